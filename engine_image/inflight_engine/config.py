@@ -1,0 +1,39 @@
+"""The engine's configuration: one frozen object, made once from flags or a file, never changed afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What the engine process needs. Flag names are these names with dashes.
+
+    Attributes:
+        model: `builtin://smollm2`, a folder with a Hugging Face model, or a Hugging Face name (also `hf://NAME`).
+        revision: branch, tag or commit of a Hugging Face model.
+        dtype: of weights and KV cache; `auto` takes bfloat16 where the device computes in it, else float32.
+        device: `auto` takes a GPU when there is one.
+        max_model_len: longest prompt plus output in tokens; None takes the model's own.
+        max_num_seqs: capacity: most requests running at once.
+        max_num_batched_tokens: capacity: most tokens in one step.
+        block_size: tokens in a KV block.
+        num_kv_blocks: KV blocks; None derives them from `kv_cache_memory`.
+        kv_cache_memory: bytes for the KV cache; None takes a share of what the device has left after the weights.
+        seed: base of the random streams of requests that bring no seed.
+    """
+
+    model: str
+    revision: str = "main"
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    block_size: int = 16
+    num_kv_blocks: int | None = None
+    kv_cache_memory: int | None = None
+    seed: int = 0

@@ -1,0 +1,129 @@
+"""What the API process and the engine process say to each other over a local socket.
+
+Each message is one msgpack document (msgspec tagged structs) behind a 4-byte little-endian length. The engine process
+never parses HTTP; the API process never sees a KV block.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from inflight_engine.request import FinishReason, SamplingParams
+from inflight_engine.scheduling.limits import Limits
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag=True):
+    """`prompt_token_ids`: int32 little-endian bytes. `arrival_time`: seconds, system-wide monotonic clock."""
+
+    request_id: int
+    prompt_token_ids: bytes
+    sampling: SamplingParams
+    arrival_time: float
+
+
+class CancelRequest(msgspec.Struct, frozen=True, tag=True):
+    """End a request now; its slot and blocks are free in the next step. Unknown ids are no error: it may just have
+    finished. `reason` is `stop` for a stop string found by the API process."""
+
+    request_id: int
+    reason: FinishReason
+
+
+class SetLimits(msgspec.Struct, frozen=True, tag=True):
+    """Checked by the API process already; in force from the next step."""
+
+    call_id: int
+    limits: Limits
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """Leave the loop and exit 0."""
+
+
+class EngineReady(msgspec.Struct, frozen=True, tag=True):
+    """The model is loaded and the first request may come.
+
+    Attributes:
+        capacity: what the live limits may be raised to.
+        kv_bytes_per_token: 2 x layers x kv_heads x head_dim x sizeof(dtype).
+        vocab_size: token ids are below this.
+    """
+
+    capacity: Limits
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    kv_bytes_per_token: int
+    vocab_size: int
+    device: str
+    dtype: str
+    attention_backend: str
+    load_seconds: float
+
+
+class Admission(msgspec.Struct, frozen=True, array_like=True):
+    """A request left the waiting queue for a slot; `resumed` after a preemption."""
+
+    request_id: int
+    slot: int
+    resumed: bool
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True):
+    request_id: int
+    reason: FinishReason
+
+
+class StepStats(msgspec.Struct, frozen=True, array_like=True):
+    """State after the step, and what the step cost.
+
+    Attributes:
+        waiting_prompt_tokens: tokens not yet computed of all requests without a slot or still in prefill.
+        kv_usage: share of KV blocks in use, 0..1.
+        num_preemptions: since start.
+        step_seconds: the whole step; schedule_seconds: the scheduler's part of it.
+    """
+
+    num_running: int
+    num_waiting: int
+    waiting_prompt_tokens: int
+    kv_usage: float
+    num_preemptions: int
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    step_seconds: float
+    schedule_seconds: float
+
+
+class StepReport(msgspec.Struct, frozen=True, tag=True):
+    """One step's news. Also sent, without tokens, when something ended or was cancelled outside a step.
+
+    Attributes:
+        admitted: before the tokens of this step.
+        slots, token_ids: int32 little-endian bytes of equal length: the token sampled for each slot.
+        finished: after the tokens of this step; a finishing request's last token is among them.
+    """
+
+    step: int
+    admitted: list[Admission]
+    slots: bytes
+    token_ids: bytes
+    finished: list[Finished]
+    stats: StepStats
+
+
+class LimitsApplied(msgspec.Struct, frozen=True, tag=True):
+    call_id: int
+    limits: Limits
+
+
+class EngineFailed(msgspec.Struct, frozen=True, tag=True):
+    """The engine process cannot go on; `message` is one sentence a person can act on."""
+
+    message: str
+
+
+ToEngine: TypeAlias = AddRequest | CancelRequest | SetLimits | Shutdown
+FromEngine: TypeAlias = EngineReady | StepReport | LimitsApplied | EngineFailed
