@@ -23,6 +23,7 @@ class EngineConfig:
         block_size: tokens in a KV block.
         num_kv_blocks: KV blocks; None derives them from `kv_cache_memory`.
         kv_cache_memory: bytes for the KV cache; None takes a share of what the device has left after the weights.
+        kv_headroom: share of the KV blocks that admission leaves free for running requests to grow into.
         seed: base of the random streams of requests that bring no seed.
     """
 
@@ -36,4 +37,5 @@ class EngineConfig:
     block_size: int = 16
     num_kv_blocks: int | None = None
     kv_cache_memory: int | None = None
+    kv_headroom: float = 0.03
     seed: int = 0

@@ -62,6 +62,7 @@ class Request:
         output_token_ids: tokens generated so far, kept here only while the request has no slot
             (with one, the slot table's row is the truth).
         num_preemptions: how often it lost its slot.
+        order: place in the order of arrival; the scheduler sets it when the request is added.
     """
 
     request_id: int
@@ -73,6 +74,7 @@ class Request:
     slot: int = -1
     output_token_ids: TokenIds = field(default_factory=lambda: np.empty(0, np.int32))
     num_preemptions: int = 0
+    order: int = -1
     finish_reason: FinishReason | None = None
 
     @property

@@ -1,0 +1,1 @@
+"""Who owns which KV block. Numbers only: the tensors live with the runner."""
