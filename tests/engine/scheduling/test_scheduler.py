@@ -1,0 +1,162 @@
+import numpy as np
+import pytest
+
+from inflight_engine.request import FinishReason
+from inflight_engine.scheduling.scheduler import CannotFitError
+from tests.engine.scheduling.driver import Driver
+from tests.engine.scheduling.model_runner import reference_output
+
+
+def test_a_3000_token_prompt_at_budget_512_runs_in_six_chunks_while_decodes_lose_no_step():
+    driver = Driver(max_num_batched_tokens=512, num_blocks=300, block_size=16, max_model_len=4096)
+    driver.add(1, [7], 20)
+    driver.step()
+    driver.add(2, list(range(3000)), 2)
+    chunks = []
+    while 2 not in driver.finished:
+        plan = driver.step()
+        assert plan is not None
+        chunks += [chunk.length for chunk in plan.prefills]
+        assert 1 in driver.finished or len(plan.decode_slots) >= 1
+    # One token of each step's budget is the running decode's.
+    assert chunks == [511] * 5 + [445]
+
+
+def test_a_3000_token_prompt_alone_at_budget_512_ends_with_a_chunk_of_440():
+    driver = Driver(max_num_batched_tokens=512, num_blocks=300, block_size=16, max_model_len=4096)
+    driver.add(1, list(range(3000)), 1)
+    plans = []
+    while (plan := driver.step()) is not None:
+        plans.append(plan)
+    assert [plan.prefills[0].length for plan in plans] == [512] * 5 + [440]
+    assert [plan.prefills[0].samples for plan in plans] == [False] * 5 + [True]
+
+
+def test_prefill_and_decode_share_a_step():
+    driver = Driver()
+    driver.add(1, [1, 2, 3], 8)
+    driver.step()
+    driver.add(2, [4, 5], 8)
+    plan = driver.step()
+    assert plan is not None
+    assert len(plan.decode_slots) == 1
+    assert [chunk.length for chunk in plan.prefills] == [2]
+
+
+def test_steady_decode_passes_no_deltas_and_the_same_slots_object():
+    driver = Driver(block_size=64, num_blocks=8)
+    for request_id in range(3):
+        driver.add(request_id, [request_id], 30)
+    driver.step()
+    first = driver.step()
+    second = driver.step()
+    assert first is not None
+    assert second is not None
+    assert second.decode_slots is first.decode_slots
+    assert (second.releases, second.starts, second.grants, second.prefills) == ((), (), (), ())
+
+
+def test_requests_are_admitted_in_order_of_arrival_and_a_large_one_is_not_overtaken():
+    driver = Driver(num_blocks=8, block_size=4, max_model_len=32, max_num_batched_tokens=64)
+    driver.add(1, list(range(20)), 2)
+    driver.add(2, list(range(24)), 2)
+    driver.add(3, [1], 2)
+    driver.run()
+    assert driver.admission_order == [1, 2, 3]
+
+
+def test_running_out_of_blocks_preempts_the_last_arrived_and_changes_no_output():
+    driver = Driver(num_blocks=8, block_size=2, max_model_len=16)
+    prompts = {i: [i, i + 1, i + 2] for i in range(4)}
+    for request_id, prompt in prompts.items():
+        driver.add(request_id, prompt, 10)
+    driver.run()
+    assert driver.scheduler.num_preemptions > 0
+    assert driver.outputs == {i: reference_output(prompt, 10) for i, prompt in prompts.items()}
+
+
+def test_kv_headroom_is_left_free_by_admission_but_never_blocks_the_only_request():
+    driver = Driver(num_blocks=8, block_size=4, max_model_len=32, max_num_batched_tokens=64, kv_headroom=0.5)
+    driver.add(1, list(range(24)), 2)
+    driver.add(2, [1], 1)
+    plan = driver.step()
+    assert plan is not None
+    assert [start.request_id for start in plan.starts] == [1]
+    driver.run()
+    assert set(driver.finished) == {1, 2}
+
+
+def test_lowering_max_num_seqs_evicts_nobody_and_admits_nobody_until_the_surplus_is_gone():
+    driver = Driver()
+    for request_id in range(6):
+        driver.add(request_id, [request_id], 5 + request_id)
+    driver.step()
+    driver.set_limits(2, 16)
+    assert driver.scheduler.num_running == 4
+    driver.run()
+    assert driver.scheduler.num_preemptions == 0
+    assert set(driver.finished.values()) == {FinishReason.LENGTH}
+
+
+def test_a_budget_below_the_running_decodes_runs_the_oldest_and_loses_none():
+    driver = Driver()
+    for request_id in range(4):
+        driver.add(request_id, [request_id], 6)
+    driver.step()
+    driver.set_limits(4, 2)
+    plan = driver.step()
+    assert plan is not None
+    assert [driver.slot_owner[slot] for slot in plan.decode_slots.tolist()] == [0, 1]
+    driver.run()
+    assert driver.outputs == {i: reference_output([i], 6) for i in range(4)}
+
+
+def test_raising_limits_takes_effect_in_the_next_step():
+    driver = Driver()
+    driver.set_limits(1, 4)
+    for request_id in range(4):
+        driver.add(request_id, [request_id], 5)
+    driver.step()
+    assert driver.scheduler.num_running == 1
+    driver.set_limits(4, 16)
+    driver.step()
+    assert driver.scheduler.num_running == 4
+
+
+def test_a_stop_token_ends_the_request_at_once_as_stop():
+    whole = reference_output([3, 1, 4], 12)
+    driver = Driver()
+    driver.add(1, [3, 1, 4], 12, stop=(whole[4], 49_000))
+    driver.run()
+    assert driver.outputs[1] == whole[: whole.index(whole[4]) + 1]
+    assert driver.finished[1] == FinishReason.STOP
+
+
+def test_a_cancelled_request_frees_its_slot_and_blocks_for_the_next_step():
+    driver = Driver(max_num_seqs=1)
+    driver.add(1, [1, 2, 3, 4, 5], 20)
+    driver.add(2, [6], 2)
+    driver.step()
+    assert driver.cancel(1)
+    assert driver.scheduler.pool.usage == 0
+    plan = driver.step()
+    assert plan is not None
+    assert [start.request_id for start in plan.starts] == [2]
+    assert not driver.cancel(1)
+
+
+@pytest.mark.parametrize(("prompt", "max_tokens"), [(60, 5), (64, 1), (1, 64)])
+def test_a_request_that_can_never_fit_is_refused_at_once(prompt, max_tokens):
+    driver = Driver(max_model_len=64, num_blocks=16, block_size=4)
+    with pytest.raises(CannotFitError, match=f"{prompt} prompt tokens and {max_tokens} output tokens"):
+        driver.add(1, [0] * prompt, max_tokens)
+    assert not driver.scheduler.has_work
+
+
+def test_one_free_slot_table_row_serves_many_requests_one_after_the_other():
+    driver = Driver(max_num_seqs=1)
+    for request_id in range(10):
+        driver.add(request_id, [request_id] * 3, 3)
+    driver.run()
+    assert driver.outputs == {i: reference_output([i] * 3, 3) for i in range(10)}
+    assert np.all(driver.scheduler.slots.order == -1)
