@@ -1,0 +1,232 @@
+"""What a decoder is: dimensions and constants, read from config.json or GGUF metadata. No torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inflight_engine.models.gguf import GGUFFile, read_gguf
+from inflight_engine.models.source import ModelFiles
+
+SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+"""Hugging Face architecture names with a native forward pass."""
+SUPPORTED_GGUF_ARCHITECTURES = ("llama",)
+SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3")
+
+
+class UnsupportedModelError(ValueError):
+    """The model's architecture, or an option of it, has no forward pass here; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary position embedding (Su et al. 2021); `linear` (Chen et al. 2023) and `llama3` stretch it.
+
+    Attributes:
+        theta: base of the frequencies.
+        rope_type: `default`, `linear` or `llama3`.
+        factor: how far the context is stretched.
+        low_freq_factor, high_freq_factor, original_max_position_embeddings: `llama3` only.
+    """
+
+    theta: float = 10000.0
+    rope_type: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """A decoder of the Llama family. Names are Hugging Face's.
+
+    Attributes:
+        qkv_bias, output_bias, mlp_bias: whether the query/key/value, attention output and MLP projections have one.
+        qk_norm: whether queries and keys are normalised per head (Qwen3).
+        eos_token_ids: what config.json or the GGUF file says ends an answer.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    torch_dtype: str | None
+    eos_token_ids: tuple[int, ...]
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        """Bytes of KV cache that one token takes over all layers: keys and values."""
+        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * dtype_bytes
+
+
+def load_model_config(files: ModelFiles) -> DecoderConfig:
+    """Read a model's configuration.
+
+    Raises:
+        UnsupportedModelError: no native forward pass for it.
+        ValueError: a field is missing or the file cannot be read; the message names both.
+    """
+    if files.gguf is not None:
+        return config_from_gguf(read_gguf(files.gguf))
+    path = files.folder / "config.json"
+    raw = read_json(path)
+    try:
+        return config_from_hf(raw)
+    except KeyError as error:
+        raise ValueError(f"{path} has no field {error}") from error
+
+
+def config_from_hf(raw: dict[str, Any]) -> DecoderConfig:
+    """From the content of a config.json.
+
+    Raises:
+        UnsupportedModelError: see `load_model_config`.
+        KeyError: a required field is missing.
+    """
+    architecture = (raw.get("architectures") or [raw.get("model_type", "unknown")])[0]
+    if architecture not in SUPPORTED_ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"model architecture {architecture} is not supported; supported: {', '.join(SUPPORTED_ARCHITECTURES)}"
+        )
+    if raw.get("hidden_act", "silu") != "silu":
+        raise UnsupportedModelError(f"hidden_act {raw['hidden_act']} is not supported; supported: silu")
+    _refuse_sliding_window(architecture, raw)
+    if raw.get("quantization_config"):
+        method = raw["quantization_config"].get("quant_method", "unknown")
+        raise UnsupportedModelError(f"weights quantized by {method} are not supported; give the unquantized model")
+    num_heads = int(raw["num_attention_heads"])
+    # Only these two families make the attention's biases an option; Qwen2 has three of the four, Mistral none.
+    attention_bias = bool(raw.get("attention_bias", False)) and architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
+    return DecoderConfig(
+        architecture=architecture,
+        vocab_size=int(raw["vocab_size"]),
+        hidden_size=int(raw["hidden_size"]),
+        intermediate_size=int(raw["intermediate_size"]),
+        num_hidden_layers=int(raw["num_hidden_layers"]),
+        num_attention_heads=num_heads,
+        num_key_value_heads=int(raw.get("num_key_value_heads") or num_heads),
+        head_dim=int(raw.get("head_dim") or raw["hidden_size"] // num_heads),
+        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        max_position_embeddings=int(raw["max_position_embeddings"]),
+        rope=_rope_from_hf(raw),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
+        output_bias=attention_bias,
+        mlp_bias=bool(raw.get("mlp_bias", False)),
+        qk_norm=architecture == "Qwen3ForCausalLM",
+        torch_dtype=raw.get("dtype") or raw.get("torch_dtype"),
+        eos_token_ids=token_ids(raw.get("eos_token_id")),
+    )
+
+
+def config_from_gguf(gguf: GGUFFile) -> DecoderConfig:
+    """From GGUF metadata (keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#llm).
+
+    Raises:
+        UnsupportedModelError: see `load_model_config`.
+        ValueError: a key is missing.
+    """
+    meta = gguf.metadata
+    architecture = str(meta.get("general.architecture"))
+    if architecture not in SUPPORTED_GGUF_ARCHITECTURES:
+        supported = ", ".join(SUPPORTED_GGUF_ARCHITECTURES)
+        raise UnsupportedModelError(f"GGUF architecture {architecture} is not supported; supported: {supported}")
+    if f"{architecture}.rope.scaling.type" in meta or "rope_freqs.weight" in gguf.tensors:
+        raise UnsupportedModelError(f"{gguf.path.name}: rope scaling in GGUF files is not supported; give safetensors")
+
+    def number(key: str) -> Any:
+        if f"{architecture}.{key}" not in meta:
+            raise ValueError(f"{gguf.path} has no metadata {architecture}.{key}")
+        return meta[f"{architecture}.{key}"]
+
+    num_heads = int(number("attention.head_count"))
+    hidden_size = int(number("embedding_length"))
+    return DecoderConfig(
+        architecture=architecture,
+        vocab_size=gguf.tensors["token_embd.weight"].shape[0],
+        hidden_size=hidden_size,
+        intermediate_size=int(number("feed_forward_length")),
+        num_hidden_layers=int(number("block_count")),
+        num_attention_heads=num_heads,
+        num_key_value_heads=int(number("attention.head_count_kv")),
+        head_dim=int(number("rope.dimension_count")),
+        rms_norm_eps=float(number("attention.layer_norm_rms_epsilon")),
+        max_position_embeddings=int(number("context_length")),
+        rope=RopeConfig(theta=float(number("rope.freq_base"))),
+        tie_word_embeddings="output.weight" not in gguf.tensors,
+        qkv_bias="blk.0.attn_q.bias" in gguf.tensors,
+        output_bias="blk.0.attn_output.bias" in gguf.tensors,
+        mlp_bias="blk.0.ffn_up.bias" in gguf.tensors,
+        qk_norm=False,
+        torch_dtype=None,
+        eos_token_ids=token_ids(meta.get("tokenizer.ggml.eos_token_id")),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file holding an object.
+
+    Raises:
+        ValueError: it cannot be parsed, or holds something else.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds no JSON object")
+    return value
+
+
+def token_ids(value: Any) -> tuple[int, ...]:
+    """Hugging Face writes one id, a list of ids, or null."""
+    if value is None:
+        return ()
+    return tuple(int(v) for v in value) if isinstance(value, list) else (int(value),)
+
+
+def _rope_from_hf(raw: dict[str, Any]) -> RopeConfig:
+    # transformers 5 writes everything in `rope_parameters`; before, `rope_theta` beside `rope_scaling`.
+    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
+    if rope_type not in SUPPORTED_ROPE_TYPES:
+        supported = ", ".join(SUPPORTED_ROPE_TYPES)
+        raise UnsupportedModelError(f"rope type {rope_type} is not supported; supported: {supported}")
+    if scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise UnsupportedModelError("partial_rotary_factor other than 1 is not supported")
+    theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or 10000.0)
+    if rope_type == "default":
+        return RopeConfig(theta=theta)
+    if rope_type == "linear":
+        return RopeConfig(theta=theta, rope_type=rope_type, factor=float(scaling["factor"]))
+    return RopeConfig(
+        theta=theta,
+        rope_type=rope_type,
+        factor=float(scaling["factor"]),
+        low_freq_factor=float(scaling["low_freq_factor"]),
+        high_freq_factor=float(scaling["high_freq_factor"]),
+        original_max_position_embeddings=int(scaling["original_max_position_embeddings"]),
+    )
+
+
+def _refuse_sliding_window(architecture: str, raw: dict[str, Any]) -> None:
+    window = raw.get("sliding_window")
+    used = raw.get("use_sliding_window", architecture == "MistralForCausalLM")
+    if used and window is not None and window < raw["max_position_embeddings"]:
+        raise UnsupportedModelError(
+            f"sliding window attention (sliding_window {window}) is not supported; supported: full attention"
+        )

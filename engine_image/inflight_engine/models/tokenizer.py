@@ -1,0 +1,216 @@
+"""Text to token ids and back, without torch: the API process must be light and start quickly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from inflight_engine.models.chat_template import ChatTemplate
+from inflight_engine.models.config import config_from_gguf, config_from_hf, read_json, token_ids
+from inflight_engine.models.detokenizer import ByteDetokenizer, IncrementalDetokenizer, WindowDetokenizer
+from inflight_engine.models.gguf import GGUFFile, read_gguf
+from inflight_engine.models.source import ModelFiles, ModelSourceError
+
+_CONTROL, _USER_DEFINED = 3, 4
+"""llama.cpp's token types: special tokens, and added tokens that are not special."""
+
+
+class Tokenizer:
+    """One model's tokenizer.
+
+    Args:
+        backend: the tokenizers library's object.
+        chat_template: None for a model that is not for chat.
+        eos_token_ids: any of them ends an answer.
+        max_model_len: the model's own context length in tokens.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        chat_template: ChatTemplate | None,
+        eos_token_ids: tuple[int, ...],
+        max_model_len: int,
+    ) -> None:
+        self._backend = backend
+        self._chat_template = chat_template
+        self.eos_token_ids = eos_token_ids
+        self.max_model_len = max_model_len
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self._special_ids = frozenset(id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special)
+        self._byte_level = _is_byte_level(backend.decoder)
+        self._bytes_of: dict[int, bytes] = {}
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a plain prompt, with the tokens the model expects around it (bos, where it has one)."""
+        return list(self._backend.encode(text).ids)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation, ending where the assistant's answer begins.
+
+        Args:
+            messages: `role` and `content` of each.
+
+        Raises:
+            ValueError: the model has no chat template, or the template refuses the messages.
+        """
+        if self._chat_template is None:
+            raise ValueError("the model has no chat template: use /v1/completions, or a model made for chat")
+        # The template writes bos itself.
+        return list(self._backend.encode(self._chat_template.render(messages), add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of all tokens at once, special tokens left out."""
+        return self._backend.decode(list(ids), skip_special_tokens=True)
+
+    def detokenizer(self, prompt_token_ids: Sequence[int] = ()) -> IncrementalDetokenizer:
+        """A fresh detokenizer for one answer.
+
+        Args:
+            prompt_token_ids: what the answer continues. SentencePiece vocabularies need it to know whether the
+                answer begins with a space; byte-level ones do not look at it.
+        """
+        if self._byte_level:
+            return ByteDetokenizer(self._token_bytes)
+        return WindowDetokenizer(self.decode, prompt_token_ids)
+
+    def _token_bytes(self, token_id: int) -> bytes:
+        known = self._bytes_of.get(token_id)
+        if known is None:
+            known = self._bytes_of[token_id] = self._compute_token_bytes(token_id)
+        return known
+
+    def _compute_token_bytes(self, token_id: int) -> bytes:
+        token = self._backend.id_to_token(token_id)
+        # Ids beyond the vocabulary exist: models pad their embedding to a round size.
+        if token is None or token_id in self._special_ids:
+            return b""
+        try:
+            return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+        except KeyError:
+            return token.encode("utf-8")
+
+
+def load_tokenizer(files: ModelFiles) -> Tokenizer:
+    """Load the tokenizer of a model.
+
+    Raises:
+        ModelSourceError: the folder has no tokenizer.json, or the GGUF file's vocabulary is of another kind.
+        ValueError: a file is damaged; the message names it.
+    """
+    return _from_gguf(files, read_gguf(files.gguf)) if files.gguf is not None else _from_folder(files)
+
+
+def _from_folder(files: ModelFiles) -> Tokenizer:
+    path = files.folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelSourceError(
+            f"model source {files.source} has no tokenizer.json; save one with "
+            "`AutoTokenizer.from_pretrained(model).save_pretrained(folder)` of transformers"
+        )
+    try:
+        backend = Backend.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception for whatever it cannot parse
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    config = config_from_hf(read_json(files.folder / "config.json"))
+    settings = _optional_json(files, "tokenizer_config.json")
+    special_tokens = {
+        name: token["content"] if isinstance(token, dict) else token
+        for name, token in settings.items()
+        if name.endswith("_token") and isinstance(token, str | dict)
+    }
+    eos = token_ids(_optional_json(files, "generation_config.json").get("eos_token_id")) or config.eos_token_ids
+    if not eos and "eos_token" in special_tokens:
+        eos_id = backend.token_to_id(special_tokens["eos_token"])
+        eos = () if eos_id is None else (eos_id,)
+    template = _folder_template(files, settings)
+    return Tokenizer(
+        backend,
+        ChatTemplate(template, special_tokens) if template else None,
+        eos,
+        config.max_position_embeddings,
+    )
+
+
+def _folder_template(files: ModelFiles, settings: dict[str, Any]) -> str | None:
+    """chat_template.jinja, else `chat_template` of tokenizer_config.json, which may be a list of named templates."""
+    path = files.folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        return next((t["template"] for t in template if t["name"] == "default"), None)
+    return template
+
+
+def _optional_json(files: ModelFiles, name: str) -> dict[str, Any]:
+    path = files.folder / name
+    return read_json(path) if path.is_file() else {}
+
+
+def _from_gguf(files: ModelFiles, gguf: GGUFFile) -> Tokenizer:
+    meta: dict[str, Any] = gguf.metadata
+    kind = (meta.get("tokenizer.ggml.model"), meta.get("tokenizer.ggml.pre"))
+    if kind not in _GGUF_PRE_TOKENIZERS:
+        raise ModelSourceError(
+            f"model source {files.source} has a GGUF vocabulary of kind {kind[0]}/{kind[1]}, not supported; give the "
+            "model's Hugging Face folder with tokenizer.json instead"
+        )
+    tokens: list[str] = meta["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ", 1)) for merge in meta["tokenizer.ggml.merges"]]
+    backend = Backend(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    backend.pre_tokenizer = _GGUF_PRE_TOKENIZERS[kind]
+    backend.decoder = decoders.ByteLevel()
+    types: list[int] = meta["tokenizer.ggml.token_type"]
+    backend.add_tokens(
+        [
+            AddedToken(token, normalized=False, special=type_ == _CONTROL)
+            for token, type_ in zip(tokens, types, strict=True)
+            if type_ in (_CONTROL, _USER_DEFINED)
+        ]
+    )
+    config = config_from_gguf(gguf)
+    template = meta.get("tokenizer.chat_template")
+    special_tokens = {
+        f"{name}_token": tokens[meta[key]]
+        for name, key in (
+            ("bos", "tokenizer.ggml.bos_token_id"),
+            ("eos", "tokenizer.ggml.eos_token_id"),
+            ("unk", "tokenizer.ggml.unknown_token_id"),
+            ("pad", "tokenizer.ggml.padding_token_id"),
+        )
+        if key in meta
+    }
+    return Tokenizer(
+        backend,
+        ChatTemplate(template, special_tokens) if template else None,
+        config.eos_token_ids,
+        config.max_position_embeddings,
+    )
+
+
+_GGUF_PRE_TOKENIZERS = {
+    # llama.cpp's "smollm": every digit alone, then GPT-2's split (as in SmolLM2's own tokenizer.json).
+    ("gpt2", "smollm"): pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    ),
+}
+
+
+def _is_byte_level(decoder: Any) -> bool:
+    return isinstance(decoder, decoders.ByteLevel)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's spelling of bytes as printable characters (bytes_to_unicode of its encoder.py), reversed."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(rest)}
+
+
+_BYTE_OF_CHARACTER = _byte_alphabet()
