@@ -1,0 +1,192 @@
+"""The rules of tuning, in order; the first that wants a step and is not resting wins. Each names what it measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from inflight_operator.decide.tuning_types import (
+    Change,
+    Knob,
+    Limits,
+    Slo,
+    TuningBounds,
+    TuningPolicy,
+    TuningState,
+    TuningView,
+    seconds_text,
+)
+
+SMALLEST_CUT, LARGEST_CUT = 0.9, 0.5
+"""A multiplicative step down leaves between half and nine tenths, in proportion to how far the target was missed."""
+
+STEPS_OF_RANGE = 16
+"""An additive step up is this fraction of the range between the bounds."""
+
+PREFILL_SHARE = 2.0
+"""Steps with more tokens than this times the running requests are mostly prefill (a decode adds one token each)."""
+
+TAIL = 2.0
+"""Without step sizes: p95 over p50 of inter-token latency from which prefill chunks are what delays decodes."""
+
+
+def propose(
+    view: TuningView, limits: Limits, bounds: TuningBounds, slo: Slo, policy: TuningPolicy, state: TuningState
+) -> Change | None:
+    """The next step, or None when no rule wants one."""
+    for rule in _RULES:
+        change = rule(view, limits, bounds, slo, policy)
+        if change is not None and not state.blocked(change.knob, up=change.to > change.frm):
+            return change
+    return None
+
+
+def fewer_slots_when_memory_is_short(
+    view: TuningView, limits: Limits, bounds: TuningBounds, slo: Slo, policy: TuningPolicy
+) -> Change | None:
+    """Preempted requests are computed twice: admit only what the KV cache can hold."""
+    if view.preemptions_per_min <= policy.preemptions_per_min:
+        return None
+    why = f"{view.preemptions_per_min:.0f} preemptions/min, KV cache {view.kv_usage:.0%} full"
+    return _cut_slots(view, limits, bounds, 0.75, "Preemptions", why)
+
+
+def smaller_steps_when_prefill_delays_decodes(
+    view: TuningView, limits: Limits, bounds: TuningBounds, slo: Slo, policy: TuningPolicy
+) -> Change | None:
+    """Decodes wait for the whole step they share with a prefill chunk: cut the chunk before the batch."""
+    over = _over_target(view, slo, policy)
+    if over is None or not _prefill_interferes(view):
+        return None
+    # A limit far above what steps reach would not bite: start from what they reach.
+    reached = view.step_tokens_p95 if view.step_tokens_p95 is not None else limits.max_num_batched_tokens
+    start = min(limits.max_num_batched_tokens, max(1, math.ceil(reached)))
+    to = _even(math.floor(start * _cut(over)))
+    # Every running request needs one token of each step, or the budget would starve decodes instead.
+    to = max(to, bounds.min.max_num_batched_tokens, math.ceil(view.running_now * 1.25))
+    return _change(
+        "max_num_batched_tokens", limits, to, "TpotOverTarget", f"{_tpot_over(view, slo)}, prefill fills the steps"
+    )
+
+
+def fewer_slots_when_decodes_are_slow(
+    view: TuningView, limits: Limits, bounds: TuningBounds, slo: Slo, policy: TuningPolicy
+) -> Change | None:
+    """The batch itself is too large for the target."""
+    over = _over_target(view, slo, policy)
+    if over is None:
+        return None
+    pace, target = view.pace, slo.tpot_p95
+    if pace is not None and target is not None and pace < target * policy.room:
+        return None  # what runs now holds the target: finished requests still carry an earlier setting
+    return _cut_slots(view, limits, bounds, _cut(over), "TpotOverTarget", _tpot_over(view, slo))
+
+
+def more_slots_when_requests_wait(
+    view: TuningView, limits: Limits, bounds: TuningBounds, slo: Slo, policy: TuningPolicy
+) -> Change | None:
+    """Requests wait for a slot while decodes have room."""
+    if view.waiting < 1 or view.running < limits.max_num_seqs * 0.9 or view.kv_usage >= policy.kv_full:
+        return None
+    room = _room(view, slo, policy)
+    if room is None:
+        return None
+    step = max(1, math.ceil((bounds.max.max_num_seqs - bounds.min.max_num_seqs) / STEPS_OF_RANGE))
+    if room <= 0.5:  # far from the target: double, as TCP's slow start does
+        step = max(step, limits.max_num_seqs)
+    to = min(limits.max_num_seqs + step, bounds.max.max_num_seqs)
+    why = f"{view.waiting:.0f} requests wait, {_tpot_room(view, slo)}"
+    return _change("max_num_seqs", limits, to, "RequestsWait", why)
+
+
+def larger_steps_when_prompts_wait(
+    view: TuningView, limits: Limits, bounds: TuningBounds, slo: Slo, policy: TuningPolicy
+) -> Change | None:
+    """First tokens are late because prompts are computed in chunks that are too small, and decodes have room."""
+    if slo.ttft_p95 is None or view.ttft_p95 is None or view.ttft_p95 <= slo.ttft_p95 * (1 + policy.dead_band):
+        return None
+    if view.waiting_prompt_tokens is not None and view.waiting_prompt_tokens < limits.max_num_batched_tokens:
+        return None  # one step computes all that waits
+    if view.waiting_prompt_tokens is None and view.waiting < 1:
+        return None
+    if _room(view, slo, policy) is None:
+        return None
+    step = max(16, math.ceil((bounds.max.max_num_batched_tokens - bounds.min.max_num_batched_tokens) / STEPS_OF_RANGE))
+    to = min(_even(limits.max_num_batched_tokens + step), bounds.max.max_num_batched_tokens)
+    why = f"p95 TTFT {seconds_text(view.ttft_p95)} over target {seconds_text(slo.ttft_p95)}, {_tpot_room(view, slo)}"
+    return _change("max_num_batched_tokens", limits, to, "TtftOverTarget", why)
+
+
+_RULES: tuple[Callable[[TuningView, Limits, TuningBounds, Slo, TuningPolicy], Change | None], ...] = (
+    fewer_slots_when_memory_is_short,
+    smaller_steps_when_prefill_delays_decodes,
+    fewer_slots_when_decodes_are_slow,
+    more_slots_when_requests_wait,
+    larger_steps_when_prompts_wait,
+)
+
+
+def _cut_slots(
+    view: TuningView, limits: Limits, bounds: TuningBounds, factor: float, code: str, why: str
+) -> Change | None:
+    # Lowering a limit that running is far below changes nothing: start from what runs.
+    start = min(limits.max_num_seqs, max(1, math.ceil(max(view.running, view.running_now))))
+    to = max(min(math.floor(start * factor), start - 1), bounds.min.max_num_seqs)
+    return _change("max_num_seqs", limits, to, code, why) if to < limits.max_num_seqs else None
+
+
+def _change(knob: Knob, limits: Limits, to: int, code: str, why: str) -> Change | None:
+    frm = limits.get(knob)
+    if to == frm or (code == "TpotOverTarget" and to > frm):
+        return None
+    return Change(knob, frm, to, code, f"{knob} {frm} -> {to}: {why}")
+
+
+def _over_target(view: TuningView, slo: Slo, policy: TuningPolicy) -> float | None:
+    """TPOT over its target as a ratio; None when it is within the dead band or nothing was measured."""
+    if slo.tpot_p95 is None or view.tpot is None:
+        return None
+    ratio = view.tpot / slo.tpot_p95
+    return ratio if ratio > 1 + policy.dead_band else None
+
+
+def _room(view: TuningView, slo: Slo, policy: TuningPolicy) -> float | None:
+    """TPOT as a share of its target when it is well under it, else None. Without a target there is always room, and
+    memory alone bounds."""
+    if slo.tpot_p95 is None:
+        return policy.room
+    if view.tpot is None:
+        return None
+    share = max(view.tpot, view.pace or 0.0) / slo.tpot_p95
+    return share if share < policy.room else None
+
+
+def _prefill_interferes(view: TuningView) -> bool:
+    if view.step_tokens_p95 is not None:
+        return view.step_tokens_p95 > PREFILL_SHARE * max(view.running, 1.0)
+    if view.itl_p50 is None or view.itl_p95 is None:
+        return False
+    return view.itl_p95 > TAIL * view.itl_p50
+
+
+def _cut(over: float) -> float:
+    return max(LARGEST_CUT, min(SMALLEST_CUT, 1.0 / over))
+
+
+def _even(tokens: int) -> int:
+    """Whole KV blocks of 16 tokens, from 32 on."""
+    return tokens if tokens < 32 else tokens // 16 * 16
+
+
+def _tpot_over(view: TuningView, slo: Slo) -> str:
+    return f"{_tpot_name(view)} {seconds_text(view.tpot or 0.0)} over target {seconds_text(slo.tpot_p95 or 0.0)}"
+
+
+def _tpot_room(view: TuningView, slo: Slo) -> str:
+    if slo.tpot_p95 is None:
+        return f"KV cache {view.kv_usage:.0%} full"
+    return f"{_tpot_name(view)} {seconds_text(view.tpot or 0.0)} well under target {seconds_text(slo.tpot_p95)}"
+
+
+def _tpot_name(view: TuningView) -> str:
+    return "p95 TPOT" if view.tpot == view.tpot_p95 else "mean inter-token latency"

@@ -1,0 +1,65 @@
+"""Prometheus histograms as values: differences, sums over pods, percentiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Cumulative buckets of one histogram.
+
+    Attributes:
+        bounds: upper bounds, rising, the last one infinity.
+        counts: observations at or below each bound.
+        total: sum of all observations.
+    """
+
+    bounds: tuple[float, ...] = ()
+    counts: tuple[float, ...] = ()
+    total: float = 0.0
+
+    @property
+    def count(self) -> float:
+        return self.counts[-1] if self.counts else 0.0
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.count if self.count > 0 else None
+
+    def since(self, earlier: Histogram) -> Histogram:
+        """What was observed after `earlier`. A count that fell means that the process started anew: all of this
+        histogram is new then. Other bounds (another version of the engine) mean the same."""
+        if earlier.bounds != self.bounds or any(
+            now < was for now, was in zip(self.counts, earlier.counts, strict=True)
+        ):
+            return self
+        counts = tuple(now - was for now, was in zip(self.counts, earlier.counts, strict=True))
+        return Histogram(self.bounds, counts, max(0.0, self.total - earlier.total))
+
+    def percentile(self, q: float) -> float | None:
+        """The `q`-quantile (0 to 1), linear within its bucket as PromQL's histogram_quantile; None without
+        observations. What lies above the last finite bound is reported as that bound."""
+        if self.count <= 0:
+            return None
+        rank = q * self.count
+        index = next(i for i, count in enumerate(self.counts) if count >= rank and count > 0)
+        upper = self.bounds[index]
+        if math.isinf(upper):
+            return self.bounds[index - 1] if index > 0 else None
+        lower = self.bounds[index - 1] if index > 0 else min(0.0, upper)
+        below = self.counts[index - 1] if index > 0 else 0.0
+        return lower + (upper - lower) * (rank - below) / (self.counts[index] - below)
+
+
+def summed(histograms: Iterable[Histogram]) -> Histogram:
+    """The sum of histograms; where bounds differ (pods of two versions side by side) buckets are merged at the bounds
+    that all share, which keeps counts exact and percentiles coarser."""
+    parts = [one for one in histograms if one.bounds]
+    if not parts:
+        return Histogram()
+    shared = sorted(set.intersection(*(set(one.bounds) for one in parts)))
+    counts = tuple(sum(one.counts[one.bounds.index(bound)] for one in parts) for bound in shared)
+    return Histogram(tuple(shared), counts, sum(one.total for one in parts))

@@ -1,0 +1,99 @@
+"""A pod as the decisions see it, made from the pod object of the Kubernetes API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+ENGINE_CONTAINER = "engine"
+"""Name of the container whose state tells how the engine is doing; where it is missing, the pod's first one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """One pod of a service.
+
+    Attributes:
+        uid: of the pod; a replacement under the same name has another one.
+        ip: empty until the pod has one.
+        phase: Pending, Running, Succeeded, Failed or Unknown.
+        deleting: a deletion is under way; it is no longer capacity.
+        restarts: of the engine container.
+        image: of the engine container.
+        waiting_reason, waiting_message: why its container is not running (`ImagePullBackOff`, `CrashLoopBackOff`).
+        last_reason, last_message, exit_code: how the container ended the last time, if it did.
+        unschedulable: the scheduler's message while it finds no node, else empty.
+        template_hash: value of `pod-template-hash`: which version of the template this pod is from.
+        created: seconds since the epoch.
+    """
+
+    name: str
+    uid: str
+    ip: str
+    node: str
+    phase: str
+    ready: bool
+    deleting: bool
+    restarts: int
+    image: str
+    waiting_reason: str
+    waiting_message: str
+    last_reason: str
+    last_message: str
+    exit_code: int | None
+    unschedulable: str
+    template_hash: str
+    created: float
+
+    def age(self, now: float) -> float:
+        """Seconds since creation; `now` is seconds since the epoch."""
+        return max(0.0, now - self.created)
+
+
+def pod_view(pod: Mapping[str, Any]) -> PodView:
+    """The view of `pod`, a v1 Pod as the API gives it in JSON."""
+    metadata, spec, status = pod.get("metadata", {}), pod.get("spec", {}), pod.get("status", {})
+    container = _engine(status.get("containerStatuses", []))
+    waiting = container.get("state", {}).get("waiting", {})
+    ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
+    return PodView(
+        name=metadata.get("name", ""),
+        uid=metadata.get("uid", ""),
+        ip=status.get("podIP", ""),
+        node=spec.get("nodeName", ""),
+        phase=status.get("phase", "Unknown"),
+        ready=_condition(status, "Ready").get("status") == "True",
+        deleting="deletionTimestamp" in metadata,
+        restarts=container.get("restartCount", 0),
+        image=_engine(spec.get("containers", [])).get("image", ""),
+        waiting_reason=waiting.get("reason", ""),
+        waiting_message=waiting.get("message", ""),
+        last_reason=ended.get("reason", ""),
+        last_message=ended.get("message", ""),
+        exit_code=ended.get("exitCode"),
+        unschedulable=_unschedulable(status),
+        template_hash=metadata.get("labels", {}).get("pod-template-hash", ""),
+        created=_seconds(metadata.get("creationTimestamp")),
+    )
+
+
+def _engine(containers: list[dict[str, Any]]) -> dict[str, Any]:
+    named = [one for one in containers if one.get("name") == ENGINE_CONTAINER]
+    return (named or containers or [{}])[0]
+
+
+def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    return next((one for one in status.get("conditions", []) if one.get("type") == kind), {})
+
+
+def _unschedulable(status: Mapping[str, Any]) -> str:
+    scheduled = _condition(status, "PodScheduled")
+    if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
+        return str(scheduled.get("message", "no node fits"))
+    return ""
+
+
+def _seconds(timestamp: str | None) -> float:
+    return 0.0 if not timestamp else datetime.fromisoformat(timestamp).timestamp()
