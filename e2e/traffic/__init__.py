@@ -1,0 +1,1 @@
+"""The traffic driver: sends real requests, counts every answer, loses none from sight."""

@@ -1,0 +1,194 @@
+"""Sends chat requests to a service, streaming and plain in turn, and accounts for each one.
+
+    python driver.py --url http://chat.default.svc --clients 16 --requests 200
+
+One file that needs httpx alone, so that it runs in any pod that has it. Prints a JSON line each second and, last, one
+with `"done": true`. Even-numbered clients keep their connection, odd ones open a new one for each request.
+
+A 503 with Retry-After is obeyed and counted as a retry; whatever else is not a whole answer is a lost request.
+Exit code 0 when none was lost, 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+WORDS = (
+    "please explain why the sky looks blue at noon and red at dusk then compare it with the colour of the sea near "
+    "a coast in winter and tell me how long light takes to reach us from the sun the moon and the nearest star"
+).split()
+
+
+@dataclass
+class Tally:
+    """What has happened so far. `lost` maps what went wrong to how often."""
+
+    sent: int = 0
+    answered: int = 0
+    retries: int = 0
+    tokens: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+    first_token_seconds: list[float] = field(default_factory=list)
+
+    def as_json(self, started: float, *, done: bool) -> str:
+        line: dict[str, Any] = {
+            "seconds": round(time.monotonic() - started, 1),
+            "sent": self.sent,
+            "answered": self.answered,
+            "retries": self.retries,
+            "lost": dict(self.lost),
+            "output_tokens": self.tokens,
+        }
+        if done:
+            line |= {"done": True, "ttft_p50": percentile(self.first_token_seconds, 0.5)}
+            line |= {"ttft_p95": percentile(self.first_token_seconds, 0.95)}
+        return json.dumps(line)
+
+
+def percentile(values: list[float], share: float) -> float | None:
+    """The value below which `share` of the values lie (nearest rank); None without values."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3)
+
+
+class IncompleteAnswerError(Exception):
+    """An answer that began and was not whole."""
+
+
+async def plain(client: httpx.AsyncClient, body: dict[str, Any], tally: Tally) -> httpx.Response:
+    """One request without streaming; counts its tokens when it is answered."""
+    response = await client.post("/v1/chat/completions", json=body)
+    if response.status_code == httpx.codes.OK:
+        answer = response.json()
+        if answer["choices"][0]["finish_reason"] not in ("stop", "length"):
+            raise IncompleteAnswerError(f"finish reason {answer['choices'][0]['finish_reason']}")
+        tally.tokens += answer["usage"]["completion_tokens"]
+    return response
+
+
+async def streaming(client: httpx.AsyncClient, body: dict[str, Any], tally: Tally) -> httpx.Response:
+    """One streamed request; whole only with a finish reason and the closing `[DONE]` (OpenAI's protocol)."""
+    started = time.monotonic()
+    finish_reason, done, chunks = None, False, 0
+    async with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as response:
+        if response.status_code != httpx.codes.OK:
+            await response.aread()
+            return response
+        async for line in response.aiter_lines():
+            if not line.startswith("data: "):
+                continue
+            if line == "data: [DONE]":
+                done = True
+                break
+            event = json.loads(line.removeprefix("data: "))
+            if "error" in event:
+                raise IncompleteAnswerError(f"error event: {event['error'].get('message')}")
+            if chunks == 0:
+                tally.first_token_seconds.append(time.monotonic() - started)
+            chunks += 1
+            finish_reason = event["choices"][0]["finish_reason"] or finish_reason
+    if not done or finish_reason not in ("stop", "length"):
+        raise IncompleteAnswerError("stream cut")
+    tally.tokens += chunks
+    return response
+
+
+async def one_request(
+    client: httpx.AsyncClient, body: dict[str, Any], stream: bool, tally: Tally, patience: float
+) -> None:
+    """Send until answered, obeying Retry-After for at most `patience` seconds."""
+    tally.sent += 1
+    give_up = time.monotonic() + patience
+    while True:
+        try:
+            response = await (streaming if stream else plain)(client, body, tally)
+        except (httpx.HTTPError, IncompleteAnswerError) as error:
+            tally.lost[f"{type(error).__name__}: {error}"[:120]] += 1
+            return
+        if response.status_code == httpx.codes.OK:
+            tally.answered += 1
+            return
+        wait = response.headers.get("Retry-After")
+        if response.status_code != httpx.codes.SERVICE_UNAVAILABLE or wait is None or time.monotonic() > give_up:
+            tally.lost[f"HTTP {response.status_code}"] += 1
+            return
+        tally.retries += 1
+        await asyncio.sleep(float(wait))
+
+
+def make_body(options: argparse.Namespace, rng: random.Random) -> dict[str, Any]:
+    """A chat request with a prompt and an output length of its own, around the asked-for means."""
+    words = [rng.choice(WORDS) for _ in range(max(1, int(options.prompt_words * rng.uniform(0.5, 1.5))))]
+    return {
+        "model": options.model,
+        "messages": [{"role": "user", "content": " ".join(words)}],
+        "max_tokens": max(1, int(options.max_tokens * rng.uniform(0.5, 1.5))),
+        "temperature": 0.7,
+        "seed": rng.randrange(1 << 31),
+    }
+
+
+async def client_loop(number: int, options: argparse.Namespace, tally: Tally, ends: float) -> None:
+    """One client: a request after the other until its share is sent or the time is over."""
+    rng = random.Random(options.seed * 1_000_003 + number)
+    keep_alive = httpx.Limits(max_keepalive_connections=1 if number % 2 == 0 else 0)
+    timeout = httpx.Timeout(options.patience, connect=10)
+    async with httpx.AsyncClient(base_url=options.url, limits=keep_alive, timeout=timeout) as client:
+        while time.monotonic() < ends and tally.sent < options.requests:
+            body = make_body(options, rng)
+            await one_request(client, body, rng.random() < 0.5, tally, options.patience)
+            if options.pause:
+                await asyncio.sleep(rng.uniform(0, 2 * options.pause))
+
+
+async def report(tally: Tally, started: float) -> None:
+    while True:
+        await asyncio.sleep(1)
+        print(tally.as_json(started, done=False), flush=True)
+
+
+async def run(options: argparse.Namespace) -> Tally:
+    """All clients, until the requests are sent and answered or the time is over."""
+    tally, started = Tally(), time.monotonic()
+    reporter = asyncio.create_task(report(tally, started))
+    ends = started + options.seconds
+    await asyncio.gather(*(client_loop(number, options, tally, ends) for number in range(options.clients)))
+    reporter.cancel()
+    print(tally.as_json(started, done=True), flush=True)
+    return tally
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Send chat requests and account for every one.",
+        epilog="example: driver.py --url http://127.0.0.1:8000 --clients 8 --requests 40",
+    )
+    parser.add_argument("--url", required=True, help="base address of the service")
+    parser.add_argument("--model", required=True, help="served model name")
+    parser.add_argument("--clients", type=int, default=8, help="clients at once (default 8)")
+    parser.add_argument("--requests", type=int, default=100, help="most requests in all (default 100)")
+    parser.add_argument("--seconds", type=float, default=60, help="no new request after this long (default 60)")
+    parser.add_argument("--prompt-words", type=int, default=40, help="mean prompt length in words (default 40)")
+    parser.add_argument("--max-tokens", type=int, default=32, help="mean output limit in tokens (default 32)")
+    parser.add_argument("--pause", type=float, default=0, help="mean pause of a client between requests, seconds")
+    parser.add_argument(
+        "--patience", type=float, default=120, help="longest wait for one answer, seconds (default 120)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="makes the same requests again")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(1 if (asyncio.run(run(parse()))).lost else 0)

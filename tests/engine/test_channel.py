@@ -1,0 +1,63 @@
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inflight_engine.channel import ChannelClosedError, EngineChannel, FrameDecoder, encode
+from inflight_engine.messages import (
+    AddRequest,
+    Admission,
+    CancelRequest,
+    EngineFailed,
+    Finished,
+    LimitsApplied,
+    SetLimits,
+    Shutdown,
+    StepReport,
+    StepStats,
+)
+from inflight_engine.request import FinishReason, SamplingParams
+from inflight_engine.scheduling.limits import Limits
+
+TO_ENGINE = [
+    AddRequest(1, b"\1\0\0\0", SamplingParams(max_tokens=3, temperature=0.5, stop_token_ids=(2, 3)), 12.5),
+    CancelRequest(1, FinishReason.STOP),
+    SetLimits(9, Limits(4, 64, 2)),
+    Shutdown(),
+]
+STATS = StepStats(1, 2, 3, 0.5, 4, 5, 6, 0.01, 0.001)
+FROM_ENGINE = [
+    StepReport(3, [Admission(1, 0, False)], b"\0\0\0\0", b"\7\0\0\0", [Finished(1, FinishReason.LENGTH)], STATS),
+    LimitsApplied(9, Limits(4, 64, 2)),
+    EngineFailed("out of memory"),
+]
+
+
+@given(st.lists(st.integers(1, 40), max_size=60))
+def test_messages_survive_any_cutting_of_the_stream(cuts):
+    stream = b"".join(encode(message) for message in TO_ENGINE)
+    decoder = FrameDecoder.for_engine()
+    received = []
+    start = 0
+    for cut in [*cuts, len(stream)]:
+        received += decoder.feed(stream[start : start + cut])
+        start += cut
+    assert received == TO_ENGINE
+
+
+def test_every_report_arrives_as_it_was_sent():
+    assert FrameDecoder.for_api().feed(b"".join(encode(message) for message in FROM_ENGINE)) == FROM_ENGINE
+
+
+def test_receive_returns_all_that_is_there_and_does_not_wait_unless_asked():
+    ours, theirs = socket.socketpair()
+    channel = EngineChannel(ours)
+    assert channel.receive(wait=False) == []
+    theirs.sendall(encode(TO_ENGINE[0]) + encode(TO_ENGINE[1]))
+    assert channel.receive(wait=True) == TO_ENGINE[:2]
+    theirs.close()
+    with pytest.raises(ChannelClosedError):
+        channel.receive(wait=True)
+    with pytest.raises(ChannelClosedError):
+        channel.send(FROM_ENGINE[0])

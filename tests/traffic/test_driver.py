@@ -1,0 +1,72 @@
+"""The driver must see every loss: it runs here against a small server that answers as it is told."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+from e2e.traffic.driver import parse, run
+
+ANSWER = {"choices": [{"finish_reason": "stop"}], "usage": {"completion_tokens": 3}}
+CHUNKS = [
+    {"choices": [{"finish_reason": None, "delta": {"content": "a"}}]},
+    {"choices": [{"finish_reason": "stop", "delta": {}}]},
+]
+
+
+def http(status, body, headers=""):
+    return f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\nConnection: close\r\n{headers}\r\n{body}".encode()
+
+
+def whole_answer(body):
+    if not body.get("stream"):
+        return http(200, json.dumps(ANSWER))
+    return http(200, "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in CHUNKS) + "data: [DONE]\n\n")
+
+
+@asynccontextmanager
+async def server(answer):
+    async def handle(reader, writer):
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        length = int(head.split("content-length: ")[1].split("\r\n")[0])
+        writer.write(answer(json.loads(await reader.readexactly(length))))
+        await writer.drain()
+        writer.close()
+
+    listener = await asyncio.start_server(handle, "127.0.0.1", 0)
+    async with listener:
+        yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+
+
+async def drive(answer, requests=12):
+    async with server(answer) as url:
+        return await run(parse(["--url", url, "--model", "m", "--clients", "3", "--requests", str(requests)]))
+
+
+async def test_whole_answers_are_counted_and_nothing_is_lost():
+    tally = await drive(whole_answer)
+    assert (tally.sent, tally.answered, dict(tally.lost)) == (12, 12, {})
+
+
+async def test_a_503_with_retry_after_is_retried_and_one_without_is_a_loss():
+    refused = iter([True, True] + [False] * 100)
+    tally = await drive(
+        lambda body: http(503, "{}", "Retry-After: 0\r\n") if next(refused) else whole_answer(body), requests=6
+    )
+    assert (tally.answered, tally.retries, dict(tally.lost)) == (6, 2, {})
+    assert dict((await drive(lambda body: http(503, "{}"))).lost) == {"HTTP 503": 12}
+
+
+async def test_a_stream_without_its_end_and_a_cut_connection_are_losses():
+    def cut(body):
+        return http(200, f"data: {json.dumps(CHUNKS[0])}\n\n") if body.get("stream") else b""
+
+    tally = await drive(cut)
+    assert tally.answered == 0
+    assert tally.lost.total() == 12
+
+
+async def test_an_error_event_in_a_stream_is_a_loss():
+    error = 'data: {"error": {"message": "timed out"}}\n\n'
+    tally = await drive(lambda body: http(200, error) if body.get("stream") else whole_answer(body))
+    assert tally.answered + tally.lost.total() == 12
+    assert any("timed out" in reason for reason in tally.lost)
