@@ -1,0 +1,48 @@
+"""The InferenceService resource: its types, the CRD generated from them, and what its fields resolve to."""
+
+from inflight_operator.api.quantities import (
+    format_seconds,
+    parse_duration,
+    parse_quantity,
+)
+from inflight_operator.api.resolve import Bounds, TuningBounds, model_argument, served_name, service_url, tuning_bounds
+from inflight_operator.api.types import (
+    API_VERSION,
+    GROUP,
+    KIND,
+    PLURAL,
+    VERSION,
+    Condition,
+    Decision,
+    InferenceService,
+    InferenceServiceSpec,
+    InferenceServiceStatus,
+    LimitsStatus,
+    ObjectMeta,
+    ObservedStatus,
+)
+
+__all__ = [
+    "API_VERSION",
+    "GROUP",
+    "KIND",
+    "PLURAL",
+    "VERSION",
+    "Bounds",
+    "Condition",
+    "Decision",
+    "InferenceService",
+    "InferenceServiceSpec",
+    "InferenceServiceStatus",
+    "LimitsStatus",
+    "ObjectMeta",
+    "ObservedStatus",
+    "TuningBounds",
+    "format_seconds",
+    "model_argument",
+    "parse_duration",
+    "parse_quantity",
+    "served_name",
+    "service_url",
+    "tuning_bounds",
+]

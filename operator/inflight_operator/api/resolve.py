@@ -1,0 +1,67 @@
+"""What fields resolve to when they are not given: the one place for each such default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inflight_operator.api.types import InferenceService, InferenceServiceSpec
+
+MODEL_FOLDER = "/models"
+"""Where a pvc:// claim is mounted in the engine container."""
+
+DEFAULT_MIN_BATCHED_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """A closed range of whole numbers."""
+
+    low: int
+    high: int
+
+    def clamp(self, value: int) -> int:
+        """The number in the range that is closest to `value`."""
+        return max(self.low, min(self.high, value))
+
+
+@dataclass(frozen=True, slots=True)
+class TuningBounds:
+    """What tuning may set each limit to."""
+
+    max_num_seqs: Bounds
+    max_num_batched_tokens: Bounds
+
+
+def tuning_bounds(spec: InferenceServiceSpec) -> TuningBounds:
+    """The bounds of `spec.tuning`, with the engine's capacities where the user gave none."""
+    seqs, tokens = spec.tuning.max_num_seqs, spec.tuning.max_num_batched_tokens
+    most_seqs = seqs.max if seqs.max is not None else spec.engine.max_num_seqs
+    most_tokens = tokens.max if tokens.max is not None else spec.engine.max_num_batched_tokens
+    least_tokens = tokens.min if tokens.min is not None else min(DEFAULT_MIN_BATCHED_TOKENS, most_tokens)
+    return TuningBounds(Bounds(seqs.min, most_seqs), Bounds(least_tokens, most_tokens))
+
+
+def served_name(service: InferenceService) -> str:
+    """The name clients put in `model`."""
+    return service.spec.model.served_name or service.metadata.name
+
+
+def service_url(service: InferenceService) -> str:
+    """The service's address inside the cluster, without a path."""
+    return f"http://{service.metadata.name}.{service.metadata.namespace}.svc"
+
+
+def claim_and_folder(source: str) -> tuple[str, str] | None:
+    """Claim name and folder of a `pvc://CLAIM/FOLDER` source; None for other sources."""
+    if not source.startswith("pvc://"):
+        return None
+    claim, _, folder = source.removeprefix("pvc://").partition("/")
+    return claim, folder.strip("/")
+
+
+def model_argument(source: str) -> str:
+    """MODEL of `inflight-engine serve`: the source itself, or the folder a claim is mounted at."""
+    claimed = claim_and_folder(source)
+    return source if claimed is None else f"{MODEL_FOLDER}/{claimed[1]}"

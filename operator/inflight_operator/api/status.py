@@ -1,0 +1,95 @@
+"""The status of an InferenceService: what is there, what was measured, what was decided, and why."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AwareDatetime, Field, PlainSerializer
+
+from inflight_operator.api.base import StatusModel
+
+
+def _rfc3339(moment: datetime) -> str:
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+Timestamp = Annotated[AwareDatetime, PlainSerializer(_rfc3339, return_type=str, when_used="json")]
+"""A time with its zone, written to the second in RFC 3339 as the Kubernetes API does."""
+
+MAX_DECISIONS = 10
+
+
+class Condition(StatusModel):
+    """One aspect of the service's state, as in `meta/v1` Condition."""
+
+    type: str = Field(max_length=316, description="Name of the aspect, such as Ready.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    reason: str = Field(max_length=1024, description="Why, in one CamelCase word.")
+    message: str = Field(max_length=32768, description="Why, in a sentence a person can act on.")
+    observed_generation: int | None = Field(default=None, description="Generation of the spec it was found for.")
+    last_transition_time: Timestamp = Field(description="When status last changed.")
+
+
+class LimitsStatus(StatusModel):
+    """The limits engines run with now."""
+
+    max_num_seqs: int = Field(description="Most requests an engine runs at once.")
+    max_num_batched_tokens: int = Field(description="Most tokens an engine computes in one step.")
+    revision: int = Field(description="Number of the change that set them.")
+    pods_in_force: int = Field(description="Pods that have confirmed this revision.")
+    summary: str = Field(default="", description="maxNumSeqs/maxNumBatchedTokens in short.")
+
+    def model_post_init(self, context: Any, /) -> None:
+        object.__setattr__(self, "summary", f"{self.max_num_seqs}/{self.max_num_batched_tokens}")
+        self.__pydantic_fields_set__.add("summary")
+
+
+class ObservedStatus(StatusModel):
+    """What the ready engines last reported, together."""
+
+    queue_depth: int = Field(description="Requests waiting, over all engines.")
+    running: int = Field(description="Requests running, over all engines.")
+    kv_utilization: float = Field(description="Share of the KV cache in use, 0 to 1, the mean of all engines.")
+    ttft_p95: str | None = Field(
+        default=None, description="95th percentile of time to first token over the last window."
+    )
+    tpot_p95: str | None = Field(
+        default=None, description="95th percentile of time per output token over the last window."
+    )
+    preemptions_per_minute: float = Field(description="Requests preempted a minute, over all engines.")
+    at: Timestamp = Field(description="When this was measured.")
+
+
+class Decision(StatusModel):
+    """A change the operator decided on, and why."""
+
+    time: Timestamp = Field(description="When it was decided.")
+    kind: Literal["Scaling", "Tuning"] = Field(description="Which knob: replicas, or the limits of engines.")
+    change: str = Field(max_length=256, description="What changed, such as `replicas 1 -> 2`.")
+    reason: str = Field(max_length=1024, description="What was measured, and what it was held against.")
+    applied: bool = Field(description="False when tuning.mode is Recommend and nothing was changed.")
+
+
+class InferenceServiceStatus(StatusModel):
+    """What is there, what was measured, and what was decided. Written by the operator."""
+
+    observed_generation: int | None = Field(default=None, description="Generation of the spec this status is for.")
+    conditions: list[Condition] = Field(
+        default_factory=list,
+        max_length=16,
+        description="Ready, Scheduled, ModelLoaded, Progressing, MetricsAvailable, ScalingActive, TuningActive.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
+    url: str | None = Field(default=None, description="Address of the service inside the cluster.")
+    replicas: int | None = Field(default=None, description="Pods there are.")
+    ready_replicas: int | None = Field(default=None, description="Pods that take requests.")
+    desired_replicas: int | None = Field(
+        default=None, description="Replicas the operator decided on, also in mode External."
+    )
+    selector: str | None = Field(default=None, description="Label selector of the pods, for the scale subresource.")
+    limits: LimitsStatus | None = Field(default=None, description="The limits engines run with now.")
+    observed: ObservedStatus | None = Field(default=None, description="What the ready engines last reported.")
+    decisions: list[Decision] = Field(
+        default_factory=list, max_length=MAX_DECISIONS, description="The last decisions, newest last."
+    )

@@ -1,0 +1,234 @@
+"""spec.template: the parts of a pod a user may set. A closed set, merged last onto the engine's pod."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from inflight_operator.api.base import SpecModel, rule, validations
+
+Name = Annotated[str, Field(min_length=1, max_length=253)]
+LabelKey = Annotated[str, Field(max_length=317)]
+ShortText = Annotated[str, Field(max_length=1024)]
+
+QUANTITY_SCHEMA: dict[str, Any] = {
+    "anyOf": [{"type": "integer"}, {"type": "string"}],
+    "pattern": r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?[0-9]+))?$",
+    "x-kubernetes-int-or-string": True,
+}
+Quantity = Annotated[str | int, Field(json_schema_extra=QUANTITY_SCHEMA)]
+
+OWN_ENV = ("INFLIGHT_ADMIN_TOKEN", "INFLIGHT_ADMIN_TOKEN_FILE")
+OWN_PREFIX = "inflight-"
+OWN_MOUNTS = ("/tmp", "/dev/shm", "/models", "/etc/inflight")
+
+
+class Toleration(SpecModel):
+    """A taint the pod tolerates, as in `core/v1` Toleration."""
+
+    key: str | None = Field(
+        default=None, max_length=317, description="Taint key; empty with operator Exists matches all."
+    )
+    operator: Literal["Exists", "Equal", "Lt", "Gt"] | None = Field(
+        default=None, description="How key and value are compared."
+    )
+    value: str | None = Field(default=None, max_length=63, description="Taint value the toleration matches.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        default=None, description="Taint effect to match; none matches all."
+    )
+    toleration_seconds: int | None = Field(default=None, description="How long a NoExecute taint is tolerated.")
+
+
+class Resources(SpecModel):
+    """Requests and limits of the engine container; each key given here replaces the operator's."""
+
+    requests: dict[LabelKey, Quantity] = Field(
+        default_factory=dict, description="What the scheduler reserves.", max_length=32
+    )
+    limits: dict[LabelKey, Quantity] = Field(
+        default_factory=dict, description="What the container may use at most.", max_length=32
+    )
+
+
+class KeySelector(SpecModel):
+    """One key of a Secret or ConfigMap in the same namespace."""
+
+    name: Name = Field(description="Name of the Secret or ConfigMap.")
+    key: Name = Field(description="Key in it.")
+    optional: bool | None = Field(default=None, description="Start the pod even when the key does not exist.")
+
+
+class FieldSelector(SpecModel):
+    """A field of the pod."""
+
+    field_path: Name = Field(description="Path such as metadata.name or status.podIP.")
+    api_version: str = Field(
+        default="v1", max_length=32, description="Version of the pod's schema the path is written in."
+    )
+
+
+class EnvSource(SpecModel):
+    """Where the value of an environment variable comes from; exactly one."""
+
+    model_config = ConfigDict(
+        json_schema_extra=validations(
+            rule(
+                "[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef)].filter(x, x).size() == 1",
+                "valueFrom needs exactly one of secretKeyRef, configMapKeyRef and fieldRef",
+            )
+        )
+    )
+
+    secret_key_ref: KeySelector | None = Field(default=None, description="A key of a Secret.")
+    config_map_key_ref: KeySelector | None = Field(default=None, description="A key of a ConfigMap.")
+    field_ref: FieldSelector | None = Field(default=None, description="A field of the pod.")
+
+
+class EnvVar(SpecModel):
+    """An environment variable of the engine container."""
+
+    model_config = ConfigDict(
+        json_schema_extra=validations(
+            rule(
+                "!has(self.value) || !has(self.valueFrom)",
+                "an environment variable has a value or a valueFrom, not both",
+            )
+        )
+    )
+
+    name: Name = Field(description="Name of the variable.")
+    value: str | None = Field(default=None, max_length=8192, description="Its value.")
+    value_from: EnvSource | None = Field(default=None, description="Where its value comes from instead.")
+
+
+class EnvReference(SpecModel):
+    """A Secret or ConfigMap in the same namespace."""
+
+    name: Name = Field(description="Its name.")
+    optional: bool | None = Field(default=None, description="Start the pod even when it does not exist.")
+
+
+class EnvFrom(SpecModel):
+    """All keys of a Secret or ConfigMap as environment variables; exactly one of the two."""
+
+    model_config = ConfigDict(
+        json_schema_extra=validations(
+            rule(
+                "has(self.secretRef) != has(self.configMapRef)",
+                "envFrom needs exactly one of secretRef and configMapRef",
+            )
+        )
+    )
+
+    prefix: str | None = Field(default=None, max_length=128, description="Put before each key.")
+    secret_ref: EnvReference | None = Field(default=None, description="The Secret.")
+    config_map_ref: EnvReference | None = Field(default=None, description="The ConfigMap.")
+
+
+class Volume(SpecModel):
+    """A volume of the pod, as in `core/v1` Volume: a name and one volume source."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="allow",
+        frozen=True,
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+    )
+
+    name: Annotated[str, Field(min_length=1, max_length=63)] = Field(description="Name that volumeMounts refer to.")
+
+
+class VolumeMount(SpecModel):
+    """A volume mounted into the engine container."""
+
+    name: Annotated[str, Field(min_length=1, max_length=63)] = Field(description="Name of the volume.")
+    mount_path: ShortText = Field(description="Folder in the container.")
+    sub_path: ShortText | None = Field(default=None, description="Folder in the volume.")
+    read_only: bool | None = Field(default=None, description="Mount it read-only.")
+
+
+class ImagePullSecret(SpecModel):
+    """A Secret with registry credentials."""
+
+    name: Name = Field(description="Name of the Secret.")
+
+
+class PodTemplate(SpecModel):
+    """Parts of the engine's pods, merged last over what the operator makes; the engine container is the only one."""
+
+    labels: dict[LabelKey, Annotated[str, Field(max_length=63)]] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="Labels added to the pods.",
+        json_schema_extra=validations(
+            rule(
+                "self.all(k, !k.startsWith('inflight.dev/') && !(k in ['app.kubernetes.io/name',"
+                " 'app.kubernetes.io/instance', 'app.kubernetes.io/managed-by']))",
+                "template.labels cannot set inflight.dev/... or app.kubernetes.io/name, instance and managed-by:"
+                " the Service finds its pods by them",
+            )
+        ),
+    )
+    annotations: dict[LabelKey, Annotated[str, Field(max_length=16384)]] = Field(
+        default_factory=dict, max_length=64, description="Annotations added to the pods."
+    )
+    node_selector: dict[LabelKey, Annotated[str, Field(max_length=63)]] = Field(
+        default_factory=dict, max_length=64, description="Labels a node must have."
+    )
+    tolerations: list[Toleration] = Field(default_factory=list, max_length=32, description="Taints the pods tolerate.")
+    affinity: dict[str, Any] | None = Field(
+        default=None,
+        description="Node and pod affinity, as in core/v1 Affinity.",
+        json_schema_extra={"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+    )
+    resources: Resources = Field(
+        default_factory=Resources,
+        description="Requests and limits of the engine container. With accelerator.count 0 the operator requests"
+        " cpu 250m and memory 1Gi with a memory limit of 4Gi; else it requests the accelerator only.",
+    )
+    env: list[EnvVar] = Field(
+        default_factory=list,
+        max_length=64,
+        description="Environment variables of the engine container, such as HF_TOKEN from a Secret.",
+        json_schema_extra=validations(
+            rule(
+                f"self.all(e, !(e.name in {list(OWN_ENV)}))",
+                "template.env cannot set INFLIGHT_ADMIN_TOKEN or INFLIGHT_ADMIN_TOKEN_FILE: the operator sets them",
+            )
+        ),
+    )
+    env_from: list[EnvFrom] = Field(
+        default_factory=list, max_length=32, description="Secrets and ConfigMaps whose keys become variables."
+    )
+    volumes: list[Volume] = Field(
+        default_factory=list,
+        max_length=32,
+        description="Volumes added to the pods.",
+        json_schema_extra=validations(
+            rule(
+                f"self.all(v, !v.name.startsWith('{OWN_PREFIX}'))",
+                f"template.volumes cannot have a name that begins with {OWN_PREFIX}: those are the operator's",
+            )
+        ),
+    )
+    volume_mounts: list[VolumeMount] = Field(
+        default_factory=list,
+        max_length=32,
+        description="Volumes mounted into the engine container.",
+        json_schema_extra=validations(
+            rule(
+                f"self.all(m, !(m.mountPath in {list(OWN_MOUNTS)}) && !m.mountPath.startsWith('/etc/inflight/'))",
+                "template.volumeMounts cannot use " + ", ".join(OWN_MOUNTS) + ": the operator mounts them",
+            )
+        ),
+    )
+    service_account_name: Name | None = Field(
+        default=None, description="ServiceAccount of the pods; its token is not mounted."
+    )
+    image_pull_secrets: list[ImagePullSecret] = Field(
+        default_factory=list, max_length=16, description="Secrets to pull the engine image with."
+    )
+    priority_class_name: Name | None = Field(default=None, description="PriorityClass of the pods.")

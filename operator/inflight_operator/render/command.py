@@ -1,0 +1,59 @@
+"""The command line of an engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from inflight_operator.api.quantities import parse_duration, parse_quantity
+from inflight_operator.api.resolve import model_argument, served_name
+from inflight_operator.render.plan import Settings
+
+if TYPE_CHECKING:
+    from inflight_operator.api.types import InferenceService
+
+ENGINE_PORT = 8000
+
+
+def engine_command(service: InferenceService, settings: Settings, limits_file: str) -> list[str]:
+    """`inflight-engine serve MODEL --flags`, with extraArgs last.
+
+    Args:
+        service: the service.
+        settings: how the operator was installed.
+        limits_file: path of the file with the limits in force.
+    """
+    spec = service.spec
+    flags: dict[str, str | int] = {
+        "host": "0.0.0.0",
+        "port": ENGINE_PORT,
+        "served-model-name": served_name(service),
+        "device": "cuda" if spec.accelerator.count else "cpu",
+        "dtype": spec.engine.dtype,
+        "max-num-seqs": spec.engine.max_num_seqs,
+        "max-num-batched-tokens": spec.engine.max_num_batched_tokens,
+        "max-queued-requests": spec.engine.max_queued_requests,
+        "queue-timeout": _seconds(spec.engine.queue_timeout),
+        "request-timeout": _seconds(spec.engine.request_timeout),
+        "drain-delay": settings.propagation_seconds,
+        "drain-timeout": _seconds(spec.rollout.drain_timeout),
+        "limits-file": limits_file,
+    }
+    if spec.model.source.startswith("hf://"):
+        flags["revision"] = spec.model.revision
+    if spec.engine.max_model_len is not None:
+        flags["max-model-len"] = spec.engine.max_model_len
+    if spec.engine.kv_cache.memory is not None:
+        flags["kv-cache-memory"] = int(parse_quantity(spec.engine.kv_cache.memory))
+    return [
+        "inflight-engine",
+        "serve",
+        model_argument(spec.model.source),
+        *(f"--{flag}={value}" for flag, value in flags.items()),
+        *spec.engine.extra_args,
+    ]
+
+
+def _seconds(duration: str) -> str:
+    """A duration in seconds as flags take it: `60`, `0.5`."""
+    seconds = parse_duration(duration)
+    return str(int(seconds)) if seconds.is_integer() else str(seconds)

@@ -1,0 +1,30 @@
+"""The PodDisruptionBudget: node drains take one engine at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from inflight_operator.render.labels import child_metadata, child_names, pod_labels
+from inflight_operator.render.plan import Manifest
+
+if TYPE_CHECKING:
+    from inflight_operator.api.types import InferenceService
+
+
+def pod_disruption_budget(service: InferenceService) -> Manifest:
+    """At most one pod is taken at once.
+
+    `minAvailable` would make a service of one replica block a node drain for ever. A pod that is not Ready serves
+    nobody, so it may always be evicted.
+    """
+    name = service.metadata.name
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": child_metadata(service, child_names(name).main),
+        "spec": {
+            "maxUnavailable": 1,
+            "selector": {"matchLabels": pod_labels(name)},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }

@@ -1,0 +1,39 @@
+"""All children of one service."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from inflight_operator.render.admin_token import admin_token_secret
+from inflight_operator.render.deployment import deployment
+from inflight_operator.render.limits import limits_config_map
+from inflight_operator.render.monitor import POD_MONITOR_API, pod_monitor
+from inflight_operator.render.networkpolicy import network_policy
+from inflight_operator.render.pdb import pod_disruption_budget
+from inflight_operator.render.plan import ChildPlan, Manifest, Settings
+from inflight_operator.render.service import cluster_service
+
+if TYPE_CHECKING:
+    from inflight_operator.api.types import InferenceService
+
+CHILD_KINDS = ("Secret", "ConfigMap", "Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy", "PodMonitor")
+"""Every kind `render` may build; PodMonitor only where the cluster has it."""
+
+
+def render(service: InferenceService, plan: ChildPlan, settings: Settings) -> list[Manifest]:
+    """The children of `service`, in the order to apply them: what pods mount comes before the pods.
+
+    The same input gives the same bytes. Limits, replicas and token do not change the pod template, so neither tuning
+    nor scaling ever restarts a pod.
+    """
+    children = [
+        admin_token_secret(service, plan.admin_token),
+        limits_config_map(service, plan.limits),
+        network_policy(service),
+        deployment(service, plan.replicas, settings),
+        cluster_service(service),
+        pod_disruption_budget(service),
+    ]
+    if POD_MONITOR_API in settings.available_apis:
+        children.append(pod_monitor(service))
+    return children
