@@ -1,1 +1,1 @@
-"""Everything that runs Inflight for real on one machine: the local cluster, traffic, the demo, scenarios on real pods."""
+"""Everything that runs Inflight for real on one machine: local cluster, traffic, demo, scenarios on real pods."""

@@ -1,0 +1,1 @@
+"""`make demo`: the main job, start to end, on a real Kubernetes."""

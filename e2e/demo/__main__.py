@@ -1,0 +1,142 @@
+"""`python -m e2e.demo`: what a person would do by hand, in order, saying what happens."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from e2e import traffic
+from e2e.cluster import ClusterError, kubeconfig_path, kubectl
+from e2e.demo.burst import Watch, run_burst
+from e2e.incluster import script_pod
+from e2e.install import OPERATOR_IMAGE, install
+from e2e.service import PodFacts, Service
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "chat.yaml"
+CHAT = Service("chat")
+QUESTION = "Why is the sky blue? Answer in two sentences."
+BURST = ["--clients", "48", "--requests", "160", "--max-tokens", "48", "--prompt-words", "60", "--seconds", "40"]
+READY_SECONDS = 240
+SETTLE_SECONDS = 120
+
+
+@contextmanager
+def section(number: int, title: str) -> Iterator[None]:
+    """A numbered part of the demo with its duration."""
+    print(f"\n{number}. {title}", flush=True)
+    started = time.monotonic()
+    yield
+    print(f"   ({time.monotonic() - started:.1f} s)", flush=True)
+
+
+def apply_and_wait() -> PodFacts:
+    """Apply the example; returns its pod once it is Ready."""
+    print("   $ kubectl apply -f examples/chat.yaml")
+    spec = [line for line in EXAMPLE.read_text().splitlines() if not line.startswith("#")]
+    print("\n".join(f"     {line}" for line in spec))
+    kubectl("apply", "-f", str(EXAMPLE))
+    CHAT.wait("the service to be Ready", lambda view: view.ready, seconds=READY_SECONDS, saying=waiting)
+    (pod,) = [pod for pod in CHAT.pods() if pod.ready][:1]
+    print(f"   Ready: pod {pod.name}")
+    return pod
+
+
+def waiting(message: str) -> None:
+    print(f"   waiting: {message}", flush=True)
+
+
+def chat() -> None:
+    """Ask through the service's DNS name, from a pod."""
+    url = f"http://{CHAT.name}.{CHAT.namespace}.svc"
+    print(f"   from a pod, to {url}/v1/chat/completions: {QUESTION}\n")
+    script = Path(traffic.__file__).parent / "ask.py"
+    arguments = [url, CHAT.name, QUESTION]
+    with script_pod(script, arguments, name="ask", image=OPERATOR_IMAGE, namespace=CHAT.namespace) as pod:
+        for piece in pod.follow():
+            print(piece.replace("\n", "\n   "), end="", flush=True)
+        if pod.exit_code() != 0:
+            raise RuntimeError("the question was not answered")
+    print()
+
+
+def settle(watch: Watch) -> None:
+    """Watch until the service is back to one idle replica."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        view = watch.look()
+        if view.replicas == view.ready_replicas == 1 and not view.queue_depth and not view.running:
+            return
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the service has not settled after {SETTLE_SECONDS} s: {view}")
+        time.sleep(1)
+
+
+def show_same_process(before: PodFacts, limits_before: tuple[int, int]) -> None:
+    """Say, from the pod itself, that its limits changed while it ran.
+
+    Raises:
+        RuntimeError: the pod is another one, restarted, or runs with the limits it began with.
+    """
+    (after,) = [pod for pod in CHAT.pods() if pod.uid == before.uid] or [None]
+    if after is None or after.restarts != before.restarts:
+        raise RuntimeError(f"pod {before.name} did not live through the burst: {after}")
+    config = CHAT.runtime_config(after.name)
+    limits = (config["max_num_seqs"], config["max_num_batched_tokens"])
+    if limits == limits_before:
+        raise RuntimeError(f"pod {after.name} still runs with its first limits {limits}")
+    print(f"   pod {after.name}: uid {after.uid}, restarts {after.restarts}")
+    print(f"   max_num_seqs            {limits_before[0]} -> {limits[0]}")
+    print(f"   max_num_batched_tokens  {limits_before[1]} -> {limits[1]}")
+
+
+def demo() -> None:
+    """The whole demo."""
+    started = time.monotonic()
+    with section(1, "A Kubernetes on this machine, the two images, the operator"):
+        install(lambda line: print(f"   {line}", flush=True))
+    with section(2, "Apply an InferenceService and wait until it is Ready"):
+        kubectl("-n", CHAT.namespace, "delete", "inferenceservice", CHAT.name, "--ignore-not-found", "--wait")
+        pod = apply_and_wait()
+        config = CHAT.runtime_config(pod.name)
+    with section(3, "Ask it something"):
+        chat()
+    with section(4, "A burst of traffic: watch it scale and tune"):
+        watch = Watch(CHAT)
+        closing = run_burst(CHAT, watch, BURST, image=OPERATOR_IMAGE, name="burst")
+        print(
+            f"   {closing['answered']} of {closing['sent']} requests answered, {closing['retries']} retries, none lost"
+        )
+    with section(5, "After the burst it settles back"):
+        settle(watch)
+        print(f"   at most: {watch.most_queued} queued, KV {watch.most_kv:.0%}, {watch.most_ready} replicas ready")
+    with section(6, "The first pod: the same process all along, with other limits"):
+        show_same_process(pod, (config["max_num_seqs"], config["max_num_batched_tokens"]))
+    print(f"\nDone in {time.monotonic() - started:.0f} s. To look further:\n")
+    print(f"   export KUBECONFIG={kubeconfig_path()}")
+    print(f"   export PATH={ROOT / '.venv/bin'}:$PATH")
+    print("   kubectl get ifsvc chat -o wide          # and -o yaml: status.decisions, status.conditions")
+    print("   kubectl port-forward svc/chat 8080:80   # then: curl localhost:8080/metrics, localhost:8080/v1/models")
+    print("   kubectl -n inflight-system logs deploy/inflight-operator")
+    print("\nTo remove everything: make demo-down")
+
+
+def main() -> int:
+    """Exit 0 when all of it worked, 1 with a sentence when something did not."""
+    parser = argparse.ArgumentParser(prog="python -m e2e.demo", description=demo.__doc__)
+    parser.parse_args()
+    try:
+        demo()
+    except (ClusterError, RuntimeError, TimeoutError, subprocess.CalledProcessError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""The demo's burst: traffic from inside the cluster, and what the loop does about it, row by row."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+from e2e import traffic
+from e2e.incluster import ScriptPod, script_pod
+from e2e.service import Service, ServiceView
+
+DRIVER = Path(traffic.__file__).parent / "driver.py"
+LOOK_SECONDS = 1.0
+
+
+class Watch:
+    """Prints a row whenever the numbers change, and each decision once, with its reason."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._started = time.monotonic()
+        self._last_row = ""
+        self._seen = {_key(decision) for decision in service.view().decisions}
+        self.most_queued = 0
+        self.most_kv = 0.0
+        self.most_ready = 0
+        print("   seconds  replicas  ready  queue  running     KV  max_num_seqs  max_num_batched_tokens")
+
+    def look(self) -> ServiceView:
+        """One look, printed if it is news."""
+        view = self._service.view()
+        self.most_queued = max(self.most_queued, view.queue_depth or 0)
+        self.most_kv = max(self.most_kv, view.kv_utilization or 0.0)
+        self.most_ready = max(self.most_ready, view.ready_replicas)
+        for decision in view.decisions:
+            if _key(decision) not in self._seen:
+                self._seen.add(_key(decision))
+                print(f"   > {decision['change']}: {decision['reason']}", flush=True)
+        row = _row(view)
+        if row != self._last_row:
+            self._last_row = row
+            print(f"   {time.monotonic() - self._started:7.1f}  {row}", flush=True)
+        return view
+
+
+def run_burst(service: Service, watch: Watch, arguments: list[str], *, image: str, name: str) -> dict[str, object]:
+    """Send the traffic and watch until it is through; returns the driver's closing line.
+
+    Raises:
+        RuntimeError: the driver lost a request, or did not finish.
+    """
+    url = f"http://{service.name}.{service.namespace}.svc"
+    command = ["--url", url, "--model", service.name, *arguments]
+    with script_pod(DRIVER, command, name=name, image=image, namespace=service.namespace) as pod:
+        output: list[str] = []
+        follower = threading.Thread(target=_collect, args=(pod, output))
+        follower.start()
+        while follower.is_alive():
+            watch.look()
+            follower.join(LOOK_SECONDS)
+        closing = json.loads("".join(output).strip().splitlines()[-1])
+        if pod.exit_code() != 0 or not closing.get("done"):
+            raise RuntimeError(f"the traffic driver says: {closing}")
+    return dict(closing)
+
+
+def _collect(pod: ScriptPod, output: list[str]) -> None:
+    output.extend(pod.follow())
+
+
+def _key(decision: dict[str, object]) -> tuple[object, object]:
+    return decision["time"], decision["change"]
+
+
+def _row(view: ServiceView) -> str:
+    seqs, tokens = view.limits or ("-", "-")
+    kv = "-" if view.kv_utilization is None else f"{view.kv_utilization:.0%}"
+    queue = "-" if view.queue_depth is None else view.queue_depth
+    running = "-" if view.running is None else view.running
+    return f"{view.replicas:8}  {view.ready_replicas:5}  {queue:>5}  {running:>7}  {kv:>5}  {seqs:>12}  {tokens:>22}"

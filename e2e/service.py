@@ -1,0 +1,131 @@
+"""Looks at one InferenceService the way a person with kubectl does."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from e2e.cluster import kubectl
+
+
+@dataclass(frozen=True)
+class PodFacts:
+    """What identifies a running engine across a change: same uid and no restarts is the same process."""
+
+    name: str
+    uid: str
+    ready: bool
+    restarts: int
+
+
+@dataclass(frozen=True)
+class ServiceView:
+    """One look at a service; absent numbers are None.
+
+    Attributes:
+        replicas: what the operator asked for; ready_replicas: pods that serve.
+        queue_depth, running, kv_utilization: as the operator last observed them, over all pods.
+        limits: `max_num_seqs` and `max_num_batched_tokens` in force.
+        decisions: oldest first, as status has them.
+        conditions: by type.
+    """
+
+    replicas: int
+    ready_replicas: int
+    queue_depth: int | None
+    running: int | None
+    kv_utilization: float | None
+    limits: tuple[int, int] | None
+    decisions: tuple[dict[str, Any], ...]
+    conditions: dict[str, dict[str, Any]]
+
+    @property
+    def ready(self) -> bool:
+        return self.conditions.get("Ready", {}).get("status") == "True"
+
+    @property
+    def message(self) -> str:
+        """The sentence that says why it is not Ready, or that it is."""
+        return str(self.conditions.get("Ready", {}).get("message", "not seen by the operator yet"))
+
+
+@dataclass(frozen=True)
+class Service:
+    """Names a service in the cluster."""
+
+    name: str
+    namespace: str = "default"
+
+    def view(self) -> ServiceView:
+        """A fresh look."""
+        manifest = json.loads(kubectl("-n", self.namespace, "get", "inferenceservice", self.name, "-o", "json"))
+        return view_of(manifest.get("status", {}))
+
+    def pods(self) -> list[PodFacts]:
+        """Its pods that are not on their way out."""
+        selector = f"inflight.dev/service={self.name}"
+        listing = json.loads(kubectl("-n", self.namespace, "get", "pods", "-l", selector, "-o", "json"))
+        return [_pod_facts(pod) for pod in listing["items"] if "deletionTimestamp" not in pod["metadata"]]
+
+    def runtime_config(self, pod: str) -> dict[str, Any]:
+        """What a pod itself says is in force, through the API server's proxy."""
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}:8000/proxy/v1/runtime_config"
+        return dict(json.loads(kubectl("get", "--raw", path)))
+
+    def wait(
+        self,
+        what: str,
+        holds: Callable[[ServiceView], bool],
+        *,
+        seconds: float,
+        saying: Callable[[str], None] = lambda message: None,
+        interval: float = 1.0,
+    ) -> ServiceView:
+        """Look until `holds`, telling `saying` each new reason why it is not Ready.
+
+        Raises:
+            TimeoutError: it does not come to hold; the message has the last view.
+        """
+        deadline = time.monotonic() + seconds
+        last_message = ""
+        while True:
+            view = self.view()
+            if holds(view):
+                return view
+            if view.message != last_message:
+                last_message = view.message
+                saying(last_message)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"waited {seconds:.0f} s for {what}; last seen: {view}")
+            time.sleep(interval)
+
+
+def view_of(status: dict[str, Any]) -> ServiceView:
+    """The view that a resource's `status` gives."""
+    observed = status.get("observed") or {}
+    limits = status.get("limits")
+    utilization = observed.get("kvUtilization")
+    return ServiceView(
+        replicas=status.get("replicas", 0),
+        ready_replicas=status.get("readyReplicas", 0),
+        queue_depth=observed.get("queueDepth"),
+        running=observed.get("running"),
+        kv_utilization=None if utilization is None else float(utilization),
+        limits=(limits["maxNumSeqs"], limits["maxNumBatchedTokens"]) if limits else None,
+        decisions=tuple(status.get("decisions") or ()),
+        conditions={condition["type"]: condition for condition in status.get("conditions") or ()},
+    )
+
+
+def _pod_facts(pod: dict[str, Any]) -> PodFacts:
+    status = pod["status"]
+    containers = status.get("containerStatuses") or []
+    return PodFacts(
+        name=pod["metadata"]["name"],
+        uid=pod["metadata"]["uid"],
+        ready=any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ()),
+        restarts=sum(container["restartCount"] for container in containers),
+    )
