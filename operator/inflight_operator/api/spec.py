@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from inflight_operator.api.base import SpecModel, rule, validations
-from inflight_operator.api.template import QUANTITY_SCHEMA, PodTemplate
+from inflight_operator.api.template import INT_OR_STRING, PodTemplate
 
 OWN_FLAGS = (
     "host",
@@ -101,7 +101,7 @@ class Model(SpecModel):
 class KVCache(SpecModel):
     """Memory for keys and values of running requests."""
 
-    memory: Annotated[str | int, Field(json_schema_extra=QUANTITY_SCHEMA)] | None = Field(
+    memory: Annotated[str | int, Field(json_schema_extra=INT_OR_STRING)] | None = Field(
         default=None,
         description="Size of the KV cache, such as 4Gi. Default: a share of what the device has left after"
         " the weights.",
@@ -328,7 +328,7 @@ class Tuning(SpecModel):
     mode: Literal["Auto", "Recommend", "Off"] = Field(
         default="Auto",
         description="Auto: limits are changed on running engines. Recommend: the status says what would be changed."
-        " Off: engines run at their capacities.",
+        " Off (in quotes, or YAML reads it as false): engines run at their capacities.",
     )
     max_num_seqs: SeqsBounds = Field(default_factory=SeqsBounds, description="Bounds of max_num_seqs.")
     max_num_batched_tokens: TokensBounds = Field(

@@ -38,7 +38,7 @@ class LimitsStatus(StatusModel):
     max_num_batched_tokens: int = Field(description="Most tokens an engine computes in one step.")
     revision: int = Field(description="Number of the change that set them.")
     pods_in_force: int = Field(description="Pods that have confirmed this revision.")
-    summary: str = Field(default="", description="maxNumSeqs/maxNumBatchedTokens in short.")
+    summary: str | None = Field(default=None, description="maxNumSeqs/maxNumBatchedTokens in short.")
 
     def model_post_init(self, context: Any, /) -> None:
         object.__setattr__(self, "summary", f"{self.max_num_seqs}/{self.max_num_batched_tokens}")

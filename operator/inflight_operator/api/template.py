@@ -13,12 +13,15 @@ Name = Annotated[str, Field(min_length=1, max_length=253)]
 LabelKey = Annotated[str, Field(max_length=317)]
 ShortText = Annotated[str, Field(max_length=1024)]
 
-QUANTITY_SCHEMA: dict[str, Any] = {
+INT_OR_STRING: dict[str, Any] = {
     "anyOf": [{"type": "integer"}, {"type": "string"}],
-    "pattern": r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?[0-9]+))?$",
     "x-kubernetes-int-or-string": True,
 }
-Quantity = Annotated[str | int, Field(json_schema_extra=QUANTITY_SCHEMA)]
+_QUANTITY: dict[str, Any] = {
+    **INT_OR_STRING,
+    "pattern": r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?[0-9]+))?$",
+}
+Quantity = Annotated[str | int, Field(json_schema_extra=_QUANTITY)]
 
 OWN_ENV = ("INFLIGHT_ADMIN_TOKEN", "INFLIGHT_ADMIN_TOKEN_FILE")
 OWN_PREFIX = "inflight-"

@@ -7,8 +7,7 @@ import binascii
 import secrets
 from typing import Any
 
-TOKEN_KEY = "token"
-"""Key of the Secret and name of the file in the engine's container."""
+from inflight_operator.render.admin_token import TOKEN_KEY
 
 _BYTES = 32
 
