@@ -59,6 +59,11 @@ class Service:
     name: str
     namespace: str = "default"
 
+    @property
+    def url(self) -> str:
+        """Its address inside the cluster."""
+        return f"http://{self.name}.{self.namespace}.svc"
+
     def view(self) -> ServiceView:
         """A fresh look."""
         manifest = json.loads(kubectl("-n", self.namespace, "get", "inferenceservice", self.name, "-o", "json"))

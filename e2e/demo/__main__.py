@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from e2e import traffic
 from e2e.cluster import ClusterError, kubeconfig_path, kubectl
 from e2e.demo.burst import Watch, run_burst
-from e2e.incluster import script_pod
 from e2e.install import OPERATOR_IMAGE, install
 from e2e.service import PodFacts, Service
+from e2e.traffic.pod import ask_pod
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "chat.yaml"
@@ -53,11 +52,8 @@ def waiting(message: str) -> None:
 
 def chat() -> None:
     """Ask through the service's DNS name, from a pod."""
-    url = f"http://{CHAT.name}.{CHAT.namespace}.svc"
-    print(f"   from a pod, to {url}/v1/chat/completions: {QUESTION}\n")
-    script = Path(traffic.__file__).parent / "ask.py"
-    arguments = [url, CHAT.name, QUESTION]
-    with script_pod(script, arguments, name="ask", image=OPERATOR_IMAGE, namespace=CHAT.namespace) as pod:
+    print(f"   from a pod, to {CHAT.url}/v1/chat/completions: {QUESTION}\n")
+    with ask_pod(CHAT, "ask", QUESTION, image=OPERATOR_IMAGE) as pod:
         for piece in pod.follow():
             print(piece.replace("\n", "\n   "), end="", flush=True)
         if pod.exit_code() != 0:
@@ -108,7 +104,7 @@ def demo() -> None:
         chat()
     with section(4, "A burst of traffic: watch it scale and tune"):
         watch = Watch(CHAT)
-        closing = run_burst(CHAT, watch, BURST, image=OPERATOR_IMAGE, name="burst")
+        closing = run_burst(CHAT, watch, BURST, image=OPERATOR_IMAGE)
         print(
             f"   {closing['answered']} of {closing['sent']} requests answered, {closing['retries']} retries, none lost"
         )

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import threading
 import time
-from pathlib import Path
 
-from e2e import traffic
-from e2e.incluster import ScriptPod, script_pod
+from e2e.incluster import ScriptPod
 from e2e.service import Service, ServiceView
+from e2e.traffic.pod import driver_pod
 
-DRIVER = Path(traffic.__file__).parent / "driver.py"
 LOOK_SECONDS = 1.0
 
 
@@ -45,15 +43,13 @@ class Watch:
         return view
 
 
-def run_burst(service: Service, watch: Watch, arguments: list[str], *, image: str, name: str) -> dict[str, object]:
+def run_burst(service: Service, watch: Watch, arguments: list[str], *, image: str) -> dict[str, object]:
     """Send the traffic and watch until it is through; returns the driver's closing line.
 
     Raises:
         RuntimeError: the driver lost a request, or did not finish.
     """
-    url = f"http://{service.name}.{service.namespace}.svc"
-    command = ["--url", url, "--model", service.name, *arguments]
-    with script_pod(DRIVER, command, name=name, image=image, namespace=service.namespace) as pod:
+    with driver_pod(service, "burst", arguments, image=image) as pod:
         output: list[str] = []
         follower = threading.Thread(target=_collect, args=(pod, output))
         follower.start()

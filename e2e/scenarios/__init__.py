@@ -1,0 +1,1 @@
+"""Scenarios on real pods: what a user does, and what must hold meanwhile."""

@@ -1,0 +1,52 @@
+import json
+import sys
+
+import pytest
+
+from e2e.cluster import kubectl
+from e2e.install import install
+from e2e.service import Service
+
+CPU = {"accelerator": {"count": 0}, "model": {"source": "builtin://smollm2"}}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        item.add_marker(pytest.mark.cluster)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def installed():
+    """The local cluster with the chart installed. Idempotent: seconds when it is there already."""
+    install(lambda line: print(line, file=sys.stderr, flush=True))
+
+
+@pytest.fixture(scope="module")
+def namespace(request):
+    """A namespace of the test file's own, gone afterwards; its pods must satisfy Pod Security `restricted`."""
+    name = "e2e-" + request.module.__name__.rpartition("test_")[2].replace("_", "-")
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
+    }
+    kubectl("delete", "namespace", name, "--ignore-not-found", "--wait")
+    kubectl("apply", "-f", "-", input=json.dumps(manifest))
+    yield name
+    kubectl("delete", "namespace", name, "--wait=false")
+
+
+def manifest(name, namespace, **spec):
+    """An InferenceService on the CPU; `spec` replaces top-level fields."""
+    return {
+        "apiVersion": "inflight.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": CPU | spec,
+    }
+
+
+def apply(name, namespace, **spec):
+    """Apply it and return a handle."""
+    kubectl("apply", "-f", "-", input=json.dumps(manifest(name, namespace, **spec)))
+    return Service(name, namespace)

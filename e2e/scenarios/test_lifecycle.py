@@ -1,0 +1,82 @@
+"""Apply, Ready, answer through the service's name, change, operator restart, delete."""
+
+import json
+import time
+
+import pytest
+
+from e2e.cluster import kubectl
+from e2e.install import OPERATOR_IMAGE, OPERATOR_NAMESPACE
+from e2e.scenarios.conftest import apply
+from e2e.traffic.pod import ask_pod, driver_pod
+
+CHILDREN = "deployment,replicaset,pod,service,secret,configmap,poddisruptionbudget,networkpolicy"
+
+
+@pytest.fixture(scope="module")
+def service(namespace):
+    service = apply("life", namespace, tuning={"mode": "Off"})
+    service.wait("Ready", lambda view: view.ready, seconds=180)
+    return service
+
+
+def children(service):
+    output = kubectl(
+        "-n", service.namespace, "get", CHILDREN, "-l", f"inflight.dev/service={service.name}", "-o", "name"
+    )
+    return output.split()
+
+
+def closing_line(pod):
+    return json.loads("".join(pod.follow()).strip().splitlines()[-1])
+
+
+def test_the_service_answers_through_its_name_inside_the_cluster(service):
+    with ask_pod(service, "ask", "What is the capital of France?", image=OPERATOR_IMAGE) as pod:
+        answer = "".join(pod.follow())
+        assert pod.exit_code() == 0, answer
+    assert "Paris" in answer
+
+
+def test_kubectl_shows_the_columns_a_person_looks_for(service):
+    header, row = kubectl("-n", service.namespace, "get", "ifsvc", service.name).splitlines()
+    assert header.split() == ["NAME", "READY", "REPLICAS", "QUEUE", "KV", "LIMITS", "REASON", "AGE"]
+    assert row.split()[:3] == [service.name, "True", "1"]
+
+
+def test_the_operator_killed_and_restarted_loses_nothing(service):
+    before = service.pods()
+    kubectl("-n", OPERATOR_NAMESPACE, "delete", "pod", "-l", "app.kubernetes.io/name=inflight-operator", "--now")
+    kubectl("-n", OPERATOR_NAMESPACE, "rollout", "status", "deployment/inflight-operator", "--timeout=90s")
+    # A change made while it was away is carried out, and what was not changed stays the same process.
+    apply(service.name, service.namespace, tuning={"mode": "Off"}, scaling={"minReplicas": 2, "maxReplicas": 2})
+    service.wait("two replicas", lambda view: view.ready_replicas == 2, seconds=120)
+    kept = {pod.uid: pod.restarts for pod in service.pods()}
+    assert all(kept.get(pod.uid) == pod.restarts for pod in before)
+    apply(service.name, service.namespace, tuning={"mode": "Off"}, scaling={"maxReplicas": 1})
+    service.wait("one replica", lambda view: view.replicas == view.ready_replicas == 1, seconds=120)
+
+
+def test_a_spec_change_rolls_out_under_traffic_and_no_request_is_lost(service):
+    before = {pod.uid for pod in service.pods()}
+    arguments = ["--clients", "4", "--seconds", "35", "--requests", "100000"]
+    with driver_pod(service, "rollout", arguments, image=OPERATOR_IMAGE) as pod:
+        time.sleep(3)
+        apply(service.name, service.namespace, tuning={"mode": "Off"}, engine={"maxQueuedRequests": 100})
+        deadline = time.monotonic() + 90
+        while {pod.uid for pod in service.pods()} & before:
+            assert time.monotonic() < deadline, "the old pod is still there"
+            time.sleep(1)
+        closing = closing_line(pod)
+    assert closing["lost"] == {}
+    assert closing["answered"] == closing["sent"] > 0
+    assert service.view().ready
+
+
+def test_deleting_the_service_leaves_nothing(service):
+    assert children(service)
+    kubectl("-n", service.namespace, "delete", "inferenceservice", service.name, "--wait")
+    deadline = time.monotonic() + 90
+    while left := children(service):
+        assert time.monotonic() < deadline, f"still there: {left}"
+        time.sleep(1)

@@ -1,0 +1,55 @@
+"""What cannot work says so, in a sentence a person can act on."""
+
+import json
+import subprocess
+
+import pytest
+
+from e2e.cluster import ClusterError, kubectl
+from e2e.scenarios.conftest import apply, manifest
+
+TROUBLES = {
+    "no-gpu": ({"accelerator": {"count": 1}}, ["nvidia.com/gpu", "1 of 1 pods"]),
+    "no-model": ({"model": {"source": "builtin://nonesuch"}}, ["builtin://nonesuch", "builtin://smollm2"]),
+    "no-claim": ({"model": {"source": "pvc://nonesuch/model"}}, ["nonesuch", "not found"]),
+    "no-image": ({"engine": {"image": "localhost/nonesuch:1"}}, ["localhost/nonesuch:1"]),
+    "no-memory": ({"template": {"resources": {"limits": {"memory": "200Mi"}}}}, ["200Mi", "memory"]),
+}
+
+
+@pytest.fixture(scope="module")
+def services(namespace):
+    """All at once: they wait beside each other."""
+    return {name: apply(name, namespace, **spec) for name, (spec, _) in TROUBLES.items()}
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_a_service_that_cannot_start_says_why(services, name):
+    words = TROUBLES[name][1]
+    view = services[name].wait(
+        f"a message with {words}",
+        lambda view: not view.ready and all(word in view.message for word in words),
+        seconds=120,
+    )
+    assert view.conditions["Ready"]["status"] == "False"
+    assert len(view.message) < 500
+
+
+BAD_SPECS = {
+    "spec.model.source": {"model": {"source": "ftp://somewhere/model"}},
+    "maxReplicas": {"scaling": {"minReplicas": 5, "maxReplicas": 2}},
+    "tuning.maxNumSeqs": {"tuning": {"maxNumSeqs": {"min": 10, "max": 2}}},
+    "spec.slo.tpotP95": {"slo": {"tpotP95": "fast"}},
+    "spec.engine.dtype": {"engine": {"dtype": "int3"}},
+    "spec.scaling.targets.kvUtilization": {"scaling": {"targets": {"kvUtilization": 7}}},
+    "--port": {"engine": {"extraArgs": ["--port=1"]}},
+    "unknown field": {"scalling": {"maxReplicas": 2}},
+}
+
+
+@pytest.mark.parametrize("words", BAD_SPECS)
+def test_a_wrong_spec_is_refused_at_apply_with_a_sentence_that_names_it(namespace, words):
+    bad = json.dumps(manifest("bad", namespace, **BAD_SPECS[words]))
+    with pytest.raises((ClusterError, subprocess.CalledProcessError)) as refusal:
+        kubectl("apply", "--validate=strict", "-f", "-", input=bad)
+    assert words in str(refusal.value)
