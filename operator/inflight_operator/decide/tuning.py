@@ -2,8 +2,7 @@
 
 Additive increase, multiplicative decrease, within the bounds of `spec.tuning` and the engines' capacities. After a
 change the measurements start anew, so a decision only ever sees the setting in force. A change that made things worse
-is taken
-back, and its direction is left alone for a while.
+is taken back, and its direction is left alone for a while.
 """
 
 from __future__ import annotations
@@ -66,12 +65,15 @@ def decide_tuning(
     bounded = bounds.clamp(limits)
     if bounded != limits:
         return _into_bounds(limits, bounded, mode, view.time)
+    if state.trial is not None and limits.get(state.trial.change.knob) != state.trial.change.to:
+        state = replace(state, trial=None)  # set by someone else meanwhile: there is nothing to take back
+    if _still_draining(view, limits, state, policy):
+        why = f"{view.running_now} requests still run, {limits.max_num_seqs} is the limit"
+        state = replace(state, window_start=view.time)
+        return _unchanged(limits, "Draining", f"waiting for max_num_seqs to take hold: {why}", state)
     if view.span < policy.window:
         wait = math.ceil(policy.window - view.span)
         return _unchanged(limits, "Measuring", f"measuring the limits in force for {wait} s more", state)
-    if _still_draining(view, limits, state, policy):
-        why = f"{view.running:.0f} requests still run from before, {limits.max_num_seqs} is the limit"
-        return _unchanged(limits, "Draining", f"waiting for max_num_seqs to take hold: {why}", state)
     if not view.has_traffic:
         # Nothing to judge a trial by: it stays, and the next traffic is measured afresh.
         idle = replace(state, trial=None, window_start=view.time)
@@ -79,9 +81,9 @@ def decide_tuning(
 
     state = state.without_expired(view.time)
     if state.trial is not None:
-        verdict = worse(state.trial, view, slo, policy)
-        if verdict:
-            return _take_back(limits, state, state.trial, verdict, view.time, policy)
+        verdict = judge(state.trial, view, slo, policy)
+        if verdict is not None:
+            return _take_back(limits, bounds, state, state.trial, verdict, view.time)
         state = replace(state, trial=None)
 
     change = propose(view, limits, bounds, slo, policy, state)
@@ -94,32 +96,66 @@ def decide_tuning(
     return TuningDecision(change.applied_to(limits), change, change.code, change.text, replace(restarted, trial=trial))
 
 
-def worse(trial: Trial, view: TuningView, slo: Slo, policy: TuningPolicy) -> str:
-    """Why the change on trial is to be taken back; empty when it stays.
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A change is to be taken back: why, and for how many seconds its direction rests."""
+
+    why: str
+    rest: float
+
+
+def judge(trial: Trial, view: TuningView, slo: Slo, policy: TuningPolicy) -> Verdict | None:
+    """Whether the change on trial made things worse; None when it stays.
 
     A step up is worse when it broke the TPOT target that held before, or brought preemptions. A step down is worse when
-    it cost throughput while requests waited and the pace of decoding did not get better for it.
+    it cost throughput while requests waited and decoding got no faster for it, or when it showed that even a single
+    request would miss the target: then its cost buys nothing.
     """
-    before, change = trial.before, trial.change
-    if change.to > change.frm:
-        if view.preemptions_per_min > before.preemptions_per_min + policy.preemptions_per_min:
-            return f"{view.preemptions_per_min:.0f} preemptions/min since"
-        pace, target = view.pace, slo.tpot_p95
-        if target is not None and pace is not None and pace > target * (1 + policy.dead_band):
-            was = before.pace
-            if was is None or was <= target * (1 + policy.dead_band):
-                return f"TPOT {seconds_text(pace)} since, over target {seconds_text(target)}"
+    why = _worse_up(trial, view, slo, policy) if trial.change.up else _worse_down(trial, view, policy)
+    if why:
+        return Verdict(why, policy.cool_down)
+    why = _out_of_reach(trial, view, slo, policy)
+    return Verdict(why, policy.out_of_reach_cool_down) if why else None
+
+
+def _worse_up(trial: Trial, view: TuningView, slo: Slo, policy: TuningPolicy) -> str:
+    before, pace, target = trial.before, view.pace, slo.tpot_p95
+    if view.preemptions_per_min > before.preemptions_per_min + policy.preemptions_per_min:
+        return f"{view.preemptions_per_min:.0f} preemptions/min since"
+    if target is None or pace is None or pace <= target * (1 + policy.dead_band):
         return ""
-    if not (before.waiting >= 1 and view.waiting >= 1):
+    if before.pace is not None and before.pace > target * (1 + policy.dead_band):
+        return ""
+    return f"{seconds_text(pace)} a token since, over target {seconds_text(target)}"
+
+
+def _worse_down(trial: Trial, view: TuningView, policy: TuningPolicy) -> str:
+    before = trial.before
+    if before.waiting < 1 or view.waiting < 1 or view.preemptions_per_min < before.preemptions_per_min:
         return ""
     if before.pace is None or view.pace is None or view.pace < before.pace * (1 - policy.dead_band / 2):
         return ""
-    if view.preemptions_per_min < before.preemptions_per_min:
+    if view.tokens_per_s >= before.tokens_per_s * (1 - policy.throughput_loss):
         return ""
-    if view.tokens_per_s < before.tokens_per_s * (1 - policy.throughput_loss):
-        was, now = before.tokens_per_s, view.tokens_per_s
-        return f"{was:.0f} -> {now:.0f} tokens/s and TPOT no better ({seconds_text(view.pace)})"
-    return ""
+    was, now = before.tokens_per_s, view.tokens_per_s
+    return f"{was:.0f} -> {now:.0f} tokens/s since, and {seconds_text(view.pace)} a token is no better"
+
+
+def _out_of_reach(trial: Trial, view: TuningView, slo: Slo, policy: TuningPolicy) -> str:
+    """Time per token against running requests is close to a line; two settings give it, and with it the time of one
+    request alone."""
+    before, target = trial.before, slo.tpot_p95
+    if trial.change.up or trial.change.code != "TpotOverTarget" or trial.change.knob != "max_num_seqs":
+        return ""
+    if target is None or before.pace is None or view.pace is None or view.pace <= target * (1 + policy.dead_band):
+        return ""
+    if view.running < 1 or view.running > before.running * 0.9:
+        return ""
+    slope = max(0.0, (before.pace - view.pace) / (before.running - view.running))
+    alone = view.pace - slope * (view.running - 1)
+    if alone <= target:
+        return ""
+    return f"one request alone would take about {seconds_text(alone)} a token, over target {seconds_text(target)}"
 
 
 def _still_draining(view: TuningView, limits: Limits, state: TuningState, policy: TuningPolicy) -> bool:
@@ -132,13 +168,16 @@ def _still_draining(view: TuningView, limits: Limits, state: TuningState, policy
 
 
 def _take_back(
-    limits: Limits, state: TuningState, trial: Trial, verdict: str, now: float, policy: TuningPolicy
+    limits: Limits, bounds: TuningBounds, state: TuningState, trial: Trial, verdict: Verdict, now: float
 ) -> TuningDecision:
     made = trial.change
-    text = f"{made.knob} {made.to} -> {made.frm}: taken back, {verdict}"
-    back = Change(made.knob, made.to, made.frm, "TakenBack", text)
-    block = Block(made.knob, up=made.to > made.frm, until=now + policy.cool_down)
-    state = TuningState(window_start=now, trial=None, blocks=(*state.blocks, block))
+    rest = Block(made.knob, up=made.up, until=now + verdict.rest)
+    state = TuningState(window_start=now, blocks=(*state.blocks, rest))
+    to = bounds.clamp(made.before(limits)).get(made.knob)
+    if to == made.to:
+        return _unchanged(limits, "InDeadBand", f"{verdict.why}, but the bounds allow no way back", state)
+    text = f"{made.knob} {made.to} -> {to}: taken back, {verdict.why}"
+    back = Change(made.knob, made.to, to, "TakenBack", text)
     return TuningDecision(back.applied_to(limits), back, back.code, text, state)
 
 

@@ -17,8 +17,10 @@ from inflight_operator.decide.tuning_types import (
     seconds_text,
 )
 
-SMALLEST_CUT, LARGEST_CUT = 0.9, 0.5
-"""A multiplicative step down leaves between half and nine tenths, in proportion to how far the target was missed."""
+SMALLEST_CUT = 0.9
+LARGEST_CUT: dict[Knob, float] = {"max_num_seqs": 0.5, "max_num_batched_tokens": 0.25}
+"""A multiplicative step down leaves at most and at least this share, in proportion to how far the target was missed.
+The token budget has the wider range, often a hundred times what a step reaches, and takes hold at the next step."""
 
 STEPS_OF_RANGE = 16
 """An additive step up is this fraction of the range between the bounds."""
@@ -36,7 +38,7 @@ def propose(
     """The next step, or None when no rule wants one."""
     for rule in _RULES:
         change = rule(view, limits, bounds, slo, policy)
-        if change is not None and not state.blocked(change.knob, up=change.to > change.frm):
+        if change is not None and not state.blocked(change.knob, up=change.up):
             return change
     return None
 
@@ -56,12 +58,12 @@ def smaller_steps_when_prefill_delays_decodes(
 ) -> Change | None:
     """Decodes wait for the whole step they share with a prefill chunk: cut the chunk before the batch."""
     over = _over_target(view, slo, policy)
-    if over is None or not _prefill_interferes(view):
+    if over is None or not _prefill_interferes(view, slo):
         return None
     # A limit far above what steps reach would not bite: start from what they reach.
     reached = view.step_tokens_p95 if view.step_tokens_p95 is not None else limits.max_num_batched_tokens
     start = min(limits.max_num_batched_tokens, max(1, math.ceil(reached)))
-    to = _even(math.floor(start * _cut(over)))
+    to = _even(math.floor(start * _cut("max_num_batched_tokens", view, slo)))
     # Every running request needs one token of each step, or the budget would starve decodes instead.
     to = max(to, bounds.min.max_num_batched_tokens, math.ceil(view.running_now * 1.25))
     return _change(
@@ -79,14 +81,14 @@ def fewer_slots_when_decodes_are_slow(
     pace, target = view.pace, slo.tpot_p95
     if pace is not None and target is not None and pace < target * policy.room:
         return None  # what runs now holds the target: finished requests still carry an earlier setting
-    return _cut_slots(view, limits, bounds, _cut(over), "TpotOverTarget", _tpot_over(view, slo))
+    return _cut_slots(view, limits, bounds, _cut("max_num_seqs", view, slo), "TpotOverTarget", _tpot_over(view, slo))
 
 
 def more_slots_when_requests_wait(
     view: TuningView, limits: Limits, bounds: TuningBounds, slo: Slo, policy: TuningPolicy
 ) -> Change | None:
     """Requests wait for a slot while decodes have room."""
-    if view.waiting < 1 or view.running < limits.max_num_seqs * 0.9 or view.kv_usage >= policy.kv_full:
+    if view.waiting < 1 or view.running < limits.max_num_seqs * 0.9:
         return None
     room = _room(view, slo, policy)
     if room is None:
@@ -94,7 +96,8 @@ def more_slots_when_requests_wait(
     step = max(1, math.ceil((bounds.max.max_num_seqs - bounds.min.max_num_seqs) / STEPS_OF_RANGE))
     if room <= 0.5:  # far from the target: double, as TCP's slow start does
         step = max(step, limits.max_num_seqs)
-    to = min(limits.max_num_seqs + step, bounds.max.max_num_seqs)
+    fits = math.floor(limits.max_num_seqs * policy.kv_full / max(view.kv_usage, 0.01))
+    to = min(limits.max_num_seqs + step, bounds.max.max_num_seqs, max(fits, limits.max_num_seqs))
     why = f"{view.waiting:.0f} requests wait, {_tpot_room(view, slo)}"
     return _change("max_num_seqs", limits, to, "RequestsWait", why)
 
@@ -109,6 +112,8 @@ def larger_steps_when_prompts_wait(
         return None  # one step computes all that waits
     if view.waiting_prompt_tokens is None and view.waiting < 1:
         return None
+    if view.step_tokens_p95 is not None and view.step_tokens_p95 < limits.max_num_batched_tokens * 0.8:
+        return None  # steps do not reach the budget: it is not what prompts wait for
     if _room(view, slo, policy) is None:
         return None
     step = max(16, math.ceil((bounds.max.max_num_batched_tokens - bounds.min.max_num_batched_tokens) / STEPS_OF_RANGE))
@@ -161,16 +166,22 @@ def _room(view: TuningView, slo: Slo, policy: TuningPolicy) -> float | None:
     return share if share < policy.room else None
 
 
-def _prefill_interferes(view: TuningView) -> bool:
-    if view.step_tokens_p95 is not None:
-        return view.step_tokens_p95 > PREFILL_SHARE * max(view.running, 1.0)
+def _prefill_interferes(view: TuningView, slo: Slo) -> bool:
+    if view.step_tokens_mean is not None and view.step_tokens_p95 is not None:
+        decodes = max(view.running, 1.0)
+        if view.step_tokens_mean > PREFILL_SHARE * decodes:
+            return True
+        # Prefill in few steps only: it is to blame when the other steps, the typical ones, hold the target.
+        typical_holds = view.itl_p50 is not None and slo.tpot_p95 is not None and view.itl_p50 <= slo.tpot_p95
+        return view.step_tokens_p95 > PREFILL_SHARE * decodes and typical_holds
     if view.itl_p50 is None or view.itl_p95 is None:
         return False
     return view.itl_p95 > TAIL * view.itl_p50
 
 
-def _cut(over: float) -> float:
-    return max(LARGEST_CUT, min(SMALLEST_CUT, 1.0 / over))
+def _cut(knob: Knob, view: TuningView, slo: Slo) -> float:
+    pace = view.pace or slo.tpot_p95 or 1.0
+    return max(LARGEST_CUT[knob], min(SMALLEST_CUT, (slo.tpot_p95 or pace) / pace))
 
 
 def _even(tokens: int) -> int:

@@ -61,9 +61,10 @@ class TuningPolicy:
         dead_band: a latency within target * (1 +/- this) asks for nothing.
         room: TPOT below this share of the target counts as room for a step up.
         preemptions_per_min: more than this asks for fewer slots.
-        kv_full: KV utilization from which no slot is added.
+        kv_full: KV utilization that adding slots must not lead to.
         throughput_loss: share of throughput a useless step down may cost before it is taken back.
         cool_down: seconds a direction rests after it was taken back.
+        out_of_reach_cool_down: the same after a step down that showed that no step down can reach the target.
         drain_windows: windows to wait at most for a lowered slot limit to take hold.
     """
 
@@ -74,6 +75,7 @@ class TuningPolicy:
     kv_full: float = 0.9
     throughput_loss: float = 0.15
     cool_down: float = 120.0
+    out_of_reach_cool_down: float = 900.0
     drain_windows: float = 3.0
 
 
@@ -90,11 +92,11 @@ class TuningView:
         ttft_p95: seconds; None without first tokens.
         generated_tokens: tokens generated in the window.
         tokens_per_s: tokens computed per second, prompt and output together.
-        step_tokens_p95: tokens of one step; None when the engine does not tell.
+        step_tokens_mean, step_tokens_p95: tokens of one step; None when the engine does not tell.
         running, waiting: requests per pod, mean over the window.
         running_now: requests that run in the fullest pod at the end of the window.
         waiting_prompt_tokens: prompt tokens per pod not computed yet, mean; None when the engine does not tell.
-        kv_usage: share of KV blocks in use in the fullest pod, 0 to 1.
+        kv_usage: the largest share of KV blocks in use in any pod, 0 to 1.
         preemptions_per_min: over all pods.
     """
 
@@ -108,6 +110,7 @@ class TuningView:
     ttft_p95: float | None
     generated_tokens: float
     tokens_per_s: float
+    step_tokens_mean: float | None
     step_tokens_p95: float | None
     running: float
     running_now: int
@@ -144,8 +147,16 @@ class Change:
     code: str
     text: str
 
+    @property
+    def up(self) -> bool:
+        return self.to > self.frm
+
     def applied_to(self, limits: Limits) -> Limits:
         return limits.with_(self.knob, self.to)
+
+    def before(self, limits: Limits) -> Limits:
+        """`limits` with this change undone."""
+        return limits.with_(self.knob, self.frm)
 
 
 @dataclass(frozen=True, slots=True)

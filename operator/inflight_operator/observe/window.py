@@ -43,13 +43,13 @@ class Window:
         return max((now - samples[-1].time for samples in self.pods.values() if samples), default=0.0)
 
     def since(self, start: float) -> Span:
-        """What happened from `start` on. The last sample before it is the base that differences are taken from."""
+        """What happened after `start`. The last sample up to it is the base that differences are taken from."""
         return Span(tuple(_from(samples, start) for samples in self.pods.values() if samples))
 
 
 def _from(samples: Samples, start: float) -> Samples:
-    before = [one for one in samples if one.time < start]
-    return (*before[-1:], *(one for one in samples if one.time >= start))
+    before = [one for one in samples if one.time <= start]
+    return (*before[-1:], *(one for one in samples if one.time > start))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,10 @@ class Span:
             if told:
                 means.append(sum(told) / len(told))
         return sum(means) / len(means) if means else None
+
+    def peak(self, of: Callable[[Sample], float]) -> float:
+        """The largest value of a gauge over time and pods, without the base sample; 0 without samples."""
+        return max((of(one) for samples in self.pods for one in samples[1:] or samples), default=0.0)
 
     def largest_now(self, of: Callable[[Sample], float]) -> float:
         """The largest newest value of a gauge over pods; 0 without samples."""

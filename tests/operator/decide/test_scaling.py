@@ -1,0 +1,231 @@
+"""Scaling: what holds for any observation, and the arithmetic of each target."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inflight_operator.decide.behavior import Behavior, ScalingHistory, ScalingPolicy, ScalingRules
+from inflight_operator.decide.scaling import PodLoad, ScalingBounds, ScalingObservation, ScalingTargets, decide_scaling
+
+AT_ONCE = Behavior(scale_up=ScalingRules(0.0), scale_down=ScalingRules(0.0))
+BOUNDS = ScalingBounds(1, 8)
+WAITING = ScalingTargets(waiting_requests=4)
+
+loads = st.lists(
+    st.builds(
+        PodLoad,
+        waiting=st.integers(0, 200),
+        running=st.integers(0, 64),
+        kv_usage=st.floats(0, 1),
+        max_num_seqs=st.sampled_from([None, 8, 64]),
+    ),
+    max_size=6,
+).map(tuple)
+
+
+@st.composite
+def observations(draw):
+    shown = draw(loads)
+    stale = draw(st.integers(0, 2))
+    starting = draw(st.integers(0, 3))
+    ready = len(shown) + stale
+    return ScalingObservation(
+        time=1000.0,
+        replicas=ready + starting,
+        ready=ready,
+        loads=shown,
+        ttft_p95=draw(st.none() | st.floats(0.01, 20)),
+    )
+
+
+targets = st.builds(
+    ScalingTargets,
+    waiting_requests=st.none() | st.integers(1, 20),
+    kv_utilization=st.none() | st.floats(0.1, 1),
+    ttft_p95=st.none() | st.floats(0.1, 2),
+)
+policies = st.lists(
+    st.builds(
+        ScalingPolicy,
+        type=st.sampled_from(["Pods", "Percent"]),
+        value=st.integers(1, 200),
+        period=st.sampled_from([15.0, 60.0]),
+    ),
+    max_size=3,
+).map(tuple)
+rules = st.builds(
+    ScalingRules,
+    stabilization_window=st.sampled_from([0.0, 30.0, 120.0]),
+    policies=policies,
+    select_policy=st.sampled_from(["Max", "Min", "Disabled"]),
+)
+behaviors = st.builds(Behavior, scale_up=rules, scale_down=rules)
+bounds = st.tuples(st.integers(1, 5), st.integers(0, 8)).map(lambda two: ScalingBounds(two[0], two[0] + two[1]))
+
+
+def seen(replicas, waits, *, ready=None, time=1000.0, running=4, kv=0.2, ttft=None, slots=None):
+    loads = tuple(PodLoad(wait, running, kv, slots) for wait in waits)
+    return ScalingObservation(time, replicas, len(waits) if ready is None else ready, loads, ttft)
+
+
+@given(observations(), targets, behaviors, bounds)
+def test_the_result_is_within_bounds_or_on_its_way_there_by_policy(observation, wanted, behavior, limits):
+    decision = decide_scaling(observation, wanted, behavior, limits, ScalingHistory())
+    assert limits.min_replicas <= decision.replicas <= limits.max_replicas
+    assert decision.reason
+    assert decision.code
+
+
+@given(observations(), targets, behaviors)
+def test_stale_metrics_never_scale_down(observation, wanted, behavior):
+    if observation.stale == 0:
+        observation = replace(observation, ready=observation.ready + 1, replicas=observation.replicas + 1)
+    decision = decide_scaling(observation, wanted, behavior, ScalingBounds(1, 50), ScalingHistory())
+    assert decision.replicas >= observation.replicas
+    assert not decision.able
+
+
+@given(observations(), targets, behaviors)
+def test_no_fresh_metrics_change_nothing(observation, wanted, behavior):
+    blind = replace(observation, loads=())
+    decision = decide_scaling(blind, wanted, behavior, ScalingBounds(0, 50), ScalingHistory())
+    assert decision.replicas == blind.replicas
+
+
+@given(observations(), st.integers(1, 20), st.integers(1, 100))
+def test_a_longer_queue_never_asks_for_fewer(observation, target, more):
+    if not observation.loads:
+        return
+    longer = replace(
+        observation,
+        loads=(replace(observation.loads[0], waiting=observation.loads[0].waiting + more), *observation.loads[1:]),
+    )
+    wide = ScalingBounds(0, 10_000)
+    asked = ScalingTargets(waiting_requests=target)
+    before = decide_scaling(observation, asked, AT_ONCE, wide, ScalingHistory())
+    after = decide_scaling(longer, asked, AT_ONCE, wide, ScalingHistory())
+    assert after.replicas >= before.replicas
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.floats(0, 1)), min_size=1, max_size=60),
+    st.lists(
+        st.builds(ScalingPolicy, type=st.just("Pods"), value=st.integers(1, 3), period=st.sampled_from([15.0, 60.0])),
+        min_size=1,
+        max_size=1,
+    ),
+)
+def test_a_change_stays_within_its_policy_of_the_period_start(course, policy):
+    behavior = Behavior(scale_up=ScalingRules(0.0, tuple(policy)), scale_down=ScalingRules(0.0, tuple(policy)))
+    replicas, history, changes = 4, ScalingHistory(), []
+    for step, (waiting, kv) in enumerate(course):
+        now = step * 5.0
+        observation = ScalingObservation(now, replicas, replicas, (PodLoad(waiting, 4, kv),) * replicas)
+        decision = decide_scaling(
+            observation, ScalingTargets(waiting_requests=4), behavior, ScalingBounds(1, 500), history
+        )
+        changes.append((now, decision.replicas - replicas))
+        replicas, history = decision.replicas, decision.history
+        if changes[-1][1]:
+            since_start = sum(change for time, change in changes if time > now - policy[0].period)
+            assert abs(since_start) <= policy[0].value
+
+
+def test_a_queue_asks_for_replicas_at_target_each_and_says_so():
+    decision = decide_scaling(seen(1, [37]), WAITING, Behavior(), ScalingBounds(1, 2), ScalingHistory())
+    assert decision.replicas == 2
+    assert decision.reason == "replicas 1 -> 2: 37 requests wait, 4 per replica is the target"
+
+
+def test_within_ten_percent_of_target_nothing_changes():
+    decision = decide_scaling(seen(10, [44] + [0] * 9), WAITING, AT_ONCE, ScalingBounds(1, 20), ScalingHistory())
+    assert decision.replicas == 10
+    assert (
+        decide_scaling(seen(10, [45] + [0] * 9), WAITING, AT_ONCE, ScalingBounds(1, 20), ScalingHistory()).replicas
+        == 12
+    )
+
+
+def test_replicas_that_start_are_capacity_already_ordered():
+    """The queue of one pod stays over target while ordered ones load: the order is not repeated."""
+    kv = ScalingTargets(waiting_requests=4, kv_utilization=0.8)
+    replicas, history, seen_numbers = 1, ScalingHistory(), []
+    for step in range(20):
+        observation = seen(replicas, [8], ready=1, time=step * 3.0, kv=1.0)
+        decision = decide_scaling(observation, kv, Behavior(), BOUNDS, history)
+        replicas, history = decision.replicas, decision.history
+        seen_numbers.append(replicas)
+    assert set(seen_numbers) == {2}
+
+
+def test_late_first_tokens_ask_for_one_more_and_wait_for_what_it_brings():
+    slo = ScalingTargets(ttft_p95=0.5)
+    history = ScalingHistory()
+    settled = decide_scaling(seen(1, [3], time=0.0, ttft=2.0), slo, Behavior(), BOUNDS, history)
+    assert settled.replicas == 1  # the first window has not been measured whole
+    first = decide_scaling(seen(1, [3], time=31.0, ttft=2.0), slo, Behavior(), BOUNDS, settled.history)
+    assert first.replicas == 2
+    assert "p95 TTFT 2.0 s over target 500 ms while 3 requests wait" in first.reason
+    loading = decide_scaling(seen(2, [3], ready=1, time=34.0, ttft=2.0), slo, Behavior(), BOUNDS, first.history)
+    ready = decide_scaling(seen(2, [3, 3], time=40.0, ttft=2.0), slo, Behavior(), BOUNDS, loading.history)
+    later = decide_scaling(seen(2, [3, 3], time=71.0, ttft=2.0), slo, Behavior(), BOUNDS, ready.history)
+    assert [loading.replicas, ready.replicas, later.replicas] == [2, 2, 3]
+
+
+def test_late_first_tokens_without_a_queue_ask_for_nothing():
+    calm = ScalingHistory(complete_since=-1000.0)
+    decision = decide_scaling(seen(1, [0], ttft=2.0), ScalingTargets(ttft_p95=0.5), Behavior(), BOUNDS, calm)
+    assert decision.replicas == 1
+
+
+def test_down_waits_for_the_window_and_says_how_long():
+    behavior = Behavior(scale_down=ScalingRules(120.0))
+    busy = decide_scaling(seen(2, [4, 4], time=0.0), WAITING, behavior, BOUNDS, ScalingHistory())
+    held = decide_scaling(seen(2, [0, 0], time=40.0, running=0), WAITING, behavior, BOUNDS, busy.history)
+    assert held.replicas == 2
+    assert held.code == "ScaleDownHeld"
+    assert held.reason == "no request waits, 4 per replica is the target; held by the scale-down window for 80 s more"
+    gone = decide_scaling(seen(2, [0, 0], time=121.0, running=0), WAITING, behavior, BOUNDS, held.history)
+    assert gone.replicas == 1
+    assert gone.reason.startswith("replicas 2 -> 1: no request waits")
+
+
+def test_a_restarted_operator_waits_out_the_window_before_it_scales_down():
+    decision = decide_scaling(seen(5, [0] * 5, running=0), WAITING, Behavior(), BOUNDS, ScalingHistory())
+    assert decision.replicas == 5
+
+
+def test_an_empty_queue_keeps_the_replicas_that_running_requests_need():
+    decision = decide_scaling(seen(3, [0, 0, 0], running=6, slots=8), WAITING, AT_ONCE, BOUNDS, ScalingHistory())
+    assert decision.replicas == 3  # 18 requests run, 8 fit into one replica
+    fewer = decide_scaling(seen(3, [0, 0, 0], running=5, slots=8), WAITING, AT_ONCE, BOUNDS, ScalingHistory())
+    assert fewer.replicas == 2
+
+
+def test_the_largest_ask_wins():
+    both = ScalingTargets(waiting_requests=4, kv_utilization=0.5)
+    decision = decide_scaling(seen(2, [0, 0], kv=0.9), both, Behavior(), BOUNDS, ScalingHistory())
+    assert decision.replicas == 4
+    assert decision.reason == "replicas 2 -> 4: 90% of the KV cache is in use, 50% is the target"
+
+
+def test_outside_the_bounds_goes_to_the_bound_at_once():
+    low = decide_scaling(seen(1, [0]), WAITING, Behavior(), ScalingBounds(3, 8), ScalingHistory())
+    high = decide_scaling(seen(5, [90] * 5), WAITING, Behavior(), ScalingBounds(1, 2), ScalingHistory())
+    assert (low.replicas, low.reason) == (3, "replicas 1 -> 3: minReplicas is 3")
+    assert (high.replicas, high.reason) == (2, "replicas 5 -> 2: maxReplicas is 2")
+
+
+def test_what_policies_hold_back_is_said():
+    behavior = Behavior(scale_up=ScalingRules(0.0, (ScalingPolicy("Pods", 1, 60.0),)))
+    decision = decide_scaling(seen(1, [30]), WAITING, behavior, BOUNDS, ScalingHistory())
+    assert decision.replicas == 2
+    assert decision.reason.endswith("8 are wanted, behavior.scaleUp.policies allow 2 now")
+
+
+def test_history_stays_small():
+    history = ScalingHistory()
+    for step in range(2000):
+        history = decide_scaling(seen(1, [0], time=step * 1.0), WAITING, Behavior(), BOUNDS, history).history
+    assert len(history.recommendations) < 10

@@ -1,0 +1,161 @@
+"""A model of an engine for tests of the operator's decisions: a step takes `base + per_prefill * prefill tokens +
+per_decode * decodes` seconds. It is arithmetic, not an engine, but it reports what an engine reports."""
+
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass, field
+
+from inflight_operator.observe.histogram import Histogram
+from inflight_operator.observe.metrics import Sample
+
+SECONDS = (
+    0.005,
+    0.01,
+    0.02,
+    0.03,
+    0.04,
+    0.05,
+    0.06,
+    0.075,
+    0.1,
+    0.125,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1,
+    1.5,
+    2,
+    3,
+    5,
+)
+SECONDS = (*SECONDS, 10, 20, 40, 80, float("inf"))
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192, float("inf"))
+
+
+class Buckets:
+    def __init__(self, bounds):
+        self.bounds, self.counts, self.total = bounds, [0.0] * len(bounds), 0.0
+
+    def observe(self, value, times=1):
+        self.total += value * times
+        for index in range(bisect_left(self.bounds, value), len(self.bounds)):
+            self.counts[index] += times
+
+    def value(self):
+        return Histogram(self.bounds, tuple(self.counts), self.total)
+
+
+@dataclass
+class ModelRequest:
+    arrived: float
+    prompt: int
+    output: int
+    computed: int = 0
+    generated: int = 0
+    first_token: float = 0.0
+
+
+@dataclass
+class ModelEngine:
+    base: float = 0.02
+    per_prefill: float = 0.0006
+    per_decode: float = 0.003
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    kv_tokens: int = 100_000
+    time: float = 0.0
+    waiting: deque = field(default_factory=deque)
+    running: list = field(default_factory=list)
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    finished: int = 0
+    ttft: Buckets = field(default_factory=lambda: Buckets(SECONDS))
+    tpot: Buckets = field(default_factory=lambda: Buckets(SECONDS))
+    itl: Buckets = field(default_factory=lambda: Buckets(SECONDS))
+    step_tokens: Buckets = field(default_factory=lambda: Buckets(TOKENS))
+
+    def add(self, prompt, output):
+        self.waiting.append(ModelRequest(self.time, prompt, output))
+
+    def run_until(self, end):
+        while self.time < end:
+            if not self.waiting and not self.running:
+                self.time = end
+                return
+            self._step()
+
+    def _step(self):
+        budget = self.max_num_batched_tokens
+        while self._kv_used() > self.kv_tokens and len(self.running) > 1:
+            lost = self.running.pop()
+            lost.computed = 0
+            lost.prompt += lost.generated
+            self.waiting.appendleft(lost)
+            self.preemptions += 1
+        decodes = [one for one in self.running if one.computed >= one.prompt][:budget]
+        budget -= len(decodes)
+        chunks = []
+        for request in [one for one in self.running if one.computed < one.prompt]:
+            chunk = min(budget, request.prompt - request.computed)
+            if chunk:
+                chunks.append((request, chunk))
+                budget -= chunk
+        while budget and self.waiting and len(self.running) < self.max_num_seqs:
+            if self._kv_used() + self.waiting[0].prompt > self.kv_tokens and self.running:
+                break
+            request = self.waiting.popleft()
+            self.running.append(request)
+            chunk = min(budget, request.prompt)
+            chunks.append((request, chunk))
+            budget -= chunk
+        prefill = sum(chunk for _, chunk in chunks)
+        took = self.base + self.per_prefill * prefill + self.per_decode * len(decodes)
+        self.time += took
+        self.step_tokens.observe(prefill + len(decodes))
+        if decodes:
+            self.itl.observe(took, len(decodes))
+        for request, chunk in chunks:
+            request.computed += chunk
+            self.prompt_tokens += chunk
+            if request.computed >= request.prompt:
+                self._token(request)
+        for request in decodes:
+            self._token(request)
+
+    def _token(self, request):
+        request.generated += 1
+        self.generation_tokens += 1
+        if request.generated == 1:
+            request.first_token = self.time
+            self.ttft.observe(self.time - request.arrived)
+        if request.generated >= request.output:
+            self.running.remove(request)
+            self.finished += 1
+            if request.output > 1:
+                self.tpot.observe((self.time - request.first_token) / (request.output - 1))
+
+    def _kv_used(self):
+        return sum(one.computed + one.generated for one in self.running)
+
+    def sample(self):
+        return Sample(
+            time=self.time,
+            running=len(self.running),
+            waiting=len(self.waiting),
+            kv_usage=min(1.0, self._kv_used() / self.kv_tokens),
+            preemptions=self.preemptions,
+            prompt_tokens=self.prompt_tokens,
+            generation_tokens=self.generation_tokens,
+            ttft=self.ttft.value(),
+            tpot=self.tpot.value(),
+            itl=self.itl.value(),
+            step_tokens=self.step_tokens.value(),
+            waiting_prompt_tokens=sum(one.prompt for one in self.waiting)
+            + sum(one.prompt - one.computed for one in self.running if one.computed < one.prompt),
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+        )
