@@ -65,7 +65,6 @@ class DecoderConfig:
     output_bias: bool
     mlp_bias: bool
     qk_norm: bool
-    torch_dtype: str | None
     eos_token_ids: tuple[int, ...]
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
@@ -128,7 +127,6 @@ def config_from_hf(raw: dict[str, Any]) -> DecoderConfig:
         output_bias=attention_bias,
         mlp_bias=bool(raw.get("mlp_bias", False)),
         qk_norm=architecture == "Qwen3ForCausalLM",
-        torch_dtype=raw.get("dtype") or raw.get("torch_dtype"),
         eos_token_ids=token_ids(raw.get("eos_token_id")),
     )
 
@@ -172,7 +170,6 @@ def config_from_gguf(gguf: GGUFFile) -> DecoderConfig:
         output_bias="blk.0.attn_output.bias" in gguf.tensors,
         mlp_bias="blk.0.ffn_up.bias" in gguf.tensors,
         qk_norm=False,
-        torch_dtype=None,
         eos_token_ids=token_ids(meta.get("tokenizer.ggml.eos_token_id")),
     )
 

@@ -117,7 +117,7 @@ def _from_hub(source: str, name: str, revision: str) -> ModelFiles:
         folder = snapshot_download(name, revision=revision, allow_patterns=list(_HUB_FILES))
     except GatedRepoError as error:
         raise ModelSourceError(
-            f"model source {source} is gated on the hub: accept its terms there and set HF_TOKEN to that account's token"
+            f"model source {source} is gated on the hub: accept its terms there and set HF_TOKEN"
         ) from error
     except RepositoryNotFoundError as error:
         raise ModelSourceError(

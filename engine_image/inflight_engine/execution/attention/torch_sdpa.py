@@ -1,0 +1,126 @@
+"""Paged attention in plain torch, on any device.
+
+The cache of a layer is [num_blocks, block_size, kv_heads, D] for keys and the same for values. Reading copies whole
+blocks (`index_select` over the first dimension); gathering token by token costs several times more on a CPU. Decodes
+attend as one padded batch with a mask. Heads that share a key/value head are folded into the query dimension, so
+grouped-query attention repeats nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from inflight_engine.execution.attention.base import AttentionBackend, AttentionBatch, ChunkSpan
+from inflight_engine.models.config import DecoderConfig
+
+
+class TorchSdpaBackend(AttentionBackend):
+    """See the module."""
+
+    name = "torch-sdpa"
+
+    @staticmethod
+    def runs_on(device: torch.device) -> bool:
+        return True
+
+    def __init__(
+        self, config: DecoderConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._block_size = block_size
+        self._kv_heads = config.num_key_value_heads
+        self._group = config.num_attention_heads // config.num_key_value_heads
+        self._head_dim = config.head_dim
+        self._device = device
+        shape = (config.num_hidden_layers, 2, num_blocks, block_size, self._kv_heads, self._head_dim)
+        self._cache = _zeros(shape, dtype, device)
+        self._num_decodes = 0
+        self._chunks: list[tuple[ChunkSpan, torch.Tensor, torch.Tensor | None]] = []
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        self._kv_slots = self._tensor(batch.kv_slots)
+        self._num_decodes = len(batch.decode_context_lens)
+        if self._num_decodes:
+            longest = int(batch.decode_context_lens.max())
+            num_blocks = -(-longest // self._block_size)
+            self._decode_blocks = self._tensor(batch.decode_block_table[:, :num_blocks].reshape(-1))
+            visible = np.arange(num_blocks * self._block_size) < batch.decode_context_lens[:, None]
+            self._decode_mask = self._tensor(visible)[:, None, None, :]  # [B, 1, 1, L]
+        self._chunks = [(chunk, self._tensor(chunk.block_ids), self._chunk_mask(chunk)) for chunk in batch.chunks]
+
+    def forward(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        key_cache, value_cache = self._cache[layer]
+        key_cache.view(-1, self._kv_heads, self._head_dim).index_copy_(0, self._kv_slots, keys)
+        value_cache.view(-1, self._kv_heads, self._head_dim).index_copy_(0, self._kv_slots, values)
+        parts = []
+        if self._num_decodes:
+            parts.append(self._decode(queries[: self._num_decodes], key_cache, value_cache))
+        for chunk, blocks, mask in self._chunks:
+            span = slice(chunk.first, chunk.first + chunk.length)
+            if mask is None:  # nothing before the chunk: its own keys are all there is
+                parts.append(self._attend(queries[span], keys[span], values[span], None))
+            else:
+                parts.append(self._prefill(queries[span], key_cache, value_cache, blocks, mask))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _decode(self, queries: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> torch.Tensor:
+        batch = queries.shape[0]
+        shape = (batch, -1, self._kv_heads, self._head_dim)
+        keys = key_cache.index_select(0, self._decode_blocks).view(shape).transpose(1, 2)  # [B, kv_heads, L, D]
+        values = value_cache.index_select(0, self._decode_blocks).view(shape).transpose(1, 2)
+        grouped = queries.reshape(batch, self._kv_heads, self._group, self._head_dim)
+        mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._decode_mask)
+        return mixed.reshape(batch, -1)
+
+    def _prefill(
+        self,
+        queries: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        blocks: torch.Tensor,
+        mask: torch.Tensor,
+    ) -> torch.Tensor:
+        shape = (-1, self._kv_heads, self._head_dim)
+        keys = key_cache.index_select(0, blocks).view(shape)[: mask.shape[-1]]  # [start + length, kv_heads, D]
+        values = value_cache.index_select(0, blocks).view(shape)[: mask.shape[-1]]
+        return self._attend(queries, keys, values, mask)
+
+    def _attend(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        length = queries.shape[0]
+        # [kv_heads, group, length, D] against keys and values expanded over the group (a view).
+        grouped = queries.view(length, self._kv_heads, self._group, self._head_dim).permute(1, 2, 0, 3)
+        shape = (self._kv_heads, self._group, keys.shape[0], self._head_dim)
+        mixed = F.scaled_dot_product_attention(
+            grouped,
+            keys.transpose(0, 1)[:, None].expand(shape),
+            values.transpose(0, 1)[:, None].expand(shape),
+            attn_mask=mask,
+            is_causal=mask is None,
+        )
+        return mixed.permute(2, 0, 1, 3).reshape(length, -1)
+
+    def _chunk_mask(self, chunk: ChunkSpan) -> torch.Tensor | None:
+        """bool [length, start + length], True where a query may look; None for a chunk at the very beginning."""
+        if chunk.start == 0:
+            return None
+        queries = torch.arange(chunk.start, chunk.start + chunk.length, device=self._device)
+        keys = torch.arange(chunk.start + chunk.length, device=self._device)
+        return keys[None, :] <= queries[:, None]
+
+    def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros, because padding is read and then masked, and a NaN would go through a mask. On CPU the pages come zeroed
+    from the system when they are first touched, so a large cache costs no time to start."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = int(np.prod(shape)) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)

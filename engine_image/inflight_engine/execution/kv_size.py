@@ -1,0 +1,71 @@
+"""How many KV blocks to allocate: a pure decision from numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inflight_engine.config import EngineConfig
+
+CPU_MEMORY_SHARE = 0.5
+"""On CPU: share of what is available after the weights. The rest is for activations, the API process and the page
+cache; in a container, going over the limit is a kill."""
+CPU_MEMORY_CAP = 2 << 30
+"""On CPU: more is taken only when one sequence of full length needs it."""
+GPU_MEMORY_SHARE = 0.9
+"""On a GPU: share of what is free after the weights; the rest is for activations."""
+
+
+class KVCacheSizeError(ValueError):
+    """The KV cache that was asked for, or that fits, is too small; the message says which setting to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVDemand:
+    """What the cache is for.
+
+    Attributes:
+        bytes_per_token: over all layers.
+        max_model_len: one sequence of this many tokens has to fit.
+        on_gpu: which share of `available` to take.
+        available: bytes that can still be taken on the device, after the weights.
+    """
+
+    bytes_per_token: int
+    max_model_len: int
+    on_gpu: bool
+    available: int
+
+
+def num_kv_blocks(config: EngineConfig, demand: KVDemand) -> int:
+    """`num_kv_blocks` if given, else what `kv_cache_memory` holds, else what a share of the available memory holds, but
+    no more than `max_num_seqs` sequences of full length could use.
+
+    With `num_kv_blocks` given, a sequence of full length need not fit: requests that could never fit are refused.
+
+    Raises:
+        KVCacheSizeError: see its docstring.
+    """
+    if config.num_kv_blocks is not None:
+        if config.num_kv_blocks < 1:
+            raise KVCacheSizeError(f"num_kv_blocks must be at least 1, not {config.num_kv_blocks}")
+        return config.num_kv_blocks
+    block_bytes = demand.bytes_per_token * config.block_size
+    blocks_per_sequence = -(-demand.max_model_len // config.block_size)
+    useful = blocks_per_sequence * config.max_num_seqs
+    if config.kv_cache_memory is not None:
+        blocks = min(config.kv_cache_memory // block_bytes, useful)
+        what, change = f"kv_cache_memory {config.kv_cache_memory}", "raise kv_cache_memory"
+    else:
+        share = GPU_MEMORY_SHARE if demand.on_gpu else CPU_MEMORY_SHARE
+        budget = int(demand.available * share)
+        if not demand.on_gpu:
+            budget = min(budget, max(CPU_MEMORY_CAP, blocks_per_sequence * block_bytes))
+        blocks = min(budget // block_bytes, useful)
+        what = f"{share:.0%} of the {demand.available / 2**20:.0f} MiB available after the weights"
+        change = "give it more memory"
+    if blocks < blocks_per_sequence:
+        raise KVCacheSizeError(
+            f"the KV cache is too small: {what} holds {blocks * config.block_size} tokens at {demand.bytes_per_token} "
+            f"bytes each, but max_model_len is {demand.max_model_len} tokens; lower max_model_len or {change}"
+        )
+    return blocks

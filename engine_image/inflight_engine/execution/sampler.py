@@ -1,0 +1,128 @@
+"""Choosing the next token of every sequence at once.
+
+Each random draw is a pure function of the request's seed and the token's position, so it is the same whatever else is
+in the batch, however the prompt was chunked, and after a preemption.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from inflight_engine.request import TokenIds
+
+_CANDIDATES = 1024
+"""Sorting the whole vocabulary is slow, and top_k and top_p rarely keep more than this; where they do, it is sorted."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplingBatch:
+    """One row for each token to sample.
+
+    Attributes:
+        temperature: float64 [N], 0 is greedy.
+        top_p: float64 [N]. top_k: int64 [N], 0 keeps all.
+        seed: uint64 [N].
+        position: int64 [N]: index of the token in its sequence.
+    """
+
+    temperature: npt.NDArray[np.float64]
+    top_p: npt.NDArray[np.float64]
+    top_k: npt.NDArray[np.int64]
+    seed: npt.NDArray[np.uint64]
+    position: npt.NDArray[np.int64]
+
+    def take(self, rows: npt.NDArray[np.int64]) -> SamplingBatch:
+        return SamplingBatch(
+            self.temperature[rows], self.top_p[rows], self.top_k[rows], self.seed[rows], self.position[rows]
+        )
+
+
+def sample(logits: torch.Tensor, batch: SamplingBatch) -> TokenIds:
+    """Sample one token a row.
+
+    Args:
+        logits: float32 [N, vocab_size].
+
+    Returns:
+        int32 [N].
+    """
+    tokens = logits.argmax(dim=-1)
+    random = np.flatnonzero(batch.temperature > 0)
+    if len(random):
+        rows = torch.from_numpy(random).to(logits.device)
+        tokens[rows] = _draw(logits[rows], batch.take(random))
+    result: TokenIds = tokens.to("cpu", torch.int32).numpy()
+    return result
+
+
+def uniform(seed: npt.NDArray[np.uint64], position: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) for each (seed, position), from splitmix64 (Steele, Lea, Flood 2014) used as a hash."""
+    mixed = _splitmix64(_splitmix64(seed) + position.astype(np.uint64))
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _splitmix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    x = x + np.uint64(0x9E3779B97F4A7C15)  # wraps, as it should
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _draw(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+    """int64 [N], by inverting the cumulative distribution over token ids. In float64: the sum runs over the whole
+    vocabulary, and a draw must not change when the last bit of some logit does."""
+
+    def column(values: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(values).to(logits.device)[:, None]
+
+    shifted = logits.double() - logits.amax(dim=-1, keepdim=True).double()
+    weights = (shifted / column(batch.temperature)).exp()  # [N, V], the largest is 1
+    vocab_size = weights.shape[-1]
+    filtered = np.flatnonzero(((batch.top_k > 0) & (batch.top_k < vocab_size)) | (batch.top_p < 1))
+    if len(filtered):
+        rows = torch.from_numpy(filtered).to(logits.device)
+        chosen = batch.take(filtered)
+        top_k = np.where(chosen.top_k > 0, chosen.top_k, vocab_size)
+        weights[rows] = _keep_likeliest(weights[rows], column(top_k), column(chosen.top_p))
+    cumulative = weights.cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    # Rounding must not push the target to the total: behind it there is no token.
+    below_total = total.nextafter(torch.zeros_like(total))
+    target = torch.minimum(column(uniform(batch.seed, batch.position)) * total, below_total)
+    return torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+
+
+def _keep_likeliest(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Weights with all but the kept tokens' set to 0: top_k first, then top_p of what that left. Of equally likely
+    tokens those with the smallest ids stay, so exactly the smallest set is kept.
+
+    Args:
+        weights: [N, V]. top_k: [N, 1], 1 to V. top_p: [N, 1].
+    """
+    vocab_size = weights.shape[-1]
+    num_candidates = min(_CANDIDATES, vocab_size)
+    num_kept, least = _cutoff(weights, top_k, top_p, num_candidates)
+    unsure = ((num_kept == num_candidates) & (top_k > num_candidates)).squeeze(-1).nonzero().squeeze(-1)
+    if len(unsure):
+        num_kept[unsure], least[unsure] = _cutoff(weights[unsure], top_k[unsure], top_p[unsure], vocab_size)
+    above, equal = weights > least, weights == least
+    equal &= equal.cumsum(dim=-1) <= num_kept - above.sum(dim=-1, keepdim=True)
+    return weights * (above | equal)
+
+
+def _cutoff(
+    weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, num_candidates: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many tokens to keep and the least weight among them, both [N, 1], looking at the likeliest only."""
+    candidates = weights.topk(num_candidates, dim=-1).values
+    cumulative = candidates.cumsum(dim=-1)
+    within = cumulative.gather(-1, (top_k.clamp(max=num_candidates) - 1))
+    mass = torch.where(top_k <= num_candidates, within, weights.sum(dim=-1, keepdim=True))
+    rank = torch.arange(num_candidates, device=weights.device)
+    keep = (rank < top_k) & (cumulative - candidates < top_p * mass)
+    num_kept = keep.sum(dim=-1, keepdim=True)
+    return num_kept, candidates.gather(-1, num_kept - 1)

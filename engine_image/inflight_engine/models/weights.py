@@ -1,0 +1,107 @@
+"""Weights by their Hugging Face names, from safetensors (mapped, read tensor by tensor) or GGUF (dequantized)."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import safe_open
+
+from inflight_engine.models.config import DecoderConfig, read_json
+from inflight_engine.models.gguf import GGUFFile, read_gguf
+from inflight_engine.models.source import ModelFiles
+
+
+class WeightSource(Protocol):
+    """Where a model's tensors come from, one at a time, so that no second copy of the model is ever in memory."""
+
+    def get(self, name: str) -> torch.Tensor:
+        """The tensor of a Hugging Face parameter name, on CPU, in the file's dtype.
+
+        Raises:
+            ValueError: there is none; the message names it and the file.
+        """
+
+
+class SafetensorsWeights:
+    """A folder's model.safetensors, or the shards that model.safetensors.index.json lists.
+
+    Raises:
+        ValueError: a shard is missing or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open = ExitStack()
+        index = folder / "model.safetensors.index.json"
+        names = set(read_json(index)["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+        self._shard_of: dict[str, Any] = {}
+        for name in sorted(names):
+            try:
+                shard: Any = self._open.enter_context(safe_open(str(folder / name), framework="pt"))
+            except Exception as error:  # the library raises plain Exception and its own error for damaged files
+                raise ValueError(f"{folder / name} cannot be read: {error}") from error
+            self._shard_of.update(dict.fromkeys(shard.keys(), shard))
+
+    def get(self, name: str) -> torch.Tensor:
+        shard = self._shard_of.get(name)
+        if shard is None:
+            raise ValueError(f"model folder {self._folder} has no tensor {name}")
+        tensor: torch.Tensor = shard.get_tensor(name)
+        return tensor
+
+
+class GGUFWeights:
+    """A GGUF file of llama.cpp's `llama` architecture."""
+
+    def __init__(self, gguf: GGUFFile, config: DecoderConfig) -> None:
+        self._gguf = gguf
+        self._heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+
+    def get(self, name: str) -> torch.Tensor:
+        gguf_name = _gguf_name(name)
+        if gguf_name not in self._gguf.tensors:
+            raise ValueError(f"{self._gguf.path} has no tensor {gguf_name} (for {name})")
+        tensor = torch.from_numpy(self._gguf.read_tensor(gguf_name))
+        heads = self._heads.get(gguf_name.split(".")[-2])
+        return tensor if heads is None else _rotate_half_order(tensor, heads)
+
+
+def open_weights(files: ModelFiles, config: DecoderConfig) -> WeightSource:
+    """The weights of a model."""
+    if files.gguf is not None:
+        return GGUFWeights(read_gguf(files.gguf), config)
+    return SafetensorsWeights(files.folder)
+
+
+_GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def _gguf_name(name: str) -> str:
+    module, _, suffix = name.rpartition(".")
+    if module.startswith("model.layers."):
+        layer, _, inner = module.removeprefix("model.layers.").partition(".")
+        return f"blk.{layer}.{_GGUF_NAMES[inner]}.{suffix}"
+    return f"{_GGUF_NAMES[module]}.{suffix}"
+
+
+def _rotate_half_order(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """Undo llama.cpp's reordering of query and key rows (convert_hf_to_gguf.py, `LlamaModel.permute`): it rotates
+    neighbouring pairs, Hugging Face models rotate the two halves of a head."""
+    half = tensor.shape[0] // heads // 2
+    return tensor.view(heads, half, 2, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
