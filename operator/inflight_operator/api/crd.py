@@ -155,8 +155,16 @@ def _dereferenced(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[s
 
 
 def _with_default(schema: dict[str, Any], *, optional: bool) -> dict[str, Any]:
-    """Gives a parent the empty default without which the API server fills in none of its children's."""
-    if optional and any("default" in child for child in schema.get("properties", {}).values()):
+    """Gives a parent the empty default without which the API server fills in none of its children's.
+
+    The API server checks a default against the parent's own CEL rules before it fills in the children, so rules that
+    read defaulted fields belong to the spec itself.
+    """
+    if (
+        optional
+        and "default" not in schema
+        and any("default" in child for child in schema.get("properties", {}).values())
+    ):
         return {**schema, "default": {}}
     return {key: value for key, value in schema.items() if key != "default" or value is not None}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -272,16 +272,6 @@ class Behavior(SpecModel):
 class Scaling(SpecModel):
     """How many replicas there are."""
 
-    model_config = ConfigDict(
-        json_schema_extra=validations(
-            rule(
-                "self.maxReplicas >= self.minReplicas",
-                "scaling.maxReplicas must be at least scaling.minReplicas",
-                fieldPath=".maxReplicas",
-            )
-        )
-    )
-
     mode: Literal["Operator", "External"] = Field(
         default="Operator",
         description="Operator: the operator decides from queue, KV use and latency. External: spec.replicas counts,"
@@ -349,6 +339,21 @@ class Rollout(SpecModel):
     )
 
 
+def _tuning_rules(knob: str) -> list[dict[str, Any]]:
+    """min <= max <= capacity for one knob, where what is not given holds."""
+    capacity, bounds = f"self.engine.{knob}", f"self.tuning.?{knob}"
+    return [
+        rule(
+            f"{bounds}.?max.orValue(0) <= {capacity}",
+            f"tuning.{knob}.max must not exceed engine.{knob}, the capacity an engine starts with",
+        ),
+        rule(
+            f"{bounds}.?min.orValue(0) <= {bounds}.?max.orValue({capacity})",
+            f"tuning.{knob}.min must not exceed tuning.{knob}.max (default: engine.{knob})",
+        ),
+    ]
+
+
 class InferenceServiceSpec(SpecModel):
     """What is wanted: a model, served by as many engines as the traffic needs."""
 
@@ -360,6 +365,11 @@ class InferenceServiceSpec(SpecModel):
                 fieldPath=".engine.dtype",
             ),
             rule(
+                "self.scaling.maxReplicas >= self.scaling.minReplicas",
+                "scaling.maxReplicas must be at least scaling.minReplicas",
+                fieldPath=".scaling.maxReplicas",
+            ),
+            rule(
                 "self.scaling.mode == 'External' || (oldSelf.hasValue() ?"
                 " oldSelf.value().replicas == self.replicas : self.replicas == 1)",
                 "replicas is set by hand or by an autoscaler only when scaling.mode is External; in mode Operator set"
@@ -367,32 +377,8 @@ class InferenceServiceSpec(SpecModel):
                 fieldPath=".replicas",
                 optionalOldSelf=True,
             ),
-            rule(
-                "!has(self.tuning.maxNumSeqs.max) || self.tuning.maxNumSeqs.max <= self.engine.maxNumSeqs",
-                "tuning.maxNumSeqs.max must not exceed engine.maxNumSeqs, the capacity an engine starts with",
-                fieldPath=".tuning.maxNumSeqs.max",
-            ),
-            rule(
-                "self.tuning.maxNumSeqs.min <="
-                " (has(self.tuning.maxNumSeqs.max) ? self.tuning.maxNumSeqs.max : self.engine.maxNumSeqs)",
-                "tuning.maxNumSeqs.min must not exceed tuning.maxNumSeqs.max (default: engine.maxNumSeqs)",
-                fieldPath=".tuning.maxNumSeqs.min",
-            ),
-            rule(
-                "!has(self.tuning.maxNumBatchedTokens.max) ||"
-                " self.tuning.maxNumBatchedTokens.max <= self.engine.maxNumBatchedTokens",
-                "tuning.maxNumBatchedTokens.max must not exceed engine.maxNumBatchedTokens, the capacity an engine"
-                " starts with",
-                fieldPath=".tuning.maxNumBatchedTokens.max",
-            ),
-            rule(
-                "!has(self.tuning.maxNumBatchedTokens.min) || self.tuning.maxNumBatchedTokens.min <="
-                " (has(self.tuning.maxNumBatchedTokens.max) ? self.tuning.maxNumBatchedTokens.max :"
-                " self.engine.maxNumBatchedTokens)",
-                "tuning.maxNumBatchedTokens.min must not exceed tuning.maxNumBatchedTokens.max"
-                " (default: engine.maxNumBatchedTokens)",
-                fieldPath=".tuning.maxNumBatchedTokens.min",
-            ),
+            *_tuning_rules("maxNumSeqs"),
+            *_tuning_rules("maxNumBatchedTokens"),
         )
     )
 

@@ -10,7 +10,6 @@ from pydantic.alias_generators import to_camel
 from inflight_operator.api.base import SpecModel, rule, validations
 
 Name = Annotated[str, Field(min_length=1, max_length=253)]
-LabelKey = Annotated[str, Field(max_length=317)]
 ShortText = Annotated[str, Field(max_length=1024)]
 
 INT_OR_STRING: dict[str, Any] = {
@@ -47,10 +46,10 @@ class Toleration(SpecModel):
 class Resources(SpecModel):
     """Requests and limits of the engine container; each key given here replaces the operator's."""
 
-    requests: dict[LabelKey, Quantity] = Field(
+    requests: dict[str, Quantity] = Field(
         default_factory=dict, description="What the scheduler reserves.", max_length=32
     )
-    limits: dict[LabelKey, Quantity] = Field(
+    limits: dict[str, Quantity] = Field(
         default_factory=dict, description="What the container may use at most.", max_length=32
     )
 
@@ -162,7 +161,7 @@ class ImagePullSecret(SpecModel):
 class PodTemplate(SpecModel):
     """Parts of the engine's pods, merged last over what the operator makes; the engine container is the only one."""
 
-    labels: dict[LabelKey, Annotated[str, Field(max_length=63)]] = Field(
+    labels: dict[str, Annotated[str, Field(max_length=63)]] = Field(
         default_factory=dict,
         max_length=64,
         description="Labels added to the pods.",
@@ -175,10 +174,10 @@ class PodTemplate(SpecModel):
             )
         ),
     )
-    annotations: dict[LabelKey, Annotated[str, Field(max_length=16384)]] = Field(
+    annotations: dict[str, Annotated[str, Field(max_length=16384)]] = Field(
         default_factory=dict, max_length=64, description="Annotations added to the pods."
     )
-    node_selector: dict[LabelKey, Annotated[str, Field(max_length=63)]] = Field(
+    node_selector: dict[str, Annotated[str, Field(max_length=63)]] = Field(
         default_factory=dict, max_length=64, description="Labels a node must have."
     )
     tolerations: list[Toleration] = Field(default_factory=list, max_length=32, description="Taints the pods tolerate.")

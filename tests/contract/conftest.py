@@ -1,0 +1,100 @@
+"""A real kube-apiserver with the CRD installed, for the whole test session, and a namespace for each test."""
+
+import json
+import secrets
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from e2e.cluster.throwaway import apiserver_only
+from inflight_operator.apply import KubeApi
+
+PROJECT = Path(__file__).parents[2]
+CRD_FILE = PROJECT / "crds" / "inflight.dev_inferenceservices.yaml"
+
+
+class Kubectl:
+    """kubectl against the test API server, as a user would run it."""
+
+    def __init__(self, kubeconfig):
+        beside = Path(sys.executable).with_name("kubectl")
+        self.program = str(beside) if beside.exists() else shutil.which("kubectl")
+        self.kubeconfig = kubeconfig
+
+    def run(self, *arguments, stdin=None):
+        return subprocess.run(
+            [self.program, "--kubeconfig", str(self.kubeconfig), *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    def ok(self, *arguments, stdin=None):
+        done = self.run(*arguments, stdin=stdin)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def json(self, *arguments):
+        return json.loads(self.ok(*arguments, "-o", "json"))
+
+    def apply(self, *manifests, dry_run=False):
+        """`kubectl apply` of manifests; returns the finished process, refused or not."""
+        flags = ["--dry-run=server"] if dry_run else []
+        return self.run("apply", *flags, "-f", "-", stdin=yaml.safe_dump_all(manifests))
+
+    def create(self, *manifests):
+        done = self.apply(*manifests)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="session")
+def kubectl(tmp_path_factory):
+    with apiserver_only(tmp_path_factory.mktemp("apiserver")) as kubeconfig:
+        kubectl = Kubectl(kubeconfig)
+        kubectl.ok("apply", "--server-side", "-f", str(CRD_FILE))
+        kubectl.ok("wait", "--for=condition=Established", "--timeout=30s", "crd/inferenceservices.inflight.dev")
+        yield kubectl
+
+
+@pytest.fixture
+def namespace(kubectl):
+    """A namespace that enforces Pod Security `restricted`; the service account is what a controller would make."""
+    name = f"test-{secrets.token_hex(4)}"
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    kubectl.create(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}},
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": name}},
+    )
+    return name
+
+
+@pytest.fixture
+async def api(kubectl):
+    api = await KubeApi.connect(str(kubectl.kubeconfig))
+    yield api
+    await api.close()
+
+
+@pytest.fixture
+def make(kubectl, namespace):
+    """Creates an InferenceService from a spec and returns it as the API server stored it."""
+
+    def make(spec, name="chat"):
+        kubectl.create(service_manifest(namespace, spec, name))
+        return kubectl.json("get", "ifsvc", name, "-n", namespace)
+
+    return make
+
+
+def service_manifest(namespace, spec, name="chat"):
+    return {
+        "apiVersion": "inflight.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": spec,
+    }

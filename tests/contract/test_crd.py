@@ -1,0 +1,114 @@
+"""The CustomResourceDefinition on a real API server: accepted, defaults, scale, columns, status."""
+
+import pytest
+
+from inflight_operator.api import InferenceService
+
+pytestmark = pytest.mark.contract
+
+FOUR_LINES = {"model": {"source": "builtin://smollm2"}, "accelerator": {"count": 0}}
+
+
+def test_the_crd_is_established_without_violations_of_the_structural_schema(kubectl):
+    conditions = kubectl.json("get", "crd", "inferenceservices.inflight.dev")["status"]["conditions"]
+    assert {c["type"]: c["status"] for c in conditions} == {"NamesAccepted": "True", "Established": "True"}
+
+
+def test_short_name_category_and_explain_work(kubectl, namespace, make):
+    make(FOUR_LINES)
+    assert kubectl.ok("get", "inflight", "-n", namespace, "-o", "name") == "inferenceservice.inflight.dev/chat\n"
+    explained = kubectl.ok("explain", "ifsvc.spec.scaling.targets.kvUtilization")
+    assert "Share of the KV cache in use, above 0 and at most 1." in explained
+
+
+def test_a_spec_of_four_lines_gets_every_default_from_the_api_server(make):
+    assert make(FOUR_LINES)["spec"] == {
+        "model": {"source": "builtin://smollm2", "revision": "main"},
+        "replicas": 1,
+        "engine": {
+            "dtype": "auto",
+            "maxNumSeqs": 256,
+            "maxNumBatchedTokens": 8192,
+            "maxQueuedRequests": 512,
+            "queueTimeout": "60s",
+            "requestTimeout": "600s",
+        },
+        "accelerator": {"count": 0, "resource": "nvidia.com/gpu"},
+        "slo": {"ttftP95": "500ms", "tpotP95": "50ms"},
+        "scaling": {
+            "mode": "Operator",
+            "minReplicas": 1,
+            "maxReplicas": 8,
+            "targets": {"waitingRequests": 4, "kvUtilization": 0.8},
+            "behavior": {
+                "scaleUp": {
+                    "stabilizationWindowSeconds": 0,
+                    "selectPolicy": "Max",
+                    "policies": [
+                        {"type": "Percent", "value": 100, "periodSeconds": 15},
+                        {"type": "Pods", "value": 4, "periodSeconds": 15},
+                    ],
+                },
+                "scaleDown": {
+                    "stabilizationWindowSeconds": 120,
+                    "selectPolicy": "Max",
+                    "policies": [{"type": "Percent", "value": 100, "periodSeconds": 15}],
+                },
+            },
+        },
+        "tuning": {"mode": "Auto", "maxNumSeqs": {"min": 1}},
+        "rollout": {"strategy": "SurgeFirst", "drainTimeout": "120s"},
+    }
+
+
+def test_what_the_api_server_stores_and_what_the_types_say_is_the_same_service(make):
+    stored = make(FOUR_LINES)
+    from_server = InferenceService.from_dict(stored)
+    from_types = InferenceService.from_dict({**stored, "spec": FOUR_LINES})
+    assert from_server.spec == from_types.spec
+
+
+def test_one_given_field_keeps_the_defaults_of_its_neighbours(make):
+    spec = {**FOUR_LINES, "scaling": {"behavior": {"scaleDown": {"stabilizationWindowSeconds": 10}}}}
+    behavior = make(spec)["spec"]["scaling"]["behavior"]
+    assert behavior["scaleDown"]["stabilizationWindowSeconds"] == 10
+    assert behavior["scaleDown"]["policies"] == [{"type": "Percent", "value": 100, "periodSeconds": 15}]
+    assert behavior["scaleUp"]["policies"][1] == {"type": "Pods", "value": 4, "periodSeconds": 15}
+
+
+def test_kubectl_scale_works_in_mode_external(kubectl, namespace, make):
+    make({**FOUR_LINES, "scaling": {"mode": "External"}})
+    kubectl.ok("scale", "ifsvc/chat", "--replicas=3", "-n", namespace)
+    assert kubectl.json("get", "ifsvc", "chat", "-n", namespace)["spec"]["replicas"] == 3
+
+
+def test_kubectl_scale_is_refused_with_a_sentence_in_mode_operator(kubectl, namespace, make):
+    make(FOUR_LINES)
+    refused = kubectl.run("scale", "ifsvc/chat", "--replicas=3", "-n", namespace)
+    assert refused.returncode == 1
+    assert "in mode Operator set scaling.minReplicas and scaling.maxReplicas" in refused.stderr
+
+
+def test_switching_between_modes_keeps_replicas_and_is_not_refused(kubectl, namespace, make):
+    make({**FOUR_LINES, "replicas": 3, "scaling": {"mode": "External"}})
+    for mode in ("Operator", "External"):
+        patch = f'{{"spec": {{"scaling": {{"mode": "{mode}"}}}}}}'
+        kubectl.ok("patch", "ifsvc", "chat", "-n", namespace, "--type=merge", "-p", patch)
+    assert kubectl.json("get", "ifsvc", "chat", "-n", namespace)["spec"]["replicas"] == 3
+
+
+def test_the_scale_subresource_shows_replicas_and_selector(kubectl, namespace, make):
+    make({**FOUR_LINES, "scaling": {"mode": "External"}})
+    selector = "app.kubernetes.io/name=inflight-engine,inflight.dev/service=chat"
+    status = f'{{"status": {{"replicas": 2, "selector": "{selector}"}}}}'
+    kubectl.ok("patch", "ifsvc", "chat", "-n", namespace, "--subresource=status", "--type=merge", "-p", status)
+    scale = kubectl.json("get", "ifsvc", "chat", "-n", namespace, "--subresource=scale")
+    assert scale["kind"] == "Scale"
+    assert scale["spec"]["replicas"] == 1
+    assert scale["status"] == {"replicas": 2, "selector": selector}
+
+
+def test_printer_columns(kubectl, namespace, make):
+    make(FOUR_LINES)
+    header = kubectl.ok("get", "ifsvc", "-n", namespace).splitlines()[0].split()
+    assert header == ["NAME", "READY", "REPLICAS", "QUEUE", "KV", "LIMITS", "REASON", "AGE"]
