@@ -1,0 +1,92 @@
+"""The command `inflight-engine`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from inflight_engine.server.config import ServerConfig
+from inflight_engine.server.config_file import parse_with_file
+from inflight_engine.server.process import EngineProcess
+from inflight_engine.server.serve_flags import DESCRIPTION, EXAMPLE, add_serve_flags, server_config
+
+LISTEN_BACKLOG = 2048
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 1 the thing asked for failed (the last line says what), 2 wrong usage."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="inflight-engine",
+        description="Serve a language model with continuous batching.",
+        epilog="example: inflight-engine serve builtin://smollm2 --port 8000",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"inflight-engine {version('inflight')}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    serve_parser = commands.add_parser(
+        "serve",
+        help="serve one model over HTTP",
+        description=DESCRIPTION,
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_serve_flags(serve_parser)
+    # The top parser answers --help, --version and unknown commands; the command's own parser then does the rest.
+    parser.parse_args(arguments[:1] if arguments[:1] == ["serve"] else arguments)
+    flags = parse_with_file(serve_parser, arguments[1:])
+    if flags.model is None:
+        serve_parser.error("MODEL is missing; for example: inflight-engine serve builtin://smollm2")
+    return serve(server_config(flags))
+
+
+def serve(config: ServerConfig) -> int:
+    """Serve until told to stop."""
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    # Of the libraries below only warnings are news.
+    for name in ("uvicorn", "httpx", "asyncio"):
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
+    try:
+        listener = listen(config.host, config.port)
+    except OSError as error:
+        return _failed(f"cannot listen on {config.host} port {config.port}: {error.strerror or error}")
+    logging.info("listening on %s port %d", *listener.getsockname()[:2])
+    process = EngineProcess(config.engine)
+    # Imported only now: both processes load at the same time.
+    from inflight_engine.server.run import run
+
+    failure = run(config, process, listener)
+    status = 0 if failure is None else _failed(failure)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: it would wait for threads of libraries that still download a model.
+    os._exit(status)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket: connections wait in its backlog until the server takes them.
+
+    Raises:
+        OSError: the address is not this machine's, or the port is taken.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    dual = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG, dualstack_ipv6=dual)
+
+
+def _failed(sentence: str) -> int:
+    # The last line: Kubernetes shows the end of the log as the reason of a pod's end.
+    print("error:", " ".join(sentence.split()), file=sys.stderr, flush=True)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

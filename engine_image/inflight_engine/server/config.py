@@ -1,0 +1,35 @@
+"""The API process's own configuration: where it listens, and what it bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from inflight_engine.config import EngineConfig
+from inflight_engine.server.admission import QueueBounds
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Attributes:
+    engine: what the engine process is started with.
+    served_model_name: the name that clients use.
+    bounds: how many requests may wait.
+    queue_timeout: seconds a request may wait for the engine.
+    request_timeout: seconds a request may run once it is admitted.
+    drain_delay: seconds after SIGTERM in which requests still come in and are taken.
+    drain_timeout: seconds after that in which running requests may finish.
+    limits_file: live limits to start with; need not exist.
+    """
+
+    engine: EngineConfig
+    host: str
+    port: int
+    served_model_name: str
+    bounds: QueueBounds
+    queue_timeout: float
+    request_timeout: float
+    drain_delay: float
+    drain_timeout: float
+    limits_file: Path | None
+    log_level: str

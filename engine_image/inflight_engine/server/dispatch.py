@@ -1,0 +1,102 @@
+"""Step reports to generations. Costs what a report says, not what is running."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from inflight_engine.messages import StepReport
+from inflight_engine.request import FinishReason
+from inflight_engine.server.errors import ApiError
+from inflight_engine.server.generation import Generation
+from inflight_engine.server.metrics import EngineMetrics
+
+
+class Dispatcher:
+    """Knows every request the engine knows, and which slot is whose.
+
+    Args:
+        on_admitted: a request left the queue.
+        on_stop_string: its text reached a stop string.
+        on_finished: the engine ended it (not called for what was ended on this side).
+    """
+
+    def __init__(
+        self,
+        metrics: EngineMetrics,
+        *,
+        on_admitted: Callable[[Generation], None],
+        on_stop_string: Callable[[Generation], None],
+        on_finished: Callable[[Generation, FinishReason, ApiError | None], None],
+    ) -> None:
+        self._metrics = metrics
+        self._on_admitted = on_admitted
+        self._on_stop_string = on_stop_string
+        self._on_finished = on_finished
+        self._known: dict[int, Generation] = {}
+        self._slots: list[Generation | None] = []
+        self._last_tokens_at = -1.0
+
+    def __len__(self) -> int:
+        """Requests that the engine has not reported as finished."""
+        return len(self._known)
+
+    def add(self, generation: Generation) -> None:
+        self._known[generation.request_id] = generation
+
+    def unfinished(self) -> list[Generation]:
+        """Those whose client still waits for something."""
+        return [generation for generation in self._known.values() if not generation.done]
+
+    def start(self, num_slots: int) -> None:
+        self._slots = [None] * num_slots
+
+    def report(self, report: StepReport, now: float) -> None:
+        """`now`: seconds, monotonic, when the report came."""
+        self._metrics.step(report.stats)
+        for admission in report.admitted:
+            admitted = self._known.get(admission.request_id)
+            self._slots[admission.slot] = admitted
+            if admitted is not None and admitted.waiting:
+                self._metrics.queue_time.observe(now - admitted.timings.arrived)
+                self._on_admitted(admitted)
+        if report.slots:
+            self._tokens(
+                np.frombuffer(report.slots, np.int32).tolist(), np.frombuffer(report.token_ids, np.int32).tolist(), now
+            )
+        for finished in report.finished:
+            ended = self._known.pop(finished.request_id, None)
+            if ended is not None and not ended.done:
+                self._on_finished(ended, finished.reason, _engine_error(finished.reason))
+
+    def _tokens(self, slots: list[int], token_ids: list[int], now: float) -> None:
+        metrics, last, owners = self._metrics, self._last_tokens_at, self._slots
+        steady = count = 0
+        for slot, token_id in zip(slots, token_ids, strict=True):
+            generation = owners[slot]
+            if generation is None or generation.done:
+                continue
+            count += 1
+            if generation.last_token_at == last:
+                steady += 1
+            elif generation.last_token_at < 0:
+                generation.timings.first_token = now
+                metrics.time_to_first_token.observe(now - generation.timings.arrived)
+                metrics.prompt_tokens += len(generation.request.prompt_token_ids)
+            else:
+                metrics.inter_token_latency.observe(now - generation.last_token_at)
+            generation.last_token_at = now
+            if generation.add_token(token_id):
+                self._on_stop_string(generation)
+        if steady:
+            metrics.inter_token_latency.observe(now - last, steady)
+        metrics.generation_tokens += count
+        self._last_tokens_at = now
+
+
+def _engine_error(reason: FinishReason) -> ApiError | None:
+    """What a client is told when the engine, by itself, ended its request."""
+    if reason in (FinishReason.STOP, FinishReason.LENGTH):
+        return None
+    return ApiError(500, "the engine ended this request with an error; its log says why", code="engine_error")

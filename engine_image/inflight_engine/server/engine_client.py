@@ -1,0 +1,57 @@
+"""The API process's end of the socket to the engine process: bytes to messages and back."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import msgspec
+
+from inflight_engine.channel import FrameDecoder, encode
+from inflight_engine.messages import FromEngine, ToEngine
+
+
+class EngineClient(asyncio.Protocol):
+    """One connection.
+
+    Args:
+        on_message: called for each message, in order, in the event loop.
+        on_lost: called once when the engine process is gone, with why where that is known.
+    """
+
+    def __init__(self, on_message: Callable[[FromEngine], None], on_lost: Callable[[str | None], None]) -> None:
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._decoder = FrameDecoder.for_api()
+        self._transport: asyncio.WriteTransport | None = None
+
+    async def connect(self, sock: socket.socket) -> None:
+        """Take over a connected socket."""
+        await asyncio.get_running_loop().create_connection(lambda: self, sock=sock)
+
+    def send(self, message: ToEngine) -> None:
+        """Queue a message; one to an engine that is gone is dropped, `on_lost` says so to everyone."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode(message))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            messages = self._decoder.feed(data)
+        except msgspec.DecodeError as error:
+            self._on_lost(f"the engine process sent what is not a message ({error}); are both of one version?")
+            self.close()
+            return
+        for message in messages:
+            self._on_message(message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_lost(None)

@@ -1,0 +1,65 @@
+"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import msgspec
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """What a client is told when it gets no answer, or when an answer breaks off.
+
+    Attributes:
+        status: HTTP status code.
+        message: a sentence that says what is wrong and, where it can, what to do.
+        param: the field of the request that is wrong.
+        code: OpenAI's machine-readable name of the error.
+        retry_after: seconds after which trying again makes sense.
+    """
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after: float | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def type(self) -> str:
+        """OpenAI's error type for the status."""
+        return _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+
+    def body(self) -> bytes:
+        return msgspec.json.encode(
+            {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        )
+
+    def event(self) -> bytes:
+        """The error as a server-sent event, for a stream that has begun."""
+        return b"data: " + self.body() + b"\n\n"
+
+    def all_headers(self) -> dict[str, str]:
+        headers = {"content-type": "application/json", **self.headers}
+        if self.retry_after is not None:
+            headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
+        return headers
+
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """400: the request itself is wrong; sending it again changes nothing."""
+    return ApiError(400, message, param, code)

@@ -1,0 +1,198 @@
+"""From start to exit: load, serve, drain or fail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from inflight_engine.config import EngineConfig
+from inflight_engine.messages import EngineReady
+from inflight_engine.server.errors import ApiError
+from inflight_engine.server.limits_file import initial_limits
+from inflight_engine.server.middleware import OpenResponses
+from inflight_engine.server.prepare import Tokenizer
+from inflight_engine.server.process import EngineProcess, describe_exit
+from inflight_engine.server.service import Phase, Service
+
+log = logging.getLogger(__name__)
+
+LAST_WORDS_SECONDS = 5.0
+"""For errors to reach their clients before the process ends."""
+
+ENGINE_EXIT_SECONDS = 5.0
+"""For the engine process to leave its loop; a step is far shorter."""
+
+
+class Lifecycle:
+    """One per process; `run` is its whole life."""
+
+    def __init__(self, service: Service, process: EngineProcess, responses: OpenResponses) -> None:
+        self._service = service
+        self._process = process
+        self._responses = responses
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+
+    def drain(self) -> None:
+        """Begin to drain; harmless when called again."""
+        if not self._stop.is_set():
+            self._service.draining = True
+            self._stop.set()
+
+    def signal(self) -> None:
+        """SIGTERM or SIGINT: drain; a second one ends at once."""
+        if self._stop.is_set():
+            self._stop_now.set()
+        self.drain()
+
+    async def run(self) -> str | None:
+        """Until everything has ended but the HTTP server. None: drained; else a sentence that says what failed."""
+        loading = asyncio.create_task(self._load())
+        try:
+            await self._first(self._stop.wait())
+            if not self._service.failure.done():
+                await self._drain()
+            if self._service.failure.done():
+                return await self._fail(self._service.failure.result())
+            if self._stop_now.is_set():
+                return await self._end_now()
+            return None
+        finally:
+            loading.cancel()
+            await self._end_engine()
+
+    async def _load(self) -> None:
+        service = self._service
+        try:
+            tokenizer = await _in_daemon_thread(service.config.engine)
+        except (ValueError, OSError) as error:
+            service.fail(str(error))
+            return
+        ready = await service.engine_ready
+        await service.open(tokenizer, initial_limits(service.config.limits_file, ready.capacity))
+        self._log_facts(ready)
+
+    def _log_facts(self, ready: EngineReady) -> None:
+        service = self._service
+        limits = service.limits
+        assert limits is not None
+        log.info(
+            "ready after %.1f s: model %s as %s, %s on %s (%s attention), at most %d tokens a request; KV cache %d "
+            "blocks of %d, %d tokens, %d bytes a token; max_num_seqs %d of %d, max_num_batched_tokens %d of %d, revision %d",
+            time.monotonic() - service.started,
+            service.config.engine.model,
+            service.config.served_model_name,
+            ready.dtype,
+            ready.device,
+            ready.attention_backend,
+            ready.max_model_len,
+            ready.num_blocks,
+            ready.block_size,
+            ready.num_blocks * ready.block_size,
+            ready.kv_bytes_per_token,
+            limits.max_num_seqs,
+            ready.capacity.max_num_seqs,
+            limits.max_num_batched_tokens,
+            ready.capacity.max_num_batched_tokens,
+            limits.revision,
+        )
+
+    async def _drain(self) -> None:
+        service, config = self._service, self._service.config
+        if service.phase is Phase.READY:
+            log.info("draining: requests are taken for another %g s", config.drain_delay)
+            await self._first(self._stop_now.wait(), seconds=config.drain_delay)
+        service.admitting = False
+        if service.failure.done() or self._stop_now.is_set():
+            return
+        log.info("draining: running requests have %g s to finish", config.drain_timeout)
+        await self._first(self._stop_now.wait(), self._responses.none_left(), seconds=config.drain_timeout)
+        if service.failure.done() or self._stop_now.is_set():
+            return
+        ended = service.end_all(
+            ApiError(
+                503,
+                "this replica shut down before the request was complete: it still ran at the end of the drain, after "
+                f"{config.drain_timeout:g} s (--drain-timeout)",
+                code="drain_timeout",
+            )
+        )
+        if ended:
+            log.warning("drain timeout: %d requests were ended with an error", ended)
+            await self._last_words()
+        log.info("drained")
+
+    async def _end_now(self) -> str | None:
+        self._service.admitting = False
+        error = ApiError(503, "this replica was told to end at once", code="shutdown")
+        ended = self._service.end_all(error)
+        if not ended:
+            return None
+        await self._last_words()
+        return f"told twice to stop: {ended} requests were ended before they were complete"
+
+    async def _fail(self, why: str) -> str:
+        self._service.admitting = False
+        loading = not self._service.engine_ready.done()
+        self._service.end_all(
+            ApiError(500, "the engine process is gone and the request is lost; try again", code="engine_failed")
+        )
+        await self._last_words()
+        if why:
+            return why
+        status = await asyncio.to_thread(self._process.wait, ENGINE_EXIT_SECONDS)
+        return f"the engine process {describe_exit(status)}{' while it loaded the model' if loading else ''}"
+
+    async def _last_words(self) -> None:
+        await asyncio.wait([asyncio.ensure_future(self._responses.none_left())], timeout=LAST_WORDS_SECONDS)
+
+    async def _end_engine(self) -> None:
+        if self._service.engine_ready.done() and not self._stop_now.is_set():
+            self._service.shut_down_engine()
+            await asyncio.to_thread(self._process.wait, ENGINE_EXIT_SECONDS)
+        self._process.kill()
+
+    async def _first(self, *waits: Coroutine[Any, Any, object], seconds: float | None = None) -> None:
+        """Until one of `waits` is over, or the engine failed, or `seconds` passed."""
+        tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(wait) for wait in waits]
+        await asyncio.wait([*tasks, self._service.failure], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+
+
+async def _in_daemon_thread(config: EngineConfig) -> Tokenizer:
+    """Load the tokenizer; a download that hangs must not keep the process from ending, so no executor."""
+    loop = asyncio.get_running_loop()
+    loaded: asyncio.Future[Tokenizer] = loop.create_future()
+
+    def load() -> None:
+        try:
+            result = _load_tokenizer(config)
+        except Exception as error:
+            loop.call_soon_threadsafe(_settle, loaded, None, error)
+        else:
+            loop.call_soon_threadsafe(_settle, loaded, result, None)
+
+    threading.Thread(target=load, name="load-tokenizer", daemon=True).start()
+    return await loaded
+
+
+def _load_tokenizer(config: EngineConfig) -> Tokenizer:
+    from inflight_engine.models.source import resolve
+    from inflight_engine.models.tokenizer import load_tokenizer
+
+    return load_tokenizer(resolve(config.model, config.revision))
+
+
+def _settle(future: asyncio.Future[Tokenizer], result: Tokenizer | None, error: Exception | None) -> None:
+    if future.cancelled():
+        return
+    if result is None:
+        assert error is not None
+        future.set_exception(error)
+    else:
+        future.set_result(result)

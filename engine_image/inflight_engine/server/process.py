@@ -1,0 +1,57 @@
+"""Starts the engine process. Imports only what is light: it comes first, so that both processes load together."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import msgspec
+
+from inflight_engine.config import EngineConfig
+
+
+class EngineProcess:
+    """The child process and the socket to it. Its end of the socket closes when it dies, however it dies."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Starts it; loading goes on while the caller does something else."""
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "inflight_engine.engine_process",
+                    str(theirs.fileno()),
+                    msgspec.json.encode(config).decode(),
+                ],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait(self, timeout: float) -> int | None:
+        """Its exit status (negative: the signal that ended it); None if it still runs after `timeout` seconds."""
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def describe_exit(status: int | None) -> str:
+    """How a process ended, for people."""
+    if status is None:
+        return "closed its connection"
+    if status == -9:
+        return "was killed (signal 9; often the kernel's or Kubernetes' memory limit)"
+    if status < 0:
+        return f"was ended by signal {-status}"
+    return f"exited with status {status}"

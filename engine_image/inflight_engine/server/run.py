@@ -1,0 +1,67 @@
+"""Runs the HTTP server around a started engine process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+import uvloop
+
+from inflight_engine.server.app import create_app
+from inflight_engine.server.config import ServerConfig
+from inflight_engine.server.lifecycle import Lifecycle
+from inflight_engine.server.middleware import OpenResponses
+from inflight_engine.server.process import EngineProcess
+from inflight_engine.server.service import Service
+
+KEEP_ALIVE_SECONDS = 120
+"""Longer than clients and proxies keep idle connections (Go: 90 s), so that it is they who close: a server that closes
+first now and then cuts off a request on its way."""
+
+LINGER_SECONDS = 5
+"""For clients that read their complete response slowly, after the drain."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: it would stop accepting at once, where draining still takes requests."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def run(config: ServerConfig, process: EngineProcess, listener: socket.socket) -> str | None:
+    """Serve until drained (None) or failed (a sentence)."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(config, process, listener))
+
+
+async def _serve(config: ServerConfig, process: EngineProcess, listener: socket.socket) -> str | None:
+    service, responses = Service(config), OpenResponses()
+    lifecycle = Lifecycle(service, process, responses)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lifecycle.signal)
+    server = _Server(
+        uvicorn.Config(
+            create_app(service, responses, lifecycle.drain),
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=LINGER_SECONDS,
+        )
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    await service.client.connect(process.socket)
+    failure = await lifecycle.run()
+    server.should_exit = True
+    await serving
+    return failure

@@ -1,0 +1,170 @@
+"""The flags of `inflight-engine serve`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from inflight_engine.config import DEVICES, DTYPES, EngineConfig
+from inflight_engine.server.admission import QueueBounds
+from inflight_engine.server.config import ServerConfig
+
+DESCRIPTION = """\
+Serve one model over HTTP: OpenAI's chat completions and completions, /v1/generate, Prometheus metrics.
+
+MODEL is builtin://smollm2, a folder with a Hugging Face model, or a Hugging Face name.
+Calls that change the running engine (PATCH /v1/runtime_config, POST /admin/drain) need the token in
+$INFLIGHT_ADMIN_TOKEN, or in the file named by $INFLIGHT_ADMIN_TOKEN_FILE."""
+
+EXAMPLE = """\
+example:
+  inflight-engine serve builtin://smollm2 --port 8000
+  curl localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 32}'"""
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+_SIZES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+def number(kind: type[int] | type[float], least: float, most: float = math.inf) -> Callable[[str], Any]:
+    """A parser of one number with its bounds, for argparse."""
+
+    def parse(text: str) -> int | float:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {'an integer' if kind is int else 'a number'}") from None
+        if not least <= value <= most:
+            bounds = f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}"
+            raise argparse.ArgumentTypeError(f"must be {bounds}, not {text}")
+        return value
+
+    return parse
+
+
+def size(text: str) -> int:
+    """Bytes from `2Gi`, `512Mi`, `1.5G` or a plain number: Kubernetes' suffixes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMGT]|[KMGT]i)?B?", text.strip())
+    value = int(float(match[1]) * _SIZES[match[2] or ""]) if match else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write bytes, or a number with Ki, Mi, Gi, as in 2Gi")
+    return value
+
+
+_count = number(int, 1)
+_seconds = number(float, 0.001)
+
+
+def add_serve_flags(parser: argparse.ArgumentParser) -> None:
+    """Names are vLLM's where vLLM has the thing."""
+    default = {field.name: field.default for field in fields(EngineConfig)}
+
+    def add(name: str, text: str, **how: Any) -> None:
+        shown = "" if how.get("default") is None else " (default %(default)s)"
+        parser.add_argument(name, help=text + shown, **how)
+
+    add("model", "what to serve; may also stand in the file of --config", metavar="MODEL", nargs="?")
+    add(
+        "--config",
+        "YAML or JSON file whose fields are the names of these flags; a flag wins",
+        type=Path,
+        metavar="FILE",
+    )
+    add("--host", "address to listen on", default="0.0.0.0", metavar="ADDRESS")
+    add("--port", "port to listen on; 0 takes a free one", type=number(int, 0, 65535), default=8000)
+    add("--served-model-name", "what clients call the model (default: the last part of MODEL)", metavar="NAME")
+    add("--revision", "branch, tag or commit of a Hugging Face model", default=default["revision"])
+    add("--device", "auto takes a GPU when there is one", choices=DEVICES, default=default["device"])
+    add(
+        "--dtype",
+        "of weights and KV cache; auto: bfloat16 where the device computes in it",
+        choices=DTYPES,
+        default="auto",
+    )
+    add("--max-model-len", "longest prompt plus output, in tokens (default: the model's own)", type=_count, metavar="N")
+    add(
+        "--max-num-seqs",
+        "capacity: most requests running at once",
+        type=_count,
+        default=default["max_num_seqs"],
+        metavar="N",
+    )
+    add(
+        "--max-num-batched-tokens",
+        "capacity: most tokens computed in one step",
+        type=_count,
+        default=default["max_num_batched_tokens"],
+        metavar="N",
+    )
+    add("--block-size", "tokens in a KV block", type=_count, default=default["block_size"], metavar="N")
+    cache = parser.add_mutually_exclusive_group()
+    cache.add_argument("--num-kv-blocks", help="blocks of the KV cache", type=_count, metavar="N")
+    cache.add_argument(
+        "--kv-cache-memory",
+        help="memory of the KV cache, as in 2Gi (default: a share of what is free)",
+        type=size,
+        metavar="SIZE",
+    )
+    add(
+        "--kv-headroom",
+        "share of the KV cache that new requests leave to running ones",
+        type=number(float, 0, 0.9),
+        default=default["kv_headroom"],
+        metavar="SHARE",
+    )
+    add("--seed", "base of the random streams of requests without a seed", type=number(int, 0, 2**63 - 1), default=0)
+    add(
+        "--limits-file",
+        "JSON with max_num_seqs, max_num_batched_tokens and revision to start with; need not exist",
+        type=Path,
+        metavar="FILE",
+    )
+    add("--max-queued-requests", "most requests that wait; beyond it 503", type=_count, default=256, metavar="N")
+    add(
+        "--max-queued-tokens",
+        "most prompt tokens that wait; beyond it 503 (default: any number)",
+        type=_count,
+        metavar="N",
+    )
+    add("--queue-timeout", "seconds a request may wait, then 504", type=_seconds, default=60.0, metavar="S")
+    add("--request-timeout", "seconds a request may run, then 504", type=_seconds, default=600.0, metavar="S")
+    add(
+        "--drain-delay",
+        "seconds after SIGTERM in which requests are still taken, while routes still lead here",
+        type=number(float, 0),
+        default=0.0,
+        metavar="S",
+    )
+    add(
+        "--drain-timeout",
+        "seconds after that in which running requests may finish",
+        type=number(float, 0),
+        default=120.0,
+        metavar="S",
+    )
+    add("--log-level", "debug adds a line for each request", choices=LOG_LEVELS, default="info")
+
+
+def server_config(flags: argparse.Namespace) -> ServerConfig:
+    """Typed, from parsed flags whose names are those of the fields."""
+    values = vars(flags)
+    model: str = flags.model
+    return ServerConfig(
+        engine=EngineConfig(**{field.name: values[field.name] for field in fields(EngineConfig)}),
+        host=flags.host,
+        port=flags.port,
+        served_model_name=flags.served_model_name or model.rstrip("/").rsplit("/", 1)[-1],
+        bounds=QueueBounds(flags.max_queued_requests, flags.max_queued_tokens),
+        queue_timeout=flags.queue_timeout,
+        request_timeout=flags.request_timeout,
+        drain_delay=flags.drain_delay,
+        drain_timeout=flags.drain_timeout,
+        limits_file=flags.limits_file,
+        log_level=flags.log_level,
+    )
