@@ -11,6 +11,9 @@ ENGINE_CONTAINER = "engine"
 """Name of the container whose state tells how the engine is doing; where it is missing, the pod's first one."""
 
 
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+
+
 @dataclass(frozen=True, slots=True)
 class PodView:
     """One pod of a service.
@@ -25,6 +28,8 @@ class PodView:
         waiting_reason, waiting_message: why its container is not running (`ImagePullBackOff`, `CrashLoopBackOff`).
         last_reason, last_message, exit_code: how the container ended the last time, if it did.
         unschedulable: the scheduler's message while it finds no node, else empty.
+        failure: why a pod in phase Failed failed (evicted, for example), else empty.
+        deletion_cost: `controller.kubernetes.io/pod-deletion-cost`; 0 when it is not set, as Kubernetes has it.
         template_hash: value of `pod-template-hash`: which version of the template this pod is from.
         created: seconds since the epoch.
     """
@@ -44,6 +49,8 @@ class PodView:
     last_message: str
     exit_code: int | None
     unschedulable: str
+    failure: str
+    deletion_cost: int
     template_hash: str
     created: float
 
@@ -74,6 +81,8 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         last_message=ended.get("message", ""),
         exit_code=ended.get("exitCode"),
         unschedulable=_unschedulable(status),
+        failure=status.get("message", "") if status.get("phase") == "Failed" else "",
+        deletion_cost=_number(metadata.get("annotations", {}).get(DELETION_COST, "0")),
         template_hash=metadata.get("labels", {}).get("pod-template-hash", ""),
         created=_seconds(metadata.get("creationTimestamp")),
     )
@@ -93,6 +102,14 @@ def _unschedulable(status: Mapping[str, Any]) -> str:
     if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
         return str(scheduled.get("message", "no node fits"))
     return ""
+
+
+def _number(text: str) -> int:
+    """Kubernetes refuses other values; one written before it did counts as unset."""
+    try:
+        return int(text)
+    except ValueError:
+        return 0
 
 
 def _seconds(timestamp: str | None) -> float:

@@ -18,7 +18,7 @@ from inflight_operator.decide.tuning_types import (
     TuningState,
     TuningView,
 )
-from inflight_operator.observe.views import tuning_view
+from inflight_operator.decide.views import tuning_view
 from inflight_operator.observe.window import Window
 from tests.operator.model_engine import ModelEngine
 

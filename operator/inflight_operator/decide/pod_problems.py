@@ -1,0 +1,161 @@
+"""Why a pod does not serve, as one sentence a person can act on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from inflight_operator.observe.pods import PodView
+
+_IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
+_CREATE_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+_INSUFFICIENT = re.compile(r"Insufficient ([-./a-zA-Z0-9]+?)[.,]?(?:\s|$)")
+_ERROR_LINE = re.compile(r"^(?:inflight-engine: )?error: (.+)$", re.MULTILINE)
+_TAIL = 300
+"""Characters of a container's last words that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceFacts:
+    """What the sentences name.
+
+    Attributes:
+        source: `spec.model.source`.
+        accelerator: resource name of the accelerator; empty when the service asks for none.
+        memory_limit: of the engine container, such as `4Gi`; empty without one.
+    """
+
+    source: str
+    accelerator: str
+    memory_limit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Attributes:
+    rank: how much a person has to do with it; the largest is told first.
+    reason: CamelCase.
+    stage: what does not get done: `schedule`, `start`, `load` or `serve`.
+    text: without the count of pods: "waits for nvidia.com/gpu: ...".
+    blocking: time alone will not mend it.
+    """
+
+    rank: int
+    reason: str
+    stage: str
+    text: str
+    blocking: bool = True
+
+
+def main_problem(pods: Sequence[PodView], facts: ServiceFacts) -> tuple[Problem, int] | None:
+    """The problem most worth telling, and how many pods have it; None when every pod serves."""
+    found = [problem for problem in (pod_problem(pod, facts) for pod in pods) if problem is not None]
+    if not found:
+        return None
+    first = max(found, key=lambda problem: problem.rank)
+    return first, sum(problem.reason == first.reason for problem in found)
+
+
+def pod_problem(pod: PodView, facts: ServiceFacts) -> Problem | None:
+    """Why this pod takes no requests; None when it does, or when it is on its way out."""
+    if pod.ready or pod.deleting:
+        return None
+    for rule in _RULES:
+        problem = rule(pod, facts)
+        if problem is not None:
+            return problem
+    return Problem(0, "Loading", "load", "is loading the model", blocking=False)
+
+
+def _image(pod: PodView, facts: ServiceFacts) -> Problem | None:
+    if pod.waiting_reason not in _IMAGE_REASONS:
+        return None
+    said = _one_line(pod.waiting_message) or pod.waiting_reason
+    text = f"cannot pull image {pod.image}: {said}; correct engine.image, or give template.imagePullSecrets"
+    return Problem(90, "ImagePullFailed", "start", text)
+
+
+def _create(pod: PodView, facts: ServiceFacts) -> Problem | None:
+    if pod.waiting_reason not in _CREATE_REASONS:
+        return None
+    text = f"cannot start its container: {_one_line(pod.waiting_message) or pod.waiting_reason}"
+    return Problem(85, "ContainerNotCreated", "start", text)
+
+
+def _memory(pod: PodView, facts: ServiceFacts) -> Problem | None:
+    if pod.last_reason != "OOMKilled":
+        return None
+    limit = f"its limit of {facts.memory_limit}" if facts.memory_limit else "what the node has"
+    text = f"was killed for using more memory than {limit}; raise template.resources.limits.memory, or lower"
+    return Problem(80, "OOMKilled", "load", f"{text} engine.maxModelLen or engine.kvCache.memory")
+
+
+def _engine_error(pod: PodView, facts: ServiceFacts) -> Problem | None:
+    """The engine's own last sentence (`error: ...`), kept by Kubernetes as the termination message."""
+    if pod.exit_code in (None, 0):
+        return None
+    said = _ERROR_LINE.findall(pod.last_message)
+    return Problem(75, "EngineFailed", "load", f"failed to start: {said[-1].strip()}") if said else None
+
+
+def _crash(pod: PodView, facts: ServiceFacts) -> Problem | None:
+    if pod.exit_code is None:
+        return None
+    times = f"{pod.restarts} restart{'s' if pod.restarts != 1 else ''}"
+    last = _one_line(pod.last_message)[-_TAIL:]
+    words = f"; its last words: {last}" if last else f"; see kubectl logs {pod.name} --previous"
+    return Problem(70, "EngineCrashes", "load", f"ended with exit code {pod.exit_code} ({times}){words}")
+
+
+def _failed(pod: PodView, facts: ServiceFacts) -> Problem | None:
+    if pod.phase != "Failed":
+        return None
+    return Problem(
+        60, "PodFailed", "serve", f"failed: {_one_line(pod.failure) or 'no reason is given'}", blocking=False
+    )
+
+
+def _unschedulable(pod: PodView, facts: ServiceFacts) -> Problem | None:
+    if not pod.unschedulable:
+        return None
+    # After the first sentence the scheduler tells about preemption, which helps nobody here.
+    said = re.split(r"\.\s", pod.unschedulable, maxsplit=1)[0].rstrip(".")
+    if "persistentvolumeclaim" in said and "not found" in said:
+        text = f"finds no node: {said}; create the claim or correct model.source {facts.source}"
+        return Problem(55, "ClaimNotFound", "schedule", text)
+    missing = _INSUFFICIENT.findall(f"{said} ")
+    if facts.accelerator and facts.accelerator in missing:
+        text = f"waits for {facts.accelerator}: {said}; add a node that has it or set accelerator.count: 0"
+        return Problem(50, "Unschedulable", "schedule", text)
+    if missing:
+        what = " and ".join(dict.fromkeys(missing))
+        text = f"waits for {what}: {said}; add a node or lower template.resources.requests"
+        return Problem(50, "Unschedulable", "schedule", text)
+    text = f"finds no node: {said}; check template.nodeSelector, tolerations and affinity"
+    return Problem(50, "Unschedulable", "schedule", text)
+
+
+def _creating(pod: PodView, facts: ServiceFacts) -> Problem | None:
+    if not pod.node:
+        return Problem(20, "Scheduling", "schedule", "waits for a node", blocking=False)
+    if pod.waiting_reason in ("ContainerCreating", "PodInitializing") or pod.phase == "Pending":
+        text = f"is being started on {pod.node}: pulling its image and mounting its volumes"
+        return Problem(10, "Starting", "start", text, blocking=False)
+    return None
+
+
+_RULES: tuple[Callable[[PodView, ServiceFacts], Problem | None], ...] = (
+    _image,
+    _create,
+    _memory,
+    _engine_error,
+    _crash,
+    _failed,
+    _unschedulable,
+    _creating,
+)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
