@@ -1,0 +1,82 @@
+"""What the demo and the tests call; the command line is a thin cover over the same functions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from e2e.cluster import choose, gobuild, goparts, kubectl_program, layout
+from e2e.cluster import preflight as preflight_checks
+from e2e.cluster.choose import Choice
+from e2e.cluster.docker_clusters import KindCluster, NamedCluster
+from e2e.cluster.node import OwnNode
+from e2e.cluster.progress import Progress, to_stdout
+
+IMAGE_NAMES = ("engine", "operator")
+
+
+class Cluster(Protocol):
+    """What each of the three kinds of cluster can do."""
+
+    def up(self, image_names: Sequence[str] = ()) -> None: ...
+
+    def build(self, name: str) -> str: ...
+
+    def down(self, *, purge: bool = False) -> None: ...
+
+    def status(self) -> list[str]: ...
+
+
+def chosen(progress: Progress) -> Cluster:
+    """The cluster that this machine and environment give, in the order of `choose`."""
+    kind = choose.current()
+    if kind is Choice.NAMED:
+        return NamedCluster(Path(os.environ["INFLIGHT_KUBECONFIG"]).expanduser(), progress)
+    if kind is Choice.KIND:
+        return KindCluster(layout.current(), progress)
+    return OwnNode(layout.current(), progress)
+
+
+def kubeconfig_path() -> Path:
+    """The administrator's kubeconfig of the chosen cluster; it need not exist before `ensure_up`."""
+    kind = choose.current()
+    if kind is Choice.NAMED:
+        return Path(os.environ["INFLIGHT_KUBECONFIG"]).expanduser()
+    return layout.current().root / "kind.kubeconfig" if kind is Choice.KIND else layout.current().kubeconfig
+
+
+def ensure_up(progress: Progress, image_names: Sequence[str] = ()) -> None:
+    """Have a cluster that answers, with a Ready node and DNS. Safe to repeat. Raises ClusterError.
+
+    The images `image_names` are built at the same time as the cluster comes up, which is shorter than afterwards.
+    """
+    chosen(progress).up(image_names)
+
+
+def build_image(name: str, progress: Progress) -> str:
+    """Build the image `name` (`engine` or `operator`) where the cluster's pods find it; its reference."""
+    return chosen(progress).build(name)
+
+
+def kubectl(*args: str, input: str | None = None, check: bool = True) -> str:
+    """Output of kubectl against the chosen cluster; with `check`, raises ClusterError when it fails."""
+    return kubectl_program.run(kubeconfig_path(), args, input, check=check)
+
+
+def promtool(progress: Progress | None = None) -> Path:
+    """Prometheus' promtool, built alone when first asked for."""
+    folder = gobuild.ensure_part(goparts.PROMTOOL, layout.current(), progress or to_stdout())
+    return folder / "promtool"
+
+
+def preflight(disk_gb: int | None = None) -> str:
+    """A sentence that says the cluster can run here, and how. Raises ClusterError where it cannot."""
+    kind = choose.current()
+    if kind is Choice.OWN_NODE:
+        node = OwnNode(layout.current(), to_stdout())
+        facts = preflight_checks.check(node.layout, node_runs=bool(node.processes.running("kubelet")), disk_gb=disk_gb)
+        free, memory = facts.free_disk_bytes / 1e9, facts.available_memory_bytes / 1e9
+        return f"an own single node can run here: {free:.0f} GB of disk and {memory:.0f} GB of memory are free"
+    return f"a cluster is there to use: {kind.value}"

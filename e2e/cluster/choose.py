@@ -1,0 +1,41 @@
+"""Which cluster is used: one the user names, else kind, else the own single node."""
+
+from __future__ import annotations
+
+import enum
+import os
+import shutil
+import subprocess
+
+
+class Choice(enum.Enum):
+    """The three kinds of cluster, in the order in which they are looked for."""
+
+    NAMED = "named"
+    KIND = "kind"
+    OWN_NODE = "own node"
+
+
+def choose(kubeconfig: str | None, *, kind_is_there: bool, docker_answers: bool) -> Choice:
+    """Pure: `kubeconfig` is INFLIGHT_KUBECONFIG. A Docker client without a daemon counts as no Docker."""
+    if kubeconfig:
+        return Choice.NAMED
+    return Choice.KIND if kind_is_there and docker_answers else Choice.OWN_NODE
+
+
+def docker_answers() -> bool:
+    """Whether a Docker daemon answers this user."""
+    docker = shutil.which("docker")
+    if not docker:
+        return False
+    try:
+        return subprocess.run([docker, "info"], capture_output=True, check=False, timeout=20).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def current() -> Choice:
+    """The choice on this machine with this environment."""
+    named = os.environ.get("INFLIGHT_KUBECONFIG")
+    there = shutil.which("kind") is not None
+    return choose(named, kind_is_there=there, docker_answers=not named and there and docker_answers())

@@ -1,0 +1,1 @@
+"""One module per component: pure functions that give its command line and its configuration."""

@@ -1,0 +1,72 @@
+"""BuildKit: builds Dockerfiles straight into the node's image store, without a push, a pull or a second copy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from e2e.cluster.components.containerd import NAMESPACE
+from e2e.cluster.process import Program
+
+CACHE_LIMIT_BYTES = 24 * 10**9
+"""Build cache kept at most: two generations of the largest image and what its steps downloaded."""
+
+BUILD_CGROUP = "inflight-build"
+"""Control group of build steps, below the root."""
+
+
+def configuration(store: Path, socket: Path, containerd: Path) -> str:
+    """buildkitd.toml (https://github.com/moby/buildkit/blob/master/docs/buildkitd.toml.md)."""
+
+    def quoted(value: object) -> str:
+        return json.dumps(str(value))
+
+    return f"""root = {quoted(store / "buildkit")}
+
+[grpc]
+  address = [{quoted(f"unix://{socket}")}]
+
+[history]
+  maxEntries = 5
+
+[worker.oci]
+  enabled = false
+
+[worker.containerd]
+  enabled = true
+  address = {quoted(containerd)}
+  namespace = {quoted(NAMESPACE)}
+  networkMode = "host"
+  defaultCgroupParent = "/{BUILD_CGROUP}"
+  gc = true
+  maxUsedSpace = {CACHE_LIMIT_BYTES}
+"""
+
+
+def program(binary: Path, configuration_file: Path, search_path: str) -> Program:
+    """buildkitd, which finds runc on `search_path`."""
+    return Program("buildkitd", (str(binary), f"--config={configuration_file}"), {"PATH": search_path})
+
+
+def build_command(
+    buildctl: Path, socket: Path, context: Path, dockerfile: Path, image: str, build_args: Mapping[str, str]
+) -> list[str]:
+    """Command line that builds `dockerfile` (a path) with the folder `context` into the node's store as `image`.
+
+    Uncompressed and unpacked at once: a pod can start from it, and compressing would be most of the time.
+    """
+    command = [
+        *buildctl_command(buildctl, socket, "build", "--progress=plain", "--frontend=dockerfile.v0"),
+        f"--local=context={context}",
+        f"--local=dockerfile={dockerfile.parent}",
+        f"--opt=filename={dockerfile.name}",
+        "--opt=image-resolve-mode=local",
+        f"--output=type=image,name={image},unpack=true,compression=uncompressed",
+    ]
+    return command + [f"--opt=build-arg:{key}={value}" for key, value in build_args.items()]
+
+
+def buildctl_command(buildctl: Path, socket: Path, *arguments: str) -> list[str]:
+    """Command line of `buildctl` against the daemon at `socket`."""
+    return [str(buildctl), f"--addr=unix://{socket}", *arguments]

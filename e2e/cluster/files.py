@@ -1,0 +1,23 @@
+"""Small files written whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def write_if_changed(path: Path, text: str) -> bool:
+    """Write `text` unless the file already holds it; True when written. A reader never sees half of it."""
+    if path.exists() and path.read_text() == text:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text)
+    partial.rename(path)
+    return True
+
+
+def write_json(path: Path, value: Any) -> bool:
+    """Write `value` as JSON, which is also YAML, unless the file already holds it."""
+    return write_if_changed(path, json.dumps(value, indent=2) + "\n")

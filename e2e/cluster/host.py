@@ -1,0 +1,150 @@
+"""What the node changes on the host, and puts back: an address, forwarding, one nftables table, kernel settings."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from e2e.cluster import machine, packages
+from e2e.cluster.addresses import Network
+from e2e.cluster.components.kube_proxy import NFTABLES_TABLES
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.layout import Layout
+
+DEVICE = "inflight0"
+TABLE = "inflight"
+FORWARD_COMMENT = "inflight-cluster"
+
+SETTINGS = (
+    "net/ipv4/ip_forward",  # set here
+    "vm/overcommit_memory",  # these six by the kubelet at its start
+    "vm/panic_on_oom",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+    "kernel/keys/root_maxbytes",
+    "net/ipv4/conf/all/route_localnet",  # and this one by kube-proxy in some versions
+)
+
+
+def run(command: Sequence[str], text: str | None = None) -> str:
+    """Run an administration command; its output. Raises ClusterError with its complaint."""
+    done = subprocess.run(list(command), input=text, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ClusterError(f"`{' '.join(command)}` failed: {done.stderr.strip() or done.returncode}")
+    return done.stdout
+
+
+def parse_routes(output: str) -> list[str]:
+    """Networks from the JSON of `ip -json route`, without the default route and without this node's own."""
+    routes = json.loads(output or "[]")
+    return [
+        route["dst"]
+        for route in routes
+        if route["dst"] != "default" and "." in route["dst"] and route.get("dev") != DEVICE
+    ]
+
+
+def routes() -> list[str]:
+    """The IPv4 networks that this machine has routes to."""
+    return parse_routes(run([packages.require("ip"), "-json", "-4", "route", "show", "table", "main"]))
+
+
+def masquerade_table(network: Network) -> str:
+    """nftables script: what pods send outside their range leaves with the machine's address."""
+    return f"""table ip {TABLE}
+delete table ip {TABLE}
+table ip {TABLE} {{
+  chain postrouting {{
+    type nat hook postrouting priority srcnat
+    ip saddr {network.pods} ip daddr != {{ {network.pods}, {network.services}, 224.0.0.0/4 }} masquerade
+  }}
+}}
+"""
+
+
+def save_settings(layout: Layout) -> None:
+    """Remember the kernel settings before the first change of this boot."""
+    path = layout.host_changes
+    if path.exists() and json.loads(path.read_text())["boot"] == machine.boot_id():
+        return
+    values = {name: Path("/proc/sys", name).read_text() for name in SETTINGS if Path("/proc/sys", name).exists()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"boot": machine.boot_id(), "settings": values}))
+
+
+def restore_settings(layout: Layout) -> None:
+    """Put the remembered kernel settings back."""
+    if not layout.host_changes.exists():
+        return
+    saved = json.loads(layout.host_changes.read_text())
+    if saved["boot"] == machine.boot_id():
+        for name, value in saved["settings"].items():
+            path = Path("/proc/sys", name)
+            if path.read_text() != value:
+                path.write_text(value)
+    layout.host_changes.unlink()
+
+
+def set_up(network: Network, layout: Layout) -> None:
+    """The node's address on its own device, forwarding, masquerading. Safe to repeat."""
+    ip = packages.require("ip")
+    save_settings(layout)
+    if not Path("/sys/class/net", DEVICE).exists():
+        # A bridge without members: as a device that only holds an address, it is there in every kernel with bridges.
+        run([ip, "link", "add", DEVICE, "type", "bridge"])
+    run([ip, "address", "replace", f"{network.node_address}/32", "dev", DEVICE])
+    run([ip, "link", "set", DEVICE, "up"])
+    Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+    run([packages.require("nft"), "-f", "-"], masquerade_table(network))
+    for rule in forward_rules(network):
+        if iptables := _restrictive_iptables():
+            present = subprocess.run([iptables, "-C", *rule], capture_output=True, check=False).returncode == 0
+            if not present:
+                run([iptables, "-I", *rule])
+
+
+def forward_rules(network: Network) -> list[list[str]]:
+    """iptables rules that let the pods' packets pass where the host drops forwarded packets (Docker sets that)."""
+    tail = ["-m", "comment", "--comment", FORWARD_COMMENT, "-j", "ACCEPT"]
+    return [["FORWARD", "-s", network.pods, *tail], ["FORWARD", "-d", network.pods, *tail]]
+
+
+def _restrictive_iptables() -> str | None:
+    iptables = packages.find("iptables")
+    if not iptables:
+        return None
+    shown = subprocess.run([iptables, "-S", "FORWARD"], capture_output=True, text=True, check=False).stdout
+    return iptables if "-P FORWARD DROP" in shown or FORWARD_COMMENT in shown else None
+
+
+def tear_down(network: Network | None, layout: Layout) -> None:
+    """Undo `set_up` and remove kube-proxy's tables. Safe to repeat, and without anything set up."""
+    if nft := packages.find("nft"):
+        present = run([nft, "list", "tables"]).splitlines()
+        for family, table in (("ip", TABLE), *NFTABLES_TABLES):
+            if f"table {family} {table}" in present:
+                run([nft, "delete", "table", family, table])
+    if network and (iptables := _restrictive_iptables()):
+        for rule in forward_rules(network):
+            subprocess.run([iptables, "-D", *rule], capture_output=True, check=False)
+    if Path("/sys/class/net", DEVICE).exists():
+        run([packages.require("ip"), "link", "delete", DEVICE])
+    restore_settings(layout)
+
+
+def mounts_below(mountinfo: str, folders: Iterable[Path]) -> list[str]:
+    """Mount points below `folders`, innermost first, from the text of /proc/self/mountinfo (proc(5))."""
+    points = [line.split()[4].encode().decode("unicode_escape") for line in mountinfo.splitlines() if line]
+    prefixes = tuple(f"{folder}/" for folder in folders)
+    return [point for point in reversed(points) if point.startswith(prefixes)]
+
+
+def unmount_below(folders: Iterable[Path]) -> int:
+    """Unmount everything below `folders`; how many there were."""
+    points = mounts_below(Path("/proc/self/mountinfo").read_text(), list(folders))
+    for point in points:
+        run(["umount", "--lazy", point])
+    return len(points)

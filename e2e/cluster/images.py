@@ -1,0 +1,124 @@
+"""The images of the project, built from the Dockerfiles that users build."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from e2e.cluster import base_image, gobuild, goparts, machine, process
+from e2e.cluster.components import buildkit
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.image_store import BUILDKIT_SOCKET, ImageStore
+from e2e.cluster.layout import REPOSITORY
+from e2e.cluster.progress import Progress, step
+
+GIGABYTE = 10**9
+_PROXY_NAMES = ("http_proxy", "https_proxy", "no_proxy")
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image to build: its name and its Dockerfile below the repository's root, which is the context.
+
+    `disk_gb`: free disk that building it from nothing takes at most.
+    """
+
+    name: str
+    reference: str
+    dockerfile: str
+    disk_gb: int
+
+
+IMAGES = {
+    image.name: image
+    for image in (
+        Image("engine", "localhost/inflight-engine:dev", "engine_image/Dockerfile", 15),
+        Image("operator", "localhost/inflight-operator:dev", "operator/Dockerfile", 2),
+    )
+}
+
+
+def named(name: str) -> Image:
+    """The image `name`; raises ClusterError for a name that is none."""
+    if name not in IMAGES:
+        raise ClusterError(f"there is no image {name!r}; the images are: {', '.join(IMAGES)}")
+    return IMAGES[name]
+
+
+def proxy_arguments(environment: Mapping[str, str]) -> dict[str, str]:
+    """Build arguments with the host's proxy settings, which BuildKit and Docker know and leave out of the image."""
+    names = [*_PROXY_NAMES, *(name.upper() for name in _PROXY_NAMES)]
+    return {name: environment[name] for name in names if environment.get(name)}
+
+
+def require_disk(image: Image, free_bytes: int) -> None:
+    """Raise ClusterError where less disk is free than `image` takes."""
+    if free_bytes < image.disk_gb * GIGABYTE:
+        raise ClusterError(
+            f"building the {image.name} image takes up to {image.disk_gb} GB of disk and "
+            f"{free_bytes / GIGABYTE:.1f} GB are free: free some, or set INFLIGHT_CACHE to a folder on a larger disk"
+        )
+
+
+class StepReader:
+    """Follows BuildKit's plain progress: which Dockerfile step runs, how many are cached, what it said last."""
+
+    def __init__(self) -> None:
+        self.current = ""
+        self.cached = 0
+        self.said: list[str] = []
+
+    def read(self, line: str) -> None:
+        if not line.strip():
+            return
+        if found := re.match(r"#\d+ (\[.*?\d+/\d+\] .*)", line):
+            self.current = found.group(1)[:100]
+        elif re.match(r"#\d+ CACHED", line):
+            self.cached += 1
+        self.said = [*self.said[-(process.LOG_LINES_SHOWN - 1) :], line.rstrip()]
+
+    def text(self) -> str:
+        return self.current
+
+
+def build_in_store(store: ImageStore, name: str, progress: Progress) -> str:
+    """Build the image `name` into the node's store, where containers find it at once; its reference."""
+    image = named(name)
+    dockerfile = REPOSITORY / image.dockerfile
+    if not dockerfile.is_file():
+        raise ClusterError(f"{image.dockerfile} is missing: run this in a whole copy of the repository")
+    is_new = image.reference not in store.image_names()
+    if is_new:
+        require_disk(image, machine.free_disk(store.layout.root))
+    command = buildkit.build_command(
+        gobuild.folder_of(goparts.BUILDKIT, store.layout) / "buildctl",
+        BUILDKIT_SOCKET,
+        REPOSITORY,
+        dockerfile,
+        image.reference,
+        {"BASE": base_image.REFERENCE, **proxy_arguments(os.environ)},
+    )
+    reader = StepReader()
+    started = time.monotonic()
+    with step(progress, f"building {image.reference}", reader.text):
+        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            assert running.stdout is not None
+            for line in running.stdout:
+                reader.read(line)
+            code = running.wait()
+        finally:
+            running.terminate()
+            running.wait()
+        if code:
+            raise ClusterError(
+                f"{image.dockerfile} could not be built; its output ends with:\n" + "\n".join(reader.said)
+            )
+    size = store.image_bytes(image.reference) / GIGABYTE
+    seconds = time.monotonic() - started
+    progress(f"{image.reference}: {size:.2f} GB, built in {seconds:.1f} s, {reader.cached} steps from cache")
+    return image.reference

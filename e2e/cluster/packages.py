@@ -1,0 +1,66 @@
+"""Programs that come from the distribution: found on PATH, else installed with apt-get."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+
+from e2e.cluster import machine
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.gotoolchain import last_line
+from e2e.cluster.progress import Progress, step
+
+PROGRAM_TO_PACKAGE: Mapping[str, str] = {
+    "runc": "runc",
+    "nft": "nftables",
+    "ip": "iproute2",
+    "mmdebstrap": "mmdebstrap",
+}
+SEARCH_PATH = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"
+"""Debian keeps administration programs in folders that are not on every user's PATH."""
+
+
+def missing_packages(is_there: Mapping[str, bool]) -> list[str]:
+    """Packages to install, from which of the programs are there."""
+    return sorted(PROGRAM_TO_PACKAGE[program] for program, there in is_there.items() if not there)
+
+
+def ensure(progress: Progress) -> None:
+    """Install what is missing. Raises ClusterError with the list where that cannot be done from here."""
+    missing = missing_packages({program: bool(find(program)) for program in PROGRAM_TO_PACKAGE})
+    if not missing:
+        return
+    names = " ".join(missing)
+    if not machine.is_root() or not shutil.which("apt-get"):
+        raise ClusterError(f"these packages are missing: {names}; install them with your system's package manager")
+    with step(progress, f"installing packages: {names}"):
+        install = ["install", "-y", "--no-install-recommends", *missing]
+        # A package list that is there and good saves the seconds of fetching a new one.
+        attempts = (install, ["update"], install)
+        for attempt in attempts:
+            done = subprocess.run(
+                ["apt-get", "-q", *attempt],
+                env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode == 0 and attempt is install:
+                return
+        raise ClusterError(f"apt-get could not install {names} ({last_line(done.stderr)}); install them by hand")
+
+
+def find(program: str) -> str | None:
+    """Path of `program`, or None."""
+    return shutil.which(program, path=SEARCH_PATH)
+
+
+def require(program: str) -> str:
+    """Path of `program`; raises ClusterError where it is missing."""
+    path = find(program)
+    if not path:
+        package = PROGRAM_TO_PACKAGE.get(program, program)
+        raise ClusterError(f"the program {program} is missing: install the package {package}")
+    return path

@@ -1,0 +1,98 @@
+"""Whether this machine can do it, and a sentence about what to do where it cannot."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.cluster import cgroups, gobuild, goparts, machine
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.layout import RUNTIME, Layout
+
+GIGABYTE = 10**9
+COLD_DISK_GB, WARM_DISK_GB = 30, 10
+"""Free disk: modules, compiler caches, two images with their build caches; and a warm run's new layers."""
+MEMORY_GB = 4
+"""Memory that the components, one build step and a small model take at most together."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was found out about this machine."""
+
+    is_linux: bool
+    is_root: bool
+    namespace_problem: str | None
+    free_disk_bytes: int
+    available_memory_bytes: int
+    other_owner: str | None
+    foreign_pods: bool
+
+
+def problem(facts: Facts, disk_gb: int, cache: Path) -> str | None:
+    """The first reason why the own node cannot run here, as a sentence with what to do; None when it can."""
+    otherwise = "or name a cluster in INFLIGHT_KUBECONFIG, or install Docker and kind"
+    if not facts.is_linux:
+        return f"the local node needs Linux: run this in a Linux machine, {otherwise}"
+    if not facts.is_root:
+        return f"the local node needs root: run this with sudo, {otherwise}"
+    if facts.namespace_problem:
+        return (
+            f"namespaces cannot be made here ({facts.namespace_problem}): run this outside a container "
+            f"or in a privileged one, {otherwise}"
+        )
+    if facts.other_owner:
+        return f"a node of the cache folder {facts.other_owner} runs here: take it down first (INFLIGHT_CACHE names it)"
+    if facts.foreign_pods:
+        return "another kubelet runs pods on this machine: stop it, or name its cluster in INFLIGHT_KUBECONFIG"
+    if facts.free_disk_bytes < disk_gb * GIGABYTE:
+        free = facts.free_disk_bytes / GIGABYTE
+        return (
+            f"{disk_gb} GB of free disk are needed and {free:.0f} GB are free at {cache}: "
+            "free some, or set INFLIGHT_CACHE to a folder on a larger disk"
+        )
+    if facts.available_memory_bytes < MEMORY_GB * GIGABYTE:
+        free = facts.available_memory_bytes / GIGABYTE
+        return f"{MEMORY_GB} GB of memory are needed and {free:.1f} GB are available: end something else first"
+    return None
+
+
+def gather(layout: Layout, *, node_runs: bool) -> Facts:
+    """Find the facts out; where the node runs already, its own pods and memory are no obstacle."""
+    owner_file = RUNTIME / "owner"
+    owner = owner_file.read_text().strip() if owner_file.exists() else None
+    foreign = bool(cgroups.processes_in(cgroups.own_groups())) and not (layout.cluster / "settings.json").exists()
+    return Facts(
+        is_linux=os.uname().sysname == "Linux",
+        is_root=machine.is_root(),
+        namespace_problem=None if node_runs or not machine.is_root() else machine.namespace_problem(),
+        free_disk_bytes=machine.free_disk(layout.root),
+        available_memory_bytes=MEMORY_GB * GIGABYTE if node_runs else machine.available_memory(),
+        other_owner=owner if owner and owner != str(layout.root) else None,
+        foreign_pods=foreign,
+    )
+
+
+def default_disk_gb(layout: Layout) -> int:
+    """Disk that is needed free: less where everything is built already."""
+    built = all(gobuild.is_built(part, layout) for part in goparts.NODE_PARTS)
+    return WARM_DISK_GB if built and layout.store.exists() else COLD_DISK_GB
+
+
+def check(layout: Layout, *, node_runs: bool, disk_gb: int | None = None) -> Facts:
+    """Raise ClusterError with the sentence where the own node cannot run; else what was found."""
+    facts = gather(layout, node_runs=node_runs)
+    found = problem(facts, disk_gb or default_disk_gb(layout), layout.root)
+    if found:
+        raise ClusterError(found)
+    return facts
+
+
+def check_may_take_down(layout: Layout) -> None:
+    """Raise ClusterError where `down` cannot do its work: without root, or for another cache's node."""
+    if not machine.is_root():
+        raise ClusterError("taking the local node down needs root: run this with sudo")
+    owner = gather(layout, node_runs=True).other_owner
+    if owner:
+        raise ClusterError(f"the node that runs here belongs to the cache folder {owner}: set INFLIGHT_CACHE to it")

@@ -1,0 +1,48 @@
+"""Progress lines: what is being done, how far it is, how long it took."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Progress = Callable[[str], None]
+"""Receives one line of text, without a newline; may be called from several threads."""
+
+HEARTBEAT_SECONDS = 15.0
+
+
+def to_stdout() -> Progress:
+    """A progress function that prints each line with the seconds since this call, one line at a time."""
+    start = time.monotonic()
+    lock = threading.Lock()
+
+    def show(line: str) -> None:
+        with lock:
+            print(f"[{time.monotonic() - start:6.1f} s] {line}", flush=True)
+
+    return show
+
+
+@contextmanager
+def step(progress: Progress, what: str, detail: Callable[[], str] = lambda: "") -> Iterator[None]:
+    """Announce `what`, say every 15 s that it still runs (with `detail()`), and say how long it took."""
+    progress(what)
+    start = time.monotonic()
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(HEARTBEAT_SECONDS):
+            extra = detail()
+            progress(f"{what}: {time.monotonic() - start:.0f} s so far{', ' + extra if extra else ''}")
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+    # Not reached when the block raised: the error says what happened.
+    progress(f"{what}: done in {time.monotonic() - start:.1f} s")
