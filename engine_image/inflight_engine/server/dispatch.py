@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -17,7 +18,7 @@ class Dispatcher:
     """Knows every request the engine knows, and which slot is whose.
 
     Args:
-        on_admitted: a request left the queue.
+        on_admitted: a request leaves the queue.
         on_stop_string: its text reached a stop string.
         on_finished: the engine ended it (not called for what was ended on this side).
     """
@@ -36,7 +37,7 @@ class Dispatcher:
         self._on_finished = on_finished
         self._known: dict[int, Generation] = {}
         self._slots: list[Generation | None] = []
-        self._last_tokens_at = -1.0
+        self._last_tokens_at = math.nan
 
     def __len__(self) -> int:
         """Requests that the engine has not reported as finished."""
@@ -55,12 +56,14 @@ class Dispatcher:
     def report(self, report: StepReport, now: float) -> None:
         """`now`: seconds, monotonic, when the report came."""
         self._metrics.step(report.stats)
+        began = now - report.stats.step_seconds
         for admission in report.admitted:
             admitted = self._known.get(admission.request_id)
             self._slots[admission.slot] = admitted
             if admitted is not None and admitted.waiting:
-                self._metrics.queue_time.observe(now - admitted.timings.arrived)
                 self._on_admitted(admitted)
+                admitted.timings.admitted = max(began, admitted.timings.arrived)
+                self._metrics.queue_time.observe(admitted.timings.admitted - admitted.timings.arrived)
         if report.slots:
             self._tokens(
                 np.frombuffer(report.slots, np.int32).tolist(), np.frombuffer(report.token_ids, np.int32).tolist(), now

@@ -69,12 +69,15 @@ class Lifecycle:
         service = self._service
         try:
             tokenizer = await _in_daemon_thread(service.config.engine)
+            ready = await service.engine_ready
+            await service.open(tokenizer, initial_limits(service.config.limits_file, ready.capacity))
         except (ValueError, OSError) as error:
             service.fail(str(error))
-            return
-        ready = await service.engine_ready
-        await service.open(tokenizer, initial_limits(service.config.limits_file, ready.capacity))
-        self._log_facts(ready)
+        except Exception as error:
+            log.exception("start-up failed")
+            service.fail(f"start-up failed: {error}")
+        else:
+            self._log_facts(ready)
 
     def _log_facts(self, ready: EngineReady) -> None:
         service = self._service
@@ -82,7 +85,8 @@ class Lifecycle:
         assert limits is not None
         log.info(
             "ready after %.1f s: model %s as %s, %s on %s (%s attention), at most %d tokens a request; KV cache %d "
-            "blocks of %d, %d tokens, %d bytes a token; max_num_seqs %d of %d, max_num_batched_tokens %d of %d, revision %d",
+            "blocks of %d, %d tokens, %d bytes a token; max_num_seqs %d of %d, max_num_batched_tokens %d of %d, "
+            "revision %d",
             time.monotonic() - service.started,
             service.config.engine.model,
             service.config.served_model_name,

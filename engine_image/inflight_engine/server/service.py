@@ -238,7 +238,6 @@ class Service:
 
     def _on_admitted(self, generation: Generation) -> None:
         self._leave_queue(generation)
-        generation.timings.admitted = time.monotonic()
         if generation.timer is not None:
             generation.timer.cancel()
         generation.timer = asyncio.get_running_loop().call_later(
