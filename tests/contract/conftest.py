@@ -12,6 +12,7 @@ import yaml
 
 from e2e.cluster.throwaway import apiserver_only
 from inflight_operator.apply import KubeApi
+from tests.contract.manifests import service_manifest
 
 PROJECT = Path(__file__).parents[2]
 CRD_FILE = PROJECT / "crds" / "inflight.dev_inferenceservices.yaml"
@@ -89,12 +90,3 @@ def make(kubectl, namespace):
         return kubectl.json("get", "ifsvc", name, "-n", namespace)
 
     return make
-
-
-def service_manifest(namespace, spec, name="chat"):
-    return {
-        "apiVersion": "inflight.dev/v1alpha1",
-        "kind": "InferenceService",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": spec,
-    }

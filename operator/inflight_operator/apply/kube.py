@@ -21,7 +21,7 @@ FIELD_MANAGER = "inflight-operator"
 REPORTING_CONTROLLER = "inflight.dev/operator"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 MAX_NOTE = 1024
-"""Longest `note` of an Event (events.k8s.io/v1)."""
+"""Longest `note` of an Event (events.k8s.io/v1), in bytes."""
 
 Manifest = dict[str, Any]
 
@@ -183,7 +183,7 @@ class KubeApi:
             "action": "Reconcile",
             "type": type,
             "reason": reason,
-            "note": message if len(message) <= MAX_NOTE else message[: MAX_NOTE - 1] + "…",
+            "note": _shortened(message, MAX_NOTE),
             "regarding": {
                 "apiVersion": service.api_version,
                 "kind": service.kind,
@@ -235,6 +235,14 @@ class KubeApi:
                 action, response.status, str(answer.get("message") or content[:200].decode(errors="replace"))
             )
         return answer
+
+
+def _shortened(text: str, most_bytes: int) -> str:
+    """The text, cut with an ellipsis where its UTF-8 form is longer than `most_bytes`."""
+    encoded = text.encode()
+    if len(encoded) <= most_bytes:
+        return text
+    return encoded[: most_bytes - len("…".encode())].decode(errors="ignore") + "…"
 
 
 def _json(content: bytes) -> Manifest:

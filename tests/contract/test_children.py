@@ -1,0 +1,264 @@
+"""Every rendered child against a real API server: accepted, restricted, applied once, and owned by its service."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+
+from inflight_operator.api import InferenceService
+from inflight_operator.apply import ChildConflictError, admin_token, needs_apply, sync_children
+from inflight_operator.render import ChildPlan, LimitsInForce, Settings, child_names, render, selector_string
+from inflight_operator.render.service_children import CHILD_KINDS
+
+pytestmark = pytest.mark.contract
+
+SETTINGS = Settings(engine_image="localhost/engine:test")
+PLAN = ChildPlan(replicas=2, limits=LimitsInForce(64, 1024, 7), admin_token="secret")
+
+SPECS = {
+    "four lines": {"model": {"source": "builtin://smollm2"}, "accelerator": {"count": 0}},
+    "a GPU": {"model": {"source": "hf://Qwen/Qwen3-8B", "servedName": "qwen"}},
+    "a claim": {"model": {"source": "pvc://models/qwen3/8b"}, "rollout": {"strategy": "ReleaseFirst"}},
+    "everything in the template": {
+        "model": {"source": "builtin://smollm2"},
+        "accelerator": {"count": 0},
+        "engine": {"kvCache": {"memory": "512Mi"}, "maxModelLen": 2048, "extraArgs": ["--block-size=32"]},
+        "template": {
+            "labels": {"desk": "seven"},
+            "annotations": {"example.com/a": "b"},
+            "nodeSelector": {"kubernetes.io/arch": "amd64", "pool": "llm"},
+            "tolerations": [
+                {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"},
+                {"key": "slow", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30},
+            ],
+            "affinity": {
+                "podAntiAffinity": {
+                    "preferredDuringSchedulingIgnoredDuringExecution": [
+                        {
+                            "weight": 1,
+                            "podAffinityTerm": {
+                                "topologyKey": "kubernetes.io/hostname",
+                                "labelSelector": {"matchLabels": {"team": "search"}},
+                            },
+                        }
+                    ]
+                }
+            },
+            "resources": {"requests": {"cpu": "0.5", "memory": "1024Mi"}, "limits": {"cpu": 2}},
+            "env": [
+                {"name": "EMPTY", "value": ""},
+                {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token", "optional": True}}},
+                {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            ],
+            "envFrom": [{"configMapRef": {"name": "more", "optional": True}, "prefix": "A_"}],
+            "volumes": [
+                {"name": "cache", "emptyDir": {"sizeLimit": "2048Mi"}},
+                {"name": "settings", "configMap": {"name": "more", "items": [{"key": "a", "path": "b"}]}},
+                {
+                    "name": "mixed",
+                    "projected": {"sources": [{"configMap": {"name": "more"}}, {"secret": {"name": "hf"}}]},
+                },
+                {
+                    "name": "info",
+                    "downwardAPI": {"items": [{"path": "l", "fieldRef": {"fieldPath": "metadata.labels"}}]},
+                },
+            ],
+            "volumeMounts": [{"name": "cache", "mountPath": "/cache", "readOnly": False}],
+            "serviceAccountName": "default",
+            "imagePullSecrets": [{"name": "registry"}],
+        },
+    },
+}
+
+
+@pytest.fixture(params=SPECS)
+def service(request, make):
+    return InferenceService.from_dict(make(SPECS[request.param]))
+
+
+@pytest.fixture
+def simple(make):
+    return InferenceService.from_dict(make(SPECS["four lines"]))
+
+
+async def live_children(api, service):
+    selector, namespace = selector_string(service.metadata.name), service.metadata.namespace
+    kinds = [kind for kind in CHILD_KINDS if kind != "PodMonitor"]
+    return [child for kind in kinds for child in await api.list(kind, namespace, selector)]
+
+
+async def test_the_api_server_accepts_every_child(api, service):
+    for child in render(service, PLAN, SETTINGS):
+        accepted = await api.apply(child, dry_run=True)
+        assert accepted["metadata"]["name"] == child["metadata"]["name"]
+
+
+async def test_the_pod_of_the_template_passes_pod_security_restricted(kubectl, service):
+    (deployment,) = (child for child in render(service, PLAN, SETTINGS) if child["kind"] == "Deployment")
+    pod = copy.deepcopy(deployment["spec"]["template"])
+    pod |= {"apiVersion": "v1", "kind": "Pod"}
+    pod["metadata"] |= {"name": "probe", "namespace": service.metadata.namespace}
+    accepted = kubectl.apply(pod, dry_run=True)
+    assert accepted.returncode == 0, accepted.stderr
+    assert "would violate" not in accepted.stderr
+    del pod["spec"]["securityContext"]
+    refused = kubectl.apply(pod, dry_run=True)
+    assert 'violates PodSecurity "restricted:latest"' in refused.stderr, "the namespace enforces nothing"
+
+
+async def test_applied_twice_nothing_changes_and_nothing_needs_to_be_applied(api, service):
+    wanted = render(service, PLAN, SETTINGS)
+    first = [await api.apply(child) for child in wanted]
+    second = [await api.apply(child) for child in wanted]
+    versions = [[child["metadata"]["resourceVersion"] for child in live] for live in (first, second)]
+    assert versions[0] == versions[1]
+    for child, live in zip(wanted, second, strict=True):
+        assert not needs_apply(child, live), child["kind"]
+
+
+async def test_a_steady_state_makes_no_writes(api, service):
+    wanted = render(service, PLAN, SETTINGS)
+    made = await sync_children(api, wanted, await live_children(api, service))
+    assert sorted(made.applied) == sorted(f"{child['kind']}/{child['metadata']['name']}" for child in wanted)
+    again = await sync_children(api, wanted, await live_children(api, service))
+    assert again.applied == ()
+    assert again.deleted == ()
+
+
+async def test_tuning_and_scaling_write_only_the_limits_and_the_replicas(api, simple):
+    await sync_children(api, render(simple, PLAN, SETTINGS), [])
+    before = await api.get("Deployment", simple.metadata.namespace, "chat")
+    tuned = replace(PLAN, limits=LimitsInForce(48, 512, 8))
+    changes = await sync_children(api, render(simple, tuned, SETTINGS), await live_children(api, simple))
+    assert changes.applied == ("ConfigMap/chat-limits",)
+    scaled = replace(tuned, replicas=3)
+    changes = await sync_children(api, render(simple, scaled, SETTINGS), await live_children(api, simple))
+    assert changes.applied == ("Deployment/chat",)
+    after = await api.get("Deployment", simple.metadata.namespace, "chat")
+    assert after["spec"]["replicas"] == 3
+    assert after["spec"]["template"] == before["spec"]["template"]
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "gone"),
+    [
+        ("nodeSelector", {"kubernetes.io/arch": "amd64"}, "pool"),
+        ("tolerations", [], "NoExecute"),
+        ("labels", {}, "seven"),
+        ("annotations", {}, "example.com/a"),
+        ("affinity", None, "podAntiAffinity"),
+        ("env", [], "HF_TOKEN"),
+        ("envFrom", [], "A_"),
+        ("volumeMounts", [], "/cache"),
+        ("imagePullSecrets", [], "registry"),
+        ("resources", {}, "'limits': {'cpu': '2'"),
+    ],
+)
+async def test_what_a_user_takes_out_of_the_template_goes_from_the_deployment(api, make, part, value, gone):
+    full = SPECS["everything in the template"]
+    stored = make(full)
+    await sync_children(api, render(InferenceService.from_dict(stored), PLAN, SETTINGS), [])
+    less = {**full, "template": {key: item for key, item in full["template"].items() if key != part}}
+    if value:
+        less["template"][part] = value
+    service = InferenceService.from_dict({**stored, "spec": less})
+    before = await api.get("Deployment", service.metadata.namespace, "chat")
+    assert gone in str(before["spec"]["template"])
+    changes = await sync_children(api, render(service, PLAN, SETTINGS), await live_children(api, service))
+    assert changes.applied == ("Deployment/chat",)
+    after = await api.get("Deployment", service.metadata.namespace, "chat")
+    assert gone not in str(after["spec"]["template"])
+    assert (await sync_children(api, render(service, PLAN, SETTINGS), await live_children(api, service))).applied == ()
+
+
+async def test_a_child_that_was_changed_by_hand_is_put_right_and_fields_of_others_are_left(kubectl, api, simple):
+    namespace = simple.metadata.namespace
+    await sync_children(api, render(simple, PLAN, SETTINGS), [])
+    kubectl.ok("annotate", "deployment/chat", "-n", namespace, "example.com/note=keep")
+    assert (await sync_children(api, render(simple, PLAN, SETTINGS), await live_children(api, simple))).applied == ()
+    kubectl.ok("set", "image", "deployment/chat", "engine=example.com/other", "-n", namespace)
+    changes = await sync_children(api, render(simple, PLAN, SETTINGS), await live_children(api, simple))
+    assert changes.applied == ("Deployment/chat",)
+    live = await api.get("Deployment", namespace, "chat")
+    assert live["spec"]["template"]["spec"]["containers"][0]["image"] == SETTINGS.engine_image
+    assert live["metadata"]["annotations"]["example.com/note"] == "keep"
+
+
+async def test_a_child_that_is_no_longer_wanted_is_deleted_and_a_strangers_is_not(kubectl, api, simple):
+    namespace = simple.metadata.namespace
+    wanted = render(simple, PLAN, SETTINGS)
+    await sync_children(api, wanted, [])
+    labels = wanted[0]["metadata"]["labels"]
+    theirs = {"name": "theirs", "namespace": namespace, "labels": labels}
+    kubectl.create({"apiVersion": "v1", "kind": "Service", "metadata": theirs, "spec": {"ports": [{"port": 80}]}})
+    without = [child for child in wanted if child["kind"] != "PodDisruptionBudget"]
+    changes = await sync_children(api, without, await live_children(api, simple))
+    assert changes.deleted == ("PodDisruptionBudget/chat",)
+    assert await api.get("PodDisruptionBudget", namespace, "chat") is None
+    assert await api.get("Service", namespace, "theirs") is not None
+
+
+async def test_an_object_of_someone_else_with_a_childs_name_is_not_taken_over(kubectl, api, simple):
+    namespace = simple.metadata.namespace
+    theirs = {"name": "chat", "namespace": namespace}
+    kubectl.create({"apiVersion": "v1", "kind": "Service", "metadata": theirs, "spec": {"ports": [{"port": 443}]}})
+    with pytest.raises(ChildConflictError, match=f"Service chat exists in namespace {namespace} and does not belong"):
+        await sync_children(api, render(simple, PLAN, SETTINGS), await live_children(api, simple))
+    assert (await api.get("Service", namespace, "chat"))["spec"]["ports"][0]["port"] == 443
+
+
+async def test_every_child_is_owned_by_the_service_so_that_deleting_it_deletes_them(api, service):
+    await sync_children(api, render(service, PLAN, SETTINGS), [])
+    children = await live_children(api, service)
+    assert {child["kind"] for child in children} == set(CHILD_KINDS) - {"PodMonitor"}
+    for child in children:
+        (owner,) = child["metadata"]["ownerReferences"]
+        assert owner["uid"] == service.metadata.uid
+        assert owner["controller"] is True
+        assert "finalizers" not in child["metadata"]
+
+
+async def test_the_admin_token_is_kept_from_the_live_secret(api, simple):
+    token = admin_token(None)
+    await sync_children(api, render(simple, replace(PLAN, admin_token=token), SETTINGS), [])
+    secret = await api.get("Secret", simple.metadata.namespace, child_names("chat").admin_token)
+    assert admin_token(secret) == token
+
+
+async def test_a_pod_monitor_is_accepted_where_the_api_exists(kubectl, api, simple):
+    assert await api.available_apis() == frozenset()
+    kubectl.create(POD_MONITOR_CRD)
+    try:
+        kubectl.ok("wait", "--for=condition=Established", "--timeout=30s", "crd/podmonitors.monitoring.coreos.com")
+        available = await api.available_apis()
+        assert available == {"monitoring.coreos.com/v1/PodMonitor"}
+        wanted = render(simple, PLAN, replace(SETTINGS, available_apis=available))
+        changes = await sync_children(api, wanted, [])
+        assert "PodMonitor/chat" in changes.applied
+        live = await api.get("PodMonitor", simple.metadata.namespace, "chat")
+        assert not needs_apply(wanted[-1], live)
+    finally:
+        kubectl.ok("delete", "crd", "podmonitors.monitoring.coreos.com")
+
+
+POD_MONITOR_CRD = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {
+        "name": "podmonitors.monitoring.coreos.com",
+        "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
+    },
+    "spec": {
+        "group": "monitoring.coreos.com",
+        "scope": "Namespaced",
+        "names": {"kind": "PodMonitor", "plural": "podmonitors"},
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+            }
+        ],
+    },
+}

@@ -1,0 +1,141 @@
+"""KubeApi against a real API server: status, events, deletion cost, and errors a person can read."""
+
+import re
+from datetime import UTC, datetime
+
+import pytest
+
+from inflight_operator.api import Condition, Decision, InferenceService, InferenceServiceStatus, LimitsStatus
+from inflight_operator.api.status import ObservedStatus
+from inflight_operator.apply import KubeApi
+from inflight_operator.apply.kube import KubeApiError
+
+pytestmark = pytest.mark.contract
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
+STATUS = InferenceServiceStatus(
+    observed_generation=1,
+    conditions=[
+        Condition(
+            type="Ready", status="True", reason="Serving", message="2 of 2 pods take requests.",
+            observed_generation=1, last_transition_time=NOW,
+        )
+    ],
+    url="http://chat.test.svc",
+    replicas=2,
+    ready_replicas=2,
+    desired_replicas=2,
+    selector="app.kubernetes.io/name=inflight-engine,inflight.dev/service=chat",
+    limits=LimitsStatus(max_num_seqs=48, max_num_batched_tokens=1024, revision=7, pods_in_force=2),
+    observed=ObservedStatus(
+        queue_depth=12, running=40, kv_utilization=0.43, ttft_p95="420ms", preemptions_per_minute=0.0, at=NOW
+    ),
+    decisions=[
+        Decision(time=NOW, kind="Scaling", change="replicas 1 -> 2", reason="12 waiting, target 4 each", applied=True)
+    ],
+)  # fmt: skip
+
+
+@pytest.fixture
+def service(make):
+    return InferenceService.from_dict(make({"model": {"source": "builtin://smollm2"}, "accelerator": {"count": 0}}))
+
+
+async def read(api, service):
+    return InferenceService.from_dict(
+        await api.get("InferenceService", service.metadata.namespace, service.metadata.name)
+    )
+
+
+async def test_a_status_is_stored_as_it_was_written_and_written_once(api, service):
+    assert await api.patch_status(service, STATUS.to_dict()) is True
+    stored = await read(api, service)
+    assert stored.status.to_dict() == STATUS.to_dict()
+    assert stored.metadata.generation == service.metadata.generation
+    assert await api.patch_status(stored, STATUS.to_dict()) is False
+
+
+async def test_a_field_that_is_gone_from_the_status_is_removed(api, service):
+    await api.patch_status(service, STATUS.to_dict())
+    less = STATUS.model_copy(update={"observed": None, "decisions": []})
+    await api.patch_status(await read(api, service), less.to_dict())
+    stored = await read(api, service)
+    assert stored.status.observed is None
+    assert stored.status.decisions == []
+    assert stored.status.limits == STATUS.limits
+
+
+async def test_kubectl_shows_the_columns_and_waits_for_the_condition(kubectl, api, service):
+    await api.patch_status(service, STATUS.to_dict())
+    namespace = service.metadata.namespace
+    columns = kubectl.ok("get", "ifsvc", "-n", namespace, "--no-headers").split()
+    assert columns[:7] == ["chat", "True", "2", "12", "0.43", "48/1024", "Serving"]
+    kubectl.ok("wait", "--for=condition=Ready", "--timeout=5s", "ifsvc/chat", "-n", namespace)
+
+
+async def test_a_status_cannot_change_the_spec(kubectl, api, service):
+    patch = '{"spec": {"slo": {"ttftP95": "1s"}}, "status": {"url": "http://x"}}'
+    kubectl.ok("patch", "ifsvc", "chat", "-n", service.metadata.namespace, "--subresource=status", "--type=merge",
+               "-p", patch)  # fmt: skip
+    stored = await read(api, service)
+    assert stored.spec == service.spec
+    assert stored.status.url == "http://x"
+
+
+async def test_an_event_shows_on_the_service(kubectl, api, service):
+    await api.event(service, "Warning", "ImagePullFailed", "é" * 2000)
+    await api.event(service, "Normal", "Scaled", "replicas 1 -> 2: 12 requests wait, target 4 a replica")
+    described = kubectl.ok("describe", "ifsvc", "chat", "-n", service.metadata.namespace)
+    assert re.search(r"Normal\s+Scaled\s.*replicas 1 -> 2: 12 requests wait, target 4 a replica", described)
+    assert re.search(r"Warning\s+ImagePullFailed\s", described)
+
+
+async def test_the_deletion_cost_is_set_and_a_pod_that_is_gone_is_no_error(kubectl, api, namespace):
+    security = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    kubectl.create(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "pod", "namespace": namespace},
+            "spec": {"containers": [{"name": "c", "image": "i", "securityContext": security}]},
+        }
+    )
+    await api.set_pod_deletion_cost(namespace, "pod", -5)
+    await api.set_pod_deletion_cost(namespace, "gone", 1)
+    pod = await api.get("Pod", namespace, "pod")
+    assert pod["metadata"]["annotations"]["controller.kubernetes.io/pod-deletion-cost"] == "-5"
+
+
+async def test_what_is_not_there_is_none_and_deleting_it_is_no_error(api, namespace):
+    assert await api.get("Service", namespace, "gone") is None
+    await api.delete("Service", namespace, "gone")
+
+
+async def test_a_refusal_carries_what_the_api_server_said(api, namespace):
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x", "namespace": namespace}, "spec": {}}
+    with pytest.raises(KubeApiError, match=r"spec\.ports: Required value") as refused:
+        await api.apply(service)
+    assert refused.value.status == 422
+
+
+async def test_an_api_server_that_is_away_is_an_error_with_a_sentence(kubectl, tmp_path):
+    away = tmp_path / "kubeconfig"
+    away.write_text(re.sub(r"server: .*", "server: https://127.0.0.1:1", kubectl.kubeconfig.read_text()))
+    api = await KubeApi.connect(str(away))
+    with pytest.raises(KubeApiError, match="the API server does not answer") as error:
+        await api.get("Service", "default", "x")
+    assert error.value.status == 0
+    await api.close()
+
+
+async def test_listed_objects_say_what_they_are(api, service):
+    (listed,) = await api.list("InferenceService", service.metadata.namespace)
+    assert InferenceService.from_dict(listed) == service
+    assert await api.list("InferenceService", service.metadata.namespace, "no=such") == []
+    everywhere = await api.list("InferenceService")
+    assert service.metadata.uid in {item["metadata"]["uid"] for item in everywhere}
