@@ -112,10 +112,8 @@ class OwnNode:
             built = pool.submit(self._build_images, plan, store, store_ready, root_file_system, image_names)
             self._start_control_plane(plan, plane, chosen)
             store_ready.result()
-            # The API keeps whole seconds; what an earlier kubelet reported does not count.
-            since = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
             self._start_node(chosen)
-            self._wait_for_cluster(chosen, since)
+            self._wait_for_cluster(chosen)
             if not built.done():
                 self.progress("the cluster is ready; waiting for images")
             built.result()
@@ -208,11 +206,12 @@ class OwnNode:
             self._wait_healthy("kubelet", f"http://127.0.0.1:{ports.kubelet_health}/healthz")
             self._wait_healthy("kube-proxy", f"http://127.0.0.1:{ports.proxy_health}/healthz")
 
-    def _wait_for_cluster(self, chosen: Settings, since: datetime.datetime) -> None:
+    def _wait_for_cluster(self, chosen: Settings) -> None:
         upstream = "nameserver" in (self.layout.cluster / "resolv.conf").read_text()
         objects = coredns.manifests(chosen.network, coredns_image(), upstream)
         listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
         self.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", text=listed)
+        since = self.processes.started_at("kubelet")  # what an earlier kubelet reported does not count
         self._wait("Ready node", lambda: self._node_is_ready(since), 60)
         name = "kubernetes.default.svc.cluster.local"
         self._wait("answer from the cluster's DNS", lambda: dns.resolves(chosen.network.dns_service, name), 90)

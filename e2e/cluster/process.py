@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import signal
@@ -69,9 +70,15 @@ class Processes:
         _reap(record.pid)
         return record if observe(record.pid) == record else None
 
-    def names(self) -> list[str]:
-        """Names with a record file, running or not."""
-        return sorted(path.stem for path in self.folder.glob("*.json"))
+    def started_at(self, name: str) -> datetime.datetime:
+        """When the running process `name` started, to the second, rounded down. Raises ClusterError if it has ended."""
+        record = self.running(name)
+        if not record:
+            raise ClusterError(f"{name} ended; its log {self.log(name)} ends with:\n{tail(self.log(name))}")
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        age = uptime - record.start_ticks / os.sysconf("SC_CLK_TCK")
+        started = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age)
+        return started.replace(microsecond=0)
 
     def ensure(self, program: Program) -> bool:
         """Start `program` unless it runs with this very command line; True when it was started now."""
