@@ -1,0 +1,97 @@
+"""helm and kubectl as a user runs them, and for contract tests a real API server without the CRD."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+PROJECT = Path(__file__).parents[2]
+CHART = PROJECT / "helm" / "inflight"
+
+
+def program(name):
+    beside = Path(sys.executable).with_name(name)
+    return str(beside) if beside.exists() else shutil.which(name)
+
+
+class Helm:
+    def __init__(self, home, kubeconfig=None):
+        self.environment = {"HOME": str(home), "PATH": "/usr/bin:/bin"}
+        self.flags = ["--kubeconfig", str(kubeconfig)] if kubeconfig else []
+
+    def run(self, *arguments):
+        return subprocess.run(
+            [program("helm"), *self.flags, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=self.environment,
+            check=False,
+        )
+
+    def ok(self, *arguments):
+        done = self.run(*arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def template(self, *flags):
+        return self.run("template", "prod", str(CHART), "--namespace", "inflight-system", *flags)
+
+    def objects(self, *flags):
+        """Rendered objects by kind and name; hooks included."""
+        done = self.template(*flags)
+        assert done.returncode == 0, done.stderr
+        return {(o["kind"], o["metadata"]["name"]): o for o in yaml.safe_load_all(done.stdout) if o}
+
+
+class Kubectl:
+    def __init__(self, kubeconfig):
+        self.kubeconfig = kubeconfig
+
+    def run(self, *arguments, stdin=None):
+        return subprocess.run(
+            [program("kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def ok(self, *arguments, stdin=None):
+        done = self.run(*arguments, stdin=stdin)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def json(self, *arguments):
+        return json.loads(self.ok(*arguments, "-o", "json"))
+
+    def create(self, *manifests, flags=()):
+        return self.run("create", *flags, "-f", "-", stdin=yaml.safe_dump_all(manifests))
+
+
+@pytest.fixture(scope="session")
+def helm(tmp_path_factory):
+    return Helm(tmp_path_factory.mktemp("helm-home"))
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(tmp_path_factory):
+    from e2e.cluster.throwaway import apiserver_only
+
+    with apiserver_only(tmp_path_factory.mktemp("chart-apiserver")) as path:
+        yield path
+
+
+@pytest.fixture(scope="session")
+def kubectl(kubeconfig):
+    return Kubectl(kubeconfig)
+
+
+@pytest.fixture(scope="session")
+def cluster_helm(tmp_path_factory, kubeconfig):
+    return Helm(tmp_path_factory.mktemp("cluster-helm-home"), kubeconfig)

@@ -1,0 +1,148 @@
+"""The chart on a real API server: installed, upgraded, uninstalled, under Pod Security `restricted`."""
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+PROJECT = Path(__file__).parents[2]
+CHART = PROJECT / "helm" / "inflight"
+SYSTEM = "inflight-system"
+CRD = "inferenceservices.inflight.dev"
+ACCOUNT = f"system:serviceaccount:{SYSTEM}:inflight-operator"
+
+pytestmark = pytest.mark.contract
+
+
+@pytest.fixture(scope="module")
+def release(cluster_helm, kubectl):
+    """The chart installed as `inflight` in a namespace that enforces `restricted`; gone afterwards."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/warn": "restricted"}
+    created = kubectl.create(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM, "labels": labels}},
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": SYSTEM}},
+    )
+    assert created.returncode == 0, created.stderr
+    done = cluster_helm.run("install", "inflight", str(CHART), "--namespace", SYSTEM, "--set", "replicas=2")
+    assert done.returncode == 0, done.stderr
+    kubectl.ok("wait", "--for=condition=Established", "--timeout=30s", f"crd/{CRD}")
+    yield done
+    cluster_helm.run("uninstall", "inflight", "--namespace", SYSTEM)
+    kubectl.ok("delete", "crd", CRD, "--ignore-not-found")
+
+
+def pods(cluster_helm):
+    """The pods the chart brings: the operator's, as its Deployment would make it, and the test's."""
+    manifest = cluster_helm.ok("get", "manifest", "inflight", "--namespace", SYSTEM)
+    hooks = cluster_helm.ok("get", "hooks", "inflight", "--namespace", SYSTEM)
+    objects = [o for o in yaml.safe_load_all(manifest + hooks) if o]
+    deployment = next(o for o in objects if o["kind"] == "Deployment")
+    template = copy.deepcopy(deployment["spec"]["template"])
+    template["metadata"]["generateName"] = "operator-"
+    yield {"apiVersion": "v1", "kind": "Pod", **template}
+    yield next(o for o in objects if o["kind"] == "Pod")
+
+
+def test_installs_without_a_warning(release):
+    assert "warning" not in release.stderr.lower(), release.stderr
+    assert "STATUS: deployed" in release.stdout
+
+
+def test_its_pods_are_admitted_under_pod_security_restricted(release, cluster_helm, kubectl):
+    for pod in pods(cluster_helm):
+        admitted = kubectl.create(pod, flags=["--dry-run=server", "--namespace", SYSTEM])
+        assert admitted.returncode == 0, admitted.stderr
+        loosened = copy.deepcopy(pod)
+        del loosened["spec"]["containers"][0]["securityContext"]
+        refused = kubectl.create(loosened, flags=["--dry-run=server", "--namespace", SYSTEM])
+        assert 'violates PodSecurity "restricted' in refused.stderr
+
+
+def test_the_notes_hold_a_service_that_the_api_server_takes(release, kubectl):
+    found = re.search(r"kubectl apply -f - <<EOF\n(.*?)\n  EOF", release.stdout, re.DOTALL)
+    assert found
+    manifest = "\n".join(line.removeprefix("  ") for line in found[1].splitlines())
+    spec = manifest.partition("spec:\n")[2].splitlines()
+    assert len(spec) <= 4
+    accepted = kubectl.run("apply", "--dry-run=server", "-f", "-", stdin=manifest)
+    assert accepted.returncode == 0, accepted.stderr
+
+
+@pytest.mark.parametrize("path", sorted((PROJECT / "examples").glob("*.yaml")), ids=lambda p: p.name)
+def test_examples_are_accepted(release, kubectl, path):
+    assert "created (server dry run)" in kubectl.ok("apply", "--dry-run=server", "-f", str(path))
+
+
+def can_i(kubectl, verb, resource, namespace):
+    """`yes` or `no` for the operator's account; `resource` may end in /SUBRESOURCE."""
+    resource, _, subresource = resource.partition("/")
+    flags = ["--namespace", namespace] if namespace else ["--all-namespaces"]
+    if subresource:
+        flags += ["--subresource", subresource]
+    return kubectl.run("auth", "can-i", verb, resource, "--as", ACCOUNT, *flags).stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource", "namespace"),
+    [
+        ("watch", "inferenceservices.inflight.dev", None),
+        ("patch", "inferenceservices.inflight.dev/status", "team"),
+        ("create", "deployments.apps", "team"),
+        ("patch", "deployments.apps", "team"),
+        ("delete", "networkpolicies.networking.k8s.io", "team"),
+        ("create", "poddisruptionbudgets.policy", "team"),
+        ("patch", "pods", "team"),
+        ("create", "events.events.k8s.io", "team"),
+        ("create", "leases.coordination.k8s.io", SYSTEM),
+        ("update", "leases.coordination.k8s.io", SYSTEM),
+        ("list", "customresourcedefinitions.apiextensions.k8s.io", None),
+    ],
+)
+def test_the_operator_may_do_what_it_does(release, kubectl, verb, resource, namespace):
+    assert can_i(kubectl, verb, resource, namespace) == "yes"
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource", "namespace"),
+    [
+        ("update", "inferenceservices.inflight.dev", "team"),
+        ("patch", "inferenceservices.inflight.dev", "team"),
+        ("delete", "inferenceservices.inflight.dev", "team"),
+        ("create", "pods", "team"),
+        ("create", "pods/exec", "team"),
+        ("delete", "pods", "team"),
+        ("update", "leases.coordination.k8s.io", "team"),
+        ("create", "rolebindings.rbac.authorization.k8s.io", "team"),
+        ("create", "serviceaccounts/token", SYSTEM),
+        ("get", "nodes", None),
+        ("delete", "customresourcedefinitions.apiextensions.k8s.io", None),
+    ],
+)
+def test_the_operator_may_not_do_more(release, kubectl, verb, resource, namespace):
+    assert can_i(kubectl, verb, resource, namespace) == "no"
+
+
+def test_upgrade_and_uninstall_leave_custom_resources_and_a_second_install_takes_them_over(
+    release, cluster_helm, kubectl
+):
+    example = str(PROJECT / "examples" / "chat.yaml")
+    kubectl.ok("apply", "-f", example)
+    uid = kubectl.json("get", "ifsvc", "chat")["metadata"]["uid"]
+
+    cluster_helm.ok("upgrade", "inflight", str(CHART), "--namespace", SYSTEM, "--set", "interval=7")
+    deployment = kubectl.json("get", "deployment", "inflight-operator", "--namespace", SYSTEM)
+    assert "--interval=7" in deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert deployment["spec"]["replicas"] == 1
+
+    cluster_helm.ok("uninstall", "inflight", "--namespace", SYSTEM)
+    assert kubectl.json("get", "ifsvc", "chat")["metadata"]["uid"] == uid
+    left = "deployments,services,serviceaccounts,roles,rolebindings,poddisruptionbudgets"
+    selector = ["--selector", "app.kubernetes.io/instance=inflight", "--output", "name"]
+    assert kubectl.ok("get", left, "--namespace", SYSTEM, *selector) == ""
+    assert kubectl.ok("get", "clusterroles,clusterrolebindings", *selector) == ""
+
+    cluster_helm.ok("install", "inflight", str(CHART), "--namespace", SYSTEM)
+    assert kubectl.json("get", "ifsvc", "chat")["metadata"]["uid"] == uid
+    kubectl.ok("delete", "-f", example)

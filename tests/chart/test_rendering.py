@@ -1,0 +1,247 @@
+"""What the chart renders, for the default values and for others."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+
+PROJECT = Path(__file__).parents[2]
+CHART = PROJECT / "helm" / "inflight"
+OPERATOR = ("Deployment", "prod-operator")
+
+
+def pod_of(objects):
+    return objects[OPERATOR]["spec"]["template"]
+
+
+def arguments_of(objects):
+    return pod_of(objects)["spec"]["containers"][0]["args"]
+
+
+def rules_of(objects, kind="ClusterRole", name="prod-operator"):
+    return {
+        (group, resource): set(rule["verbs"])
+        for rule in objects[(kind, name)]["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+
+
+def test_lint_is_strict_and_clean(helm):
+    output = helm.ok("lint", "--strict", str(CHART))
+    assert "1 chart(s) linted, 0 chart(s) failed" in output
+
+
+def test_default_values_render_exactly_these_objects(helm):
+    assert set(helm.objects()) == {
+        ("CustomResourceDefinition", "inferenceservices.inflight.dev"),
+        ("ServiceAccount", "prod-operator"),
+        ("ClusterRole", "prod-operator"),
+        ("ClusterRoleBinding", "prod-operator"),
+        ("ClusterRole", "prod-operator-inflight-system-discovery"),
+        ("ClusterRoleBinding", "prod-operator-inflight-system-discovery"),
+        ("Role", "prod-operator-leader"),
+        ("RoleBinding", "prod-operator-leader"),
+        ("Service", "prod-operator-metrics"),
+        OPERATOR,
+        ("Pod", "prod-operator-test"),
+    }
+
+
+def test_the_rendered_definition_is_the_generated_one_plus_labels_and_the_keep_policy(helm):
+    rendered = helm.objects()[("CustomResourceDefinition", "inferenceservices.inflight.dev")]
+    generated = yaml.safe_load((PROJECT / "crds" / "inflight.dev_inferenceservices.yaml").read_text())
+    assert rendered["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert rendered["spec"] == generated["spec"]
+    assert (CHART / "files" / "crd.yaml").read_text() == (
+        PROJECT / "crds" / "inflight.dev_inferenceservices.yaml"
+    ).read_text()
+
+
+def test_the_definition_can_be_left_out_or_given_up_to_uninstall(helm):
+    crd = ("CustomResourceDefinition", "inferenceservices.inflight.dev")
+    assert crd not in helm.objects("--set", "crds.install=false")
+    assert "annotations" not in helm.objects("--set", "crds.keep=false")[crd]["metadata"]
+
+
+def test_chart_and_project_have_one_version(helm):
+    import tomllib
+
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (project, project)
+
+
+def test_images_take_the_chart_version_unless_a_tag_is_given(helm):
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    objects = helm.objects()
+    assert pod_of(objects)["spec"]["containers"][0]["image"] == f"inflight-operator:{version}"
+    assert f"--engine-image=inflight-engine:{version}" in arguments_of(objects)
+    objects = helm.objects(
+        "--set", "image.repository=registry.example:5000/team/operator,image.tag=dev,engine.image.tag=dev"
+    )
+    assert pod_of(objects)["spec"]["containers"][0]["image"] == "registry.example:5000/team/operator:dev"
+    assert objects[("Pod", "prod-operator-test")]["spec"]["containers"][0]["image"].endswith("operator:dev")
+    assert "--engine-image=inflight-engine:dev" in arguments_of(objects)
+
+
+def test_every_flag_of_the_operator_is_one_its_command_line_has(helm):
+    from inflight_operator.cli import build_parser
+
+    for flags in ((), ("--set", "watchNamespace=team,leaderElection.enabled=false,interval=7")):
+        parsed = build_parser().parse_args(arguments_of(helm.objects(*flags)))
+    assert (parsed.namespace, parsed.leader_elect, parsed.interval) == ("team", False, 7)
+
+
+def test_the_operator_follows_only_the_namespace_it_may_read(helm):
+    objects = helm.objects("--set", "watchNamespace=team")
+    assert "--namespace=team" in arguments_of(objects)
+    assert objects[("Role", "prod-operator")]["metadata"]["namespace"] == "team"
+    assert objects[("RoleBinding", "prod-operator")]["metadata"]["namespace"] == "team"
+    left = [name for kind, name in objects if kind == "ClusterRole"]
+    assert left == ["prod-operator-inflight-system-discovery"]
+    assert rules_of(objects, name=left[0]) == {
+        ("apiextensions.k8s.io", "customresourcedefinitions"): {"get", "list", "watch"}
+    }
+
+
+def test_rights_have_no_wildcard_and_cover_the_children_and_nothing_that_escalates(helm):
+    from inflight_operator.apply.kube import RESOURCES
+    from inflight_operator.render.service_children import CHILD_KINDS
+
+    rules = rules_of(helm.objects())
+    for kind in CHILD_KINDS:
+        version, plural = RESOURCES[kind]
+        group = version.rpartition("/")[0]
+        assert rules.pop((group, plural)) == {"get", "list", "watch", "create", "patch", "delete"}, kind
+    assert rules == {
+        ("inflight.dev", "inferenceservices"): {"get", "list", "watch"},
+        ("inflight.dev", "inferenceservices/status"): {"patch"},
+        ("inflight.dev", "inferenceservices/finalizers"): {"update"},
+        ("apps", "replicasets"): {"get", "list", "watch"},
+        ("", "pods"): {"get", "list", "watch", "patch"},
+        ("", "events"): {"create"},
+        ("events.k8s.io", "events"): {"create"},
+    }
+
+
+def test_one_replica_has_no_disruption_budget_and_two_have_one(helm):
+    budget = ("PodDisruptionBudget", "prod-operator")
+    assert budget not in helm.objects()
+    objects = helm.objects("--set", "replicas=2")
+    assert objects[budget]["spec"]["maxUnavailable"] == 1
+    assert objects[budget]["spec"]["selector"] == objects[OPERATOR]["spec"]["selector"]
+
+
+def test_two_replicas_without_a_leader_are_refused(helm):
+    done = helm.template("--set", "replicas=2,leaderElection.enabled=false")
+    assert done.returncode != 0
+    assert "replicas above 1 need leaderElection.enabled" in done.stderr
+
+
+def test_without_a_leader_the_old_pod_goes_first_and_no_lease_is_needed(helm):
+    objects = helm.objects("--set", "leaderElection.enabled=false")
+    assert objects[OPERATOR]["spec"]["strategy"] == {"type": "Recreate"}
+    assert ("Role", "prod-operator-leader") not in objects
+
+
+@pytest.mark.parametrize(("kind", "field"), [("ServiceMonitor", "endpoints"), ("PodMonitor", "podMetricsEndpoints")])
+def test_the_monitor_selects_what_exists(helm, kind, field):
+    objects = helm.objects(
+        "--set", f"metrics.monitor.enabled=true,metrics.monitor.kind={kind},metrics.monitor.labels.release=prometheus"
+    )
+    monitor = objects[(kind, "prod-operator")]
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert monitor["spec"][field] == [{"port": "metrics", "interval": "15s"}]
+    selected = monitor["spec"]["selector"]["matchLabels"].items()
+    target = objects[("Service", "prod-operator-metrics")] if kind == "ServiceMonitor" else pod_of(objects)
+    assert selected <= target["metadata"]["labels"].items()
+
+
+def test_services_and_budgets_select_the_operator_and_not_the_test_pod(helm):
+    objects = helm.objects()
+    selector = objects[("Service", "prod-operator-metrics")]["spec"]["selector"]
+    assert selector.items() <= pod_of(objects)["metadata"]["labels"].items()
+    assert not selector.items() <= objects[("Pod", "prod-operator-test")]["metadata"]["labels"].items()
+
+
+def test_labels_of_the_user_cannot_take_the_pods_out_of_their_selector(helm):
+    objects = helm.objects("--set-json", 'podLabels={"team":"a","app.kubernetes.io/name":"other"}')
+    labels = pod_of(objects)["metadata"]["labels"]
+    assert labels["team"] == "a"
+    assert objects[OPERATOR]["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_every_value_reaches_an_object(helm):
+    """A value that changes nothing would be one a user sets in vain."""
+    changes = {
+        "image.pullPolicy": '"Always"',
+        "imagePullSecrets": '[{"name":"registry"}]',
+        "engine.image.repository": '"other"',
+        "fullnameOverride": '"other"',
+        "interval": "9",
+        "serviceAccount.name": '"other"',
+        "serviceAccount.create": "false",
+        "serviceAccount.annotations": '{"a":"b"}',
+        "rbac.create": "false",
+        "metrics.port": "9090",
+        "resources": '{"limits":{"memory":"1Gi"}}',
+        "podAnnotations": '{"a":"b"}',
+        "podLabels": '{"a":"b"}',
+        "nodeSelector": '{"a":"b"}',
+        "tolerations": '[{"operator":"Exists"}]',
+        "affinity": '{"nodeAffinity":{"a":1}}',
+        "priorityClassName": '"high"',
+    }
+    default = helm.objects()
+    for path, value in changes.items():
+        assert helm.objects("--set-json", f"{path}={value}") != default, path
+    two = helm.objects("--set", "replicas=2")
+    assert helm.objects("--set", "replicas=2,podDisruptionBudget.maxUnavailable=50%") != two
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("replica=2", "Additional property replica is not allowed"),
+        ("image.tags=dev", "image: Additional property tags is not allowed"),
+        ("metrics.monitor.kind=Other", "metrics.monitor.kind: metrics.monitor.kind must be one of the following"),
+        ("replicas=many", "replicas: Invalid type. Expected: integer, given: string"),
+        ("image.repository=operator:dev", "image.repository: Does not match pattern"),
+        ("resources.request.cpu=1", "resources: Additional property request is not allowed"),
+        ("tolerations[0].keys=a", "tolerations.0: Additional property keys is not allowed"),
+        ("metrics.port=80", "metrics.port: Must be greater than or equal to 1024"),
+        ("watchNamespace=Team", "watchNamespace: Does not match pattern"),
+        ("image=null", "image is required"),
+    ],
+)
+def test_wrong_values_are_refused_with_the_name_of_the_value(helm, setting, sentence):
+    done = helm.template("--set", setting)
+    assert done.returncode != 0
+    assert sentence in done.stderr
+
+
+def test_every_value_is_described_where_it_is_set():
+    lines = [line.strip() for line in (CHART / "values.yaml").read_text().splitlines()]
+    inside_resources = ("requests:", "limits:", "cpu:", "memory:")  # as Kubernetes has them
+    undescribed = [
+        line
+        for before, line in pairwise(["", *lines])
+        if line and not line.startswith(("#", *inside_resources)) and not before.startswith("#")
+    ]
+    assert undescribed == []
+
+
+def test_the_schema_allows_no_unknown_value_at_any_depth():
+    import json
+
+    def open_objects(node, path):
+        if isinstance(node, dict):
+            if "properties" in node and node.get("additionalProperties") is not False:
+                yield path
+            for key, value in node.items():
+                yield from open_objects(value, f"{path}/{key}")
+
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert list(open_objects(schema, "")) == []
