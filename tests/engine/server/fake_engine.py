@@ -1,0 +1,160 @@
+"""A stand-in for the engine process, in the test's own event loop: it speaks the real messages over a real socket and
+does what the test says, so that waits, timeouts and bounds are exact. The real engine is in test_real_engine.py."""
+
+import asyncio
+import socket
+
+import numpy as np
+
+from inflight_engine.channel import FrameDecoder, encode
+from inflight_engine.config import EngineConfig
+from inflight_engine.messages import (
+    AddRequest,
+    Admission,
+    CancelRequest,
+    EngineReady,
+    Finished,
+    LimitsApplied,
+    SetLimits,
+    StepReport,
+    StepStats,
+)
+from inflight_engine.request import FinishReason
+from inflight_engine.scheduling.limits import Limits
+from inflight_engine.server.admission import QueueBounds
+from inflight_engine.server.app import create_app
+from inflight_engine.server.config import ServerConfig
+from inflight_engine.server.middleware import OpenResponses
+from inflight_engine.server.service import Service
+
+EOS = 0
+CAPACITY = Limits(4, 64)
+READY = EngineReady(
+    capacity=CAPACITY,
+    num_blocks=32,
+    block_size=16,
+    max_model_len=100,
+    kv_bytes_per_token=128,
+    vocab_size=256,
+    device="cpu",
+    dtype="float32",
+    attention_backend="none",
+    load_seconds=0.0,
+)
+
+
+class ByteTokenizer:
+    """Token id = byte."""
+
+    eos_token_ids = (EOS,)
+
+    def encode(self, text):
+        return list(text.encode())
+
+    def encode_chat(self, messages):
+        if messages[0]["content"] == "no template":
+            raise ValueError("the model has no chat template")
+        return self.encode("".join(f"{m['role']}:{m['content']}\n" for m in messages))
+
+    def detokenizer(self, prompt_token_ids):
+        return ByteDetokenizer()
+
+
+class ByteDetokenizer:
+    def push(self, token_ids):
+        return bytes(token_ids).decode()
+
+    def flush(self):
+        return ""
+
+
+class FakeEngine(asyncio.Protocol):
+    """`requests` and `cancels` are what arrived; `report` sends one step."""
+
+    def __init__(self):
+        self.requests, self.cancels, self.limits = {}, [], []
+        self._decoder = FrameDecoder.for_engine()
+        self._arrived = asyncio.Condition()
+        self._steps = 0
+
+    def connection_made(self, transport):
+        self._transport = transport
+
+    def data_received(self, data):
+        for message in self._decoder.feed(data):
+            match message:
+                case AddRequest():
+                    self.requests[message.request_id] = message
+                case CancelRequest():
+                    self.cancels.append(message)
+                    self.report(finished=[(message.request_id, message.reason)])
+                case SetLimits():
+                    self.limits.append(message.limits)
+                    self.send(LimitsApplied(message.call_id, message.limits))
+
+    def send(self, message):
+        self._transport.write(encode(message))
+
+    def die(self):
+        self._transport.close()
+
+    def report(self, admitted=(), tokens=None, finished=(), **stats):
+        tokens = tokens or {}
+        self._steps += 1
+        self.send(
+            StepReport(
+                self._steps,
+                [Admission(request_id, slot, False) for request_id, slot in admitted],
+                np.array(list(tokens), np.int32).tobytes(),
+                np.array(list(tokens.values()), np.int32).tobytes(),
+                [Finished(request_id, reason) for request_id, reason in finished],
+                StepStats(**{**dict.fromkeys(StepStats.__struct_fields__, 0), **stats}),
+            )
+        )
+
+    def answer(self, request_id, text, slot=0, reason=FinishReason.STOP):
+        """Admit a request, sample the bytes of `text` one step after the other, end it."""
+        self.report(admitted=[(request_id, slot)], num_running=1)
+        for token in text.encode():
+            self.report(tokens={slot: token}, num_running=1, num_decode_tokens=1, step_seconds=0.001)
+        self.report(finished=[(request_id, reason)])
+
+
+def server_config(**changes):
+    values = {
+        "engine": EngineConfig("fake"),
+        "host": "127.0.0.1",
+        "port": 0,
+        "served_model_name": "fake",
+        "bounds": QueueBounds(8),
+        "queue_timeout": 30.0,
+        "request_timeout": 30.0,
+        "drain_delay": 0.0,
+        "drain_timeout": 1.0,
+        "limits_file": None,
+        "log_level": "info",
+    }
+    return ServerConfig(**{**values, **changes})
+
+
+async def connected(config, *, load=True):
+    """A service with a fake engine behind it, and its application."""
+    service, engine, responses = Service(config), FakeEngine(), OpenResponses()
+    ours, theirs = socket.socketpair()
+    await asyncio.get_running_loop().create_connection(lambda: engine, sock=theirs)
+    await service.client.connect(ours)
+    if load:
+        engine.send(READY)
+        await service.engine_ready
+        await service.open(ByteTokenizer(), CAPACITY)
+    drains = []
+    app = create_app(service, responses, lambda: drains.append(True))
+    app.state.drains = drains
+    return service, engine, app
+
+
+async def until(condition, seconds=5.0):
+    """Wait until `condition()` is true."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 (conditions of many kinds)
+            await asyncio.sleep(0.002)

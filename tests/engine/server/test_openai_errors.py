@@ -1,0 +1,208 @@
+"""Every parameter that is not supported is refused by its name, in OpenAI's shape; what asks for nothing is taken."""
+
+import asyncio
+
+import pytest
+
+from inflight_engine.request import FinishReason
+from tests.engine.server.fake_engine import until
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+BODIES = {"/v1/chat/completions": {"messages": MESSAGES}, "/v1/completions": {"prompt": "hi"}}
+
+BOTH = [
+    ("n", 2),
+    ("n", True),
+    ("best_of", 2),
+    ("presence_penalty", 0.5),
+    ("frequency_penalty", -0.5),
+    ("repetition_penalty", 1.1),
+    ("logit_bias", {"5": 10}),
+    ("min_p", 0.1),
+    ("min_tokens", 3),
+    ("guided_json", {}),
+    ("priority", 3),
+    ("no_such_parameter", None),
+]
+CHAT = [
+    ("logprobs", True),
+    ("top_logprobs", 3),
+    ("response_format", {"type": "json_object"}),
+    ("tools", [{"type": "function", "function": {"name": "f"}}]),
+    ("tool_choice", "required"),
+    ("functions", [{"name": "f"}]),
+    ("function_call", {"name": "f"}),
+    ("modalities", ["text", "audio"]),
+    ("audio", {"voice": "alloy", "format": "wav"}),
+    ("prediction", {"type": "content", "content": "x"}),
+    ("reasoning_effort", "high"),
+    ("verbosity", "low"),
+    ("service_tier", "flex"),
+    ("store", True),
+    ("metadata", {"a": "b"}),
+    ("web_search_options", {}),
+    ("echo", False),
+]
+COMPLETION = [("logprobs", 0), ("echo", True), ("suffix", "end"), ("tools", [])]
+UNSUPPORTED = (
+    [(path, *case) for path in BODIES for case in BOTH]
+    + [("/v1/chat/completions", *case) for case in CHAT]
+    + [("/v1/completions", *case) for case in COMPLETION]
+)
+
+
+@pytest.mark.parametrize(("path", "name", "value"), UNSUPPORTED)
+async def test_unsupported_parameter_is_refused_by_name(make_fake, path, name, value):
+    fake = await make_fake()
+    answer = await fake.post(path, **BODIES[path], **{name: value})
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert error["param"] == name
+    assert name in error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert not fake.engine.requests
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("priority", 1, "priority"),
+        ("class", "batch", "class"),
+        ("ignore_eos", True, "ignore_eos"),
+        ("stop", "", "stop"),
+    ],
+)
+async def test_generate_refuses_what_it_has_not(make_fake, field, value, param):
+    fake = await make_fake()
+    answer = await fake.post("/v1/generate", prompt="hi", **{field: value})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+NEUTRAL = {
+    "n": 1,
+    "best_of": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0.0,
+    "logit_bias": None,
+    "user": "someone",
+    "seed": None,
+    "stop": None,
+    "stream": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        (
+            "/v1/chat/completions",
+            {
+                "logprobs": False,
+                "top_logprobs": None,
+                "tools": [],
+                "tool_choice": "none",
+                "response_format": {"type": "text"},
+                "modalities": ["text"],
+                "service_tier": "auto",
+                "store": False,
+            },
+        ),
+        ("/v1/completions", {"logprobs": None, "echo": False, "suffix": None}),
+    ],
+)
+async def test_values_that_ask_for_nothing_are_accepted(make_fake, path, more):
+    fake = await make_fake()
+    call = asyncio.create_task(fake.post(path, **BODIES[path], **NEUTRAL, **more))
+    await until(lambda: fake.engine.requests)
+    fake.engine.answer(0, "ok")
+    assert (await call).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {}, "prompt"),
+        ("/v1/completions", {"prompt": ["a", "b"]}, "prompt"),
+        ("/v1/completions", {"prompt": [[1], [2]]}, "prompt"),
+        ("/v1/completions", {"prompt": 3}, "prompt"),
+        ("/v1/completions", {"prompt": ""}, "prompt"),
+        ("/v1/completions", {"prompt": [300]}, "prompt"),
+        ("/v1/completions", {"prompt": [-1]}, "prompt"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 0}, "max_tokens"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": "5"}, "max_tokens"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 100}, "max_tokens"),
+        ("/v1/completions", {"prompt": "a" * 100}, "prompt"),
+        ("/v1/completions", {"prompt": "a", "temperature": 2.5}, "temperature"),
+        ("/v1/completions", {"prompt": "a", "temperature": True}, "temperature"),
+        ("/v1/completions", {"prompt": "a", "top_p": 0}, "top_p"),
+        ("/v1/completions", {"prompt": "a", "top_k": -2}, "top_k"),
+        ("/v1/completions", {"prompt": "a", "seed": 2**63}, "seed"),
+        ("/v1/completions", {"prompt": "a", "stop": ["x", ""]}, "stop"),
+        ("/v1/completions", {"prompt": "a", "stop": ["x"] * 17}, "stop"),
+        ("/v1/completions", {"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
+        ("/v1/completions", {"prompt": "a", "stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+        ("/v1/chat/completions", {"messages": []}, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role"),
+        ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages.0.content"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a", "name": "x"}]}, "messages.0.name"),
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "no template"}]}, "messages"),
+    ],
+)
+async def test_bad_value_is_refused_with_its_field(make_fake, path, body, param):
+    fake = await make_fake()
+    answer = await fake.post(path, **body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+    assert not fake.engine.requests
+
+
+async def test_image_part_is_refused_with_its_place(make_fake):
+    fake = await make_fake()
+    content = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:"}}]
+    answer = await fake.post("/v1/chat/completions", messages=[{"role": "user", "content": content}])
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].startswith("messages.0.content")
+
+
+async def test_unknown_model_is_404_and_names_the_served_one(make_fake):
+    fake = await make_fake()
+    answer = await fake.post("/v1/completions", prompt="a", model="gpt-4")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
+    assert "'fake'" in error["message"]
+
+
+async def test_unknown_path_wrong_method_and_broken_json_have_the_same_shape(make_fake):
+    fake = await make_fake()
+    for answer, status in (
+        (await fake.http.get("/v1/nope"), 404),
+        (await fake.http.get("/v1/completions"), 405),
+        (await fake.http.post("/v1/completions", content="{", headers={"content-type": "application/json"}), 400),
+        (await fake.http.post("/v1/completions", json=[1]), 400),
+    ):
+        assert answer.status_code == status
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert (await fake.http.get("/v1/completions")).headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_body_above_the_bound_is_413(make_fake, monkeypatch, chunked):
+    monkeypatch.setattr("inflight_engine.server.middleware.MAX_BODY_BYTES", 1000)
+    fake = await make_fake()
+
+    async def parts():
+        for _ in range(20):
+            yield b" " * 100
+
+    content = parts() if chunked else b" " * 2000
+    answer = await fake.http.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (413, "invalid_request_error")
+
+
+async def test_engine_error_is_500_in_the_same_shape(make_fake):
+    fake = await make_fake()
+    call = asyncio.create_task(fake.post("/v1/completions", prompt="a"))
+    await until(lambda: fake.engine.requests)
+    fake.engine.answer(0, "x", reason=FinishReason.ERROR)
+    answer = await call
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_error")

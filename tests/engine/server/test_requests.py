@@ -1,0 +1,234 @@
+"""A request's way through the API process, against a fake engine: bounds, timeouts, cancels, streams."""
+
+import asyncio
+import json
+
+import pytest
+
+from inflight_engine.request import FinishReason
+from inflight_engine.server.admission import QueueBounds
+from tests.engine.server.fake_engine import EOS, until
+
+
+def events(text):
+    """The data of server-sent events."""
+    return [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+
+
+def start(fake, path="/v1/completions", **body):
+    return asyncio.create_task(fake.post(path, **{"prompt": "hello", **body}))
+
+
+def series(text):
+    """Metric samples by name with labels other than the model's."""
+    found = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            name, value = line.rsplit(" ", 1)
+            found[name.replace('model_name="fake"', "").replace("{}", "").replace(",}", "}").replace("{,", "{")] = value
+    return {name: float(value) for name, value in found.items()}
+
+
+async def metrics(fake):
+    return series((await fake.http.get("/metrics")).text)
+
+
+async def test_defaults_are_openais(make_fake):
+    fake = await make_fake()
+    call = start(fake)
+    chat = asyncio.create_task(fake.post("/v1/chat/completions", messages=[{"role": "user", "content": "hi"}]))
+    await until(lambda: len(fake.engine.requests) == 2)
+    by_prompt = {bytes(r.prompt_token_ids[::4]).decode(): r.sampling for r in fake.engine.requests.values()}
+    completion, conversation = by_prompt["hello"], by_prompt["user:hi\n"]
+    assert (completion.max_tokens, completion.temperature, completion.top_p, completion.top_k) == (16, 1.0, 1.0, 0)
+    assert completion.stop_token_ids == (EOS,)
+    assert conversation.max_tokens == 100 - len("user:hi\n")
+    assert completion.seed != conversation.seed
+    for request_id in (0, 1):
+        fake.engine.answer(request_id, "ok", slot=request_id)
+    assert (await call).json()["usage"] == {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+    assert (await chat).json()["choices"][0]["message"] == {"role": "assistant", "content": "ok", "refusal": None}
+
+
+async def test_sampling_parameters_reach_the_engine(make_fake):
+    fake = await make_fake()
+    call = start(fake, max_tokens=7, temperature=0.5, top_p=0.9, top_k=5, seed=-1, stop_token_ids=[9], ignore_eos=True)
+    await until(lambda: fake.engine.requests)
+    sampling = fake.engine.requests[0].sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (7, 0.5, 0.9, 5)
+    assert (sampling.seed, sampling.stop_token_ids) == (2**63 - 1, (9,))
+    fake.engine.answer(0, "x")
+    await call
+
+
+async def test_developer_role_and_text_parts_become_plain_messages(make_fake):
+    fake = await make_fake()
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "developer", "content": "x"}, {"role": "user", "content": parts}]
+    call = asyncio.create_task(fake.post("/v1/chat/completions", messages=messages))
+    await until(lambda: fake.engine.requests)
+    assert bytes(fake.engine.requests[0].prompt_token_ids[::4]) == b"system:x\nuser:a\nb\n"
+    fake.engine.answer(0, "ok")
+    await call
+
+
+async def test_stop_string_over_token_boundaries_ends_the_request_in_the_engine(make_fake):
+    fake = await make_fake()
+    call = start(fake, stop=["END"])
+    await until(lambda: fake.engine.requests)
+    fake.engine.report(admitted=[(0, 0)])
+    for token in b"so ENEND more":
+        fake.engine.report(tokens={0: token})
+    answer = (await call).json()["choices"][0]
+    assert (answer["text"], answer["finish_reason"]) == ("so EN", "stop")
+    await until(lambda: fake.engine.cancels)
+    assert [(c.request_id, c.reason) for c in fake.engine.cancels] == [(0, FinishReason.STOP)]
+
+
+async def test_stop_token_is_no_part_of_the_text_but_counts(make_fake):
+    fake = await make_fake()
+    call = start(fake, "/v1/generate")
+    await until(lambda: fake.engine.requests)
+    fake.engine.report(admitted=[(0, 2)])
+    fake.engine.report(tokens={2: ord("a")})
+    fake.engine.report(tokens={2: EOS}, finished=[(0, FinishReason.STOP)])
+    answer = (await call).json()
+    assert (answer["text"], answer["tokens"], answer["finish_reason"]) == ("a", [97, EOS], "stop")
+    timings = answer["timings"]
+    assert 0 <= timings["queue_seconds"] <= timings["ttft_seconds"] <= timings["total_seconds"]
+
+
+async def test_stream_holds_back_what_may_be_a_stop_string_and_ends_with_usage(make_fake):
+    fake = await make_fake()
+    call = start(fake, stop="END", stream=True, stream_options={"include_usage": True})
+    await until(lambda: fake.engine.requests)
+    fake.engine.answer(0, "so EN", reason=FinishReason.LENGTH)
+    answer = await call
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *chunks, done = events(answer.text)
+    assert done == "[DONE]"
+    chunks = [json.loads(chunk) for chunk in chunks]
+    assert "".join(c["choices"][0]["text"] for c in chunks[:-1]) == "so EN"
+    assert [c["choices"][0]["finish_reason"] for c in chunks[:-1]][-1] == "length"
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"] == {"prompt_tokens": 5, "completion_tokens": 5, "total_tokens": 10}
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+
+
+async def test_queue_bound_is_exact_and_says_when_to_try_again(make_fake):
+    fake = await make_fake(bounds=QueueBounds(3))
+    calls = [start(fake) for _ in range(10)]
+    refused = [call for call in calls if (await asyncio.wait([call], timeout=0.2))[0]]
+    assert len(refused) == 7
+    for call in refused:
+        answer = await call
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_full")
+        assert int(answer.headers["retry-after"]) >= 1
+    assert len(fake.engine.requests) == 3
+    # An admission makes room for exactly one more.
+    first, *others = fake.engine.requests
+    fake.engine.report(admitted=[(first, 0)], num_running=1)
+    await until(lambda: fake.service.stats.num_running == 1)
+    more = [start(fake), start(fake)]
+    done, _ = await asyncio.wait(more, timeout=0.2)
+    assert [task.result().status_code for task in done] == [503]
+    seen = await metrics(fake)
+    assert seen["vllm:num_requests_waiting"] == 3
+    assert seen["vllm:num_requests_running"] == 1
+    assert seen['inflight_admission_rejections_total{reason="queue_full"}'] == 8
+    for request_id in fake.engine.requests:
+        fake.engine.answer(request_id, "x")
+    for call in [*calls, *more]:
+        assert (await call).status_code in (200, 503)
+
+
+async def test_token_bound_counts_prompt_tokens(make_fake):
+    fake = await make_fake(bounds=QueueBounds(8, 12))
+    first = start(fake)
+    await until(lambda: fake.engine.requests)
+    second = start(fake)
+    await until(lambda: len(fake.engine.requests) == 2)
+    third = await start(fake)
+    assert (third.status_code, third.json()["error"]["code"]) == (503, "queue_full")
+    never = await start(fake, prompt="x" * 13)
+    assert (never.status_code, never.json()["error"]["param"]) == (400, "prompt")
+    assert (await metrics(fake))["inflight_waiting_prompt_tokens"] == 10
+    for request_id in (0, 1):
+        fake.engine.answer(request_id, "x")
+    await asyncio.gather(first, second)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_queue_timeout_is_504_and_frees_the_place(make_fake, stream):
+    fake = await make_fake(queue_timeout=0.05, bounds=QueueBounds(1))
+    answer = await start(fake, stream=stream)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "queue_timeout")
+    await until(lambda: fake.engine.cancels)
+    assert fake.engine.cancels[0].reason is FinishReason.TIMEOUT
+    await until(lambda: not fake.service.has_work)
+    again = await start(fake)
+    assert again.status_code == 504
+
+
+async def test_request_timeout_counts_from_admission(make_fake):
+    fake = await make_fake(queue_timeout=30.0, request_timeout=0.05)
+    call = start(fake)
+    await until(lambda: fake.engine.requests)
+    await asyncio.sleep(0.1)
+    assert not call.done()
+    fake.engine.report(admitted=[(0, 0)])
+    answer = await call
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "run_timeout")
+
+
+async def test_request_timeout_in_a_stream_is_an_error_event(make_fake):
+    fake = await make_fake(request_timeout=0.1)
+    call = start(fake, stream=True)
+    await until(lambda: fake.engine.requests)
+    fake.engine.report(admitted=[(0, 0)], tokens={0: ord("a")})
+    answer = await call
+    first, last = events(answer.text)
+    assert answer.status_code == 200
+    assert json.loads(first)["choices"][0]["text"] == "a"
+    assert json.loads(last)["error"]["code"] == "run_timeout"
+
+
+async def test_preempted_request_goes_on_in_another_slot(make_fake):
+    fake = await make_fake()
+    first, second = start(fake), start(fake)
+    await until(lambda: len(fake.engine.requests) == 2)
+    engine = fake.engine
+    engine.report(admitted=[(0, 0)], tokens={0: ord("a")})
+    # Request 0 loses slot 0 to request 1 and resumes in slot 1.
+    engine.report(admitted=[(1, 0)], tokens={0: ord("x")})
+    engine.report(admitted=[(0, 1)], tokens={0: ord("y"), 1: ord("b")})
+    engine.report(finished=[(0, FinishReason.LENGTH), (1, FinishReason.LENGTH)])
+    assert (await first).json()["choices"][0]["text"] == "ab"
+    assert (await second).json()["choices"][0]["text"] == "xy"
+    assert (await metrics(fake))["vllm:request_queue_time_seconds_count"] == 2
+
+
+async def test_engine_that_dies_is_an_error_for_everyone(make_fake):
+    fake = await make_fake()
+    call = start(fake)
+    await until(lambda: fake.engine.requests)
+    fake.engine.die()
+    await asyncio.wait_for(fake.service.failure, 5)
+    health = await fake.http.get("/health")
+    assert (health.status_code, health.json()["status"]) == (503, "failed")
+    assert (await fake.http.get("/ready")).status_code == 503
+    refused = await start(fake)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_failed")
+    call.cancel()
+
+
+async def test_while_loading_health_is_fine_and_requests_are_told_to_come_back(make_fake):
+    fake = await make_fake(load=False)
+    health, ready, answer = await fake.http.get("/health"), await fake.http.get("/ready"), await start(fake)
+    assert (health.status_code, health.json()["status"]) == (200, "loading")
+    assert ready.status_code == 503
+    assert "to load" in ready.json()["reason"]
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "loading")
+    assert int(answer.headers["retry-after"]) >= 1
+    assert (await fake.http.get("/v1/runtime_config")).status_code == 503
+    assert (await fake.http.get("/metrics")).status_code == 200
