@@ -1,0 +1,182 @@
+"""What the machine can do, and what is ours among what is left on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster import cgroups, dns, host, layout, leftovers, machine, node, packages, preflight
+from e2e.cluster.addresses import CANDIDATES
+from e2e.cluster.image_store import CONTAINERD_SOCKET
+from e2e.cluster.layout import Layout
+from e2e.cluster.preflight import GIGABYTE, MEMORY_GB, Facts
+
+GOOD = Facts(
+    is_linux=True,
+    is_root=True,
+    namespace_problem=None,
+    free_disk_bytes=100 * GIGABYTE,
+    available_memory_bytes=16 * GIGABYTE,
+    other_owner=None,
+    foreign_pods=False,
+)
+
+
+def test_a_good_machine_has_no_problem():
+    assert preflight.problem(GOOD, 30, Path("/cache")) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "advice"),
+    [
+        ({"is_linux": False}, "Linux"),
+        ({"is_root": False}, "sudo"),
+        ({"namespace_problem": "Operation not permitted"}, "Operation not permitted.*privileged"),
+        ({"other_owner": "/other/cache"}, "/other/cache.*INFLIGHT_CACHE"),
+        ({"foreign_pods": True}, "another kubelet"),
+        ({"free_disk_bytes": 29 * GIGABYTE}, "30 GB of free disk.*29 GB are free at /cache.*INFLIGHT_CACHE"),
+        ({"available_memory_bytes": (MEMORY_GB - 1) * GIGABYTE}, "GB of memory"),
+    ],
+)
+def test_each_obstacle_is_one_sentence_with_what_to_do(change, advice):
+    found = preflight.problem(dataclasses.replace(GOOD, **change), 30, Path("/cache"))
+    assert found
+    assert "\n" not in found
+    import re
+
+    assert re.search(advice, found)
+
+
+def test_memory_sizes_are_read_in_bytes():
+    assert machine.parse_meminfo("MemTotal: 10 kB\nHugePages_Total: 3\n") == {"MemTotal": 10240, "HugePages_Total": 3}
+
+
+def test_free_disk_is_asked_of_the_nearest_folder_that_exists(tmp_path):
+    assert machine.free_disk(tmp_path / "not" / "yet") > 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, "/home/u/.cache/inflight"),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/inflight"),
+        ({"XDG_CACHE_HOME": "/x", "INFLIGHT_CACHE": "/own"}, "/own"),
+        ({"INFLIGHT_CACHE": ""}, "/home/u/.cache/inflight"),
+    ],
+)
+def test_the_cache_folder_is_the_users_choice_first(environment, expected):
+    assert layout.cache_root(environment, Path("/home/u")) == Path(expected)
+
+
+def test_what_outlives_a_cluster_is_not_inside_its_folder():
+    places = Layout(Path("/c"))
+    for kept in (places.store, places.bin, places.host_changes, places.logs):
+        assert not kept.is_relative_to(places.cluster)
+
+
+def test_only_missing_programs_are_installed():
+    assert packages.missing_packages({"runc": True, "nft": False, "mmdebstrap": False}) == ["mmdebstrap", "nftables"]
+    assert packages.missing_packages({"runc": True}) == []
+
+
+def test_mounts_below_our_folders_are_found_innermost_first():
+    mountinfo = (
+        "22 1 8:1 / / rw - ext4 /dev/a rw\n"
+        "30 22 0:5 / /run/inflight/a rw - overlay overlay rw\n"
+        "31 30 0:6 / /run/inflight/a/b\\040c rw - tmpfs tmpfs rw\n"
+        "32 22 0:7 / /run/inflight-other rw - tmpfs tmpfs rw\n"
+        "33 22 0:8 / /c/kubelet/pods/x rw - tmpfs tmpfs rw\n"
+    )
+    found = host.mounts_below(mountinfo, [Path("/run/inflight"), Path("/c")])
+    assert found == ["/c/kubelet/pods/x", "/run/inflight/a/b c", "/run/inflight/a"]
+
+
+def test_only_traffic_that_leaves_the_cluster_is_masqueraded():
+    script = host.masquerade_table(CANDIDATES[0])
+    assert "ip saddr 10.244.0.0/24 ip daddr != { 10.244.0.0/24, 10.96.0.0/16, 224.0.0.0/4 } masquerade" in script
+    assert script.index("delete table") < script.index("chain postrouting")
+
+
+def test_pods_may_be_forwarded_in_both_directions():
+    assert [rule[1:3] for rule in host.forward_rules(CANDIDATES[0])] == [
+        ["-s", "10.244.0.0/24"],
+        ["-d", "10.244.0.0/24"],
+    ]
+
+
+def test_shims_of_another_containerd_are_left_alone():
+    ours = ("/b/containerd-shim-runc-v2", "-namespace", "k8s.io", "-address", str(CONTAINERD_SOCKET))
+    assert leftovers.is_own_shim(ours)
+    assert not leftovers.is_own_shim((*ours[:-1], "/run/containerd/containerd.sock"))
+    assert not leftovers.is_own_shim(("/usr/bin/grep", *ours))
+
+
+def test_processes_of_pods_are_found_in_both_kinds_of_cgroup_hierarchy(tmp_path):
+    for group, pids in {"memory/kubepods/pod1/c": "12\n13\n", "cpu/kubepods": "", "memory/other": "99\n"}.items():
+        (tmp_path / group).mkdir(parents=True)
+        (tmp_path / group / "cgroup.procs").write_text(pids)
+    (tmp_path / "memory" / "kubepods" / "cgroup.procs").write_text("")
+    groups = cgroups.own_groups(tmp_path)
+    assert groups == [tmp_path / "cpu" / "kubepods", tmp_path / "memory" / "kubepods"]
+    assert cgroups.processes_in(groups) == {12, 13}
+    (tmp_path / "kubepods").mkdir()
+    (tmp_path / "kubepods" / "cgroup.procs").write_text("7\n")
+    assert tmp_path / "kubepods" in cgroups.own_groups(tmp_path)
+
+
+def test_kernel_settings_are_put_back_only_in_the_boot_that_changed_them(tmp_path):
+    places = Layout(tmp_path)
+    host.save_settings(places)
+    saved = json.loads(places.host_changes.read_text())
+    assert saved["boot"] == machine.boot_id()
+    assert saved["settings"]["vm/overcommit_memory"].strip().isdigit()
+    stale = {"boot": "an earlier boot", "settings": {"kernel/panic": "not a value the kernel takes"}}
+    places.host_changes.write_text(json.dumps(stale))
+    host.restore_settings(places)
+    assert not places.host_changes.exists()
+
+
+def test_the_first_change_of_a_boot_is_the_one_remembered(tmp_path):
+    places = Layout(tmp_path)
+    places.host_changes.parent.mkdir(parents=True)
+    first = {"boot": machine.boot_id(), "settings": {"kernel/panic": "42"}}
+    places.host_changes.write_text(json.dumps(first))
+    host.save_settings(places)
+    assert json.loads(places.host_changes.read_text()) == first
+
+
+def heartbeat(status, seconds):
+    moment = datetime.datetime(2026, 1, 1, 12, 0, seconds, tzinfo=datetime.UTC)
+    shown = moment.isoformat().replace("+00:00", "Z")
+    return {"status": {"conditions": [{"type": "Ready", "status": status, "lastHeartbeatTime": shown}]}}
+
+
+def test_a_node_is_ready_only_by_a_report_of_the_kubelet_that_runs_now():
+    since = datetime.datetime(2026, 1, 1, 12, 0, 30, tzinfo=datetime.UTC)
+    assert node.is_ready(heartbeat("True", 30), since)
+    assert not node.is_ready(heartbeat("True", 29), since)
+    assert not node.is_ready(heartbeat("False", 31), since)
+    assert not node.is_ready({"metadata": {}}, since)
+
+
+def test_a_dns_question_is_encoded_as_rfc_1035_says():
+    message = dns.encode_question(0x1234, "ab.c.")
+    assert message == b"\x12\x34\x01\x00\x00\x01\0\0\0\0\0\0\x02ab\x01c\0\0\x01\0\x01"
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        (b"\x12\x34\x81\x80\x00\x01\x00\x01\0\0\0\0", True),
+        (b"\x12\x34\x81\x83\x00\x01\x00\x00\0\0\0\0", False),  # no such name
+        (b"\x12\x34\x81\x80\x00\x01\x00\x00\0\0\0\0", False),  # no record
+        (b"\x12\x35\x81\x80\x00\x01\x00\x01\0\0\0\0", False),  # another question's
+        (b"\x12", False),
+    ],
+)
+def test_only_an_answer_to_this_question_counts(header, expected):
+    assert dns.is_answer(header, 0x1234) is expected
