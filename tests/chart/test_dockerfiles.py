@@ -1,0 +1,144 @@
+"""What can be said of the Dockerfiles without building them."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[2]
+DOCKERFILES = {
+    "engine": PROJECT / "engine_image" / "Dockerfile",
+    "operator": PROJECT / "operator" / "Dockerfile",
+}
+PYPROJECT = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+
+
+def instructions(name):
+    """[(instruction, arguments)] with continuation lines joined and comments left out."""
+    lines = [line for line in DOCKERFILES[name].read_text().splitlines() if not line.lstrip().startswith("#")]
+    joined = "\n".join(lines).replace("\\\n", " ")
+    return [tuple(line.split(None, 1)) for line in joined.splitlines() if line.strip()]
+
+
+def final_stage(name):
+    parsed = instructions(name)
+    start = max(i for i, (instruction, _) in enumerate(parsed) if instruction == "FROM")
+    return parsed[start:]
+
+
+def value(name, instruction):
+    found = [arguments for key, arguments in final_stage(name) if key == instruction]
+    assert len(found) == 1, f"{instruction}: {found}"
+    return found[0]
+
+
+both = pytest.mark.parametrize("name", DOCKERFILES)
+
+
+@both
+def test_every_stage_starts_from_the_base_the_user_names(name):
+    parsed = instructions(name)
+    assert parsed[0] == ("ARG", "BASE=python:3.11-slim")
+    assert {a.split()[0] for i, a in parsed if i == "FROM"} == {"${BASE}"}
+    assert "# syntax=" not in DOCKERFILES[name].read_text(), "a frontend would be pulled from a registry"
+
+
+@both
+def test_no_address_of_a_registry_or_index_is_written_in(name):
+    assert not re.search(r"https?://|\.(org|io|com)/", DOCKERFILES[name].read_text())
+
+
+@both
+def test_it_runs_as_a_numbered_user_that_is_not_root(name):
+    # Kubernetes checks runAsNonRoot by number; a name would be refused.
+    assert value(name, "USER") == "65532:65532"
+
+
+@both
+def test_the_program_gets_the_signals_and_is_stopped_by_sigterm(name):
+    assert value(name, "ENTRYPOINT") == f'["inflight-{name}"]'
+    assert value(name, "STOPSIGNAL") == "SIGTERM"
+
+
+def test_the_engine_serves_on_8000_and_the_operator_runs_by_default():
+    assert value("engine", "EXPOSE") == "8000"
+    assert value("operator", "CMD") == '["run"]'
+
+
+@both
+def test_labels_carry_the_version_of_the_project(name):
+    versions = [a for i, a in final_stage(name) if i == "ARG" and a.startswith("VERSION=")]
+    assert versions == [f"VERSION={PYPROJECT['project']['version']}"]
+    assert f'licenses="{PYPROJECT["project"]["license"]}"' in value(name, "LABEL")
+
+
+@both
+def test_the_code_is_the_last_layer(name):
+    """A change of code rebuilds nothing but the last layer: layers come from RUN, COPY and ADD only."""
+    layers = [a for i, a in final_stage(name) if i in ("RUN", "COPY", "ADD")]
+    folder = f"{'engine_image' if name == 'engine' else 'operator'}/inflight_{name}"
+    assert [folder in layer for layer in layers] == [False] * (len(layers) - 1) + [True]
+
+
+@both
+def test_dependencies_are_installed_by_one_layer_that_keeps_no_cache(name):
+    layers = [a for i, a in final_stage(name) if i == "RUN"]
+    assert not [a for i, a in final_stage(name) if i in ("COPY", "ADD")], "copied from a stage it would be there twice"
+    (install,) = [layer for layer in layers if f"-r /build/{name}.txt" in layer]
+    assert "--mount=type=cache" in install
+    assert "--link-mode copy" in install  # links into the cache mount would dangle or be copied by the snapshot
+    assert "--mount=type=tmpfs,target=/tmp" in install
+
+
+def test_what_the_cpu_image_drops_is_dropped_by_the_layer_that_installs_it():
+    (install,) = [a for i, a in final_stage("engine") if i == "RUN" and "engine.txt" in a]
+    steps = ["-r /build/engine.txt", "image_drop_unlinked.py", "image_strip_elf.py", "image_prove.py"]
+    positions = [install.rindex(step) for step in steps]
+    assert positions == sorted(positions)
+
+
+def test_the_engine_image_can_be_built_with_another_torch_and_for_gpus():
+    arguments = {a.partition("=")[0]: a.partition("=")[2] for i, a in final_stage("engine") if i == "ARG"}
+    assert arguments["VARIANT"] == "cpu"
+    assert arguments["TORCH_INDEX"] == ""
+
+
+def test_bytecode_is_made_by_the_build_and_never_by_the_run():
+    for name in DOCKERFILES:
+        assert "PYTHONDONTWRITEBYTECODE=1" in value(name, "ENV")
+        stage = final_stage(name)
+        # Were it set before, the imports and compileall of the build would leave nothing.
+        last_run = max(i for i, (key, _) in enumerate(stage) if key == "RUN")
+        assert next(i for i, (key, _) in enumerate(stage) if key == "ENV") > last_run
+
+
+def test_the_context_holds_what_the_dockerfiles_mount_and_not_the_rest():
+    rules = (PROJECT / ".dockerignore").read_text().split()
+    assert rules[0] == "*"
+    mounted = {
+        found.split("/")[0]
+        for path in DOCKERFILES.values()
+        for found in re.findall(r"--mount=type=bind,source=([^,]+)", path.read_text())
+    }
+    copied = {word for path in DOCKERFILES.values() for word in re.findall(r"^COPY (.*) \S+$", path.read_text(), re.M)}
+    needed = mounted | {word.rstrip("*") for line in copied for word in line.split()}
+    assert needed <= {rule.removeprefix("!") for rule in rules if rule.startswith("!")}
+    assert "**/__pycache__" in rules
+
+
+def test_the_operator_image_proves_what_it_installs():
+    (install,) = [a for i, a in final_stage("operator") if i == "RUN" and "operator.txt" in a]
+    proved = set(re.search(r"-c 'import ([^']*)'", install)[1].replace(" ", "").split(","))
+    modules = {"pyyaml": "yaml", "kubernetes": "kubernetes.aio", "prometheus-client": "prometheus_client"}
+    required = {r.split("==")[0].lower() for r in PYPROJECT["project"]["optional-dependencies"]["operator"]}
+    assert proved == {modules.get(name, name) for name in required}
+
+
+def test_the_engine_image_proves_what_it_installs():
+    import image_prove
+
+    modules = {"prometheus-client": "prometheus_client", "safetensors": "safetensors.torch"}
+    apart = {"torch", "transformers", "numpy"}  # proved by more than an import
+    required = {r.split("==")[0] for r in PYPROJECT["project"]["optional-dependencies"]["engine"]}
+    assert set(image_prove.SERVING_MODULES) == {modules.get(name, name) for name in required - apart}
