@@ -59,9 +59,13 @@ def decide_tuning(
     state: TuningState,
     policy: TuningPolicy,
 ) -> TuningDecision:
-    """The limits to be in force now, with the reason; pass the returned state to the next call."""
+    """The limits to be in force now, with the reason; pass the returned state to the next call.
+
+    In mode Off that is the upper bound, which the caller makes the engines' capacity.
+    """
     if mode is TuningMode.OFF:
-        return TuningDecision(limits, None, "Off", "tuning.mode is Off", TuningState(window_start=view.time))
+        state = TuningState(window_start=view.time)
+        return TuningDecision(bounds.max, None, "Off", "tuning.mode is Off: engines run at their capacities", state)
     bounded = bounds.clamp(limits)
     if bounded != limits:
         return _into_bounds(limits, bounded, mode, view.time)

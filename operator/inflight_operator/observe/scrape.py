@@ -41,14 +41,18 @@ class Scraper:
         return list(await asyncio.gather(*(self._scrape_one(pod, port) for pod in pods)))
 
     async def _scrape_one(self, pod: PodView, port: int) -> Scrape:
-        host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
         async with self._slots:
             try:
                 async with asyncio.timeout(self._timeout):
-                    response = await self._client.get(f"http://{host}:{port}/metrics")
+                    response = await self._client.get(f"{base_url(pod, port)}/metrics")
                 response.raise_for_status()
                 return Scrape(pod.uid, parse_metrics(response.text, monotonic()))
             except TimeoutError:
                 return Scrape(pod.uid, None, f"{pod.name} did not answer /metrics within {self._timeout:g} s")
             except (httpx.HTTPError, MetricsError) as error:
                 return Scrape(pod.uid, None, f"{pod.name}: /metrics: {str(error) or type(error).__name__}")
+
+
+def base_url(pod: PodView, port: int) -> str:
+    """`http://IP:PORT` of a pod, with brackets around an IPv6 address."""
+    return f"http://[{pod.ip}]:{port}" if ":" in pod.ip else f"http://{pod.ip}:{port}"

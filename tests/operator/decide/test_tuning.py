@@ -130,9 +130,9 @@ def test_nothing_changes_without_traffic(view, current, slo, state):
 
 
 @given(views, limits, slos, states)
-def test_off_changes_nothing(view, current, slo, state):
+def test_off_leaves_engines_at_capacity(view, current, slo, state):
     decision = decide_tuning(TuningMode.OFF, view, current, BOUNDS, slo, state, POLICY)
-    assert (decision.limits, decision.change) == (current, None)
+    assert (decision.limits, decision.change) == (BOUNDS.max, None)
 
 
 @given(views, limits, slos)

@@ -1,0 +1,49 @@
+"""Keys that need a look: each at most once in the queue and never worked on twice at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class WorkQueue(Generic[Key]):
+    """The client-go work queue's contract: a key added while it is worked on is handed out again afterwards, a key that
+    waits already is not added twice."""
+
+    def __init__(self) -> None:
+        self._order: deque[Key] = deque()
+        self._waiting: set[Key] = set()
+        self._working: set[Key] = set()
+        self._added = asyncio.Condition()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    async def add(self, key: Key) -> None:
+        async with self._added:
+            if key in self._waiting:
+                return
+            self._waiting.add(key)
+            if key not in self._working:
+                self._order.append(key)
+                self._added.notify()
+
+    async def take(self) -> Key:
+        """The key that waited longest; `done` must follow."""
+        async with self._added:
+            await self._added.wait_for(lambda: bool(self._order))
+            key = self._order.popleft()
+            self._waiting.discard(key)
+            self._working.add(key)
+            return key
+
+    async def done(self, key: Key) -> None:
+        async with self._added:
+            self._working.discard(key)
+            if key in self._waiting:
+                self._order.append(key)
+                self._added.notify()
