@@ -12,7 +12,6 @@ from inflight_operator.api.template import INT_OR_STRING, PodTemplate
 OWN_FLAGS = (
     "host",
     "port",
-    "model",
     "revision",
     "served-model-name",
     "device",

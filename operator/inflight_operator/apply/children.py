@@ -55,10 +55,7 @@ async def sync_children(api: ChildApi, wanted: list[Manifest], live: list[Manife
         kind, name = key = _key(child)
         existing = present.get(key) or await api.get(kind, child["metadata"]["namespace"], name)
         if existing is not None and owner_uid(existing) != owner:
-            raise ChildConflictError(
-                f"{kind} {name} exists in namespace {child['metadata']['namespace']} and does not belong to this"
-                " InferenceService: delete or rename it, or give the InferenceService another name"
-            )
+            raise ChildConflictError(_conflict(child, existing))
         if needs_apply(child, existing):
             await api.apply(child)
             applied.append(f"{kind}/{name}")
@@ -71,12 +68,29 @@ async def sync_children(api: ChildApi, wanted: list[Manifest], live: list[Manife
     return ChildrenChanges(tuple(applied), tuple(deleted))
 
 
+def _conflict(wanted: Manifest, existing: Manifest) -> str:
+    kind, metadata = wanted["kind"], wanted["metadata"]
+    ours, theirs = _controller(wanted), _controller(existing)
+    if ours and theirs and (ours["kind"], ours["name"]) == (theirs["kind"], theirs["name"]):
+        return (
+            f"{kind} {metadata['name']} is left from an InferenceService of the same name that was deleted:"
+            " waiting for Kubernetes to remove it"
+        )
+    return (
+        f"{kind} {metadata['name']} exists in namespace {metadata['namespace']} and does not belong to this"
+        " InferenceService: delete or rename it, or give the InferenceService another name"
+    )
+
+
 def owner_uid(child: Manifest) -> str | None:
     """The uid of the object that controls this one; None when nothing does."""
-    for owner in child["metadata"].get("ownerReferences", ()):
-        if owner.get("controller"):
-            return str(owner["uid"])
-    return None
+    controller = _controller(child)
+    return controller["uid"] if controller else None
+
+
+def _controller(child: Manifest) -> dict[str, str] | None:
+    """The owner reference of the object that controls this one."""
+    return next((owner for owner in child["metadata"].get("ownerReferences", ()) if owner.get("controller")), None)
 
 
 def _key(child: Manifest) -> Key:

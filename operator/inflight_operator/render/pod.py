@@ -74,7 +74,7 @@ def pod_template(service: InferenceService, settings: Settings) -> Manifest:
 
 
 def _container(service: InferenceService, settings: Settings, mounts: list[Manifest]) -> Manifest:
-    health = {"path": "/health", "port": PORT_NAME}
+    health, ready = ({"path": path, "port": PORT_NAME} for path in ("/health", "/ready"))
     return {
         "name": CONTAINER,
         "image": service.spec.engine.image or settings.engine_image,
@@ -86,8 +86,9 @@ def _container(service: InferenceService, settings: Settings, mounts: list[Manif
             {"name": "INFLIGHT_ADMIN_TOKEN_FILE", "value": f"{_TOKEN_FOLDER}/{TOKEN_KEY}"},
         ],
         "resources": _resources(service),
+        # An engine that loads is healthy, so only this probe bounds how long loading may take.
         "startupProbe": {
-            "httpGet": health,
+            "httpGet": ready,
             "periodSeconds": 2,
             "timeoutSeconds": 2,
             "failureThreshold": STARTUP_LIMIT_SECONDS // 2,
@@ -95,7 +96,7 @@ def _container(service: InferenceService, settings: Settings, mounts: list[Manif
         # Generous: a busy engine answers late, and a restart would lose all it is working on.
         "livenessProbe": {"httpGet": health, "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 6},
         "readinessProbe": {
-            "httpGet": {"path": "/ready", "port": PORT_NAME},
+            "httpGet": ready,
             "periodSeconds": 2,
             "timeoutSeconds": 2,
             "failureThreshold": 3,

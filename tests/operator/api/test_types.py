@@ -1,0 +1,109 @@
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from pydantic import ValidationError
+
+from inflight_operator.api import (
+    Bounds,
+    Condition,
+    InferenceService,
+    InferenceServiceStatus,
+    LimitsStatus,
+    model_argument,
+    served_name,
+    service_url,
+    tuning_bounds,
+)
+
+
+def make(**spec):
+    return InferenceService.from_dict(
+        {
+            "apiVersion": "inflight.dev/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": {"name": "chat", "namespace": "team", "uid": "u-1", "managedFields": [], "generation": 3},
+            "spec": {"model": {"source": "builtin://smollm2"}, **spec},
+        }
+    )
+
+
+def test_a_stored_service_without_a_status_is_read_with_its_defaults():
+    service = make()
+    assert service.metadata.generation == 3
+    assert service.spec.scaling.behavior.scale_down.stabilization_window_seconds == 120
+    assert service.status == InferenceServiceStatus()
+
+
+def test_an_unknown_field_of_the_spec_is_an_error_that_names_it():
+    with pytest.raises(ValidationError, match=r"spec\.scaling\.maxreplicas"):
+        make(scaling={"maxreplicas": 3})
+
+
+def test_an_unknown_field_of_the_status_is_left_out_since_a_newer_operator_may_have_written_it():
+    assert InferenceServiceStatus.model_validate({"replicas": 1, "later": 2}).to_dict() == {
+        "conditions": [],
+        "replicas": 1,
+        "decisions": [],
+    }
+
+
+def test_unknown_volume_sources_pass_through():
+    (volume,) = make(template={"volumes": [{"name": "x", "nfs": {"server": "s", "path": "/"}}]}).spec.template.volumes
+    assert volume.model_dump(by_alias=True) == {"name": "x", "nfs": {"server": "s", "path": "/"}}
+
+
+def test_services_do_not_change_after_they_are_made():
+    with pytest.raises(ValidationError, match="frozen"):
+        make().spec.replicas = 2
+
+
+def test_names_and_addresses_that_are_not_given():
+    assert served_name(make()) == "chat"
+    assert served_name(make(model={"source": "hf://a/b", "servedName": "b"})) == "b"
+    assert service_url(make()) == "http://chat.team.svc"
+
+
+@pytest.mark.parametrize(
+    ("source", "argument"),
+    [
+        ("builtin://smollm2", "builtin://smollm2"),
+        ("hf://Qwen/Qwen3-8B", "hf://Qwen/Qwen3-8B"),
+        ("pvc://models/qwen3/8b/", "/models/qwen3/8b"),
+    ],
+)
+def test_the_model_argument_of_each_source(source, argument):
+    assert model_argument(source) == argument
+
+
+def test_tuning_is_bounded_by_capacity_where_nothing_is_given():
+    bounds = tuning_bounds(make().spec)
+    assert bounds.max_num_seqs == Bounds(1, 256)
+    assert bounds.max_num_batched_tokens == Bounds(64, 8192)
+
+
+def test_the_default_floor_of_the_budget_gives_way_to_a_small_capacity():
+    assert tuning_bounds(make(engine={"maxNumBatchedTokens": 16}).spec).max_num_batched_tokens == Bounds(16, 16)
+
+
+def test_given_tuning_bounds_count():
+    tuning = {"maxNumSeqs": {"min": 4, "max": 32}, "maxNumBatchedTokens": {"min": 128, "max": 512}}
+    bounds = tuning_bounds(make(tuning=tuning).spec)
+    assert (bounds.max_num_seqs, bounds.max_num_batched_tokens) == (Bounds(4, 32), Bounds(128, 512))
+    assert [bounds.max_num_seqs.clamp(value) for value in (1, 10, 100)] == [4, 10, 32]
+
+
+def test_times_are_written_to_the_second_with_z_and_keep_their_zone():
+    def written(moment):
+        condition = Condition(type="Ready", status="True", reason="R", message="m", last_transition_time=moment)
+        return condition.to_dict()["lastTransitionTime"]
+
+    assert written(datetime(2026, 1, 2, 3, 4, 5, 999, tzinfo=UTC)) == "2026-01-02T03:04:05Z"
+    assert written(datetime(2026, 1, 2, 3, tzinfo=timezone(timedelta(hours=2)))) == "2026-01-02T03:00:00+02:00"
+    with pytest.raises(ValidationError, match="timezone"):
+        written(datetime(2026, 1, 2))
+
+
+def test_the_limits_column_follows_the_limits():
+    limits = LimitsStatus(max_num_seqs=48, max_num_batched_tokens=1024, revision=7, pods_in_force=2)
+    assert limits.to_dict()["summary"] == "48/1024"
+    assert LimitsStatus.model_validate(limits.to_dict()) == limits

@@ -1,0 +1,82 @@
+"""sync_children on a recording API: what is called, in which order, and what never is."""
+
+import pytest
+
+from inflight_operator.apply import ChildConflictError, sync_children
+
+
+def owner_reference(uid, name="chat"):
+    return {"kind": "InferenceService", "name": name, "uid": uid, "controller": True}
+
+
+def manifest(name, owner="me", value=1, kind="ConfigMap"):
+    return {
+        "kind": kind,
+        "metadata": {"name": name, "namespace": "team", "ownerReferences": [owner_reference(owner)]},
+        "data": {"value": value},
+    }
+
+
+def stored(child):
+    owner = child["metadata"]["ownerReferences"][0]["uid"]
+    fields = {
+        "f:metadata": {"f:ownerReferences": {f'k:{{"uid":"{owner}"}}': {}}},
+        "f:data": {"f:value": {}},
+    }
+    entry = {"manager": "inflight-operator", "operation": "Apply", "fieldsV1": fields}
+    return {**child, "metadata": {**child["metadata"], "managedFields": [entry]}}
+
+
+class RecordingApi:
+    def __init__(self, *others):
+        self.others = {(child["kind"], child["metadata"]["name"]): child for child in others}
+        self.calls = []
+
+    async def get(self, kind, namespace, name):
+        self.calls.append(("get", namespace, name))
+        return self.others.get((kind, name))
+
+    async def apply(self, child):
+        self.calls.append(("apply", child["metadata"]["name"], child["data"]["value"]))
+
+    async def delete(self, kind, namespace, name):
+        self.calls.append(("delete", kind, namespace, name))
+
+
+async def test_a_steady_state_makes_no_calls_at_all():
+    api = RecordingApi()
+    wanted = [manifest("a"), manifest("b")]
+    changes = await sync_children(api, wanted, [stored(child) for child in wanted])
+    assert (api.calls, changes.applied, changes.deleted) == ([], (), ())
+
+
+async def test_missing_children_are_applied_in_the_given_order_and_changed_ones_again():
+    api = RecordingApi()
+    changes = await sync_children(api, [manifest("b"), manifest("a", value=2)], [stored(manifest("a"))])
+    assert api.calls == [("get", "team", "b"), ("apply", "b", 1), ("apply", "a", 2)]
+    assert changes.applied == ("ConfigMap/b", "ConfigMap/a")
+
+
+async def test_children_that_are_not_wanted_are_deleted_last_and_only_the_services_own():
+    api = RecordingApi()
+    live = [stored(manifest("old")), stored(manifest("theirs", owner="someone"))]
+    changes = await sync_children(api, [manifest("new")], live)
+    assert api.calls == [("get", "team", "new"), ("apply", "new", 1), ("delete", "ConfigMap", "team", "old")]
+    assert changes.deleted == ("ConfigMap/old",)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("owners", [[], [owner_reference("u", name="other")]])
+async def test_an_object_of_someone_else_is_left_alone_and_named(listed, owners):
+    foreign = manifest("chat", kind="Service")
+    foreign["metadata"]["ownerReferences"] = owners
+    api = RecordingApi(foreign)
+    with pytest.raises(ChildConflictError, match="Service chat exists in namespace team and does not belong"):
+        await sync_children(api, [manifest("chat", kind="Service")], [foreign] if listed else [])
+    assert [call for call in api.calls if call[0] != "get"] == []
+
+
+async def test_a_child_of_a_service_that_was_deleted_and_made_again_waits_for_the_garbage_collector():
+    left_over = manifest("chat", owner="the-old-uid")
+    with pytest.raises(ChildConflictError, match="left from an InferenceService of the same name that was deleted"):
+        await sync_children(RecordingApi(left_over), [manifest("chat", owner="the-new-uid")], [])

@@ -1,0 +1,129 @@
+"""All children of a service: labels, owner, order, and what their content is for."""
+
+import base64
+import json
+from dataclasses import replace
+
+import pytest
+
+from inflight_operator.render import LimitsInForce, child_names, pod_labels, render, selector_string
+from inflight_operator.render.service_children import CHILD_KINDS
+from tests.operator.render.services import CPU, PLAN, SETTINGS, child, make
+
+POD_MONITOR = frozenset({"monitoring.coreos.com/v1/PodMonitor"})
+
+
+def test_every_child_carries_the_labels_and_belongs_to_the_service():
+    for manifest in render(make(), PLAN, replace(SETTINGS, available_apis=POD_MONITOR)):
+        assert manifest["metadata"]["namespace"] == "team"
+        assert manifest["metadata"]["labels"] == {
+            "app.kubernetes.io/name": "inflight-engine",
+            "app.kubernetes.io/instance": "chat",
+            "app.kubernetes.io/managed-by": "inflight",
+            "inflight.dev/service": "chat",
+        }
+        assert manifest["metadata"]["ownerReferences"] == [
+            {
+                "apiVersion": "inflight.dev/v1alpha1",
+                "kind": "InferenceService",
+                "name": "chat",
+                "uid": "u-1",
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ]
+
+
+def test_what_pods_mount_comes_before_the_pods():
+    kinds = [manifest["kind"] for manifest in render(make(), PLAN, SETTINGS)]
+    assert max(kinds.index("Secret"), kinds.index("ConfigMap")) < kinds.index("Deployment")
+
+
+def test_a_pod_monitor_is_built_only_where_the_api_exists():
+    assert {manifest["kind"] for manifest in render(make(), PLAN, SETTINGS)} == set(CHILD_KINDS) - {"PodMonitor"}
+    with_api = replace(SETTINGS, available_apis=POD_MONITOR)
+    assert {manifest["kind"] for manifest in render(make(), PLAN, with_api)} == set(CHILD_KINDS)
+    (endpoint,) = child("PodMonitor", make(), settings=with_api)["spec"]["podMetricsEndpoints"]
+    assert endpoint == {"port": "http", "path": "/metrics", "interval": "15s"}
+
+
+def test_everything_that_selects_pods_selects_those_of_the_deployment():
+    service = make()
+    template = child("Deployment", service)["spec"]["template"]["metadata"]["labels"]
+    wanted = pod_labels("chat")
+    assert wanted.items() <= template.items()
+    assert child("Deployment", service)["spec"]["selector"] == {"matchLabels": wanted}
+    assert child("Service", service)["spec"]["selector"] == wanted
+    assert child("PodDisruptionBudget", service)["spec"]["selector"] == {"matchLabels": wanted}
+    assert child("NetworkPolicy", service)["spec"]["podSelector"] == {"matchLabels": wanted}
+    assert selector_string("chat") == "app.kubernetes.io/name=inflight-engine,inflight.dev/service=chat"
+
+
+def test_the_service_answers_on_port_80_with_the_engines_port():
+    (port,) = child("Service", make())["spec"]["ports"]
+    assert (port["name"], port["port"], port["targetPort"]) == ("http", 80, "http")
+
+
+def test_replicas_are_the_plans_in_mode_operator_and_the_specs_in_mode_external():
+    assert child("Deployment", make())["spec"]["replicas"] == 2
+    external = make(scaling={"mode": "External"}, replicas=5)
+    assert child("Deployment", external, replace(PLAN, replicas=None))["spec"]["replicas"] == 5
+    stopped = make(scaling={"mode": "External"}, replicas=0)
+    assert child("Deployment", stopped, replace(PLAN, replicas=None))["spec"]["replicas"] == 0
+
+
+def limits_file(service, limits):
+    manifest = child("ConfigMap", service, replace(PLAN, limits=limits))
+    assert manifest["metadata"]["name"] == child_names("chat").limits
+    return json.loads(manifest["data"]["limits.json"])
+
+
+def test_new_pods_start_with_the_limits_in_force():
+    assert limits_file(make(), LimitsInForce(48, 512, 9)) == {
+        "max_num_seqs": 48,
+        "max_num_batched_tokens": 512,
+        "revision": 9,
+    }
+
+
+def test_before_the_first_decision_new_pods_start_at_their_capacities():
+    service = make(engine={"maxNumSeqs": 32, "maxNumBatchedTokens": 2048})
+    assert limits_file(service, None) == {"max_num_seqs": 32, "max_num_batched_tokens": 2048, "revision": 0}
+
+
+def test_limits_above_a_capacity_that_was_lowered_are_held_to_it():
+    service = make(engine={"maxNumSeqs": 32, "maxNumBatchedTokens": 256})
+    assert limits_file(service, LimitsInForce(48, 512, 9)) == {
+        "max_num_seqs": 32,
+        "max_num_batched_tokens": 256,
+        "revision": 9,
+    }
+
+
+def test_the_secret_holds_the_token():
+    manifest = child("Secret", make())
+    assert base64.b64decode(manifest["data"]["token"]) == b"secret"
+
+
+def test_a_drain_takes_one_pod_at_a_time_and_never_waits_for_one_that_is_not_ready():
+    spec = child("PodDisruptionBudget", make())["spec"]
+    assert spec["maxUnavailable"] == 1
+    assert spec["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
+@pytest.mark.parametrize("source", ["builtin://smollm2", "pvc://models/x"])
+def test_pods_that_download_nothing_have_no_way_out(source):
+    spec = child("NetworkPolicy", make(model={"source": source}))["spec"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    assert "egress" not in spec
+    assert spec["ingress"] == [{"ports": [{"port": "http", "protocol": "TCP"}]}]
+
+
+def test_pods_that_download_their_model_keep_their_way_out():
+    assert child("NetworkPolicy", make(model={"source": "hf://a/b"}))["spec"]["policyTypes"] == ["Ingress"]
+
+
+@pytest.mark.parametrize(("strategy", "surge", "unavailable"), [("SurgeFirst", 1, 0), ("ReleaseFirst", 0, 1)])
+def test_the_rollout_strategy_is_the_deployments(strategy, surge, unavailable):
+    rolling = child("Deployment", make(rollout={"strategy": strategy}, **CPU))["spec"]["strategy"]["rollingUpdate"]
+    assert rolling == {"maxSurge": surge, "maxUnavailable": unavailable}

@@ -1,0 +1,194 @@
+"""The engine's pod: restricted, self-contained, and ended only after it has drained."""
+
+from dataclasses import replace
+
+import pytest
+
+from inflight_operator.render.drain import grace_period_seconds
+from tests.operator.render.services import CPU, SETTINGS, engine, make, pod
+
+
+def flags(service, settings=SETTINGS):
+    program, serve, model, *rest = engine(service, settings)["command"]
+    assert (program, serve) == ("inflight-engine", "serve")
+    return model, dict(flag.removeprefix("--").split("=", 1) for flag in rest)
+
+
+def test_the_command_of_a_service_of_four_lines():
+    assert flags(make(**CPU)) == (
+        "builtin://smollm2",
+        {
+            "host": "0.0.0.0",
+            "port": "8000",
+            "served-model-name": "chat",
+            "device": "cpu",
+            "dtype": "auto",
+            "max-num-seqs": "256",
+            "max-num-batched-tokens": "8192",
+            "max-queued-requests": "512",
+            "queue-timeout": "60",
+            "request-timeout": "600",
+            "drain-delay": "5",
+            "drain-timeout": "120",
+            "limits-file": "/etc/inflight/limits/limits.json",
+        },
+    )
+
+
+def test_every_field_of_the_engine_reaches_the_command():
+    service = make(
+        model={"source": "hf://Qwen/Qwen3-8B", "revision": "v1", "servedName": "qwen"},
+        engine={
+            "dtype": "bfloat16",
+            "maxModelLen": 4096,
+            "maxNumSeqs": 64,
+            "maxNumBatchedTokens": 2048,
+            "kvCache": {"memory": "1.5Gi"},
+            "maxQueuedRequests": 10,
+            "queueTimeout": "500ms",
+            "requestTimeout": "1m30s",
+            "extraArgs": ["--block-size=32"],
+        },
+        rollout={"drainTimeout": "30s"},
+    )
+    model, given = flags(service, replace(SETTINGS, propagation_seconds=9))
+    assert model == "hf://Qwen/Qwen3-8B"
+    assert given == {
+        "host": "0.0.0.0",
+        "port": "8000",
+        "served-model-name": "qwen",
+        "device": "cuda",
+        "dtype": "bfloat16",
+        "max-num-seqs": "64",
+        "max-num-batched-tokens": "2048",
+        "max-queued-requests": "10",
+        "queue-timeout": "0.5",
+        "request-timeout": "90",
+        "drain-delay": "9",
+        "drain-timeout": "30",
+        "limits-file": "/etc/inflight/limits/limits.json",
+        "revision": "v1",
+        "max-model-len": "4096",
+        "kv-cache-memory": str(3 * 2**29),
+        "block-size": "32",
+    }
+
+
+def test_the_image_is_the_services_or_the_one_the_operator_was_installed_with():
+    assert engine(make())["image"] == "example.com/engine:1"
+    assert engine(make(engine={"image": "mine"}))["image"] == "mine"
+
+
+def test_a_claim_is_mounted_read_only_and_its_folder_served():
+    service = make(model={"source": "pvc://models/qwen3/8b"})
+    assert flags(service)[0] == "/models/qwen3/8b"
+    volumes = {volume["name"]: volume for volume in pod(service)["spec"]["volumes"]}
+    assert volumes["inflight-model"]["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}
+    mounts = {mount["name"]: mount for mount in engine(service)["volumeMounts"]}
+    assert mounts["inflight-model"] == {"name": "inflight-model", "mountPath": "/models", "readOnly": True}
+
+
+def test_a_pod_on_cpu_has_memory_bounds_and_no_accelerator():
+    assert engine(make(**CPU))["resources"] == {
+        "requests": {"cpu": "250m", "memory": "1Gi"},
+        "limits": {"memory": "4Gi"},
+    }
+    assert "inflight-shm" not in str(pod(make(**CPU)))
+
+
+def test_a_pod_on_a_gpu_asks_for_it_and_has_shared_memory():
+    service = make(accelerator={"resource": "amd.com/gpu"})
+    assert engine(service)["resources"] == {"requests": {"amd.com/gpu": "1"}, "limits": {"amd.com/gpu": "1"}}
+    mounts = {mount["name"]: mount["mountPath"] for mount in engine(service)["volumeMounts"]}
+    assert mounts["inflight-shm"] == "/dev/shm"
+
+
+def test_every_mount_has_its_volume_and_every_volume_its_mount():
+    for service in (make(), make(**CPU), make(model={"source": "pvc://a/b"})):
+        assert {mount["name"] for mount in engine(service)["volumeMounts"]} == {
+            volume["name"] for volume in pod(service)["spec"]["volumes"]
+        }
+
+
+def test_probes_watch_readiness_closely_and_restart_slowly():
+    container = engine(make())
+    assert container["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "http"}
+    assert container["readinessProbe"]["periodSeconds"] <= 2
+    assert container["livenessProbe"]["httpGet"] == {"path": "/health", "port": "http"}
+    startup, liveness = container["startupProbe"], container["livenessProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] == 1800
+    assert liveness["periodSeconds"] * liveness["failureThreshold"] == 60
+
+
+def test_the_token_is_read_from_a_file_and_in_no_environment():
+    env = {variable["name"]: variable["value"] for variable in engine(make())["env"]}
+    assert env["INFLIGHT_ADMIN_TOKEN_FILE"] == "/etc/inflight/admin/token"
+    assert "secret" not in str(engine(make())["env"])
+
+
+def test_everything_the_engine_writes_goes_to_its_scratch_space():
+    env = {variable["name"]: variable["value"] for variable in engine(make())["env"]}
+    assert engine(make())["securityContext"]["readOnlyRootFilesystem"] is True
+    assert env["HOME"] == "/tmp"
+    assert env["HF_HOME"].startswith("/tmp/")
+
+
+@pytest.mark.parametrize(
+    ("propagation", "drain", "grace"), [(5, "120s", 135), (0, "1s", 11), (10, "1500ms", 22), (5, "1m30s", 105)]
+)
+def test_the_grace_period_is_propagation_plus_drain_plus_margin(propagation, drain, grace):
+    assert grace_period_seconds(propagation, drain) == grace
+
+
+def test_kubernetes_waits_longer_than_the_engine_drains():
+    settings = replace(SETTINGS, propagation_seconds=7)
+    service = make(rollout={"drainTimeout": "45s"})
+    _, given = flags(service, settings)
+    drained = float(given["drain-delay"]) + float(given["drain-timeout"])
+    assert pod(service, settings)["spec"]["terminationGracePeriodSeconds"] >= drained + 10
+
+
+def test_the_template_is_merged_last():
+    service = make(
+        template={
+            "labels": {"team": "search"},
+            "annotations": {"a": "b"},
+            "nodeSelector": {"pool": "llm"},
+            "tolerations": [{"key": "gpu", "operator": "Exists"}],
+            "affinity": {"nodeAffinity": {"x": 1}},
+            "resources": {"requests": {"cpu": 2}, "limits": {"memory": "8Gi"}},
+            "env": [{"name": "HF_HOME", "value": "/cache"}, {"name": "X", "value": "1"}],
+            "envFrom": [{"secretRef": {"name": "s"}}],
+            "volumes": [{"name": "cache", "emptyDir": {}}],
+            "volumeMounts": [{"name": "cache", "mountPath": "/cache"}],
+            "serviceAccountName": "runner",
+            "imagePullSecrets": [{"name": "registry"}],
+            "priorityClassName": "high",
+        },
+        **CPU,
+    )
+    template, container = pod(service), engine(service)
+    assert template["metadata"]["labels"]["team"] == "search"
+    assert template["metadata"]["annotations"] == {"a": "b"}
+    spec = template["spec"]
+    assert spec["nodeSelector"] == {"pool": "llm"}
+    assert spec["tolerations"] == [{"key": "gpu", "operator": "Exists"}]
+    assert spec["affinity"] == {"nodeAffinity": {"x": 1}}
+    assert spec["serviceAccountName"] == "runner"
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert spec["priorityClassName"] == "high"
+    assert container["resources"] == {"requests": {"cpu": 2, "memory": "1Gi"}, "limits": {"memory": "8Gi"}}
+    assert [(variable["name"], variable["value"]) for variable in container["env"]] == [
+        ("HOME", "/tmp"),
+        ("HF_HOME", "/cache"),
+        ("INFLIGHT_ADMIN_TOKEN_FILE", "/etc/inflight/admin/token"),
+        ("X", "1"),
+    ]
+    assert container["envFrom"] == [{"secretRef": {"name": "s"}}]
+    assert container["volumeMounts"][-1] == {"name": "cache", "mountPath": "/cache"}
+    assert spec["volumes"][-1] == {"name": "cache", "emptyDir": {}}
+
+
+def test_labels_that_find_pods_stay_the_operators_even_past_an_older_schema():
+    service = make(template={"labels": {"inflight.dev/service": "other"}})
+    assert pod(service)["metadata"]["labels"]["inflight.dev/service"] == "chat"

@@ -1,0 +1,77 @@
+"""Rendering is stable: nothing the operator decides or measures, and no upgrade of the operator, restarts a pod."""
+
+import hashlib
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inflight_operator.render import ChildPlan, LimitsInForce, render
+from tests.operator.render.services import CPU, PLAN, SETTINGS, make, pod
+
+
+def digest(manifest):
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def template_of(children):
+    (deployment,) = (child for child in children if child["kind"] == "Deployment")
+    return deployment["spec"]["template"]
+
+
+limits = st.builds(LimitsInForce, st.integers(1, 10**5), st.integers(1, 10**6), st.integers(0, 10**9))
+plans = st.builds(ChildPlan, st.none() | st.integers(0, 100), st.none() | limits, st.text(min_size=1))
+
+
+@given(plan=plans)
+def test_the_same_input_gives_the_same_bytes_and_no_plan_changes_the_pod_template(plan):
+    service = make(template={"labels": {"b": "1", "a": "2"}, "env": [{"name": "X", "value": "y"}]}, **CPU)
+    assert json.dumps(render(service, plan, SETTINGS)) == json.dumps(render(service, plan, SETTINGS))
+    assert digest(template_of(render(service, plan, SETTINGS))) == digest(template_of(render(service, PLAN, SETTINGS)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"slo": {"ttftP95": "2s"}},
+        {"scaling": {"maxReplicas": 2}},
+        {"tuning": {"mode": "Off"}},
+        {"rollout": {"strategy": "ReleaseFirst"}},
+        {"replicas": 3},
+    ],
+)
+def test_what_the_operator_alone_acts_on_does_not_restart_pods(change):
+    assert pod(make(**CPU, **change)) == pod(make(**CPU))
+
+
+def test_a_status_does_not_change_any_child():
+    body = make(**CPU).model_dump(mode="json", by_alias=True)
+    seen = type(make()).from_dict({**body, "status": {"replicas": 3, "readyReplicas": 1}})
+    assert render(seen, PLAN, SETTINGS) == render(make(**CPU), PLAN, SETTINGS)
+
+
+def test_a_new_engine_image_rolls_out_new_pods():
+    assert pod(make(), replace(SETTINGS, engine_image="other")) != pod(make())
+
+
+# A template that differs from what the last release rendered restarts every pod of every user when the operator is
+# upgraded. Change a digest only when that is meant, and say so in the release notes.
+DIGESTS = {
+    "cpu": ({**CPU}, "325daa45ae42d9489cb66e49bea0ae02dcd9413894591ae7e74e04be2c4feab4"),
+    "gpu": (
+        {"model": {"source": "hf://Qwen/Qwen3-8B"}},
+        "0cb6d87b2ee19aead3d2f8e40b9e8f92eb59af098bd0a039ff167c21f2f9c899",
+    ),
+    "claim": (
+        {"model": {"source": "pvc://models/qwen3"}},
+        "4e771ac9eb2b3bc76839e61278c31d2c07c58e76f1cb4a0c5098996216d3db73",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DIGESTS)
+def test_the_pod_template_is_that_of_the_last_release(case):
+    spec, known = DIGESTS[case]
+    assert digest(pod(make(**spec))) == known
