@@ -5,7 +5,6 @@ Only `on.event` handlers: they need no finalizer, keep no state in annotations, 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -17,6 +16,8 @@ from inflight_operator.observe.cache import SERVICE_LABEL, ClusterCache, Service
 from inflight_operator.render.service_children import CHILD_KINDS
 
 LookAt = Callable[[ServiceKey], Awaitable[None]]
+Connect = Callable[[], Awaitable[kopf.ConnectionInfo]]
+Stop = Callable[[], Awaitable[None]]
 
 
 def watched_kinds(available_apis: frozenset[str]) -> tuple[str, ...]:
@@ -27,19 +28,28 @@ def watched_kinds(available_apis: frozenset[str]) -> tuple[str, ...]:
 
 
 def build_registry(
-    kinds: tuple[str, ...], cache: ClusterCache, look_at: LookAt, connection: kopf.ConnectionInfo
+    kinds: tuple[str, ...], cache: ClusterCache, look_at: LookAt, connect: Connect, stop: Stop
 ) -> kopf.OperatorRegistry:
-    """A registry with one event handler for each kind."""
+    """A registry with one event handler for each kind.
+
+    Args:
+        connect: gives kopf fresh credentials.
+        stop: awaited when kopf is told to end (SIGTERM, SIGINT), before it cancels what still runs.
+    """
     registry = kopf.OperatorRegistry()
 
-    @kopf.on.startup(registry=registry)
-    def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
+    async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
         configure_kopf(settings, kinds)
 
-    @kopf.on.login(registry=registry)
-    def login(**_: Any) -> kopf.ConnectionInfo:
-        return connection
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        return await connect()
 
+    async def cleanup(**_: Any) -> None:
+        await stop()
+
+    kopf.on.startup(registry=registry)(configure)
+    kopf.on.login(registry=registry)(login)
+    kopf.on.cleanup(registry=registry)(cleanup)
     for kind in kinds:
         _watch(registry, kind, cache, look_at)
     return registry
@@ -58,11 +68,12 @@ def configure_kopf(settings: kopf.OperatorSettings, kinds: tuple[str, ...]) -> N
 def _watch(registry: kopf.OperatorRegistry, kind: str, cache: ClusterCache, look_at: LookAt) -> None:
     group, version, plural = _selector(kind)
 
-    @kopf.on.event(group, version, plural, id=kind, registry=registry)
-    async def told(type: str | None, body: Mapping[str, Any], logger: logging.Logger, **_: Any) -> None:
+    async def told(type: str | None, body: Mapping[str, Any], **_: Any) -> None:
         key = cache.remove(kind, body) if type == "DELETED" else cache.put(kind, body)
         if key is not None:
             await look_at(key)
+
+    kopf.on.event(group, version, plural, id=kind, registry=registry)(told)
 
 
 def _selector(kind: str) -> tuple[str, str, str]:

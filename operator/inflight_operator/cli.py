@@ -1,0 +1,93 @@
+"""The command `inflight-operator`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+
+from inflight_operator.connect import ConnectError
+from inflight_operator.runtime import Options, run_operator
+
+EXAMPLE = """\
+example, from outside a cluster:
+  inflight-operator run --kubeconfig ~/.kube/config --engine-image localhost/inflight-engine:dev --no-leader-elect
+
+exit codes: 0 ended by SIGTERM or SIGINT, 1 it could not start or lost its Lease, 2 wrong usage
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for chatty in ("kopf", "httpx", "httpcore", "kubernetes"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    options = Options(
+        kubeconfig=arguments.kubeconfig,
+        namespace=arguments.namespace,
+        leader_elect=arguments.leader_elect,
+        metrics_port=arguments.metrics_port,
+        engine_image=arguments.engine_image,
+        interval=arguments.interval,
+    )
+    try:
+        return asyncio.run(run_operator(options))
+    except (ConnectError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="inflight-operator",
+        description="Keeps InferenceServices what their specs say: replicas, limits of running engines, status.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser(
+        "run",
+        help="run the operator until it is told to stop",
+        description="Runs the operator until SIGTERM or SIGINT.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run.add_argument("--engine-image", required=True, metavar="IMAGE", help="image of services whose spec names none")
+    run.add_argument("--kubeconfig", metavar="FILE", help="default: the service account of the pod it runs in")
+    run.add_argument("--namespace", metavar="NAME", help="look at this namespace only; default: at all")
+    run.add_argument(
+        "--leader-elect",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="act only while holding a Lease, so that several operators can stand by",
+    )
+    run.add_argument(
+        "--metrics-port", type=_port, default=8080, metavar="PORT", help="for /metrics and /healthz (default: 8080)"
+    )
+    run.add_argument(
+        "--interval", type=_interval, default=3.0, metavar="SECONDS", help="between two looks at a service (default: 3)"
+    )
+    return parser
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{port} is not a port: give 1 to 65535, or 0 for a free one")
+    return port
+
+
+def _interval(text: str) -> float:
+    seconds = float(text)
+    if not 0.5 <= seconds <= 60:
+        raise argparse.ArgumentTypeError(f"{text} s is not between 0.5 and 60")
+    return seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""How to reach the API server, for the client and for kopf alike."""
+
+from __future__ import annotations
+
+import kopf
+from kubernetes.aio import client, config
+
+
+class ConnectError(Exception):
+    """There is no usable way to the API server; the message says what to do."""
+
+
+async def load_configuration(kubeconfig: str | None) -> client.Configuration:
+    """From a kubeconfig file, or from the pod's service account when none is given.
+
+    Raises:
+        ConnectError: the file or the service account cannot be used.
+    """
+    configuration = client.Configuration()
+    try:
+        if kubeconfig is None:
+            config.load_incluster_config(client_configuration=configuration)
+        else:
+            await config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
+    except (config.ConfigException, OSError) as error:
+        if kubeconfig is None:
+            raise ConnectError(f"not inside a cluster ({error}): give --kubeconfig FILE") from error
+        raise ConnectError(f"cannot use kubeconfig {kubeconfig}: {error}") from error
+    return configuration
+
+
+async def kopf_connection(configuration: client.Configuration) -> kopf.ConnectionInfo:
+    """The same for kopf. It asks again when the API server answers 401: service account tokens run out."""
+    header = await configuration.get_api_key_with_prefix("BearerToken")
+    scheme, _, token = (header or "").rpartition(" ")
+    return kopf.ConnectionInfo(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        insecure=not configuration.verify_ssl,
+        username=configuration.username or None,
+        password=configuration.password or None,
+        scheme=scheme or None,
+        token=token.strip() or None,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+    )
