@@ -49,8 +49,14 @@ class ImageStore:
         """Start buildkitd (containerd answers already) and wait until its worker is there."""
         binaries = gobuild.folder_of(goparts.BUILDKIT, self.layout)
         configuration = self.layout.cluster / "buildkitd.toml"
-        write_if_changed(configuration, buildkit.configuration(self.layout.store, BUILDKIT_SOCKET, CONTAINERD_SOCKET))
-        self.processes.ensure(buildkit.program(binaries / "buildkitd", configuration, packages.SEARCH_PATH))
+        text = buildkit.configuration(
+            self.layout.store, BUILDKIT_SOCKET, RUNTIME / "buildkit-tracing.sock", CONTAINERD_SOCKET
+        )
+        write_if_changed(configuration, text)
+        temporary = self.layout.cluster / "buildkit-mounts"
+        temporary.mkdir(exist_ok=True)
+        program = buildkit.program(binaries / "buildkitd", configuration, packages.SEARCH_PATH, temporary)
+        self.processes.ensure(program)
         question = self.buildctl_command("debug", "workers")
         self.processes.wait_ready("buildkitd", lambda: probe.succeeds(question), 60)
 

@@ -75,14 +75,16 @@ class StepReader:
     def read(self, line: str) -> None:
         if not line.strip():
             return
-        if found := re.match(r"#\d+ (\[.*?\d+/\d+\] .*)", line):
-            self.current = found.group(1)[:100]
+        if found := re.match(r"#\d+ (\[(?!internal).*\d+/\d+\] .*|exporting to image)", line):
+            self.current = " ".join(found.group(1).split())[:60]
         elif re.match(r"#\d+ CACHED", line):
             self.cached += 1
         self.said = [*self.said[-(process.LOG_LINES_SHOWN - 1) :], line.rstrip()]
 
     def text(self) -> str:
-        return self.current
+        """The step and the last thing it said."""
+        last = re.sub(r"^#\d+ ([\d.]+ )?", "", self.said[-1])[:60] if self.said else ""
+        return f"{self.current}: {last}"
 
 
 def build_in_store(store: ImageStore, name: str, progress: Progress) -> str:

@@ -6,11 +6,9 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 from e2e.cluster import cgroups, host
-from e2e.cluster.components.cni import NETWORK_NAME
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.image_store import CONTAINERD_SOCKET
 from e2e.cluster.layout import RUNTIME, Layout
@@ -18,7 +16,23 @@ from e2e.cluster.process import observe
 
 CONTAINER_LOGS = Path("/var/log/containers")
 CNI_RESULTS = Path("/var/lib/cni/results")
-"""Two folders whose places the kubelet and the CNI library fix."""
+RUNC_STATE = Path("/run/containerd/runc/k8s.io")
+"""Folders whose places the kubelet, the CNI library and containerd (for build steps) fix."""
+KUBELET_SOCKET = Path("/var/lib/kubelet/device-plugins/kubelet.sock")
+"""For device plugins, at the place where they look for it."""
+
+FIXED_FOLDERS = (
+    CONTAINER_LOGS,
+    CNI_RESULTS,
+    CNI_RESULTS.parent,
+    KUBELET_SOCKET.parent,
+    KUBELET_SOCKET.parent.parent,
+    RUNC_STATE,
+    RUNC_STATE.parent,
+    Path("/run/containerd/fifo"),
+    Path("/run/containerd"),
+)
+"""Removed where they are empty, inner ones first: another container runtime's have something in them."""
 
 
 def is_own_shim(argv: tuple[str, ...]) -> bool:
@@ -54,26 +68,29 @@ def sweep(layout: Layout) -> None:
     shutil.rmtree(RUNTIME, ignore_errors=True)
     if RUNTIME.exists():
         raise ClusterError(f"{RUNTIME} cannot be removed: something still uses it; see `fuser -m {RUNTIME}`")
-    _remove(CNI_RESULTS.glob(f"{NETWORK_NAME}-*"))
+    for result in CNI_RESULTS.glob("*"):
+        if _names_runtime(result):
+            result.unlink()
+    for state in RUNC_STATE.glob("*/state.json"):
+        if _names_runtime(state):
+            shutil.rmtree(state.parent)
+
+
+def _names_runtime(file: Path) -> bool:
+    """Whether a file of the CNI library or of runc is about a container of this node."""
+    return f"{RUNTIME}/" in file.read_text(errors="replace")
 
 
 def forget_cluster(layout: Layout) -> None:
     """Remove the cluster's own data and the links to its logs; images stay. Call it after `sweep`."""
     if CONTAINER_LOGS.is_dir():
         own = str(layout.cluster)
-        _remove(link for link in CONTAINER_LOGS.iterdir() if link.is_symlink() and str(link.readlink()).startswith(own))
-        _remove_if_empty(CONTAINER_LOGS)
-    for folder in (CNI_RESULTS, CNI_RESULTS.parent):
-        _remove_if_empty(folder)
+        for link in CONTAINER_LOGS.iterdir():
+            if link.is_symlink() and str(link.readlink()).startswith(own):
+                link.unlink()
+    KUBELET_SOCKET.unlink(missing_ok=True)
+    for folder in FIXED_FOLDERS:
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
     shutil.rmtree(layout.cluster, ignore_errors=True)
     shutil.rmtree(layout.processes, ignore_errors=True)
-
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in list(paths):
-        path.unlink(missing_ok=True)
-
-
-def _remove_if_empty(folder: Path) -> None:
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()

@@ -263,7 +263,8 @@ class OwnNode:
         chosen = settings.load(self.layout.cluster)
         control, stores = STOP_ORDER[:-2], STOP_ORDER[-2:]
         for name in control:
-            self.processes.stop(name)
+            # The data is thrown away: nothing is gained by waiting for open watches to end.
+            self.processes.stop(name, grace_seconds=1)
         if chosen and self.processes.running("containerd"):
             ImageStore(self.layout, chosen, self.processes).remove_containers()
         for name in stores:

@@ -95,7 +95,7 @@ def test_pods_get_no_name_server_on_loopback():
 def test_kube_proxy_uses_nftables_and_changes_no_conntrack_limit():
     seen = kube_proxy.configuration(PKI, PORTS, NETWORK, "n")
     assert seen["mode"] == "nftables"
-    assert seen["conntrack"] == {"maxPerCore": 0, "min": 0}
+    assert set(seen["conntrack"].values()) == {0, "0s"}
     assert seen["nodePortAddresses"] == ["10.244.0.1/32"]
 
 
@@ -136,7 +136,7 @@ def test_the_dns_service_selects_the_dns_pods_at_the_fixed_address():
 
 
 def test_buildkit_builds_into_kubernetes_namespace_and_bounds_its_cache():
-    seen = tomllib.loads(buildkit.configuration(Path("/s"), Path("/b.sock"), Path("/c.sock")))
+    seen = tomllib.loads(buildkit.configuration(Path("/s"), Path("/b.sock"), Path("/o.sock"), Path("/c.sock")))
     assert seen["worker"]["containerd"]["namespace"] == "k8s.io"
     assert seen["worker"]["containerd"]["maxUsedSpace"] == buildkit.CACHE_LIMIT_BYTES
     assert seen["worker"]["oci"]["enabled"] is False

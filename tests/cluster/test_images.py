@@ -116,7 +116,7 @@ def test_build_output_tells_the_step_the_cached_ones_and_the_last_words():
         "#6 1.2 boom",
     ):
         reader.read(line + "\n")
-    assert reader.text() == "[stage-3 3/5] RUN y"
+    assert reader.text() == "[stage-3 3/5] RUN y: boom"
     assert reader.cached == 1
     assert reader.said[-1] == "#6 1.2 boom"
     for number in range(100):

@@ -16,7 +16,7 @@ BUILD_CGROUP = "inflight-build"
 """Control group of build steps, below the root."""
 
 
-def configuration(store: Path, socket: Path, containerd: Path) -> str:
+def configuration(store: Path, socket: Path, tracing_socket: Path, containerd: Path) -> str:
     """buildkitd.toml (https://github.com/moby/buildkit/blob/master/docs/buildkitd.toml.md)."""
 
     def quoted(value: object) -> str:
@@ -26,6 +26,9 @@ def configuration(store: Path, socket: Path, containerd: Path) -> str:
 
 [grpc]
   address = [{quoted(f"unix://{socket}")}]
+
+[otel]
+  socketPath = {quoted(tracing_socket)}
 
 [history]
   maxEntries = 5
@@ -44,9 +47,10 @@ def configuration(store: Path, socket: Path, containerd: Path) -> str:
 """
 
 
-def program(binary: Path, configuration_file: Path, search_path: str) -> Program:
-    """buildkitd, which finds runc on `search_path`."""
-    return Program("buildkitd", (str(binary), f"--config={configuration_file}"), {"PATH": search_path})
+def program(binary: Path, configuration_file: Path, search_path: str, temporary: Path) -> Program:
+    """buildkitd, which mounts what it builds on in the folder `temporary`."""
+    environment = {"PATH": search_path, "TMPDIR": str(temporary)}
+    return Program("buildkitd", (str(binary), f"--config={configuration_file}"), environment)
 
 
 def build_command(

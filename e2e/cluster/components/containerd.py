@@ -44,6 +44,7 @@ disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.internal.v1.traci
     runtime_type = "io.containerd.runc.v2"
     [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
       SystemdCgroup = false
+      Root = {quoted(runtime / "runc")}
   [plugins."io.containerd.cri.v1.runtime".cni]
     bin_dirs = [{quoted(cni_binaries)}]
     conf_dir = {quoted(cni_configuration)}

@@ -25,8 +25,8 @@ def configuration(pki: Path, ports: Ports, network: Network, node_name: str) -> 
         "metricsBindAddress": f"127.0.0.1:{ports.proxy_metrics}",
         # NodePorts only at the node's own address, not at those by which the neighbours reach this machine.
         "nodePortAddresses": [f"{network.node_address}/32"],
-        # Zero: leave the host's connection tracking limits alone.
-        "conntrack": {"maxPerCore": 0, "min": 0},
+        # Zero: leave the host's connection tracking as it is.
+        "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
     }
 
 
