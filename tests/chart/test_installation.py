@@ -76,19 +76,16 @@ def test_examples_are_accepted(release, kubectl, path):
 
 
 def can_i(kubectl, verb, resource, namespace):
-    """`yes` or `no` for the operator's account; `resource` may end in /SUBRESOURCE."""
-    resource, _, subresource = resource.partition("/")
-    flags = ["--namespace", namespace] if namespace else ["--all-namespaces"]
-    if subresource:
-        flags += ["--subresource", subresource]
-    return kubectl.run("auth", "can-i", verb, resource, "--as", ACCOUNT, *flags).stdout.strip()
+    """`yes` or `no` for the operator's account."""
+    scope = ["--namespace", namespace] if namespace else ["--all-namespaces"]
+    return kubectl.run("auth", "can-i", verb, *resource.split(), "--as", ACCOUNT, *scope).stdout.strip()
 
 
 @pytest.mark.parametrize(
     ("verb", "resource", "namespace"),
     [
         ("watch", "inferenceservices.inflight.dev", None),
-        ("patch", "inferenceservices.inflight.dev/status", "team"),
+        ("patch", "inferenceservices.inflight.dev --subresource=status", "team"),
         ("create", "deployments.apps", "team"),
         ("patch", "deployments.apps", "team"),
         ("delete", "networkpolicies.networking.k8s.io", "team"),
@@ -96,8 +93,7 @@ def can_i(kubectl, verb, resource, namespace):
         ("patch", "pods", "team"),
         ("create", "events.events.k8s.io", "team"),
         ("create", "leases.coordination.k8s.io", SYSTEM),
-        ("update", "leases.coordination.k8s.io", SYSTEM),
-        ("list", "customresourcedefinitions.apiextensions.k8s.io", None),
+        ("update", "leases.coordination.k8s.io/inflight-operator", SYSTEM),
     ],
 )
 def test_the_operator_may_do_what_it_does(release, kubectl, verb, resource, namespace):
@@ -111,11 +107,12 @@ def test_the_operator_may_do_what_it_does(release, kubectl, verb, resource, name
         ("patch", "inferenceservices.inflight.dev", "team"),
         ("delete", "inferenceservices.inflight.dev", "team"),
         ("create", "pods", "team"),
-        ("create", "pods/exec", "team"),
+        ("create", "pods --subresource=exec", "team"),
         ("delete", "pods", "team"),
-        ("update", "leases.coordination.k8s.io", "team"),
+        ("update", "leases.coordination.k8s.io/inflight-operator", "team"),
+        ("update", "leases.coordination.k8s.io/other", SYSTEM),
         ("create", "rolebindings.rbac.authorization.k8s.io", "team"),
-        ("create", "serviceaccounts/token", SYSTEM),
+        ("create", "serviceaccounts --subresource=token", SYSTEM),
         ("get", "nodes", None),
         ("delete", "customresourcedefinitions.apiextensions.k8s.io", None),
     ],

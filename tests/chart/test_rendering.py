@@ -19,10 +19,10 @@ def arguments_of(objects):
     return pod_of(objects)["spec"]["containers"][0]["args"]
 
 
-def rules_of(objects, kind="ClusterRole", name="prod-operator"):
+def rules_of(objects):
     return {
         (group, resource): set(rule["verbs"])
-        for rule in objects[(kind, name)]["rules"]
+        for rule in objects[("ClusterRole", "prod-operator")]["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
@@ -39,8 +39,6 @@ def test_default_values_render_exactly_these_objects(helm):
         ("ServiceAccount", "prod-operator"),
         ("ClusterRole", "prod-operator"),
         ("ClusterRoleBinding", "prod-operator"),
-        ("ClusterRole", "prod-operator-inflight-system-discovery"),
-        ("ClusterRoleBinding", "prod-operator-inflight-system-discovery"),
         ("Role", "prod-operator-leader"),
         ("RoleBinding", "prod-operator-leader"),
         ("Service", "prod-operator-metrics"),
@@ -86,12 +84,22 @@ def test_images_take_the_chart_version_unless_a_tag_is_given(helm):
     assert "--engine-image=inflight-engine:dev" in arguments_of(objects)
 
 
-def test_every_flag_of_the_operator_is_one_its_command_line_has(helm):
-    from inflight_operator.cli import build_parser
+@pytest.mark.parametrize("flags", [(), ("--set", "watchNamespace=team,leaderElection.enabled=false,interval=7")])
+def test_the_operator_understands_its_arguments(helm, monkeypatch, flags):
+    from inflight_operator import cli
 
-    for flags in ((), ("--set", "watchNamespace=team,leaderElection.enabled=false,interval=7")):
-        parsed = build_parser().parse_args(arguments_of(helm.objects(*flags)))
-    assert (parsed.namespace, parsed.leader_elect, parsed.interval) == ("team", False, 7)
+    started = []
+
+    async def start(options):
+        started.append(options)
+        return 0
+
+    monkeypatch.setattr(cli, "run_operator", start)
+    assert cli.main(arguments_of(helm.objects(*flags))) == 0
+    (options,) = started
+    assert (options.kubeconfig, options.metrics_port) == (None, 8080)
+    expected = ("team", False, 7) if flags else (None, True, 3)
+    assert (options.namespace, options.leader_elect, options.interval) == expected
 
 
 def test_the_operator_follows_only_the_namespace_it_may_read(helm):
@@ -99,11 +107,15 @@ def test_the_operator_follows_only_the_namespace_it_may_read(helm):
     assert "--namespace=team" in arguments_of(objects)
     assert objects[("Role", "prod-operator")]["metadata"]["namespace"] == "team"
     assert objects[("RoleBinding", "prod-operator")]["metadata"]["namespace"] == "team"
-    left = [name for kind, name in objects if kind == "ClusterRole"]
-    assert left == ["prod-operator-inflight-system-discovery"]
-    assert rules_of(objects, name=left[0]) == {
-        ("apiextensions.k8s.io", "customresourcedefinitions"): {"get", "list", "watch"}
-    }
+    assert not [name for kind, name in objects if kind in ("ClusterRole", "ClusterRoleBinding")]
+
+
+def test_the_lease_of_the_leader_is_the_only_one_the_operator_can_read_or_change(helm):
+    from inflight_operator.leader import LEASE_NAME
+
+    create, rest = helm.objects()[("Role", "prod-operator-leader")]["rules"]
+    assert create["verbs"] == ["create"]
+    assert (rest["resourceNames"], rest["verbs"]) == ([LEASE_NAME], ["get", "update"])
 
 
 def test_rights_have_no_wildcard_and_cover_the_children_and_nothing_that_escalates(helm):
@@ -119,9 +131,7 @@ def test_rights_have_no_wildcard_and_cover_the_children_and_nothing_that_escalat
         ("inflight.dev", "inferenceservices"): {"get", "list", "watch"},
         ("inflight.dev", "inferenceservices/status"): {"patch"},
         ("inflight.dev", "inferenceservices/finalizers"): {"update"},
-        ("apps", "replicasets"): {"get", "list", "watch"},
         ("", "pods"): {"get", "list", "watch", "patch"},
-        ("", "events"): {"create"},
         ("events.k8s.io", "events"): {"create"},
     }
 
