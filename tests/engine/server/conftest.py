@@ -2,6 +2,7 @@ import httpx
 import pytest
 
 from tests.engine.server.fake_engine import connected, server_config
+from tests.engine.server.real_server import RealServer
 
 
 class Fake:
@@ -23,3 +24,29 @@ def make_fake():
         return Fake(*await connected(server_config(**changes), load=load))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    """One real server for all tests that leave it running."""
+    flags = "--max-num-seqs 16 --max-num-batched-tokens 256 --max-model-len 1024 --num-kv-blocks 512"
+    running = RealServer(tmp_path_factory.mktemp("server"), *flags.split(), "--max-queued-requests", "64")
+    try:
+        yield running.wait_ready()
+    finally:
+        running.close()
+
+
+@pytest.fixture
+def own_server(tmp_path):
+    """Starts real servers that a test may end."""
+    started = []
+
+    def start(*flags):
+        small = "--max-num-seqs 4 --max-num-batched-tokens 128 --max-model-len 1024 --num-kv-blocks 256"
+        started.append(RealServer(tmp_path, *small.split(), *flags))
+        return started[-1].wait_ready()
+
+    yield start
+    for running in started:
+        running.close()

@@ -3,6 +3,7 @@
 import argparse
 import json
 import shlex
+import socket
 import subprocess
 import sys
 from importlib.metadata import version
@@ -45,13 +46,14 @@ def test_every_flag_reaches_the_configuration():
     config = parse(
         *shlex.split(
             "m --host ::1 --port 9 --served-model-name n --revision r --device cpu --dtype float32 --max-model-len 7 "
-            "--max-num-seqs 3 --max-num-batched-tokens 5 --block-size 8 --kv-cache-memory 2Gi --kv-headroom 0.1 --seed 4 "
+            "--max-num-seqs 3 --max-num-batched-tokens 5 --block-size 8 --kv-cache-memory 2Gi --seed 4 "
+            "--kv-headroom 0.1 "
             "--limits-file l --max-queued-requests 6 --max-queued-tokens 77 --queue-timeout 1.5 --request-timeout 2.5 "
             "--drain-delay 3 --drain-timeout 4 --log-level debug"
         )
     )
     assert config.engine == EngineConfig(
-        "m", "r", "cpu", "float32", 7, 3, 5, 8, kv_cache_memory=2 * 2**30, kv_headroom=0.1, seed=4
+        "m", "r", "float32", "cpu", 7, 3, 5, 8, kv_cache_memory=2 * 2**30, kv_headroom=0.1, seed=4
     )
     assert (config.host, config.port, config.served_model_name, str(config.limits_file)) == ("::1", 9, "n", "l")
     assert (config.bounds.max_requests, config.bounds.max_tokens) == (6, 77)
@@ -129,8 +131,6 @@ def test_version_and_help():
 
 
 def test_port_in_use_is_one_sentence_and_exit_1():
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ended = run("serve", "builtin://smollm2", "--host", "127.0.0.1", "--port", str(taken.getsockname()[1]))
     assert ended.returncode == 1

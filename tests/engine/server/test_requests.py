@@ -126,7 +126,7 @@ async def test_queue_bound_is_exact_and_says_when_to_try_again(make_fake):
         assert int(answer.headers["retry-after"]) >= 1
     assert len(fake.engine.requests) == 3
     # An admission makes room for exactly one more.
-    first, *others = fake.engine.requests
+    first = next(iter(fake.engine.requests))
     fake.engine.report(admitted=[(first, 0)], num_running=1)
     await until(lambda: fake.service.stats.num_running == 1)
     more = [start(fake), start(fake)]

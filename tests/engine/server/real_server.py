@@ -1,0 +1,70 @@
+"""The real command, engine process and model, as users start it; for tests."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+
+MODEL = "builtin://smollm2"
+TOKEN = "test-token"
+START_SECONDS = 120
+
+
+class RealServer:
+    """A running `inflight-engine serve`; `url` is its address, `log` its standard error."""
+
+    def __init__(self, folder: Path, *flags: str):
+        self.log = folder / "stderr"
+        self._stderr = self.log.open("wb")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "inflight_engine.cli", "serve", MODEL, "--host", "127.0.0.1", "--port", "0", *flags],
+            stdout=subprocess.DEVNULL,
+            stderr=self._stderr,
+            env={**os.environ, "INFLIGHT_ADMIN_TOKEN": TOKEN},
+        )
+        port = self._wait_for(lambda: re.search(r"listening on .* port (\d+)", self.log.read_text()))[1]
+        self.url = f"http://127.0.0.1:{port}"
+
+    def wait_ready(self):
+        self._wait_for(lambda: self.status("/ready") == 200)
+        return self
+
+    def status(self, path: str) -> int | None:
+        """None: nobody answers."""
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(self.url + path, timeout=5).status_code
+        return None
+
+    def metrics(self) -> dict[str, float]:
+        """Values of the samples whose only label is the model's name."""
+        text = httpx.get(self.url + "/metrics", timeout=30).text
+        return {m[1]: float(m[2]) for m in re.finditer(r'^([\w:]+)\{model_name="[^"]*"\} (\S+)$', text, re.M)}
+
+    def engine_pid(self) -> int:
+        (pid,) = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(pid)
+
+    def last_line(self) -> str:
+        return self.log.read_text().splitlines()[-1]
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+        self._stderr.close()
+
+    def _wait_for(self, condition):
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the server ended: {self.log.read_text()}")
+            if found := condition():
+                return found
+            time.sleep(0.05)
+        raise AssertionError(f"not within {START_SECONDS} s: {self.log.read_text()}")

@@ -1,0 +1,116 @@
+"""How a server ends: drained, cut short, or because its engine died. Each test has a server of its own."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import httpx
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+class Stream(threading.Thread):
+    """A streaming client in the background; `events` grows, `status` comes with the headers."""
+
+    def __init__(self, server, **body):
+        super().__init__(daemon=True)
+        self.events, self.status, self.broken = [], None, None
+        self._url = f"{server.url}/v1/completions"
+        self._body = {"prompt": "Once upon a time", "ignore_eos": True, "stream": True, **body}
+        self.start()
+        deadline = time.monotonic() + 60
+        while not self.events and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert self.events
+
+    def run(self):
+        try:
+            with httpx.stream("POST", self._url, json=self._body, timeout=120) as answer:
+                self.status = answer.status_code
+                self.events.extend(line.removeprefix("data: ") for line in answer.iter_lines() if line)
+        except httpx.HTTPError as error:
+            self.broken = error
+
+    def finished(self):
+        self.join(120)
+        assert not self.is_alive()
+        return self.events
+
+
+def test_sigterm_takes_requests_for_the_delay_then_finishes_what_runs_and_exits_0(own_server):
+    server = own_server("--drain-delay", "2", "--drain-timeout", "60")
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        assert "connection" not in http.get("/health").headers
+        stream = Stream(server, max_tokens=40)
+        server.process.send_signal(signal.SIGTERM)
+        while (ready := http.get("/ready")).status_code == 200:
+            time.sleep(0.01)
+        assert ready.headers["connection"] == "close"
+        assert ready.json()["status"] == "draining"
+        late = http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
+        assert (late.status_code, late.headers["connection"]) == (200, "close")
+    events = stream.finished()
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
+    assert server.process.wait(30) == 0
+
+
+def test_after_the_delay_new_requests_get_503_while_old_ones_run(own_server):
+    server = own_server("--drain-timeout", "60")
+    stream = Stream(server, max_tokens=60)
+    server.process.send_signal(signal.SIGTERM)
+    while server.status("/ready") == 200:
+        time.sleep(0.01)
+    refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}, timeout=30)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+    assert refused.headers["retry-after"] == "1"
+    assert stream.finished()[-1] == "[DONE]"
+    assert server.process.wait(30) == 0
+
+
+def test_drain_timeout_ends_a_stream_with_an_error_it_can_see(own_server):
+    server = own_server("--drain-timeout", "0.5")
+    stream = Stream(server, max_tokens=900)
+    whole = threading.Thread(target=lambda: answers.append(ask_whole(server)))
+    answers = []
+    whole.start()
+    while server.metrics()["vllm:num_requests_running"] < 2:
+        time.sleep(0.01)
+    server.process.send_signal(signal.SIGTERM)
+    error = json.loads(stream.finished()[-1])["error"]
+    assert error["code"] == "drain_timeout"
+    whole.join(30)
+    assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (503, "drain_timeout")
+    assert server.process.wait(30) == 0
+
+
+def ask_whole(server):
+    body = {"prompt": "a", "max_tokens": 900, "ignore_eos": True}
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+
+
+def test_second_sigterm_ends_at_once(own_server):
+    server = own_server("--drain-timeout", "60")
+    stream = Stream(server, max_tokens=900)
+    server.process.send_signal(signal.SIGTERM)
+    while server.status("/ready") == 200:
+        time.sleep(0.01)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(10) == 1
+    assert json.loads(stream.finished()[-1])["error"]["code"] == "shutdown"
+    assert server.last_line() == "error: told twice to stop: 1 requests were ended before they were complete"
+
+
+def test_engine_process_that_is_killed_is_seen_by_clients_health_and_exit_status(own_server):
+    server = own_server()
+    stream = Stream(server, max_tokens=900)
+    os.kill(server.engine_pid(), signal.SIGKILL)
+    error = json.loads(stream.finished()[-1])["error"]
+    assert (error["type"], error["code"]) == ("server_error", "engine_failed")
+    assert server.status("/health") in (503, None)
+    assert server.process.wait(30) == 1
+    assert server.last_line().startswith("error: the engine process was killed (signal 9")
+    assert server.status("/health") is None
