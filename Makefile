@@ -50,7 +50,7 @@ cluster-down: .venv/tools.stamp ## Stop the local cluster and clean up after it
 	@$(PY) -m e2e.cluster down
 
 dev: .venv/tools.stamp ## Rebuild what changed and roll it in the running local cluster
-	@$(PY) -m e2e.install --dev
+	@$(PY) -m e2e.install
 
 format: .venv/tools.stamp ## Format and fix what can be fixed
 	.venv/bin/ruff format .

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster.layout import cache_dir
+from e2e.cluster import layout
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -64,7 +64,7 @@ def main() -> int:
     """Exit 0 when every check passed; stops at the first that fails."""
     parser = argparse.ArgumentParser(prog="python -m e2e.check", description=__doc__)
     parser.parse_args()
-    log = cache_dir() / "logs" / "make-test-cluster.log"
+    log = layout.current().logs / "make-test-cluster.log"
     preparation: subprocess.Popen[bytes] | None = prepare_cluster(log)
     durations: list[str] = []
     try:

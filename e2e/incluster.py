@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e.cluster import kubeconfig_path, kubectl
+from e2e.cluster.kubectl_program import binary, environment
 
 START_SECONDS = 60
 
@@ -25,8 +26,9 @@ class ScriptPod:
 
     def follow(self) -> Iterator[str]:
         """Its output as it comes, in pieces, until it ends."""
-        command = ["kubectl", "--kubeconfig", str(kubeconfig_path()), "-n", self.namespace, "logs", "-f", self.name]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        command = [binary(), "-n", self.namespace, "logs", "-f", self.name]
+        kubeconfig = environment(kubeconfig_path())
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=kubeconfig) as process:
             if process.stdout is None:
                 raise AssertionError("stdout is a pipe")
             while piece := process.stdout.read1(4096):

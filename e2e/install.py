@@ -1,0 +1,98 @@
+"""`make cluster` and `make dev`: cluster up, both images built from the tree as it is, chart installed, changes rolled.
+
+Safe to repeat: what has not changed is left alone. A change in an image's sources rolls the pods that run it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+from pathlib import Path
+
+from e2e.cluster import ClusterError, build_image, ensure_up, kubeconfig_path, kubectl
+from e2e.cluster.progress import Progress, step, to_stdout
+from e2e.helm import helm
+
+ROOT = Path(__file__).resolve().parents[1]
+OPERATOR_NAMESPACE = "inflight-system"
+RELEASE = "inflight"
+OPERATOR_IMAGE = "localhost/inflight-operator:dev"
+SHARED_SOURCES = ("pyproject.toml", "constraints.txt", ".dockerignore")
+SOURCE_ANNOTATION = "inflight.dev/source"
+
+
+def source_hash(folder: str) -> str:
+    """A hash of all that an image is built from: the package's folder and what both images share."""
+    digest = hashlib.sha256()
+    files = [ROOT / name for name in SHARED_SOURCES]
+    files += sorted(path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    for path in files:
+        digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def install(progress: Progress) -> None:
+    """Everything up to the point where an InferenceService can be applied.
+
+    Raises:
+        ClusterError: a step failed; the message says which and why.
+    """
+    ensure_up(progress, ("engine", "operator"))
+    engine, operator = build_image("engine", progress), build_image("operator", progress)
+    with step(progress, "installing the chart"):
+        helm_install(engine, operator)
+    roll_engines(source_hash("engine_image"), progress)
+
+
+def helm_install(engine: str, operator: str) -> None:
+    """Install or upgrade the chart with the two images, and wait for the operator."""
+    values = {
+        "image.repository": operator.rpartition(":")[0],
+        "image.tag": operator.rpartition(":")[2],
+        "engine.image.repository": engine.rpartition(":")[0],
+        "engine.image.tag": engine.rpartition(":")[2],
+        "interval": "2",
+    }
+    annotation = SOURCE_ANNOTATION.replace(".", r"\.")
+    settings = [argument for name, value in values.items() for argument in ("--set", f"{name}={value}")]
+    helm(
+        "upgrade", "--install", RELEASE, str(ROOT / "helm" / "inflight"), "--namespace", OPERATOR_NAMESPACE,
+        "--create-namespace", "--wait", "--timeout", "3m", *settings,
+        "--set-string", f"podAnnotations.{annotation}={source_hash('operator')}",
+    )  # fmt: skip
+
+
+def roll_engines(source: str, progress: Progress) -> None:
+    """Restart engines that run an image of other sources, one service at a time as its rollout strategy says.
+
+    The sources last rolled are an annotation of the operator's namespace, so that another checkout sees them too.
+    """
+    annotation = SOURCE_ANNOTATION.replace(".", r"\.")
+    last = kubectl("get", "namespace", OPERATOR_NAMESPACE, "-o", f"jsonpath={{.metadata.annotations.{annotation}}}")
+    if last == source:
+        return
+    engines = "app.kubernetes.io/managed-by=inflight,app.kubernetes.io/name=inflight-engine"
+    columns = "custom-columns=:.metadata.namespace,:.metadata.name"
+    listing = kubectl("get", "deployments", "-A", "-l", engines, "--no-headers", "-o", columns)
+    for line in listing.splitlines():
+        namespace, name = line.split()
+        progress(f"rolling {namespace}/{name} to the new engine image")
+        kubectl("-n", namespace, "rollout", "restart", f"deployment/{name}")
+    kubectl("annotate", "namespace", OPERATOR_NAMESPACE, "--overwrite", f"{SOURCE_ANNOTATION}={source}")
+
+
+def main() -> int:
+    """Exit 0 when the cluster is ready for `kubectl apply`, 1 with a sentence when not."""
+    argparse.ArgumentParser(prog="python -m e2e.install", description=__doc__).parse_args()
+    try:
+        install(to_stdout())
+    except ClusterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"Ready: export KUBECONFIG={kubeconfig_path()} and kubectl apply -f examples/chat.yaml")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
