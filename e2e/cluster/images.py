@@ -79,12 +79,13 @@ class StepReader:
             self.current = " ".join(found.group(1).split())[:60]
         elif re.match(r"#\d+ CACHED", line):
             self.cached += 1
-        self.said = [*self.said[-(process.LOG_LINES_SHOWN - 1) :], line.rstrip()]
+        # What the steps' programs print; BuildKit's own lines after a failure only repeat the Dockerfile.
+        if found := re.match(r"#\d+ (?:[\d.]+|ERROR:?) (.*)", line):
+            self.said = [*self.said[-(process.LOG_LINES_SHOWN - 1) :], found.group(1)[:300]]
 
     def text(self) -> str:
         """The step and the last thing it said."""
-        last = re.sub(r"^#\d+ ([\d.]+ )?", "", self.said[-1])[:60] if self.said else ""
-        return f"{self.current}: {last}"
+        return f"{self.current}: {self.said[-1][:60]}" if self.said else self.current
 
 
 def build_in_store(store: ImageStore, name: str, progress: Progress) -> str:
@@ -118,7 +119,8 @@ def build_in_store(store: ImageStore, name: str, progress: Progress) -> str:
             running.wait()
         if code:
             raise ClusterError(
-                f"{image.dockerfile} could not be built; its output ends with:\n" + "\n".join(reader.said)
+                f"{image.dockerfile} could not be built; its output ends with:\n"
+                + "\n".join(f"  {line}" for line in reader.said)
             )
     size = store.image_bytes(image.reference) / GIGABYTE
     seconds = time.monotonic() - started

@@ -19,13 +19,14 @@ MEMORY_GB = 4
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found out about this machine."""
+    """What was found out about this machine. A node that runs has its memory already."""
 
     is_linux: bool
     is_root: bool
     namespace_problem: str | None
     free_disk_bytes: int
     available_memory_bytes: int
+    node_runs: bool
     other_owner: str | None
     foreign_pods: bool
 
@@ -52,7 +53,7 @@ def problem(facts: Facts, disk_gb: int, cache: Path) -> str | None:
             f"{disk_gb} GB of free disk are needed and {free:.0f} GB are free at {cache}: "
             "free some, or set INFLIGHT_CACHE to a folder on a larger disk"
         )
-    if facts.available_memory_bytes < MEMORY_GB * GIGABYTE:
+    if not facts.node_runs and facts.available_memory_bytes < MEMORY_GB * GIGABYTE:
         free = facts.available_memory_bytes / GIGABYTE
         return f"{MEMORY_GB} GB of memory are needed and {free:.1f} GB are available: end something else first"
     return None
@@ -68,7 +69,8 @@ def gather(layout: Layout, *, node_runs: bool) -> Facts:
         is_root=machine.is_root(),
         namespace_problem=None if node_runs or not machine.is_root() else machine.namespace_problem(),
         free_disk_bytes=machine.free_disk(layout.root),
-        available_memory_bytes=MEMORY_GB * GIGABYTE if node_runs else machine.available_memory(),
+        available_memory_bytes=machine.available_memory(),
+        node_runs=node_runs,
         other_owner=owner if owner and owner != str(layout.root) else None,
         foreign_pods=foreign,
     )

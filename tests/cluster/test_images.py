@@ -118,10 +118,10 @@ def test_build_output_tells_the_step_the_cached_ones_and_the_last_words():
         reader.read(line + "\n")
     assert reader.text() == "[stage-3 3/5] RUN y: boom"
     assert reader.cached == 1
-    assert reader.said[-1] == "#6 1.2 boom"
+    assert reader.said[-1] == "boom"
     for number in range(100):
-        reader.read(f"#6 {number}")
-    assert reader.said[-1] == "#6 99"
+        reader.read(f"#6 {number}.5 line {number}")
+    assert reader.said[-1] == "line 99"
     assert len(reader.said) < 20
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ GOOD = Facts(
     namespace_problem=None,
     free_disk_bytes=100 * GIGABYTE,
     available_memory_bytes=16 * GIGABYTE,
+    node_runs=False,
     other_owner=None,
     foreign_pods=False,
 )
@@ -28,6 +30,12 @@ GOOD = Facts(
 
 def test_a_good_machine_has_no_problem():
     assert preflight.problem(GOOD, 30, Path("/cache")) is None
+
+
+def test_a_node_that_runs_needs_no_more_memory():
+    assert (
+        preflight.problem(dataclasses.replace(GOOD, available_memory_bytes=0, node_runs=True), 30, Path("/c")) is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,8 +54,6 @@ def test_each_obstacle_is_one_sentence_with_what_to_do(change, advice):
     found = preflight.problem(dataclasses.replace(GOOD, **change), 30, Path("/cache"))
     assert found
     assert "\n" not in found
-    import re
-
     assert re.search(advice, found)
 
 
