@@ -44,7 +44,7 @@ class Driver:
         preempt_every: every so many steps, the last sequence to come loses its slot and blocks.
     """
 
-    def __init__(self, runner, *, chunk=10**9, max_running=64, preempt_every=0, rng=None):
+    def __init__(self, runner, *, chunk=10**9, max_running=32, preempt_every=0, rng=None):
         self.runner = runner
         self.chunk, self.max_running, self.preempt_every = chunk, max_running, preempt_every
         self.free_blocks = list(range(runner.info.num_blocks))
