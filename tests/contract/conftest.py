@@ -64,12 +64,15 @@ def kubectl(tmp_path_factory):
 
 @pytest.fixture
 def namespace(kubectl):
-    """A namespace that enforces Pod Security `restricted`; the service account is what a controller would make."""
+    """A namespace that enforces Pod Security `restricted`; the service account `default` is what a controller would make."""
     name = f"test-{secrets.token_hex(4)}"
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     kubectl.create(
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}},
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": name}},
+        *(
+            {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account, "namespace": name}}
+            for account in ("default", "runner")
+        ),
     )
     return name
 

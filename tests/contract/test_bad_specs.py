@@ -1,11 +1,14 @@
 """Wrong specs are refused by the API server itself, each with a sentence that names the field and what to do."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.contract.manifests import service_manifest
 
 pytestmark = pytest.mark.contract
 
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 MODEL = {"source": "builtin://smollm2"}
 
 
@@ -184,6 +187,13 @@ GOOD = {
     "a flag that only begins like a field": ("chat", spec(engine={"extraArgs": ["--port-range=1"]})),
     "scaling down disabled": ("chat", spec(scaling={"behavior": {"scaleDown": {"selectPolicy": "Disabled"}}})),
 }
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_the_examples_are_accepted(kubectl, example):
+    accepted = kubectl.run("create", "--dry-run=server", "--validate=strict", "-n", "default", "-f", str(example))
+    assert accepted.returncode == 0, accepted.stderr
+    assert "inferenceservice.inflight.dev" in accepted.stdout
 
 
 @pytest.mark.parametrize("case", GOOD)

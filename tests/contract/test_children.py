@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -64,7 +65,7 @@ SPECS = {
                 },
             ],
             "volumeMounts": [{"name": "cache", "mountPath": "/cache", "readOnly": False}],
-            "serviceAccountName": "default",
+            "serviceAccountName": "runner",
             "imagePullSecrets": [{"name": "registry"}],
         },
     },
@@ -139,6 +140,47 @@ async def test_tuning_and_scaling_write_only_the_limits_and_the_replicas(api, si
     assert after["spec"]["template"] == before["spec"]["template"]
 
 
+FULL_TEMPLATE = SPECS["everything in the template"]["template"]
+CLEARED = {"resources": {"limits": {"cpu": "2"}}, "nodeSelector": {"pool": "llm"}, "env": FULL_TEMPLATE["env"][1:]}
+
+
+def some_template(random):
+    """Some parts of the full template, some of them in a smaller form."""
+    parts = random.sample(sorted(FULL_TEMPLATE), random.randint(0, len(FULL_TEMPLATE)))
+    if "volumeMounts" in parts and "volumes" not in parts:
+        parts.append("volumes")
+    return {part: random.choice([FULL_TEMPLATE[part], CLEARED.get(part, FULL_TEMPLATE[part])]) for part in parts}
+
+
+def flat(value, path=""):
+    """Every leaf with its path, so that a difference shows where it is."""
+    if isinstance(value, dict | list) and value:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {leaf: found for key, item in items for leaf, found in flat(item, f"{path}/{key}").items()}
+    return {path: value}
+
+
+async def test_a_changed_template_ends_where_a_fresh_one_begins_and_then_rests(api, make):
+    stored = make(SPECS["four lines"])
+    random = Random(7)
+
+    def with_template(template):
+        return InferenceService.from_dict({**stored, "spec": {**SPECS["four lines"], "template": template}})
+
+    namespace = stored["metadata"]["namespace"]
+    for _ in range(12):
+        before, after = with_template(some_template(random)), with_template(some_template(random))
+        for service in (before, after):
+            await sync_children(api, render(service, PLAN, SETTINGS), await live_children(api, service))
+            again = await sync_children(api, render(service, PLAN, SETTINGS), await live_children(api, service))
+            assert again.applied == (), service.spec.template
+        changed = await api.get("Deployment", namespace, "chat")
+        await api.delete("Deployment", namespace, "chat")
+        await sync_children(api, render(after, PLAN, SETTINGS), await live_children(api, after))
+        fresh = await api.get("Deployment", namespace, "chat")
+        assert flat(changed["spec"]["template"]) == flat(fresh["spec"]["template"])
+
+
 @pytest.mark.parametrize(
     ("part", "value", "gone"),
     [
@@ -151,6 +193,7 @@ async def test_tuning_and_scaling_write_only_the_limits_and_the_replicas(api, si
         ("envFrom", [], "A_"),
         ("volumeMounts", [], "/cache"),
         ("imagePullSecrets", [], "registry"),
+        ("serviceAccountName", None, "runner"),
         ("resources", {}, "'limits': {'cpu': '2'"),
     ],
 )

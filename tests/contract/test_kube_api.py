@@ -1,9 +1,12 @@
 """KubeApi against a real API server: status, events, deletion cost, and errors a person can read."""
 
+import asyncio
 import re
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import pytest
+from kubernetes.aio import client
 
 from inflight_operator.api import Condition, Decision, InferenceService, InferenceServiceStatus, LimitsStatus
 from inflight_operator.api.status import ObservedStatus
@@ -131,6 +134,54 @@ async def test_an_api_server_that_is_away_is_an_error_with_a_sentence(kubectl, t
         await api.get("Service", "default", "x")
     assert error.value.status == 0
     await api.close()
+
+
+@asynccontextmanager
+async def fake_api_server(answer):
+    """A KubeApi whose server does `answer` with each connection."""
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    api = KubeApi(client.ApiClient(client.Configuration(host=url)), timeout_seconds=0.2)
+    try:
+        yield api
+    finally:
+        await api.close()
+        server.close()
+
+
+async def test_an_api_server_that_hangs_up_is_an_error_with_a_sentence():
+    async def hang_up(reader, writer):
+        await reader.readline()
+        writer.close()
+
+    async with fake_api_server(hang_up) as api:
+        with pytest.raises(KubeApiError, match="the API server does not answer: Server disconnected"):
+            await api.apply({"kind": "Service", "metadata": {"name": "x", "namespace": "y"}})
+
+
+async def test_an_api_server_that_does_not_answer_in_time_is_an_error_with_a_sentence():
+    answered = asyncio.Event()
+
+    async def never_answer(reader, writer):
+        await answered.wait()
+        writer.close()
+
+    async with fake_api_server(never_answer) as api:
+        with pytest.raises(KubeApiError, match="the API server does not answer: TimeoutError"):
+            await api.get("Service", "y", "x")
+        answered.set()
+
+
+async def test_an_error_page_of_a_proxy_is_quoted():
+    async def bad_gateway(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 11\r\n\r\n<h1>no</h1>")
+        writer.close()
+
+    async with fake_api_server(bad_gateway) as api:
+        with pytest.raises(KubeApiError, match="<h1>no</h1>") as error:
+            await api.get("Service", "y", "x")
+    assert error.value.status == 502
 
 
 async def test_listed_objects_say_what_they_are(api, service):

@@ -228,7 +228,7 @@ class PodTemplate(SpecModel):
         ),
     )
     service_account_name: Name | None = Field(
-        default=None, description="ServiceAccount of the pods; its token is not mounted."
+        default=None, description="ServiceAccount of the pods; its token is not mounted. Default: default."
     )
     image_pull_secrets: list[ImagePullSecret] = Field(
         default_factory=list, max_length=16, description="Secrets to pull the engine image with."

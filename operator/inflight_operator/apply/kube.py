@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, urlencode
 
+import aiohttp
 from kubernetes.aio import client, config
 
 from inflight_operator.api.types import API_VERSION, KIND, PLURAL
@@ -227,8 +228,10 @@ class KubeApi:
         try:
             response = await self._client.call_api(*request, _request_timeout=self._timeout_seconds)
             content = await response.read()
-        except (OSError, TimeoutError) as error:  # aiohttp's connection errors are OSErrors
-            raise KubeApiError(action, 0, f"the API server does not answer: {error or type(error).__name__}") from error
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise KubeApiError(
+                action, 0, f"the API server does not answer: {str(error) or type(error).__name__}"
+            ) from error
         answer = _json(content)
         if not 200 <= response.status < 300:
             raise KubeApiError(

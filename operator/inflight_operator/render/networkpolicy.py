@@ -20,17 +20,21 @@ if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
 
 
+def downloads_model(service: InferenceService) -> bool:
+    """Whether the service's pods fetch their model over the network."""
+    return service.spec.model.source.startswith("hf://")
+
+
 def network_policy(service: InferenceService) -> Manifest:
     """The policy; see the module for what it allows and why."""
     name = service.metadata.name
-    downloads = service.spec.model.source.startswith("hf://")
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": child_metadata(service, child_names(name).main),
         "spec": {
             "podSelector": {"matchLabels": pod_labels(name)},
-            "policyTypes": ["Ingress"] if downloads else ["Ingress", "Egress"],
+            "policyTypes": ["Ingress"] if downloads_model(service) else ["Ingress", "Egress"],
             "ingress": [{"ports": [{"port": PORT_NAME, "protocol": "TCP"}]}],
         },
     }

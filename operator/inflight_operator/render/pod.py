@@ -10,6 +10,7 @@ from inflight_operator.render.command import ENGINE_PORT, engine_command
 from inflight_operator.render.drain import grace_period_seconds
 from inflight_operator.render.labels import child_labels, child_names
 from inflight_operator.render.limits import LIMITS_FILE
+from inflight_operator.render.networkpolicy import downloads_model
 from inflight_operator.render.plan import Manifest, Settings
 from inflight_operator.render.service import PORT_NAME
 from inflight_operator.render.template import merge_template
@@ -53,6 +54,8 @@ def pod_template(service: InferenceService, settings: Settings) -> Manifest:
     pod: Manifest = {
         "metadata": {"labels": child_labels(name)},
         "spec": {
+            # Written out, since the API server keeps an account that was once set when the field is merely taken away.
+            "serviceAccountName": "default",
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": grace_period_seconds(
@@ -80,11 +83,7 @@ def _container(service: InferenceService, settings: Settings, mounts: list[Manif
         "image": service.spec.engine.image or settings.engine_image,
         "command": engine_command(service, settings, f"{_LIMITS_FOLDER}/{LIMITS_FILE}"),
         "ports": [{"name": PORT_NAME, "containerPort": ENGINE_PORT, "protocol": "TCP"}],
-        "env": [
-            {"name": "HOME", "value": _SCRATCH},
-            {"name": "HF_HOME", "value": f"{_SCRATCH}/huggingface"},
-            {"name": "INFLIGHT_ADMIN_TOKEN_FILE", "value": f"{_TOKEN_FOLDER}/{TOKEN_KEY}"},
-        ],
+        "env": _environment(service),
         "resources": _resources(service),
         # An engine that loads is healthy, so only this probe bounds how long loading may take.
         "startupProbe": {
@@ -109,6 +108,18 @@ def _container(service: InferenceService, settings: Settings, mounts: list[Manif
         },
         "volumeMounts": mounts,
     }
+
+
+def _environment(service: InferenceService) -> list[Manifest]:
+    variables = {
+        "HOME": _SCRATCH,
+        "HF_HOME": f"{_SCRATCH}/huggingface",
+        "INFLIGHT_ADMIN_TOKEN_FILE": f"{_TOKEN_FOLDER}/{TOKEN_KEY}",
+    }
+    if not downloads_model(service):
+        # The network policy lets nothing out of these pods: a library that asks the hub would wait, not fail.
+        variables["HF_HUB_OFFLINE"] = "1"
+    return [{"name": name, "value": value} for name, value in variables.items()]
 
 
 def _resources(service: InferenceService) -> Manifest:

@@ -1,4 +1,4 @@
-"""needs_apply: what makes a child be applied again, and what does not, on live objects as the API server returns them."""
+"""needs_apply: what makes a child be applied again, and what does not; live objects look as the API server has them."""
 
 import copy
 

@@ -126,6 +126,12 @@ def test_the_token_is_read_from_a_file_and_in_no_environment():
     assert "secret" not in str(engine(make())["env"])
 
 
+def test_only_pods_that_download_their_model_ask_the_hub():
+    for source, offline in (("builtin://smollm2", True), ("pvc://a/b", True), ("hf://a/b", False)):
+        env = {variable["name"] for variable in engine(make(model={"source": source}))["env"]}
+        assert ("HF_HUB_OFFLINE" in env) is offline, source
+
+
 def test_everything_the_engine_writes_goes_to_its_scratch_space():
     env = {variable["name"]: variable["value"] for variable in engine(make())["env"]}
     assert engine(make())["securityContext"]["readOnlyRootFilesystem"] is True
@@ -182,6 +188,7 @@ def test_the_template_is_merged_last():
         ("HOME", "/tmp"),
         ("HF_HOME", "/cache"),
         ("INFLIGHT_ADMIN_TOKEN_FILE", "/etc/inflight/admin/token"),
+        ("HF_HUB_OFFLINE", "1"),
         ("X", "1"),
     ]
     assert container["envFrom"] == [{"secretRef": {"name": "s"}}]

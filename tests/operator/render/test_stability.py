@@ -59,14 +59,14 @@ def test_a_new_engine_image_rolls_out_new_pods():
 # A template that differs from what the last release rendered restarts every pod of every user when the operator is
 # upgraded. Change a digest only when that is meant, and say so in the release notes.
 DIGESTS = {
-    "cpu": ({**CPU}, "325daa45ae42d9489cb66e49bea0ae02dcd9413894591ae7e74e04be2c4feab4"),
+    "cpu": ({**CPU}, "7deb9331d2374991c8413d69ee63513ab371a17602f080143b992200c4466c75"),
     "gpu": (
         {"model": {"source": "hf://Qwen/Qwen3-8B"}},
-        "0cb6d87b2ee19aead3d2f8e40b9e8f92eb59af098bd0a039ff167c21f2f9c899",
+        "75a3a25b453e214c66a6889a4b6b66de9cc2becc0ebd05c874001609646acdb7",
     ),
     "claim": (
         {"model": {"source": "pvc://models/qwen3"}},
-        "4e771ac9eb2b3bc76839e61278c31d2c07c58e76f1cb4a0c5098996216d3db73",
+        "c05b8a39f76c0f7661039ffcb5fc6d980b77d1d8ede99b8d77e6bfaf726d3153",
     ),
 }
 
