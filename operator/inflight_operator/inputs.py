@@ -27,6 +27,9 @@ def scaling_bounds(spec: InferenceServiceSpec) -> ScalingBounds:
 
 
 def scaling_behavior(spec: InferenceServiceSpec) -> Behavior:
+    """In mode External whoever scales has rules of its own; the operator then tells what the targets ask for now."""
+    if spec.scaling.mode == "External":
+        return Behavior(ScalingRules(0.0), ScalingRules(0.0))
     return Behavior(_rules(spec.scaling.behavior.scale_up), _rules(spec.scaling.behavior.scale_down))
 
 

@@ -19,8 +19,8 @@ from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
 logger = logging.getLogger(__name__)
 
 LEASE_NAME = "inflight-operator"
-LEASE_SECONDS = 15.0
-RENEW_DEADLINE_SECONDS = 10.0
+LEASE_SECONDS = 15
+RENEW_DEADLINE_SECONDS = 10
 RETRY_SECONDS = 2.0
 """client-go's defaults for its own leader election."""
 
