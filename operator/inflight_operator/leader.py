@@ -11,6 +11,7 @@ import asyncio
 import logging
 from typing import Any
 
+from kubernetes.aio.client import V1Lease, V1ObjectMeta
 from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.leaderelection.electionconfig import Config
 from kubernetes.aio.leaderelection.leaderelection import LeaderElection
@@ -40,12 +41,15 @@ class SteadyLease(LeaseLock):  # type: ignore[misc]
             return False, ApiException(status=0, reason=f"no answer: {error or type(error).__name__}")
 
     async def create(self, name: str, namespace: str, election_record: Any) -> bool:
+        """As the library's, which fails on a `pretty=True` that its own client (37.0.2) does not accept."""
+        body = V1Lease(metadata=V1ObjectMeta(name=name), spec=self.update_lease(election_record))
         try:
             async with asyncio.timeout(CALL_SECONDS):
-                return bool(await super().create(name, namespace, election_record))
-        except (OSError, TimeoutError) as error:
+                await self.api_instance.create_namespaced_lease(namespace, body)
+        except (ApiException, OSError, TimeoutError) as error:
             logger.warning("cannot create Lease %s/%s: %s", namespace, name, error or type(error).__name__)
             return False
+        return True
 
     async def update(self, name: str, namespace: str, updated_record: Any) -> bool:
         try:
