@@ -9,6 +9,7 @@ from pathlib import Path
 
 from e2e.cluster import choose, images, kubectl_program
 from e2e.cluster.errors import ClusterError
+from e2e.cluster.files import remove_tree
 from e2e.cluster.gotoolchain import last_line
 from e2e.cluster.images import Image
 from e2e.cluster.layout import REPOSITORY, Layout
@@ -137,8 +138,6 @@ class KindCluster:
         delete = ["kind", "delete", "cluster", "--name", KIND_CLUSTER, "--kubeconfig", str(self.kubeconfig)]
         _run(delete, "deleting the kind cluster", self.progress)
         if purge:
-            from e2e.cluster.node import remove_tree
-
             remove_tree(self.kubeconfig.parent)
 
     def status(self) -> list[str]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
+
+from e2e.cluster.errors import ClusterError
 
 
 def write_if_changed(path: Path, text: str) -> bool:
@@ -21,3 +25,11 @@ def write_if_changed(path: Path, text: str) -> bool:
 def write_json(path: Path, value: Any) -> bool:
     """Write `value` as JSON, which is also YAML, unless the file already holds it."""
     return write_if_changed(path, json.dumps(value, indent=2) + "\n")
+
+
+def remove_tree(folder: Path) -> None:
+    """Delete `folder`, read-only module caches included."""
+    subprocess.run(["chmod", "-R", "u+w", str(folder)], check=False, capture_output=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        raise ClusterError(f"{folder} could not be deleted wholly; see what is left in it")

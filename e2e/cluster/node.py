@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,7 +36,7 @@ from e2e.cluster.components import (
 )
 from e2e.cluster.components.containerd import PAUSE_IMAGE
 from e2e.cluster.errors import ClusterError
-from e2e.cluster.files import write_if_changed, write_json
+from e2e.cluster.files import remove_tree, write_if_changed, write_json
 from e2e.cluster.gobuild import BuildPlan
 from e2e.cluster.image_store import ImageStore
 from e2e.cluster.layout import RUNTIME, Layout
@@ -110,10 +108,14 @@ class OwnNode:
             root_file_system = pool.submit(base_image.ensure_root_file_system, self.layout, self.progress)
             store_ready = pool.submit(self._start_store, plan, store, is_new)
             built = pool.submit(self._build_images, plan, store, store_ready, root_file_system, image_names)
-            self._start_control_plane(plan, plane, chosen)
-            store_ready.result()
-            self._start_node(chosen)
-            self._wait_for_cluster(chosen)
+            try:
+                self._start_control_plane(plan, plane, chosen)
+                store_ready.result()
+                self._start_node(chosen)
+                self._wait_for_cluster(chosen)
+            except BaseException:
+                plan.close()  # what the other threads wait for does not come any more
+                raise
             if not built.done():
                 self.progress("the cluster is ready; waiting for images")
             built.result()
@@ -304,11 +306,3 @@ def _host_resolver() -> Path:
     # systemd-resolved shows programs a server on loopback; the real ones are in its own file.
     behind_resolved = Path("/run/systemd/resolve/resolv.conf")
     return behind_resolved if behind_resolved.exists() else Path("/etc/resolv.conf")
-
-
-def remove_tree(folder: Path) -> None:
-    """Delete `folder`, read-only module caches included."""
-    subprocess.run(["chmod", "-R", "u+w", str(folder)], check=False, capture_output=True)
-    shutil.rmtree(folder, ignore_errors=True)
-    if folder.exists():
-        raise ClusterError(f"{folder} could not be deleted wholly; see what is left in it")

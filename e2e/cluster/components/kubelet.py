@@ -45,7 +45,6 @@ def configuration(root: Path, pki: Path, ports: Ports, network: Network, contain
         "registryPullQPS": 0,
         "serializeImagePulls": False,
         "enableProfilingHandler": False,
-        "shutdownGracePeriod": "0s",
     }
 
 
