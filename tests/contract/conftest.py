@@ -64,7 +64,7 @@ def kubectl(tmp_path_factory):
 
 @pytest.fixture
 def namespace(kubectl):
-    """A namespace that enforces Pod Security `restricted`; the service account `default` is what a controller would make."""
+    """A namespace that enforces Pod Security `restricted`, with the accounts that pods ask for."""
     name = f"test-{secrets.token_hex(4)}"
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     kubectl.create(

@@ -8,24 +8,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from inflight_operator.api.base import SpecModel, StatusModel
-from inflight_operator.api.spec import (
-    SLO,
-    Accelerator,
-    Behavior,
-    Engine,
-    InferenceServiceSpec,
-    KVCache,
-    Model,
-    Rollout,
-    ScaleDownRules,
-    ScaleUpRules,
-    Scaling,
-    ScalingPolicy,
-    SeqsBounds,
-    Targets,
-    TokensBounds,
-    Tuning,
-)
+from inflight_operator.api.engine import Accelerator, Engine, KVCache, Model
+from inflight_operator.api.scaling import Behavior, ScaleDownRules, ScaleUpRules, Scaling, ScalingPolicy, Targets
+from inflight_operator.api.spec import SLO, InferenceServiceSpec, Rollout, SeqsBounds, TokensBounds, Tuning
 from inflight_operator.api.status import (
     MAX_DECISIONS,
     Condition,

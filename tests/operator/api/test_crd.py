@@ -5,7 +5,7 @@ import re
 import yaml
 
 from inflight_operator.api.crd import FILES, PROJECT, crd, crd_yaml, main
-from inflight_operator.api.spec import OWN_FLAGS
+from inflight_operator.api.engine import OWN_FLAGS
 
 
 def schemas(schema, path="spec"):

@@ -1,0 +1,25 @@
+"""A field that holds a duration."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from inflight_operator.api.base import rule, validations
+
+_DURATION_PATTERN = "^([0-9]+(\\\\.[0-9]+)?(ms|s|m|h))+$"
+
+
+def duration_field(field: str, description: str, default: str) -> str:
+    """A field that holds a positive duration; `field` is its name in the sentence said when it is not one."""
+    declared: str = Field(
+        default=default,
+        max_length=16,
+        description=description,
+        json_schema_extra=validations(
+            rule(
+                f"self.matches('{_DURATION_PATTERN}') && duration(self) > duration('0s')",
+                f"{field} must be a duration above zero, such as 500ms, 2s or 1m30s",
+            )
+        ),
+    )
+    return declared

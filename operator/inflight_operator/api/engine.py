@@ -1,0 +1,175 @@
+"""spec.model, spec.engine and spec.accelerator: what each engine serves, how it is started, and on what."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from inflight_operator.api.base import SpecModel, rule, validations
+from inflight_operator.api.duration import duration_field
+from inflight_operator.api.template import INT_OR_STRING
+
+OWN_FLAGS = (
+    "host",
+    "port",
+    "revision",
+    "served-model-name",
+    "device",
+    "dtype",
+    "max-model-len",
+    "max-num-seqs",
+    "max-num-batched-tokens",
+    "kv-cache-memory",
+    "max-queued-requests",
+    "queue-timeout",
+    "request-timeout",
+    "drain-delay",
+    "drain-timeout",
+    "limits-file",
+)
+"""Engine flags the operator sets; extraArgs may not repeat them."""
+
+
+class Model(SpecModel):
+    """What is served."""
+
+    model_config = ConfigDict(
+        json_schema_extra=validations(
+            rule(
+                "self.source.startsWith('hf://') || self.revision == 'main'",
+                "model.revision is for hf:// sources only: the other sources have no revisions",
+            )
+        )
+    )
+
+    source: str = Field(
+        max_length=512,
+        description="Where the model comes from: builtin://NAME (in the engine image, such as builtin://smollm2),"
+        " hf://ORGANIZATION/NAME (Hugging Face), or pvc://CLAIM/FOLDER (a folder with a Hugging Face model on a"
+        " PersistentVolumeClaim of this namespace, mounted read-only).",
+        json_schema_extra=validations(
+            rule(
+                "self.startsWith('builtin://') || self.startsWith('hf://') || self.startsWith('pvc://')",
+                "model.source must begin with builtin://, hf:// or pvc://, such as builtin://smollm2",
+            ),
+            rule(
+                "!self.startsWith('builtin://') || self.matches('^builtin://[a-zA-Z0-9][-_.a-zA-Z0-9]*$')",
+                "model.source with builtin:// must name a model in the engine image, such as builtin://smollm2",
+            ),
+            rule(
+                "!self.startsWith('hf://') || self.matches('^hf://[-_.a-zA-Z0-9]+(/[-_.a-zA-Z0-9]+)?$')",
+                "model.source with hf:// must be hf://ORGANIZATION/NAME, such as hf://Qwen/Qwen3-8B",
+            ),
+            rule(
+                "!self.startsWith('pvc://') || (self.matches('^pvc://[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[^/].*$')"
+                " && !self.matches('(^|/)[.][.](/|$)'))",
+                "model.source with pvc:// must be pvc://CLAIM/FOLDER with a folder inside the claim,"
+                " such as pvc://models/qwen3-8b",
+            ),
+        ),
+    )
+    revision: str = Field(
+        default="main", min_length=1, max_length=255, description="Branch, tag or commit of an hf:// model."
+    )
+    served_name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=255,
+        description="The name clients put in `model`. Default: the name of the InferenceService.",
+    )
+
+
+class KVCache(SpecModel):
+    """Memory for keys and values of running requests."""
+
+    memory: Annotated[str | int, Field(json_schema_extra=INT_OR_STRING)] | None = Field(
+        default=None,
+        description="Size of the KV cache, such as 4Gi. Default: a share of what the device has left after"
+        " the weights.",
+        json_schema_extra=validations(
+            rule(
+                "type(self) == int ? self > 0 : (isQuantity(self) && quantity(self).isGreaterThan(quantity('0')))",
+                "engine.kvCache.memory must be a quantity above zero, such as 4Gi",
+            )
+        ),
+    )
+
+
+class Engine(SpecModel):
+    """How each engine is started. A change here rolls out new pods."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto",
+        description="Number type of weights and KV cache; auto takes bfloat16 where the device computes in it,"
+        " else float32.",
+    )
+    max_model_len: int | None = Field(
+        default=None, ge=1, le=16777216, description="Longest prompt plus output, in tokens. Default: the model's own."
+    )
+    max_num_seqs: int = Field(
+        default=256,
+        ge=1,
+        le=65536,
+        description="Capacity: most requests an engine runs at once. The limit in force moves below it while it runs.",
+    )
+    max_num_batched_tokens: int = Field(
+        default=8192,
+        ge=1,
+        le=1048576,
+        description="Capacity: most tokens an engine computes in one step. The limit in force moves below it.",
+    )
+    kv_cache: KVCache = Field(default_factory=KVCache, description="Memory for keys and values of running requests.")
+    max_queued_requests: int = Field(
+        default=512,
+        ge=1,
+        le=1000000,
+        description="Requests that may wait in an engine; more are answered 503 with Retry-After.",
+    )
+    queue_timeout: str = duration_field(
+        "engine.queueTimeout", "How long a request may wait before it is answered 504.", "60s"
+    )
+    request_timeout: str = duration_field(
+        "engine.requestTimeout", "How long a request may take in all before it is ended with 504.", "600s"
+    )
+    image: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=512,
+        description="Engine image. Default: the one the operator was installed with.",
+    )
+    extra_args: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(
+        default_factory=list,
+        max_length=64,
+        description="Further flags for `inflight-engine serve`, one argument an entry, such as --block-size=32.",
+        json_schema_extra=validations(
+            rule(
+                f"!self.exists(a, a.matches('^--({'|'.join(OWN_FLAGS)})(=.*)?$'))",
+                "engine.extraArgs cannot repeat a flag that the operator sets"
+                " (" + ", ".join(f"--{flag}" for flag in OWN_FLAGS) + "): use the spec's own field",
+            )
+        ),
+    )
+
+
+class Accelerator(SpecModel):
+    """The accelerator of each pod."""
+
+    count: int = Field(
+        default=1,
+        description="Accelerators for each pod: 1, or 0 to run on CPU.",
+        json_schema_extra=validations(
+            rule(
+                "self == 0 || self == 1", "accelerator.count must be 1, or 0 for CPU: a replica runs on one accelerator"
+            )
+        ),
+    )
+    resource: str = Field(
+        default="nvidia.com/gpu",
+        min_length=1,
+        max_length=317,
+        description="Name of the node resource that stands for one accelerator.",
+        json_schema_extra=validations(
+            rule("self.matches('^[^/]+/[^/]+$')", "accelerator.resource must be a resource name such as nvidia.com/gpu")
+        ),
+    )

@@ -1,0 +1,90 @@
+"""spec.scaling: how many replicas there are, and how fast that may change. Terms as in autoscaling/v2."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from inflight_operator.api.base import SpecModel, rule, validations
+
+
+class Targets(SpecModel):
+    """What one replica should carry; replicas are added when a target is passed."""
+
+    waiting_requests: int = Field(default=4, ge=1, le=1000000, description="Waiting requests for each replica.")
+    kv_utilization: float = Field(
+        default=0.8,
+        description="Share of the KV cache in use, above 0 and at most 1.",
+        json_schema_extra=validations(
+            rule(
+                "self > 0.0 && self <= 1.0", "scaling.targets.kvUtilization must be above 0 and at most 1, such as 0.8"
+            )
+        ),
+    )
+
+
+class ScalingPolicy(SpecModel):
+    """One bound on how fast replicas change."""
+
+    type: Literal["Pods", "Percent"] = Field(description="Whether value counts pods or percent of the replicas.")
+    value: int = Field(ge=1, le=1000000, description="Most pods, or percent, changed in one period.")
+    period_seconds: int = Field(ge=1, le=1800, description="Length of the period.")
+
+
+class ScaleUpRules(SpecModel):
+    """How replicas are added. Terms as in autoscaling/v2."""
+
+    stabilization_window_seconds: int = Field(
+        default=0, ge=0, le=3600, description="Go only as high as every recommendation within this window did."
+    )
+    select_policy: Literal["Max", "Min", "Disabled"] = Field(
+        default="Max", description="Which policy counts: the one that allows most, least, or no change at all."
+    )
+    policies: list[ScalingPolicy] = Field(
+        default=[
+            ScalingPolicy(type="Percent", value=100, period_seconds=15),
+            ScalingPolicy(type="Pods", value=4, period_seconds=15),
+        ],
+        min_length=1,
+        max_length=16,
+        description="Bounds on the change.",
+    )
+
+
+class ScaleDownRules(SpecModel):
+    """How replicas are removed. Terms as in autoscaling/v2."""
+
+    stabilization_window_seconds: int = Field(
+        default=120, ge=0, le=3600, description="Go only as low as every recommendation within this window did."
+    )
+    select_policy: Literal["Max", "Min", "Disabled"] = Field(
+        default="Max", description="Which policy counts: the one that allows most, least, or no change at all."
+    )
+    policies: list[ScalingPolicy] = Field(
+        default=[ScalingPolicy(type="Percent", value=100, period_seconds=15)],
+        min_length=1,
+        max_length=16,
+        description="Bounds on the change.",
+    )
+
+
+class Behavior(SpecModel):
+    """How fast replicas change."""
+
+    scale_up: ScaleUpRules = Field(default_factory=ScaleUpRules, description="How replicas are added.")
+    scale_down: ScaleDownRules = Field(default_factory=ScaleDownRules, description="How replicas are removed.")
+
+
+class Scaling(SpecModel):
+    """How many replicas there are."""
+
+    mode: Literal["Operator", "External"] = Field(
+        default="Operator",
+        description="Operator: the operator decides from queue, KV use and latency. External: spec.replicas counts,"
+        " which `kubectl scale`, an HPA or KEDA write through the scale subresource.",
+    )
+    min_replicas: int = Field(default=1, ge=1, le=10000, description="Fewest replicas in mode Operator.")
+    max_replicas: int = Field(default=8, ge=1, le=10000, description="Most replicas in mode Operator.")
+    targets: Targets = Field(default_factory=Targets, description="What one replica should carry.")
+    behavior: Behavior = Field(default_factory=Behavior, description="How fast replicas change.")
