@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ class ScriptPod:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=kubeconfig) as process:
             if process.stdout is None:
                 raise AssertionError("stdout is a pipe")
-            while piece := process.stdout.read1(4096):
+            while piece := os.read(process.stdout.fileno(), 4096):
                 yield piece.decode(errors="replace")
 
     def exit_code(self, seconds: float = 30) -> int:

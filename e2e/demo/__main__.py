@@ -41,7 +41,7 @@ def apply_and_wait() -> PodFacts:
     print("\n".join(f"     {line}" for line in spec))
     kubectl("apply", "-f", str(EXAMPLE))
     CHAT.wait("the service to be Ready", lambda view: view.ready, seconds=READY_SECONDS, saying=waiting)
-    (pod,) = [pod for pod in CHAT.pods() if pod.ready][:1]
+    pod = next(pod for pod in CHAT.pods() if pod.ready)
     print(f"   Ready: pod {pod.name}")
     return pod
 
@@ -79,7 +79,7 @@ def show_same_process(before: PodFacts, limits_before: tuple[int, int]) -> None:
     Raises:
         RuntimeError: the pod is another one, restarted, or runs with the limits it began with.
     """
-    (after,) = [pod for pod in CHAT.pods() if pod.uid == before.uid] or [None]
+    after = next((pod for pod in CHAT.pods() if pod.uid == before.uid), None)
     if after is None or after.restarts != before.restarts:
         raise RuntimeError(f"pod {before.name} did not live through the burst: {after}")
     config = CHAT.runtime_config(after.name)
