@@ -15,7 +15,7 @@ from e2e.cluster.layout import Layout
 
 DEVICE = "inflight0"
 TABLE = "inflight"
-FORWARD_COMMENT = "inflight-cluster"
+RULE_COMMENT = "inflight-cluster"
 
 SETTINGS = (
     "net/ipv4/ip_forward",  # set here
@@ -99,25 +99,31 @@ def set_up(network: Network, layout: Layout) -> None:
     run([ip, "link", "set", DEVICE, "up"])
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
     run([packages.require("nft"), "-f", "-"], masquerade_table(network))
-    for rule in forward_rules(network):
-        if iptables := _restrictive_iptables():
-            present = subprocess.run([iptables, "-C", *rule], capture_output=True, check=False).returncode == 0
-            if not present:
-                run([iptables, "-I", *rule])
+    for iptables, rule in _firewall_rules(network):
+        present = subprocess.run([iptables, "-C", *rule], capture_output=True, check=False).returncode == 0
+        if not present:
+            run([iptables, "-I", *rule])
 
 
-def forward_rules(network: Network) -> list[list[str]]:
-    """iptables rules that let the pods' packets pass where the host drops forwarded packets (Docker sets that)."""
-    tail = ["-m", "comment", "--comment", FORWARD_COMMENT, "-j", "ACCEPT"]
-    return [["FORWARD", "-s", network.pods, *tail], ["FORWARD", "-d", network.pods, *tail]]
+def firewall_rules(listing: str, network: Network) -> list[list[str]]:
+    """iptables rules that let the pods' packets pass, from the output of `iptables -S`.
+
+    None where the host drops nothing by default; Docker drops what is forwarded, some firewalls what comes in.
+    """
+    wanted = []
+    for chain, ways in (("FORWARD", ("-s", "-d")), ("INPUT", ("-s",))):
+        if f"-P {chain} DROP" in listing:
+            match = ["-m", "comment", "--comment", RULE_COMMENT, "-j", "ACCEPT"]
+            wanted += [[chain, way, network.pods, *match] for way in ways]
+    return wanted
 
 
-def _restrictive_iptables() -> str | None:
+def _firewall_rules(network: Network) -> list[tuple[str, list[str]]]:
     iptables = packages.find("iptables")
     if not iptables:
-        return None
-    shown = subprocess.run([iptables, "-S", "FORWARD"], capture_output=True, text=True, check=False).stdout
-    return iptables if "-P FORWARD DROP" in shown or FORWARD_COMMENT in shown else None
+        return []
+    listing = subprocess.run([iptables, "-S"], capture_output=True, text=True, check=False).stdout
+    return [(iptables, rule) for rule in firewall_rules(listing, network)]
 
 
 def tear_down(network: Network | None, layout: Layout) -> None:
@@ -127,9 +133,8 @@ def tear_down(network: Network | None, layout: Layout) -> None:
         for family, table in (("ip", TABLE), *NFTABLES_TABLES):
             if f"table {family} {table}" in present:
                 run([nft, "delete", "table", family, table])
-    if network and (iptables := _restrictive_iptables()):
-        for rule in forward_rules(network):
-            subprocess.run([iptables, "-D", *rule], capture_output=True, check=False)
+    for iptables, rule in _firewall_rules(network) if network else []:
+        subprocess.run([iptables, "-D", *rule], capture_output=True, check=False)
     if Path("/sys/class/net", DEVICE).exists():
         run([packages.require("ip"), "link", "delete", DEVICE])
     restore_settings(layout)

@@ -6,30 +6,36 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 from e2e.cluster import machine
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.gotoolchain import last_line
 from e2e.cluster.progress import Progress, step
 
-PROGRAM_TO_PACKAGE: Mapping[str, str] = {
+NEEDED: Mapping[str, str] = {
     "runc": "runc",
     "nft": "nftables",
     "ip": "iproute2",
     "mmdebstrap": "mmdebstrap",
+    "/usr/share/keyrings/debian-archive-keyring.gpg": "debian-archive-keyring",
 }
+"""What has to be there, by name or by path -> the package that has it."""
+
 SEARCH_PATH = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"
 """Debian keeps administration programs in folders that are not on every user's PATH."""
 
 
 def missing_packages(is_there: Mapping[str, bool]) -> list[str]:
-    """Packages to install, from which of the programs are there."""
-    return sorted(PROGRAM_TO_PACKAGE[program] for program, there in is_there.items() if not there)
+    """Packages to install, from which of `NEEDED` are there."""
+    return sorted(NEEDED[name] for name, there in is_there.items() if not there)
 
 
 def ensure(progress: Progress) -> None:
     """Install what is missing. Raises ClusterError with the list where that cannot be done from here."""
-    missing = missing_packages({program: bool(find(program)) for program in PROGRAM_TO_PACKAGE})
+    missing = missing_packages(
+        {name: Path("/", name).exists() if name.startswith("/") else find(name) is not None for name in NEEDED}
+    )
     if not missing:
         return
     names = " ".join(missing)
@@ -61,6 +67,6 @@ def require(program: str) -> str:
     """Path of `program`; raises ClusterError where it is missing."""
     path = find(program)
     if not path:
-        package = PROGRAM_TO_PACKAGE.get(program, program)
+        package = NEEDED.get(program, program)
         raise ClusterError(f"the program {program} is missing: install the package {package}")
     return path

@@ -107,11 +107,17 @@ def test_only_traffic_that_leaves_the_cluster_is_masqueraded():
     assert script.index("delete table") < script.index("chain postrouting")
 
 
-def test_pods_may_be_forwarded_in_both_directions():
-    assert [rule[1:3] for rule in host.forward_rules(CANDIDATES[0])] == [
-        ["-s", "10.244.0.0/24"],
-        ["-d", "10.244.0.0/24"],
-    ]
+@pytest.mark.parametrize(
+    ("listing", "expected"),
+    [
+        ("-P INPUT ACCEPT\n-P FORWARD ACCEPT\n", []),
+        ("-P INPUT ACCEPT\n-P FORWARD DROP\n", [["FORWARD", "-s"], ["FORWARD", "-d"]]),
+        ("-P INPUT DROP\n-P FORWARD ACCEPT\n", [["INPUT", "-s"]]),
+        ("", []),
+    ],
+)
+def test_pods_are_let_through_only_firewalls_that_drop_by_default(listing, expected):
+    assert [rule[:2] for rule in host.firewall_rules(listing, CANDIDATES[0])] == expected
 
 
 def test_shims_of_another_containerd_are_left_alone():
