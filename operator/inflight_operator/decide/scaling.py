@@ -187,7 +187,10 @@ def _rounded(value: float) -> float:
 
 
 def _waiting_ask(observation: ScalingObservation, target: float) -> _Ask:
-    wanted = max(_by_ratio(observation, observation.waiting, target), _fits(observation))
+    # A replica that starts will take the head of the queue: what its slots hold is not asked for a second time.
+    ordered = observation.starting * (_slots(observation) or 0)
+    measured = max(0, observation.waiting - ordered)
+    wanted = max(_by_ratio(observation, measured, target), _fits(observation))
     per_replica = f"{target:g} per replica is the target"
     if observation.waiting == 0 and wanted < observation.replicas:
         return _Ask(wanted, "NoRequestsWait", f"no request waits, {per_replica}")
@@ -201,11 +204,16 @@ def _waiting_ask(observation: ScalingObservation, target: float) -> _Ask:
 def _fits(observation: ScalingObservation) -> int:
     """The fewest replicas, never more than there are, whose slots hold all that runs and waits: an empty queue alone
     does not mean that a replica can go."""
-    slots = [load.max_num_seqs for load in observation.loads if load.max_num_seqs]
-    if not slots:
+    slots = _slots(observation)
+    if slots is None:
         return 0
     work = sum(load.running + load.waiting for load in observation.loads)
-    return min(observation.replicas, math.ceil(work / min(slots)))
+    return min(observation.replicas, math.ceil(work / slots))
+
+
+def _slots(observation: ScalingObservation) -> int | None:
+    """Requests that one replica runs at once; None when no engine tells."""
+    return min((load.max_num_seqs for load in observation.loads if load.max_num_seqs), default=None)
 
 
 def _kv_ask(observation: ScalingObservation, target: float) -> _Ask:

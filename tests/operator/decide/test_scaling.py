@@ -159,6 +159,18 @@ def test_replicas_that_start_are_capacity_already_ordered():
     assert set(seen_numbers) == {2}
 
 
+def test_a_queue_that_grows_while_replicas_load_orders_only_what_they_will_not_take():
+    """12, 21, 30 ... wait while two ordered replicas load; each will take 32 of them."""
+    replicas, history, ordered = 1, ScalingHistory(), []
+    for step in range(20):
+        observation = seen(replicas, [12 + 3 * step], ready=1, time=step * 3.0, slots=32)
+        decision = decide_scaling(observation, WAITING, Behavior(), BOUNDS, history)
+        replicas, history = decision.replicas, decision.history
+        ordered.append(replicas)
+    assert ordered[0] == 3
+    assert set(ordered) == {3}
+
+
 def test_late_first_tokens_ask_for_one_more_and_wait_for_what_it_brings():
     slo = ScalingTargets(ttft_p95=0.5)
     history = ScalingHistory()
