@@ -68,7 +68,10 @@ class StreamOptions(BaseModel):
 
 
 class OpenAIFields(SamplingFields):
-    """What both OpenAI endpoints share; `ignore_eos` and `stop_token_ids` as in vLLM."""
+    """What both OpenAI endpoints share; `ignore_eos` and `stop_token_ids` as in vLLM.
+
+    `user` is the caller's own note of whom it asks for; it changes no answer, at OpenAI's as here.
+    """
 
     model: str | None = None
     stream_options: StreamOptions | None = None

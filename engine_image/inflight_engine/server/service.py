@@ -235,6 +235,9 @@ class Service:
         if not self.failure.done():
             self.phase = Phase.FAILED
             self.failure.set_result(why)
+            for call in self._calls.values():
+                if not call.done():
+                    call.set_exception(self._not_ready())
 
     def _on_admitted(self, generation: Generation) -> None:
         self._leave_queue(generation)

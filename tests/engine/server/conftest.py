@@ -42,10 +42,10 @@ def own_server(tmp_path):
     """Starts real servers that a test may end."""
     started = []
 
-    def start(*flags):
+    def start(*flags, wait=True):
         small = "--max-num-seqs 4 --max-num-batched-tokens 128 --max-model-len 1024 --num-kv-blocks 256"
         started.append(RealServer(tmp_path, *small.split(), *flags))
-        return started[-1].wait_ready()
+        return started[-1].wait_ready() if wait else started[-1]
 
     yield start
     for running in started:

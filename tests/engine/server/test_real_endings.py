@@ -40,35 +40,37 @@ class Stream(threading.Thread):
         return self.events
 
 
-def test_sigterm_takes_requests_for_the_delay_then_finishes_what_runs_and_exits_0(own_server):
-    server = own_server("--drain-delay", "2", "--drain-timeout", "60")
-    with httpx.Client(base_url=server.url, timeout=60) as http:
+def test_sigterm_drains(own_server):
+    """For the delay requests are still taken, then refused; what runs ends whole; exit 0."""
+    server = own_server("--drain-delay", "8", "--drain-timeout", "240")
+    with httpx.Client(base_url=server.url, timeout=120) as http:
         assert "connection" not in http.get("/health").headers
-        stream = Stream(server, max_tokens=40)
+        stream = Stream(server, max_tokens=20)
         server.process.send_signal(signal.SIGTERM)
         while (ready := http.get("/ready")).status_code == 200:
             time.sleep(0.01)
         assert ready.headers["connection"] == "close"
         assert ready.json()["status"] == "draining"
-        late = http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
-        assert (late.status_code, late.headers["connection"]) == (200, "close")
-    events = stream.finished()
-    assert events[-1] == "[DONE]"
-    assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
+        # Keeps the server draining after the delay.
+        long = Stream(server, max_tokens=60)
+        assert long.status == 200
+        while (answer := http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})).status_code == 200:
+            assert answer.headers["connection"] == "close"
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
+        assert answer.headers["retry-after"] == "1"
+    for events in (stream.finished(), long.finished()):
+        assert events[-1] == "[DONE]"
+        assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
     assert server.process.wait(30) == 0
 
 
-def test_after_the_delay_new_requests_get_503_while_old_ones_run(own_server):
-    server = own_server("--drain-timeout", "60")
-    stream = Stream(server, max_tokens=60)
+def test_while_the_model_loads_http_answers_and_sigterm_ends_at_once(own_server):
+    server = own_server(wait=False)
+    health, ready = (httpx.get(server.url + path, timeout=60) for path in ("/health", "/ready"))
+    assert (health.status_code, health.json()["status"]) == (200, "loading")
+    assert ready.status_code == 503
     server.process.send_signal(signal.SIGTERM)
-    while server.status("/ready") == 200:
-        time.sleep(0.01)
-    refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}, timeout=30)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
-    assert refused.headers["retry-after"] == "1"
-    assert stream.finished()[-1] == "[DONE]"
-    assert server.process.wait(30) == 0
+    assert server.process.wait(20) == 0
 
 
 def test_drain_timeout_ends_a_stream_with_an_error_it_can_see(own_server):

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import shutil
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -156,11 +157,10 @@ def test_client_that_leaves_frees_its_blocks_within_one_step(server, stream):
 
 def leave_in_the_middle(server, request):
     """Send a request, and close the connection once it has generated; the metrics just before."""
-    import socket
-
     with socket.create_connection(("127.0.0.1", httpx.URL(server.url).port)) as connection:
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(request.content)}\r\n\r\n"
-        connection.sendall(head.encode() + request.content)
+        lines = [f"{request.method} {request.url.path} HTTP/1.1"]
+        lines += [f"{name}: {value}" for name, value in request.headers.items()]
+        connection.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + request.content)
         before = server.metrics()["vllm:generation_tokens_total"]
         while (seen := server.metrics())["vllm:generation_tokens_total"] < before + 2:
             time.sleep(0.01)
@@ -186,7 +186,8 @@ def test_promtool_finds_only_what_vllms_own_names_bring(server):
     text = httpx.get(f"{server.url}/metrics", timeout=30).text
     checked = subprocess.run([promtool(), "check", "metrics"], input=text, capture_output=True, text=True, check=False)
     inherent = re.compile(
-        r"vllm:\S+ metric names should not contain ':'|vllm:iteration_tokens_total non-counter metrics should not have \"_total\" suffix"
+        "vllm:[^ ]+ metric names should not contain ':'"
+        '|vllm:iteration_tokens_total non-counter metrics should not have "_total" suffix'
     )
     found = [line for line in (checked.stderr + checked.stdout).splitlines() if line.strip()]
     assert [line for line in found if not inherent.fullmatch(line)] == []
