@@ -19,15 +19,8 @@ from pathlib import Path
 
 # What `import torch` opens itself; everything else it needs is reached from these.
 LINK_ROOTS = ("torch/_C*.so", "torch/lib/libtorch_python.so", "torch/lib/libtorch_global_deps.so")
-# Folders that serve building against torch or writing GPU kernels, never running a model on a CPU.
-UNUSED_FOLDERS = (
-    "torch/include",
-    "torch/share",
-    "torch/bin/protoc*",
-    "triton",
-    "triton-*.dist-info",
-    "numpy/_core/tests",
-)
+# What serves building against torch or testing numpy, never running a model.
+UNUSED_FOLDERS = ("torch/include", "torch/share", "torch/bin/protoc*", "numpy/_core/tests")
 # Parts of torch itself that exist for CUDA and are opened on first use of a GPU.
 LAZY_CUDA = re.compile(r"cuda|nvrtc|nvshmem")
 
