@@ -13,7 +13,7 @@ import httpx
 
 MODEL = "builtin://smollm2"
 TOKEN = "test-token"
-START_SECONDS = 120
+START_SECONDS = 240
 
 
 class RealServer:

@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+import shutil
+import subprocess
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from msgspec.structs import astuple
 from prometheus_client import Histogram as ReferenceHistogram
 from prometheus_client.parser import text_string_to_metric_families
 
+from e2e import cluster
 from inflight_engine.messages import StepStats
 from inflight_engine.server import buckets
 from inflight_engine.server.health import STALL_SECONDS, health_status
@@ -84,6 +87,25 @@ async def test_every_promised_metric_is_there_with_its_type_help_and_model_name(
                 "inflight_admission_rejections_total": {"reason"},
             }.get(sample.name, {"le"} if sample.name.endswith("_bucket") else set())
             assert set(sample.labels) == {"model_name"} | extra, sample
+
+
+def promtool_findings(text):
+    promtool = shutil.which("promtool") or str(cluster.promtool())
+    checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+    return (checked.stdout + checked.stderr).splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+async def test_promtool_finds_only_what_vllms_own_names_bring(make_fake):
+    text = await page(await make_fake())
+    found = await asyncio.to_thread(promtool_findings, text)
+    inherent = re.compile(
+        "vllm:[^ ]+ metric names should not contain ':'"
+        '|vllm:iteration_tokens_total non-counter metrics should not have "_total" suffix'
+    )
+    assert len(found) >= len(VLLM)
+    assert [line for line in found if not inherent.fullmatch(line)] == []
 
 
 def test_buckets_reach_where_vllms_do_not():
