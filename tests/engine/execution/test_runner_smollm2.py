@@ -82,9 +82,7 @@ def test_32_prompts_together_equal_transformers_token_by_token(runner, prompts, 
 def test_chunks_small_batches_and_preemption_change_nothing(
     runner, prompts, expected, chunk, max_running, preempt_every
 ):
-    driver = Driver(
-        runner, chunk=chunk, max_running=max_running, preempt_every=preempt_every, rng=random.Random(chunk)
-    )
+    driver = Driver(runner, chunk=chunk, max_running=max_running, preempt_every=preempt_every, rng=random.Random(chunk))
     chosen = slice(None, None, 2) if chunk == 7 else slice(None)
     assert driver.run(prompts[chosen], GREEDY) == expected[chosen]
 
