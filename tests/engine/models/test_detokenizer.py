@@ -1,0 +1,112 @@
+"""Pushed token by token or many at once, the text is that of all tokens together, in whole characters."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
+
+from inflight_engine.models.detokenizer import WindowDetokenizer
+from inflight_engine.models.source import resolve
+from inflight_engine.models.tokenizer import Tokenizer, load_tokenizer
+
+
+def sentencepiece_like():
+    """A vocabulary with SentencePiece's spaces and byte fallback, decoded as Llama 2's tokenizer.json does."""
+    words = ["<s>", "▁Hello", "▁world", "ing", "▁", "é", "!", *(f"<0x{byte:02X}>" for byte in range(256))]
+    backend = Backend(models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=[], byte_fallback=True))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.add_special_tokens(["<s>"])
+    return Tokenizer(backend, None, (), 64)
+
+
+SPM = sentencepiece_like()
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    return load_tokenizer(resolve("builtin://smollm2"))
+
+
+def in_pieces(detokenizer, ids, cuts):
+    text, start = [], 0
+    for cut in [*sorted(cuts), len(ids)]:
+        text.append(detokenizer.push(ids[start:cut]))
+        start = max(start, cut)
+    return text
+
+
+# SmolLM2's vocabulary lacks the bytes F1 to F4, which only unassigned planes need.
+assigned_text = st.text(st.characters(max_codepoint=0x3FFFF, exclude_categories=["Cs"]), max_size=60)
+
+
+@given(assigned_text, st.lists(st.integers(0, 60), max_size=6))
+@settings(max_examples=150, deadline=None)
+def test_byte_level_text_comes_back_whole(smollm2, text, cuts):
+    ids = smollm2.encode(text)
+    detokenizer = smollm2.detokenizer()
+    pieces = in_pieces(detokenizer, ids, cuts)
+    assert "".join(pieces) + detokenizer.flush() == text == smollm2.decode(ids)
+    if "�" not in text:
+        assert not any("�" in piece for piece in pieces)
+
+
+@given(st.lists(st.integers(0, 49151), max_size=30))
+@settings(max_examples=150, deadline=None)
+def test_byte_level_equals_decoding_everything_whatever_the_tokens(smollm2, ids):
+    detokenizer = smollm2.detokenizer()
+    assert "".join(detokenizer.push([i]) for i in ids) + detokenizer.flush() == smollm2.decode(ids)
+
+
+def test_half_a_character_is_held_back(smollm2):
+    ids = smollm2.encode("🦜")
+    assert len(ids) > 1
+    detokenizer = smollm2.detokenizer()
+    assert [detokenizer.push([i]) for i in ids] == [""] * (len(ids) - 1) + ["🦜"]
+    detokenizer.push(ids[:-1])
+    assert detokenizer.flush() == "�"
+    assert detokenizer.flush() == ""
+
+
+def test_special_tokens_and_ids_beyond_the_vocabulary_have_no_text(smollm2):
+    detokenizer = smollm2.detokenizer()
+    assert detokenizer.push([1, *smollm2.encode("hi"), 2, 49152 + 5]) == "hi"
+
+
+def ids_of(*tokens):
+    return [SPM._backend.token_to_id(token) for token in tokens]
+
+
+def test_sentencepiece_spaces_between_words_survive():
+    detokenizer = SPM.detokenizer()
+    assert isinstance(detokenizer, WindowDetokenizer)
+    assert [detokenizer.push([i]) for i in ids_of("▁Hello", "▁world", "ing", "!")] == ["Hello", " world", "ing", "!"]
+
+
+def test_sentencepiece_keeps_the_space_after_a_prompt():
+    assert SPM.detokenizer(ids_of("<s>", "▁Hello")).push(ids_of("▁world")) == " world"
+
+
+def test_byte_fallback_is_held_back_until_a_character_is_whole():
+    detokenizer = SPM.detokenizer()
+    parrot = [f"<0x{byte:02X}>" for byte in "🦜".encode()]
+    assert [detokenizer.push([i]) for i in ids_of("▁Hello", *parrot, "!")] == ["Hello", "", "", "", "🦜", "!"]
+
+
+def test_byte_fallback_that_never_becomes_text_is_let_go():
+    detokenizer = SPM.detokenizer()
+    broken = ids_of("<0x80>") * 40
+    pieces = [detokenizer.push([i]) for i in broken]
+    assert sum(map(len, pieces)) + len(detokenizer.flush()) == 40
+    assert max(map(len, pieces)) <= 9
+    assert len(detokenizer._window) <= 20
+
+
+@given(st.lists(st.sampled_from(["▁Hello", "▁world", "ing", "é", "!"]), min_size=1, max_size=12))
+@settings(deadline=None)
+def test_sentencepiece_equals_decoding_everything(tokens):
+    detokenizer = SPM.detokenizer()
+    ids = ids_of(*tokens)
+    assert "".join(detokenizer.push([i]) for i in ids) + detokenizer.flush() == SPM.decode(ids)

@@ -1,0 +1,167 @@
+"""The tokenizers of the built-in model and of Hugging Face folders."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, processors
+
+from inflight_engine.models.source import ModelFiles, ModelSourceError, resolve
+from inflight_engine.models.tokenizer import load_tokenizer
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 300,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 128,
+    "eos_token_id": 7,
+}
+TEXTS = [
+    "Hello world",
+    "  two spaces\n\n\ttab",
+    "it's 12345 o'clock, 3.14159",
+    "Grüße aus Zürich 🦜🏔 — done",
+    "def f(x):\n    return x ** 2",
+    "<|im_start|>user\nhi<|im_end|>",
+    "",
+]
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello"},
+    {"role": "user", "content": "Bye"},
+]
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    return load_tokenizer(resolve("builtin://smollm2"))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A byte-level tokenizer with bos before every text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate(["<s>", "</s>", *alphabet])}
+    backend = Backend(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<s>", "</s>"])
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def load(folder):
+    return load_tokenizer(ModelFiles(str(folder), folder))
+
+
+def write(folder, name, value):
+    (folder / name).write_text(value if isinstance(value, str) else json.dumps(value))
+
+
+def test_the_builtin_model(smollm2):
+    assert (smollm2.vocab_size, smollm2.max_model_len, smollm2.eos_token_ids) == (49152, 8192, (2,))
+    assert smollm2.encode("Hello world") == [19556, 905]
+    assert smollm2.encode("<|im_end|>") == [2]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_goes_through_and_comes_back(smollm2, text):
+    ids = smollm2.encode(text)
+    assert smollm2.decode(ids) == text.replace("<|im_start|>", "").replace("<|im_end|>", "")
+
+
+def test_digits_are_tokens_of_their_own(smollm2):
+    assert len(smollm2.encode("12345")) == 5
+
+
+def test_a_conversation_ends_where_the_answer_begins(smollm2):
+    text = smollm2._backend.decode(smollm2.encode_chat(CHAT), skip_special_tokens=False)
+    assert text == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+        "<|im_start|>assistant\nHello<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.slow
+def test_the_builtin_model_tokenizes_as_transformers_does(smollm2):
+    from transformers import AutoTokenizer
+
+    files = resolve("builtin://smollm2")
+    reference = AutoTokenizer.from_pretrained(files.folder, gguf_file=files.gguf.name)
+    for text in TEXTS:
+        assert smollm2.encode(text) == reference(text)["input_ids"]
+    chat = reference.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=True, return_dict=True)
+    assert smollm2.encode_chat(CHAT) == chat["input_ids"]
+
+
+def test_loading_imports_neither_torch_nor_transformers():
+    code = (
+        "import sys; from inflight_engine.models.source import resolve;"
+        "from inflight_engine.models.tokenizer import load_tokenizer;"
+        "t = load_tokenizer(resolve('builtin://smollm2')); t.encode_chat([{'role': 'user', 'content': 'x'}]);"
+        "assert not {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_folder_adds_what_its_tokenizer_adds_to_a_plain_prompt(folder):
+    tokenizer = load(folder)
+    assert tokenizer.encode("ab")[0] == 0
+    assert tokenizer.decode(tokenizer.encode("ab é")) == "ab é"
+    assert tokenizer.max_model_len == 128
+
+
+def test_a_chat_template_writes_bos_itself(folder):
+    write(folder, "tokenizer_config.json", {"bos_token": {"content": "<s>"}, "chat_template": "{{ bos_token }}x"})
+    ids = load(folder).encode_chat([{"role": "user", "content": "hi"}])
+    assert ids.count(0) == 1
+
+
+def test_a_template_file_wins_over_the_settings(folder):
+    write(folder, "tokenizer_config.json", {"chat_template": "old"})
+    write(folder, "chat_template.jinja", "new")
+    assert load(folder).decode(load(folder).encode_chat([])) == "new"
+
+
+def test_of_named_templates_the_default_one_is_taken(folder):
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
+    write(folder, "tokenizer_config.json", {"chat_template": named})
+    assert load(folder).decode(load(folder).encode_chat([])) == "plain"
+
+
+def test_without_a_chat_template_a_conversation_is_refused(folder):
+    with pytest.raises(ValueError, match="has no chat template"):
+        load(folder).encode_chat([{"role": "user", "content": "hi"}])
+
+
+def test_eos_comes_from_the_generation_config_first(folder):
+    assert load(folder).eos_token_ids == (7,)
+    write(folder, "generation_config.json", {"eos_token_id": [3, 4]})
+    assert load(folder).eos_token_ids == (3, 4)
+
+
+def test_eos_falls_back_to_the_tokenizers_own(folder):
+    write(folder, "config.json", CONFIG | {"eos_token_id": None})
+    write(folder, "tokenizer_config.json", {"eos_token": "</s>"})
+    assert load(folder).eos_token_ids == (1,)
+
+
+def test_a_folder_without_tokenizer_json_says_how_to_get_one(folder):
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelSourceError, match=r"has no tokenizer\.json; save one"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json"])
+def test_a_damaged_file_is_named(folder, name):
+    write(folder, name, "{ this is not JSON")
+    with pytest.raises(ValueError, match=f"{name} cannot be read"):
+        load(folder)
