@@ -1,0 +1,100 @@
+"""What config.json says is read or refused, never misread."""
+
+import pytest
+
+from inflight_engine.models.config import RopeConfig, UnsupportedModelError, config_from_hf, load_model_config
+from inflight_engine.models.source import ModelFiles, resolve
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "eos_token_id": [128001, 128008, 128009],
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def test_llama_3_8b_takes_131072_bytes_of_kv_per_token_in_bfloat16():
+    config = config_from_hf(LLAMA)
+    assert config.kv_bytes_per_token(2) == 131072
+    assert (config.head_dim, config.eos_token_ids) == (128, (128001, 128008, 128009))
+    assert (config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm) == (False, False, False, False)
+
+
+def test_rope_of_both_generations_of_config_files():
+    old = config_from_hf(LLAMA | {"rope_scaling": LLAMA3_ROPE})
+    new = config_from_hf(
+        {k: v for k, v in LLAMA.items() if k != "rope_theta"}
+        | {"rope_parameters": LLAMA3_ROPE | {"rope_theta": 500000.0}}
+    )
+    assert old.rope == new.rope == RopeConfig(500000.0, "llama3", 8.0, 1.0, 4.0, 8192)
+    assert config_from_hf(LLAMA | {"rope_scaling": {"type": "linear", "factor": 2}}).rope.factor == 2.0
+    assert config_from_hf(LLAMA | {"rope_scaling": None}).rope == RopeConfig(500000.0)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "option", "expected"),
+    [
+        ("LlamaForCausalLM", True, (True, True, False)),
+        ("Qwen2ForCausalLM", False, (True, False, False)),
+        ("Qwen3ForCausalLM", False, (False, False, True)),
+        ("Qwen3ForCausalLM", True, (True, True, True)),
+        ("MistralForCausalLM", False, (False, False, False)),
+    ],
+)
+def test_biases_and_norms_of_each_family(architecture, option, expected):
+    config = config_from_hf(LLAMA | {"architectures": [architecture], "attention_bias": option})
+    assert (config.qkv_bias, config.output_bias, config.qk_norm) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is not supported; supported: LlamaForCausalLM"),
+        ({"architectures": None, "model_type": "t5"}, "architecture t5 is not supported"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope type yarn is not supported; supported: default"),
+        ({"hidden_act": "gelu"}, "hidden_act gelu is not supported"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantized by gptq"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 4096}, "sliding_window 4096"),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 64, "use_sliding_window": True},
+            "sliding_window 64",
+        ),
+    ],
+)
+def test_what_has_no_forward_pass_is_refused_by_name(change, sentence):
+    with pytest.raises(UnsupportedModelError, match=sentence):
+        config_from_hf(LLAMA | change)
+
+
+def test_an_unused_sliding_window_is_no_hindrance():
+    qwen = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 64, "use_sliding_window": False}
+    assert config_from_hf(LLAMA | qwen).qkv_bias
+
+
+def test_a_missing_field_and_its_file_are_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    with pytest.raises(ValueError, match=r"config\.json has no field 'num_attention_heads'"):
+        load_model_config(ModelFiles("m", tmp_path))
+
+
+def test_the_builtin_model():
+    config = load_model_config(resolve("builtin://smollm2"))
+    assert (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads) == (30, 9, 3)
+    assert (config.vocab_size, config.head_dim, config.rope.theta) == (49152, 64, 100000.0)
+    assert config.tie_word_embeddings
+    assert config.kv_bytes_per_token(2) == 23040
