@@ -70,6 +70,12 @@ def test_the_notes_hold_a_service_that_the_api_server_takes(release, kubectl):
     assert accepted.returncode == 0, accepted.stderr
 
 
+def test_the_notes_forward_the_port_that_services_have(release):
+    from inflight_operator.render.service import SERVICE_PORT
+
+    assert f"port-forward -n {SYSTEM} service/chat 8000:{SERVICE_PORT}" in release.stdout
+
+
 @pytest.mark.parametrize("path", sorted((PROJECT / "examples").glob("*.yaml")), ids=lambda p: p.name)
 def test_examples_are_accepted(release, kubectl, path):
     assert "created (server dry run)" in kubectl.ok("apply", "--dry-run=server", "-f", str(path))
