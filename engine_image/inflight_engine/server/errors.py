@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, field
-
-import msgspec
 
 
 @dataclass(eq=False)
@@ -36,9 +35,9 @@ class ApiError(Exception):
         return _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
 
     def body(self) -> bytes:
-        return msgspec.json.encode(
-            {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
-        )
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        # Not msgspec: a field name out of a request may hold a lone surrogate, which only escapes can write.
+        return json.dumps({"error": error}).encode()
 
     def event(self) -> bytes:
         """The error as a server-sent event, for a stream that has begun."""

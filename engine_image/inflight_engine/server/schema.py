@@ -26,8 +26,18 @@ def only(*neutral: object) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _is_text(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("not_text", "must be text, and holds half of a surrogate pair") from None
+    return value
+
+
 TokenId = Annotated[int, Field(ge=0)]
-StopString = Annotated[str, Field(min_length=1)]
+Text = Annotated[str, AfterValidator(_is_text)]
+"""JSON can write strings that are no Unicode text; tokenizers take none of them."""
+StopString = Annotated[Text, Field(min_length=1)]
 
 
 class SamplingFields(BaseModel):
@@ -55,7 +65,7 @@ class SamplingFields(BaseModel):
 class GenerateRequest(SamplingFields):
     """Body of /v1/generate. `prompt`: text, or token ids."""
 
-    prompt: str | list[TokenId]
+    prompt: Text | list[TokenId]
 
 
 class StreamOptions(BaseModel):
@@ -93,7 +103,7 @@ class TextPart(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class ChatMessage(BaseModel):
@@ -102,7 +112,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: Text | list[TextPart]
     name: Annotated[object, only()] = None
     refusal: Annotated[object, only()] = None
     annotations: Annotated[object, only([])] = None
@@ -144,7 +154,7 @@ class ChatCompletionRequest(OpenAIFields):
 class CompletionRequest(OpenAIFields):
     """Body of /v1/completions. `max_tokens` is 16 unless given, as OpenAI has it."""
 
-    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    prompt: Text | list[TokenId] | list[Text] | list[list[TokenId]]
 
     logprobs: Annotated[object, only()] = None
     echo: Annotated[object, only(False)] = None

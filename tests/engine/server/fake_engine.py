@@ -44,12 +44,15 @@ READY = EngineReady(
 
 
 class ByteTokenizer:
-    """Token id = byte."""
+    """Token id = byte. What is not text is a TypeError, as in the tokenizers library."""
 
     eos_token_ids = (EOS,)
 
     def encode(self, text):
-        return list(text.encode())
+        try:
+            return list(text.encode())
+        except UnicodeEncodeError as error:
+            raise TypeError from error
 
     def encode_chat(self, messages):
         if messages[0]["content"] == "no template":

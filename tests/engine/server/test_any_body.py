@@ -1,0 +1,52 @@
+"""Whatever a client sends, it is told what is wrong with it: never a 500, never silence."""
+
+import asyncio
+import json
+
+import httpx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inflight_engine.server.schema import ChatCompletionRequest, CompletionRequest, GenerateRequest
+from tests.engine.server.fake_engine import connected, server_config
+
+PATHS = {
+    "/v1/chat/completions": ChatCompletionRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/generate": GenerateRequest,
+}
+# Lone surrogates are no text, but JSON can write them.
+TEXT = st.text(st.one_of(st.characters(), st.sampled_from("\ud800\udfff\x00")), max_size=8)
+NUMBERS = st.one_of(st.integers(), st.floats(), st.integers(-3, 300), st.floats(0, 2))
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), NUMBERS, TEXT),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXT, inner, max_size=3)),
+    max_leaves=6,
+)
+MESSAGES = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "system", "tool"]), "content": VALUES}))
+
+
+@st.composite
+def calls(draw):
+    path = draw(st.sampled_from(sorted(PATHS)))
+    names = st.one_of(st.sampled_from(sorted(PATHS[path].model_fields)), TEXT)
+    body = draw(st.dictionaries(names, VALUES, max_size=3))
+    needed = {"prompt": draw(st.one_of(TEXT, VALUES)), "messages": draw(MESSAGES)}
+    return path, {**{name: value for name, value in needed.items() if name in PATHS[path].model_fields}, **body}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(calls(), min_size=5, max_size=20))
+def test_no_body_makes_the_server_fail(batch):
+    async def send():
+        # What is valid waits for an engine that does not answer, and times out.
+        _, _, app = await connected(server_config(queue_timeout=0.01))
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://engine") as http:
+            for path, body in batch:
+                content = json.dumps(body)
+                answer = await http.post(path, content=content, headers={"content-type": "application/json"})
+                assert answer.status_code in (400, 404, 503, 504), (path, content, answer.text)
+                assert answer.json()["error"]["message"]
+
+    asyncio.run(send())
