@@ -11,20 +11,18 @@ from typing import Any
 from e2e.cluster.errors import ClusterError
 
 
-def write_if_changed(path: Path, text: str) -> bool:
-    """Write `text` unless the file already holds it; True when written. A reader never sees half of it."""
-    if path.exists() and path.read_text() == text:
-        return False
+def write_whole(path: Path, text: str) -> str:
+    """Write `text`, so that a reader never sees half of it; the text."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text)
     partial.rename(path)
-    return True
+    return text
 
 
-def write_json(path: Path, value: Any) -> bool:
-    """Write `value` as JSON, which is also YAML, unless the file already holds it."""
-    return write_if_changed(path, json.dumps(value, indent=2) + "\n")
+def write_json(path: Path, value: Any) -> str:
+    """Write `value` as JSON, which is also YAML; the text."""
+    return write_whole(path, json.dumps(value, indent=2) + "\n")
 
 
 def remove_tree(folder: Path) -> None:

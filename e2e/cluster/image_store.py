@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from e2e.cluster import gobuild, goparts, oci_archive, packages, probe
 from e2e.cluster.components import buildkit, cni, containerd
 from e2e.cluster.errors import ClusterError
-from e2e.cluster.files import write_if_changed, write_json
+from e2e.cluster.files import write_json, write_whole
 from e2e.cluster.layout import RUNTIME, Layout
 from e2e.cluster.process import Processes
 from e2e.cluster.settings import Settings
@@ -32,17 +33,16 @@ class ImageStore:
         binaries = gobuild.folder_of(goparts.CONTAINERD, self.layout)
         plugins = gobuild.folder_of(goparts.CNI, self.layout)
         folder = self.layout.cluster / "cni"
-        network = cni.configuration(self.settings.network, RUNTIME / "cni-leases")
-        write_json(folder / "10-inflight.conflist", network)
-        configuration = self.layout.cluster / "containerd.toml"
-        write_if_changed(
-            configuration,
-            containerd.configuration(self.layout.store, RUNTIME, CONTAINERD_SOCKET, plugins, folder),
+        network = write_json(
+            folder / "10-inflight.conflist", cni.configuration(self.settings.network, RUNTIME / "cni-leases")
         )
+        configuration = self.layout.cluster / "containerd.toml"
+        text = containerd.configuration(self.layout.store, RUNTIME, CONTAINERD_SOCKET, plugins, folder)
+        write_whole(configuration, text)
         RUNTIME.mkdir(mode=0o711, exist_ok=True)
         (RUNTIME / "shims").mkdir(mode=0o700, exist_ok=True)
         program = containerd.program(binaries / "containerd", configuration, packages.SEARCH_PATH)
-        self.processes.ensure(program)
+        self.processes.ensure(program, text + network)
         self.processes.wait_ready("containerd", lambda: probe.succeeds(self.ctr_command("version")), 60)
 
     def start_buildkit(self) -> None:
@@ -52,11 +52,11 @@ class ImageStore:
         text = buildkit.configuration(
             self.layout.store, BUILDKIT_SOCKET, RUNTIME / "buildkit-tracing.sock", CONTAINERD_SOCKET
         )
-        write_if_changed(configuration, text)
+        write_whole(configuration, text)
         temporary = self.layout.cluster / "buildkit-mounts"
         temporary.mkdir(exist_ok=True)
         program = buildkit.program(binaries / "buildkitd", configuration, packages.SEARCH_PATH, temporary)
-        self.processes.ensure(program)
+        self.processes.ensure(program, text)
         question = self.buildctl_command("debug", "workers")
         self.processes.wait_ready("buildkitd", lambda: probe.succeeds(question), 60)
 
@@ -104,8 +104,10 @@ class ImageStore:
 
         Images stay. Call it with no kubelet running.
         """
-        for task in self.ctr("tasks", "list", "--quiet").split():
-            subprocess.run(self.ctr_command("tasks", "delete", "--force", task), capture_output=True, check=False)
+        with ThreadPoolExecutor(8) as pool:
+            for task in self.ctr("tasks", "list", "--quiet").split():
+                delete = self.ctr_command("tasks", "delete", "--force", task)
+                pool.submit(subprocess.run, delete, capture_output=True, check=False)
         containers = self.ctr("containers", "list", "--quiet").split()
         if containers:
             self.ctr("containers", "delete", *containers)

@@ -36,9 +36,9 @@ from e2e.cluster.components import (
 )
 from e2e.cluster.components.containerd import PAUSE_IMAGE
 from e2e.cluster.errors import ClusterError
-from e2e.cluster.files import remove_tree, write_if_changed, write_json
+from e2e.cluster.files import remove_tree, write_json, write_whole
 from e2e.cluster.gobuild import BuildPlan
-from e2e.cluster.image_store import ImageStore
+from e2e.cluster.image_store import CONTAINERD_SOCKET, ImageStore
 from e2e.cluster.layout import RUNTIME, Layout
 from e2e.cluster.locking import exclusive
 from e2e.cluster.plane import ApiPlane
@@ -100,17 +100,18 @@ class OwnNode:
         is_new = settings.load(self.layout.cluster) is None
         chosen = settings.load_or_choose(self.layout.cluster)
         RUNTIME.mkdir(mode=0o711, exist_ok=True)
-        write_if_changed(RUNTIME / "owner", f"{self.layout.root}\n")
+        write_whole(RUNTIME / "owner", f"{self.layout.root}\n")
         host.set_up(chosen.network, self.layout)
         store = ImageStore(self.layout, chosen, self.processes)
         plane = self._prepare(chosen)
-        with ThreadPoolExecutor(3) as pool:
+        with ThreadPoolExecutor(4) as pool:
             root_file_system = pool.submit(base_image.ensure_root_file_system, self.layout, self.progress)
-            store_ready = pool.submit(self._start_store, plan, store, is_new)
-            built = pool.submit(self._build_images, plan, store, store_ready, root_file_system, image_names)
+            containerd_ready = pool.submit(self._start_containerd, plan, store, is_new)
+            pods_can_start = pool.submit(self._import_pod_images, plan, store, containerd_ready)
+            built = pool.submit(self._build_images, plan, store, containerd_ready, root_file_system, image_names)
             try:
                 self._start_control_plane(plan, plane, chosen)
-                store_ready.result()
+                pods_can_start.result()
                 self._start_node(chosen)
                 self._wait_for_cluster(chosen)
             except BaseException:
@@ -132,10 +133,10 @@ class OwnNode:
         for user in ("controller-manager", "scheduler", "kubelet", "kube-proxy"):
             kubeconfig.write(plane.pki, user, plane.server)
         resolver = kubelet.resolver_configuration(_host_resolver().read_text())
-        write_if_changed(folder / "resolv.conf", resolver)
+        write_whole(folder / "resolv.conf", resolver)
         return plane
 
-    def _start_store(self, plan: BuildPlan, store: ImageStore, is_new: bool) -> None:
+    def _start_containerd(self, plan: BuildPlan, store: ImageStore, is_new: bool) -> None:
         plan.folder(goparts.CONTAINERD)
         plan.folder(goparts.CNI)
         with step(self.progress, "starting containerd"):
@@ -146,6 +147,9 @@ class OwnNode:
                 leftovers.sweep(self.layout)
                 store.forget_pods()
                 store.start_containerd()
+
+    def _import_pod_images(self, plan: BuildPlan, store: ImageStore, containerd_ready: Future[None]) -> None:
+        containerd_ready.result()
         present = store.image_names()
         pause, dns_server = plan.folder(goparts.PAUSE), plan.folder(goparts.COREDNS)
         if PAUSE_IMAGE not in present:
@@ -157,13 +161,13 @@ class OwnNode:
         self,
         plan: BuildPlan,
         store: ImageStore,
-        store_ready: Future[None],
+        containerd_ready: Future[None],
         root_file_system: Future[Path],
         image_names: Sequence[str],
     ) -> None:
         root_file_system.result()
         plan.folder(goparts.BUILDKIT)
-        store_ready.result()
+        containerd_ready.result()
         store.start_buildkit()
         base_image.ensure(store, self.progress)
         for name in image_names:
@@ -199,12 +203,13 @@ class OwnNode:
         pki = folder / "pki"
         binaries = gobuild.folder_of(goparts.NODE, self.layout)
         proxy_file, kubelet_file = folder / "kube-proxy.json", folder / "kubelet.json"
-        write_json(proxy_file, kube_proxy.configuration(pki, ports, network, NODE_NAME))
-        socket = RUNTIME / "containerd.sock"
-        write_json(kubelet_file, kubelet.configuration(folder, pki, ports, network, socket))
+        proxy_text = write_json(proxy_file, kube_proxy.configuration(pki, ports, network, NODE_NAME))
+        settings_of_kubelet = kubelet.configuration(folder, pki, ports, network, CONTAINERD_SOCKET)
+        kubelet_text = write_json(kubelet_file, settings_of_kubelet)
         with step(self.progress, "starting kubelet and kube-proxy"):
-            self.processes.ensure(kubelet.program(binaries / "kubelet", kubelet_file, folder, pki, NODE_NAME, network))
-            self.processes.ensure(kube_proxy.program(binaries / "kube-proxy", proxy_file))
+            runs_pods = kubelet.program(binaries / "kubelet", kubelet_file, folder, pki, NODE_NAME, network)
+            self.processes.ensure(runs_pods, kubelet_text)
+            self.processes.ensure(kube_proxy.program(binaries / "kube-proxy", proxy_file), proxy_text)
             self._wait_healthy("kubelet", f"http://127.0.0.1:{ports.kubelet_health}/healthz")
             self._wait_healthy("kube-proxy", f"http://127.0.0.1:{ports.proxy_health}/healthz")
 
@@ -214,9 +219,9 @@ class OwnNode:
         listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
         self.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", text=listed)
         since = self.processes.started_at("kubelet")  # what an earlier kubelet reported does not count
-        self._wait("Ready node", lambda: self._node_is_ready(since), 60)
+        self._wait("Ready node", lambda: self._node_is_ready(since), 120)
         name = "kubernetes.default.svc.cluster.local"
-        self._wait("answer from the cluster's DNS", lambda: dns.resolves(chosen.network.dns_service, name), 90)
+        self._wait("answer from the cluster's DNS", lambda: dns.resolves(chosen.network.dns_service, name), 120)
 
     def _wait(self, what: str, is_done: Callable[[], bool], timeout_seconds: float) -> None:
         with step(self.progress, f"waiting for {what}"):

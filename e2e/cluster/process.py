@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import os
 import signal
@@ -80,11 +81,16 @@ class Processes:
         started = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age)
         return started.replace(microsecond=0)
 
-    def ensure(self, program: Program) -> bool:
-        """Start `program` unless it runs with this very command line; True when it was started now."""
+    def ensure(self, program: Program, configuration: str = "") -> bool:
+        """Start `program` unless it runs so already; True when it was started now.
+
+        One that runs with another command line, or read another `configuration` (the text) at its start, is replaced.
+        """
+        digest = hashlib.sha256(configuration.encode()).hexdigest()
+        path = self.folder / f"{program.name}.json"
         running = self.running(program.name)
         if running:
-            if running.argv == program.argv:
+            if running.argv == program.argv and json.loads(path.read_text())["configuration"] == digest:
                 return False
             self.stop(program.name)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -100,8 +106,9 @@ class Processes:
             setsid=True,
         )
         started = _wait_for_exec(pid, program.argv)
-        saved = {"pid": pid, "start_ticks": started.start_ticks if started else 0, "argv": program.argv}
-        (self.folder / f"{program.name}.json").write_text(json.dumps(saved))
+        start_ticks = started.start_ticks if started else 0
+        saved = {"pid": pid, "start_ticks": start_ticks, "argv": program.argv, "configuration": digest}
+        path.write_text(json.dumps(saved))
         return True
 
     def stop(self, name: str, grace_seconds: float = 10.0) -> None:

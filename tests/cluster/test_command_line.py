@@ -127,9 +127,16 @@ def test_a_failed_step_does_not_say_done():
     assert said == ["working"]
 
 
-def test_a_file_is_written_only_when_it_changes(tmp_path):
+def test_a_file_is_written_whole_and_nothing_beside_it_stays(tmp_path):
     path = tmp_path / "a" / "x.json"
-    assert files.write_json(path, {"a": 1})
-    assert not files.write_json(path, {"a": 1})
-    assert files.write_json(path, {"a": 2})
+    files.write_json(path, {"a": 1})
+    assert files.write_json(path, {"a": 2}) == path.read_text() == '{\n  "a": 2\n}\n'
     assert [entry.name for entry in path.parent.iterdir()] == ["x.json"]
+
+
+def test_a_read_only_tree_is_removed(tmp_path):
+    (tmp_path / "mod" / "x").mkdir(parents=True)
+    (tmp_path / "mod" / "x" / "file").touch()
+    (tmp_path / "mod" / "x").chmod(0o555)
+    files.remove_tree(tmp_path / "mod")
+    assert not (tmp_path / "mod").exists()

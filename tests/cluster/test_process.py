@@ -57,6 +57,14 @@ def test_a_changed_command_line_replaces_the_process(processes):
     assert process.observe(first.pid) is None
 
 
+def test_a_changed_configuration_replaces_the_process(processes):
+    processes.ensure(python(SLEEP), "colour = 1")
+    first = processes.running("sleeper")
+    assert not processes.ensure(python(SLEEP), "colour = 1")
+    assert processes.ensure(python(SLEEP), "colour = 2")
+    assert processes.running("sleeper").pid != first.pid
+
+
 def test_a_killed_process_is_seen_and_started_again(processes):
     processes.ensure(python(SLEEP))
     os.kill(processes.running("sleeper").pid, signal.SIGKILL)
