@@ -11,6 +11,10 @@ from e2e.cluster.process import Program
 
 CACHE_LIMIT_BYTES = 24 * 10**9
 """Build cache kept at most: two generations of the largest image and what its steps downloaded."""
+CACHE_KEPT_BYTES = 10 * 10**9
+"""Build cache kept even on a full disk: one generation of the largest image."""
+FREE_DISK_BYTES = 10 * 10**9
+"""Where less than this is free, build cache beyond what is always kept goes."""
 
 BUILD_CGROUP = "inflight-build"
 """Control group of build steps, below the root."""
@@ -43,7 +47,9 @@ def configuration(store: Path, socket: Path, tracing_socket: Path, containerd: P
   networkMode = "host"
   defaultCgroupParent = "/{BUILD_CGROUP}"
   gc = true
+  reservedSpace = {CACHE_KEPT_BYTES}
   maxUsedSpace = {CACHE_LIMIT_BYTES}
+  minFreeSpace = {FREE_DISK_BYTES}
 """
 
 
