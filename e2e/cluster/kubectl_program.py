@@ -22,7 +22,14 @@ def binary() -> str:
 
 
 def environment(kubeconfig: Path) -> dict[str, str]:
-    """The environment with `kubeconfig` in force; proxies are not asked for the cluster's address."""
+    """The environment with `kubeconfig` in force; proxies are not asked for the cluster's address.
+
+    Raises ClusterError where the file is missing: kubectl would ask a server on localhost instead.
+    """
+    if not kubeconfig.is_file():
+        raise ClusterError(
+            f"there is no cluster: {kubeconfig} is missing; bring one up with `python -m e2e.cluster up`"
+        )
     proxies = {"http_proxy", "https_proxy", "all_proxy"}
     kept = {key: value for key, value in os.environ.items() if key.lower() not in proxies}
     return kept | {"KUBECONFIG": str(kubeconfig)}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import choose, docker_clusters, images
+from e2e.cluster import choose, docker_clusters, images, kubectl_program
 from e2e.cluster.choose import Choice
 from e2e.cluster.docker_clusters import NamedCluster
 from e2e.cluster.errors import ClusterError
@@ -84,3 +84,16 @@ def test_a_named_kubeconfig_that_is_no_file_is_said(tmp_path):
 def test_a_named_cluster_is_not_taken_down(tmp_path):
     with pytest.raises(ClusterError, match="not made here"):
         NamedCluster(tmp_path / "config", print).down()
+
+
+def test_kubectl_without_a_kubeconfig_says_how_to_get_a_cluster(tmp_path):
+    with pytest.raises(ClusterError, match=r"no cluster.*e2e\.cluster up"):
+        kubectl_program.run(tmp_path / "config", ("get", "pods"))
+
+
+def test_kubectl_does_not_ask_a_proxy_for_the_cluster(tmp_path, monkeypatch):
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:1")
+    (tmp_path / "config").touch()
+    environment = kubectl_program.environment(tmp_path / "config")
+    assert environment["KUBECONFIG"] == str(tmp_path / "config")
+    assert "HTTPS_PROXY" not in environment
