@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -34,11 +35,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         interval=arguments.interval,
     )
     try:
-        return asyncio.run(run_operator(options))
+        return asyncio.run(_until_told(options))
     except (ConnectError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+
+
+async def _until_told(options: Options) -> int:
+    """Ends in order on a signal also before the watches run; from then on kopf handles signals."""
+    this, told = asyncio.current_task(), False
+
+    def end() -> None:
+        nonlocal told
+        told = True
+        if this is not None:
+            this.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, end)
+    try:
+        return await run_operator(options)
+    except asyncio.CancelledError:
+        if not told:
+            raise
         return 0
 
 

@@ -18,10 +18,10 @@ class EngineClient:
 
     Args:
         client: shared with the scraper.
-        timeout: seconds for one call.
+        timeout: seconds for one call; an engine answers between two steps, which on a slow CPU are seconds apart.
     """
 
-    def __init__(self, client: httpx.AsyncClient, timeout: float = 5.0) -> None:
+    def __init__(self, client: httpx.AsyncClient, timeout: float = 10.0) -> None:
         self._client = client
         self._timeout = timeout
 

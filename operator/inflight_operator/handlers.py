@@ -59,6 +59,7 @@ def configure_kopf(settings: kopf.OperatorSettings, kinds: tuple[str, ...]) -> N
     """Watching only: no events of kopf's own, no scanning for kinds that come and go, server-side label filters."""
     settings.posting.enabled = False
     settings.scanning.disabled = True
+    settings.queueing.exit_timeout = 0.5
     settings.process.ultimate_exiting_timeout = 10
     for kind in kinds:
         if kind != KIND:

@@ -88,13 +88,15 @@ async def run_operator(options: Options) -> int:
             )
             actor = _Actor(_act(loop, api, cache, kinds, options, metrics, leadership), leadership)
             registry = build_registry(kinds, cache, loop.look_at, lambda: kopf_connection(configuration), actor.stop)
-            await kopf.operator(
-                registry=registry,
-                standalone=True,
-                clusterwide=options.namespace is None,
-                namespaces=[options.namespace] if options.namespace else [],
-                stop_flag=actor.ended,
+            watching = asyncio.create_task(
+                kopf.operator(
+                    registry=registry,
+                    standalone=True,
+                    clusterwide=options.namespace is None,
+                    namespaces=[options.namespace] if options.namespace else [],
+                )
             )
+            await _first_to_end(watching, actor)
             await actor.stop()
             return actor.exit_code
     finally:
@@ -130,6 +132,22 @@ class _Actor:
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):  # failures were told by _on_done
                 await task
+
+
+async def _first_to_end(watching: asyncio.Task[None], actor: _Actor) -> None:
+    """Returns when kopf ended (a signal), or ends it when the loop or the election ended.
+
+    kopf's own stop flag would do, but leaves a task behind that it then waits for.
+    """
+    ended = asyncio.create_task(actor.ended.wait())
+    try:
+        await asyncio.wait({watching, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not watching.done():
+            watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+    finally:
+        ended.cancel()
 
 
 async def _act(

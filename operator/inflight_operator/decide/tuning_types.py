@@ -10,7 +10,7 @@ Knob = Literal["max_num_seqs", "max_num_batched_tokens"]
 MIN_REQUESTS = 5
 """Finished requests from which their p95 TPOT is believed; below, the mean inter-token latency stands in."""
 
-MIN_TOKENS = 20
+MIN_TOKENS = 8
 """Generated tokens from which there is traffic to judge by."""
 
 
@@ -199,4 +199,4 @@ class TuningState:
 
 
 def seconds_text(value: float) -> str:
-    return f"{value * 1000:.0f} ms" if value < 10 else f"{value:.1f} s"
+    return f"{value * 1000:.0f} ms" if value < 1.9995 else f"{value:.1f} s"

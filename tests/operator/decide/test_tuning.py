@@ -200,7 +200,7 @@ def test_late_first_tokens_raise_the_budget_where_steps_reach_it():
     )
     decision = decide(view, Limits(64, 512))
     assert decision.reason == (
-        "max_num_batched_tokens 512 -> 752: p95 TTFT 2000 ms over target 500 ms, p95 TPOT 30 ms well under target 50 ms"
+        "max_num_batched_tokens 512 -> 752: p95 TTFT 2.0 s over target 500 ms, p95 TPOT 30 ms well under target 50 ms"
     )
     assert decide(replace(view, step_tokens_p95=100.0), Limits(64, 512)).change is None
 

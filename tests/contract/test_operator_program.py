@@ -1,0 +1,188 @@
+"""The operator's program against a real API server: election, children, restart, end.
+
+There are no nodes here, so no pod ever runs.
+"""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+from kubernetes.aio import client
+
+from inflight_operator import leader as leader_module
+from inflight_operator.connect import load_configuration
+from inflight_operator.leader import LEASE_NAME, Leadership
+from tests.contract.manifests import service_manifest
+
+pytestmark = pytest.mark.contract
+
+PROGRAM = [sys.executable, "-m", "inflight_operator.cli", "run", "--engine-image", "example.com/engine:1"]
+
+
+@pytest.fixture
+async def api_client(kubectl):
+    async with client.ApiClient(await load_configuration(str(kubectl.kubeconfig))) as connected:
+        yield connected
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(leader_module, "LEASE_SECONDS", 4)
+    monkeypatch.setattr(leader_module, "RENEW_DEADLINE_SECONDS", 3)
+    monkeypatch.setattr(leader_module, "RETRY_SECONDS", 1)
+
+
+def holder(kubectl, namespace):
+    lease = kubectl.json("get", "lease", LEASE_NAME, "-n", namespace)
+    return lease["spec"].get("holderIdentity")
+
+
+async def within(seconds, awaitable):
+    async with asyncio.timeout(seconds):
+        return await awaitable
+
+
+async def test_one_leads_and_hands_over_when_it_ends(kubectl, namespace, api_client, quick):
+    first, second = (Leadership(api_client, namespace, name) for name in ("first", "second"))
+    leading = asyncio.create_task(first.hold())
+    await within(5, first.acquired())
+    waiting = asyncio.create_task(second.hold())
+    with pytest.raises(TimeoutError):
+        await within(6, second.acquired())  # longer than the Lease: the first renews it
+    assert holder(kubectl, namespace) == "first"
+    leading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leading
+    await within(3, second.acquired())  # sooner than the Lease would run out
+    assert holder(kubectl, namespace) == "second"
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert holder(kubectl, namespace) is None
+
+
+async def test_who_loses_the_lease_stops_leading(kubectl, namespace, api_client, quick):
+    leadership = Leadership(api_client, namespace, "first")
+    leading = asyncio.create_task(leadership.hold())
+    await within(5, leadership.acquired())
+    patch = '{"spec": {"holderIdentity": "someone-else", "leaseDurationSeconds": 3600}}'
+    kubectl.ok("patch", "lease", LEASE_NAME, "-n", namespace, "--type=merge", "-p", patch)
+    await within(8, leading)
+    assert holder(kubectl, namespace) == "someone-else"  # what is not ours is not given back
+
+
+class Program:
+    def __init__(self, kubeconfig, namespace, log):
+        self.log = log
+        arguments = ["--kubeconfig", str(kubeconfig), "--namespace", namespace, "--metrics-port", "0"]
+        arguments += ["--interval", "0.5"]
+        environment = {**os.environ, "POD_NAMESPACE": namespace, "POD_NAME": f"operator-{time.monotonic_ns()}"}
+        with log.open("ab") as sink:
+            self.process = subprocess.Popen([*PROGRAM, *arguments], stdout=sink, stderr=sink, env=environment)
+
+    def end(self, number):
+        self.process.send_signal(number)
+        return self.process.wait(timeout=20)
+
+
+@pytest.fixture
+def start(kubectl, namespace, tmp_path):
+    started = []
+
+    def run():
+        started.append(Program(kubectl.kubeconfig, namespace, tmp_path / "operator.log"))
+        return started[-1]
+
+    yield run
+    for program in started:
+        if program.process.poll() is None:
+            program.process.kill()
+            program.process.wait()
+
+
+def eventually(seconds, question):
+    """The first answer that is true, within `seconds`."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        answer = question()
+        if answer:
+            return answer
+        time.sleep(0.2)
+    raise AssertionError(f"not within {seconds} s")
+
+
+def test_children_and_status_come_and_a_restart_rewrites_nothing(kubectl, namespace, start):
+    kubectl.create(service_manifest(namespace, {"model": {"source": "builtin://smollm2"}}))
+
+    def condition():
+        service = kubectl.json("get", "ifsvc", "chat", "-n", namespace)
+        return service.get("status", {}).get("conditions")
+
+    program = start()
+    eventually(30, condition)
+    kinds = "deployment,service,configmap,secret,networkpolicy,poddisruptionbudget"
+    selector = "inflight.dev/service=chat"
+
+    def versions():
+        items = kubectl.json("get", kinds, "-n", namespace, "-l", selector)["items"]
+        return {(item["kind"], item["metadata"]["name"]): item["metadata"]["resourceVersion"] for item in items}
+
+    before = versions()
+    assert len(before) == 6
+    events = kubectl.json("get", "events.events.k8s.io", "-n", namespace)["items"]
+    assert [event["reason"] for event in events] == ["Starting"]
+    annotated = kubectl.json("get", "ifsvc", "chat", "-n", namespace)["metadata"]
+    assert "finalizers" not in annotated
+    assert not [key for key in annotated.get("annotations", {}) if "kopf" in key]
+
+    program.end(signal.SIGKILL)
+    again = start()
+    eventually(40, lambda: holder(kubectl, namespace) == name_of(again))  # the dead one's Lease has to run out
+    time.sleep(3)
+    assert versions() == before
+
+    kubectl.ok("delete", "networkpolicy", "chat", "-n", namespace)
+    eventually(10, lambda: ("NetworkPolicy", "chat") in versions())
+    begun = time.monotonic()
+    assert again.end(signal.SIGTERM) == 0
+    assert time.monotonic() - begun < 8
+    assert holder(kubectl, namespace) is None
+
+
+def name_of(program):
+    said = re.findall(r"leading as (\S+)", program.log.read_text())
+    return said[-1] if len(said) > 1 else "not yet"
+
+
+def test_a_signal_ends_it_also_while_it_waits_for_the_api_server(namespace, tmp_path, kubectl):
+    kubeconfig = tmp_path / "config"
+    kubeconfig.write_text(re.sub(r"server: .*", "server: https://127.0.0.1:1", kubectl.kubeconfig.read_text()))
+    program = Program(kubeconfig, namespace, tmp_path / "log")
+    eventually(20, lambda: "waiting for the API server" in program.log.read_text())
+    assert program.end(signal.SIGTERM) == 0
+
+
+def test_health_and_metrics_are_served_while_it_leads(kubectl, namespace, start, unused_tcp_port):
+    """The same program with a port that is known."""
+    arguments = ["--kubeconfig", str(kubectl.kubeconfig), "--namespace", namespace, "--no-leader-elect"]
+    process = subprocess.Popen([*PROGRAM, *arguments, "--metrics-port", str(unused_tcp_port)])
+    address = f"http://127.0.0.1:{unused_tcp_port}"
+
+    def leading():
+        try:
+            return "inflight_operator_leader 1.0" in httpx.get(f"{address}/metrics").text
+        except httpx.HTTPError:
+            return False
+
+    try:
+        eventually(30, leading)
+        assert httpx.get(f"{address}/healthz").status_code == 200
+    finally:
+        process.terminate()
+        assert process.wait(timeout=20) == 0

@@ -1,0 +1,176 @@
+"""Conditions and their sentences: what a person reads for each way a service can stand."""
+
+import pytest
+
+from inflight_operator.decide.conditions import DeploymentView, Finding, Metrics, find_conditions
+from inflight_operator.decide.pod_problems import ServiceFacts, pod_problem
+from inflight_operator.observe.pods import pod_view
+from tests.operator.fakes import pod_body
+
+FACTS = ServiceFacts("hf://Qwen/Qwen3-8B", "nvidia.com/gpu", "4Gi")
+OTHERS = (Finding("ScalingActive", "True", "AsDesired", "fine"), Finding("TuningActive", "True", "InDeadBand", "fine"))
+
+
+def found(pods, *, wanted=2, deployment=None, metrics=None, facts=FACTS):
+    deployment = deployment or DeploymentView(wanted, wanted, wanted, True, "")
+    metrics = metrics or Metrics(0, 0, "")
+    return {one.type: one for one in find_conditions(facts, deployment, pods, metrics, *OTHERS)}
+
+
+def container(**state):
+    return {"containerStatuses": [{"name": "engine", "restartCount": state.pop("restarts", 0), **state}]}
+
+
+def pod(name="chat-1", **status):
+    return pod_view(pod_body(name, ready=False, status=status))
+
+
+def unschedulable(message):
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    body = pod_body("chat-2", ready=False, status={"phase": "Pending", "conditions": [condition]})
+    body["spec"].pop("nodeName")
+    body["status"].pop("containerStatuses")
+    return pod_view(body)
+
+
+READY = pod_view(pod_body("chat-1"))
+NO_GPU = (
+    "0/1 nodes are available: 1 Insufficient nvidia.com/gpu. no new claims to deallocate, "
+    "preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling."
+)
+
+
+def test_all_well():
+    conditions = found([READY], wanted=1, metrics=Metrics(1, 1, ""))
+    assert (conditions["Ready"].status, conditions["Ready"].reason) == ("True", "Serving")
+    assert conditions["Progressing"].message == "1 pod ready, all of the newest template"
+    assert conditions["MetricsAvailable"].status == "True"
+    assert list(conditions) == [
+        "Ready",
+        "Scheduled",
+        "ModelLoaded",
+        "Progressing",
+        "MetricsAvailable",
+        "ScalingActive",
+        "TuningActive",
+    ]
+
+
+def test_a_pod_that_waits_for_an_accelerator():
+    conditions = found([READY, unschedulable(NO_GPU)])
+    sentence = (
+        "1 of 2 pods waits for nvidia.com/gpu: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu;"
+        " add a node that has it or set accelerator.count: 0"
+    )
+    assert (conditions["Scheduled"].status, conditions["Scheduled"].message) == ("False", sentence)
+    assert conditions["Ready"].status == "True"
+    assert conditions["Ready"].message == f"1 of 2 replicas takes requests; {sentence}"
+
+
+def test_a_pod_that_waits_for_memory_is_not_told_to_go_without_accelerator():
+    problem = pod_problem(unschedulable("0/3 nodes are available: 3 Insufficient memory."), FACTS)
+    assert problem.text.startswith("waits for memory: 0/3 nodes are available: 3 Insufficient memory; add a node or")
+
+
+def test_a_claim_that_does_not_exist():
+    problem = pod_problem(unschedulable('0/1 nodes are available: persistentvolumeclaim "models" not found.'), FACTS)
+    assert problem.reason == "ClaimNotFound"
+    assert 'persistentvolumeclaim "models" not found; create the claim' in problem.text
+
+
+def test_no_node_for_another_reason():
+    problem = pod_problem(unschedulable("0/1 nodes are available: 1 node(s) had untolerated taint {a: b}."), FACTS)
+    assert problem.text.endswith("check template.nodeSelector, tolerations and affinity")
+
+
+@pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff", "InvalidImageName"])
+def test_an_image_that_cannot_be_pulled(reason):
+    waiting = {"waiting": {"reason": reason, "message": "failed to resolve image:\n not found"}}
+    conditions = found([pod(phase="Pending", **container(state=waiting))], wanted=1)
+    assert (conditions["Ready"].status, conditions["Ready"].reason) == ("False", "ImagePullFailed")
+    assert conditions["Ready"].message == (
+        "1 of 1 pod cannot pull image engine:dev: failed to resolve image: not found;"
+        " correct engine.image, or give template.imagePullSecrets"
+    )
+    assert conditions["ModelLoaded"].status == "Unknown"
+
+
+def test_a_model_that_does_not_exist_is_told_in_the_engine_s_words():
+    said = "INFO loading\nerror: model hf://Qwen/Nope does not exist: check model.source\n"
+    ended = {"exitCode": 1, "reason": "Error", "message": said}
+    back_off = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": ended}}
+    conditions = found([pod(**container(restarts=3, **back_off))], wanted=1)
+    assert conditions["ModelLoaded"].reason == "EngineFailed"
+    assert conditions["Ready"].message == (
+        "1 of 1 pod failed to start: model hf://Qwen/Nope does not exist: check model.source"
+    )
+
+
+def test_memory_names_the_limit_and_the_field_to_raise():
+    ended = {"exitCode": 137, "reason": "OOMKilled"}
+    problem = pod_problem(pod(**container(state={"terminated": ended})), FACTS)
+    assert problem.reason == "OOMKilled"
+    assert "its limit of 4Gi; raise template.resources.limits.memory" in problem.text
+
+
+def test_a_crash_tells_its_exit_code_and_last_words():
+    ended = {"exitCode": 139, "reason": "Error", "message": "Segmentation fault"}
+    running = {"state": {"running": {}}, "lastState": {"terminated": ended}}
+    problem = pod_problem(pod(**container(restarts=2, **running)), FACTS)
+    assert problem.text == "ended with exit code 139 (2 restarts); its last words: Segmentation fault"
+
+
+def test_a_crash_without_words_says_where_to_look():
+    running = {"state": {"running": {}}, "lastState": {"terminated": {"exitCode": 139}}}
+    assert "kubectl logs chat-1 --previous" in pod_problem(pod(**container(restarts=1, **running)), FACTS).text
+
+
+def test_an_evicted_pod_tells_why():
+    failed = pod(phase="Failed", message="The node was low on resource: memory.", containerStatuses=[])
+    assert pod_problem(failed, FACTS).text == "failed: The node was low on resource: memory."
+
+
+def test_loading_and_starting_are_no_alarm():
+    loading = pod_problem(pod(), FACTS)
+    starting = pod_problem(pod(phase="Pending", **container(state={"waiting": {"reason": "ContainerCreating"}})), FACTS)
+    assert (loading.reason, loading.blocking) == ("Loading", False)
+    assert (starting.reason, starting.blocking) == ("Starting", False)
+    assert "node-1" in starting.text
+
+
+def test_pods_that_serve_or_go_have_no_problem():
+    assert pod_problem(READY, FACTS) is None
+    assert pod_problem(pod_view(pod_body("chat-1", ready=False, deleting=True)), FACTS) is None
+
+
+def test_the_problem_a_person_has_most_to_do_with_is_told_first():
+    waiting = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
+    image = pod("chat-3", phase="Pending", **container(state=waiting))
+    conditions = found([unschedulable(NO_GPU), image, pod()], wanted=3)
+    assert conditions["Ready"].reason == "ImagePullFailed"
+    assert conditions["Scheduled"].reason == "Unschedulable"
+
+
+def test_no_replicas_wanted():
+    conditions = found([], wanted=0)
+    assert (conditions["Ready"].status, conditions["Ready"].reason) == ("False", "ScaledToZero")
+
+
+def test_before_the_first_pod():
+    conditions = {one.type: one for one in find_conditions(FACTS, None, [], Metrics(0, 0, ""), *OTHERS)}
+    assert conditions["Ready"].reason == "Starting"
+    assert conditions["Progressing"].reason == "Creating"
+    assert conditions["Scheduled"].status == "Unknown"
+
+
+def test_a_rollout_on_its_way_and_one_that_is_stuck():
+    moving = found([READY, READY], deployment=DeploymentView(2, 1, 3, True, ""))["Progressing"]
+    assert (moving.status, moving.message) == ("True", "1 of 2 pods has the newest template")
+    stuck = found([unschedulable(NO_GPU)], wanted=1, deployment=DeploymentView(1, 1, 1, True, "it timed out"))
+    assert stuck["Progressing"].reason == "ProgressDeadlineExceeded"
+    assert "it timed out; 1 of 1 pod waits for nvidia.com/gpu" in stuck["Progressing"].message
+
+
+def test_scrapes_that_fail_say_what_went_wrong():
+    condition = found([READY, READY], metrics=Metrics(2, 1, "chat-2 did not answer"))["MetricsAvailable"]
+    assert condition.message == "1 of 2 ready pods not measured lately: chat-2 did not answer"

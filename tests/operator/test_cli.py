@@ -1,0 +1,41 @@
+"""The command line: help, wrong usage, and a way to the cluster that is missing."""
+
+import pytest
+
+from inflight_operator.cli import main
+
+
+def test_help_shows_an_example(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--help"])
+    assert ended.value.code == 0
+    assert "inflight-operator run --kubeconfig" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["run"],
+        ["run", "--engine-image", "x", "--metrics-port", "70000"],
+        ["run", "--engine-image", "x", "--interval", "0"],
+        ["run", "--engine-image", "x", "--interval", "soon"],
+    ],
+)
+def test_wrong_usage_ends_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: inflight-operator" in capsys.readouterr().err
+
+
+def test_no_cluster_is_an_error_that_says_what_to_do(capsys, monkeypatch):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert main(["run", "--engine-image", "x", "--metrics-port", "0"]) == 1
+    assert "give --kubeconfig FILE" in capsys.readouterr().err
+
+
+def test_a_kubeconfig_that_does_not_exist_is_named(capsys, tmp_path):
+    missing = tmp_path / "none.yaml"
+    assert main(["run", "--engine-image", "x", "--metrics-port", "0", "--kubeconfig", str(missing)]) == 1
+    assert f"cannot use kubeconfig {missing}" in capsys.readouterr().err
