@@ -25,7 +25,7 @@ EXAMPLE = """\
 example:
   inflight-engine serve builtin://smollm2 --port 8000
   curl localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 32}'"""
+    -d '{"messages": [{"role": "user", "content": "Name three colors of the rainbow."}], "max_tokens": 32}'"""
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 

@@ -42,7 +42,7 @@ class Stream(threading.Thread):
 
 def test_sigterm_drains(own_server):
     """For the delay requests are still taken, then refused; what runs ends whole; exit 0."""
-    server = own_server("--drain-delay", "8", "--drain-timeout", "240")
+    server = own_server("--drain-delay", "5", "--drain-timeout", "240")
     with httpx.Client(base_url=server.url, timeout=120) as http:
         assert "connection" not in http.get("/health").headers
         stream = Stream(server, max_tokens=20)
@@ -52,7 +52,7 @@ def test_sigterm_drains(own_server):
         assert ready.headers["connection"] == "close"
         assert ready.json()["status"] == "draining"
         # Keeps the server draining after the delay.
-        long = Stream(server, max_tokens=60)
+        long = Stream(server, max_tokens=40)
         assert long.status == 200
         while (answer := http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})).status_code == 200:
             assert answer.headers["connection"] == "close"
