@@ -84,11 +84,12 @@ def decide_tuning(
         return _unchanged(limits, "NoTraffic", "no traffic: limits stay as they are", idle)
 
     state = state.without_expired(view.time)
-    if state.trial is not None:
+    if state.trial is not None and state.trial.before.pods == view.pods:
         verdict = judge(state.trial, view, slo, policy)
         if verdict is not None:
             return _take_back(limits, bounds, state, state.trial, verdict, view.time)
-        state = replace(state, trial=None)
+    # Judged, or measured while replicas came or went, which changes more than any limit: either way it stays.
+    state = replace(state, trial=None)
 
     change = propose(view, limits, bounds, slo, policy, state)
     restarted = replace(state, window_start=view.time)

@@ -86,6 +86,7 @@ class TuningView:
     Attributes:
         time: seconds on a steady clock.
         span: seconds measured since the window started.
+        pods: that were measured.
         tpot_p95: seconds, of requests that finished; None without any.
         finished: requests that `tpot_p95` stands on.
         itl_mean, itl_p50, itl_p95: inter-token latency in seconds; None without tokens.
@@ -102,6 +103,7 @@ class TuningView:
 
     time: float
     span: float
+    pods: int
     tpot_p95: float | None
     finished: int
     itl_mean: float | None

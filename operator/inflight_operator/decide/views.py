@@ -36,6 +36,7 @@ def tuning_view(window: Window, start: float, now: float) -> TuningView:
     return TuningView(
         time=now,
         span=span.seconds,
+        pods=sum(len(samples) > 1 for samples in span.pods),
         tpot_p95=tpot.percentile(0.95),
         finished=int(tpot.count),
         itl_mean=itl.mean,

@@ -30,6 +30,7 @@ AUTO = TuningMode.AUTO
 CALM = TuningView(
     time=100.0,
     span=15.0,
+    pods=1,
     tpot_p95=0.045,
     finished=20,
     itl_mean=0.042,
@@ -55,6 +56,7 @@ views = st.builds(
     TuningView,
     time=st.just(100.0),
     span=st.floats(0, 60),
+    pods=st.integers(1, 3),
     tpot_p95=seconds,
     finished=st.integers(0, 100),
     itl_mean=seconds,
@@ -243,6 +245,15 @@ def test_a_target_that_one_request_alone_would_miss_costs_no_slots():
     back = decide(lower, first.limits, first.state, slo=tight)
     assert back.limits.max_num_seqs == 64
     assert "one request alone would take about" in back.reason
+
+
+def test_a_change_that_was_measured_with_other_replicas_is_not_blamed_for_them():
+    tight = Slo(tpot_p95=0.01)
+    first = decide(SLOW, Limits(64, 2048), slo=tight)
+    crowded = replace(SLOW, time=116.0, pods=2, itl_mean=0.2, itl_p50=0.2, running=32.0, running_now=32)
+    after = decide(crowded, first.limits, first.state, slo=tight)
+    assert after.code != "TakenBack"
+    assert after.limits.max_num_seqs <= first.limits.max_num_seqs
 
 
 def test_a_lowered_slot_limit_is_judged_only_once_it_holds():
