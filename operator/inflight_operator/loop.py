@@ -45,7 +45,6 @@ from inflight_operator.reporting import (
     scaling_finding,
     tuning_finding,
 )
-from inflight_operator.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
 
@@ -67,17 +66,13 @@ class Api(ChildApi, Protocol):
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
     """Attributes:
-    interval: seconds between two looks at a service; also how often its engines are scraped.
-    concurrency: services worked on at once.
+    interval: seconds between two scrapes of a service's engines.
     status_interval: seconds between two writes of a status in which only measurements and wording changed.
-    longest_backoff: seconds a service that fails again and again rests at most.
     tuning: how limits are stepped.
     """
 
     interval: float = 3.0
-    concurrency: int = 64
     status_interval: float = 5.0
-    longest_backoff: float = 120.0
     tuning: TuningPolicy = field(default_factory=TuningPolicy)
 
     @property
@@ -87,7 +82,7 @@ class LoopSettings:
 
 
 class Loop:
-    """All services of this operator. `run` it while this process is the leader."""
+    """Rounds for all services of this operator; `Workers` says when which service has one."""
 
     def __init__(
         self,
@@ -106,52 +101,11 @@ class Loop:
         self._metrics = metrics
         self._settings = settings
         self._every = loop_settings
-        self._queue: WorkQueue[ServiceKey] = WorkQueue()
         self._memory: dict[ServiceKey, Memory] = {}
 
-    async def look_at(self, key: ServiceKey) -> None:
-        """Asks for a round for this service soon."""
-        await self._queue.add(key)
-
-    async def run(self) -> None:
-        """Works until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._resync())
-            for _ in range(self._every.concurrency):
-                tasks.create_task(self._work())
-
-    async def _resync(self) -> None:
-        while True:
-            keys = {*self._cache.services(), *self._memory}
-            self._metrics.services.set(len(keys))
-            for key in keys:
-                memory = self._memory.get(key)
-                if memory is None or memory.retry_at <= monotonic():
-                    await self._queue.add(key)
-            await asyncio.sleep(self._every.interval)
-
-    async def _work(self) -> None:
-        while True:
-            key = await self._queue.take()
-            started = monotonic()
-            try:
-                await self.reconcile(key)
-                self._metrics.reconciles.labels("done").inc()
-            except Exception as error:  # whatever one service does, the others go on
-                self._metrics.reconciles.labels("failed").inc()
-                self._rest(key, error)
-            finally:
-                self._metrics.reconcile_seconds.observe(monotonic() - started)
-                await self._queue.done(key)
-
-    def _rest(self, key: ServiceKey, error: Exception) -> None:
-        memory = self._memory.get(key)
-        if memory is not None:
-            memory.failures += 1
-            pause = min(self._every.interval * 2**memory.failures, self._every.longest_backoff)
-            memory.retry_at = monotonic() + pause
-        expected = isinstance(error, KubeApiError | ChildConflictError)
-        logger.warning("%s: %s", key, error, exc_info=None if expected else error)
+    def services(self) -> set[ServiceKey]:
+        """Every service that needs a round now and then: those there are, and those that were and must be forgotten."""
+        return {*self._cache.services(), *self._memory}
 
     async def reconcile(self, key: ServiceKey) -> None:
         """One round for one service.
@@ -182,7 +136,6 @@ class Loop:
         await self._report(service, memory, pods, scaling.replicas, told, findings)
         if failure is not None:
             raise failure
-        memory.failures, memory.retry_at = 0, float("-inf")
 
     def _remember(self, key: ServiceKey, service: InferenceService) -> Memory:
         memory = self._memory.get(key)

@@ -30,7 +30,6 @@ class Memory:
         told: for each pod, by uid, the revision it last took, and when.
         written_at: when the status was last written.
         unreported: decisions that are in no status yet.
-        failures, retry_at: rounds that failed in a row, and when the next resync may try again.
     """
 
     uid: str
@@ -46,8 +45,6 @@ class Memory:
     told: dict[str, tuple[int, float]] = field(default_factory=dict)
     written_at: float = float("-inf")
     unreported: tuple[Decision, ...] = ()
-    failures: int = 0
-    retry_at: float = float("-inf")
 
     def in_force(self, uid: str, sample: Sample) -> bool:
         """Whether this engine runs with the limits in force: it says so, or it took them after its last sample."""

@@ -27,6 +27,7 @@ from inflight_operator.observe.cache import SERVICE_LABEL, ClusterCache
 from inflight_operator.observe.scrape import Scraper
 from inflight_operator.render import Settings
 from inflight_operator.web import Heartbeat, WebServer
+from inflight_operator.workers import Workers, WorkerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +87,9 @@ async def run_operator(options: Options) -> int:
             leadership = (
                 Leadership(api_client, _lease_namespace(options), _identity()) if options.leader_elect else None
             )
-            actor = _Actor(_act(loop, api, cache, kinds, options, metrics, leadership), leadership)
-            registry = build_registry(kinds, cache, loop.look_at, lambda: kopf_connection(configuration), actor.stop)
+            workers = Workers(loop.reconcile, loop.services, metrics, WorkerSettings(interval=options.interval))
+            actor = _Actor(_act(workers, api, cache, kinds, options, metrics, leadership), leadership)
+            registry = build_registry(kinds, cache, workers.look_at, lambda: kopf_connection(configuration), actor.stop)
             watching = asyncio.create_task(
                 kopf.operator(
                     registry=registry,
@@ -151,7 +153,7 @@ async def _first_to_end(watching: asyncio.Task[None], actor: _Actor) -> None:
 
 
 async def _act(
-    loop: Loop,
+    workers: Workers,
     api: KubeApi,
     cache: ClusterCache,
     kinds: tuple[str, ...],
@@ -168,7 +170,7 @@ async def _act(
         await asyncio.sleep(RETRY_SECONDS)
     logger.info("looking after %d services", len(cache.services()))
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(loop.run())
+        tasks.create_task(workers.run())
         while True:
             await asyncio.sleep(RELIST_SECONDS)
             await _list_all(api, cache, kinds, options.namespace)
