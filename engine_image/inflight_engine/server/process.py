@@ -30,10 +30,6 @@ class EngineProcess:
                 stdin=subprocess.DEVNULL,
             )
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def wait(self, timeout: float) -> int | None:
         """Its exit status (negative: the signal that ended it); None if it still runs after `timeout` seconds."""
         try:

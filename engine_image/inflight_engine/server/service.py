@@ -88,6 +88,7 @@ class Service:
         self._call_ids = itertools.count()
         self._calls: dict[int, asyncio.Future[Limits]] = {}
         self._changing_limits = asyncio.Lock()
+        self._shut_down = False
 
     # What endpoints ask.
 
@@ -205,6 +206,8 @@ class Service:
         self.phase = Phase.READY
 
     def shut_down_engine(self) -> None:
+        """After a drain: its connection ends then, and that is no failure."""
+        self._shut_down = True
         self._send(Shutdown())
 
     # What the engine says.
@@ -228,7 +231,8 @@ class Service:
                 self.fail(message.message)
 
     def _on_lost(self, why: str | None) -> None:
-        self.fail(why or "")
+        if not self._shut_down:
+            self.fail(why or "")
 
     def fail(self, why: str) -> None:
         """The engine cannot go on; `why` is a sentence, or empty where only the process's exit status tells."""

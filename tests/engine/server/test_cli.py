@@ -130,6 +130,20 @@ def test_version_and_help():
     assert EXAMPLE in shown.stdout
 
 
+@pytest.mark.parametrize(
+    ("module", "never"),
+    [
+        # Before the engine process is started, nothing heavy; afterwards, never torch.
+        ("inflight_engine.cli", "fastapi pydantic numpy asyncio transformers torch"),
+        ("inflight_engine.server.run, inflight_engine.models.tokenizer", "transformers torch"),
+    ],
+)
+def test_what_is_not_imported(module, never):
+    code = f"import sys, {module}; print([m for m in {never.split()} if m in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert shown.stdout == "[]\n"
+
+
 def test_port_in_use_is_one_sentence_and_exit_1():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ended = run("serve", "builtin://smollm2", "--host", "127.0.0.1", "--port", str(taken.getsockname()[1]))

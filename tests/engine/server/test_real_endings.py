@@ -42,7 +42,7 @@ class Stream(threading.Thread):
 
 def test_sigterm_drains(own_server):
     """For the delay requests are still taken, then refused; what runs ends whole; exit 0."""
-    server = own_server("--drain-delay", "5", "--drain-timeout", "240")
+    server = own_server("--drain-delay", "2", "--drain-timeout", "240")
     with httpx.Client(base_url=server.url, timeout=120) as http:
         assert "connection" not in http.get("/health").headers
         stream = Stream(server, max_tokens=20)
@@ -52,7 +52,7 @@ def test_sigterm_drains(own_server):
         assert ready.headers["connection"] == "close"
         assert ready.json()["status"] == "draining"
         # Keeps the server draining after the delay.
-        long = Stream(server, max_tokens=40)
+        long = Stream(server, max_tokens=120)
         assert long.status == 200
         while (answer := http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})).status_code == 200:
             assert answer.headers["connection"] == "close"
@@ -71,6 +71,12 @@ def test_while_the_model_loads_http_answers_and_sigterm_ends_at_once(own_server)
     assert ready.status_code == 503
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(20) == 0
+
+
+def test_sigterm_before_http_answers_ends_at_once(own_server):
+    server = own_server(wait=False)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(10) == 0
 
 
 def test_drain_timeout_ends_a_stream_with_an_error_it_can_see(own_server):
