@@ -124,6 +124,16 @@ def test_a_reused_slot_shows_nothing_of_its_former_request(tmp_path):
     assert driver.run([[1] * 50, [9, 8, 7]], [hot, SamplingParams(max_tokens=8)])[1] == fresh[0]
 
 
+def test_a_long_chunk_is_attended_in_pieces(tmp_path, monkeypatch):
+    from inflight_engine.execution.attention import torch_sdpa
+
+    model = make_model(tmp_path, "llama-gqa-untied")
+    prompt = [i * 31 % VOCAB for i in range(100)]
+    monkeypatch.setattr(torch_sdpa, "_MASKED_QUERIES", 8)
+    output = Driver(tiny_runner(tmp_path), chunk=60).run([prompt], SamplingParams(max_tokens=6))
+    assert output == [generate(model, prompt, 6)]
+
+
 def test_info_says_what_was_loaded(tmp_path):
     make_model(tmp_path, "llama-gqa-untied")
     info = tiny_runner(tmp_path, max_model_len=100).info

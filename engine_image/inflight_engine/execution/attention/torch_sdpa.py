@@ -18,6 +18,9 @@ import torch.nn.functional as F
 from inflight_engine.execution.attention.base import AttentionBackend, AttentionBatch, ChunkSpan
 from inflight_engine.models.config import DecoderConfig
 
+_MASKED_QUERIES = 512
+"""Queries of a chunk that attend at once: the mask is this many rows by the whole context."""
+
 
 class TorchSdpaBackend(AttentionBackend):
     """See the module."""
@@ -39,7 +42,7 @@ class TorchSdpaBackend(AttentionBackend):
         shape = (config.num_hidden_layers, 2, num_blocks, block_size, self._kv_heads, self._head_dim)
         self._cache = _zeros(shape, dtype, device)
         self._num_decodes = 0
-        self._chunks: list[tuple[ChunkSpan, torch.Tensor, torch.Tensor | None]] = []
+        self._chunks: list[tuple[ChunkSpan, torch.Tensor]] = []
 
     def prepare(self, batch: AttentionBatch) -> None:
         self._kv_slots = self._tensor(batch.kv_slots)
@@ -50,7 +53,7 @@ class TorchSdpaBackend(AttentionBackend):
             self._decode_blocks = self._tensor(batch.decode_block_table[:, :num_blocks].reshape(-1))
             visible = np.arange(num_blocks * self._block_size) < batch.decode_context_lens[:, None]
             self._decode_mask = self._tensor(visible)[:, None, None, :]  # [B, 1, 1, L]
-        self._chunks = [(chunk, self._tensor(chunk.block_ids), self._chunk_mask(chunk)) for chunk in batch.chunks]
+        self._chunks = [(chunk, self._tensor(chunk.block_ids)) for chunk in batch.chunks]
 
     def forward(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         key_cache, value_cache = self._cache[layer]
@@ -59,12 +62,12 @@ class TorchSdpaBackend(AttentionBackend):
         parts = []
         if self._num_decodes:
             parts.append(self._decode(queries[: self._num_decodes], key_cache, value_cache))
-        for chunk, blocks, mask in self._chunks:
+        for chunk, blocks in self._chunks:
             span = slice(chunk.first, chunk.first + chunk.length)
-            if mask is None:  # nothing before the chunk: its own keys are all there is
+            if chunk.start == 0:  # nothing before the chunk: its own keys are all there is
                 parts.append(self._attend(queries[span], keys[span], values[span], None))
             else:
-                parts.append(self._prefill(queries[span], key_cache, value_cache, blocks, mask))
+                parts.append(self._prefill(queries[span], key_cache, value_cache, blocks, chunk.start))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _decode(self, queries: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> torch.Tensor:
@@ -82,12 +85,19 @@ class TorchSdpaBackend(AttentionBackend):
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
         blocks: torch.Tensor,
-        mask: torch.Tensor,
+        start: int,
     ) -> torch.Tensor:
         shape = (-1, self._kv_heads, self._head_dim)
-        keys = key_cache.index_select(0, blocks).view(shape)[: mask.shape[-1]]  # [start + length, kv_heads, D]
-        values = value_cache.index_select(0, blocks).view(shape)[: mask.shape[-1]]
-        return self._attend(queries, keys, values, mask)
+        keys = key_cache.index_select(0, blocks).view(shape)  # [>= start + length, kv_heads, D]
+        values = value_cache.index_select(0, blocks).view(shape)
+        parts = []
+        for first in range(0, queries.shape[0], _MASKED_QUERIES):
+            piece = queries[first : first + _MASKED_QUERIES]
+            end = start + first + piece.shape[0]
+            positions = torch.arange(end, device=self._device)
+            mask = positions <= positions[start + first :, None]  # [piece, end], True where a query may look
+            parts.append(self._attend(piece, keys[:end], values[:end], mask))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _attend(
         self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
@@ -104,14 +114,6 @@ class TorchSdpaBackend(AttentionBackend):
             is_causal=mask is None,
         )
         return mixed.permute(2, 0, 1, 3).reshape(length, -1)
-
-    def _chunk_mask(self, chunk: ChunkSpan) -> torch.Tensor | None:
-        """bool [length, start + length], True where a query may look; None for a chunk at the very beginning."""
-        if chunk.start == 0:
-            return None
-        queries = torch.arange(chunk.start, chunk.start + chunk.length, device=self._device)
-        keys = torch.arange(chunk.start + chunk.length, device=self._device)
-        return keys[None, :] <= queries[:, None]
 
     def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
