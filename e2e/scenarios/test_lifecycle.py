@@ -32,10 +32,10 @@ def closing_line(pod):
 
 
 def test_the_service_answers_through_its_name_inside_the_cluster(service):
-    with ask_pod(service, "ask", "What is the capital of France?", image=OPERATOR_IMAGE) as pod:
+    with ask_pod(service, "ask", "What are the colors of the rainbow?", image=OPERATOR_IMAGE) as pod:
         answer = "".join(pod.follow())
         assert pod.exit_code() == 0, answer
-    assert "Paris" in answer
+    assert "red" in answer.lower()
 
 
 def test_kubectl_shows_the_columns_a_person_looks_for(service):
