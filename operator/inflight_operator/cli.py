@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.connect import ConnectError
 from inflight_operator.runtime import Options, run_operator
 
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         return asyncio.run(_until_told(options))
-    except (ConnectError, OSError) as error:
+    except (ConnectError, KubeApiError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
