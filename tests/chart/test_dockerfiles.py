@@ -138,7 +138,13 @@ def test_the_operator_image_proves_what_it_installs():
 def test_the_engine_image_proves_what_it_installs():
     import image_prove
 
-    modules = {"prometheus-client": "prometheus_client", "safetensors": "safetensors.torch"}
-    apart = {"torch", "transformers", "numpy"}  # proved by more than an import
-    required = {r.split("==")[0] for r in PYPROJECT["project"]["optional-dependencies"]["engine"]}
+    modules = {
+        "huggingface-hub": "huggingface_hub",
+        "jinja2": "jinja2",
+        "prometheus-client": "prometheus_client",
+        "pyyaml": "yaml",
+        "safetensors": "safetensors.torch",
+    }
+    apart = {"torch", "numpy"}  # proved by more than an import
+    required = {r.split("==")[0].lower() for r in PYPROJECT["project"]["optional-dependencies"]["engine"]}
     assert set(image_prove.SERVING_MODULES) == {modules.get(name, name) for name in required - apart}
