@@ -11,8 +11,8 @@ from e2e.cluster.errors import ClusterError
 from e2e.cluster.layout import RUNTIME, Layout
 
 GIGABYTE = 10**9
-COLD_DISK_GB, WARM_DISK_GB = 30, 10
-"""Free disk: modules, compiler caches, two images with their build caches; and a warm run's new layers."""
+COLD_DISK_GB, WARM_DISK_GB = 25, 10
+"""Free disk: modules and compiler caches (7 GB) and two images with their build caches (15 GB); warm, new layers."""
 MEMORY_GB = 4
 """Memory that the components, one build step and a small model take at most together."""
 
