@@ -76,6 +76,8 @@ def _manifests(pod: ScriptPod, script: Path, arguments: list[str], image: str) -
         "imagePullPolicy": "IfNotPresent",
         "command": ["python3", "-u", f"/script/{script.name}", *arguments],
         "volumeMounts": [{"name": "script", "mountPath": "/script"}],
+        # Without a request the engines on the same node would leave the script no CPU to keep its connections alive.
+        "resources": {"requests": {"cpu": "200m", "memory": "64Mi"}},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,

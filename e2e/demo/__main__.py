@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "chat.yaml"
 CHAT = Service("chat")
 QUESTION = "Why is the sky blue? Answer in two sentences."
-BURST = ["--clients", "48", "--requests", "160", "--max-tokens", "48", "--prompt-words", "60", "--seconds", "40"]
+BURST = ["--clients", "48", "--requests", "1000", "--max-tokens", "48", "--prompt-words", "60", "--seconds", "30"]
 READY_SECONDS = 240
 SETTLE_SECONDS = 120
 
@@ -54,6 +54,7 @@ def chat() -> None:
     """Ask through the service's DNS name, from a pod."""
     print(f"   from a pod, to {CHAT.url}/v1/chat/completions: {QUESTION}\n")
     with ask_pod(CHAT, "ask", QUESTION, image=OPERATOR_IMAGE) as pod:
+        print("   ", end="")
         for piece in pod.follow():
             print(piece.replace("\n", "\n   "), end="", flush=True)
         if pod.exit_code() != 0:

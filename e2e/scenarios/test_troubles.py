@@ -9,7 +9,7 @@ from e2e.cluster import ClusterError, kubectl
 from e2e.scenarios.conftest import apply, manifest
 
 TROUBLES = {
-    "no-gpu": ({"accelerator": {"count": 1}}, ["nvidia.com/gpu", "1 of 1 pods"]),
+    "no-gpu": ({"accelerator": {"count": 1}}, ["nvidia.com/gpu", "accelerator.count"]),
     "no-model": ({"model": {"source": "builtin://nonesuch"}}, ["builtin://nonesuch", "builtin://smollm2"]),
     "no-claim": ({"model": {"source": "pvc://nonesuch/model"}}, ["nonesuch", "not found"]),
     "no-image": ({"engine": {"image": "localhost/nonesuch:1"}}, ["localhost/nonesuch:1"]),

@@ -19,7 +19,7 @@ from inflight_operator.api.types import Decision, InferenceService
 from inflight_operator.apply import ChildConflictError, admin_token, sync_children
 from inflight_operator.apply.children import ChildApi
 from inflight_operator.apply.kube import KubeApiError
-from inflight_operator.decide.conditions import Finding, Metrics, find_conditions
+from inflight_operator.decide.conditions import Finding, Metrics, find_conditions, stuck
 from inflight_operator.decide.draining import deletion_costs
 from inflight_operator.decide.scaling import PodLoad, ScalingDecision, decide_scaling
 from inflight_operator.decide.tuning import TuningDecision, TuningMode, decide_tuning
@@ -131,8 +131,7 @@ class Loop:
         told, complaint = await self._tell_engines(key, memory, children, pods)
         findings = self._find(key, service, memory, children, pods, scaling, complaint)
         if failure is not None:
-            refused = Finding("Progressing", "False", "ApplyFailed", str(failure))
-            findings = tuple(refused if one.type == "Progressing" else one for one in findings)
+            findings = stuck(findings, "ApplyFailed", str(failure))
         await self._report(service, memory, pods, scaling.replicas, told, findings)
         if failure is not None:
             raise failure

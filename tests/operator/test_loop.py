@@ -287,6 +287,20 @@ async def test_what_stands_in_the_way_is_in_the_status_and_the_round_counts_as_f
     stuck = world.condition("Progressing")
     assert stuck["reason"] == "ApplyFailed"
     assert "deployments is forbidden" in stuck["message"]
+    ready = world.condition("Ready")
+    assert (ready["status"], ready["reason"], ready["message"]) == ("False", "ApplyFailed", stuck["message"])
+
+
+async def test_a_service_that_serves_stays_ready_when_a_change_cannot_be_applied(world):
+    world.service()
+    world.pod(1)
+    await world.round()
+    world.api.fail["apply"] = KubeApiError("PATCH /apis/apps/v1", 403, "deployments is forbidden")
+    world.service(spec={**SMALL, "engine": {"maxNumSeqs": 32}})
+    with pytest.raises(KubeApiError):
+        await world.round()
+    assert world.condition("Ready")["status"] == "True"
+    assert world.condition("Progressing")["reason"] == "ApplyFailed"
 
 
 async def test_an_object_of_someone_else_is_left_alone_and_named(world):

@@ -78,6 +78,15 @@ def find_conditions(
     )
 
 
+def stuck(findings: tuple[Finding, ...], reason: str, message: str) -> tuple[Finding, ...]:
+    """The findings of a service whose children could not be made what they should be: no progress, and where it waits
+    for its first pod, that is why it is not Ready."""
+    stopped = {"Progressing": Finding("Progressing", "False", reason, message)}
+    if any(one.type == "Ready" and one.reason == "Starting" for one in findings):
+        stopped["Ready"] = Finding("Ready", "False", reason, message)
+    return tuple(stopped.get(one.type, one) for one in findings)
+
+
 def _ready(deployment: DeploymentView | None, alive: list[PodView], problem: tuple[Problem, int] | None) -> Finding:
     ready = sum(pod.ready for pod in alive)
     wanted = deployment.replicas if deployment is not None else 1

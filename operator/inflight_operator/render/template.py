@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from inflight_operator.api.quantities import parse_quantity
 from inflight_operator.render.plan import Manifest
 
 if TYPE_CHECKING:
@@ -18,15 +19,10 @@ def merge_template(pod: Manifest, template: PodTemplate) -> Manifest:
     """
     user: dict[str, Any] = template.model_dump(mode="json", by_alias=True, exclude_none=True)
     engine, *others = pod["spec"]["containers"]
-    resources = user["resources"]
     merged_engine = {
         **engine,
         "env": _by_name(engine["env"], user["env"]),
-        "resources": {
-            kind: {**engine["resources"].get(kind, {}), **resources[kind]}
-            for kind in ("requests", "limits")
-            if engine["resources"].get(kind) or resources[kind]
-        },
+        "resources": _merge_resources(engine["resources"], user["resources"]),
         "volumeMounts": engine["volumeMounts"] + user["volumeMounts"],
         **({"envFrom": user["envFrom"]} if user["envFrom"] else {}),
     }
@@ -43,6 +39,20 @@ def merge_template(pod: Manifest, template: PodTemplate) -> Manifest:
             "volumes": pod["spec"]["volumes"] + user["volumes"],
         },
     }
+
+
+def _merge_resources(ours: Manifest, users: Manifest) -> Manifest:
+    """The user's requests and limits over ours. Of ours, a request above the user's limit or a limit below the user's
+    request gives way: the API server refuses such a pod."""
+    requests, limits = dict(ours.get("requests", {})), dict(ours.get("limits", {}))
+    for name, limit in users["limits"].items():
+        if name in requests and parse_quantity(requests[name]) > parse_quantity(limit):
+            del requests[name]
+    for name, request in users["requests"].items():
+        if name in limits and parse_quantity(limits[name]) < parse_quantity(request):
+            del limits[name]
+    merged = {"requests": {**requests, **users["requests"]}, "limits": {**limits, **users["limits"]}}
+    return {kind: quantities for kind, quantities in merged.items() if quantities}
 
 
 def _by_name(ours: list[Manifest], users: list[Manifest]) -> list[Manifest]:

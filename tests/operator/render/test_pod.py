@@ -199,3 +199,10 @@ def test_the_template_is_merged_last():
 def test_labels_that_find_pods_stay_the_operators_even_past_an_older_schema():
     service = make(template={"labels": {"inflight.dev/service": "other"}})
     assert pod(service)["metadata"]["labels"]["inflight.dev/service"] == "chat"
+
+
+def test_a_limit_below_the_default_request_and_a_request_above_the_default_limit_make_a_valid_pod():
+    small = make(**CPU, template={"resources": {"limits": {"memory": "200Mi"}}})
+    assert engine(small)["resources"] == {"requests": {"cpu": "250m"}, "limits": {"memory": "200Mi"}}
+    large = make(**CPU, template={"resources": {"requests": {"memory": "16Gi"}}})
+    assert engine(large)["resources"] == {"requests": {"cpu": "250m", "memory": "16Gi"}}
