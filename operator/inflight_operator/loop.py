@@ -14,12 +14,14 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import Any, Literal, Protocol
 
+from pydantic import ValidationError
+
 from inflight_operator import inputs
-from inflight_operator.api.types import Decision, InferenceService
+from inflight_operator.api.types import Decision, InferenceService, ServiceRecord
 from inflight_operator.apply import ChildConflictError, admin_token, sync_children
 from inflight_operator.apply.children import ChildApi
 from inflight_operator.apply.kube import KubeApiError
-from inflight_operator.decide.conditions import Finding, Metrics, find_conditions, stuck
+from inflight_operator.decide.conditions import Finding, Metrics, find_conditions, stuck, unreadable
 from inflight_operator.decide.draining import deletion_costs
 from inflight_operator.decide.scaling import PodLoad, ScalingDecision, decide_scaling
 from inflight_operator.decide.tuning import TuningDecision, TuningMode, decide_tuning
@@ -43,7 +45,9 @@ from inflight_operator.reporting import (
     observed_status,
     ready_transition,
     scaling_finding,
+    spec_problem,
     tuning_finding,
+    unreadable_status,
 )
 
 logger = logging.getLogger(__name__)
@@ -54,12 +58,12 @@ class Api(ChildApi, Protocol):
 
     async def list(self, kind: str, namespace: str | None = None, selector: str | None = None) -> list[Manifest]: ...
 
-    async def patch_status(self, service: InferenceService, status: dict[str, Any]) -> bool: ...
+    async def patch_status(self, service: ServiceRecord, status: dict[str, Any]) -> bool: ...
 
     async def set_pod_deletion_cost(self, namespace: str, pod: str, cost: int) -> None: ...
 
     async def event(
-        self, service: InferenceService, type: Literal["Normal", "Warning"], reason: str, message: str
+        self, service: ServiceRecord, type: Literal["Normal", "Warning"], reason: str, message: str
     ) -> None: ...
 
 
@@ -118,7 +122,11 @@ class Loop:
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._forget(key)  # its children have it as their owner: Kubernetes deletes them
             return
-        service = InferenceService.from_dict(body)
+        try:
+            service = InferenceService.from_dict(body)
+        except ValidationError as error:
+            await self._report_unreadable(key, ServiceRecord.from_dict(body), spec_problem(error))
+            return
         memory = self._remember(key, service)
         pods = self._cache.pods(key)
 
@@ -330,6 +338,18 @@ class Loop:
             text = f"{decision.change}: {decision.reason}"
             reason = "Scaled" if decision.kind == "Scaling" else "Tuned" if decision.applied else "TuningAdvice"
             await self._api.event(service, "Normal", reason, text)
+
+    async def _report_unreadable(self, key: ServiceKey, record: ServiceRecord, problem: str) -> None:
+        """Says in the status what is wrong with a spec that cannot be read; pods and limits stay as they are."""
+        pods = self._cache.pods(key)
+        findings = unreadable(sum(_serves(pod) for pod in pods), problem)
+        status = unreadable_status(record, findings, pods, datetime.now(UTC))
+        if await self._api.patch_status(record, status.to_dict()):
+            logger.warning("%s: %s", key, findings[0].message)
+            self._cache.status_written(key, status.to_dict())
+        transition = ready_transition(record.status, status)
+        if transition is not None:
+            await self._api.event(record, *transition)
 
 
 def _serves(pod: PodView) -> bool:

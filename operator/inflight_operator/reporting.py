@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from inflight_operator.api.quantities import format_seconds
 from inflight_operator.api.resolve import service_url
 from inflight_operator.api.types import (
@@ -17,6 +19,7 @@ from inflight_operator.api.types import (
     InferenceServiceStatus,
     LimitsStatus,
     ObservedStatus,
+    ServiceRecord,
 )
 from inflight_operator.decide.conditions import Finding
 from inflight_operator.decide.scaling import ScalingDecision
@@ -76,7 +79,30 @@ def build_status(service: InferenceService, report: Report, now: datetime) -> In
     )
 
 
-def _condition(finding: Finding, service: InferenceService, now: datetime) -> Condition:
+def unreadable_status(
+    record: ServiceRecord, findings: tuple[Finding, ...], pods: Sequence[PodView], now: datetime
+) -> InferenceServiceStatus:
+    """The status of a service whose spec cannot be read: `record.status`, with what is found and what is there."""
+    alive = [pod for pod in pods if not pod.deleting]
+    return record.status.model_copy(
+        update={
+            "observed_generation": record.metadata.generation,
+            "conditions": [_condition(finding, record, now) for finding in findings],
+            "replicas": len(alive),
+            "ready_replicas": sum(pod.ready for pod in alive),
+            "observed": None,
+        }
+    )
+
+
+def spec_problem(error: ValidationError) -> str:
+    """The first field that is wrong, why, and how many more there are: `spec.engine.dtype: Input should be ...`."""
+    first, *more = error.errors(include_url=False, include_context=False, include_input=False)
+    field = ".".join(str(part) for part in first["loc"])
+    return f"{field}: {first['msg']}" + (f" (and {len(more)} more)" if more else "")
+
+
+def _condition(finding: Finding, service: ServiceRecord, now: datetime) -> Condition:
     before = next((one for one in service.status.conditions if one.type == finding.type), None)
     same = before is not None and before.status == finding.status
     return Condition(

@@ -291,6 +291,46 @@ async def test_what_stands_in_the_way_is_in_the_status_and_the_round_counts_as_f
     assert (ready["status"], ready["reason"], ready["message"]) == ("False", "ApplyFailed", stuck["message"])
 
 
+async def test_a_stored_spec_that_cannot_be_read_is_told_in_the_status_once_and_changes_nothing(world):
+    """What an older operator, or a definition without a rule, leaves behind."""
+    world.service(spec={**SMALL, "slo": {"tpotP95": "fast"}})
+    await world.round()
+    ready, progressing = world.condition("Ready"), world.condition("Progressing")
+    assert (ready["status"], ready["reason"], ready["observedGeneration"]) == ("False", "SpecInvalid", 1)
+    assert "spec.slo.tpotP95: " in ready["message"]
+    assert "'fast' is not a duration" in ready["message"]
+    assert (progressing["status"], progressing["reason"]) == ("False", "SpecInvalid")
+    assert [call[1:3] for call in world.api.of("event")] == [("Warning", "SpecInvalid")]
+    await world.round()
+    assert world.api.calls == []
+    world.service(spec=SMALL, generation=2, status=world.status)
+    await world.round()
+    assert world.condition("Ready")["reason"] == "Starting"
+    assert world.replicas() == 1
+
+
+async def test_pods_of_an_earlier_spec_stay_ready_and_unchanged_under_a_spec_that_cannot_be_read(world):
+    world.service(spec=SMALL)
+    world.pod(1)
+    for _ in range(3):
+        await world.round()
+    world.service(spec={**SMALL, "later": True}, generation=2, status=world.status)
+    await world.round()
+    assert [call[0] for call in world.api.calls] == ["status", "event"]
+    ready = world.condition("Ready")
+    assert (ready["status"], ready["reason"]) == ("True", "SpecInvalid")
+    assert ready["message"].startswith("1 pod of an earlier spec takes requests; spec.later: ")
+    assert world.status["observedGeneration"] == 2
+
+
+async def test_a_status_that_cannot_be_read_is_written_anew(world):
+    world.service(spec=SMALL, status={"decisions": [{"kind": "Later"}], "replicas": 1})
+    world.pod(1)
+    await world.round()
+    assert world.condition("Ready")["status"] == "True"
+    assert world.status["decisions"] == []
+
+
 async def test_a_service_that_serves_stays_ready_when_a_change_cannot_be_applied(world):
     world.service()
     world.pod(1)

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 
 from inflight_operator.api.base import rule, validations
+from inflight_operator.api.quantities import parse_duration
 
 _DURATION_PATTERN = "^([0-9]+(\\\\.[0-9]+)?(ms|s|m|h))+$"
+
+
+def _readable(text: str) -> str:
+    parse_duration(text)
+    return text
+
+
+Duration = Annotated[str, AfterValidator(_readable)]
+"""A duration as text, such as `1m30s`."""
 
 
 def duration_field(field: str, description: str, default: str) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from inflight_operator.api.base import SpecModel, rule, validations
-from inflight_operator.api.duration import duration_field
-from inflight_operator.api.template import INT_OR_STRING
+from inflight_operator.api.duration import Duration, duration_field
+from inflight_operator.api.template import INT_OR_STRING, readable_quantity
 
 OWN_FLAGS = (
     "host",
@@ -83,16 +83,18 @@ class Model(SpecModel):
 class KVCache(SpecModel):
     """Memory for keys and values of running requests."""
 
-    memory: Annotated[str | int, Field(json_schema_extra=INT_OR_STRING)] | None = Field(
-        default=None,
-        description="Size of the KV cache, such as 4Gi. Default: a share of what the device has left after"
-        " the weights.",
-        json_schema_extra=validations(
-            rule(
-                "type(self) == int ? self > 0 : (isQuantity(self) && quantity(self).isGreaterThan(quantity('0')))",
-                "engine.kvCache.memory must be a quantity above zero, such as 4Gi",
-            )
-        ),
+    memory: Annotated[str | int, AfterValidator(readable_quantity), Field(json_schema_extra=INT_OR_STRING)] | None = (
+        Field(
+            default=None,
+            description="Size of the KV cache, such as 4Gi. Default: a share of what the device has left after"
+            " the weights.",
+            json_schema_extra=validations(
+                rule(
+                    "type(self) == int ? self > 0 : (isQuantity(self) && quantity(self).isGreaterThan(quantity('0')))",
+                    "engine.kvCache.memory must be a quantity above zero, such as 4Gi",
+                )
+            ),
+        )
     )
 
 
@@ -126,10 +128,10 @@ class Engine(SpecModel):
         le=1000000,
         description="Requests that may wait in an engine; more are answered 503 with Retry-After.",
     )
-    queue_timeout: str = duration_field(
+    queue_timeout: Duration = duration_field(
         "engine.queueTimeout", "How long a request may wait before it is answered 504.", "60s"
     )
-    request_timeout: str = duration_field(
+    request_timeout: Duration = duration_field(
         "engine.requestTimeout", "How long a request may take in all before it is ended with 504.", "600s"
     )
     image: str | None = Field(

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from inflight_operator.api.base import SpecModel, rule, validations
-from inflight_operator.api.duration import duration_field
+from inflight_operator.api.duration import Duration, duration_field
 from inflight_operator.api.engine import Accelerator, Engine, Model
 from inflight_operator.api.scaling import Scaling
 from inflight_operator.api.template import PodTemplate
@@ -16,10 +16,10 @@ from inflight_operator.api.template import PodTemplate
 class SLO(SpecModel):
     """The latency the service should keep, which tuning and scaling aim at."""
 
-    ttft_p95: str = duration_field(
+    ttft_p95: Duration = duration_field(
         "slo.ttftP95", "Time to first token that 95% of requests should stay under.", "500ms"
     )
-    tpot_p95: str = duration_field(
+    tpot_p95: Duration = duration_field(
         "slo.tpotP95", "Time per output token after the first that 95% of requests should stay under.", "50ms"
     )
 
@@ -75,7 +75,7 @@ class Rollout(SpecModel):
         description="SurgeFirst: a new pod is Ready before an old one goes. ReleaseFirst: an old pod goes first, one at"
         " a time, where no accelerator is free for a surplus pod.",
     )
-    drain_timeout: str = duration_field(
+    drain_timeout: Duration = duration_field(
         "rollout.drainTimeout", "How long a pod that goes may finish the requests it has.", "120s"
     )
 

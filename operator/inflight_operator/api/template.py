@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from inflight_operator.api.base import SpecModel, rule, validations
+from inflight_operator.api.quantities import parse_quantity
 
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 ShortText = Annotated[str, Field(max_length=1024)]
@@ -20,7 +21,19 @@ _QUANTITY: dict[str, Any] = {
     **INT_OR_STRING,
     "pattern": r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?[0-9]+))?$",
 }
-Quantity = Annotated[str | int, Field(json_schema_extra=_QUANTITY)]
+
+
+def readable_quantity(quantity: str | int) -> str | int:
+    """The quantity as it is.
+
+    Raises:
+        ValueError: it is none.
+    """
+    parse_quantity(quantity)
+    return quantity
+
+
+Quantity = Annotated[str | int, AfterValidator(readable_quantity), Field(json_schema_extra=_QUANTITY)]
 
 OWN_ENV = ("INFLIGHT_ADMIN_TOKEN", "INFLIGHT_ADMIN_TOKEN_FILE")
 OWN_PREFIX = "inflight-"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from inflight_operator.api.base import SpecModel, StatusModel
 from inflight_operator.api.engine import Accelerator, Engine, KVCache, Model
@@ -41,25 +41,40 @@ class ObjectMeta(StatusModel):
     deletion_timestamp: datetime | None = None
 
 
-class InferenceService(SpecModel):
-    """A large language model served by a fleet of engines whose number and limits the operator keeps right."""
+class ServiceRecord(SpecModel):
+    """An InferenceService but for its spec: what a status is written to and events are about, also where the spec
+    cannot be read."""
 
     api_version: Literal["inflight.dev/v1alpha1"] = API_VERSION
     kind: Literal["InferenceService"] = KIND
     metadata: ObjectMeta
-    spec: InferenceServiceSpec
     status: InferenceServiceStatus = Field(default_factory=InferenceServiceStatus)
 
+    @field_validator("status", mode="wrap")
     @classmethod
-    def from_dict(cls, body: dict[str, Any]) -> InferenceService:
+    def _read_status(cls, value: Any, read: ValidatorFunctionWrapHandler) -> InferenceServiceStatus:
+        """A status that another version wrote and this one cannot read counts as none: it is written anew."""
+        try:
+            status: InferenceServiceStatus = read(value)
+        except ValidationError:
+            return InferenceServiceStatus()
+        return status
+
+    @classmethod
+    def from_dict(cls, body: dict[str, Any]) -> Self:
         """From what the API server returns (and kopf passes on).
 
         Raises:
             pydantic.ValidationError: a field is missing, unknown or of the wrong type; the message names it.
         """
-        return cls.model_validate(
-            {key: body[key] for key in ("apiVersion", "kind", "metadata", "spec", "status") if key in body}
-        )
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        return cls.model_validate({key: value for key, value in body.items() if key in known})
+
+
+class InferenceService(ServiceRecord):
+    """A large language model served by a fleet of engines whose number and limits the operator keeps right."""
+
+    spec: InferenceServiceSpec
 
 
 __all__ = [
@@ -92,6 +107,7 @@ __all__ = [
     "Scaling",
     "ScalingPolicy",
     "SeqsBounds",
+    "ServiceRecord",
     "Targets",
     "TokensBounds",
     "Tuning",

@@ -16,7 +16,7 @@ from inflight_operator.api.types import API_VERSION, KIND, PLURAL
 from inflight_operator.apply.status import status_patch
 
 if TYPE_CHECKING:
-    from inflight_operator.api.types import InferenceService
+    from inflight_operator.api.types import ServiceRecord
 
 FIELD_MANAGER = "inflight-operator"
 REPORTING_CONTROLLER = "inflight.dev/operator"
@@ -136,7 +136,7 @@ class KubeApi:
             if error.status != 404:
                 raise
 
-    async def patch_status(self, service: InferenceService, status: dict[str, Any]) -> bool:
+    async def patch_status(self, service: ServiceRecord, status: dict[str, Any]) -> bool:
         """Makes the service's status equal to `status`; returns whether that took a write.
 
         `status` is compared with the status in `service`, so that a steady state makes no calls.
@@ -170,7 +170,7 @@ class KubeApi:
                 raise
 
     async def event(
-        self, service: InferenceService, type: Literal["Normal", "Warning"], reason: str, message: str
+        self, service: ServiceRecord, type: Literal["Normal", "Warning"], reason: str, message: str
     ) -> None:
         """Records an Event on the service. Call it on a transition, never each time round the loop."""
         metadata = service.metadata

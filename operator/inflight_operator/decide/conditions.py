@@ -87,6 +87,25 @@ def stuck(findings: tuple[Finding, ...], reason: str, message: str) -> tuple[Fin
     return tuple(stopped.get(one.type, one) for one in findings)
 
 
+def unreadable(ready: int, problem: str) -> tuple[Finding, ...]:
+    """All conditions of a service whose stored spec cannot be read: nothing is changed until it is corrected.
+
+    Args:
+        ready: pods that take requests, as an earlier spec made them.
+        problem: what is wrong with the spec, naming the field.
+    """
+    reason = "SpecInvalid"
+    message = f"{problem}: correct the spec, or upgrade the operator if it is older than the CustomResourceDefinition"
+    serving = f"{_pods(ready)} of an earlier spec {'take' if ready > 1 else 'takes'} requests; " if ready else ""
+    return (
+        Finding("Ready", "True" if ready else "False", reason, serving + message),
+        *(Finding(kind, "Unknown", reason, message) for kind in ("Scheduled", "ModelLoaded")),
+        Finding("Progressing", "False", reason, message),
+        Finding("MetricsAvailable", "Unknown", reason, message),
+        *(Finding(kind, "False", reason, message) for kind in ("ScalingActive", "TuningActive")),
+    )
+
+
 def _ready(deployment: DeploymentView | None, alive: list[PodView], problem: tuple[Problem, int] | None) -> Finding:
     ready = sum(pod.ready for pod in alive)
     wanted = deployment.replicas if deployment is not None else 1

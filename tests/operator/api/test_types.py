@@ -39,6 +39,20 @@ def test_an_unknown_field_of_the_spec_is_an_error_that_names_it():
         make(scaling={"maxreplicas": 3})
 
 
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"slo": {"ttftP95": "soon"}}, r"spec\.slo\.ttftP95"),
+        ({"rollout": {"drainTimeout": "2 minutes"}}, r"spec\.rollout\.drainTimeout"),
+        ({"engine": {"kvCache": {"memory": "much"}}}, r"spec\.engine\.kvCache\.memory"),
+        ({"template": {"resources": {"limits": {"memory": "8 GB"}}}}, r"spec\.template\.resources\.limits\.memory"),
+    ],
+)
+def test_text_that_has_to_be_a_duration_or_a_quantity_is_read_with_the_spec(spec, field):
+    with pytest.raises(ValidationError, match=field):
+        make(**spec)
+
+
 def test_an_unknown_field_of_the_status_is_left_out_since_a_newer_operator_may_have_written_it():
     assert InferenceServiceStatus.model_validate({"replicas": 1, "later": 2}).to_dict() == {
         "conditions": [],
