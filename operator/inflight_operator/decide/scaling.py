@@ -131,6 +131,8 @@ def decide_scaling(
 
     asks = _asks(observation, targets, history)
     if not asks:
+        # What cannot be measured counts as needed: the scale-down window does not run out unseen.
+        history = recorded(history, now, wanted=current, before=current, after=current, behavior=behavior)
         return ScalingDecision(current, *_nothing_to_go_by(observation, targets), False, history)
     ask = max(asks, key=lambda one: one.replicas)
     if observation.stale and ask.replicas < current:

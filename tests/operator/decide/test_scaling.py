@@ -210,6 +210,20 @@ def test_a_restarted_operator_waits_out_the_window_before_it_scales_down():
     assert decision.replicas == 5
 
 
+def test_a_time_without_metrics_does_not_use_up_the_scale_down_window():
+    behavior = Behavior(scale_down=ScalingRules(120.0))
+    full = ScalingObservation(0.0, 4, 4, (PodLoad(0, 60, 0.8, 64),) * 4)
+    history = decide_scaling(full, WAITING, behavior, BOUNDS, ScalingHistory()).history
+    for now in range(3, 301, 3):  # far longer than the window: nothing is known of this time
+        unseen = replace(full, time=float(now), loads=())
+        history = decide_scaling(unseen, WAITING, behavior, BOUNDS, history).history
+    idle = replace(full, time=303.0, loads=(PodLoad(0, 0, 0.0, 64),) * 4)
+    decision = decide_scaling(idle, WAITING, behavior, BOUNDS, history)
+    assert (decision.replicas, decision.code) == (4, "ScaleDownHeld")
+    later = replace(idle, time=303.0 + 120.0)
+    assert decide_scaling(later, WAITING, behavior, BOUNDS, decision.history).replicas == 1
+
+
 def test_an_empty_queue_keeps_the_replicas_that_running_requests_need():
     decision = decide_scaling(seen(3, [0, 0, 0], running=6, slots=8), WAITING, AT_ONCE, BOUNDS, ScalingHistory())
     assert decision.replicas == 3  # 18 requests run, 8 fit into one replica
