@@ -11,10 +11,12 @@ from typing import Any
 from e2e.cluster.errors import ClusterError
 
 
-def write_whole(path: Path, text: str) -> str:
-    """Write `text`, so that a reader never sees half of it; the text."""
+def write_whole(path: Path, text: str, mode: int = 0o644) -> str:
+    """Write `text` with the permissions `mode`, so that a reader never sees half of it; the text."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
+    partial.unlink(missing_ok=True)
+    partial.touch(mode=mode)
     partial.write_text(text)
     partial.rename(path)
     return text

@@ -11,6 +11,7 @@ from e2e.cluster import machine, packages
 from e2e.cluster.addresses import Network
 from e2e.cluster.components.kube_proxy import NFTABLES_TABLES
 from e2e.cluster.errors import ClusterError
+from e2e.cluster.files import write_json
 from e2e.cluster.layout import Layout
 
 DEVICE = "inflight0"
@@ -71,8 +72,7 @@ def save_settings(layout: Layout) -> None:
     if path.exists() and json.loads(path.read_text())["boot"] == machine.boot_id():
         return
     values = {name: Path("/proc/sys", name).read_text() for name in SETTINGS if Path("/proc/sys", name).exists()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"boot": machine.boot_id(), "settings": values}))
+    write_json(path, {"boot": machine.boot_id(), "settings": values})
 
 
 def restore_settings(layout: Layout) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import yaml
 
+from e2e.cluster.files import write_whole
+
 
 def render(server: str, authority: bytes, certificate: bytes, key: bytes) -> str:
     """A kubeconfig with one cluster, one user and everything inside it; arguments are PEM."""
@@ -35,15 +37,13 @@ def render(server: str, authority: bytes, certificate: bytes, key: bytes) -> str
 
 
 def write(pki: Path, user: str, server: str) -> Path:
-    """Write `USER.kubeconfig` beside the user's certificate; its path."""
+    """Write `USER.kubeconfig` beside the user's certificate; its path. Programs may be reading an earlier one."""
     path = pki / f"{user}.kubeconfig"
-    path.touch(mode=0o600)
-    path.write_text(
-        render(
-            server,
-            (pki / "ca.crt").read_bytes(),
-            (pki / f"{user}.crt").read_bytes(),
-            (pki / f"{user}.key").read_bytes(),
-        )
+    text = render(
+        server,
+        (pki / "ca.crt").read_bytes(),
+        (pki / f"{user}.crt").read_bytes(),
+        (pki / f"{user}.key").read_bytes(),
     )
+    write_whole(path, text, mode=0o600)
     return path

@@ -36,8 +36,14 @@ def is_root() -> bool:
 
 
 def namespace_problem() -> str | None:
-    """Make the namespaces, the mount and the veth pair that pods need, once; the kernel's complaint, or None."""
-    script = "mount -t tmpfs none /mnt && ip link add inflight-try type veth peer name inflight-peer"
+    """Make the namespaces, the mount and the veth pair that pods need, once; the kernel's complaint, or None.
+
+    Without the program `ip`, which is installed with the other packages later, the pair is not tried.
+    """
+    script = (
+        "mount -t tmpfs none /mnt && "
+        "{ ! command -v ip >/dev/null || ip link add inflight-try type veth peer name inflight-peer; }"
+    )
     try:
         done = subprocess.run(
             ["unshare", "--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "sh", "-c", script],

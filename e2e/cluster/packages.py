@@ -47,7 +47,8 @@ def ensure(progress: Progress) -> None:
         attempts = (install, ["update"], install)
         for attempt in attempts:
             done = subprocess.run(
-                ["apt-get", "-q", *attempt],
+                # A machine that has just been set up may still be installing its own updates.
+                ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=120", *attempt],
                 env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
                 capture_output=True,
                 text=True,

@@ -63,7 +63,8 @@ def gather(layout: Layout, *, node_runs: bool) -> Facts:
     """Find the facts out; where the node runs already, its own pods and memory are no obstacle."""
     owner_file = RUNTIME / "owner"
     owner = owner_file.read_text().strip() if owner_file.exists() else None
-    foreign = bool(cgroups.processes_in(cgroups.own_groups())) and not (layout.cluster / "settings.json").exists()
+    is_ours = owner == str(layout.root) or (layout.cluster / "settings.json").exists()
+    foreign = not is_ours and bool(cgroups.processes_in(cgroups.own_groups()))
     return Facts(
         is_linux=os.uname().sysname == "Linux",
         is_root=machine.is_root(),
@@ -92,9 +93,13 @@ def check(layout: Layout, *, node_runs: bool, disk_gb: int | None = None) -> Fac
 
 
 def check_may_take_down(layout: Layout) -> None:
-    """Raise ClusterError where `down` cannot do its work: without root, or for another cache's node."""
+    """Raise ClusterError where `down` cannot do its work: without root, or where what runs is not of this cache."""
     if not machine.is_root():
         raise ClusterError("taking the local node down needs root: run this with sudo")
-    owner = gather(layout, node_runs=True).other_owner
-    if owner:
-        raise ClusterError(f"the node that runs here belongs to the cache folder {owner}: set INFLIGHT_CACHE to it")
+    facts = gather(layout, node_runs=True)
+    if facts.other_owner:
+        raise ClusterError(
+            f"the node that runs here belongs to the cache folder {facts.other_owner}: set INFLIGHT_CACHE to it"
+        )
+    if facts.foreign_pods:
+        raise ClusterError("the pods that run here are of another kubelet and are left alone; there is nothing to do")

@@ -9,10 +9,11 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from e2e.cluster.errors import ClusterError
+from e2e.cluster.files import write_json
 from e2e.cluster.layout import Layout
 
 LOG_LINES_SHOWN = 12
@@ -69,7 +70,8 @@ class Processes:
             return None
         record = Record(saved["pid"], saved["start_ticks"], tuple(saved["argv"]))
         _reap(record.pid)
-        return record if observe(record.pid) == record else None
+        # On its way out a process has lost its command line and still holds its files, locks and ports.
+        return record if observe(record.pid) in (record, replace(record, argv=("",))) else None
 
     def started_at(self, name: str) -> datetime.datetime:
         """When the running process `name` started, to the second, rounded down. Raises ClusterError if it has ended."""
@@ -108,7 +110,7 @@ class Processes:
         started = _wait_for_exec(pid, program.argv)
         start_ticks = started.start_ticks if started else 0
         saved = {"pid": pid, "start_ticks": start_ticks, "argv": program.argv, "configuration": digest}
-        path.write_text(json.dumps(saved))
+        write_json(path, saved)
         return True
 
     def stop(self, name: str, grace_seconds: float = 10.0) -> None:

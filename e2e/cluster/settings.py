@@ -9,6 +9,7 @@ from pathlib import Path
 from e2e.cluster import addresses, host
 from e2e.cluster.addresses import Network, Ports
 from e2e.cluster.errors import ClusterError
+from e2e.cluster.files import write_whole
 
 NODE_NAME = "inflight"
 
@@ -47,8 +48,5 @@ def load_or_choose(cluster: Path) -> Settings:
             f"({', '.join(candidate.pods for candidate in addresses.CANDIDATES)}); disconnect the network that uses it"
         )
     chosen = Settings(network, addresses.choose_ports(addresses.port_is_free, addresses.find_free_port))
-    cluster.mkdir(parents=True, exist_ok=True)
-    partial = cluster / "settings.json.partial"
-    partial.write_text(chosen.to_json())
-    partial.rename(cluster / "settings.json")
+    write_whole(cluster / "settings.json", chosen.to_json())
     return chosen

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -132,6 +133,16 @@ def test_a_file_is_written_whole_and_nothing_beside_it_stays(tmp_path):
     files.write_json(path, {"a": 1})
     assert files.write_json(path, {"a": 2}) == path.read_text() == '{\n  "a": 2\n}\n'
     assert [entry.name for entry in path.parent.iterdir()] == ["x.json"]
+
+
+def test_a_write_that_is_cut_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "x.json"
+    files.write_whole(path, "before", mode=0o600)
+    monkeypatch.setattr(Path, "rename", lambda *_: sys.exit("killed"))
+    with pytest.raises(SystemExit):
+        files.write_whole(path, "after", mode=0o600)
+    assert path.read_text() == "before"
+    assert {entry.stat().st_mode & 0o777 for entry in tmp_path.iterdir()} == {0o600}
 
 
 def test_a_read_only_tree_is_removed(tmp_path):

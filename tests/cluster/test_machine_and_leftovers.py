@@ -6,12 +6,14 @@ import dataclasses
 import datetime
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from e2e.cluster import cgroups, dns, host, layout, leftovers, machine, node, packages, preflight
 from e2e.cluster.addresses import CANDIDATES
+from e2e.cluster.errors import ClusterError
 from e2e.cluster.image_store import CONTAINERD_SOCKET
 from e2e.cluster.layout import Layout
 from e2e.cluster.preflight import GIGABYTE, MEMORY_GB, Facts
@@ -55,6 +57,38 @@ def test_each_obstacle_is_one_sentence_with_what_to_do(change, advice):
     assert found
     assert "\n" not in found
     assert re.search(advice, found)
+
+
+@pytest.fixture
+def pods_run(tmp_path, monkeypatch):
+    """A machine on which pods run; what /run says about whose they are is in the folder returned."""
+    monkeypatch.setattr(preflight.cgroups, "processes_in", lambda groups: {12})
+    monkeypatch.setattr(preflight.machine, "is_root", lambda: True)
+    monkeypatch.setattr(preflight, "RUNTIME", tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def test_another_kubelets_pods_are_not_taken_down(pods_run, tmp_path):
+    with pytest.raises(ClusterError, match="another kubelet"):
+        preflight.check_may_take_down(Layout(tmp_path / "cache"))
+
+
+def test_a_node_whose_cache_folder_was_deleted_is_still_taken_down(pods_run, tmp_path):
+    (pods_run / "owner").write_text(f"{tmp_path / 'cache'}\n")
+    preflight.check_may_take_down(Layout(tmp_path / "cache"))
+    with pytest.raises(ClusterError, match="belongs to the cache folder"):
+        preflight.check_may_take_down(Layout(tmp_path / "other"))
+
+
+@pytest.mark.skipif(not machine.is_root(), reason="needs root")
+def test_a_machine_without_ip_yet_can_still_have_namespaces(tmp_path, monkeypatch):
+    for name in ("unshare", "mount", "sh"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    if machine.namespace_problem():
+        pytest.skip("this machine cannot make namespaces")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine.namespace_problem() is None
 
 
 def test_memory_sizes_are_read_in_bytes():

@@ -96,6 +96,15 @@ def test_a_process_that_ignores_sigterm_is_killed(processes):
     assert not (processes.folder / "sleeper.json").exists()
 
 
+def test_a_process_that_is_ending_still_counts_as_running(processes, monkeypatch):
+    processes.ensure(python(SLEEP))
+    record = processes.running("sleeper")
+    with monkeypatch.context() as patch:
+        # What /proc shows of a killed process whose memory is gone and whose files are not closed yet.
+        patch.setattr(process, "observe", lambda pid: dataclasses.replace(record, argv=("",)))
+        assert processes.running("sleeper") == record
+
+
 def test_stopping_what_never_ran_is_no_error(processes):
     processes.stop("nothing")
 
