@@ -79,15 +79,14 @@ def deployment_view(deployment: Mapping[str, Any] | None, replicas: int) -> Depl
     if deployment is None:
         return None
     status = deployment.get("status", {})
-    stuck = [
-        one.get("message", "")
-        for one in status.get("conditions", [])
-        if one.get("type") == "Progressing" and one.get("reason") == "ProgressDeadlineExceeded"
-    ]
+    said = {one.get("type"): one for one in status.get("conditions", [])}
+    progress, failure = said.get("Progressing", {}), said.get("ReplicaFailure", {})
+    stuck = progress.get("reason") == "ProgressDeadlineExceeded"
     return DeploymentView(
         replicas=replicas,
         updated=status.get("updatedReplicas", 0),
         total=status.get("replicas", 0),
         current=status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0),
-        deadline_exceeded=stuck[0] if stuck else "",
+        deadline_exceeded=progress.get("message", "") if stuck else "",
+        refused=failure.get("message", "") if failure.get("status") == "True" else "",
     )

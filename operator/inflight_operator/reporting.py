@@ -29,6 +29,9 @@ from inflight_operator.observe.pods import PodView
 from inflight_operator.observe.window import Window
 from inflight_operator.render import LimitsInForce, selector_string
 
+MAX_MESSAGE = 2048
+"""Longest message of a condition, in characters: what the API server or a container said may be pages long."""
+
 _ON_THE_WAY = ("Starting", "Scheduling", "Loading", "Serving", "ScaledToZero")
 """Reasons of Ready that come and go by themselves."""
 
@@ -109,7 +112,7 @@ def _condition(finding: Finding, service: ServiceRecord, now: datetime) -> Condi
         type=finding.type,
         status=finding.status,
         reason=finding.reason,
-        message=finding.message,
+        message=finding.message if len(finding.message) <= MAX_MESSAGE else f"{finding.message[: MAX_MESSAGE - 1]}…",
         observed_generation=service.metadata.generation,
         last_transition_time=before.last_transition_time if before is not None and same else now,
     )

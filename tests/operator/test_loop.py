@@ -331,6 +331,27 @@ async def test_a_status_that_cannot_be_read_is_written_anew(world):
     assert world.status["decisions"] == []
 
 
+async def test_pods_that_are_refused_are_told_as_the_deployment_has_it(world):
+    world.service()
+    await world.round()
+    deployment = world.cache.child(KEY, "Deployment", KEY.name)
+    failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota: gpus"}
+    world.cache.put("Deployment", {**deployment, "status": {"conditions": [failure]}})
+    await world.round()
+    assert world.condition("Ready")["reason"] == "PodsRefused"
+    assert "exceeded quota: gpus" in world.condition("Ready")["message"]
+
+
+async def test_a_message_of_many_pages_is_cut_so_that_the_status_stays_small(world):
+    world.service()
+    world.api.fail["apply"] = KubeApiError("PATCH /apis/apps/v1", 422, "x" * 100_000)
+    with pytest.raises(KubeApiError):
+        await world.round()
+    message = world.condition("Progressing")["message"]
+    assert len(message) == 2048
+    assert message.endswith("…")
+
+
 async def test_a_service_that_serves_stays_ready_when_a_change_cannot_be_applied(world):
     world.service()
     world.pod(1)

@@ -32,6 +32,8 @@ class DeploymentView:
         total: pods of all templates.
         current: whether its controller has seen the newest spec.
         deadline_exceeded: what it said when the rollout passed its progress deadline, else empty.
+        refused: why the API server takes no pod of it (a quota, an account or priority class that does not exist), else
+            empty.
     """
 
     replicas: int
@@ -39,6 +41,7 @@ class DeploymentView:
     total: int
     current: bool
     deadline_exceeded: str
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,8 @@ def _ready(deployment: DeploymentView | None, alive: list[PodView], problem: tup
     if wanted == 0 and not ready:
         return Finding("Ready", "False", "ScaledToZero", "no replicas are wanted: spec.replicas is 0")
     if not ready:
+        if problem is None and deployment is not None and deployment.refused:
+            return Finding("Ready", "False", "PodsRefused", _refused(deployment))
         if problem is None:
             return Finding("Ready", "False", "Starting", "the first pod has not been created yet")
         return Finding("Ready", "False", problem[0].reason, _sentence(problem, len(alive)))
@@ -155,6 +160,8 @@ def _progressing(
         return Finding("Progressing", "False", "ProgressDeadlineExceeded", message)
     ready = sum(pod.ready for pod in alive)
     wanted = deployment.replicas
+    if deployment.refused and deployment.updated < wanted:
+        return Finding("Progressing", "False", "PodsRefused", _refused(deployment))
     if not deployment.current or deployment.updated < wanted or deployment.total > deployment.updated:
         have = "has" if deployment.updated == 1 else "have"
         message = f"{deployment.updated} of {_pods(wanted)} {have} the newest template"
@@ -175,6 +182,10 @@ def _metrics_available(metrics: Metrics) -> Finding:
         message = f"{metrics.ready - metrics.fresh} of {metrics.ready} ready pods not measured lately{error}"
         return Finding("MetricsAvailable", "False", "ScrapeFailed", message)
     return Finding("MetricsAvailable", "True", "Measured", f"{_pods(metrics.ready)} measured")
+
+
+def _refused(deployment: DeploymentView) -> str:
+    return f"no further pod can be created: {deployment.refused}"
 
 
 def _sentence(problem: tuple[Problem, int], total: int) -> str:

@@ -163,6 +163,25 @@ def test_before_the_first_pod():
     assert conditions["Scheduled"].status == "Unknown"
 
 
+def test_pods_that_the_api_server_refuses_are_told_with_its_words():
+    said = 'pods "chat-abc-" is forbidden: error looking up service account team/nope: serviceaccount "nope" not found'
+    conditions = found([], wanted=1, deployment=DeploymentView(1, 0, 0, True, "", said))
+    assert (conditions["Ready"].status, conditions["Ready"].reason) == ("False", "PodsRefused")
+    assert conditions["Ready"].message == f"no further pod can be created: {said}"
+    assert (conditions["Progressing"].status, conditions["Progressing"].reason) == ("False", "PodsRefused")
+
+
+def test_a_quota_that_refuses_one_pod_more_leaves_the_service_ready():
+    conditions = found([READY], wanted=2, deployment=DeploymentView(2, 1, 1, True, "", "exceeded quota: gpus"))
+    assert (conditions["Ready"].status, conditions["Ready"].reason) == ("True", "Serving")
+    assert conditions["Progressing"].message == "no further pod can be created: exceeded quota: gpus"
+
+
+def test_a_new_template_whose_pods_are_refused_is_no_rollout_on_its_way():
+    conditions = found([READY], wanted=1, deployment=DeploymentView(1, 0, 1, True, "", "no PriorityClass high"))
+    assert (conditions["Progressing"].status, conditions["Progressing"].reason) == ("False", "PodsRefused")
+
+
 def test_a_rollout_on_its_way_and_one_that_is_stuck():
     moving = found([READY, READY], deployment=DeploymentView(2, 1, 3, True, ""))["Progressing"]
     assert (moving.status, moving.message) == ("True", "1 of 2 pods has the newest template")
