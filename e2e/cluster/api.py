@@ -67,7 +67,9 @@ def kubectl(*args: str, input: str | None = None, check: bool = True) -> str:
 
 def promtool(progress: Progress | None = None) -> Path:
     """Prometheus' promtool, built alone when first asked for."""
-    folder = gobuild.ensure_part(goparts.PROMTOOL, layout.current(), progress or to_stdout())
+    cache, say = layout.current(), progress or to_stdout()
+    folder = gobuild.ensure_part(goparts.PROMTOOL, cache, say)
+    gobuild.drop_caches(cache, say)
     return folder / "promtool"
 
 

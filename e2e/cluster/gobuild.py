@@ -12,9 +12,10 @@ from pathlib import Path
 
 from e2e.cluster import goparts, gotoolchain, machine
 from e2e.cluster.errors import ClusterError
+from e2e.cluster.files import remove_tree
 from e2e.cluster.goparts import Part
 from e2e.cluster.layout import Layout
-from e2e.cluster.locking import exclusive
+from e2e.cluster.locking import exclusive, in_use, unless_in_use
 from e2e.cluster.progress import Progress, step
 
 
@@ -65,8 +66,31 @@ def ensure_part(
         return target
     with exclusive(layout.locks / f"build-{part.name}", f"building {part.name}", progress):
         if not target.is_dir():
-            _build(part, target, layout, progress, label, set() if running is None else running)
+            with in_use(_caches_lock(layout)):
+                _build(part, target, layout, progress, label, set() if running is None else running)
     return target
+
+
+def _caches_lock(layout: Layout) -> Path:
+    return layout.locks / "go-caches"
+
+
+def drop_caches(layout: Layout, progress: Progress) -> None:
+    """Delete Go's modules and build cache, 12 GB, once all that the node needs is built and nothing is building."""
+    # Renamed before they are deleted: Go would take half a module for a whole one.
+    caches = [(folder, folder.with_name(folder.name + ".deleted")) for folder in gotoolchain.caches(layout)]
+    if not any(path.exists() for pair in caches for path in pair):
+        return
+    if not all(is_built(part, layout) for part in goparts.NODE_PARTS):
+        return
+    with unless_in_use(_caches_lock(layout)) as is_free:
+        if is_free:
+            with step(progress, "deleting the Go caches, which nothing needs any more"):
+                for folder, deleted in caches:
+                    remove_tree(deleted)
+                    if folder.exists():
+                        folder.rename(deleted)
+                        remove_tree(deleted)
 
 
 def _build(

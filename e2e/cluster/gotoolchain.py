@@ -25,18 +25,24 @@ def parse_version(output: str) -> tuple[int, int, int] | None:
     return (int(found.group(1)), int(found.group(2)), int(found.group(3) or 0)) if found else None
 
 
+def caches(layout: Layout) -> tuple[Path, Path]:
+    """Go's build cache and its cache of modules."""
+    return layout.go / "build", layout.go / "mod"
+
+
 def build_environment(base: Mapping[str, str], layout: Layout, available_bytes: int) -> dict[str, str]:
     """Environment of every Go command: own caches, this toolchain only, no C.
 
     With memory to spare the compiler collects its garbage less often, which makes a build shorter.
     """
+    build_cache, modules = caches(layout)
     environment = dict(base) | {
         "CGO_ENABLED": "0",
         "GOFLAGS": "",
         "GOTOOLCHAIN": "local",
         "GOWORK": "off",
-        "GOCACHE": str(layout.go / "build"),
-        "GOMODCACHE": str(layout.go / "mod"),
+        "GOCACHE": str(build_cache),
+        "GOMODCACHE": str(modules),
     }
     if available_bytes >= 8 * 2**30:
         environment["GOGC"] = "400"

@@ -31,3 +31,25 @@ def exclusive(path: Path, what: str, progress: Progress) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+@contextmanager
+def in_use(path: Path) -> Iterator[None]:
+    """Say with the lock file `path` that something is in use; several may say so at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+@contextmanager
+def unless_in_use(path: Path) -> Iterator[bool]:
+    """Whether nobody holds `path` by `in_use`; who begins to meanwhile waits until the block ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True

@@ -89,6 +89,7 @@ class OwnNode:
                 self._assemble(plan, image_names)
             finally:
                 plan.close()
+            gobuild.drop_caches(self.layout, self.progress)
             self.progress(
                 f"cluster is up after {time.monotonic() - started:.1f} s: KUBECONFIG={self.layout.kubeconfig}"
             )
