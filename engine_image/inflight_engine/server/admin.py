@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from inflight_engine.messages import EngineReady
 from inflight_engine.scheduling.limits import LimitError, Limits, StaleRevisionError
@@ -28,7 +28,8 @@ class LimitsChange(BaseModel):
 
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
-    revision: int | None = None
+    # What the message to the engine can carry.
+    revision: Annotated[int, Field(lt=2**63)] | None = None
 
 
 @router.get("/v1/runtime_config")

@@ -61,11 +61,7 @@ def prepare(
     num_prompt = len(prompt_token_ids)
     if num_prompt == 0:
         raise bad_request(f"{prompt_field}: must hold at least one token", prompt_field)
-    if max(prompt_token_ids) >= facts.vocab_size:
-        raise bad_request(
-            f"{prompt_field}: token id {max(prompt_token_ids)} is not below the vocabulary size {facts.vocab_size}",
-            prompt_field,
-        )
+    _check_vocabulary(prompt_token_ids, facts, prompt_field)
     left = facts.max_total_tokens - num_prompt
     if left < 1:
         raise bad_request(
@@ -88,9 +84,10 @@ def prepare(
             max_tokens=max_tokens,
             temperature=1.0 if fields.temperature is None else float(fields.temperature),
             top_p=1.0 if fields.top_p is None else float(fields.top_p),
-            top_k=max(fields.top_k or 0, 0),
+            # The vocabulary keeps all; a larger number need not fit where the engine stores it.
+            top_k=min(max(fields.top_k or 0, 0), facts.vocab_size),
             seed=default_seed if fields.seed is None else fields.seed & _UINT63,
-            stop_token_ids=_stop_token_ids(fields, facts.eos_token_ids),
+            stop_token_ids=_stop_token_ids(fields, facts),
         ),
         stop=fields.stop_strings(),
         streaming=bool(fields.stream),
@@ -103,11 +100,18 @@ def _bound(facts: ModelFacts) -> str:
     )
 
 
-def _stop_token_ids(fields: SamplingFields, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+def _stop_token_ids(fields: SamplingFields, facts: ModelFacts) -> tuple[int, ...]:
     if not isinstance(fields, OpenAIFields):
-        return eos_token_ids
+        return facts.eos_token_ids
     asked = tuple(fields.stop_token_ids or ())
-    return tuple(dict.fromkeys(asked if fields.ignore_eos else (*eos_token_ids, *asked)))
+    _check_vocabulary(asked, facts, "stop_token_ids")
+    return tuple(dict.fromkeys(asked if fields.ignore_eos else (*facts.eos_token_ids, *asked)))
+
+
+def _check_vocabulary(token_ids: Sequence[int], facts: ModelFacts, field: str) -> None:
+    largest = max(token_ids, default=0)
+    if largest >= facts.vocab_size:
+        raise bad_request(f"{field}: token id {largest} is not below the vocabulary size {facts.vocab_size}", field)
 
 
 def seed_for(base: int, request_id: int) -> int:

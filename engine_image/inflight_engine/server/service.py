@@ -143,6 +143,9 @@ class Service:
         num_tokens = len(request.prompt_token_ids)
         self._check_bounds(num_tokens)
         generation = Generation(request_id, request, tokenizer.detokenizer(request.prompt_token_ids), arrived)
+        prompt = np.array(request.prompt_token_ids, np.dtype("<i4")).tobytes()
+        # First of all, so that a request that cannot be sent takes no place.
+        self._send(AddRequest(request_id, prompt, request.sampling, arrived))
         self._queue.enter(num_tokens)
         if not self.has_work:
             self.last_progress = time.monotonic()
@@ -150,8 +153,6 @@ class Service:
         generation.timer = asyncio.get_running_loop().call_later(
             self.config.queue_timeout, self._timed_out, generation, "queue", self.config.queue_timeout
         )
-        prompt = np.array(request.prompt_token_ids, np.dtype("<i4")).tobytes()
-        self._send(AddRequest(request_id, prompt, request.sampling, arrived))
         return generation
 
     def end(self, generation: Generation, reason: FinishReason, error: ApiError | None = None) -> None:
@@ -181,10 +182,10 @@ class Service:
 
         Raises:
             LimitError, StaleRevisionError: see `changed_limits`; nothing changed.
-            ApiError: 503 while the model loads, 504 when the engine does not answer.
+            ApiError: 503 while the model loads or after the engine failed, 504 when the engine does not answer.
         """
         async with self._changing_limits:
-            if self.limits is None:
+            if self.limits is None or self.phase is Phase.FAILED:
                 raise self._not_ready()
             wanted = changed_limits(
                 self.limits,
@@ -308,8 +309,8 @@ class Service:
     async def _apply(self, limits: Limits) -> Limits:
         call_id = next(self._call_ids)
         call = self._calls[call_id] = asyncio.get_running_loop().create_future()
-        self._send(SetLimits(call_id, limits))
         try:
+            self._send(SetLimits(call_id, limits))
             return await asyncio.wait_for(call, LIMITS_TIMEOUT)
         except TimeoutError:
             raise ApiError(504, f"the engine did not apply the limits within {LIMITS_TIMEOUT:g} s") from None

@@ -1,5 +1,7 @@
 """Live limits and draining: who may change what, and that a refused change changes nothing."""
 
+import asyncio
+
 import pytest
 
 from inflight_engine.scheduling.limits import Limits
@@ -43,7 +45,9 @@ async def test_patch_answers_with_what_the_engine_has_put_in_force(make_fake):
         ({"max_num_seqs": 2, "max_num_batched_tokens": 65}, 400, "max_num_batched_tokens"),
         ({"max_num_seqs": 2, "max_num_batched_tokens": -1}, 400, "max_num_batched_tokens"),
         ({"max_num_seqs": "2"}, 400, "max_num_seqs"),
+        ({"max_num_seqs": 2**70}, 400, "max_num_seqs"),
         ({"max_num_seqs": 2, "policy": "sjf"}, 400, "policy"),
+        ({"max_num_seqs": 2, "revision": 2**63}, 400, "revision"),
         ({"max_num_seqs": 2, "revision": 4}, 409, "revision"),
     ],
 )
@@ -55,6 +59,14 @@ async def test_refused_change_changes_nothing(make_fake, change, status, param):
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
     assert (await fake.http.get("/v1/runtime_config")).json() == before
     assert len(fake.engine.limits) == 1
+
+
+async def test_change_after_the_engine_died_is_503_at_once(make_fake):
+    fake = await make_fake()
+    fake.engine.die()
+    await asyncio.wait_for(fake.service.failure, 5)
+    answer = await asyncio.wait_for(patch(fake, max_num_seqs=2), 5)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_failed")
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"authorization": "Basic secret"}])

@@ -137,6 +137,8 @@ async def test_values_that_ask_for_nothing_are_accepted(make_fake, path, more):
         ("/v1/completions", {"prompt": "a", "top_p": 0}, "top_p"),
         ("/v1/completions", {"prompt": "a", "top_k": -2}, "top_k"),
         ("/v1/completions", {"prompt": "a", "seed": 2**63}, "seed"),
+        ("/v1/completions", {"prompt": "a", "stop_token_ids": [256]}, "stop_token_ids"),
+        ("/v1/completions", {"prompt": "a", "stop_token_ids": [2**70]}, "stop_token_ids"),
         ("/v1/completions", {"prompt": "a", "stop": ["x", ""]}, "stop"),
         ("/v1/completions", {"prompt": "a", "stop": ["x"] * 17}, "stop"),
         ("/v1/completions", {"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),

@@ -61,6 +61,30 @@ async def test_sampling_parameters_reach_the_engine(make_fake):
     await call
 
 
+@pytest.mark.parametrize("top_k", [256, 2**63, 2**70])
+async def test_top_k_of_the_vocabulary_or_more_keeps_all_whatever_its_size(make_fake, top_k):
+    fake = await make_fake()
+    call = start(fake, top_k=top_k)
+    await until(lambda: fake.engine.requests)
+    assert fake.engine.requests[0].sampling.top_k == 256
+    fake.engine.answer(0, "x")
+    assert (await call).status_code == 200
+
+
+async def test_request_that_cannot_be_sent_to_the_engine_keeps_no_place(make_fake, monkeypatch):
+    fake = await make_fake(bounds=QueueBounds(1))
+    send = fake.service.client.send
+    monkeypatch.setattr(fake.service.client, "send", lambda message: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        await start(fake)
+    assert not fake.service.has_work
+    monkeypatch.setattr(fake.service.client, "send", send)
+    call = start(fake)
+    await until(lambda: fake.engine.requests)
+    fake.engine.answer(*fake.engine.requests, "x")
+    assert (await call).status_code == 200
+
+
 async def test_developer_role_and_text_parts_become_plain_messages(make_fake):
     fake = await make_fake()
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
