@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 from pydantic import ValidationError
 
 from inflight_operator import inputs
-from inflight_operator.api.types import Decision, InferenceService, ServiceRecord
+from inflight_operator.api.types import MAX_DECISIONS, Decision, InferenceService, ServiceRecord
 from inflight_operator.apply import ChildConflictError, admin_token, sync_children
 from inflight_operator.apply.children import ChildApi
 from inflight_operator.apply.kube import KubeApiError
@@ -84,6 +84,11 @@ class LoopSettings:
         """Seconds from which a sample is stale: two scrapes in a row failed."""
         return self.interval * 2 + 4
 
+    @property
+    def span(self) -> float:
+        """Seconds of samples to decide on: three scrapes at least, or there would be no differences to take."""
+        return max(30.0, self.interval * 3)
+
 
 class Loop:
     """Rounds for all services of this operator; `Workers` says when which service has one."""
@@ -133,7 +138,8 @@ class Loop:
         await self._observe(memory, pods)
         scaling = self._decide_replicas(key, service, memory, pods)
         tuning = self._decide_limits(service, memory, pods)
-        memory.unreported += self._put_in_force(service, memory, scaling, tuning)
+        decided = self._put_in_force(service, memory, scaling, tuning)
+        memory.unreported = (*memory.unreported, *decided)[-MAX_DECISIONS:]
         children = render(service, await self._plan(key, service, memory), self._settings)
         failure = await self._apply(key, memory, children, pods, shrinks=memory.replicas < _ordered(self._cache, key))
         told, complaint = await self._tell_engines(key, memory, children, pods)
@@ -147,7 +153,7 @@ class Loop:
     def _remember(self, key: ServiceKey, service: InferenceService) -> Memory:
         memory = self._memory.get(key)
         if memory is None or memory.uid != service.metadata.uid:
-            memory = first_memory(service, _ordered(self._cache, key), monotonic())
+            memory = first_memory(service, _ordered(self._cache, key), monotonic(), self._every.span)
             self._memory[key] = memory
         elif memory.generation != service.metadata.generation:
             # Another spec may mean another model, or other bounds: what was measured before tells nothing of it.

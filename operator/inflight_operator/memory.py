@@ -37,7 +37,7 @@ class Memory:
     replicas: int
     limits: LimitsInForce
     tuning: TuningState
-    window: Window = field(default_factory=Window)
+    window: Window
     scaling: ScalingHistory = field(default_factory=ScalingHistory)
     tuning_note: TuningDecision | None = None
     scraped_at: float = float("-inf")
@@ -67,13 +67,14 @@ class Memory:
             self.limits = LimitsInForce(wanted.max_num_seqs, wanted.max_num_batched_tokens, revision)
 
 
-def first_memory(service: InferenceService, ordered: int, now: float) -> Memory:
+def first_memory(service: InferenceService, ordered: int, now: float, span: float) -> Memory:
     """What a new operator process knows of a service: what its status and its Deployment tell.
 
     Args:
         service: with its status.
         ordered: replicas of the live Deployment, 0 without one.
         now: steady clock.
+        span: seconds of samples to keep.
     """
     status, engine = service.status, service.spec.engine
     limits = LimitsInForce(engine.max_num_seqs, engine.max_num_batched_tokens, 0)
@@ -86,4 +87,5 @@ def first_memory(service: InferenceService, ordered: int, now: float) -> Memory:
         replicas=ordered or status.desired_replicas or service.spec.scaling.min_replicas,
         limits=limits,
         tuning=TuningState(window_start=now),
+        window=Window(span),
     )

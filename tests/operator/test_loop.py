@@ -164,6 +164,35 @@ async def test_a_burst_changes_limits_on_the_running_pod_with_the_services_token
     assert "over target 50 ms" in tuned[0]["reason"]
 
 
+async def test_the_longest_interval_still_measures_enough_to_tune(world):
+    world.settings = LoopSettings(interval=60.0)
+    world.restart()
+    world.service(spec={**SMALL, "slo": {"tpotP95": "50ms"}})
+    engine = world.pod(1)
+    codes = []
+    for _ in range(6):
+        for _ in range(400):
+            engine.model.add(120, 80)
+        await world.round(60.0)
+        codes.append(world.condition("TuningActive")["reason"])
+    assert "TpotOverTarget" in codes, codes
+    assert world.status["observed"]["tpotP95"]
+
+
+async def test_decisions_that_cannot_be_written_do_not_pile_up(world):
+    world.service(spec=SMALL, status={"desiredReplicas": 2})
+    world.api.fail["status"] = KubeApiError("PATCH status", 0, "the API server does not answer")
+    for number in range(30):
+        spec = {**SMALL, "scaling": {"minReplicas": 1 + number % 2, "maxReplicas": 1 + number % 2}}
+        world.service(spec=spec, generation=number)
+        with pytest.raises(KubeApiError):
+            await world.round()
+    world.api.fail.clear()
+    await world.round()
+    assert len(world.status["decisions"]) == 10
+    assert len(world.api.of("event")) <= 11
+
+
 async def test_new_pods_are_brought_to_the_limits_in_force(world):
     limits = {"maxNumSeqs": 12, "maxNumBatchedTokens": 512, "revision": 7, "podsInForce": 1, "summary": "12/512"}
     world.service(spec=SMALL, status={"limits": limits})
