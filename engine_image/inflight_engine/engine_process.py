@@ -80,6 +80,10 @@ def main() -> int:
         except (ValueError, OSError, MemoryError) as error:
             channel.send(EngineFailed(str(error)))
             return 1
+        except Exception as error:
+            log.exception("loading model %s failed", config.model)
+            channel.send(EngineFailed(f"loading model {config.model} failed: {error}"))
+            return 1
         channel.send(ready)
         serve(engine, channel)
     except ChannelClosedError:

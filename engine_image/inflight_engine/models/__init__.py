@@ -8,5 +8,5 @@ For the API process, without torch:
 For the engine process:
 
 - `config.load_model_config(files) -> DecoderConfig`; `config.UnsupportedModelError`.
-- `llama.LlamaModel`, filled by `weights.load_llama(files, config, ...)`.
+- `llama.LlamaModel`, filled from `weights.open_weights(files, config)`.
 """
