@@ -1,0 +1,120 @@
+"""`make test` fails when anything fails, and leaves nothing running that it started."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from e2e import check
+from e2e.check import Check
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.layout import REPOSITORY
+from e2e.cluster.process import observe
+
+
+def python(code):
+    return (sys.executable, "-c", code)
+
+
+def wait_until(condition, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def prepared(tmp_path, monkeypatch):
+    """Run `main` with these checks, and a preparation that runs this code; the exit code."""
+
+    def run(checks, preparation="print('the cluster is up')"):
+        monkeypatch.setenv("INFLIGHT_CACHE", str(tmp_path))
+        monkeypatch.setattr(sys, "argv", ["check"])
+        monkeypatch.setattr(check, "preflight", lambda: None)
+        monkeypatch.setattr(check, "CHECKS", checks)
+        monkeypatch.setattr(check, "PREPARE", python(preparation))
+        try:
+            return check.main()
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    return run
+
+
+def test_all_checks_pass_and_the_outputs_are_shown(prepared, capfd):
+    checks = (Check("one", python("print('3 passed')")), Check("two", python(""), needs_cluster=True))
+    assert prepared(checks) == 0
+    shown = capfd.readouterr().out
+    assert shown.index("== one") < shown.index("3 passed") < shown.index("the cluster is up") < shown.index("== two")
+
+
+def test_the_first_check_that_fails_is_the_last(prepared, capfd):
+    checks = (Check("one", python("import sys; sys.exit(5)")), Check("two", python("")))
+    assert prepared(checks) == 1
+    shown = capfd.readouterr().out
+    assert "error: one failed (exit code 5)" in shown
+    assert "== two" not in shown
+
+
+def test_without_a_cluster_the_checks_that_need_one_fail(prepared, capfd):
+    checks = (Check("two", python("print('was run')"), needs_cluster=True),)
+    assert prepared(checks, "import sys; sys.exit('error: no disk')") == 1
+    shown = capfd.readouterr().out
+    assert "error: no disk" in shown
+    assert "was run" not in shown
+
+
+def test_a_machine_that_cannot_do_it_is_told_first(prepared, monkeypatch, capfd):
+    def refuse():
+        raise ClusterError("the local node needs root: run this with sudo")
+
+    monkeypatch.setattr(check, "CHECKS", (Check("one", python("print('was run')")),))
+    monkeypatch.setattr(check, "preflight", refuse)
+    monkeypatch.setattr(sys, "argv", ["check"])
+    assert check.main() == 1
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    shown = capfd.readouterr()
+    assert "error: the local node needs root: run this with sudo" in shown.err
+    assert "was run" not in shown.out
+
+
+def test_a_failure_ends_the_preparation_and_what_it_started(prepared, tmp_path):
+    pids = tmp_path / "pids"
+    preparation = (
+        "import os, pathlib, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"partial = pathlib.Path({str(pids)!r} + '.partial')\n"
+        "partial.write_text(f'{os.getpid()} {child.pid}')\n"
+        f"partial.rename({str(pids)!r})\n"
+        "time.sleep(60)"
+    )
+    waits = f"import pathlib, sys, time\nwhile not pathlib.Path({str(pids)!r}).exists(): time.sleep(0.01)\nsys.exit(1)"
+    assert prepared((Check("one", python(waits)),), preparation) == 1
+    wait_until(lambda: not any(observe(int(pid)) for pid in pids.read_text().split()))
+
+
+def test_sigterm_lets_the_running_check_end_in_order(tmp_path):
+    careful = (
+        "import time\n"
+        "try:\n    print('running', flush=True); time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    time.sleep(0.5); print('ended in order', flush=True)"
+    )
+    code = (
+        "import sys; from e2e import check\n"
+        "check.preflight = lambda: None\n"
+        "check.PREPARE = (sys.executable, '-c', '')\n"
+        f"check.CHECKS = (check.Check('one', (sys.executable, '-c', {careful!r})),)\n"
+        "sys.argv = ['check']; sys.exit(check.main())"
+    )
+    with subprocess.Popen(
+        python(code), stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, env={"INFLIGHT_CACHE": str(tmp_path)}
+    ) as process:
+        while process.stdout.readline() != "running\n":
+            assert process.poll() is None
+        process.terminate()
+        assert "ended in order" in process.stdout.read()
+        assert process.wait() == 128 + signal.SIGTERM
