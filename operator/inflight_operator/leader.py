@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from time import monotonic
 from typing import Any
 
 from kubernetes.aio.client import V1Lease, V1ObjectMeta
@@ -32,9 +33,19 @@ CALL_SECONDS = 4.0
 class SteadyLease(LeaseLock):  # type: ignore[misc]
     """A Lease whose calls end in time, fail softly, and that can be given back."""
 
+    renewed: float | None = None
+    """When this process last wrote itself into the Lease, on the steady clock; None before it ever did."""
+
+    def _patience(self) -> asyncio.Timeout:
+        """For one call: a holder's last try ends by its renew deadline, while the Lease is still its own."""
+        if self.renewed is None:
+            return asyncio.timeout(CALL_SECONDS)
+        left = self.renewed + RENEW_DEADLINE_SECONDS - monotonic()
+        return asyncio.timeout(max(0.1, min(CALL_SECONDS, left)))
+
     async def get(self, name: str, namespace: str) -> tuple[bool, Any]:
         try:
-            async with asyncio.timeout(CALL_SECONDS):
+            async with self._patience():
                 answer: tuple[bool, Any] = await super().get(name, namespace)
                 return answer
         except (OSError, TimeoutError) as error:
@@ -43,21 +54,27 @@ class SteadyLease(LeaseLock):  # type: ignore[misc]
     async def create(self, name: str, namespace: str, election_record: Any) -> bool:
         """As the library's, which fails on a `pretty=True` that its own client (37.0.2) does not accept."""
         body = V1Lease(metadata=V1ObjectMeta(name=name), spec=self.update_lease(election_record))
+        asked = monotonic()
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 await self.api_instance.create_namespaced_lease(namespace, body)
         except (ApiException, OSError, TimeoutError) as error:
             logger.warning("cannot create Lease %s/%s: %s", namespace, name, error or type(error).__name__)
             return False
+        self.renewed = asked
         return True
 
     async def update(self, name: str, namespace: str, updated_record: Any) -> bool:
+        asked = monotonic()
         try:
-            async with asyncio.timeout(CALL_SECONDS):
-                return bool(await super().update(name, namespace, updated_record))
+            async with self._patience():
+                written = bool(await super().update(name, namespace, updated_record))
         except (OSError, TimeoutError) as error:
             logger.warning("cannot renew Lease %s/%s: %s", namespace, name, error or type(error).__name__)
             return False
+        if written:
+            self.renewed = asked
+        return written
 
     async def release(self) -> None:
         """Gives the Lease back if it is ours. A failure is only told: the Lease then runs out by itself."""

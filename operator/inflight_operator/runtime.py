@@ -125,6 +125,7 @@ class _Actor:
         self.exit_code = 1
         if not task.cancelled() and task.exception() is not None:
             logger.error("the %s failed", task.get_name(), exc_info=task.exception())
+        self._tasks[0].cancel()  # the loop: who lost the Lease must not act while the watches come to their end
         self.ended.set()
 
     async def stop(self) -> None:
