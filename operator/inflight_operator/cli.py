@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--engine-image", required=True, metavar="IMAGE", help="image of services whose spec names none")
     run.add_argument("--kubeconfig", metavar="FILE", help="default: the service account of the pod it runs in")
-    run.add_argument("--namespace", metavar="NAME", help="look at this namespace only; default: at all")
+    run.add_argument("--namespace", metavar="NAME", help="look after this namespace only; default: all")
     run.add_argument(
         "--leader-elect",
         action=argparse.BooleanOptionalAction,
@@ -96,16 +96,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"{port} is not a port: give 1 to 65535, or 0 for a free one")
-    return port
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give 1 to 65535, or 0 for a free one")
+    return int(text)
 
 
 def _interval(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not 0.5 <= seconds <= 60:
-        raise argparse.ArgumentTypeError(f"{text} s is not between 0.5 and 60")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.5 to 60")
     return seconds
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import kopf
 from kubernetes.aio import client, config
 
@@ -25,8 +27,13 @@ async def load_configuration(kubeconfig: str | None) -> client.Configuration:
     except (config.ConfigException, OSError) as error:
         if kubeconfig is None:
             raise ConnectError(f"not inside a cluster ({error}): give --kubeconfig FILE") from error
-        raise ConnectError(f"cannot use kubeconfig {kubeconfig}: {error}") from error
+        raise ConnectError(f"cannot use kubeconfig {kubeconfig}: {_why(kubeconfig, error)}") from error
     return configuration
+
+
+def _why(kubeconfig: str, error: Exception) -> str:
+    """The library calls a file that is missing one without contexts."""
+    return str(error) if Path(kubeconfig).expanduser().exists() else "there is no such file"
 
 
 async def kopf_connection(configuration: client.Configuration) -> kopf.ConnectionInfo:

@@ -47,13 +47,16 @@ class WebServer:
         port: to listen on, all addresses; 0 takes a free one.
 
     Raises:
-        OSError: the port is taken.
+        OSError: the port is taken; the message names it.
     """
 
     def __init__(self, port: int, registry: CollectorRegistry, heartbeat: Heartbeat) -> None:
         self._metrics = make_wsgi_app(registry)
         self._heartbeat = heartbeat
-        self._server = _Server(("", port), _QuietHandler)
+        try:
+            self._server = _Server(("", port), _QuietHandler)
+        except OSError as error:
+            raise OSError(f"cannot listen on --metrics-port {port}: {error.strerror or error}") from error
         self._server.set_app(self._answer)
         Thread(target=self._server.serve_forever, name="metrics and health", daemon=True).start()
 

@@ -1,5 +1,7 @@
 """The command line: help, wrong usage, and a way to the cluster that is missing."""
 
+import socket
+
 import pytest
 
 from inflight_operator.cli import main
@@ -26,7 +28,9 @@ def test_wrong_usage_ends_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
-    assert "usage: inflight-operator" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "usage: inflight-operator" in said
+    assert "invalid _" not in said
 
 
 def test_no_cluster_is_an_error_that_says_what_to_do(capsys, monkeypatch):
@@ -38,4 +42,17 @@ def test_no_cluster_is_an_error_that_says_what_to_do(capsys, monkeypatch):
 def test_a_kubeconfig_that_does_not_exist_is_named(capsys, tmp_path):
     missing = tmp_path / "none.yaml"
     assert main(["run", "--engine-image", "x", "--metrics-port", "0", "--kubeconfig", str(missing)]) == 1
-    assert f"cannot use kubeconfig {missing}" in capsys.readouterr().err
+    assert f"cannot use kubeconfig {missing}: there is no such file" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_named(capsys, tmp_path):
+    kubeconfig = tmp_path / "config"
+    kubeconfig.write_text(
+        "{current-context: a, contexts: [{name: a, context: {cluster: a, user: a}}], users: [{name: a, user: {}}],"
+        " clusters: [{name: a, cluster: {server: 'https://127.0.0.1:1'}}]}"
+    )
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        arguments = ["run", "--engine-image", "x", "--kubeconfig", str(kubeconfig), "--metrics-port", str(port)]
+        assert main(arguments) == 1
+    assert f"--metrics-port {port}: Address already in use" in capsys.readouterr().err
