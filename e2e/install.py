@@ -10,14 +10,13 @@ import hashlib
 import sys
 from pathlib import Path
 
-from e2e.cluster import ClusterError, build_image, ensure_up, kubeconfig_path, kubectl
+from e2e.cluster import ClusterError, ensure_up, kubeconfig_path, kubectl
 from e2e.cluster.progress import Progress, step, to_stdout
 from e2e.helm import helm
 
 ROOT = Path(__file__).resolve().parents[1]
 OPERATOR_NAMESPACE = "inflight-system"
 RELEASE = "inflight"
-OPERATOR_IMAGE = "localhost/inflight-operator:dev"
 SHARED_SOURCES = ("pyproject.toml", "constraints.txt", ".dockerignore")
 SOURCE_ANNOTATION = "inflight.dev/source"
 
@@ -32,18 +31,19 @@ def source_hash(folder: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def install(progress: Progress) -> None:
+def install(progress: Progress) -> str:
     """Everything up to the point where an InferenceService can be applied.
+
+    Returns the operator image's reference: clients in pods run from it, as it has Python and httpx.
 
     Raises:
         ClusterError: a step failed; the message says which and why.
     """
-    ensure_up(progress, ("engine", "operator"))
-    # Built by now: this only asks for the references.
-    engine, operator = (build_image(name, lambda _: None) for name in ("engine", "operator"))
+    references = ensure_up(progress, ("engine", "operator"))
     with step(progress, "installing the chart"):
-        helm_install(engine, operator)
+        helm_install(references["engine"], references["operator"])
     roll_engines(source_hash("engine_image"), progress)
+    return references["operator"]
 
 
 def helm_install(engine: str, operator: str) -> None:
@@ -65,7 +65,7 @@ def helm_install(engine: str, operator: str) -> None:
 
 
 def roll_engines(source: str, progress: Progress) -> None:
-    """Restart engines that run an image of other sources, one service at a time as its rollout strategy says.
+    """Restart engines that run an image of other sources, each service's as its rollout strategy says.
 
     The sources last rolled are an annotation of the operator's namespace, so that another checkout sees them too.
     """
@@ -90,6 +90,9 @@ def main() -> int:
         install(to_stdout())
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on where it was", file=sys.stderr)
         return 1
     print(f"Ready: export KUBECONFIG={kubeconfig_path()} and kubectl apply -f examples/chat.yaml")
     return 0

@@ -20,7 +20,7 @@ IMAGE_NAMES = ("engine", "operator")
 class Cluster(Protocol):
     """What each of the three kinds of cluster can do."""
 
-    def up(self, image_names: Sequence[str] = ()) -> None: ...
+    def up(self, image_names: Sequence[str] = ()) -> dict[str, str]: ...
 
     def build(self, name: str) -> str: ...
 
@@ -47,12 +47,13 @@ def kubeconfig_path() -> Path:
     return layout.current().root / "kind.kubeconfig" if kind is Choice.KIND else layout.current().kubeconfig
 
 
-def ensure_up(progress: Progress, image_names: Sequence[str] = ()) -> None:
+def ensure_up(progress: Progress, image_names: Sequence[str] = ()) -> dict[str, str]:
     """Have a cluster that answers, with a Ready node and DNS. Safe to repeat. Raises ClusterError.
 
-    The images `image_names` are built at the same time as the cluster comes up, which is shorter than afterwards.
+    The images `image_names` are built at the same time as the cluster comes up, which is shorter than afterwards;
+    returns the references by which pods find them, by name.
     """
-    chosen(progress).up(image_names)
+    return chosen(progress).up(image_names)
 
 
 def build_image(name: str, progress: Progress) -> str:

@@ -62,8 +62,8 @@ class NamedCluster:
         self.kubeconfig = kubeconfig
         self.progress = progress
 
-    def up(self, image_names: Sequence[str] = ()) -> None:
-        """Check that it answers; build and push the images asked for."""
+    def up(self, image_names: Sequence[str] = ()) -> dict[str, str]:
+        """Check that it answers; build and push the images asked for; their references by name."""
         if not self.kubeconfig.is_file():
             raise ClusterError(f"INFLIGHT_KUBECONFIG names {self.kubeconfig}, which is no file")
         try:
@@ -71,8 +71,7 @@ class NamedCluster:
         except ClusterError as error:
             raise ClusterError(f"the cluster of INFLIGHT_KUBECONFIG does not answer: {error}") from error
         self.progress(f"the cluster of {self.kubeconfig} answers")
-        for name in image_names:
-            self.build(name)
+        return {name: self.build(name) for name in image_names}
 
     def build(self, name: str) -> str:
         """Build with Docker and push to INFLIGHT_IMAGE_PREFIX; the pushed reference."""
@@ -95,7 +94,8 @@ class NamedCluster:
     def down(self, *, purge: bool = False) -> None:
         """Nothing was created, so nothing is removed."""
         raise ClusterError(
-            "the cluster of INFLIGHT_KUBECONFIG was not made here and is not taken down"
+            "the cluster of INFLIGHT_KUBECONFIG was not made here and is not taken down; what was put into it "
+            "goes with `kubectl delete ifsvc chat` and `helm uninstall inflight -n inflight-system`"
             + ("; without the variable, --purge deletes the cache folder" if purge else "")
         )
 
@@ -114,16 +114,15 @@ class KindCluster:
         shown = subprocess.run(["kind", "get", "clusters"], capture_output=True, text=True, check=False)
         return KIND_CLUSTER in shown.stdout.split()
 
-    def up(self, image_names: Sequence[str] = ()) -> None:
-        """Create the cluster unless it is there; build and load the images asked for."""
+    def up(self, image_names: Sequence[str] = ()) -> dict[str, str]:
+        """Create the cluster unless it is there; build and load the images asked for; their references by name."""
         self.kubeconfig.parent.mkdir(parents=True, exist_ok=True)
         if not self._exists():
             _run(kind_create_command(self.kubeconfig), "creating a kind cluster", self.progress)
         elif not self.kubeconfig.exists():
             export = ["kind", "export", "kubeconfig", "--name", KIND_CLUSTER, "--kubeconfig", str(self.kubeconfig)]
             _run(export, "writing the kind cluster's kubeconfig", self.progress)
-        for name in image_names:
-            self.build(name)
+        return {name: self.build(name) for name in image_names}
 
     def build(self, name: str) -> str:
         """Build with Docker and load into the kind node; the reference."""

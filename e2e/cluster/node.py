@@ -76,8 +76,10 @@ class OwnNode:
     def lock(self) -> Path:
         return self.layout.locks / "cluster"
 
-    def up(self, image_names: Sequence[str] = ()) -> None:
+    def up(self, image_names: Sequence[str] = ()) -> dict[str, str]:
         """Bring the cluster up, whatever state it is in; build the images `image_names` meanwhile.
+
+        Returns the references of the images by name.
 
         Raises ClusterError with one sentence (and a log's last lines, where a component failed).
         """
@@ -86,15 +88,16 @@ class OwnNode:
             preflight.check(self.layout, node_runs=bool(self.processes.running("kubelet")))
             plan = BuildPlan(LANES, self.layout, self.progress)
             try:
-                self._assemble(plan, image_names)
+                references = self._assemble(plan, image_names)
             finally:
                 plan.close()
             gobuild.drop_caches(self.layout, self.progress)
             self.progress(
                 f"cluster is up after {time.monotonic() - started:.1f} s: KUBECONFIG={self.layout.kubeconfig}"
             )
+            return references
 
-    def _assemble(self, plan: BuildPlan, image_names: Sequence[str]) -> None:
+    def _assemble(self, plan: BuildPlan, image_names: Sequence[str]) -> dict[str, str]:
         packages.ensure(self.progress)
         if not self.processes.running("containerd") and not leftovers.shims():
             leftovers.sweep(self.layout)
@@ -120,7 +123,7 @@ class OwnNode:
                 raise
             if not built.done():
                 self.progress("the cluster is ready; waiting for images")
-            built.result()
+            return built.result()
 
     def _prepare(self, chosen: Settings) -> ApiPlane:
         """Write keys, kubeconfigs and configurations."""
@@ -165,14 +168,13 @@ class OwnNode:
         containerd_ready: Future[None],
         root_file_system: Future[Path],
         image_names: Sequence[str],
-    ) -> None:
+    ) -> dict[str, str]:
         root_file_system.result()
         plan.folder(goparts.BUILDKIT)
         containerd_ready.result()
         store.start_buildkit()
         base_image.ensure(store, self.progress)
-        for name in image_names:
-            images.build_in_store(store, name, self.progress)
+        return {name: images.build_in_store(store, name, self.progress) for name in image_names}
 
     def _start_control_plane(self, plan: BuildPlan, plane: ApiPlane, chosen: Settings) -> None:
         etcd_binary = plan.folder(goparts.ETCD) / "etcd"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from e2e.cluster import ClusterError, kubeconfig_path, kubectl
 from e2e.demo.burst import Watch, run_burst
-from e2e.install import OPERATOR_IMAGE, install
+from e2e.install import install
 from e2e.service import PodFacts, Service
 from e2e.traffic.pod import ask_pod
 
@@ -50,10 +49,10 @@ def waiting(message: str) -> None:
     print(f"   waiting: {message}", flush=True)
 
 
-def chat() -> None:
+def chat(client_image: str) -> None:
     """Ask through the service's DNS name, from a pod."""
     print(f"   from a pod, to {CHAT.url}/v1/chat/completions: {QUESTION}\n")
-    with ask_pod(CHAT, "ask", QUESTION, image=OPERATOR_IMAGE) as pod:
+    with ask_pod(CHAT, "ask", QUESTION, image=client_image) as pod:
         print("   ", end="")
         for piece in pod.follow():
             print(piece.replace("\n", "\n   "), end="", flush=True)
@@ -96,16 +95,16 @@ def demo() -> None:
     """The whole demo."""
     started = time.monotonic()
     with section(1, "A Kubernetes on this machine, the two images, the operator"):
-        install(lambda line: print(f"   {line}", flush=True))
+        client_image = install(lambda line: print(f"   {line}", flush=True))
     with section(2, "Apply an InferenceService and wait until it is Ready"):
         kubectl("-n", CHAT.namespace, "delete", "inferenceservice", CHAT.name, "--ignore-not-found", "--wait")
         pod = apply_and_wait()
         config = CHAT.runtime_config(pod.name)
     with section(3, "Ask it something"):
-        chat()
+        chat(client_image)
     with section(4, "A burst of traffic: watch it scale and tune"):
         watch = Watch(CHAT)
-        closing = run_burst(CHAT, watch, BURST, image=OPERATOR_IMAGE)
+        closing = run_burst(CHAT, watch, BURST, image=client_image)
         print(
             f"   {closing['answered']} of {closing['sent']} requests answered, {closing['retries']} retries, none lost"
         )
@@ -129,8 +128,11 @@ def main() -> int:
     parser.parse_args()
     try:
         demo()
-    except (ClusterError, RuntimeError, TimeoutError, subprocess.CalledProcessError) as error:
+    except (ClusterError, RuntimeError, TimeoutError) as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nstopped; `make demo` goes on where it was, `make demo-down` removes everything", file=sys.stderr)
         return 1
     return 0
 

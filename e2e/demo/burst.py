@@ -56,10 +56,10 @@ def run_burst(service: Service, watch: Watch, arguments: list[str], *, image: st
         while follower.is_alive():
             watch.look()
             follower.join(LOOK_SECONDS)
-        closing = json.loads("".join(output).strip().splitlines()[-1])
-        if pod.exit_code() != 0 or not closing.get("done"):
-            raise RuntimeError(f"the traffic driver says: {closing}")
-    return dict(closing)
+        said = "".join(output).strip().splitlines() or ["nothing"]
+        if pod.exit_code() != 0 or '"done": true' not in said[-1]:
+            raise RuntimeError(f"the traffic driver says: {said[-1]}")
+    return dict(json.loads(said[-1]))
 
 
 def _collect(pod: ScriptPod, output: list[str]) -> None:

@@ -16,9 +16,9 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def installed():
-    """The local cluster with the chart installed. Idempotent: seconds when it is there already."""
-    install(lambda line: print(line, file=sys.stderr, flush=True))
+def client_image():
+    """The local cluster with the chart installed, and the image that clients run from. Seconds when it is there."""
+    return install(lambda line: print(line, file=sys.stderr, flush=True))
 
 
 @pytest.fixture(scope="module")

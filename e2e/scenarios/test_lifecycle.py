@@ -6,7 +6,7 @@ import time
 import pytest
 
 from e2e.cluster import kubectl
-from e2e.install import OPERATOR_IMAGE, OPERATOR_NAMESPACE
+from e2e.install import OPERATOR_NAMESPACE
 from e2e.scenarios.conftest import apply
 from e2e.traffic.pod import ask_pod, driver_pod
 
@@ -31,8 +31,8 @@ def closing_line(pod):
     return json.loads("".join(pod.follow()).strip().splitlines()[-1])
 
 
-def test_the_service_answers_through_its_name_inside_the_cluster(service):
-    with ask_pod(service, "ask", "What are the colors of the rainbow?", image=OPERATOR_IMAGE) as pod:
+def test_the_service_answers_through_its_name_inside_the_cluster(service, client_image):
+    with ask_pod(service, "ask", "What are the colors of the rainbow?", image=client_image) as pod:
         answer = "".join(pod.follow())
         assert pod.exit_code() == 0, answer
     assert "red" in answer.lower()
@@ -57,10 +57,10 @@ def test_the_operator_killed_and_restarted_loses_nothing(service):
     service.wait("one replica", lambda view: view.replicas == view.ready_replicas == 1, seconds=120)
 
 
-def test_a_spec_change_rolls_out_under_traffic_and_no_request_is_lost(service):
+def test_a_spec_change_rolls_out_under_traffic_and_no_request_is_lost(service, client_image):
     before = {pod.uid for pod in service.pods()}
     arguments = ["--clients", "4", "--seconds", "35", "--requests", "100000"]
-    with driver_pod(service, "rollout", arguments, image=OPERATOR_IMAGE) as pod:
+    with driver_pod(service, "rollout", arguments, image=client_image) as pod:
         time.sleep(3)
         apply(service.name, service.namespace, tuning={"mode": "Off"}, engine={"maxQueuedRequests": 100})
         deadline = time.monotonic() + 90
