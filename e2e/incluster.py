@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import subprocess
@@ -32,8 +33,9 @@ class ScriptPod:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=kubeconfig) as process:
             if process.stdout is None:
                 raise AssertionError("stdout is a pipe")
+            decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end inside a character
             while piece := os.read(process.stdout.fileno(), 4096):
-                yield piece.decode(errors="replace")
+                yield decoder.decode(piece)
 
     def exit_code(self, seconds: float = 30) -> int:
         """Its exit code once it has ended.

@@ -1,6 +1,6 @@
-"""Sends chat requests to a service, streaming and plain in turn, and accounts for each one.
+"""Sends chat requests to a service, half of them streaming, and accounts for each one.
 
-    python driver.py --url http://chat.default.svc --clients 16 --requests 200
+    python driver.py --url http://chat.default.svc --model chat --clients 16 --requests 200
 
 One file that needs httpx alone, so that it runs in any pod that has it. Prints a JSON line each second and, last, one
 with `"done": true`. Even-numbered clients keep their connection, odd ones open a new one for each request.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import random
 import sys
 import time
@@ -60,7 +61,7 @@ def percentile(values: list[float], share: float) -> float | None:
     if not values:
         return None
     ordered = sorted(values)
-    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3)
+    return round(ordered[max(0, math.ceil(share * len(ordered)) - 1)], 3)
 
 
 class IncompleteAnswerError(Exception):
@@ -114,14 +115,16 @@ async def one_request(
     while True:
         try:
             response = await (streaming if stream else plain)(client, body, tally)
-        except (httpx.HTTPError, IncompleteAnswerError) as error:
+        except (httpx.HTTPError, IncompleteAnswerError, ValueError, LookupError, TypeError) as error:
+            # The last three: an answer that is no JSON, or has not the fields of one.
             tally.lost[f"{type(error).__name__}: {error}"[:120]] += 1
             return
         if response.status_code == httpx.codes.OK:
             tally.answered += 1
             return
-        wait = response.headers.get("Retry-After")
-        if response.status_code != httpx.codes.SERVICE_UNAVAILABLE or wait is None or time.monotonic() > give_up:
+        wait = response.headers.get("Retry-After", "")
+        obeyed = response.status_code == httpx.codes.SERVICE_UNAVAILABLE and wait.isdecimal()
+        if not obeyed or time.monotonic() > give_up:
             tally.lost[f"HTTP {response.status_code}"] += 1
             return
         tally.retries += 1
@@ -154,6 +157,7 @@ async def client_loop(number: int, options: argparse.Namespace, tally: Tally, en
 
 
 async def report(tally: Tally, started: float) -> None:
+    """Print a line each second until cancelled."""
     while True:
         await asyncio.sleep(1)
         print(tally.as_json(started, done=False), flush=True)
@@ -170,24 +174,28 @@ async def run(options: argparse.Namespace) -> Tally:
     return tally
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    line = argparse.ArgumentParser(
         description="Send chat requests and account for every one.",
-        epilog="example: driver.py --url http://127.0.0.1:8000 --clients 8 --requests 40",
+        epilog="example: driver.py --url http://127.0.0.1:8000 --model smollm2 --clients 8 --requests 40",
     )
-    parser.add_argument("--url", required=True, help="base address of the service")
-    parser.add_argument("--model", required=True, help="served model name")
-    parser.add_argument("--clients", type=int, default=8, help="clients at once (default 8)")
-    parser.add_argument("--requests", type=int, default=100, help="most requests in all (default 100)")
-    parser.add_argument("--seconds", type=float, default=60, help="no new request after this long (default 60)")
-    parser.add_argument("--prompt-words", type=int, default=40, help="mean prompt length in words (default 40)")
-    parser.add_argument("--max-tokens", type=int, default=32, help="mean output limit in tokens (default 32)")
-    parser.add_argument("--pause", type=float, default=0, help="mean pause of a client between requests, seconds")
-    parser.add_argument(
-        "--patience", type=float, default=120, help="longest wait for one answer, seconds (default 120)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="makes the same requests again")
-    return parser.parse_args(arguments)
+    line.add_argument("--url", required=True, help="base address of the service")
+    line.add_argument("--model", required=True, help="served model name")
+    line.add_argument("--clients", type=int, default=8, help="clients at once (default 8)")
+    line.add_argument("--requests", type=int, default=100, help="most requests in all (default 100)")
+    line.add_argument("--seconds", type=float, default=60, help="no new request after this long (default 60)")
+    line.add_argument("--prompt-words", type=int, default=40, help="mean prompt length in words (default 40)")
+    line.add_argument("--max-tokens", type=int, default=32, help="mean output limit in tokens (default 32)")
+    line.add_argument("--pause", type=float, default=0, help="mean pause of a client between requests, seconds")
+    line.add_argument("--patience", type=float, default=120, help="longest wait for one answer, seconds (default 120)")
+    line.add_argument("--seed", type=int, default=0, help="makes the same requests again")
+    return line
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Options from `arguments`, else from the command line."""
+    return parser().parse_args(arguments)
 
 
 if __name__ == "__main__":

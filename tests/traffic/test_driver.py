@@ -4,7 +4,11 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
-from e2e.traffic.driver import parse, run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from e2e.traffic import driver
+from e2e.traffic.driver import parse, percentile, run
 
 ANSWER = {"choices": [{"finish_reason": "stop"}], "usage": {"completion_tokens": 3}}
 CHUNKS = [
@@ -54,6 +58,26 @@ async def test_a_503_with_retry_after_is_retried_and_one_without_is_a_loss():
     )
     assert (tally.answered, tally.retries, dict(tally.lost)) == (6, 2, {})
     assert dict((await drive(lambda body: http(503, "{}"))).lost) == {"HTTP 503": 12}
+
+
+async def test_an_answer_that_is_none_is_a_loss_and_the_driver_goes_on():
+    for body in ("<html>", "{}", '{"choices": []}', '{"choices": null}'):
+        tally = await drive(lambda asked, body=body: http(200, f"data: {body}" if asked.get("stream") else body))
+        assert (tally.sent, tally.answered, tally.lost.total()) == (12, 0, 12)
+
+
+def test_the_examples_in_help_and_docstring_are_accepted():
+    for text in (driver.__doc__, driver.parser().epilog):
+        words = next(line for line in text.splitlines() if "driver.py" in line).partition("driver.py")[2].split()
+        assert driver.parse(words).requests
+
+
+@given(st.lists(st.floats(0, 100), min_size=1), st.floats(0.01, 1))
+def test_at_least_the_share_is_at_or_below_the_percentile(values, share):
+    values = [round(value, 3) for value in values]
+    found = percentile(values, share)
+    assert sum(value <= found for value in values) >= share * len(values) - 1e-9
+    assert sum(value < found for value in values) < share * len(values) + 1e-9
 
 
 async def test_a_stream_without_its_end_and_a_cut_connection_are_losses():
