@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
+import shutil
 import socket
 import subprocess
 import sys
@@ -56,12 +55,19 @@ def wait_ready(engine: subprocess.Popen[bytes], port: int) -> None:
 
 
 def ask(port: int) -> None:
-    """Show the curl command, run it, show the answer."""
+    """Show the curl command, run it, show the answer.
+
+    Raises:
+        RuntimeError: curl failed; the message has its complaint and the engine's.
+    """
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
     body = json.dumps(BODY)
     print(f"\n$ curl {url} -H 'Content-Type: application/json' -d '{body}'\n", flush=True)
     command = ["curl", "-sS", "--fail-with-body", url, "-H", "Content-Type: application/json", "-d", body]
-    answer = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{done.stderr.strip()}; {done.stdout.strip() or 'no answer'}")
+    answer = json.loads(done.stdout)
     print(answer["choices"][0]["message"]["content"], f"\n\n{json.dumps(answer['usage'])}\n", flush=True)
 
 
@@ -70,6 +76,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m e2e.demo_engine", description=__doc__)
     parser.add_argument("--port", type=int, default=8000, help="port to serve on; another one if it is taken")
     port = free_port(parser.parse_args().port)
+    if not shutil.which("curl"):
+        print("error: curl, which asks the question, is missing; on Debian: apt-get install curl", file=sys.stderr)
+        return 1
     command = [str(ENGINE), "serve", "builtin://smollm2", "--host", "127.0.0.1", "--port", str(port)]
     print(f"$ {' '.join(('inflight-engine', *command[1:]))}", flush=True)
     started = time.monotonic()
@@ -84,13 +93,15 @@ def main() -> int:
             engine.wait()
     except KeyboardInterrupt:
         print()
-    except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
+    except RuntimeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     finally:
-        if engine.poll() is None:
-            os.kill(engine.pid, signal.SIGTERM)
+        engine.terminate()
+        try:
             engine.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            engine.kill()
     return 0
 
 
