@@ -61,7 +61,12 @@ SPECS = {
                 },
                 {
                     "name": "info",
-                    "downwardAPI": {"items": [{"path": "l", "fieldRef": {"fieldPath": "metadata.labels"}}]},
+                    "downwardAPI": {
+                        "items": [
+                            {"path": "l", "fieldRef": {"fieldPath": "metadata.labels"}},
+                            {"path": "m", "resourceFieldRef": {"containerName": "engine", "resource": "limits.memory"}},
+                        ]
+                    },
                 },
             ],
             "volumeMounts": [{"name": "cache", "mountPath": "/cache", "readOnly": False}],

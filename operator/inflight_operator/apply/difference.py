@@ -14,7 +14,7 @@ from inflight_operator.api.quantities import parse_quantity
 
 FIELD_MANAGER = "inflight-operator"
 
-_QUANTITY_KEYS = ("requests", "limits", "sizeLimit")
+_QUANTITY_KEYS = ("requests", "limits", "sizeLimit", "divisor")
 
 # What the API server fills into atomic structs and lists, of which managedFields tells only the whole.
 _SERVER_DEFAULTS: tuple[tuple[str, Any], ...] = (
@@ -22,6 +22,7 @@ _SERVER_DEFAULTS: tuple[tuple[str, Any], ...] = (
     ("protocol", "TCP"),
     ("defaultMode", 420),
     ("expirationSeconds", 3600),
+    ("divisor", "0"),
 )
 
 

@@ -150,6 +150,24 @@ def test_an_atomic_map_with_a_key_too_many_has_to_be_applied():
     assert needs_apply(WANTED, found)
 
 
+@pytest.mark.parametrize("given", [{}, {"divisor": "1024Ki"}])
+def test_what_the_api_server_writes_into_a_volume_of_the_users_needs_nothing(given):
+    """Items of a downwardAPI volume are atomic, and hold defaults and quantities."""
+    source = {"containerName": "engine", "resource": "limits.memory"}
+    volume = {"name": "facts", "downwardAPI": {"items": [{"path": "m", "resourceFieldRef": {**source, **given}}]}}
+    stored = {"divisor": "1Mi" if given else "0"}
+    wanted, found = changed((*POD, "volumes"), [volume]), live()
+    kept = {"name": "facts", "downwardAPI": {"items": [{"path": "m", "resourceFieldRef": {**source, **stored}}]}}
+    found["spec"]["template"]["spec"]["volumes"] = [kept]
+    owned = {"f:volumes": {'k:{"name":"facts"}': {".": {}, "f:name": {}, "f:downwardAPI": {"f:items": {}}}}}
+    template = copy.deepcopy(OWNED)
+    template["f:spec"]["f:template"]["f:spec"] |= owned
+    found["metadata"]["managedFields"][2] = {**found["metadata"]["managedFields"][2], "fieldsV1": template}
+    assert not needs_apply(wanted, found)
+    found["spec"]["template"]["spec"]["volumes"][0]["downwardAPI"]["items"][0]["resourceFieldRef"]["divisor"] = "1Gi"
+    assert needs_apply(wanted, found)
+
+
 def test_a_value_changed_by_someone_else_has_to_be_put_back():
     found = live()
     found["spec"]["replicas"] = 5
