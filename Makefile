@@ -3,11 +3,15 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 UV := .venv/bin/uv
+NEW_VENV := python3 -m venv --clear .venv
+# Debian has Python's venv module in a package of its own.
+APT_INSTALL_VENV := apt-get -q -o DPkg::Lock::Timeout=120 install -y --no-install-recommends python3-venv
+INSTALL_VENV := { $(APT_INSTALL_VENV) || { apt-get -q update && $(APT_INSTALL_VENV); }; }
 
 .PHONY: help demo demo-down demo-engine test lint types unit contract e2e venv cluster kubeconfig cluster-down dev format crd lock
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/tools.stamp ## Show the main job on a real Kubernetes: apply a service, chat with it, watch it scale and tune
 	@$(PY) -m e2e.demo
@@ -67,7 +71,8 @@ lock: .venv/tools.stamp ## Pin again what pyproject.toml's dependencies bring wi
 .venv/tools.stamp: pyproject.toml constraints.txt
 	@echo "Preparing .venv (tools, operator)" >&2
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed as python3" >&2; exit 1; }
-	@test -x .venv/bin/pip || python3 -m venv --clear .venv >&2 || { echo "error: python3 cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@test -x .venv/bin/pip || $(NEW_VENV) >/dev/null || { test "$$(id -u)" = 0 && $(INSTALL_VENV) && $(NEW_VENV); } >&2 \
+	  || { echo "error: python3 cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	@test -x $(UV) || .venv/bin/pip install -q --disable-pip-version-check uv==0.13.8
 	@$(UV) pip install -q -c constraints.txt -e '.[operator,dev]'
 	@touch $@
