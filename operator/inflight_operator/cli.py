@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.connect import ConnectError
+from inflight_operator.leader import LEASE_NAME
 from inflight_operator.runtime import Options, run_operator
 
 EXAMPLE = """\
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         kubeconfig=arguments.kubeconfig,
         namespace=arguments.namespace,
         leader_elect=arguments.leader_elect,
+        lease_name=arguments.lease_name,
         metrics_port=arguments.metrics_port,
         engine_image=arguments.engine_image,
         interval=arguments.interval,
@@ -86,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         default=True,
         help="act only while holding a Lease, so that several operators can stand by",
     )
+    run.add_argument("--lease-name", default=LEASE_NAME, metavar="NAME", help=f"of that Lease (default: {LEASE_NAME})")
     run.add_argument(
         "--metrics-port", type=_port, default=8080, metavar="PORT", help="for /metrics and /healthz (default: 8080)"
     )

@@ -97,10 +97,11 @@ class Leadership:
         api_client: a `kubernetes.aio.client.ApiClient`.
         namespace: of the Lease.
         identity: of this process, unique among the operator's pods.
+        name: of the Lease; operators that look after different services in one cluster need different ones.
     """
 
-    def __init__(self, api_client: Any, namespace: str, identity: str) -> None:
-        self._lease = SteadyLease(LEASE_NAME, namespace, identity, api_client)
+    def __init__(self, api_client: Any, namespace: str, identity: str, name: str = LEASE_NAME) -> None:
+        self._lease = SteadyLease(name, namespace, identity, api_client)
         self._acquired = asyncio.Event()
 
     async def acquired(self) -> None:

@@ -45,6 +45,7 @@ class Options:
         kubeconfig: file; None takes the pod's service account.
         namespace: the only one to look at; None looks at all.
         leader_elect: act only while holding the Lease.
+        lease_name: of that Lease.
         metrics_port: for /metrics and /healthz.
         engine_image: of services whose spec names none.
         interval: seconds between two looks at a service.
@@ -53,6 +54,7 @@ class Options:
     kubeconfig: str | None
     namespace: str | None
     leader_elect: bool
+    lease_name: str
     metrics_port: int
     engine_image: str
     interval: float
@@ -85,7 +87,9 @@ async def run_operator(options: Options) -> int:
                 LoopSettings(interval=options.interval),
             )
             leadership = (
-                Leadership(api_client, _lease_namespace(options), _identity()) if options.leader_elect else None
+                Leadership(api_client, _lease_namespace(options), _identity(), options.lease_name)
+                if options.leader_elect
+                else None
             )
             workers = Workers(loop.reconcile, loop.services, metrics, WorkerSettings(interval=options.interval))
             actor = _Actor(_act(workers, api, cache, kinds, options, metrics, leadership), leadership)

@@ -100,6 +100,7 @@ def test_the_operator_understands_its_arguments(helm, monkeypatch, flags):
     assert (options.kubeconfig, options.metrics_port) == (None, 8080)
     expected = ("team", False, 7) if flags else (None, True, 3)
     assert (options.namespace, options.leader_elect, options.interval) == expected
+    assert options.lease_name == ("inflight-operator" if flags else "prod-operator")
 
 
 def test_the_operator_follows_only_the_namespace_it_may_read(helm):
@@ -111,11 +112,18 @@ def test_the_operator_follows_only_the_namespace_it_may_read(helm):
 
 
 def test_the_lease_of_the_leader_is_the_only_one_the_operator_can_read_or_change(helm):
-    from inflight_operator.leader import LEASE_NAME
-
-    create, rest = helm.objects()[("Role", "prod-operator-leader")]["rules"]
+    objects = helm.objects()
+    create, rest = objects[("Role", "prod-operator-leader")]["rules"]
     assert create["verbs"] == ["create"]
-    assert (rest["resourceNames"], rest["verbs"]) == ([LEASE_NAME], ["get", "update"])
+    assert (rest["resourceNames"], rest["verbs"]) == (["prod-operator"], ["get", "update"])
+    assert "--lease-name=prod-operator" in arguments_of(objects)
+
+
+def test_two_releases_in_one_namespace_do_not_wait_for_each_others_lease(helm):
+    objects = helm.objects("--set", "fullnameOverride=second,watchNamespace=team,crds.install=false")
+    container = objects[("Deployment", "second-operator")]["spec"]["template"]["spec"]["containers"][0]
+    assert "--lease-name=second-operator" in container["args"]
+    assert objects[("Role", "second-operator-leader")]["rules"][1]["resourceNames"] == ["second-operator"]
 
 
 def test_rights_have_no_wildcard_and_cover_the_children_and_nothing_that_escalates(helm):
