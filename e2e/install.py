@@ -41,9 +41,19 @@ def install(progress: Progress) -> str:
     """
     references = ensure_up(progress, ("engine", "operator"))
     with step(progress, "installing the chart"):
+        forget_cut_release()
         helm_install(references["engine"], references["operator"])
     roll_engines(source_hash("engine_image"), progress)
     return references["operator"]
+
+
+def forget_cut_release() -> None:
+    """Remove helm's record of an install or upgrade that was killed; helm refuses every further one until it is gone.
+
+    What it had made is labelled as the release's, so that the next install takes it over.
+    """
+    cut = f"owner=helm,name={RELEASE},status in (pending-install,pending-upgrade,pending-rollback)"
+    kubectl("-n", OPERATOR_NAMESPACE, "delete", "secret", "-l", cut)
 
 
 def helm_install(engine: str, operator: str) -> None:
