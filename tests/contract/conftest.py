@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from kubernetes.aio import client
 
 from e2e.cluster.throwaway import apiserver_only
 from inflight_operator.apply import KubeApi
+from inflight_operator.connect import load_configuration
 from tests.contract.manifests import service_manifest
 
 PROJECT = Path(__file__).parents[2]
@@ -79,9 +81,8 @@ def namespace(kubectl):
 
 @pytest.fixture
 async def api(kubectl):
-    api = await KubeApi.connect(str(kubectl.kubeconfig))
-    yield api
-    await api.close()
+    async with client.ApiClient(await load_configuration(str(kubectl.kubeconfig))) as connected:
+        yield KubeApi(connected)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from inflight_operator.api import Condition, Decision, InferenceService, Inferen
 from inflight_operator.api.status import ObservedStatus
 from inflight_operator.apply import KubeApi
 from inflight_operator.apply.kube import KubeApiError
+from inflight_operator.connect import load_configuration
 
 pytestmark = pytest.mark.contract
 
@@ -129,11 +130,10 @@ async def test_a_refusal_carries_what_the_api_server_said(api, namespace):
 async def test_an_api_server_that_is_away_is_an_error_with_a_sentence(kubectl, tmp_path):
     away = tmp_path / "kubeconfig"
     away.write_text(re.sub(r"server: .*", "server: https://127.0.0.1:1", kubectl.kubeconfig.read_text()))
-    api = await KubeApi.connect(str(away))
-    with pytest.raises(KubeApiError, match="the API server does not answer") as error:
-        await api.get("Service", "default", "x")
+    async with client.ApiClient(await load_configuration(str(away))) as unconnected:
+        with pytest.raises(KubeApiError, match="the API server does not answer") as error:
+            await KubeApi(unconnected).get("Service", "default", "x")
     assert error.value.status == 0
-    await api.close()
 
 
 @asynccontextmanager
@@ -141,12 +141,11 @@ async def fake_api_server(answer):
     """A KubeApi whose server does `answer` with each connection."""
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    api = KubeApi(client.ApiClient(client.Configuration(host=url)), timeout_seconds=0.2)
-    try:
-        yield api
-    finally:
-        await api.close()
-        server.close()
+    async with client.ApiClient(client.Configuration(host=url)) as connected:
+        try:
+            yield KubeApi(connected, timeout_seconds=0.2)
+        finally:
+            server.close()
 
 
 async def test_an_api_server_that_hangs_up_is_an_error_with_a_sentence():

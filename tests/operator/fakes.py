@@ -25,14 +25,14 @@ def service_body(spec=None, status=None, generation=1, uid="service-uid"):
     return body if status is None else {**body, "status": status}
 
 
-def pod_body(name, *, ip="10.0.0.1", ready=True, uid=None, deleting=False, status=None, labels=None):
+def pod_body(name, *, ip="10.0.0.1", ready=True, uid=None, deleting=False, status=None):
     conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
     metadata = {
         "name": name,
         "namespace": KEY.namespace,
         "uid": uid or f"uid-{name}",
         "creationTimestamp": "2026-11-20T10:00:00Z",
-        "labels": {"inflight.dev/service": KEY.name, **(labels or {})},
+        "labels": {"inflight.dev/service": KEY.name},
     }
     if deleting:
         metadata["deletionTimestamp"] = "2026-11-20T11:00:00Z"
@@ -68,7 +68,6 @@ def exposition(sample):
         "max_num_batched_tokens": sample.max_num_batched_tokens,
         "max_num_batched_tokens_capacity": sample.max_num_batched_tokens_capacity,
         "runtime_config_revision": sample.revision,
-        "draining": None if sample.draining is None else int(sample.draining),
     }
     lines += [f"inflight_{name}{label} {value}" for name, value in ours.items() if value is not None]
     for name, histogram in (

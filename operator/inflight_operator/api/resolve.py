@@ -21,10 +21,6 @@ class Bounds:
     low: int
     high: int
 
-    def clamp(self, value: int) -> int:
-        """The number in the range that is closest to `value`."""
-        return max(self.low, min(self.high, value))
-
 
 @dataclass(frozen=True, slots=True)
 class TuningBounds:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, urlencode
 
 import aiohttp
-from kubernetes.aio import client, config
 
 from inflight_operator.api.types import API_VERSION, KIND, PLURAL
 from inflight_operator.apply.status import status_patch
@@ -34,7 +33,6 @@ RESOURCES: dict[str, tuple[str, str]] = {
     "Pod": ("v1", "pods"),
     "PodDisruptionBudget": ("policy/v1", "poddisruptionbudgets"),
     "PodMonitor": ("monitoring.coreos.com/v1", "podmonitors"),
-    "ReplicaSet": ("apps/v1", "replicasets"),
     "Secret": ("v1", "secrets"),
     "Service": ("v1", "services"),
     KIND: (API_VERSION, PLURAL),
@@ -81,27 +79,13 @@ class KubeApi:
     def __init__(self, api_client: Any, *, instance: str | None = None, timeout_seconds: float = 30) -> None:
         """
         Args:
-            api_client: a `kubernetes.aio.client.ApiClient`, which stays the caller's to close unless `close` is used.
+            api_client: a `kubernetes.aio.client.ApiClient`, which stays the caller's to close.
             instance: name of this operator in events; the host's name by default.
             timeout_seconds: how long one call may take.
         """
         self._client = api_client
         self._instance = instance or socket.gethostname()
         self._timeout_seconds = timeout_seconds
-
-    @classmethod
-    async def connect(cls, kubeconfig: str | None = None) -> KubeApi:
-        """Connects with a kubeconfig file, or from inside the cluster when none is given."""
-        configuration = client.Configuration()
-        if kubeconfig is None:
-            config.load_incluster_config(client_configuration=configuration)
-        else:
-            await config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
-        return cls(client.ApiClient(configuration))
-
-    async def close(self) -> None:
-        """Closes the connections."""
-        await self._client.close()
 
     async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
         """The object, or None when there is none."""

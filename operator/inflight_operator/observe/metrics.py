@@ -21,7 +21,6 @@ _GAUGES_MAX = (
     "inflight_max_num_batched_tokens",
     "inflight_max_num_batched_tokens_capacity",
     "inflight_runtime_config_revision",
-    "inflight_draining",
 )
 _COUNTERS = ("vllm:num_preemptions_total", "vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 _HISTOGRAMS = (
@@ -54,7 +53,6 @@ class Sample:
         max_num_seqs, max_num_batched_tokens: limits in force.
         max_num_seqs_capacity, max_num_batched_tokens_capacity: what the engine was started with.
         revision: of the limits in force.
-        draining: the engine takes no new requests.
     """
 
     time: float
@@ -74,7 +72,6 @@ class Sample:
     max_num_seqs_capacity: int | None = None
     max_num_batched_tokens_capacity: int | None = None
     revision: int | None = None
-    draining: bool | None = None
 
 
 def parse_metrics(text: str, time: float) -> Sample:
@@ -108,7 +105,6 @@ def parse_metrics(text: str, time: float) -> Sample:
         found = sorted(buckets[name].items())
         return Histogram(tuple(b for b, _ in found), tuple(c for _, c in found), sum(values[f"{name}_sum"]))
 
-    draining = most("inflight_draining")
     tokens_waiting = values["inflight_waiting_prompt_tokens"]
     return Sample(
         time=time,
@@ -128,5 +124,4 @@ def parse_metrics(text: str, time: float) -> Sample:
         max_num_seqs_capacity=most("inflight_max_num_seqs_capacity"),
         max_num_batched_tokens_capacity=most("inflight_max_num_batched_tokens_capacity"),
         revision=most("inflight_runtime_config_revision"),
-        draining=None if draining is None else draining > 0,
     )

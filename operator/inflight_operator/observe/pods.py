@@ -30,7 +30,6 @@ class PodView:
         unschedulable: the scheduler's message while it finds no node, else empty.
         failure: why a pod in phase Failed failed (evicted, for example), else empty.
         deletion_cost: `controller.kubernetes.io/pod-deletion-cost`; 0 when it is not set, as Kubernetes has it.
-        template_hash: value of `pod-template-hash`: which version of the template this pod is from.
         created: seconds since the epoch.
     """
 
@@ -51,7 +50,6 @@ class PodView:
     unschedulable: str
     failure: str
     deletion_cost: int
-    template_hash: str
     created: float
 
     def age(self, now: float) -> float:
@@ -83,7 +81,6 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         unschedulable=_unschedulable(status),
         failure=status.get("message", "") if status.get("phase") == "Failed" else "",
         deletion_cost=_number(metadata.get("annotations", {}).get(DELETION_COST, "0")),
-        template_hash=metadata.get("labels", {}).get("pod-template-hash", ""),
         created=_seconds(metadata.get("creationTimestamp")),
     )
 

@@ -37,9 +37,7 @@ def test_what_is_written_is_read():
     engine.add(50, 5)
     engine.run_until(5.0)
     engine.add(10, 1)
-    sample = replace(
-        engine.sample(), revision=4, draining=True, max_num_seqs_capacity=64, max_num_batched_tokens_capacity=2048
-    )
+    sample = replace(engine.sample(), revision=4, max_num_seqs_capacity=64, max_num_batched_tokens_capacity=2048)
     assert parse_metrics(exposition(sample), sample.time) == sample
 
 
@@ -59,7 +57,6 @@ def test_the_engine_s_own_page_is_read_whole():
     assert (sample.max_num_seqs, sample.max_num_batched_tokens, sample.revision) == (48, 1024, 7)
     assert (sample.max_num_seqs_capacity, sample.max_num_batched_tokens_capacity) == (64, 2048)
     assert sample.waiting_prompt_tokens == 300
-    assert sample.draining is False
     for histogram in (sample.ttft, sample.tpot, sample.itl, sample.step_tokens):
         assert histogram.count == 1
 
@@ -73,7 +70,6 @@ def test_a_vllm_page_is_read_without_what_only_we_tell():
     assert sample.max_num_seqs is None
     assert sample.revision is None
     assert sample.waiting_prompt_tokens is None
-    assert sample.draining is None
 
 
 @pytest.mark.parametrize("page", ["", "<html>502</html>", "process_open_fds 20\n"])
