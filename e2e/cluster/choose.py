@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import os
 import shutil
 import subprocess
@@ -26,8 +27,12 @@ def choose(kubeconfig: str | None, *, kind_is_there: bool, docker_answers: bool)
 def docker_answers() -> bool:
     """Whether a Docker daemon answers this user."""
     docker = shutil.which("docker")
-    if not docker:
-        return False
+    return docker is not None and _daemon_answers(docker)
+
+
+@functools.cache
+def _daemon_answers(docker: str) -> bool:
+    # Asked once: the choice holds for the life of this program, and every kubectl call depends on it.
     try:
         return subprocess.run([docker, "info"], capture_output=True, check=False, timeout=20).returncode == 0
     except subprocess.TimeoutExpired:

@@ -46,10 +46,10 @@ def test_kubectl_shows_the_columns_a_person_looks_for(service):
 
 def test_the_operator_killed_and_restarted_loses_nothing(service):
     before = service.pods()
-    kubectl("-n", OPERATOR_NAMESPACE, "delete", "pod", "-l", "app.kubernetes.io/name=inflight-operator", "--now")
-    kubectl("-n", OPERATOR_NAMESPACE, "rollout", "status", "deployment/inflight-operator", "--timeout=90s")
-    # A change made while it was away is carried out, and what was not changed stays the same process.
+    kubectl("-n", OPERATOR_NAMESPACE, "delete", "pod", "-l", "app.kubernetes.io/name=inflight-operator", "--force")
+    # A change made while it is away is carried out, and what was not changed stays the same process.
     apply(service.name, service.namespace, tuning={"mode": "Off"}, scaling={"minReplicas": 2, "maxReplicas": 2})
+    kubectl("-n", OPERATOR_NAMESPACE, "rollout", "status", "deployment/inflight-operator", "--timeout=90s")
     service.wait("two replicas", lambda view: view.ready_replicas == 2, seconds=120)
     kept = {pod.uid: pod.restarts for pod in service.pods()}
     assert all(kept.get(pod.uid) == pod.restarts for pod in before)
