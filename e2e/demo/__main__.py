@@ -119,9 +119,7 @@ def demo() -> None:
     print("   kubectl get ifsvc chat -o wide          # and -o yaml: status.decisions, status.conditions")
     print("   kubectl port-forward svc/chat 8080:80   # then: curl localhost:8080/metrics, localhost:8080/v1/models")
     print("   kubectl -n inflight-system logs deploy/inflight-operator")
-    print(
-        "\nTo stop and remove all of it: make demo-down. Built programs and images stay, so that the next start is short;"
-    )
+    print("\nTo remove all of it: make demo-down. Built programs and images stay, so that the next start is short;")
     print("`.venv/bin/python -m e2e.cluster down --purge` deletes these too.")
 
 
