@@ -189,10 +189,12 @@ def _rounded(value: float) -> float:
 
 
 def _waiting_ask(observation: ScalingObservation, target: float) -> _Ask:
-    # A replica that starts will take the head of the queue: what its slots hold is not asked for a second time.
+    # A replica that starts will take the head of the queue: what its slots hold is not asked for a second time. Until
+    # it has, the queue is the reason why it was ordered: the order stands as long as the queue does.
     ordered = observation.starting * (_slots(observation) or 0)
     measured = max(0, observation.waiting - ordered)
-    wanted = max(_by_ratio(observation, measured, target), _fits(observation))
+    standing = min(_by_ratio(observation, observation.waiting, target), observation.replicas)
+    wanted = max(_by_ratio(observation, measured, target), standing, _fits(observation))
     per_replica = f"{target:g} per replica is the target"
     if observation.waiting == 0 and wanted < observation.replicas:
         return _Ask(wanted, "NoRequestsWait", f"no request waits, {per_replica}")

@@ -173,6 +173,17 @@ def test_a_queue_that_grows_while_replicas_load_orders_only_what_they_will_not_t
     assert set(ordered) == {3}
 
 
+def test_an_order_stands_while_its_replicas_load_for_longer_than_the_scale_down_window():
+    behavior = Behavior(scale_down=ScalingRules(120.0))
+    replicas, history, ordered = 1, ScalingHistory(), []
+    for step in range(100):
+        observation = seen(replicas, [20], ready=1, time=step * 3.0, slots=64)
+        decision = decide_scaling(observation, WAITING, behavior, BOUNDS, history)
+        replicas, history = decision.replicas, decision.history
+        ordered.append(replicas)
+    assert set(ordered) == {5}
+
+
 def test_late_first_tokens_ask_for_one_more_and_wait_for_what_it_brings():
     slo = ScalingTargets(ttft_p95=0.5)
     history = ScalingHistory()
