@@ -18,6 +18,8 @@ NAMES = ("kubepods", BUILD_CGROUP)
 
 def own_groups(hierarchy: Path = HIERARCHY) -> list[Path]:
     """The top groups of pods and build steps: one a controller in cgroup v1, one in all in v2."""
+    if not hierarchy.is_dir():
+        return []
     tops = [hierarchy, *(path for path in sorted(hierarchy.iterdir()) if path.is_dir() and not path.is_symlink())]
     return [top / name for top in tops for name in NAMES if (top / name / "cgroup.procs").exists()]
 
@@ -29,7 +31,7 @@ def processes_in(groups: Iterable[Path]) -> set[int]:
         for listing in group.rglob("cgroup.procs"):
             try:
                 pids.update(int(line) for line in listing.read_text().split())
-            except (FileNotFoundError, OSError):
+            except OSError:
                 continue  # the group went away while it was read
     return pids
 

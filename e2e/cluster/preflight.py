@@ -61,12 +61,15 @@ def problem(facts: Facts, disk_gb: int, cache: Path) -> str | None:
 
 def gather(layout: Layout, *, node_runs: bool) -> Facts:
     """Find the facts out; where the node runs already, its own pods and memory are no obstacle."""
+    if os.uname().sysname != "Linux":
+        # Without /proc there is no more to find out, and nothing that would matter.
+        return Facts(False, machine.is_root(), None, 0, 0, node_runs, None, False)
     owner_file = RUNTIME / "owner"
     owner = owner_file.read_text().strip() if owner_file.exists() else None
     is_ours = owner == str(layout.root) or (layout.cluster / "settings.json").exists()
     foreign = not is_ours and bool(cgroups.processes_in(cgroups.own_groups()))
     return Facts(
-        is_linux=os.uname().sysname == "Linux",
+        is_linux=True,
         is_root=machine.is_root(),
         namespace_problem=None if node_runs or not machine.is_root() else machine.namespace_problem(),
         free_disk_bytes=machine.free_disk(layout.root),

@@ -59,6 +59,16 @@ def test_each_obstacle_is_one_sentence_with_what_to_do(change, advice):
     assert re.search(advice, found)
 
 
+def test_another_system_than_linux_is_told_so_without_a_look_at_its_files(tmp_path, monkeypatch):
+    class Uname:
+        sysname = "Darwin"
+
+    monkeypatch.setattr(preflight.os, "uname", Uname)
+    monkeypatch.setattr(preflight.machine, "available_memory", lambda: pytest.fail("there is no /proc/meminfo"))
+    with pytest.raises(ClusterError, match="needs Linux"):
+        preflight.check(Layout(tmp_path), node_runs=False)
+
+
 @pytest.fixture
 def pods_run(tmp_path, monkeypatch):
     """A machine on which pods run; what /run says about whose they are is in the folder returned."""
@@ -169,6 +179,7 @@ def test_processes_of_pods_are_found_in_both_kinds_of_cgroup_hierarchy(tmp_path)
     groups = cgroups.own_groups(tmp_path)
     assert groups == [tmp_path / "cpu" / "kubepods", tmp_path / "memory" / "kubepods"]
     assert cgroups.processes_in(groups) == {12, 13}
+    assert cgroups.own_groups(tmp_path / "no hierarchy") == []
     (tmp_path / "kubepods").mkdir()
     (tmp_path / "kubepods" / "cgroup.procs").write_text("7\n")
     assert tmp_path / "kubepods" in cgroups.own_groups(tmp_path)
