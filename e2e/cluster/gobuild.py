@@ -76,7 +76,7 @@ def _caches_lock(layout: Layout) -> Path:
 
 
 def drop_caches(layout: Layout, progress: Progress) -> None:
-    """Delete Go's modules and build cache, several GB, once all that the node needs is built and nothing is building."""
+    """Delete Go's module and build caches, several GB, once all that the node needs is built and nothing builds."""
     # Renamed before they are deleted: Go would take half a module for a whole one.
     caches = [(folder, folder.with_name(folder.name + ".deleted")) for folder in gotoolchain.caches(layout)]
     if not any(path.exists() for pair in caches for path in pair):
