@@ -38,7 +38,7 @@ def prompts():
 @pytest.fixture(scope="module")
 def max_tokens(prompts):
     rng = random.Random(8)
-    return [rng.randint(4, 20) for _ in prompts]
+    return [rng.randint(3, 12) for _ in prompts]
 
 
 @pytest.fixture(scope="module")
