@@ -102,8 +102,10 @@ async def run_operator(options: Options) -> int:
                     namespaces=[options.namespace] if options.namespace else [],
                 )
             )
-            await _first_to_end(watching, actor)
-            await actor.stop()
+            try:
+                await _first_to_end(watching, actor)
+            finally:
+                await actor.stop()  # also where a watch failed: the next one need not wait for the Lease to run out
             return actor.exit_code
     finally:
         beating.cancel()
