@@ -11,8 +11,9 @@ from typing import Any
 import kopf
 
 from inflight_operator.api.types import KIND
-from inflight_operator.apply.kube import RESOURCES
-from inflight_operator.observe.cache import SERVICE_LABEL, ClusterCache, ServiceKey
+from inflight_operator.apply.kube import OPTIONAL_KINDS, RESOURCES
+from inflight_operator.observe.cache import ClusterCache, ServiceKey
+from inflight_operator.render.labels import SERVICE_LABEL
 from inflight_operator.render.service_children import CHILD_KINDS
 
 LookAt = Callable[[ServiceKey], Awaitable[None]]
@@ -22,9 +23,8 @@ Stop = Callable[[], Awaitable[None]]
 
 def watched_kinds(available_apis: frozenset[str]) -> tuple[str, ...]:
     """Kinds to watch: services, pods, and every kind of child that the cluster has."""
-    optional = {"PodMonitor"}
     have = {api.rpartition("/")[2] for api in available_apis}
-    return (KIND, "Pod", *(kind for kind in CHILD_KINDS if kind not in optional or kind in have))
+    return (KIND, "Pod", *(kind for kind in CHILD_KINDS if kind not in OPTIONAL_KINDS or kind in have))
 
 
 def build_registry(

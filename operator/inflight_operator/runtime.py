@@ -23,9 +23,10 @@ from inflight_operator.handlers import build_registry, watched_kinds
 from inflight_operator.leader import Leadership
 from inflight_operator.loop import Loop, LoopSettings
 from inflight_operator.metrics import OperatorMetrics
-from inflight_operator.observe.cache import SERVICE_LABEL, ClusterCache
+from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.scrape import Scraper
 from inflight_operator.render import Settings
+from inflight_operator.render.labels import SERVICE_LABEL
 from inflight_operator.web import Heartbeat, WebServer
 from inflight_operator.workers import Workers, WorkerSettings
 

@@ -12,14 +12,14 @@ from urllib.parse import quote, urlencode
 import aiohttp
 
 from inflight_operator.api.types import API_VERSION, KIND, PLURAL
+from inflight_operator.apply.difference import FIELD_MANAGER
 from inflight_operator.apply.status import status_patch
+from inflight_operator.observe.pods import DELETION_COST
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import ServiceRecord
 
-FIELD_MANAGER = "inflight-operator"
 REPORTING_CONTROLLER = "inflight.dev/operator"
-DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 MAX_NOTE = 1024
 """Longest `note` of an Event (events.k8s.io/v1), in bytes."""
 

@@ -11,12 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from inflight_operator.api.types import KIND
 from inflight_operator.observe.pods import PodView, pod_view
+from inflight_operator.render.labels import SERVICE_LABEL
 
 Manifest = dict[str, Any]
-
-SERVICE_KIND = "InferenceService"
-SERVICE_LABEL = "inflight.dev/service"
 
 
 class ServiceKey(NamedTuple):
@@ -91,7 +90,7 @@ class ClusterCache:
                 self._put(kind, body)
 
     def _known(self, kind: str) -> list[tuple[_ObjectKey, ServiceKey]]:
-        if kind == SERVICE_KIND:
+        if kind == KIND:
             return [(_ObjectKey(kind, *key), key) for key in self._services]
         held: Mapping[ServiceKey, Mapping[_ObjectKey, Any]] = self._pods if kind == "Pod" else self._children
         return [(key, owner) for owner, objects in held.items() for key in objects if key.kind == kind]
@@ -101,7 +100,7 @@ class ClusterCache:
         if owner is None:
             return None
         key = _object_key(kind, body)
-        if kind == SERVICE_KIND:
+        if kind == KIND:
             before = self._services.get(owner)
             self._services[owner] = dict(body)
             return owner if before is None or _wants(before) != _wants(body) else None
@@ -116,7 +115,7 @@ class ClusterCache:
     def _remove(self, key: _ObjectKey, owner: ServiceKey | None) -> ServiceKey | None:
         if owner is None:
             return None
-        if key.kind == SERVICE_KIND:
+        if key.kind == KIND:
             self._services.pop(owner, None)
             return owner
         held: dict[ServiceKey, dict[_ObjectKey, Any]] = self._pods if key.kind == "Pod" else self._children
@@ -133,7 +132,7 @@ def _object_key(kind: str, body: Mapping[str, Any]) -> _ObjectKey:
 
 def _owner(kind: str, body: Mapping[str, Any]) -> ServiceKey | None:
     metadata = body["metadata"]
-    name = metadata["name"] if kind == SERVICE_KIND else metadata.get("labels", {}).get(SERVICE_LABEL)
+    name = metadata["name"] if kind == KIND else metadata.get("labels", {}).get(SERVICE_LABEL)
     return ServiceKey(metadata["namespace"], name) if name else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from inflight_operator.api.resolve import MODEL_FOLDER, claim_and_folder
+from inflight_operator.observe.pods import ENGINE_CONTAINER
 from inflight_operator.render.admin_token import TOKEN_KEY
 from inflight_operator.render.command import ENGINE_PORT, engine_command
 from inflight_operator.render.drain import grace_period_seconds
@@ -18,7 +19,6 @@ from inflight_operator.render.template import merge_template
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
 
-CONTAINER = "engine"
 USER_ID = 65532
 """The non-root user and group of the engine image; the group owns mounted files."""
 
@@ -79,7 +79,7 @@ def pod_template(service: InferenceService, settings: Settings) -> Manifest:
 def _container(service: InferenceService, settings: Settings, mounts: list[Manifest]) -> Manifest:
     health, ready = ({"path": path, "port": PORT_NAME} for path in ("/health", "/ready"))
     return {
-        "name": CONTAINER,
+        "name": ENGINE_CONTAINER,
         "image": service.spec.engine.image or settings.engine_image,
         "command": engine_command(service, settings, f"{_LIMITS_FOLDER}/{LIMITS_FILE}"),
         "ports": [{"name": PORT_NAME, "containerPort": ENGINE_PORT, "protocol": "TCP"}],
