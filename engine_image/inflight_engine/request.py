@@ -40,7 +40,8 @@ class SamplingParams:
         temperature: 0 is greedy; otherwise logits are divided by it.
         top_p: keep the smallest set of tokens whose probabilities sum to at least this, in (0, 1].
         top_k: keep the k likeliest tokens; 0 keeps all.
-        seed: the request's own random stream: same seed and prompt give the same tokens whatever else is in the batch.
+        seed: the request's own random stream: what is drawn from it does not depend on what else is in the batch. The
+            logits it meets do in their last bits, which in bfloat16 and float16 is enough to change a token.
         stop_token_ids: end as `stop` when one is sampled; the token itself is not part of the text.
             The server adds the model's end-of-sequence tokens here unless the request ignores them.
     """
@@ -61,7 +62,6 @@ class Request:
         prompt_token_ids: int32 [num_prompt_tokens].
         output_token_ids: tokens generated so far, kept here only while the request has no slot
             (with one, the slot table's row is the truth).
-        num_preemptions: how often it lost its slot.
         order: place in the order of arrival; the scheduler sets it when the request is added.
     """
 
@@ -73,7 +73,6 @@ class Request:
     state: RequestState = RequestState.WAITING
     slot: int = -1
     output_token_ids: TokenIds = field(default_factory=lambda: np.empty(0, np.int32))
-    num_preemptions: int = 0
     order: int = -1
     finish_reason: FinishReason | None = None
 

@@ -220,7 +220,6 @@ class Scheduler:
         self.num_uncomputed_tokens += self._computed_of(slot)
         self._release(slot)
         request.state, request.slot = RequestState.PREEMPTED, -1
-        request.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.push(request)
 

@@ -70,6 +70,8 @@ class Lifecycle:
         try:
             tokenizer = await _in_daemon_thread(service.config.engine)
             ready = await service.engine_ready
+            if service.failure.done():  # It died while the tokenizer was still loading.
+                return
             await service.open(tokenizer, initial_limits(service.config.limits_file, ready.capacity))
         except (ValueError, OSError) as error:
             service.fail(str(error))

@@ -6,8 +6,10 @@ import json
 import pytest
 
 from inflight_engine.request import FinishReason
+from inflight_engine.server import lifecycle
 from inflight_engine.server.admission import QueueBounds
-from tests.engine.server.fake_engine import EOS, until
+from inflight_engine.server.middleware import OpenResponses
+from tests.engine.server.fake_engine import EOS, READY, ByteTokenizer, until
 
 
 def events(text):
@@ -244,6 +246,22 @@ async def test_engine_that_dies_is_an_error_for_everyone(make_fake):
     refused = await start(fake)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_failed")
     call.cancel()
+
+
+async def test_engine_that_dies_before_the_tokenizer_is_loaded_leaves_a_failed_server(make_fake, monkeypatch):
+    fake = await make_fake(load=False)
+
+    async def slow(config):
+        fake.engine.send(READY)
+        await fake.service.engine_ready
+        fake.engine.die()
+        await asyncio.wait_for(fake.service.failure, 5)
+        return ByteTokenizer()
+
+    monkeypatch.setattr(lifecycle, "_in_daemon_thread", slow)
+    await lifecycle.Lifecycle(fake.service, None, OpenResponses())._load()
+    assert (await fake.http.get("/ready")).status_code == 503
+    assert (await fake.http.get("/health")).status_code == 503
 
 
 async def test_while_loading_health_is_fine_and_requests_are_told_to_come_back(make_fake):
