@@ -78,6 +78,7 @@ def parse_metrics(text: str, time: float) -> Sample:
     """The sample in Prometheus text format `text`, taken at `time`.
 
     Values of several label sets (engines of one vLLM server) are summed; utilizations and limits take the largest.
+    What is not a finite number counts as not told.
 
     Raises:
         MetricsError: the text cannot be parsed, or `vllm:num_requests_running` is not in it.
@@ -89,9 +90,11 @@ def parse_metrics(text: str, time: float) -> Sample:
     try:
         for family in text_string_to_metric_families(wanted):
             for sample in family.samples:
+                if not math.isfinite(sample.value):
+                    continue
                 if "le" in sample.labels:
                     buckets[sample.name.removesuffix("_bucket")][float(sample.labels["le"])] += sample.value
-                elif not math.isnan(sample.value):
+                else:
                     values[sample.name].append(sample.value)
     except ValueError as error:
         raise MetricsError(f"not Prometheus text: {error}") from error

@@ -78,6 +78,13 @@ def test_a_page_of_something_else_is_refused_by_name(page):
         parse_metrics(page, 0.0)
 
 
+@pytest.mark.parametrize("value", ["+Inf", "NaN"])
+def test_a_value_that_is_no_finite_number_counts_as_not_told(value):
+    sample = parse_metrics(f"{VLLM_PAGE}\ninflight_max_num_seqs {value}\n", 0.0)
+    assert sample.max_num_seqs is None
+    assert sample.running == 7
+
+
 def test_a_broken_page_is_refused():
     with pytest.raises(MetricsError, match="not Prometheus text"):
         parse_metrics('vllm:num_requests_running{model_name="m"} many\n', 0.0)
