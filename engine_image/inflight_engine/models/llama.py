@@ -51,6 +51,9 @@ class LlamaModel:
 
     Args:
         weights: read once, tensor by tensor.
+
+    Raises:
+        ValueError: a tensor is missing, or its shape is not what `config` says.
     """
 
     def __init__(self, config: DecoderConfig, weights: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
@@ -58,33 +61,51 @@ class LlamaModel:
         self.dtype = dtype
         self.device = device
 
-        def tensor(*names: str) -> torch.Tensor:
-            parts = [weights.get(name).to(device=device, dtype=dtype) for name in names]
-            return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
+        hidden, intermediate = config.hidden_size, config.intermediate_size
+        queries = config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
+        qkv = (("q", queries), ("k", keys), ("v", keys))
 
-        def linear(has_bias: bool, *names: str) -> Linear:
-            weight = tensor(*(f"{name}.weight" for name in names))
-            return Linear(weight, tensor(*(f"{name}.bias" for name in names)) if has_bias else None)
+        def tensor(name: str, *shape: int) -> torch.Tensor:
+            found = weights.get(name)
+            if found.shape != shape:
+                raise ValueError(
+                    f"tensor {name} has the shape {list(found.shape)}, but the model's configuration asks for "
+                    f"{list(shape)}: weights and configuration are of different models"
+                )
+            return found.to(device=device, dtype=dtype).contiguous()
 
-        self._embedding = tensor("model.embed_tokens.weight")
+        def linear(has_bias: bool, inputs: int, outputs: dict[str, int]) -> Linear:
+            """One product for several projections: `outputs` are their names and sizes."""
+
+            def joined(kind: str, *rest: int) -> torch.Tensor:
+                parts = [tensor(f"{name}.{kind}", size, *rest) for name, size in outputs.items()]
+                return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+            return Linear(joined("weight", inputs), joined("bias") if has_bias else None)
+
+        self._embedding = tensor("model.embed_tokens.weight", config.vocab_size, hidden)
         self._layers: list[DecoderLayer] = []
         for index in range(config.num_hidden_layers):
             layer = f"model.layers.{index}"
             attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
             self._layers.append(
                 DecoderLayer(
-                    input_norm=tensor(f"{layer}.input_layernorm.weight"),
-                    qkv=linear(config.qkv_bias, *(f"{attention}.{name}_proj" for name in "qkv")),
-                    query_norm=tensor(f"{attention}.q_norm.weight") if config.qk_norm else None,
-                    key_norm=tensor(f"{attention}.k_norm.weight") if config.qk_norm else None,
-                    output=linear(config.output_bias, f"{attention}.o_proj"),
-                    post_attention_norm=tensor(f"{layer}.post_attention_layernorm.weight"),
-                    gate_up=linear(config.mlp_bias, f"{mlp}.gate_proj", f"{mlp}.up_proj"),
-                    down=linear(config.mlp_bias, f"{mlp}.down_proj"),
+                    input_norm=tensor(f"{layer}.input_layernorm.weight", hidden),
+                    qkv=linear(config.qkv_bias, hidden, {f"{attention}.{name}_proj": size for name, size in qkv}),
+                    query_norm=tensor(f"{attention}.q_norm.weight", config.head_dim) if config.qk_norm else None,
+                    key_norm=tensor(f"{attention}.k_norm.weight", config.head_dim) if config.qk_norm else None,
+                    output=linear(config.output_bias, queries, {f"{attention}.o_proj": hidden}),
+                    post_attention_norm=tensor(f"{layer}.post_attention_layernorm.weight", hidden),
+                    gate_up=linear(
+                        config.mlp_bias, hidden, {f"{mlp}.{name}_proj": intermediate for name in ("gate", "up")}
+                    ),
+                    down=linear(config.mlp_bias, intermediate, {f"{mlp}.down_proj": hidden}),
                 )
             )
-        self._final_norm = tensor("model.norm.weight")
-        self._lm_head = self._embedding if config.tie_word_embeddings else tensor("lm_head.weight")
+        self._final_norm = tensor("model.norm.weight", hidden)
+        tied = config.tie_word_embeddings
+        self._lm_head = self._embedding if tied else tensor("lm_head.weight", config.vocab_size, hidden)
         self._inverse_frequencies = inverse_frequencies(config.rope, config.head_dim).to(device)
 
     def hidden_states(

@@ -1,5 +1,7 @@
 """The forward pass alone, over one sequence with plain attention, against transformers' logits."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -46,6 +48,13 @@ def their_logits(folder, ids, dtype):
 
     model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=dtype)
     return model(ids[None]).logits[0].float()
+
+
+def test_weights_of_another_shape_than_the_configuration_says_are_refused(folder):
+    files = ModelFiles("test", folder)
+    config = replace(load_model_config(files), intermediate_size=97)
+    with pytest.raises(ValueError, match=r"gate_proj.weight has the shape \[96, 64\].* asks for \[97, 64\]"):
+        LlamaModel(config, open_weights(files, config), torch.float32, torch.device("cpu"))
 
 
 @torch.inference_mode()
