@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 END_SECONDS = 10
 PYTEST = (sys.executable, "-m", "pytest")
-PREPARE = ("nice", "-n", "5", sys.executable, "-m", "e2e.install")
+PREPARE = (sys.executable, "-m", "e2e.install")
 
 
 @dataclass(frozen=True)

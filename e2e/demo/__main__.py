@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from e2e.cluster import ClusterError, kubeconfig_path, kubectl
+from e2e.cluster import ClusterError, choose, kubeconfig_path, kubectl
 from e2e.demo.burst import Watch, run_burst
 from e2e.install import install
 from e2e.service import PodFacts, Service
@@ -31,6 +31,20 @@ def section(number: int, title: str) -> Iterator[None]:
     started = time.monotonic()
     yield
     print(f"   ({time.monotonic() - started:.1f} s)", flush=True)
+
+
+def remove_former() -> None:
+    """Remove the service of an earlier demo, so that everything is seen from its beginning.
+
+    Raises:
+        ClusterError: there is one in a cluster that the user named, where it may be somebody's.
+    """
+    found = kubectl("-n", CHAT.namespace, "get", "inferenceservice", CHAT.name, "--ignore-not-found", "-o", "name")
+    if found and choose.current() is choose.Choice.NAMED:
+        raise ClusterError(
+            f"the cluster has an InferenceService {CHAT.name} in {CHAT.namespace} already: delete it first"
+        )
+    kubectl("-n", CHAT.namespace, "delete", "inferenceservice", CHAT.name, "--ignore-not-found", "--wait")
 
 
 def apply_and_wait() -> PodFacts:
@@ -97,7 +111,7 @@ def demo() -> None:
     with section(1, "A Kubernetes on this machine, the two images, the operator"):
         client_image = install(lambda line: print(f"   {line}", flush=True))
     with section(2, "Apply an InferenceService and wait until it is Ready"):
-        kubectl("-n", CHAT.namespace, "delete", "inferenceservice", CHAT.name, "--ignore-not-found", "--wait")
+        remove_former()
         pod = apply_and_wait()
         config = CHAT.runtime_config(pod.name)
     with section(3, "Ask it something"):

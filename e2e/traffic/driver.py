@@ -82,8 +82,9 @@ async def plain(client: httpx.AsyncClient, body: dict[str, Any], tally: Tally) -
 async def streaming(client: httpx.AsyncClient, body: dict[str, Any], tally: Tally) -> httpx.Response:
     """One streamed request; whole only with a finish reason and the closing `[DONE]` (OpenAI's protocol)."""
     started = time.monotonic()
-    finish_reason, done, chunks = None, False, 0
-    async with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as response:
+    finish_reason, first, done, tokens = None, True, False, 0
+    body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.status_code != httpx.codes.OK:
             await response.aread()
             return response
@@ -96,13 +97,16 @@ async def streaming(client: httpx.AsyncClient, body: dict[str, Any], tally: Tall
             event = json.loads(line.removeprefix("data: "))
             if "error" in event:
                 raise IncompleteAnswerError(f"error event: {event['error'].get('message')}")
-            if chunks == 0:
-                tally.first_token_seconds.append(time.monotonic() - started)
-            chunks += 1
-            finish_reason = event["choices"][0]["finish_reason"] or finish_reason
+            if event["choices"]:
+                if first:
+                    tally.first_token_seconds.append(time.monotonic() - started)
+                    first = False
+                finish_reason = event["choices"][0]["finish_reason"] or finish_reason
+            elif event.get("usage"):  # the last event before [DONE] has the usage and no choices
+                tokens = event["usage"]["completion_tokens"]
     if not done or finish_reason not in ("stop", "length"):
         raise IncompleteAnswerError("stream cut")
-    tally.tokens += chunks
+    tally.tokens += tokens
     return response
 
 
@@ -152,8 +156,6 @@ async def client_loop(number: int, options: argparse.Namespace, tally: Tally, en
         while time.monotonic() < ends and tally.sent < options.requests:
             body = make_body(options, rng)
             await one_request(client, body, rng.random() < 0.5, tally, options.patience)
-            if options.pause:
-                await asyncio.sleep(rng.uniform(0, 2 * options.pause))
 
 
 async def report(tally: Tally, started: float) -> None:
@@ -187,7 +189,6 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--seconds", type=float, default=60, help="no new request after this long (default 60)")
     line.add_argument("--prompt-words", type=int, default=40, help="mean prompt length in words (default 40)")
     line.add_argument("--max-tokens", type=int, default=32, help="mean output limit in tokens (default 32)")
-    line.add_argument("--pause", type=float, default=0, help="mean pause of a client between requests, seconds")
     line.add_argument("--patience", type=float, default=120, help="longest wait for one answer, seconds (default 120)")
     line.add_argument("--seed", type=int, default=0, help="makes the same requests again")
     return line

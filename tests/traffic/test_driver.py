@@ -14,6 +14,7 @@ ANSWER = {"choices": [{"finish_reason": "stop"}], "usage": {"completion_tokens":
 CHUNKS = [
     {"choices": [{"finish_reason": None, "delta": {"content": "a"}}]},
     {"choices": [{"finish_reason": "stop", "delta": {}}]},
+    {"choices": [], "usage": {"completion_tokens": 3}},
 ]
 
 
@@ -49,6 +50,7 @@ async def drive(answer, requests=12):
 async def test_whole_answers_are_counted_and_nothing_is_lost():
     tally = await drive(whole_answer)
     assert (tally.sent, tally.answered, dict(tally.lost)) == (12, 12, {})
+    assert tally.tokens == 12 * 3
 
 
 async def test_a_503_with_retry_after_is_retried_and_one_without_is_a_loss():
