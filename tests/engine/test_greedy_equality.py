@@ -88,10 +88,16 @@ def run_together(prompts, max_tokens, *, change_limits=None, **sizes):
 
 def test_chunks_and_preemption_change_no_token(prompts, max_tokens, expected):
     outputs, preemptions, prefill_steps = run_together(
-        prompts, max_tokens, max_num_seqs=16, max_num_batched_tokens=64, block_size=8, num_kv_blocks=64
+        prompts,
+        max_tokens,
+        max_num_seqs=16,
+        max_num_batched_tokens=128,
+        block_size=4,
+        num_kv_blocks=120,
+        kv_headroom=0.0,
     )
     assert preemptions > 0, "the pool must be small enough to preempt"
-    assert prefill_steps > sum(map(len, prompts)) / 64, "the budget must be small enough to chunk"
+    assert prefill_steps > sum(map(len, prompts)) / 128, "the budget must be small enough to chunk"
     assert outputs == expected
 
 
