@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "chat.yaml"
 CHAT = Service("chat")
 QUESTION = "Why is the sky blue? Answer in two sentences."
-BURST = ["--clients", "48", "--requests", "1000", "--max-tokens", "48", "--prompt-words", "60", "--seconds", "30"]
+BURST = ["--clients", "40", "--requests", "1000", "--max-tokens", "40", "--prompt-words", "80", "--seconds", "50"]
 READY_SECONDS = 240
 SETTLE_SECONDS = 120
 

@@ -15,7 +15,7 @@ class EngineConfig:
     Attributes:
         model: `builtin://smollm2`, a folder with a Hugging Face model, or a Hugging Face name (also `hf://NAME`).
         revision: branch, tag or commit of a Hugging Face model.
-        dtype: of weights and KV cache; `auto` takes bfloat16 where the device computes in it, else float32.
+        dtype: of weights and KV cache; `auto` takes bfloat16 where the device is faster in it, else float32.
         device: `auto` takes a GPU when there is one.
         max_model_len: longest prompt plus output in tokens; None takes the model's own.
         max_num_seqs: capacity: most requests running at once.

@@ -339,11 +339,20 @@ class Loop:
         decided, memory.unreported = memory.unreported, ()
         transition = ready_transition(service.status, status)
         if transition is not None:
-            await self._api.event(service, *transition)
+            await self._event(service, *transition)
         for decision in decided:
             text = f"{decision.change}: {decision.reason}"
             reason = "Scaled" if decision.kind == "Scaling" else "Tuned" if decision.applied else "TuningAdvice"
-            await self._api.event(service, "Normal", reason, text)
+            await self._event(service, "Normal", reason, text)
+
+    async def _event(
+        self, service: InferenceService, type: Literal["Normal", "Warning"], reason: str, message: str
+    ) -> None:
+        """The status has said it already, so an event that the API server does not take fails no round."""
+        try:
+            await self._api.event(service, type, reason, message)
+        except KubeApiError as error:
+            logger.warning("event %s of %s was not taken: %s", reason, service.metadata.name, error)
 
     async def _report_unreadable(self, key: ServiceKey, record: ServiceRecord, problem: str) -> None:
         """Says in the status what is wrong with a spec that cannot be read; pods and limits stay as they are."""

@@ -83,7 +83,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     add("--device", "auto takes a GPU when there is one", choices=DEVICES, default=default["device"])
     add(
         "--dtype",
-        "of weights and KV cache; auto: bfloat16 where the device computes in it",
+        "of weights and KV cache; auto: bfloat16 where the device is faster in it",
         choices=DTYPES,
         default="auto",
     )

@@ -103,7 +103,7 @@ class Engine(SpecModel):
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
-        description="Number type of weights and KV cache; auto takes bfloat16 where the device computes in it,"
+        description="Number type of weights and KV cache; auto takes bfloat16 where the device is faster in it,"
         " else float32.",
     )
     max_model_len: int | None = Field(

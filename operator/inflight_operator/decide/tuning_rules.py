@@ -64,8 +64,8 @@ def smaller_steps_when_prefill_delays_decodes(
     reached = view.step_tokens_p95 if view.step_tokens_p95 is not None else limits.max_num_batched_tokens
     start = min(limits.max_num_batched_tokens, max(1, math.ceil(reached)))
     to = _even(math.floor(start * _cut("max_num_batched_tokens", view, slo)))
-    # Every running request needs one token of each step, or the budget would starve decodes instead.
-    to = max(to, bounds.min.max_num_batched_tokens, math.ceil(view.running_now * 1.25))
+    # Every running request takes one token of each step; as much again is left for prefill, or the queue would starve.
+    to = max(to, bounds.min.max_num_batched_tokens, view.running_now * 2)
     return _change(
         "max_num_batched_tokens", limits, to, "TpotOverTarget", f"{_tpot_over(view, slo)}, prefill fills the steps"
     )
@@ -151,6 +151,8 @@ def _over_target(view: TuningView, slo: Slo, policy: TuningPolicy) -> float | No
     """TPOT over its target as a ratio; None when it is within the dead band or nothing was measured."""
     if slo.tpot_p95 is None or view.tpot is None:
         return None
+    if view.running_now < view.running / 2:
+        return None  # the load is leaving: what is left of it says little about the limits
     ratio = view.tpot / slo.tpot_p95
     return ratio if ratio > 1 + policy.dead_band else None
 
@@ -167,9 +169,9 @@ def _room(view: TuningView, slo: Slo, policy: TuningPolicy) -> float | None:
 
 
 def _prefill_interferes(view: TuningView, slo: Slo) -> bool:
-    if view.step_tokens_mean is not None and view.step_tokens_p95 is not None:
+    if view.step_tokens_p50 is not None and view.step_tokens_p95 is not None:
         decodes = max(view.running, 1.0)
-        if view.step_tokens_mean > PREFILL_SHARE * decodes:
+        if view.step_tokens_p50 > PREFILL_SHARE * decodes:  # the typical step, so that one burst of prompts is not it
             return True
         # Prefill in few steps only: it is to blame when the other steps, the typical ones, hold the target.
         typical_holds = view.itl_p50 is not None and slo.tpot_p95 is not None and view.itl_p50 <= slo.tpot_p95

@@ -93,7 +93,7 @@ class TuningView:
         ttft_p95: seconds; None without first tokens.
         generated_tokens: tokens generated in the window.
         tokens_per_s: tokens computed per second, prompt and output together.
-        step_tokens_mean, step_tokens_p95: tokens of one step; None when the engine does not tell.
+        step_tokens_p50, step_tokens_p95: tokens of one step; None when the engine does not tell.
         running, waiting: requests per pod, mean over the window.
         running_now: requests that run in the fullest pod at the end of the window.
         waiting_prompt_tokens: prompt tokens per pod not computed yet, mean; None when the engine does not tell.
@@ -112,7 +112,7 @@ class TuningView:
     ttft_p95: float | None
     generated_tokens: float
     tokens_per_s: float
-    step_tokens_mean: float | None
+    step_tokens_p50: float | None
     step_tokens_p95: float | None
     running: float
     running_now: int

@@ -45,7 +45,7 @@ def tuning_view(window: Window, start: float, now: float) -> TuningView:
         ttft_p95=span.histogram(lambda sample: sample.ttft).percentile(0.95),
         generated_tokens=generated,
         tokens_per_s=computed / span.seconds if span.seconds > 0 else 0.0,
-        step_tokens_mean=steps.mean,
+        step_tokens_p50=steps.percentile(0.5),
         step_tokens_p95=steps.percentile(0.95),
         running=span.mean_per_pod(lambda sample: sample.running) or 0.0,
         running_now=int(span.largest_now(lambda sample: sample.running)),

@@ -6,7 +6,7 @@ import math
 
 from inflight_operator.api.quantities import parse_duration
 
-MARGIN_SECONDS = 10
+MARGIN_SECONDS = 20
 """For the engine to notice, close its sockets and exit, on a machine that is busy."""
 
 

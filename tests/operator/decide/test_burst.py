@@ -96,7 +96,7 @@ def test_a_burst_scales_out_tunes_and_settles_back_with_every_request_answered()
     fleet = Fleet()
     name, first = fleet.start()
     fleet.engines[name] = first
-    burst = [(10 + i / 4, 150, 80) for i in range(240)]
+    burst = [(10 + i / 4, 300, 80) for i in range(240)]
     everyone = {id(first): first}
     while fleet.now < 300:
         due = [one for one in burst if fleet.now < one[0] <= fleet.now + TICK]

@@ -39,7 +39,7 @@ CALM = TuningView(
     ttft_p95=0.2,
     generated_tokens=2000,
     tokens_per_s=300.0,
-    step_tokens_mean=40.0,
+    step_tokens_p50=40.0,
     step_tokens_p95=60.0,
     running=30.0,
     running_now=30,
@@ -65,7 +65,7 @@ views = st.builds(
     ttft_p95=seconds,
     generated_tokens=st.floats(0, 10_000),
     tokens_per_s=st.floats(0, 10_000),
-    step_tokens_mean=st.none() | st.floats(0, 4096),
+    step_tokens_p50=st.none() | st.floats(0, 4096),
     step_tokens_p95=st.none() | st.floats(0, 4096),
     running=st.floats(0, 128),
     running_now=st.integers(0, 128),
@@ -161,12 +161,12 @@ def test_slow_decodes_lower_the_slots_with_what_was_measured():
 
 
 def test_lowering_starts_from_what_runs_so_that_it_bites():
-    view = replace(SLOW, running=20.0, running_now=20, step_tokens_mean=22.0, step_tokens_p95=30.0)
+    view = replace(SLOW, running=20.0, running_now=20, step_tokens_p50=22.0, step_tokens_p95=30.0)
     assert decide(view, Limits(64, 2048)).limits.max_num_seqs < 20
 
 
 def test_prefill_that_fills_the_steps_is_cut_before_the_slots():
-    view = replace(SLOW, running=20.0, running_now=20, step_tokens_mean=300.0, step_tokens_p95=900.0)
+    view = replace(SLOW, running=20.0, running_now=20, step_tokens_p50=300.0, step_tokens_p95=900.0)
     decision = decide(view, Limits(64, 2048))
     assert decision.change.knob == "max_num_batched_tokens"
     assert decision.limits.max_num_batched_tokens < 900
@@ -174,8 +174,18 @@ def test_prefill_that_fills_the_steps_is_cut_before_the_slots():
 
 
 def test_the_token_budget_is_never_cut_below_what_running_requests_need():
-    view = replace(SLOW, running=60.0, running_now=60, step_tokens_mean=125.0, step_tokens_p95=125.0, itl_mean=4.0)
-    assert decide(view, Limits(64, 2048)).limits.max_num_batched_tokens >= 75
+    view = replace(SLOW, running=60.0, running_now=60, step_tokens_p50=125.0, step_tokens_p95=125.0, itl_mean=4.0)
+    assert decide(view, Limits(64, 2048)).limits.max_num_batched_tokens == 120
+
+
+def test_a_load_that_is_leaving_lowers_nothing():
+    view = replace(SLOW, running=8.0, running_now=1)
+    assert decide(view, Limits(64, 2048)).change is None
+
+
+def test_one_burst_of_prompts_among_slow_decodes_is_not_taken_for_prefill_that_fills_the_steps():
+    view = replace(SLOW, running=24.0, running_now=24, step_tokens_p50=24.0, step_tokens_p95=4096.0, itl_p50=0.07)
+    assert decide(view, Limits(256, 8192)).change.knob == "max_num_seqs"
 
 
 def test_preemptions_lower_the_slots_first_of_all():

@@ -140,7 +140,7 @@ def test_everything_the_engine_writes_goes_to_its_scratch_space():
 
 
 @pytest.mark.parametrize(
-    ("propagation", "drain", "grace"), [(5, "120s", 135), (0, "1s", 11), (10, "1500ms", 22), (5, "1m30s", 105)]
+    ("propagation", "drain", "grace"), [(5, "120s", 145), (0, "1s", 21), (10, "1500ms", 32), (5, "1m30s", 115)]
 )
 def test_the_grace_period_is_propagation_plus_drain_plus_margin(propagation, drain, grace):
     assert grace_period_seconds(propagation, drain) == grace

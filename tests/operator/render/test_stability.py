@@ -59,14 +59,14 @@ def test_a_new_engine_image_rolls_out_new_pods():
 # A template that differs from what the last release rendered restarts every pod of every user when the operator is
 # upgraded. Change a digest only when that is meant, and say so in the release notes.
 DIGESTS = {
-    "cpu": ({**CPU}, "7deb9331d2374991c8413d69ee63513ab371a17602f080143b992200c4466c75"),
+    "cpu": ({**CPU}, "0810301c056970ee3ac409c8e333dd0789dc2aa852ca730e3db1ab94ca08a30e"),
     "gpu": (
         {"model": {"source": "hf://Qwen/Qwen3-8B"}},
-        "75a3a25b453e214c66a6889a4b6b66de9cc2becc0ebd05c874001609646acdb7",
+        "712a7b45108596f739700b5803252fc2ab6a91dd03d714e3433c02927613d733",
     ),
     "claim": (
         {"model": {"source": "pvc://models/qwen3"}},
-        "c05b8a39f76c0f7661039ffcb5fc6d980b77d1d8ede99b8d77e6bfaf726d3153",
+        "28d725a5ebcfd41c4dfa59f185bbc364bd3e4543a2feecb8fcc51145336a70b2",
     ),
 }
 
