@@ -45,6 +45,9 @@ def remove_former() -> None:
             f"the cluster has an InferenceService {CHAT.name} in {CHAT.namespace} already: delete it first"
         )
     kubectl("-n", CHAT.namespace, "delete", "inferenceservice", CHAT.name, "--ignore-not-found", "--wait")
+    deadline = time.monotonic() + READY_SECONDS
+    while CHAT.pods() and time.monotonic() < deadline:
+        time.sleep(0.5)
 
 
 def apply_and_wait() -> PodFacts:

@@ -27,7 +27,7 @@ class WorkerSettings:
 
     interval: float = 3.0
     concurrency: int = 64
-    longest_backoff: float = 120.0
+    longest_backoff: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,6 +246,17 @@ async def test_a_child_that_is_no_longer_wanted_is_deleted_and_a_strangers_is_no
     assert await api.get("Service", namespace, "theirs") is not None
 
 
+async def test_children_left_from_a_service_that_was_deleted_and_made_again_are_replaced(api, simple):
+    former = simple.model_copy(update={"metadata": simple.metadata.model_copy(update={"uid": "the-former-service"})})
+    await sync_children(api, render(former, PLAN, SETTINGS), [])
+    wanted = render(simple, PLAN, SETTINGS)
+    changes = await sync_children(api, wanted, await live_children(api, simple))
+    assert len(changes.deleted) == len(changes.applied) == len(wanted)
+    live = await live_children(api, simple)
+    assert {child["metadata"]["ownerReferences"][0]["uid"] for child in live} == {simple.metadata.uid}
+    assert (await sync_children(api, wanted, live)).applied == ()
+
+
 async def test_an_object_of_someone_else_with_a_childs_name_is_not_taken_over(kubectl, api, simple):
     namespace = simple.metadata.namespace
     theirs = {"name": "chat", "namespace": namespace}

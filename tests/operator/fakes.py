@@ -146,7 +146,7 @@ class FakeApi:
         self.cache.put(manifest["kind"], live)
         return live
 
-    async def delete(self, kind, namespace, name):
+    async def delete(self, kind, namespace, name, uid=None):
         self._call("delete", kind, name)
 
     async def patch_status(self, service, status):

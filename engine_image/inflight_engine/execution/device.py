@@ -25,8 +25,8 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The number type of a name: `auto` is bfloat16 where matrix products run faster in it (GPUs that have it, CPUs with
-    AMX), else float32: on a CPU with AVX512-BF16 alone, prefill and batches were measured slower than in float32.
+    """The number type of a name: `auto` is bfloat16 where matrix products are faster in it (GPUs that have it, CPUs
+    with AMX), else float32: on a CPU with AVX512-BF16 alone, prefill and batches were measured slower than in float32.
 
     Raises:
         ValueError: an unknown name.

@@ -31,11 +31,13 @@ class ChildApi(Protocol):
 
     async def apply(self, manifest: Manifest) -> Manifest: ...
 
-    async def delete(self, kind: str, namespace: str, name: str) -> None: ...
+    async def delete(self, kind: str, namespace: str, name: str, uid: str | None = None) -> None: ...
 
 
 async def sync_children(api: ChildApi, wanted: list[Manifest], live: list[Manifest]) -> ChildrenChanges:
     """Applies each wanted child that differs from the live one, and deletes live children that are not wanted.
+
+    A child left from a deleted service of the same name is replaced.
 
     Args:
         api: the API server.
@@ -51,15 +53,20 @@ async def sync_children(api: ChildApi, wanted: list[Manifest], live: list[Manife
     owner = owner_uid(wanted[0])
     present = {_key(child): child for child in live}
     applied: list[str] = []
+    deleted: list[str] = []
     for child in wanted:
         kind, name = key = _key(child)
         existing = present.get(key) or await api.get(kind, child["metadata"]["namespace"], name)
         if existing is not None and owner_uid(existing) != owner:
-            raise ChildConflictError(_conflict(child, existing))
+            if not _is_left_over(child, existing):
+                raise ChildConflictError(_conflict(child))
+            # The garbage collector would remove it too, but it can miss that one object took another's place.
+            await api.delete(kind, child["metadata"]["namespace"], name, existing["metadata"]["uid"])
+            deleted.append(f"{kind}/{name}")
+            existing = None
         if needs_apply(child, existing):
             await api.apply(child)
             applied.append(f"{kind}/{name}")
-    deleted: list[str] = []
     names = {_key(child) for child in wanted}
     for (kind, name), child in present.items():
         if (kind, name) not in names and owner_uid(child) == owner:
@@ -68,14 +75,14 @@ async def sync_children(api: ChildApi, wanted: list[Manifest], live: list[Manife
     return ChildrenChanges(tuple(applied), tuple(deleted))
 
 
-def _conflict(wanted: Manifest, existing: Manifest) -> str:
-    kind, metadata = wanted["kind"], wanted["metadata"]
+def _is_left_over(wanted: Manifest, existing: Manifest) -> bool:
+    """Whether it belonged to an InferenceService of the same name, which is gone: there is another of that name now."""
     ours, theirs = _controller(wanted), _controller(existing)
-    if ours and theirs and (ours["kind"], ours["name"]) == (theirs["kind"], theirs["name"]):
-        return (
-            f"{kind} {metadata['name']} is left from an InferenceService of the same name that was deleted:"
-            " waiting for Kubernetes to remove it"
-        )
+    return bool(ours and theirs and (ours["kind"], ours["name"]) == (theirs["kind"], theirs["name"]))
+
+
+def _conflict(wanted: Manifest) -> str:
+    kind, metadata = wanted["kind"], wanted["metadata"]
     return (
         f"{kind} {metadata['name']} exists in namespace {metadata['namespace']} and does not belong to this"
         " InferenceService: delete or rename it, or give the InferenceService another name"

@@ -112,12 +112,18 @@ class KubeApi:
         path = object_path(manifest["kind"], metadata["namespace"], metadata["name"])
         return await self._call("PATCH", path, query=query, body=manifest, content_type="application/apply-patch+yaml")
 
-    async def delete(self, kind: str, namespace: str, name: str) -> None:
-        """Deletes the object and, in the background, what it owns. No error when it is gone already."""
+    async def delete(self, kind: str, namespace: str, name: str, uid: str | None = None) -> None:
+        """Deletes the object and, in the background, what it owns. No error when it is gone already, or when `uid` is
+        given and the object has another one by now."""
+        options: Manifest = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        gone = {404}
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
+            gone.add(409)
         try:
-            await self._call("DELETE", object_path(kind, namespace, name), query={"propagationPolicy": "Background"})
+            await self._call("DELETE", object_path(kind, namespace, name), body=options)
         except KubeApiError as error:
-            if error.status != 404:
+            if error.status not in gone:
                 raise
 
     async def patch_status(self, service: ServiceRecord, status: dict[str, Any]) -> bool:

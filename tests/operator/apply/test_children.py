@@ -39,8 +39,8 @@ class RecordingApi:
     async def apply(self, child):
         self.calls.append(("apply", child["metadata"]["name"], child["data"]["value"]))
 
-    async def delete(self, kind, namespace, name):
-        self.calls.append(("delete", kind, namespace, name))
+    async def delete(self, kind, namespace, name, uid=None):
+        self.calls.append(("delete", kind, namespace, name, *([uid] if uid else [])))
 
 
 async def test_a_steady_state_makes_no_calls_at_all():
@@ -76,7 +76,10 @@ async def test_an_object_of_someone_else_is_left_alone_and_named(listed, owners)
     assert [call for call in api.calls if call[0] != "get"] == []
 
 
-async def test_a_child_of_a_service_that_was_deleted_and_made_again_waits_for_the_garbage_collector():
+async def test_a_child_of_a_service_that_was_deleted_and_made_again_is_replaced_and_no_other_object_is():
     left_over = manifest("chat", owner="the-old-uid")
-    with pytest.raises(ChildConflictError, match="left from an InferenceService of the same name that was deleted"):
-        await sync_children(RecordingApi(left_over), [manifest("chat", owner="the-new-uid")], [])
+    left_over["metadata"]["uid"] = "this-one-only"
+    api = RecordingApi(left_over)
+    changes = await sync_children(api, [manifest("chat", owner="the-new-uid")], [])
+    assert api.calls[1:] == [("delete", "ConfigMap", "team", "chat", "this-one-only"), ("apply", "chat", 1)]
+    assert (changes.deleted, changes.applied) == (("ConfigMap/chat",), ("ConfigMap/chat",))
