@@ -18,7 +18,7 @@ def ask(url: str, model: str, question: str) -> None:
         "model": model,
         "messages": [{"role": "user", "content": question}],
         "stream": True,
-        "max_tokens": 80,
+        "max_tokens": 128,
         "temperature": 0,
     }
     with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as response:

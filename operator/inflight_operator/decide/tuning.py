@@ -87,7 +87,11 @@ def decide_tuning(
     if state.trial is not None and state.trial.before.pods == view.pods:
         verdict = judge(state.trial, view, slo, policy)
         if verdict is not None:
-            return _take_back(limits, bounds, state, state.trial, verdict, view.time)
+            return _take_back(limits, bounds, state, state.trial, verdict, policy, view.time)
+        if _out_of_reach(state.trial, view, slo, policy):
+            # The step helped and stays; further ones would only cost throughput.
+            rest = Block("max_num_seqs", up=False, until=view.time + policy.out_of_reach_cool_down)
+            state = replace(state, blocks=(*state.blocks, rest))
     # Judged, or measured while replicas came or went, which changes more than any limit: either way it stays.
     state = replace(state, trial=None)
 
@@ -101,26 +105,14 @@ def decide_tuning(
     return TuningDecision(change.applied_to(limits), change, change.code, change.text, replace(restarted, trial=trial))
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A change is to be taken back: why, and for how many seconds its direction rests."""
-
-    why: str
-    rest: float
-
-
-def judge(trial: Trial, view: TuningView, slo: Slo, policy: TuningPolicy) -> Verdict | None:
-    """Whether the change on trial made things worse; None when it stays.
+def judge(trial: Trial, view: TuningView, slo: Slo, policy: TuningPolicy) -> str | None:
+    """Why the change on trial made things worse; None when it stays.
 
     A step up is worse when it broke the TPOT target that held before, or brought preemptions. A step down is worse when
-    it cost throughput while requests waited and decoding got no faster for it, or when it showed that even a single
-    request would miss the target: then its cost buys nothing.
+    it cost throughput while requests waited and decoding got no faster for it.
     """
-    why = _worse_up(trial, view, slo, policy) if trial.change.up else _worse_down(trial, view, policy)
-    if why:
-        return Verdict(why, policy.cool_down)
-    why = _out_of_reach(trial, view, slo, policy)
-    return Verdict(why, policy.out_of_reach_cool_down) if why else None
+    worse = _worse_up(trial, view, slo, policy) if trial.change.up else _worse_down(trial, view, policy)
+    return worse or None
 
 
 def _worse_up(trial: Trial, view: TuningView, slo: Slo, policy: TuningPolicy) -> str:
@@ -146,21 +138,19 @@ def _worse_down(trial: Trial, view: TuningView, policy: TuningPolicy) -> str:
     return f"{was:.0f} -> {now:.0f} tokens/s since, and {seconds_text(view.pace)} a token is no better"
 
 
-def _out_of_reach(trial: Trial, view: TuningView, slo: Slo, policy: TuningPolicy) -> str:
-    """Time per token against running requests is close to a line; two settings give it, and with it the time of one
-    request alone."""
+def _out_of_reach(trial: Trial, view: TuningView, slo: Slo, policy: TuningPolicy) -> bool:
+    """Whether a step down showed that even a request alone would miss the target. Time per token against running
+    requests is close to a line; two settings give it, and with it the time of one request."""
     before, target = trial.before, slo.tpot_p95
     if trial.change.up or trial.change.code != "TpotOverTarget" or trial.change.knob != "max_num_seqs":
-        return ""
+        return False
     if target is None or before.pace is None or view.pace is None or view.pace <= target * (1 + policy.dead_band):
-        return ""
+        return False
     if view.running < 1 or view.running > before.running * 0.9:
-        return ""
+        return False
     slope = max(0.0, (before.pace - view.pace) / (before.running - view.running))
     alone = view.pace - slope * (view.running - 1)
-    if alone <= target:
-        return ""
-    return f"one request alone would take about {seconds_text(alone)} a token, over target {seconds_text(target)}"
+    return alone > target
 
 
 def _still_draining(view: TuningView, limits: Limits, state: TuningState, policy: TuningPolicy) -> bool:
@@ -173,15 +163,21 @@ def _still_draining(view: TuningView, limits: Limits, state: TuningState, policy
 
 
 def _take_back(
-    limits: Limits, bounds: TuningBounds, state: TuningState, trial: Trial, verdict: Verdict, now: float
+    limits: Limits,
+    bounds: TuningBounds,
+    state: TuningState,
+    trial: Trial,
+    why: str,
+    policy: TuningPolicy,
+    now: float,
 ) -> TuningDecision:
     made = trial.change
-    rest = Block(made.knob, up=made.up, until=now + verdict.rest)
+    rest = Block(made.knob, up=made.up, until=now + policy.cool_down)
     state = TuningState(window_start=now, blocks=(*state.blocks, rest))
     to = bounds.clamp(made.before(limits)).get(made.knob)
     if to == made.to:
-        return _unchanged(limits, "InDeadBand", f"{verdict.why}, but the bounds allow no way back", state)
-    text = f"{made.knob} {made.to} -> {to}: taken back, {verdict.why}"
+        return _unchanged(limits, "InDeadBand", f"{why}, but the bounds allow no way back", state)
+    text = f"{made.knob} {made.to} -> {to}: taken back, {why}"
     back = Change(made.knob, made.to, to, "TakenBack", text)
     return TuningDecision(back.applied_to(limits), back, back.code, text, state)
 

@@ -64,7 +64,7 @@ class TuningPolicy:
         kv_full: KV utilization that adding slots must not lead to.
         throughput_loss: share of throughput a useless step down may cost before it is taken back.
         cool_down: seconds a direction rests after it was taken back.
-        out_of_reach_cool_down: the same after a step down that showed that no step down can reach the target.
+        out_of_reach_cool_down: seconds without further steps down once one showed that none can reach the target.
         drain_windows: windows to wait at most for a lowered slot limit to take hold.
     """
 

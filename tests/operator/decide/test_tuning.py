@@ -248,13 +248,14 @@ def test_a_step_down_that_only_costs_throughput_is_taken_back():
     assert "taken back, 300 -> 200 tokens/s since" in back.reason
 
 
-def test_a_target_that_one_request_alone_would_miss_costs_no_slots():
+def test_a_target_that_one_request_alone_would_miss_costs_no_further_slots():
     tight = Slo(tpot_p95=0.01)
     first = decide(SLOW, Limits(64, 2048), slo=tight)
     lower = replace(SLOW, time=116.0, itl_mean=0.05, running=32.0, running_now=32)
     back = decide(lower, first.limits, first.state, slo=tight)
-    assert back.limits.max_num_seqs == 64
-    assert "one request alone would take about" in back.reason
+    assert back.limits.max_num_seqs == first.limits.max_num_seqs
+    later = replace(lower, time=140.0, itl_mean=0.04)
+    assert decide(later, back.limits, back.state, slo=tight).limits.max_num_seqs == back.limits.max_num_seqs
 
 
 def test_a_change_that_was_measured_with_other_replicas_is_not_blamed_for_them():
