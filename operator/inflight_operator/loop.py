@@ -258,7 +258,7 @@ class Loop:
                     uid: PodLoad(sample.waiting, sample.running, sample.kv_usage)
                     for uid, sample in self._fresh(memory, pods).items()
                 }
-                for pod, cost in deletion_costs(pods, loads, datetime.now(UTC).timestamp()).items():
+                for pod, cost in deletion_costs(pods, loads).items():
                     await self._api.set_pod_deletion_cost(key.namespace, pod, cost)
             changes = await sync_children(self._api, children, self._cache.children(key))
         except (KubeApiError, ChildConflictError) as error:

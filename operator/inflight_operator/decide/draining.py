@@ -18,22 +18,21 @@ UNKNOWN_COST = 1_000_000
 """A ready pod that does not tell its load may be full: it goes last."""
 
 
-def deletion_costs(pods: Sequence[PodView], loads: Mapping[str, PodLoad], now: float) -> dict[str, int]:
+def deletion_costs(pods: Sequence[PodView], loads: Mapping[str, PodLoad]) -> dict[str, int]:
     """Costs to set, by pod name: only those that differ from what the pods carry now.
 
     Args:
         pods: all pods of the service.
         loads: by pod uid.
-        now: seconds since the epoch.
     """
-    wanted = {pod.name: _cost(pod, loads.get(pod.uid), now) for pod in pods if pod.ready and not pod.deleting}
+    # Older pods have warmer caches: the order of age breaks ties between equally loaded ones.
+    youngest_first = sorted((pod for pod in pods if pod.ready and not pod.deleting), key=lambda pod: -pod.created)
+    wanted = {pod.name: _cost(loads.get(pod.uid), rank) for rank, pod in enumerate(youngest_first)}
     carried = {pod.name: pod.deletion_cost for pod in pods}
     return {name: cost for name, cost in wanted.items() if carried[name] != cost}
 
 
-def _cost(pod: PodView, load: PodLoad | None, now: float) -> int:
+def _cost(load: PodLoad | None, rank: int) -> int:
     if load is None:
         return UNKNOWN_COST
-    # Older pods have warmer caches: hours of life break ties between equally loaded ones.
-    hours = min(int(pod.age(now) // 3600), REQUEST_COST - 1)
-    return (load.running + load.waiting) * REQUEST_COST + hours
+    return (load.running + load.waiting) * REQUEST_COST + min(rank, REQUEST_COST - 1)

@@ -52,10 +52,6 @@ class PodView:
     deletion_cost: int
     created: float
 
-    def age(self, now: float) -> float:
-        """Seconds since creation; `now` is seconds since the epoch."""
-        return max(0.0, now - self.created)
-
 
 def pod_view(pod: Mapping[str, Any]) -> PodView:
     """The view of `pod`, a v1 Pod as the API gives it in JSON."""
