@@ -58,7 +58,6 @@ def exposition(sample):
         f"vllm:num_requests_waiting{label} {sample.waiting}",
         f"vllm:kv_cache_usage_perc{label} {sample.kv_usage}",
         f"vllm:num_preemptions_total{label} {sample.preemptions}",
-        f"vllm:prompt_tokens_total{label} {sample.prompt_tokens}",
         f"vllm:generation_tokens_total{label} {sample.generation_tokens}",
     ]
     ours = {

@@ -70,7 +70,6 @@ class ModelEngine:
     waiting: deque = field(default_factory=deque)
     running: list = field(default_factory=list)
     preemptions: int = 0
-    prompt_tokens: int = 0
     generation_tokens: int = 0
     finished: int = 0
     ttft: Buckets = field(default_factory=lambda: Buckets(SECONDS))
@@ -120,7 +119,6 @@ class ModelEngine:
             self.itl.observe(took, len(decodes))
         for request, chunk in chunks:
             request.computed += chunk
-            self.prompt_tokens += chunk
             if request.computed >= request.prompt:
                 self._token(request)
         for request in decodes:
@@ -148,7 +146,6 @@ class ModelEngine:
             waiting=len(self.waiting),
             kv_usage=min(1.0, self._kv_used() / self.kv_tokens),
             preemptions=self.preemptions,
-            prompt_tokens=self.prompt_tokens,
             generation_tokens=self.generation_tokens,
             ttft=self.ttft.value(),
             tpot=self.tpot.value(),

@@ -92,7 +92,7 @@ class TuningView:
         itl_mean, itl_p50, itl_p95: inter-token latency in seconds; None without tokens.
         ttft_p95: seconds; None without first tokens.
         generated_tokens: tokens generated in the window.
-        tokens_per_s: tokens computed per second, prompt and output together.
+        tokens_per_s: tokens generated per second. Not prompt tokens too: a burst of prompts would look like throughput.
         step_tokens_p50, step_tokens_p95: tokens of one step; None when the engine does not tell.
         running, waiting: requests per pod, mean over the window.
         running_now: requests that run in the fullest pod at the end of the window.

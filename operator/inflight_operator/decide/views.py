@@ -31,7 +31,6 @@ def tuning_view(window: Window, start: float, now: float) -> TuningView:
     tpot = span.histogram(lambda sample: sample.tpot)
     itl = span.histogram(lambda sample: sample.itl)
     generated = span.increase(lambda sample: sample.generation_tokens)
-    computed = generated + span.increase(lambda sample: sample.prompt_tokens)
     steps = span.histogram(lambda sample: sample.step_tokens)
     return TuningView(
         time=now,
@@ -44,7 +43,7 @@ def tuning_view(window: Window, start: float, now: float) -> TuningView:
         itl_p95=itl.percentile(0.95),
         ttft_p95=span.histogram(lambda sample: sample.ttft).percentile(0.95),
         generated_tokens=generated,
-        tokens_per_s=computed / span.seconds if span.seconds > 0 else 0.0,
+        tokens_per_s=generated / span.seconds if span.seconds > 0 else 0.0,
         step_tokens_p50=steps.percentile(0.5),
         step_tokens_p95=steps.percentile(0.95),
         running=span.mean_per_pod(lambda sample: sample.running) or 0.0,

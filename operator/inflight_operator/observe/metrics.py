@@ -22,7 +22,7 @@ _GAUGES_MAX = (
     "inflight_max_num_batched_tokens_capacity",
     "inflight_runtime_config_revision",
 )
-_COUNTERS = ("vllm:num_preemptions_total", "vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+_COUNTERS = ("vllm:num_preemptions_total", "vllm:generation_tokens_total")
 _HISTOGRAMS = (
     "vllm:time_to_first_token_seconds",
     "vllm:request_time_per_output_token_seconds",
@@ -44,7 +44,7 @@ class Sample:
         time: seconds on the steady clock of the scraper.
         running, waiting: requests with a slot, requests in the queue.
         kv_usage: share of KV blocks in use, 0 to 1.
-        preemptions, prompt_tokens, generation_tokens: counters.
+        preemptions, generation_tokens: counters.
         ttft: time to first token, seconds.
         tpot: time per output token of finished requests, seconds.
         itl: inter-token latency, seconds.
@@ -60,7 +60,6 @@ class Sample:
     waiting: int
     kv_usage: float
     preemptions: float
-    prompt_tokens: float
     generation_tokens: float
     ttft: Histogram
     tpot: Histogram
@@ -115,7 +114,6 @@ def parse_metrics(text: str, time: float) -> Sample:
         waiting=int(sum(values["vllm:num_requests_waiting"])),
         kv_usage=max(values["vllm:kv_cache_usage_perc"], default=0.0),
         preemptions=sum(values["vllm:num_preemptions_total"]),
-        prompt_tokens=sum(values["vllm:prompt_tokens_total"]),
         generation_tokens=sum(values["vllm:generation_tokens_total"]),
         ttft=histogram("vllm:time_to_first_token_seconds"),
         tpot=histogram("vllm:request_time_per_output_token_seconds"),
