@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from abc import ABC, abstractmethod
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from inflight_engine.server.generation import Generation
 _encode = msgspec.json.encode
 
 
-class _Answer:
+class _Answer(ABC):
     """Args:
     model: the served name.
     include_usage: `stream_options.include_usage`: a chunk with the token counts ends the stream.
@@ -48,11 +49,11 @@ class _Answer:
             body["usage"] = usage
         return b"data: " + _encode(body) + b"\n\n"
 
-    def _whole_choice(self, text: str, finish_reason: str) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _whole_choice(self, text: str, finish_reason: str) -> dict[str, Any]: ...
 
-    def _choice(self, text: str | None, finish_reason: str | None) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _choice(self, text: str | None, finish_reason: str | None) -> dict[str, Any]: ...
 
 
 class ChatAnswer(_Answer):
