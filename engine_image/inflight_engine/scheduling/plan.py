@@ -1,48 +1,77 @@
 """The step plan: the only thing that passes from the scheduler to the runner.
 
 A plan says what changed since the previous one. The runner keeps a persistent batch of per-slot arrays and edits it
-by these deltas, so in steady decode every tuple is empty and nothing is walked request by request.
+by these deltas, so in steady decode there is nothing but block growth to read, and nothing is walked request by
+request. The structs are msgspec's because one is made in every step: frozen ones cost a tenth of a frozen dataclass.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from inflight_engine.request import SamplingParams, TokenIds
 
-Slots = npt.NDArray[np.int32]
+Slots = npt.NDArray[np.intp]
+BlockIds = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class SlotStart:
+class Preemption(msgspec.Struct, frozen=True, eq=False):
+    """A running request loses its slot and blocks. The slot is also in the plan's `releases`.
+
+    Attributes:
+        block_ids: int32: the device blocks to copy out, in table order; empty when its tokens are recomputed instead.
+        host_block_ids: where they go, of equal length.
+    """
+
+    slot: int
+    request_id: int
+    block_ids: BlockIds
+    host_block_ids: tuple[int, ...]
+
+    @property
+    def swapped(self) -> bool:
+        return bool(self.host_block_ids)
+
+
+class SlotStart(msgspec.Struct, frozen=True, eq=False):
     """A request takes a slot: new, or resumed after a preemption.
 
     Attributes:
         token_ids: int32 [num_tokens]: the prompt, then whatever was generated before a preemption.
         num_prompt_tokens: how many of them are the prompt.
+        num_computed_tokens: how many of them have their keys and values in `block_ids` already (a prefix hit), or will
+            have once `host_block_ids` are copied back. Always less than num_tokens.
+        block_ids: int32: the slot's block table, enough for all of `token_ids`.
+        host_block_ids: blocks in host memory to copy to the first of `block_ids`, one to one, before the step is
+            computed; empty unless the request was swapped out.
     """
 
     slot: int
     request_id: int
     token_ids: TokenIds
     num_prompt_tokens: int
+    num_computed_tokens: int
     sampling: SamplingParams
+    block_ids: BlockIds
+    host_block_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BlockGrant:
-    """Blocks appended to a slot's block table, from table index `first` on."""
+class BlockGrowth(msgspec.Struct, frozen=True, eq=False):
+    """One more block for each of some decoding slots: `block_table[slots[i], indices[i]] = block_ids[i]`.
 
-    slot: int
-    first: int
-    block_ids: tuple[int, ...]
+    Attributes:
+        slots, indices: intp [n].
+        block_ids: int32 [n].
+    """
+
+    slots: Slots
+    indices: Slots
+    block_ids: BlockIds
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillChunk:
+class PrefillChunk(msgspec.Struct, frozen=True):
     """Compute tokens [start, start + length) of a slot. `samples`: the chunk ends at the last known token, so the
     next one is sampled."""
 
@@ -52,18 +81,20 @@ class PrefillChunk:
     samples: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepPlan:
-    """One iteration. Apply in this order: `releases`, `starts`, `grants`, then compute.
+class StepPlan(msgspec.Struct, frozen=True, eq=False):
+    """One iteration. Apply in this order: copies out of `preemptions`, `releases`, `starts` with their copies in,
+    `growth`, then compute.
 
     Attributes:
         step: 0, 1, 2, ...
-        releases: slots given up since the previous plan (finished, cancelled, preempted). A slot may be released and
-            started again in the same plan.
-        grants: only the tables that grow.
+        preemptions: requests that lose their slot to others in this step.
+        releases: all slots given up since the previous plan (finished, cancelled, preempted). A slot may be released
+            and started again in the same plan.
+        starts: in order of admission.
+        growth: None when no table grows.
         prefills: chunks, in the order of the packed batch after the decodes.
-        decode_slots: int32 [num_decodes]: slots whose last sampled token is computed and whose next one is sampled.
-            The same array object in consecutive plans while the set does not change; read-only.
+        decode_slots: intp [num_decodes], ascending: slots whose last known token is computed and whose next one is
+            sampled. The same array object in consecutive plans while the set does not change; read-only.
         num_tokens: tokens computed in the step, decodes plus chunk lengths; at most `max_num_batched_tokens`.
 
     The runner returns int32 [num_decodes + number of sampling chunks]: one token for each decode slot in order, then
@@ -71,17 +102,18 @@ class StepPlan:
     """
 
     step: int
+    preemptions: tuple[Preemption, ...]
     releases: tuple[int, ...]
     starts: tuple[SlotStart, ...]
-    grants: tuple[BlockGrant, ...]
+    growth: BlockGrowth | None
     prefills: tuple[PrefillChunk, ...]
     decode_slots: Slots
     num_tokens: int
 
     @property
     def sampled_slots(self) -> Slots:
-        """int32: the slot of each token that the runner returns."""
-        chunks = [c.slot for c in self.prefills if c.samples]
+        """intp: the slot of each token that the runner returns."""
+        chunks = [chunk.slot for chunk in self.prefills if chunk.samples]
         if not chunks:
             return self.decode_slots
-        return np.concatenate([self.decode_slots, np.array(chunks, np.int32)])
+        return np.concatenate([self.decode_slots, np.array(chunks, np.intp)])

@@ -1,0 +1,68 @@
+"""What the scheduler is told once, at start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inflight_engine.request import DEFAULT_CLASS
+from inflight_engine.scheduling.limits import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceClass:
+    """A kind of traffic with its own queue.
+
+    Attributes:
+        name: what requests put in `class`.
+        weight: its share of admitted and generated tokens while several classes have requests waiting, above 0.
+        priority: of its requests that bring no number, for the `priority` policy; smaller is earlier.
+        ttft_target, tpot_target: seconds; how many of its requests keep them is measured. None: no target.
+        max_queued_requests: most of its requests that wait; beyond it 503. None: only the bound of all classes.
+    """
+
+    name: str = DEFAULT_CLASS
+    weight: float = 1.0
+    priority: int = 0
+    ttft_target: float | None = None
+    tpot_target: float | None = None
+    max_queued_requests: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Sizes of the machine, and how to decide.
+
+    Attributes:
+        capacity: what the live limits may reach; the slot table has `capacity.max_num_seqs` rows.
+        num_blocks, block_size: the KV cache.
+        max_model_len: longest request, prompt plus output, in tokens.
+        kv_headroom: share of the blocks that admission leaves free for growth, unless nothing else runs.
+        policy: order of waiting requests within a class; a name of `policies.POLICIES`.
+        priority_aging: seconds of waiting that count as one step of priority, for the `priority` policy.
+        classes: at least one; a request that names none belongs to the first.
+        preemption: `recompute`, `swap` (recompute where host memory is full), or `auto` (the cheaper by `SwapRates`).
+        preemption_victim: who gives way when blocks run out; a name of `victims.VICTIMS`.
+        num_host_blocks: blocks of host memory for swapped requests; 0: none.
+        prefix_caching: keep full blocks of requests that ended, to be found again by content.
+    """
+
+    capacity: Limits
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    kv_headroom: float = 0.0
+    policy: str = "fcfs"
+    priority_aging: float = 10.0
+    classes: tuple[ServiceClass, ...] = (ServiceClass(),)
+    preemption: str = "auto"
+    preemption_victim: str = "last_arrived"
+    num_host_blocks: int = 0
+    prefix_caching: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SwapRates:
+    """What was measured lately, in tokens a second: computing a prefill, and copying keys and values one way."""
+
+    prefill: float
+    copy: float

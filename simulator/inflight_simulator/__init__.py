@@ -1,0 +1,1 @@
+"""The engine's digital twin: its scheduler on a virtual clock."""
