@@ -13,16 +13,23 @@ from inflight_engine.messages import (
     AddRequest,
     Admission,
     CancelRequest,
+    ClassWeightsApplied,
     Finished,
+    FlushRecord,
     FromEngine,
     LimitsApplied,
+    RecordFlushed,
+    SetClassWeights,
     SetLimits,
     StepReport,
     StepStats,
 )
+from inflight_engine.output import StepOutput, TokenLogprobs
+from inflight_engine.recording.recorder import Recorder
 from inflight_engine.request import FinishReason, Request, TokenIds
-from inflight_engine.scheduling.plan import StepPlan
+from inflight_engine.scheduling.plan import Slots, StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
+from inflight_engine.swap_rates import SwapRateMeter
 
 log = logging.getLogger(__name__)
 
@@ -33,41 +40,72 @@ MAX_CONSECUTIVE_FAILURES = 3
 class StepExecutor(Protocol):
     """What the loop needs of a runner."""
 
-    def execute(self, plan: StepPlan) -> TokenIds:
-        """Compute the step; int32, one token for each of `plan.sampled_slots`."""
+    def execute(self, plan: StepPlan) -> StepOutput:
+        """Compute the step."""
         ...
 
 
 class Engine:
-    """The engine process's state. Single-threaded; `clock` gives monotonic seconds.
+    """The engine process's state. Single-threaded.
 
     A step that raises ends the requests that were in it with an error and spares the rest; after
     `MAX_CONSECUTIVE_FAILURES` in a row the exception goes up.
+
+    Args:
+        recorder: told of everything the scheduler is told and decides; None: nothing is recorded.
+        swap_rates: measures when swapping a preempted request is cheaper than recomputing it; None: never.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: StepExecutor, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: StepExecutor,
+        *,
+        recorder: Recorder | None = None,
+        swap_rates: SwapRateMeter | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._scheduler = scheduler
         self._runner = runner
+        self._recorder = recorder
+        self._swap_rates = swap_rates
         self._clock = clock
         self._ended_outside: list[Finished] = []
         self._failures = 0
+        self._slots: Slots | None = None
+        self._slots_bytes = b""
 
     @property
     def has_work(self) -> bool:
         """Something to compute, or something to report."""
         return self._scheduler.has_work or bool(self._ended_outside)
 
-    def handle(self, message: AddRequest | CancelRequest | SetLimits) -> FromEngine | None:
+    def handle(
+        self, message: AddRequest | CancelRequest | SetLimits | SetClassWeights | FlushRecord
+    ) -> FromEngine | None:
         """Take in one message between two steps; returns the answer it has, if any."""
+        scheduler, recorder = self._scheduler, self._recorder
         match message:
             case AddRequest():
                 self._add(message)
             case CancelRequest():
-                if self._scheduler.cancel(message.request_id, message.reason):
+                if self._cancel(message.request_id, message.reason):
                     self._ended_outside.append(Finished(message.request_id, message.reason))
             case SetLimits():
-                self._scheduler.limits = message.limits
+                scheduler.limits = message.limits
+                if recorder is not None:
+                    recorder.limits(message.limits)
                 return LimitsApplied(message.call_id, message.limits)
+            case SetClassWeights():
+                scheduler.set_class_weights(message.weights)
+                if recorder is not None:
+                    recorder.weights(message.weights)
+                return ClassWeightsApplied(message.call_id, scheduler.class_weights)
+            case FlushRecord():
+                if recorder is not None:
+                    recorder.flush()
+                return RecordFlushed(message.call_id)
         return None
 
     def step(self) -> StepReport:
@@ -76,34 +114,45 @@ class Engine:
         ended, self._ended_outside = self._ended_outside, []
         plan = self._scheduler.schedule()
         if plan is None:
-            return self._report(-1, [], np.empty(0, np.int32), np.empty(0, np.int32), ended, self._stats())
+            return StepReport(-1, [], b"", b"", [], ended, self._stats())
         admitted = [
             Admission(start.request_id, start.slot, resumed=len(start.token_ids) > start.num_prompt_tokens)
             for start in plan.starts
         ]
         planned = self._clock()
         try:
-            token_ids = self._runner.execute(plan)
+            token_ids, logprobs = self._runner.execute(plan)
         except Exception:
             self._failures += 1
             if self._failures >= MAX_CONSECUTIVE_FAILURES:
                 raise
             log.exception("step %d failed; its requests end with an error", plan.step)
-            ended += self._fail(self._scheduler.requests_in(plan))
-            return self._report(plan.step, admitted, np.empty(0, np.int32), np.empty(0, np.int32), ended, self._stats())
+            failed = self._scheduler.requests_in(plan)
+            self._record_step(plan, [], self._clock() - started)
+            for request in failed:
+                self._cancel(request.request_id, FinishReason.ERROR)
+            ended += map(_finished, failed)
+            return StepReport(plan.step, admitted, b"", b"", [], ended, self._stats())
         self._failures = 0
         computed = self._clock()
-        slots = plan.sampled_slots
-        for request in self._scheduler.update(plan, token_ids):
-            ended.append(_finished(request))
+        finished = self._scheduler.update(plan, token_ids)
         done = self._clock()
+        self._record_step(plan, finished, done - started)
+        num_prefill_tokens = plan.num_tokens - len(plan.decode_slots)
+        self._measure_rates(num_prefill_tokens, len(plan.decode_slots), computed - planned)
         stats = self._stats(
-            num_prefill_tokens=sum(chunk.length for chunk in plan.prefills),
+            num_prefill_tokens=num_prefill_tokens,
             num_decode_tokens=len(plan.decode_slots),
             step_seconds=done - started,
             schedule_seconds=(planned - started) + (done - computed),
         )
-        return self._report(plan.step, admitted, slots, token_ids, ended, stats)
+        ended += map(_finished, finished)
+        return self._report(plan, admitted, token_ids, logprobs, ended, stats)
+
+    def close(self) -> None:
+        """Write what is recorded. Nothing may be done afterwards."""
+        if self._recorder is not None:
+            self._recorder.close()
 
     def _add(self, message: AddRequest) -> None:
         request = Request(
@@ -111,6 +160,11 @@ class Engine:
             prompt_token_ids=np.frombuffer(message.prompt_token_ids, np.int32),
             sampling=message.sampling,
             arrival_time=message.arrival_time,
+            priority=message.priority,
+            service_class=message.service_class,
+            tenant=message.tenant,
+            cache_salt=message.cache_salt,
+            predicted_tokens=message.predicted_tokens,
         )
         try:
             self._scheduler.add(request)
@@ -118,11 +172,28 @@ class Engine:
             # The API process checks first, so this is a fault between the two; it costs this request only.
             log.exception("request %d was refused by the scheduler", message.request_id)
             self._ended_outside.append(Finished(message.request_id, FinishReason.ERROR))
+            return
+        if self._recorder is not None:
+            self._recorder.added(request)
 
-    def _fail(self, requests: list[Request]) -> list[Finished]:
-        for request in requests:
-            self._scheduler.cancel(request.request_id, FinishReason.ERROR)
-        return [_finished(request) for request in requests]
+    def _cancel(self, request_id: int, reason: FinishReason) -> bool:
+        known = self._scheduler.cancel(request_id, reason)
+        if known and self._recorder is not None:
+            self._recorder.cancelled(request_id, reason)
+        return known
+
+    def _record_step(self, plan: StepPlan, finished: list[Request], seconds: float) -> None:
+        if self._recorder is not None:
+            self._recorder.stepped(plan, finished, seconds)
+
+    def _measure_rates(self, num_prefill_tokens: int, num_decode_tokens: int, seconds: float) -> None:
+        if self._swap_rates is None:
+            return
+        rates = self._swap_rates.observe(num_prefill_tokens, num_decode_tokens, seconds)
+        if rates is not None:
+            self._scheduler.rates = rates
+            if self._recorder is not None:
+                self._recorder.rates(rates)
 
     def _stats(
         self,
@@ -137,24 +208,30 @@ class Engine:
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             waiting_prompt_tokens=scheduler.num_uncomputed_tokens,
-            kv_usage=scheduler.pool.usage,
+            kv_usage=scheduler.kv_usage,
             num_preemptions=scheduler.num_preemptions,
+            num_swapped_blocks=scheduler.num_swapped_blocks,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
             num_prefill_tokens=num_prefill_tokens,
             num_decode_tokens=num_decode_tokens,
             step_seconds=step_seconds,
             schedule_seconds=schedule_seconds,
         )
 
-    @staticmethod
     def _report(
-        step: int,
+        self,
+        plan: StepPlan,
         admitted: list[Admission],
-        slots: TokenIds,
         token_ids: TokenIds,
+        logprobs: list[TokenLogprobs],
         ended: list[Finished],
         stats: StepStats,
     ) -> StepReport:
-        return StepReport(step, admitted, slots.tobytes(), token_ids.tobytes(), ended, stats)
+        slots = plan.sampled_slots
+        if slots is not self._slots:  # the same object in steady decode
+            self._slots, self._slots_bytes = slots, slots.astype(np.int32).tobytes()
+        return StepReport(plan.step, admitted, self._slots_bytes, token_ids.tobytes(), logprobs, ended, stats)
 
 
 def _finished(request: Request) -> Finished:

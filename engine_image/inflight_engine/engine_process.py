@@ -17,8 +17,11 @@ from inflight_engine.channel import ChannelClosedError, EngineChannel
 from inflight_engine.config import EngineConfig
 from inflight_engine.engine import Engine
 from inflight_engine.messages import EngineFailed, EngineReady, Shutdown
+from inflight_engine.recording.recorder import Recorder
+from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.limits import Limits
-from inflight_engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from inflight_engine.scheduling.scheduler import Scheduler
+from inflight_engine.swap_rates import SwapRateMeter
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +31,7 @@ def load(config: EngineConfig) -> tuple[Engine, EngineReady]:
 
     Raises:
         ValueError: the model or a size is wrong; the message says what to do.
+        OSError: the file to record to cannot be written.
     """
     from inflight_engine.execution.runner import Runner  # Imports torch: seconds, so not before it is needed.
 
@@ -35,8 +39,19 @@ def load(config: EngineConfig) -> tuple[Engine, EngineReady]:
     info = runner.info
     capacity = Limits(config.max_num_seqs, config.max_num_batched_tokens)
     max_model_len = min(info.max_model_len, info.num_blocks * info.block_size)
-    scheduler = Scheduler(
-        SchedulerConfig(capacity, info.num_blocks, info.block_size, max_model_len, kv_headroom=config.kv_headroom)
+    scheduler_config = SchedulerConfig(
+        capacity=capacity,
+        num_blocks=info.num_blocks,
+        block_size=info.block_size,
+        max_model_len=max_model_len,
+        kv_headroom=config.kv_headroom,
+        policy=config.scheduling_policy,
+        priority_aging=config.priority_aging,
+        classes=config.classes,
+        preemption=config.preemption,
+        preemption_victim=config.preemption_victim,
+        num_host_blocks=info.num_host_blocks,
+        prefix_caching=config.prefix_caching,
     )
     ready = EngineReady(
         capacity=capacity,
@@ -50,7 +65,13 @@ def load(config: EngineConfig) -> tuple[Engine, EngineReady]:
         attention_backend=info.attention_backend,
         load_seconds=info.load_seconds,
     )
-    return Engine(scheduler, runner), ready
+    engine = Engine(
+        Scheduler(scheduler_config),
+        runner,
+        recorder=None if config.record is None else Recorder.to_file(config.record, scheduler_config),
+        swap_rates=SwapRateMeter(info.copy_tokens_per_second) if info.num_host_blocks else None,
+    )
+    return engine, ready
 
 
 def serve(engine: Engine, channel: EngineChannel) -> None:
@@ -85,7 +106,10 @@ def main() -> int:
             channel.send(EngineFailed(f"loading model {config.model} failed: {error}"))
             return 1
         channel.send(ready)
-        serve(engine, channel)
+        try:
+            serve(engine, channel)
+        finally:
+            engine.close()
     except ChannelClosedError:
         log.info("the API process is gone; leaving")
     except Exception as error:

@@ -3,62 +3,56 @@ mixed with decodes, Sarathi-Serve, Agrawal et al. 2024)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from inflight_engine.cache.block_pool import BlockPool
+from inflight_engine.cache.prefix import block_hashes, root_hash
+from inflight_engine.cache.swap import swapping_is_cheaper
 from inflight_engine.request import FinishReason, Request, RequestState, TokenIds
+from inflight_engine.scheduling.config import SchedulerConfig, SwapRates
 from inflight_engine.scheduling.limits import Limits
-from inflight_engine.scheduling.plan import BlockGrant, PrefillChunk, Slots, SlotStart, StepPlan
-from inflight_engine.scheduling.queue import WaitingQueue
-from inflight_engine.scheduling.slots import SlotTable
+from inflight_engine.scheduling.plan import BlockGrowth, Preemption, PrefillChunk, SlotStart, StepPlan
+from inflight_engine.scheduling.queues import WaitingQueues
+from inflight_engine.scheduling.running import Running, all_tokens, longest_request
+from inflight_engine.scheduling.victims import VICTIMS
 
 
 class CannotFitError(ValueError):
     """The request could never run: its tokens exceed the context or the whole KV cache."""
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """What the scheduler knows of the machine.
-
-    Attributes:
-        capacity: what the live limits may reach; the slot table has `capacity.max_num_seqs` rows.
-        num_blocks, block_size: the KV cache.
-        max_model_len: longest request, prompt plus output, in tokens.
-        kv_headroom: share of the blocks that admission leaves free for growth, unless nothing else runs.
-    """
-
-    capacity: Limits
-    num_blocks: int
-    block_size: int
-    max_model_len: int
-    kv_headroom: float = 0.0
-
-
 class Scheduler:
     """Decides from numbers, never from tensors; it has no clock and does no I/O.
 
-    The caller alternates `schedule` and `update`; `add`, `cancel` and `limits` come between the two pairs. Equal
-    calls give equal plans.
+    The caller alternates `schedule` and `update`; all else comes between the two pairs. Equal calls give equal plans.
+
+    A step in which nothing arrives, ends or runs out costs the same few microseconds however many requests run: what
+    grows and what ends comes from the decode group's calendars. Everything else goes the long way, `_decide`.
+
+    Attributes:
+        rates: what `preemption: auto` compares; while unknown it recomputes.
+        num_preemptions, num_swaps: since start; a swap is a preemption whose keys and values went to host memory.
+        prefix_queries, prefix_hits: prompt tokens of admitted requests, and how many of them were in the prefix cache.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.limits = config.capacity
-        self.pool = BlockPool(config.num_blocks, config.block_size)
-        self.slots = SlotTable(config.capacity.max_num_seqs, config.max_model_len)
-        self.waiting = WaitingQueue()
-        self.num_preemptions = 0
-        self.num_uncomputed_tokens = 0
-        """Prompt tokens (and lost tokens of preempted requests) still to be computed, waiting or in prefill."""
+        self.rates: SwapRates | None = None
+        self.num_preemptions = self.num_swaps = 0
+        self.prefix_queries = self.prefix_hits = 0
+        self._limits = config.capacity
+        self._queues = WaitingQueues(config)
+        self._running = Running(config, self._queues)
+        self._host_pool = BlockPool(config.num_host_blocks, config.block_size) if config.num_host_blocks else None
+        self._choose_victim = VICTIMS[config.preemption_victim]
         self._requests: dict[int, Request] = {}
-        self._prefilling: list[int] = []
-        self._releases: list[int] = []
-        self._next_order = 0
-        self._next_step = 0
+        self._preemptions: list[Preemption] = []
+        self._num_queued_tokens = 0
+        self._num_orders = 0
+        self._num_steps = 0
         self._headroom_blocks = int(config.kv_headroom * config.num_blocks)
+        self._changed = False
+        """Something other than growth may have to be decided."""
 
     @property
     def has_work(self) -> bool:
@@ -66,20 +60,58 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return self.slots.num_running
+        return self._running.table.num_running
 
     @property
     def num_waiting(self) -> int:
-        return len(self.waiting)
+        return len(self._queues)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Prompt tokens (and lost tokens of preempted requests) still to be computed, waiting or in prefill."""
+        return self._num_queued_tokens + self._running.num_uncomputed_tokens
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of KV blocks that requests hold, 0..1. What is cached but held by nobody is as good as free."""
+        return self._running.pool.usage
+
+    @property
+    def num_swapped_blocks(self) -> int:
+        pool = self._host_pool
+        return 0 if pool is None else pool.num_blocks - pool.num_free
+
+    @property
+    def limits(self) -> Limits:
+        """Live limits, within capacity; in force from the next step."""
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._limits = limits
+        self._changed = True
+
+    @property
+    def class_weights(self) -> dict[str, float]:
+        return self._queues.weights
+
+    def set_class_weights(self, weights: dict[str, float]) -> None:
+        """Change the weights of some classes.
+
+        Raises:
+            ValueError: no such class, or a weight that is not above 0; nothing is changed.
+        """
+        self._queues.set_weights(weights)
+        self._changed = True
 
     def add(self, request: Request) -> None:
         """Queue a new request.
 
         Raises:
             CannotFitError: it is longer than `max_model_len` or than the whole KV cache.
-            ValueError: it has no prompt, or its id is in use.
+            ValueError: it has no prompt, its class does not exist, or its id is in use.
         """
-        longest = min(self.config.max_model_len, self.config.num_blocks * self.config.block_size)
+        longest = longest_request(self.config)
         if request.max_total_tokens > longest:
             raise CannotFitError(
                 f"{request.num_prompt_tokens} prompt tokens and {request.sampling.max_tokens} output tokens "
@@ -89,11 +121,14 @@ class Scheduler:
             raise ValueError("a request needs at least one prompt token and max_tokens of at least 1")
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id} is in use")
-        request.order = self._next_order
-        self._next_order += 1
+        request.order = self._num_orders
+        self._queue(request)
+        if self.config.prefix_caching:
+            root = root_hash(request.tenant, request.cache_salt)
+            request.block_hashes = block_hashes(request.prompt_token_ids, self.config.block_size, root)
+        self._num_orders += 1
         self._requests[request.request_id] = request
-        self.num_uncomputed_tokens += request.num_prompt_tokens
-        self.waiting.push(request)
+        self._changed = True
 
     def cancel(self, request_id: int, reason: FinishReason) -> bool:
         """End a request wherever it is; its slot and blocks are free for the next step. False: no such request."""
@@ -104,151 +139,225 @@ class Scheduler:
         return True
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or None when nothing is left to run. Every running decode the budget allows goes first,
-        oldest first; then prefills under way; then admissions in order of arrival."""
+        """The next step, or None when nothing is left to run."""
         if not self._requests:
             return None
-        preemptions_before = self.num_preemptions
-        grants: list[BlockGrant] = []
-        decode_slots = self._grow_decodes(self._decodes_within_budget(), grants)
-        budget = self.limits.max_num_batched_tokens - len(decode_slots)
-        chunks: list[PrefillChunk] = []
-        for slot in self._prefilling:
-            if budget == 0:
-                break
-            budget -= self._add_chunk(slot, budget, chunks)
-        # A step that had to preempt admits nobody: the victim would bounce straight back.
-        starts = [] if self.num_preemptions > preemptions_before else self._admit(budget, grants, chunks)
-        releases, self._releases = tuple(self._releases), []
-        plan = StepPlan(
-            step=self._next_step,
-            releases=releases,
-            starts=tuple(starts),
-            grants=tuple(grants),
-            prefills=tuple(chunks),
-            decode_slots=decode_slots,
-            num_tokens=len(decode_slots) + sum(chunk.length for chunk in chunks),
-        )
-        self._next_step += 1
-        return plan
+        if self._changed:
+            return self._decide()
+        decodes, pool = self._running.decodes, self._running.pool
+        growing, growth = decodes.growing(), None
+        if growing is not None:
+            if len(growing) > pool.num_free:
+                return self._decide()
+            growth = decodes.grow(pool.allocate(len(growing)))
+        step = self._num_steps
+        self._num_steps = step + 1
+        return StepPlan(step, (), (), (), growth, (), decodes.slots, len(decodes.slots))
 
     def update(self, plan: StepPlan, token_ids: TokenIds) -> list[Request]:
         """Take in a step's sampled tokens (int32, in the plan's order); returns the requests that ended with it."""
-        for chunk in plan.prefills:
-            self.slots.num_computed[chunk.slot] = chunk.start + chunk.length
-            self.num_uncomputed_tokens -= chunk.length
-            if chunk.samples:
-                self._prefilling.remove(chunk.slot)
-                self.slots.start_decoding(chunk.slot)
-        stopped, full = self.slots.append_tokens(plan.sampled_slots, token_ids)
-        finished: list[Request] = []
-        for slots, reason in ((stopped, FinishReason.STOP), (full, FinishReason.LENGTH)):
-            for slot in slots:
-                request = self._request_in(int(slot))
-                self._finish(request, reason)
-                finished.append(request)
+        running = self._running
+        stopped = running.stops.candidates(token_ids)
+        if plan.prefills:
+            num_decodes = len(plan.decode_slots)
+            full = [*running.decodes.advance(token_ids[:num_decodes])]
+            full += self._end_chunks(plan.prefills, token_ids[num_decodes:])
+        else:
+            full = running.decodes.advance(token_ids)
+            if not stopped and not full:
+                return []
+        ended: dict[int, FinishReason] = {}
+        if stopped:
+            sampled = plan.sampled_slots
+            for index in stopped:
+                slot = int(sampled[index])
+                if token_ids[index] in running.table.request(slot).sampling.stop_token_ids:
+                    ended[slot] = FinishReason.STOP
+        for slot in full:
+            ended.setdefault(slot, FinishReason.LENGTH)
+        finished = [running.table.request(slot) for slot in ended]
+        for request, reason in zip(finished, ended.values(), strict=True):
+            self._finish(request, reason)
         return finished
 
     def requests_in(self, plan: StepPlan) -> list[Request]:
         """The requests that compute something in the plan."""
         slots = [*plan.decode_slots.tolist(), *(chunk.slot for chunk in plan.prefills)]
-        return [self._request_in(slot) for slot in slots]
+        return [self._running.table.request(slot) for slot in slots]
 
-    def _decodes_within_budget(self) -> Slots:
-        decode_slots = self.slots.decode_slots
-        budget = self.limits.max_num_batched_tokens
-        if len(decode_slots) <= budget:
-            return decode_slots
-        oldest = np.argsort(self.slots.order[decode_slots], kind="stable")[:budget]
-        return np.sort(decode_slots[oldest])
-
-    def _grow_decodes(self, decode_slots: Slots, grants: list[BlockGrant]) -> Slots:
-        """Give each decode that crosses a block boundary its next block, preempting the last arrived where none is
-        free. Returns the decodes that are left."""
-        table = self.slots
-        growing = decode_slots[table.num_tokens[decode_slots] > table.num_blocks[decode_slots] * self.pool.block_size]
-        preempted: list[int] = []
-        for slot in growing[np.argsort(table.order[growing], kind="stable")].tolist():
-            while self.pool.num_free == 0 and slot not in preempted:
-                victim = table.last_arrived()
-                self._preempt(victim)
-                preempted.append(victim)
-            if slot not in preempted:
-                blocks = self.pool.allocate(1)
-                grants.append(BlockGrant(slot, table.append_blocks(slot, blocks), blocks))
-        if not preempted:
-            return decode_slots
-        return decode_slots[~np.isin(decode_slots, preempted)]
-
-    def _admit(self, budget: int, grants: list[BlockGrant], chunks: list[PrefillChunk]) -> list[SlotStart]:
-        starts: list[SlotStart] = []
-        while budget > 0 and self.num_running < self.limits.max_num_seqs and self.slots.has_free:
-            request = self.waiting.head()
-            if request is None:
+    def _decide(self) -> StepPlan:
+        """A step in which something changes: every running decode the budget allows goes first, oldest first; then
+        prefills under way; then admissions."""
+        running = self._running
+        growth = self._grow_decodes()
+        decode_slots = running.decodes.slots
+        budget = self._limits.max_num_batched_tokens - len(decode_slots)
+        chunks: list[PrefillChunk] = []
+        for slot in running.prefilling:
+            if budget == 0:
                 break
-            num_tokens = request.num_prompt_tokens + len(request.output_token_ids)
-            num_blocks = self.pool.blocks_for(num_tokens)
-            headroom = self._headroom_blocks if self.num_running else 0
-            if num_blocks + headroom > self.pool.num_free:
-                break
-            self.waiting.pop()
-            slot = self.slots.take(request)
-            request.state, request.slot = RequestState.RUNNING, slot
-            request.output_token_ids = request.output_token_ids[:0]
-            blocks = self.pool.allocate(num_blocks)
-            grants.append(BlockGrant(slot, self.slots.append_blocks(slot, blocks), blocks))
-            starts.append(
-                SlotStart(
-                    slot, request.request_id, self.slots.tokens_of(slot), request.num_prompt_tokens, request.sampling
-                )
+            chunks.append(running.next_chunk(slot, budget))
+            budget -= chunks[-1].length
+        # A step that had to preempt admits nobody: the victim would bounce straight back.
+        starts = [] if self._preemptions else self._admit(budget, chunks)
+        self._changed = bool(running.prefilling or self._preemptions)
+        plan = StepPlan(
+            step=self._num_steps,
+            preemptions=tuple(self._preemptions),
+            releases=tuple(running.releases),
+            starts=tuple(starts),
+            growth=growth,
+            prefills=tuple(chunks),
+            decode_slots=decode_slots,
+            num_tokens=len(decode_slots) + sum(chunk.length for chunk in chunks),
+        )
+        self._num_steps += 1
+        self._preemptions.clear()
+        running.releases.clear()
+        return plan
+
+    def _grow_decodes(self) -> BlockGrowth | None:
+        """Settle who decodes, and give each of them that crosses a block boundary its next block. Where none is free,
+        victims give way."""
+        running = self._running
+        while True:
+            self._fit_decodes()
+            growing = running.decodes.growing()
+            if growing is None:
+                return None
+            if len(growing) <= running.pool.num_free:
+                return running.decodes.grow(running.pool.allocate(len(growing)))
+            # The oldest is never a victim, so that something always runs to its end.
+            candidates = running.table.taken()[1:]
+            slots = candidates.tolist()
+            index = self._choose_victim(
+                running.table.order[candidates],
+                np.array([running.num_tokens(slot) for slot in slots]),
+                np.array([running.table.request(slot).num_preemptions for slot in slots]),
             )
-            self._prefilling.append(slot)
-            budget -= self._add_chunk(slot, budget, chunks)
+            self._preempt(running.table.request(slots[index]))
+
+    def _fit_decodes(self) -> None:
+        """With a budget smaller than the number of decodes the oldest go on and the others pause."""
+        running = self._running
+        decodes, budget = running.decodes, self._limits.max_num_batched_tokens
+        decodes.settle()
+        if not running.paused and len(decodes.slots) <= budget:
+            return
+        slots = np.array([*decodes.slots.tolist(), *running.paused], np.intp)
+        oldest_first = slots[np.argsort(running.table.order[slots])].tolist()
+        for slot in oldest_first[budget:]:
+            if slot not in running.paused:
+                running.pause(slot)
+        for slot in oldest_first[:budget]:
+            if slot in running.paused:
+                running.resume(slot)
+        decodes.settle()
+
+    def _admit(self, budget: int, chunks: list[PrefillChunk]) -> list[SlotStart]:
+        starts: list[SlotStart] = []
+        running, clock = self._running, self._running.decodes.clock
+        while budget > 0 and self.num_running < self._limits.max_num_seqs and running.table.has_free:
+            request = self._queues.head(clock)
+            start = None if request is None else self._start(request)
+            if start is None:
+                break
+            starts.append(start)
+            chunks.append(running.next_chunk(start.slot, budget))
+            budget -= chunks[-1].length
         return starts
 
-    def _add_chunk(self, slot: int, budget: int, chunks: list[PrefillChunk]) -> int:
-        start = int(self.slots.num_computed[slot])
-        remaining = int(self.slots.num_tokens[slot]) - start
-        length = min(remaining, budget)
-        chunks.append(PrefillChunk(slot, start, length, samples=length == remaining))
-        return length
+    def _start(self, request: Request) -> SlotStart | None:
+        """Move the queues' head to a slot; None: its blocks do not fit now."""
+        pool, num_tokens, swapped = self._running.pool, request.num_tokens, request.state is RequestState.SWAPPED
+        # At least one token has to be computed, for its logits.
+        hashes = [] if swapped else request.block_hashes[: (num_tokens - 1) // pool.block_size]
+        shared = pool.match(hashes)
+        num_new = pool.blocks_for(num_tokens) - len(shared)
+        headroom = self._headroom_blocks if self.num_running else 0
+        if num_new + pool.num_unowned(shared) + headroom > pool.num_free:
+            return None
+        pool.share(shared)
+        block_ids = np.concatenate([shared, pool.allocate(num_new)])
+        computed = request.num_computed_tokens if swapped else len(shared) * pool.block_size
+        if self.config.prefix_caching and request.state is RequestState.WAITING:
+            self.prefix_queries += request.num_prompt_tokens
+            self.prefix_hits += computed
+        host_block_ids = request.host_block_ids
+        clock = self._running.decodes.clock
+        self._queues.pop(clock)
+        self._queues.admitted(request, num_tokens - computed, clock)
+        self._leave_queue(request)
+        self._running.start(request, block_ids, computed, len(shared))
+        request.state = RequestState.RUNNING
+        return SlotStart(
+            slot=request.slot,
+            request_id=request.request_id,
+            token_ids=all_tokens(request),
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_computed_tokens=computed,
+            sampling=request.sampling,
+            block_ids=block_ids,
+            host_block_ids=host_block_ids,
+        )
 
-    def _preempt(self, slot: int) -> None:
-        """Take the slot and blocks away; the tokens are kept and recomputed later."""
-        request = self._request_in(slot)
-        request.output_token_ids = self.slots.tokens_of(slot)[request.num_prompt_tokens :]
-        self.num_uncomputed_tokens += self._computed_of(slot)
-        self._release(slot)
-        request.state, request.slot = RequestState.PREEMPTED, -1
+    def _end_chunks(self, chunks: tuple[PrefillChunk, ...], sampled: TokenIds) -> list[int]:
+        """Count what was computed; those that sampled become decodes. Returns the slots that are complete with it."""
+        tokens = iter(sampled.tolist())
+        full = []
+        for chunk in chunks:
+            self._running.end_chunk(chunk)
+            if chunk.samples and self._running.begin_decoding(chunk.slot, next(tokens)):
+                full.append(chunk.slot)
+        self._changed = True
+        return full
+
+    def _preempt(self, request: Request) -> None:
+        """Take the slot and blocks away; the tokens are kept, and their keys and values where that pays."""
+        slot = request.slot
+        blocks, computed = self._running.leave(request)
+        host_block_ids = self._host_blocks_for(computed)
+        self._preemptions.append(
+            Preemption(slot, request.request_id, blocks[: len(host_block_ids)], host_block_ids),
+        )
+        request.state = RequestState.PREEMPTED
+        request.num_preemptions += 1
         self.num_preemptions += 1
-        self.waiting.push(request)
+        if host_block_ids:
+            request.state, request.host_block_ids, request.num_computed_tokens = (
+                RequestState.SWAPPED,
+                host_block_ids,
+                computed,
+            )
+            self.num_swaps += 1
+        self._queue(request)
+
+    def _host_blocks_for(self, num_computed: int) -> tuple[int, ...]:
+        """Where to swap a request to; empty: recompute it."""
+        pool, mode = self._host_pool, self.config.preemption
+        if pool is None or mode == "recompute":
+            return ()
+        if mode == "auto" and (self.rates is None or not swapping_is_cheaper(num_computed, self.rates)):
+            return ()
+        count = pool.blocks_for(num_computed)
+        return tuple(pool.allocate(count).tolist()) if count <= pool.num_free else ()
+
+    def _queue(self, request: Request) -> None:
+        self._queues.push(request, self._running.decodes.clock)
+        self._num_queued_tokens += request.num_tokens - request.num_computed_tokens
+
+    def _leave_queue(self, request: Request) -> None:
+        self._num_queued_tokens -= request.num_tokens - request.num_computed_tokens
+        if self._host_pool is not None and request.host_block_ids:
+            self._host_pool.free(request.host_block_ids)
+        request.host_block_ids, request.num_computed_tokens = (), 0
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
-        if request.slot < 0:
-            self.num_uncomputed_tokens -= request.num_prompt_tokens + len(request.output_token_ids)
-            self.waiting.remove(request)
+        if request.slot >= 0:
+            self._running.leave(request)
         else:
-            if not self.slots.is_decoding(request.slot):
-                self.num_uncomputed_tokens -= int(self.slots.num_tokens[request.slot]) - self._computed_of(request.slot)
-            self._release(request.slot)
-            request.slot = -1
+            self._queues.remove(request)
+            self._leave_queue(request)
         request.state, request.finish_reason = RequestState.FINISHED, reason
         del self._requests[request.request_id]
-
-    def _computed_of(self, slot: int) -> int:
-        """Tokens that a preemption would have to compute again. A decoding slot's last token counts with them: it
-        becomes part of the prefill that resumes the request."""
-        table = self.slots
-        return int(table.num_tokens[slot] if table.is_decoding(slot) else table.num_computed[slot])
-
-    def _release(self, slot: int) -> None:
-        if not self.slots.is_decoding(slot):
-            self._prefilling.remove(slot)
-        self.pool.free(self.slots.release(slot))
-        self._releases.append(slot)
-
-    def _request_in(self, slot: int) -> Request:
-        request = self.slots.requests[slot]
-        if request is None:
-            raise AssertionError(f"slot {slot} is empty")
-        return request
+        self._changed = True

@@ -1,0 +1,170 @@
+"""The requests that decode in every step, advanced together: nothing is looked at one by one.
+
+In steady decode each member's length grows by one in each step, so everything that will happen to it is known when it
+joins: a member joined with `n` tokens at clock `c` has `base + clock` tokens from then on, with base = n - c. When its
+table must grow and when it reaches its length are entries in two calendars keyed by the clock; the tokens of a step are
+one row of a ring, in which a member's output is a slice of its column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from inflight_engine.request import TokenIds
+from inflight_engine.scheduling.plan import BlockGrowth, BlockIds, Slots
+from inflight_engine.scheduling.slots import SlotTable
+
+_RING_ROWS = 256
+"""Of a new ring. It doubles when a member stays for as many steps as it has rows."""
+
+
+class _Phase:
+    """Members whose tables grow at the same clock modulo the block size; the arrays are made anew after a change.
+
+    Attributes:
+        slots: intp [n]. indices: intp [n], where in its table each slot's next block goes.
+        cells: intp [n], the same places in the flattened block table.
+    """
+
+    __slots__ = ("cells", "indices", "members", "slots", "stale")
+
+    def __init__(self) -> None:
+        self.members: dict[int, None] = {}
+        self.stale = False
+
+    def refresh(self, table: SlotTable) -> None:
+        self.slots = np.fromiter(sorted(self.members), np.intp, len(self.members))
+        self.indices = table.num_blocks[self.slots]
+        self.cells = self.slots * table.max_blocks + self.indices
+        self.stale = False
+
+
+class DecodeGroup:
+    """Members are slots of `table`; each gets one token in each step.
+
+    Attributes:
+        clock: steps so far.
+        slots: intp, the members, ascending; the same read-only array object until the group changes.
+    """
+
+    def __init__(self, table: SlotTable, block_size: int) -> None:
+        num_slots = table.num_slots
+        self.clock = 0
+        self.slots: Slots = np.empty(0, np.intp)
+        self._table = table
+        self._block_size = block_size
+        self._is_member = np.zeros(num_slots, np.bool_)
+        self._base = np.zeros(num_slots, np.int64)
+        self._first_row = np.zeros(num_slots, np.int64)
+        self._finish_at = np.zeros(num_slots, np.int64)
+        self._phase_of = np.zeros(num_slots, np.int64)
+        self._phases = [_Phase() for _ in range(block_size)]
+        self._finishing: dict[int, dict[int, None]] = {}
+        self._ring = np.empty((_RING_ROWS, num_slots), np.int32)
+        self._ring_full_at = _RING_ROWS
+        self._columns: Slots | slice = slice(0, 0)
+        self._stale = False
+
+    def __contains__(self, slot: int) -> bool:
+        return bool(self._is_member[slot])
+
+    def join(self, slot: int, num_tokens: int, length: int) -> None:
+        """Take a slot in.
+
+        Args:
+            num_tokens: it has now, all but the last of them computed.
+            length: of its table's request when it is complete, at least num_tokens.
+        """
+        table, clock = self._table, self.clock
+        base = num_tokens - clock
+        finish_at = length - base
+        phase = (int(table.num_blocks[slot]) * self._block_size + 1 - base) % self._block_size
+        self._is_member[slot] = True
+        self._base[slot], self._finish_at[slot], self._phase_of[slot] = base, finish_at, phase
+        self._first_row[slot] = clock
+        self._finishing.setdefault(finish_at, {})[slot] = None
+        self._phases[phase].members[slot] = None
+        self._phases[phase].stale = self._stale = True
+
+    def leave(self, slot: int) -> TokenIds:
+        """Let a slot go; returns what it generated as a member, int32."""
+        generated = self._column(slot)
+        finish_at, phase = int(self._finish_at[slot]), self._phases[int(self._phase_of[slot])]
+        finishing = self._finishing.get(finish_at)
+        if finishing is not None:
+            finishing.pop(slot, None)
+            if not finishing:
+                del self._finishing[finish_at]
+        del phase.members[slot]
+        self._is_member[slot] = False
+        phase.stale = self._stale = True
+        return generated
+
+    def settle(self) -> None:
+        """Make `slots` true again after members joined or left; before the next step is planned."""
+        if not self._stale:
+            return
+        slots = np.flatnonzero(self._is_member)
+        slots.flags.writeable = False
+        self.slots = slots
+        # A slice copies several times faster than an index array, and slots are taken lowest first: the usual case.
+        dense = len(slots) > 0 and int(slots[-1]) - int(slots[0]) + 1 == len(slots)
+        self._columns = slice(int(slots[0]), int(slots[-1]) + 1) if dense else slots
+        self._stale = False
+
+    def num_tokens(self, slot: int) -> int:
+        """Known tokens of a member."""
+        return int(self._base[slot]) + self.clock
+
+    def growing(self) -> Slots | None:
+        """Members whose last token has no block yet; None: no table grows in this step."""
+        phase = self._phases[self.clock % self._block_size]
+        if not phase.members:
+            return None
+        if phase.stale:
+            phase.refresh(self._table)
+        return phase.slots
+
+    def grow(self, block_ids: BlockIds) -> BlockGrowth:
+        """Give each of `growing()` one of these blocks."""
+        phase = self._phases[self.clock % self._block_size]
+        growth = BlockGrowth(phase.slots, phase.indices, block_ids)
+        table = self._table
+        table.flat_blocks[phase.cells] = block_ids
+        phase.indices = phase.indices + 1
+        phase.cells = phase.cells + 1
+        table.num_blocks[phase.slots] = phase.indices
+        return growth
+
+    def advance(self, token_ids: TokenIds) -> Sequence[int]:
+        """A step has been computed. `token_ids`: int32, one for each of `slots`. Returns the members that reached
+        their length."""
+        if self.clock >= self._ring_full_at:
+            self._make_room()
+        self._ring[self.clock % len(self._ring)][self._columns] = token_ids
+        self.clock += 1
+        finished = self._finishing.get(self.clock)
+        return tuple(finished) if finished else ()
+
+    def _column(self, slot: int) -> TokenIds:
+        rows = len(self._ring)
+        first, end = int(self._first_row[slot]), self.clock
+        column = self._ring[:, slot]
+        if first == end:
+            return column[:0].copy()
+        if first // rows == (end - 1) // rows:
+            return column[first % rows : (end - 1) % rows + 1].copy()
+        return np.concatenate([column[first % rows :], column[: (end - 1) % rows + 1]])
+
+    def _make_room(self) -> None:
+        """The next row may hold tokens that a member still needs: find the oldest, and double the ring if it does."""
+        rows = len(self._ring)
+        oldest = int(self._first_row[self.slots].min()) if len(self.slots) else self.clock
+        if oldest + rows <= self.clock:
+            kept = np.arange(oldest, self.clock)
+            larger = np.empty((2 * rows, self._ring.shape[1]), np.int32)
+            larger[kept % (2 * rows)] = self._ring[kept % rows]
+            self._ring = larger
+        self._ring_full_at = oldest + len(self._ring)

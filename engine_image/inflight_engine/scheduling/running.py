@@ -1,0 +1,152 @@
+"""The requests that hold a slot: in prefill, decoding, or paused; with their blocks and what those contain."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from inflight_engine.cache.block_pool import BlockPool
+from inflight_engine.cache.prefix import block_hashes, root_hash
+from inflight_engine.request import Request, TokenIds
+from inflight_engine.scheduling.config import SchedulerConfig
+from inflight_engine.scheduling.decodes import DecodeGroup
+from inflight_engine.scheduling.plan import BlockIds, PrefillChunk
+from inflight_engine.scheduling.queues import WaitingQueues
+from inflight_engine.scheduling.slots import SlotTable
+from inflight_engine.scheduling.stops import StopTokens
+
+
+class Running:
+    """Moves requests through their stay in a slot: `start`, chunks, `begin_decoding`, now and then `pause` and
+    `resume`, and `leave`.
+
+    Attributes:
+        prefilling: slots with tokens still to be computed, in order of admission.
+        paused: slots that would decode but for a token budget smaller than the number of decodes.
+        releases: slots that were left since the list was last taken.
+        num_uncomputed_tokens: of the slots in prefill.
+    """
+
+    def __init__(self, config: SchedulerConfig, queues: WaitingQueues) -> None:
+        self.pool = BlockPool(config.num_blocks, config.block_size)
+        self.table = SlotTable(config.capacity.max_num_seqs, self.pool.blocks_for(longest_request(config)))
+        self.decodes = DecodeGroup(self.table, config.block_size)
+        self.stops = StopTokens()
+        self.prefilling: dict[int, None] = {}
+        self.paused: dict[int, None] = {}
+        self.releases: list[int] = []
+        self.num_uncomputed_tokens = 0
+        self._prefix_caching = config.prefix_caching
+        self._queues = queues
+
+    def num_tokens(self, slot: int) -> int:
+        """Known tokens of the slot's request."""
+        if slot in self.decodes:
+            return self.decodes.num_tokens(slot)
+        return self.table.request(slot).num_tokens
+
+    def start(self, request: Request, block_ids: BlockIds, num_computed: int, num_shared: int) -> None:
+        """Give a request the lowest free slot.
+
+        Args:
+            block_ids: a table for all of its tokens.
+            num_computed: tokens whose keys and values are there already, fewer than all.
+            num_shared: leading blocks that the prefix cache knows.
+        """
+        slot = self.table.take(request, block_ids, num_computed, num_shared)
+        request.slot = slot
+        self.prefilling[slot] = None
+        self.num_uncomputed_tokens += request.num_tokens - num_computed
+        self.stops.add(request.sampling.stop_token_ids)
+
+    def next_chunk(self, slot: int, budget: int) -> PrefillChunk:
+        """As much of a slot's prefill as the budget allows."""
+        start = int(self.table.num_computed[slot])
+        remaining = self.table.request(slot).num_tokens - start
+        length = min(remaining, budget)
+        return PrefillChunk(slot, start, length, samples=length == remaining)
+
+    def end_chunk(self, chunk: PrefillChunk) -> None:
+        """The chunk has been computed."""
+        computed = chunk.start + chunk.length
+        self.table.num_computed[chunk.slot] = computed
+        self.num_uncomputed_tokens -= chunk.length
+        self._register(self.table.request(chunk.slot), chunk.slot, computed)
+
+    def begin_decoding(self, slot: int, token_id: int) -> bool:
+        """The prefill is over and `token_id` was sampled from it. True: with it the request has its full length."""
+        request = self.table.request(slot)
+        request.output_token_ids = np.append(request.output_token_ids, np.int32(token_id))
+        del self.prefilling[slot]
+        self.resume(slot)
+        return request.num_tokens == request.max_total_tokens
+
+    def pause(self, slot: int) -> None:
+        """Stop decoding for a while; slot and blocks are kept."""
+        self._stop_decoding(slot)
+        self.paused[slot] = None
+
+    def resume(self, slot: int) -> None:
+        """Decode in every step from now on."""
+        self.paused.pop(slot, None)
+        request = self.table.request(slot)
+        self.decodes.join(slot, request.num_tokens, request.max_total_tokens)
+        self._queues.decode_started(request, self.decodes.clock)
+
+    def leave(self, request: Request) -> tuple[BlockIds, int]:
+        """Release a request's slot and blocks. What was computed of full blocks stays in the prefix cache.
+
+        Returns:
+            The block table it had, and how many of its tokens are computed in it.
+        """
+        slot = request.slot
+        if slot in self.prefilling:
+            del self.prefilling[slot]
+            computed = int(self.table.num_computed[slot])
+            self.num_uncomputed_tokens -= request.num_tokens - computed
+        else:
+            if slot in self.paused:
+                del self.paused[slot]
+            else:
+                self._stop_decoding(slot)
+            computed = request.num_tokens - 1
+        self._register(request, slot, computed)
+        blocks = self.table.table(slot).copy()
+        self.pool.free(blocks)
+        self.table.release(slot)
+        self.stops.remove(request.sampling.stop_token_ids)
+        self.releases.append(slot)
+        request.slot = -1
+        return blocks, computed
+
+    def _stop_decoding(self, slot: int) -> None:
+        request = self.table.request(slot)
+        request.output_token_ids = np.concatenate([request.output_token_ids, self.decodes.leave(slot)])
+        self._queues.decode_ended(request, self.decodes.clock)
+
+    def _register(self, request: Request, slot: int, num_computed: int) -> None:
+        """Tell the prefix cache what the slot's full computed blocks contain."""
+        if not self._prefix_caching:
+            return
+        block_size = self.pool.block_size
+        known, full = int(self.table.num_registered[slot]), num_computed // block_size
+        if full <= known:
+            return
+        hashed = len(request.block_hashes)
+        if hashed < full:
+            tokens = all_tokens(request)[hashed * block_size : full * block_size]
+            parent = request.block_hashes[-1] if hashed else root_hash(request.tenant, request.cache_salt)
+            request.block_hashes += block_hashes(tokens, block_size, parent)
+        self.pool.register(self.table.table(slot)[known:full], request.block_hashes[known:full])
+        self.table.num_registered[slot] = full
+
+
+def longest_request(config: SchedulerConfig) -> int:
+    """Most tokens, prompt and output, that a request can have."""
+    return min(config.max_model_len, config.num_blocks * config.block_size)
+
+
+def all_tokens(request: Request) -> TokenIds:
+    """Prompt and output known so far of a request that is not decoding, int32."""
+    if not len(request.output_token_ids):
+        return request.prompt_token_ids
+    return np.concatenate([request.prompt_token_ids, request.output_token_ids])
