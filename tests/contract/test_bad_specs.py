@@ -20,6 +20,10 @@ def template(**parts):
     return spec(template=parts)
 
 
+def classes(*given):
+    return spec(engine={"scheduling": {"classes": list(given)}})
+
+
 BAD = {
     "an unknown source scheme": (
         {"model": {"source": "ftp://models/x"}},
@@ -129,6 +133,103 @@ BAD = {
         spec(engine={"extraArgs": ["--port", "9000"]}),
         "engine.extraArgs cannot repeat a flag that the operator sets",
     ),
+    "more headroom than would leave a cache": (
+        spec(engine={"kvCache": {"headroom": 0.95}}),
+        "spec.engine.kvCache.headroom in body should be less than or equal to 0.9",
+    ),
+    "negative headroom": (
+        spec(engine={"kvCache": {"headroom": -0.1}}),
+        "spec.engine.kvCache.headroom in body should be greater than or equal to 0",
+    ),
+    "swap memory that is no quantity": (
+        spec(engine={"kvCache": {"swap": "4 GB"}}),
+        "engine.kvCache.swap must be 0 or a quantity of at least 1Mi, such as 4Gi",
+    ),
+    "negative swap memory": (
+        spec(engine={"kvCache": {"swap": "-1Gi"}}),
+        "engine.kvCache.swap must be 0 or a quantity of at least 1Mi, such as 4Gi",
+    ),
+    "swap memory without its unit": (
+        spec(engine={"kvCache": {"swap": 4}}),
+        "engine.kvCache.swap must be 0 or a quantity of at least 1Mi, such as 4Gi",
+    ),
+    "swapping without memory for it": (
+        spec(engine={"scheduling": {"preemption": "swap"}}),
+        "engine.scheduling.preemption swap needs host memory: set engine.kvCache.swap, such as 4Gi",
+    ),
+    "swapping with no memory for it, in other words": (
+        spec(engine={"kvCache": {"swap": "0Gi"}, "scheduling": {"preemption": "swap"}}),
+        "engine.scheduling.preemption swap needs host memory: set engine.kvCache.swap, such as 4Gi",
+    ),
+    "memory for swapping that is never used": (
+        spec(engine={"kvCache": {"swap": "4Gi"}, "scheduling": {"preemption": "recompute"}}),
+        "engine.kvCache.swap is memory that engine.scheduling.preemption recompute never uses",
+    ),
+    "an unknown policy": (
+        spec(engine={"scheduling": {"policy": "lifo"}}),
+        'spec.engine.scheduling.policy: Unsupported value: "lifo": supported values: "fcfs", "sjf", "priority", "fair"',
+    ),
+    "an unknown way to preempt": (
+        spec(engine={"scheduling": {"preemption": "drop"}}),
+        'Unsupported value: "drop": supported values: "auto", "recompute", "swap"',
+    ),
+    "the engine's spelling of a victim": (
+        spec(engine={"scheduling": {"preemptionVictim": "last_arrived"}}),
+        'Unsupported value: "last_arrived": supported values: "lastArrived", "longestFirst", "mostPreemptedLast"',
+    ),
+    "aging that never waits": (
+        spec(engine={"scheduling": {"priorityAging": "0s"}}),
+        "engine.scheduling.priorityAging must be a duration above zero, such as 500ms, 2s or 1m30s",
+    ),
+    "a class without a name": (classes({"weight": 2}), "spec.engine.scheduling.classes[0].name: Required value"),
+    "two classes of one name": (
+        classes({"name": "chat"}, {"name": "chat", "weight": 2}),
+        'spec.engine.scheduling.classes[1]: Duplicate value: {"name":"chat"}',
+    ),
+    "a class name that a flag could not carry": (
+        classes({"name": "chat:weight=9"}),
+        "engine.scheduling.classes.name must be at most 63 characters of a-z, 0-9 and -, and begin and end with a"
+        " letter or digit, such as interactive",
+    ),
+    "a class name that is too long": (classes({"name": "c" * 64}), "spec.engine.scheduling.classes[0].name: Too long"),
+    "an empty class name": (classes({"name": ""}), "engine.scheduling.classes.name must be at most 63 characters"),
+    "a class without weight": (
+        classes({"name": "chat", "weight": 0}),
+        "engine.scheduling.classes.weight must be above 0, such as 4: a class of 0 would starve",
+    ),
+    "a class with a target of zero": (
+        classes({"name": "chat", "slo": {"ttftP95": "0s"}}),
+        "engine.scheduling.classes.slo.ttftP95 must be a duration above zero, such as 500ms, 2s or 1m30s",
+    ),
+    "a class with a target without a unit": (
+        classes({"name": "chat", "slo": {"tpotP95": "0.05"}}),
+        "engine.scheduling.classes.slo.tpotP95 must be a duration above zero, such as 500ms, 2s or 1m30s",
+    ),
+    "a class whose queue takes no request": (
+        classes({"name": "chat", "maxQueuedRequests": 0}),
+        "spec.engine.scheduling.classes[0].maxQueuedRequests in body should be greater than or equal to 1",
+    ),
+    "a class with a longer queue than the engine": (
+        classes({"name": "chat", "maxQueuedRequests": 513}),
+        "engine.scheduling.classes.maxQueuedRequests must not exceed engine.maxQueuedRequests, which bounds all classes"
+        " together",
+    ),
+    **{
+        f"the field of {flag} as an argument": (
+            spec(engine={"extraArgs": [flag]}),
+            "engine.extraArgs cannot repeat a flag that the operator sets",
+        )
+        for flag in (
+            "--kv-headroom=0.1",
+            "--swap-space=1Gi",
+            "--no-prefix-caching",
+            "--scheduling-policy=sjf",
+            "--priority-aging=5",
+            "--preemption=swap",
+            "--preemption-victim=longest_first",
+            "--service-class=chat",
+        )
+    },
     "a label the Service finds pods by": (
         template(labels={"inflight.dev/service": "other"}),
         "template.labels cannot set inflight.dev/... or app.kubernetes.io/name, instance and managed-by",
@@ -185,6 +286,19 @@ GOOD = {
     "bytes for the KV cache": ("chat", spec(engine={"kvCache": {"memory": 1073741824}})),
     "a compound duration": ("chat", spec(rollout={"drainTimeout": "1m30.5s"})),
     "a flag that only begins like a field": ("chat", spec(engine={"extraArgs": ["--port-range=1"]})),
+    "a recording": ("chat", spec(engine={"extraArgs": ["--record=steps"]})),
+    "memory for swapping in bytes": (
+        "chat",
+        spec(engine={"kvCache": {"swap": 1610612736}, "scheduling": {"preemption": "swap"}}),
+    ),
+    "memory for swapping where the cheaper way is chosen": ("chat", spec(engine={"kvCache": {"swap": "1.5Gi"}})),
+    "no memory for swapping, as a number": (
+        "chat",
+        spec(engine={"kvCache": {"swap": 0}, "scheduling": {"preemption": "recompute"}}),
+    ),
+    "headroom at its bounds": ("chat", spec(engine={"kvCache": {"headroom": 0}})),
+    "the longest class name and the least weight": ("chat", classes({"name": "c" * 63, "weight": 0.001})),
+    "a class with as long a queue as the engine": ("chat", classes({"name": "chat", "maxQueuedRequests": 512})),
     "scaling down disabled": ("chat", spec(scaling={"behavior": {"scaleDown": {"selectPolicy": "Disabled"}}})),
 }
 

@@ -23,7 +23,11 @@ SPECS = {
     "everything in the template": {
         "model": {"source": "builtin://smollm2"},
         "accelerator": {"count": 0},
-        "engine": {"kvCache": {"memory": "512Mi"}, "maxModelLen": 2048, "extraArgs": ["--block-size=32"]},
+        "engine": {
+            "kvCache": {"memory": "512Mi", "swap": "1500M"},
+            "maxModelLen": 2048,
+            "extraArgs": ["--block-size=32"],
+        },
         "template": {
             "labels": {"desk": "seven"},
             "annotations": {"example.com/a": "b"},

@@ -1,8 +1,10 @@
 """The CustomResourceDefinition on a real API server: accepted, defaults, scale, columns, status."""
 
 import pytest
+import yaml
 
 from inflight_operator.api import InferenceService
+from tests.contract.manifests import service_manifest
 
 pytestmark = pytest.mark.contract
 
@@ -29,6 +31,13 @@ def test_a_spec_of_four_lines_gets_every_default_from_the_api_server(make):
             "dtype": "auto",
             "maxNumSeqs": 256,
             "maxNumBatchedTokens": 8192,
+            "kvCache": {"headroom": 0.03, "swap": "0", "prefixCaching": True},
+            "scheduling": {
+                "policy": "fcfs",
+                "priorityAging": "10s",
+                "preemption": "auto",
+                "preemptionVictim": "lastArrived",
+            },
             "maxQueuedRequests": 512,
             "queueTimeout": "60s",
             "requestTimeout": "600s",
@@ -74,6 +83,22 @@ def test_one_given_field_keeps_the_defaults_of_its_neighbours(make):
     assert behavior["scaleDown"]["stabilizationWindowSeconds"] == 10
     assert behavior["scaleDown"]["policies"] == [{"type": "Percent", "value": 100, "periodSeconds": 15}]
     assert behavior["scaleUp"]["policies"][1] == {"type": "Pods", "value": 4, "periodSeconds": 15}
+
+
+def test_a_class_of_a_name_alone_gets_its_defaults_and_no_target(make):
+    spec = {**FOUR_LINES, "engine": {"scheduling": {"classes": [{"name": "chat"}]}}}
+    scheduling = make(spec)["spec"]["engine"]["scheduling"]
+    assert scheduling["classes"] == [{"name": "chat", "weight": 1, "priority": 0}]
+    assert scheduling["policy"] == "fcfs"
+
+
+def test_two_owners_apply_a_class_each_since_the_list_goes_by_name(kubectl, namespace):
+    for owner, given in (("web", {"name": "interactive", "weight": 4}), ("jobs", {"name": "batch", "weight": 2})):
+        spec = {**FOUR_LINES, "engine": {"scheduling": {"classes": [given]}}}
+        manifest = yaml.safe_dump(service_manifest(namespace, spec))
+        kubectl.ok("apply", "--server-side", f"--field-manager={owner}", "-f", "-", stdin=manifest)
+    stored = kubectl.json("get", "ifsvc", "chat", "-n", namespace)["spec"]["engine"]["scheduling"]["classes"]
+    assert [(each["name"], each["weight"]) for each in stored] == [("interactive", 4), ("batch", 2)]
 
 
 def test_kubectl_scale_works_in_mode_external(kubectl, namespace, make):

@@ -1,16 +1,26 @@
 """The command line the operator writes is one the engine's own parser takes: the two meet only there."""
 
 import argparse
+from typing import get_args
 
+import pytest
+from pydantic.alias_generators import to_snake
+
+from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.serve_flags import add_serve_flags, server_config
-from inflight_operator.api import InferenceService
-from inflight_operator.render import Settings
+from inflight_operator.api import parse_duration, parse_quantity
+from inflight_operator.api.types import Engine, Scheduling
+from inflight_operator.api.types import ServiceClass as APIServiceClass
 from inflight_operator.render.command import engine_command
+from tests.operator.render.services import CPU, EVERYTHING, make
+
+
+def literals(model, field):
+    return get_args(model.model_fields[field].annotation)
 
 
 def parsed(**spec):
-    service = InferenceService.from_dict({"metadata": {"name": "chat", "namespace": "team", "uid": "u"}, "spec": spec})
-    program, verb, *arguments = engine_command(service, Settings("image", propagation_seconds=7), "/limits.json")
+    program, verb, *arguments = engine_command(make(**spec), "/limits.json")
     assert (program, verb) == ("inflight-engine", "serve")
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
     add_serve_flags(parser)
@@ -18,7 +28,7 @@ def parsed(**spec):
 
 
 def test_the_engine_takes_the_command_of_a_service_of_four_lines():
-    config = parsed(model={"source": "builtin://smollm2"}, accelerator={"count": 0})
+    config = parsed(**CPU)
     assert config.engine.model == "builtin://smollm2"
     assert config.engine.device == "cpu"
     assert config.served_model_name == "chat"
@@ -26,21 +36,7 @@ def test_the_engine_takes_the_command_of_a_service_of_four_lines():
 
 
 def test_every_field_arrives_in_the_engine_with_its_value():
-    config = parsed(
-        model={"source": "hf://Qwen/Qwen3-8B", "revision": "v1", "servedName": "qwen"},
-        engine={
-            "dtype": "bfloat16",
-            "maxModelLen": 4096,
-            "maxNumSeqs": 64,
-            "maxNumBatchedTokens": 2048,
-            "kvCache": {"memory": "1.5Gi"},
-            "maxQueuedRequests": 10,
-            "queueTimeout": "500ms",
-            "requestTimeout": "1m30s",
-            "extraArgs": ["--block-size=32"],
-        },
-        rollout={"drainTimeout": "30s"},
-    )
+    config = parsed(**EVERYTHING)
     engine = config.engine
     assert (engine.model, engine.revision, engine.device, engine.dtype) == (
         "hf://Qwen/Qwen3-8B",
@@ -50,7 +46,51 @@ def test_every_field_arrives_in_the_engine_with_its_value():
     )
     assert (engine.max_model_len, engine.max_num_seqs, engine.max_num_batched_tokens) == (4096, 64, 2048)
     assert (engine.kv_cache_memory, engine.block_size) == (3 * 2**29, 32)
+    assert (engine.kv_headroom, engine.swap_space, engine.prefix_caching) == (0.1, 2**31, False)
+    assert (engine.scheduling_policy, engine.priority_aging) == ("priority", 60.5)
+    assert (engine.preemption, engine.preemption_victim) == ("swap", "most_preempted_last")
+    assert engine.classes == (
+        ServiceClass("interactive", 4.0, -1, 0.5, 0.05, 8),
+        ServiceClass("batch", weight=0.5),
+        ServiceClass("rest"),
+    )
     assert config.bounds.max_requests == 10
     assert (config.queue_timeout, config.request_timeout) == (0.5, 90)
-    assert (config.drain_delay, config.drain_timeout) == (7, 30)
+    assert (config.drain_delay, config.drain_timeout) == (5, 30)
     assert config.served_model_name == "qwen"
+
+
+def test_a_scheduling_field_that_is_not_given_has_the_same_default_on_both_sides():
+    # The operator writes no flag for what is as by default: then the engine's own default counts.
+    engine, cache, scheduling = parsed(**CPU).engine, Engine().kv_cache, Engine().scheduling
+    assert (engine.kv_headroom, engine.prefix_caching) == (cache.headroom, cache.prefix_caching)
+    assert engine.swap_space == parse_quantity(cache.swap)
+    assert engine.scheduling_policy == scheduling.policy
+    assert engine.priority_aging == parse_duration(scheduling.priority_aging)
+    assert engine.preemption == scheduling.preemption
+    assert engine.preemption_victim == to_snake(scheduling.preemption_victim)
+    (alone,) = parsed(**CPU, engine={"scheduling": {"classes": [{"name": "chat"}]}}).engine.classes
+    default = APIServiceClass(name="chat")
+    assert (alone.name, alone.weight, alone.priority) == (default.name, default.weight, default.priority)
+    given = (default.slo.ttft_p95, default.slo.tpot_p95, default.max_queued_requests)
+    assert (alone.ttft_target, alone.tpot_target, alone.max_queued_requests) == given == (None, None, None)
+
+
+@pytest.mark.parametrize("policy", literals(Scheduling, "policy"))
+def test_the_engine_knows_every_policy(policy):
+    assert parsed(**CPU, engine={"scheduling": {"policy": policy}}).engine.scheduling_policy == policy
+
+
+@pytest.mark.parametrize("preemption", literals(Scheduling, "preemption"))
+def test_the_engine_knows_every_way_to_preempt(preemption):
+    assert parsed(**CPU, engine={"scheduling": {"preemption": preemption}}).engine.preemption == preemption
+
+
+@pytest.mark.parametrize("victim", literals(Scheduling, "preemption_victim"))
+def test_the_engine_knows_every_victim(victim):
+    config = parsed(**CPU, engine={"scheduling": {"preemptionVictim": victim}})
+    assert config.engine.preemption_victim == to_snake(victim)
+
+
+def test_the_engines_schedule_can_be_recorded_by_an_extra_argument():
+    assert str(parsed(**CPU, engine={"extraArgs": ["--record=steps"]}).engine.record) == "steps"

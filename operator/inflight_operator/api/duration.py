@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
@@ -23,7 +23,18 @@ Duration = Annotated[str, AfterValidator(_readable)]
 
 def duration_field(field: str, description: str, default: str) -> str:
     """A field that holds a positive duration; `field` is its name in the sentence said when it is not one."""
-    declared: str = Field(
+    declared: str = _declared(field, description, default)
+    return declared
+
+
+def optional_duration_field(field: str, description: str) -> str | None:
+    """As `duration_field`, None when it is not given."""
+    declared: str | None = _declared(field, description, None)
+    return declared
+
+
+def _declared(field: str, description: str, default: str | None) -> Any:
+    return Field(
         default=default,
         max_length=16,
         description=description,
@@ -34,4 +45,3 @@ def duration_field(field: str, description: str, default: str) -> str:
             )
         ),
     )
-    return declared

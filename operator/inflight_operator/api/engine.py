@@ -8,6 +8,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 
 from inflight_operator.api.base import SpecModel, rule, validations
 from inflight_operator.api.duration import Duration, duration_field
+from inflight_operator.api.scheduling import Scheduling
 from inflight_operator.api.template import INT_OR_STRING, readable_quantity
 
 OWN_FLAGS = (
@@ -21,6 +22,14 @@ OWN_FLAGS = (
     "max-num-seqs",
     "max-num-batched-tokens",
     "kv-cache-memory",
+    "kv-headroom",
+    "swap-space",
+    "no-prefix-caching",
+    "scheduling-policy",
+    "priority-aging",
+    "preemption",
+    "preemption-victim",
+    "service-class",
     "max-queued-requests",
     "queue-timeout",
     "request-timeout",
@@ -81,7 +90,7 @@ class Model(SpecModel):
 
 
 class KVCache(SpecModel):
-    """Memory for keys and values of running requests."""
+    """Memory for keys and values of requests."""
 
     memory: Annotated[str | int, AfterValidator(readable_quantity), Field(json_schema_extra=INT_OR_STRING)] | None = (
         Field(
@@ -95,6 +104,34 @@ class KVCache(SpecModel):
                 )
             ),
         )
+    )
+    headroom: float = Field(
+        default=0.03,
+        ge=0,
+        le=0.9,
+        description="Share of the KV cache, 0 to 0.9, that new requests leave free for running ones to grow into. More"
+        " of it means fewer preemptions, and fewer requests at once.",
+    )
+    swap: Annotated[str | int, AfterValidator(readable_quantity)] = Field(
+        default="0",
+        description="Host memory in each pod for the cache of preempted requests, such as 4Gi; 0: none, they are"
+        " computed again. The pod needs this memory besides all else: on CPU the operator adds it to its own memory"
+        " request and limit; with an accelerator, or where template.resources sets memory, leave room for it there.",
+        json_schema_extra={
+            **INT_OR_STRING,
+            **validations(
+                rule(
+                    "type(self) == int ? (self == 0 || self >= 1048576) : (isQuantity(self) &&"
+                    " (quantity(self).compareTo(quantity('0')) == 0 || !quantity(self).isLessThan(quantity('1Mi'))))",
+                    "engine.kvCache.swap must be 0 or a quantity of at least 1Mi, such as 4Gi",
+                )
+            ),
+        },
+    )
+    prefix_caching: bool = Field(
+        default=True,
+        description="Keep the cache of requests that ended while memory lasts, so that a prompt that begins like an"
+        " earlier one of the same tenant is not computed again.",
     )
 
 
@@ -121,7 +158,11 @@ class Engine(SpecModel):
         le=1048576,
         description="Capacity: most tokens an engine computes in one step. The limit in force moves below it.",
     )
-    kv_cache: KVCache = Field(default_factory=KVCache, description="Memory for keys and values of running requests.")
+    kv_cache: KVCache = Field(default_factory=KVCache, description="Memory for keys and values of requests.")
+    scheduling: Scheduling = Field(
+        default_factory=Scheduling,
+        description="In which order requests are served, and who gives way when the KV cache is full.",
+    )
     max_queued_requests: int = Field(
         default=512,
         ge=1,

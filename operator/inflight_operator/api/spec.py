@@ -80,6 +80,12 @@ class Rollout(SpecModel):
     )
 
 
+_SWAP = "self.engine.kvCache.swap"
+_HAS_SWAP = (
+    f"(type({_SWAP}) == int ? {_SWAP} > 0 : (isQuantity({_SWAP}) && quantity({_SWAP}).isGreaterThan(quantity('0'))))"
+)
+
+
 def _tuning_rules(knob: str) -> list[dict[str, Any]]:
     """min <= max <= capacity for one knob, where what is not given holds."""
     capacity, bounds = f"self.engine.{knob}", f"self.tuning.?{knob}"
@@ -117,6 +123,24 @@ class InferenceServiceSpec(SpecModel):
                 " scaling.minReplicas and scaling.maxReplicas",
                 fieldPath=".replicas",
                 optionalOldSelf=True,
+            ),
+            rule(
+                f"self.engine.scheduling.preemption != 'swap' || {_HAS_SWAP}",
+                "engine.scheduling.preemption swap needs host memory: set engine.kvCache.swap, such as 4Gi",
+                fieldPath=".engine.scheduling.preemption",
+            ),
+            rule(
+                f"self.engine.scheduling.preemption != 'recompute' || !{_HAS_SWAP}",
+                "engine.kvCache.swap is memory that engine.scheduling.preemption recompute never uses: choose auto or"
+                " swap, or leave it 0",
+                fieldPath=".engine.kvCache.swap",
+            ),
+            rule(
+                "!has(self.engine.scheduling.classes) || self.engine.scheduling.classes.all(c,"
+                " c.?maxQueuedRequests.orValue(0) <= self.engine.maxQueuedRequests)",
+                "engine.scheduling.classes.maxQueuedRequests must not exceed engine.maxQueuedRequests, which bounds all"
+                " classes together",
+                fieldPath=".engine.scheduling.classes",
             ),
             *_tuning_rules("maxNumSeqs"),
             *_tuning_rules("maxNumBatchedTokens"),

@@ -202,7 +202,8 @@ class PodTemplate(SpecModel):
     resources: Resources = Field(
         default_factory=Resources,
         description="Requests and limits of the engine container. With accelerator.count 0 the operator requests"
-        " cpu 250m and memory 1Gi with a memory limit of 4Gi; else it requests the accelerator only.",
+        " cpu 250m and memory 1Gi with a memory limit of 4Gi, request and limit raised by engine.kvCache.swap; else it"
+        " requests the accelerator only.",
     )
     env: list[EnvVar] = Field(
         default_factory=list,

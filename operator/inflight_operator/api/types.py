@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field
 from inflight_operator.api.base import SpecModel, StatusModel
 from inflight_operator.api.engine import Accelerator, Engine, KVCache, Model
 from inflight_operator.api.scaling import Behavior, ScaleDownRules, ScaleUpRules, Scaling, ScalingPolicy, Targets
+from inflight_operator.api.scheduling import ClassSLO, Scheduling, ServiceClass
 from inflight_operator.api.spec import SLO, InferenceServiceSpec, Rollout, SeqsBounds, TokensBounds, Tuning
 from inflight_operator.api.status import (
     MAX_DECISIONS,
@@ -89,6 +90,7 @@ __all__ = [
     "VERSION",
     "Accelerator",
     "Behavior",
+    "ClassSLO",
     "Condition",
     "Decision",
     "Engine",
@@ -106,7 +108,9 @@ __all__ = [
     "ScaleUpRules",
     "Scaling",
     "ScalingPolicy",
+    "Scheduling",
     "SeqsBounds",
+    "ServiceClass",
     "ServiceRecord",
     "Targets",
     "TokensBounds",

@@ -111,29 +111,28 @@ def judge(trial: Trial, view: TuningView, slo: Slo, policy: TuningPolicy) -> str
     A step up is worse when it broke the TPOT target that held before, or brought preemptions. A step down is worse when
     it cost throughput while requests waited and decoding got no faster for it.
     """
-    worse = _worse_up(trial, view, slo, policy) if trial.change.up else _worse_down(trial, view, policy)
-    return worse or None
+    return _worse_up(trial, view, slo, policy) if trial.change.up else _worse_down(trial, view, policy)
 
 
-def _worse_up(trial: Trial, view: TuningView, slo: Slo, policy: TuningPolicy) -> str:
+def _worse_up(trial: Trial, view: TuningView, slo: Slo, policy: TuningPolicy) -> str | None:
     before, pace, target = trial.before, view.pace, slo.tpot_p95
     if view.preemptions_per_min > before.preemptions_per_min + policy.preemptions_per_min:
         return f"{view.preemptions_per_min:.0f} preemptions/min since"
     if target is None or pace is None or pace <= target * (1 + policy.dead_band):
-        return ""
+        return None
     if before.pace is not None and before.pace > target * (1 + policy.dead_band):
-        return ""
+        return None
     return f"{seconds_text(pace)} a token since, over target {seconds_text(target)}"
 
 
-def _worse_down(trial: Trial, view: TuningView, policy: TuningPolicy) -> str:
+def _worse_down(trial: Trial, view: TuningView, policy: TuningPolicy) -> str | None:
     before = trial.before
     if before.waiting < 1 or view.waiting < 1 or view.preemptions_per_min < before.preemptions_per_min:
-        return ""
+        return None
     if before.pace is None or view.pace is None or view.pace < before.pace * (1 - policy.dead_band / 2):
-        return ""
+        return None
     if view.tokens_per_s >= before.tokens_per_s * (1 - policy.throughput_loss):
-        return ""
+        return None
     was, now = before.tokens_per_s, view.tokens_per_s
     return f"{was:.0f} -> {now:.0f} tokens/s since, and {seconds_text(view.pace)} a token is no better"
 

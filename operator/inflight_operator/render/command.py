@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inflight_operator.api.quantities import parse_duration, parse_quantity
+from inflight_operator.api.quantities import parse_quantity
 from inflight_operator.api.resolve import model_argument, served_name
-from inflight_operator.render.plan import Settings
+from inflight_operator.render.drain import PROPAGATION_SECONDS
+from inflight_operator.render.flag_values import seconds
+from inflight_operator.render.scheduling_flags import scheduling_flags
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
@@ -14,12 +16,11 @@ if TYPE_CHECKING:
 ENGINE_PORT = 8000
 
 
-def engine_command(service: InferenceService, settings: Settings, limits_file: str) -> list[str]:
+def engine_command(service: InferenceService, limits_file: str) -> list[str]:
     """`inflight-engine serve MODEL --flags`, with extraArgs last.
 
     Args:
         service: the service.
-        settings: how the operator was installed.
         limits_file: path of the file with the limits in force.
     """
     spec = service.spec
@@ -32,10 +33,10 @@ def engine_command(service: InferenceService, settings: Settings, limits_file: s
         "max-num-seqs": spec.engine.max_num_seqs,
         "max-num-batched-tokens": spec.engine.max_num_batched_tokens,
         "max-queued-requests": spec.engine.max_queued_requests,
-        "queue-timeout": _seconds(spec.engine.queue_timeout),
-        "request-timeout": _seconds(spec.engine.request_timeout),
-        "drain-delay": settings.propagation_seconds,
-        "drain-timeout": _seconds(spec.rollout.drain_timeout),
+        "queue-timeout": seconds(spec.engine.queue_timeout),
+        "request-timeout": seconds(spec.engine.request_timeout),
+        "drain-delay": PROPAGATION_SECONDS,
+        "drain-timeout": seconds(spec.rollout.drain_timeout),
         "limits-file": limits_file,
     }
     if spec.model.source.startswith("hf://"):
@@ -49,11 +50,6 @@ def engine_command(service: InferenceService, settings: Settings, limits_file: s
         "serve",
         model_argument(spec.model.source),
         *(f"--{flag}={value}" for flag, value in flags.items()),
+        *scheduling_flags(spec.engine),
         *spec.engine.extra_args,
     ]
-
-
-def _seconds(duration: str) -> str:
-    """A duration in seconds as flags take it: `60`, `0.5`."""
-    seconds = parse_duration(duration)
-    return str(int(seconds)) if seconds.is_integer() else str(seconds)

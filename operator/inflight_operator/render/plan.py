@@ -46,9 +46,7 @@ class Settings:
     Attributes:
         engine_image: image of engines whose service names none.
         available_apis: optional APIs the cluster has, as `GROUP/VERSION/KIND`.
-        propagation_seconds: how long routers may need to learn that a pod is going; it keeps serving that long.
     """
 
     engine_image: str
     available_apis: frozenset[str] = frozenset()
-    propagation_seconds: int = 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from inflight_operator.api.quantities import parse_quantity
 from inflight_operator.api.resolve import MODEL_FOLDER, claim_and_folder
 from inflight_operator.observe.pods import ENGINE_CONTAINER
 from inflight_operator.render.admin_token import TOKEN_KEY
@@ -58,9 +59,7 @@ def pod_template(service: InferenceService, settings: Settings) -> Manifest:
             "serviceAccountName": "default",
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": grace_period_seconds(
-                settings.propagation_seconds, service.spec.rollout.drain_timeout
-            ),
+            "terminationGracePeriodSeconds": grace_period_seconds(service.spec.rollout.drain_timeout),
             "securityContext": {
                 "runAsNonRoot": True,
                 "runAsUser": USER_ID,
@@ -81,7 +80,7 @@ def _container(service: InferenceService, settings: Settings, mounts: list[Manif
     return {
         "name": ENGINE_CONTAINER,
         "image": service.spec.engine.image or settings.engine_image,
-        "command": engine_command(service, settings, f"{_LIMITS_FOLDER}/{LIMITS_FILE}"),
+        "command": engine_command(service, f"{_LIMITS_FOLDER}/{LIMITS_FILE}"),
         "ports": [{"name": PORT_NAME, "containerPort": ENGINE_PORT, "protocol": "TCP"}],
         "env": _environment(service),
         "resources": _resources(service),
@@ -130,4 +129,7 @@ def _resources(service: InferenceService) -> Manifest:
             "requests": {accelerator.resource: str(accelerator.count)},
             "limits": {accelerator.resource: str(accelerator.count)},
         }
-    return {"requests": {"cpu": "250m", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
+    request, limit = "1Gi", "4Gi"
+    if swap := parse_quantity(service.spec.engine.kv_cache.swap):
+        request, limit = (str(int(parse_quantity(memory) + swap)) for memory in (request, limit))
+    return {"requests": {"cpu": "250m", "memory": request}, "limits": {"memory": limit}}

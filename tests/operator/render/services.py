@@ -7,6 +7,40 @@ SETTINGS = Settings(engine_image="example.com/engine:1")
 PLAN = ChildPlan(replicas=2, limits=LimitsInForce(64, 1024, 7), admin_token="secret")
 CPU = {"accelerator": {"count": 0}}
 
+EVERYTHING = {
+    "model": {"source": "hf://Qwen/Qwen3-8B", "revision": "v1", "servedName": "qwen"},
+    "engine": {
+        "dtype": "bfloat16",
+        "maxModelLen": 4096,
+        "maxNumSeqs": 64,
+        "maxNumBatchedTokens": 2048,
+        "kvCache": {"memory": "1.5Gi", "headroom": 0.1, "swap": "2Gi", "prefixCaching": False},
+        "scheduling": {
+            "policy": "priority",
+            "priorityAging": "1m0.5s",
+            "preemption": "swap",
+            "preemptionVictim": "mostPreemptedLast",
+            "classes": [
+                {
+                    "name": "interactive",
+                    "weight": 4,
+                    "priority": -1,
+                    "slo": {"ttftP95": "500ms", "tpotP95": "50ms"},
+                    "maxQueuedRequests": 8,
+                },
+                {"name": "batch", "weight": 0.5},
+                {"name": "rest"},
+            ],
+        },
+        "maxQueuedRequests": 10,
+        "queueTimeout": "500ms",
+        "requestTimeout": "1m30s",
+        "extraArgs": ["--block-size=32"],
+    },
+    "rollout": {"drainTimeout": "30s"},
+}
+"""A spec in which every field that becomes a flag differs from its default."""
+
 
 def make(name="chat", **spec):
     return InferenceService.from_dict(

@@ -1,15 +1,13 @@
 """The engine's pod: restricted, self-contained, and ended only after it has drained."""
 
-from dataclasses import replace
-
 import pytest
 
 from inflight_operator.render.drain import grace_period_seconds
-from tests.operator.render.services import CPU, SETTINGS, engine, make, pod
+from tests.operator.render.services import CPU, EVERYTHING, engine, make, pod
 
 
-def flags(service, settings=SETTINGS):
-    program, serve, model, *rest = engine(service, settings)["command"]
+def flags(service):
+    program, serve, model, *rest = engine(service)["command"]
     assert (program, serve) == ("inflight-engine", "serve")
     return model, dict(flag.removeprefix("--").split("=", 1) for flag in rest)
 
@@ -36,42 +34,38 @@ def test_the_command_of_a_service_of_four_lines():
 
 
 def test_every_field_of_the_engine_reaches_the_command():
-    service = make(
-        model={"source": "hf://Qwen/Qwen3-8B", "revision": "v1", "servedName": "qwen"},
-        engine={
-            "dtype": "bfloat16",
-            "maxModelLen": 4096,
-            "maxNumSeqs": 64,
-            "maxNumBatchedTokens": 2048,
-            "kvCache": {"memory": "1.5Gi"},
-            "maxQueuedRequests": 10,
-            "queueTimeout": "500ms",
-            "requestTimeout": "1m30s",
-            "extraArgs": ["--block-size=32"],
-        },
-        rollout={"drainTimeout": "30s"},
-    )
-    model, given = flags(service, replace(SETTINGS, propagation_seconds=9))
-    assert model == "hf://Qwen/Qwen3-8B"
-    assert given == {
-        "host": "0.0.0.0",
-        "port": "8000",
-        "served-model-name": "qwen",
-        "device": "cuda",
-        "dtype": "bfloat16",
-        "max-num-seqs": "64",
-        "max-num-batched-tokens": "2048",
-        "max-queued-requests": "10",
-        "queue-timeout": "0.5",
-        "request-timeout": "90",
-        "drain-delay": "9",
-        "drain-timeout": "30",
-        "limits-file": "/etc/inflight/limits/limits.json",
-        "revision": "v1",
-        "max-model-len": "4096",
-        "kv-cache-memory": str(3 * 2**29),
-        "block-size": "32",
-    }
+    assert engine(make(**EVERYTHING))["command"] == [
+        "inflight-engine",
+        "serve",
+        "hf://Qwen/Qwen3-8B",
+        "--host=0.0.0.0",
+        "--port=8000",
+        "--served-model-name=qwen",
+        "--device=cuda",
+        "--dtype=bfloat16",
+        "--max-num-seqs=64",
+        "--max-num-batched-tokens=2048",
+        "--max-queued-requests=10",
+        "--queue-timeout=0.5",
+        "--request-timeout=90",
+        "--drain-delay=5",
+        "--drain-timeout=30",
+        "--limits-file=/etc/inflight/limits/limits.json",
+        "--revision=v1",
+        "--max-model-len=4096",
+        f"--kv-cache-memory={3 * 2**29}",
+        "--kv-headroom=0.1",
+        "--scheduling-policy=priority",
+        "--priority-aging=60.5",
+        "--preemption=swap",
+        "--preemption-victim=most_preempted_last",
+        f"--swap-space={2**31}",
+        "--no-prefix-caching",
+        "--service-class=interactive:weight=4,priority=-1,ttft=0.5,tpot=0.05,max_queued=8",
+        "--service-class=batch:weight=0.5",
+        "--service-class=rest",
+        "--block-size=32",
+    ]
 
 
 def test_the_image_is_the_services_or_the_one_the_operator_was_installed_with():
@@ -94,6 +88,16 @@ def test_a_pod_on_cpu_has_memory_bounds_and_no_accelerator():
         "limits": {"memory": "4Gi"},
     }
     assert "inflight-shm" not in str(pod(make(**CPU)))
+
+
+def test_memory_for_swapped_requests_comes_on_top_of_what_a_pod_on_cpu_has():
+    swapping = make(**CPU, engine={"kvCache": {"swap": "1.5Gi"}})
+    assert engine(swapping)["resources"] == {
+        "requests": {"cpu": "250m", "memory": str(5 * 2**29)},
+        "limits": {"memory": str(11 * 2**29)},
+    }
+    none = make(**CPU, engine={"kvCache": {"swap": "0Gi"}})
+    assert engine(none)["resources"] == engine(make(**CPU))["resources"]
 
 
 def test_a_pod_on_a_gpu_asks_for_it_and_has_shared_memory():
@@ -139,19 +143,16 @@ def test_everything_the_engine_writes_goes_to_its_scratch_space():
     assert env["HF_HOME"].startswith("/tmp/")
 
 
-@pytest.mark.parametrize(
-    ("propagation", "drain", "grace"), [(5, "120s", 145), (0, "1s", 21), (10, "1500ms", 32), (5, "1m30s", 115)]
-)
-def test_the_grace_period_is_propagation_plus_drain_plus_margin(propagation, drain, grace):
-    assert grace_period_seconds(propagation, drain) == grace
+@pytest.mark.parametrize(("drain", "grace"), [("120s", 145), ("1s", 26), ("1500ms", 27), ("1m30s", 115)])
+def test_the_grace_period_is_propagation_plus_drain_plus_margin(drain, grace):
+    assert grace_period_seconds(drain) == grace
 
 
 def test_kubernetes_waits_longer_than_the_engine_drains():
-    settings = replace(SETTINGS, propagation_seconds=7)
     service = make(rollout={"drainTimeout": "45s"})
-    _, given = flags(service, settings)
+    _, given = flags(service)
     drained = float(given["drain-delay"]) + float(given["drain-timeout"])
-    assert pod(service, settings)["spec"]["terminationGracePeriodSeconds"] >= drained + 10
+    assert pod(service)["spec"]["terminationGracePeriodSeconds"] >= drained + 10
 
 
 def test_the_template_is_merged_last():

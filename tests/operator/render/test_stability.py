@@ -68,6 +68,24 @@ DIGESTS = {
         {"model": {"source": "pvc://models/qwen3"}},
         "28d725a5ebcfd41c4dfa59f185bbc364bd3e4543a2feecb8fcc51145336a70b2",
     ),
+    "engine": (
+        {
+            "model": {"source": "hf://Qwen/Qwen3-8B", "revision": "v1", "servedName": "qwen"},
+            "engine": {
+                "dtype": "bfloat16",
+                "maxModelLen": 4096,
+                "maxNumSeqs": 64,
+                "maxNumBatchedTokens": 2048,
+                "kvCache": {"memory": "1.5Gi"},
+                "maxQueuedRequests": 10,
+                "queueTimeout": "500ms",
+                "requestTimeout": "1m30s",
+                "extraArgs": ["--block-size=32"],
+            },
+            "rollout": {"drainTimeout": "30s"},
+        },
+        "2ed6fee9bf85e3b0495965db7570328d3e68bb2fa7b58a4d6c9a96666d244466",
+    ),
 }
 
 

@@ -1,0 +1,99 @@
+"""spec.engine.scheduling: in which order an engine serves requests, and who gives way when its memory runs out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from inflight_operator.api.base import SpecModel, rule, validations
+from inflight_operator.api.duration import Duration, duration_field, optional_duration_field
+
+
+class ClassSLO(SpecModel):
+    """The latency one class of requests should keep."""
+
+    ttft_p95: Duration | None = optional_duration_field(
+        "engine.scheduling.classes.slo.ttftP95",
+        "Time to first token that 95% of this class's requests should stay under, such as 500ms; engines count how many"
+        " do. Default: no target.",
+    )
+    tpot_p95: Duration | None = optional_duration_field(
+        "engine.scheduling.classes.slo.tpotP95",
+        "Time per output token after the first that 95% of this class's requests should stay under, such as 50ms;"
+        " engines count how many do. Default: no target.",
+    )
+
+
+class ServiceClass(SpecModel):
+    """A kind of traffic with a queue of its own; a request names it in `class`."""
+
+    name: str = Field(
+        max_length=63,
+        description="What requests put in `class`: at most 63 characters of a-z, 0-9 and -.",
+        json_schema_extra=validations(
+            rule(
+                "self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
+                "engine.scheduling.classes.name must be at most 63 characters of a-z, 0-9 and -, and begin and end with"
+                " a letter or digit, such as interactive",
+            )
+        ),
+    )
+    weight: float = Field(
+        default=1.0,
+        le=1000000,
+        description="The class's share of the tokens computed while several classes have requests waiting, relative to"
+        " the weights of the others: with 4 and 1, four tokens to one. Above 0.",
+        json_schema_extra=validations(
+            rule("self > 0.0", "engine.scheduling.classes.weight must be above 0, such as 4: a class of 0 would starve")
+        ),
+    )
+    priority: int = Field(
+        default=0,
+        ge=-1000000,
+        le=1000000,
+        description="Priority of requests of this class that bring no number, for policy priority; a smaller number is"
+        " served earlier.",
+    )
+    slo: ClassSLO = Field(default_factory=ClassSLO, description="The latency this class should keep.")
+    max_queued_requests: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000000,
+        description="Requests of this class that may wait in an engine; more are answered 503 with Retry-After."
+        " Default: only engine.maxQueuedRequests bounds them, over all classes.",
+    )
+
+
+class Scheduling(SpecModel):
+    """In which order an engine serves requests, and who gives way when its KV cache is full."""
+
+    policy: Literal["fcfs", "sjf", "priority", "fair"] = Field(
+        default="fcfs",
+        description="Order of waiting requests within a class. fcfs: as they came. sjf: those with the fewest output"
+        " tokens to expect first (max_tokens, unless a request tells). priority: smallest priority number first. fair:"
+        " the tenant that was served least first.",
+    )
+    priority_aging: Duration = duration_field(
+        "engine.scheduling.priorityAging",
+        "For policy priority: how long a request waits until it counts as one step of priority more urgent, so that"
+        " none waits for ever.",
+        "10s",
+    )
+    preemption: Literal["auto", "recompute", "swap"] = Field(
+        default="auto",
+        description="What becomes of a request that has to give its KV cache to others for a while. recompute: its"
+        " tokens are computed again. swap: its cache is copied to host memory and back (needs kvCache.swap; recompute"
+        " while that is full). auto: whichever is measured to be cheaper; without kvCache.swap, recompute.",
+    )
+    preemption_victim: Literal["lastArrived", "longestFirst", "mostPreemptedLast"] = Field(
+        default="lastArrived",
+        description="Which running request gives way when the KV cache is full. lastArrived: the newest. longestFirst:"
+        " the one with the most tokens. mostPreemptedLast: the one that gave way the fewest times so far.",
+    )
+    classes: Annotated[list[ServiceClass], Field(max_length=32)] = Field(
+        default_factory=list,
+        description="Kinds of traffic with queues of their own. A request that names none belongs to the first."
+        " Default: one class for all.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )

@@ -1,0 +1,54 @@
+"""The engine's flags for spec.engine.scheduling and what of spec.engine.kvCache goes with it.
+
+Only what differs from its default is written, so that a service that asks for none of it keeps its command, and its
+pods, when the operator is upgraded to know one more.
+"""
+
+from __future__ import annotations
+
+from pydantic.alias_generators import to_snake
+
+from inflight_operator.api.engine import Engine
+from inflight_operator.api.quantities import parse_quantity
+from inflight_operator.api.scheduling import ServiceClass
+from inflight_operator.render.flag_values import number, seconds
+
+
+def scheduling_flags(engine: Engine) -> list[str]:
+    """Arguments of `inflight-engine serve`, in a fixed order; none when all is as by default."""
+    values, defaults = _values(engine), _values(Engine())
+    return [
+        *(f"--{flag}={value}" for flag, value in values.items() if value != defaults[flag]),
+        *([] if engine.kv_cache.prefix_caching else ["--no-prefix-caching"]),
+        *(f"--service-class={_class(each)}" for each in engine.scheduling.classes),
+    ]
+
+
+def _values(engine: Engine) -> dict[str, str]:
+    cache, scheduling = engine.kv_cache, engine.scheduling
+    return {
+        "kv-headroom": number(cache.headroom),
+        "scheduling-policy": scheduling.policy,
+        "priority-aging": seconds(scheduling.priority_aging),
+        "preemption": scheduling.preemption,
+        "preemption-victim": to_snake(scheduling.preemption_victim),
+        "swap-space": str(int(parse_quantity(cache.swap))),
+    }
+
+
+def _class(service_class: ServiceClass) -> str:
+    """`NAME:weight=4,priority=1,ttft=0.5,tpot=0.05,max_queued=100`, or `NAME` alone."""
+    values, defaults = _class_values(service_class), _class_values(ServiceClass(name=service_class.name))
+    given = ",".join(f"{key}={value}" for key, value in values.items() if value != defaults[key])
+    return f"{service_class.name}:{given}" if given else service_class.name
+
+
+def _class_values(service_class: ServiceClass) -> dict[str, str | None]:
+    slo, most = service_class.slo, service_class.max_queued_requests
+    return {
+        "weight": number(service_class.weight),
+        "priority": str(service_class.priority),
+        "ttft": None if slo.ttft_p95 is None else seconds(slo.ttft_p95),
+        "tpot": None if slo.tpot_p95 is None else seconds(slo.tpot_p95),
+        "max_queued": None if most is None else str(most),
+    }

@@ -1,0 +1,66 @@
+"""Scheduling reaches the engine as flags, and only where it differs from what the engine does anyway."""
+
+import pytest
+
+from inflight_operator.render.scheduling_flags import scheduling_flags
+from tests.operator.render.services import CPU, engine, make
+
+
+def flags_of(**fields):
+    return scheduling_flags(make(engine=fields).spec.engine)
+
+
+@pytest.mark.parametrize(
+    "spelled_out",
+    [
+        {},
+        {"kvCache": {"headroom": 0.03, "swap": 0, "prefixCaching": True}},
+        {"kvCache": {"swap": "0Gi"}},
+        {"scheduling": {"policy": "fcfs", "preemption": "auto", "preemptionVictim": "lastArrived", "classes": []}},
+        {"scheduling": {"priorityAging": "10000ms"}},
+    ],
+)
+def test_a_default_that_is_spelled_out_changes_no_pod(spelled_out):
+    assert engine(make(**CPU, engine=spelled_out)) == engine(make(**CPU))
+
+
+@pytest.mark.parametrize(
+    ("fields", "flag"),
+    [
+        ({"kvCache": {"headroom": 0}}, "--kv-headroom=0"),
+        ({"kvCache": {"headroom": 0.25}}, "--kv-headroom=0.25"),
+        ({"kvCache": {"swap": "1.5Gi"}}, "--swap-space=1610612736"),
+        ({"kvCache": {"swap": 2097152}}, "--swap-space=2097152"),
+        ({"kvCache": {"prefixCaching": False}}, "--no-prefix-caching"),
+        ({"scheduling": {"policy": "fair"}}, "--scheduling-policy=fair"),
+        ({"scheduling": {"priorityAging": "2m"}}, "--priority-aging=120"),
+        ({"scheduling": {"priorityAging": "1500ms"}}, "--priority-aging=1.5"),
+        ({"scheduling": {"preemption": "recompute"}}, "--preemption=recompute"),
+        ({"scheduling": {"preemptionVictim": "longestFirst"}}, "--preemption-victim=longest_first"),
+    ],
+)
+def test_one_field_is_one_flag(fields, flag):
+    assert flags_of(**fields) == [flag]
+
+
+@pytest.mark.parametrize(
+    ("given", "flag"),
+    [
+        ({}, "--service-class=chat"),
+        ({"weight": 1, "priority": 0, "slo": {}}, "--service-class=chat"),
+        ({"weight": 2.5}, "--service-class=chat:weight=2.5"),
+        ({"priority": 3}, "--service-class=chat:priority=3"),
+        ({"maxQueuedRequests": 9, "weight": 4}, "--service-class=chat:weight=4,max_queued=9"),
+        ({"slo": {"tpotP95": "20ms"}}, "--service-class=chat:tpot=0.02"),
+        ({"slo": {"tpotP95": "50ms", "ttftP95": "1m"}}, "--service-class=chat:ttft=60,tpot=0.05"),
+    ],
+)
+def test_a_class_is_its_name_and_what_differs_from_a_class_of_defaults(given, flag):
+    assert flags_of(scheduling={"classes": [{"name": "chat", **given}]}) == [flag]
+
+
+def test_classes_keep_their_order_since_the_first_takes_requests_that_name_none():
+    names = ["rest", "interactive", "batch"]
+    assert flags_of(scheduling={"classes": [{"name": name} for name in names]}) == [
+        f"--service-class={name}" for name in names
+    ]
