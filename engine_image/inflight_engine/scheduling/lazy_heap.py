@@ -1,0 +1,60 @@
+"""A heap whose items can be taken out from anywhere without a scan."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any, Generic, TypeVar
+
+Item = TypeVar("Item")
+Key = tuple[Any, ...]
+
+
+class LazyHeap(Generic[Item]):
+    """Items in the order of their keys, smallest first.
+
+    Keys are tuples that compare; those of two items must never be equal. Taking out an item leaves its entry in the
+    heap, to be dropped when it surfaces, or with all the others once they outnumber the living: every operation is
+    O(log n) on average, and the memory O(n).
+    """
+
+    __slots__ = ("_entries", "_keys")
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[Key, Item]] = []
+        self._keys: dict[Item, Key] = {}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __contains__(self, item: Item) -> bool:
+        return item in self._keys
+
+    def push(self, item: Item, key: Key) -> None:
+        """Put an item in, or give it another key."""
+        self._keys[item] = key
+        heapq.heappush(self._entries, (key, item))
+        self._drop_dead()
+
+    def first(self) -> tuple[Key, Item] | None:
+        """The smallest key with its item, left in place; None when there is none."""
+        entries, keys = self._entries, self._keys
+        while entries:
+            key, item = entries[0]
+            if keys.get(item) == key:
+                return entries[0]
+            heapq.heappop(entries)
+        return None
+
+    def remove(self, item: Item) -> None:
+        """Take an item out.
+
+        Raises:
+            KeyError: it is not in.
+        """
+        del self._keys[item]
+        self._drop_dead()
+
+    def _drop_dead(self) -> None:
+        if len(self._entries) > 2 * len(self._keys) + 8:
+            self._entries = [(key, item) for item, key in self._keys.items()]
+            heapq.heapify(self._entries)

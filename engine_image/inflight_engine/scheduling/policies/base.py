@@ -1,0 +1,96 @@
+"""What a policy is: the order among the waiting requests of one service class."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Protocol
+
+from inflight_engine.request import Request
+from inflight_engine.scheduling.config import SchedulerConfig
+from inflight_engine.scheduling.lazy_heap import LazyHeap
+
+
+class Policy(Protocol):
+    """Decides who of one class is admitted next.
+
+    Nobody overtakes the head: where it does not fit, the scheduler waits until it does. Requests that lost their slot
+    do not come back here. `clock` counts the steps in which decodes ran, and never goes back; every decoding request
+    generates one token for each count, so a policy that accounts for tokens needs to hear only of changes: the last
+    three methods, which the others inherit as they are.
+
+    Every operation should cost O(log n) of the requests that wait.
+    """
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        ...
+
+    def push(self, request: Request, clock: int) -> None:
+        """A new request; its `order` is set and larger than that of all before it."""
+        ...
+
+    def head(self, clock: int) -> Request | None:
+        """The next to be admitted, left in place; None when none waits. Asked often, so it should be cheap while
+        nothing changes."""
+        ...
+
+    def pop(self, clock: int) -> Request:
+        """Take out what `head` returns at this clock.
+
+        Raises:
+            IndexError: none waits.
+        """
+        ...
+
+    def remove(self, request: Request) -> None:
+        """Take out a request that ended while it waited.
+
+        Raises:
+            KeyError: it does not wait here.
+        """
+        ...
+
+    def admitted(self, request: Request, num_tokens: int, clock: int) -> None:
+        """A request got a slot, right after it was popped; its prefill computes this many tokens of its prompt that
+        were not counted before, and samples one. Also called, with 0, when it resumes after a preemption."""
+
+    def decode_started(self, request: Request, clock: int) -> None:
+        """From now on it generates a token for each count of the clock."""
+
+    def decode_ended(self, request: Request, clock: int) -> None:
+        """It no longer does: it ended, lost its slot or pauses. Only after a `decode_started`."""
+
+
+class StaticKeyPolicy(Policy):
+    """A policy whose order rests on one number for each request, which never changes while it waits.
+
+    A subclass says what the number is.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self._heap: LazyHeap[Request] = LazyHeap()
+
+    @abstractmethod
+    def key(self, request: Request) -> float:
+        """Smaller goes first; of equal ones the first to arrive."""
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, request: Request, clock: int) -> None:
+        self._heap.push(request, (self.key(request), request.order))
+
+    def head(self, clock: int) -> Request | None:
+        first = self._heap.first()
+        return None if first is None else first[1]
+
+    def pop(self, clock: int) -> Request:
+        request = self.head(clock)
+        if request is None:
+            raise IndexError("no request waits")
+        self._heap.remove(request)
+        return request
+
+    def remove(self, request: Request) -> None:
+        self._heap.remove(request)

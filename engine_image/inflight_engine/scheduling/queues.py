@@ -1,0 +1,167 @@
+"""Requests without a slot, and which of them is next."""
+
+from __future__ import annotations
+
+import math
+
+from inflight_engine.request import Request, RequestState
+from inflight_engine.scheduling.config import SchedulerConfig
+from inflight_engine.scheduling.lazy_heap import LazyHeap
+from inflight_engine.scheduling.policies import POLICIES
+from inflight_engine.scheduling.policies.base import Policy
+from inflight_engine.scheduling.service_counter import ServiceCounters, unit_of_weight
+
+
+class WaitingQueues:
+    """One queue for each service class, in the order of the policy; before them all those that lost their slot.
+
+    Requests that resume come first, by arrival: they hold tokens that somebody is reading, and a newcomer in their
+    place would only be the next to be preempted. Among classes with new requests waiting, the one with the least
+    service divided by its weight is next (`ServiceCounters`; of equal ones the first in the configuration): no class
+    starves, and among classes that always have requests waiting shares of tokens follow the weights.
+
+    Nobody overtakes the head: where it does not fit, the scheduler waits until it does.
+
+    A prompt token counts once, when it is first admitted, and an output token once, when it is generated. What is
+    computed again after a preemption counts for nobody: giving way was the scheduler's choice, and brings the client
+    no token that it did not have.
+
+    Raises:
+        ValueError: there is no such policy, two classes have one name, or a weight is not a number above 0.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        if config.policy not in POLICIES:
+            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, not {config.policy!r}")
+        self._weights = {each.name: each.weight for each in config.classes}
+        if len(self._weights) < len(config.classes):
+            raise ValueError("two service classes have the same name: give each its own")
+        _check_weights(self._weights)
+        self._policies: dict[str, Policy] = {name: POLICIES[config.policy](config) for name in self._weights}
+        self._ranks = {name: rank for rank, name in enumerate(self._weights)}
+        # A class that is alone is always next: nothing to count.
+        self._counters = ServiceCounters(_units(self._weights)) if len(self._weights) > 1 else None
+        self._only = next(iter(self._policies.values())) if self._counters is None else None
+        self._resumed: LazyHeap[Request] = LazyHeap()
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Of all classes, now in force."""
+        return dict(self._weights)
+
+    def set_weights(self, weights: dict[str, float]) -> None:
+        """Change the weights of some classes. What was served before keeps counting as it did.
+
+        Raises:
+            ValueError: no such class, or a weight that is not a number above 0. Nothing is changed.
+        """
+        unknown = weights.keys() - self._weights.keys()
+        if unknown:
+            raise ValueError(f"no service class {', '.join(sorted(unknown))}: there are {', '.join(self._weights)}")
+        _check_weights(weights)
+        self._weights.update(weights)
+        if self._counters is not None:
+            for name, unit in _units(weights).items():
+                self._counters.set_unit(name, unit)
+
+    def push(self, request: Request, clock: int) -> None:
+        """Take in a request: a new one, or one that is PREEMPTED or SWAPPED.
+
+        Raises:
+            ValueError: its class does not exist.
+        """
+        name = request.service_class
+        policy = self._policies.get(name)
+        if policy is None:
+            raise ValueError(f"class must be one of {', '.join(self._policies)}, not {name!r}")
+        if request.state is RequestState.WAITING:
+            if self._counters is not None and len(policy) == 0:
+                self._counters.start_waiting(name, self._ranks[name], clock)
+            policy.push(request, clock)
+        else:
+            self._resumed.push(request, (request.order,))
+        self._size += 1
+
+    def head(self, clock: int) -> Request | None:
+        """The next to be admitted, left in place; None when none waits."""
+        resumed = self._resumed.first()
+        if resumed is not None:
+            return resumed[1]
+        policy = self._next_policy(clock)
+        return None if policy is None else policy.head(clock)
+
+    def pop(self, clock: int) -> Request:
+        """Take out what `head` returns at this clock.
+
+        Raises:
+            IndexError: none waits.
+        """
+        resumed = self._resumed.first()
+        if resumed is not None:
+            request = resumed[1]
+            self._resumed.remove(request)
+        else:
+            policy = self._next_policy(clock)
+            if policy is None:
+                raise IndexError("no request waits")
+            request = policy.pop(clock)
+            self._left(request.service_class, policy)
+        self._size -= 1
+        return request
+
+    def remove(self, request: Request) -> None:
+        """Take out a request that ended while it waited.
+
+        Raises:
+            KeyError: it does not wait.
+        """
+        if request in self._resumed:
+            self._resumed.remove(request)
+        else:
+            policy = self._policies[request.service_class]
+            policy.remove(request)
+            self._left(request.service_class, policy)
+        self._size -= 1
+
+    def admitted(self, request: Request, num_tokens: int, clock: int) -> None:
+        """A request got a slot, right after it was popped, and its prefill computes this many tokens."""
+        num_counted = 0 if request.num_preemptions else num_tokens
+        if self._counters is not None:
+            self._counters.admitted(request.service_class, num_counted, clock)
+        self._policies[request.service_class].admitted(request, num_counted, clock)
+
+    def decode_started(self, request: Request, clock: int) -> None:
+        """From now on it generates a token for each count of the clock."""
+        if self._counters is not None:
+            self._counters.decode_started(request.service_class, clock)
+        self._policies[request.service_class].decode_started(request, clock)
+
+    def decode_ended(self, request: Request, clock: int) -> None:
+        """It no longer does: it ended, lost its slot or pauses. Only after a `decode_started`."""
+        if self._counters is not None:
+            self._counters.decode_ended(request.service_class, clock)
+        self._policies[request.service_class].decode_ended(request, clock)
+
+    def _next_policy(self, clock: int) -> Policy | None:
+        if self._counters is None:
+            return self._only
+        name = self._counters.least(clock)
+        return None if name is None else self._policies[name]
+
+    def _left(self, name: str, policy: Policy) -> None:
+        if self._counters is not None and len(policy) == 0:
+            self._counters.stop_waiting(name)
+
+
+def _check_weights(weights: dict[str, float]) -> None:
+    for name, weight in weights.items():
+        if not 0 < weight < math.inf:
+            raise ValueError(f"the weight of class {name} must be a number above 0, not {weight}")
+
+
+def _units(weights: dict[str, float]) -> dict[str, int]:
+    return {name: unit_of_weight(weight) for name, weight in weights.items()}
