@@ -4,8 +4,9 @@ import pytest
 from inflight_engine.engine import MAX_CONSECUTIVE_FAILURES, Engine
 from inflight_engine.messages import AddRequest, CancelRequest, LimitsApplied, SetLimits
 from inflight_engine.request import FinishReason, SamplingParams
+from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.limits import Limits
-from inflight_engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from inflight_engine.scheduling.scheduler import Scheduler
 from tests.engine.scheduling.model_runner import ModelRunner, reference_output
 
 

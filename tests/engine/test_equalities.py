@@ -1,0 +1,198 @@
+"""The real model through the real scheduler and runner, in float32: greedy output equals that of transformers'
+`generate`, token by token, whatever is chunked, preempted, swapped, found in the prefix cache, reordered by a policy or
+limited meanwhile; and a seeded sample is the same alone and in a full batch."""
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from inflight_engine.config import EngineConfig
+from inflight_engine.engine_process import load
+from inflight_engine.messages import AddRequest, SetLimits
+from inflight_engine.models.source import resolve
+from inflight_engine.models.tokenizer import load_tokenizer
+from inflight_engine.request import SamplingParams
+from inflight_engine.scheduling.config import ServiceClass
+from inflight_engine.scheduling.limits import Limits
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MODEL = "builtin://smollm2"
+NUM_REQUESTS = 32
+TEXT = (
+    "The harbour was quiet that morning. Three boats had left before dawn and a fourth lay on the mud, waiting for the "
+    "tide. Nobody spoke. A dog walked along the wall, looked at the water, and turned back towards the town, where the "
+    "baker had just opened the shutters and the first bread of the day was on the table. "
+)
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    """32 prompts of 1 to 400 tokens, all different."""
+    tokenizer = load_tokenizer(resolve(MODEL, "main"))
+    text_ids = tokenizer.encode(TEXT * 8)
+    rng = random.Random(7)
+    lengths = [1, 2, 15, 16, 17, 400, *(rng.randint(3, 120) for _ in range(NUM_REQUESTS - 6))]
+    return [text_ids[rng.randrange(40) :][:length] for length in lengths]
+
+
+@pytest.fixture(scope="module")
+def max_tokens(prompts):
+    rng = random.Random(8)
+    return [rng.randint(3, 12) for _ in prompts]
+
+
+@pytest.fixture(scope="module")
+def expected(prompts, max_tokens):
+    """What transformers generates for each prompt alone."""
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    files = resolve(MODEL, "main")
+    model = AutoModelForCausalLM.from_pretrained(
+        files.folder,
+        gguf_file=files.gguf.name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.float32,
+    ).eval()
+    outputs = []
+    with torch.inference_mode():
+        for prompt, count in zip(prompts, max_tokens, strict=True):
+            output = model.generate(
+                torch.tensor([prompt]), do_sample=False, max_new_tokens=count, min_new_tokens=count, pad_token_id=0
+            )
+            outputs.append(output[0, len(prompt) :].tolist())
+    return outputs
+
+
+@dataclass
+class Run:
+    """What came out, and what happened on the way."""
+
+    outputs: list[list[int]]
+    preemptions: int = 0
+    most_swapped_blocks: int = 0
+    prefix_hits: int = 0
+    prefill_steps: int = 0
+
+
+def make_engine(**config):
+    sizes = {"max_num_seqs": 16, "max_num_batched_tokens": 256, "num_kv_blocks": 400, "max_model_len": 512}
+    return load(EngineConfig(model=MODEL, dtype="float32", **(sizes | config)))
+
+
+def run(engine, prompts, sampling, *, change_limits=None, **fields):
+    """All prompts at once. `fields`: of AddRequest, one list of values each."""
+    for request_id, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
+        own = {name: values[request_id] for name, values in fields.items()}
+        engine.handle(AddRequest(request_id, np.array(prompt, np.int32).tobytes(), params, float(request_id), **own))
+    result = Run([[] for _ in prompts])
+    owner = {}
+    while engine.has_work:
+        if change_limits is not None:
+            engine.handle(SetLimits(0, change_limits()))
+        report = engine.step()
+        owner |= {admission.slot: admission.request_id for admission in report.admitted}
+        slots, token_ids = np.frombuffer(report.slots, np.int32), np.frombuffer(report.token_ids, np.int32)
+        for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True):
+            result.outputs[owner[slot]].append(token)
+        result.preemptions, result.prefix_hits = report.stats.num_preemptions, report.stats.prefix_hits
+        result.most_swapped_blocks = max(result.most_swapped_blocks, report.stats.num_swapped_blocks)
+        result.prefill_steps += report.stats.num_prefill_tokens > 0
+    return result
+
+
+SMALL_POOL = {"block_size": 4, "num_kv_blocks": 120, "kv_headroom": 0.0, "max_num_batched_tokens": 128}
+"""Too small for what runs at once, so that requests are preempted; and chunks."""
+
+
+@pytest.fixture(scope="module")
+def greedy(max_tokens):
+    return [SamplingParams(max_tokens=count) for count in max_tokens]
+
+
+@pytest.mark.parametrize("victim", ["last_arrived", "longest_first", "most_preempted_last"])
+def test_chunked_and_preempted_equals_whole_and_alone(prompts, greedy, expected, victim):
+    engine, _ = make_engine(**SMALL_POOL, preemption="recompute", preemption_victim=victim, prefix_caching=False)
+    result = run(engine, prompts, greedy)
+    assert result.preemptions > 0, "the pool must be small enough to preempt"
+    assert result.prefill_steps > sum(map(len, prompts)) / 128, "the budget must be small enough to chunk"
+    assert result.outputs == expected
+
+
+def test_swapped_equals_never_swapped(prompts, greedy, expected):
+    engine, _ = make_engine(**SMALL_POOL, preemption="swap", swap_space=64 << 20, prefix_caching=False)
+    result = run(engine, prompts, greedy)
+    assert result.most_swapped_blocks > 0, "the pool must be small enough to swap"
+    assert result.outputs == expected
+
+
+def test_a_prefix_hit_equals_a_cold_start(prompts, greedy, expected):
+    engine, _ = make_engine()
+    cold = run(engine, prompts, greedy)
+    warm = run(engine, prompts, greedy)
+    assert warm.prefix_hits > cold.prefix_hits + 400, "the second run must find what the first computed"
+    assert (cold.outputs, warm.outputs) == (expected, expected)
+
+
+def test_prefix_hits_under_preemption_by_recompute_and_swap_change_no_token(prompts, greedy, expected):
+    engine, _ = make_engine(**SMALL_POOL, swap_space=8 << 20)
+    shared = [prompts[5][:40] + prompt for prompt in prompts]
+    alone, _ = make_engine(prefix_caching=False)
+    cold = run(alone, shared, greedy)
+    result = run(engine, shared, greedy)
+    assert result.preemptions > 0
+    assert result.prefix_hits > 0
+    assert result.outputs == cold.outputs
+
+
+@pytest.mark.parametrize("policy", ["sjf", "priority", "fair"])
+def test_any_policy_gives_each_request_what_fcfs_gives_it(prompts, greedy, expected, policy):
+    rng = random.Random(10)
+    classes = (ServiceClass("a", weight=3.0), ServiceClass("b"))
+    engine, _ = make_engine(max_num_seqs=4, scheduling_policy=policy, classes=classes)
+    result = run(
+        engine,
+        prompts,
+        greedy,
+        priority=[rng.randint(-3, 3) for _ in prompts],
+        tenant=[rng.choice("xyz") for _ in prompts],
+        service_class=[rng.choice("ab") for _ in prompts],
+    )
+    assert result.outputs == expected
+
+
+def test_limits_changed_at_random_in_every_step_change_no_token(prompts, greedy, expected):
+    rng = random.Random(9)
+    engine, ready = make_engine(num_kv_blocks=64)
+    capacity = ready.capacity
+
+    def change():
+        return Limits(rng.randint(1, capacity.max_num_seqs), rng.randint(1, capacity.max_num_batched_tokens))
+
+    assert run(engine, prompts, greedy, change_limits=change).outputs == expected
+
+
+def test_a_seeded_sample_is_the_same_alone_and_in_a_full_batch(prompts):
+    sampling = [
+        SamplingParams(
+            max_tokens=8,
+            temperature=0.7 + 0.05 * (index % 8),
+            top_p=0.9 if index % 2 else 1.0,
+            top_k=40 if index % 3 else 0,
+            min_p=0.02 if index % 5 == 0 else 0.0,
+            repetition_penalty=1.2 if index % 4 == 0 else 1.0,
+            presence_penalty=0.5 if index % 6 == 0 else 0.0,
+            frequency_penalty=0.3 if index % 7 == 0 else 0.0,
+            logit_bias=((17 + index, 5.0),) if index % 8 == 0 else (),
+            seed=1000 + index,
+        )
+        for index in range(NUM_REQUESTS)
+    ]
+    engine, _ = make_engine(prefix_caching=False)
+    together = run(engine, prompts, sampling).outputs
+    for index in range(0, NUM_REQUESTS, 3):
+        alone = run(engine, prompts[index : index + 1], sampling[index : index + 1]).outputs
+        assert alone == [together[index]], f"request {index}"
