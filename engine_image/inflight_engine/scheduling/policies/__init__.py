@@ -6,8 +6,14 @@ from collections.abc import Callable
 
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.policies.base import Policy
+from inflight_engine.scheduling.policies.fair import Fair
 from inflight_engine.scheduling.policies.fcfs import Fcfs
+from inflight_engine.scheduling.policies.priority import Priority
+from inflight_engine.scheduling.policies.sjf import ShortestJobFirst
 
 POLICIES: dict[str, Callable[[SchedulerConfig], Policy]] = {
     "fcfs": Fcfs,
+    "sjf": ShortestJobFirst,
+    "priority": Priority,
+    "fair": Fair,
 }

@@ -1,0 +1,62 @@
+"""The tenant that was served least goes first."""
+
+from __future__ import annotations
+
+from inflight_engine.request import Request
+from inflight_engine.scheduling.config import SchedulerConfig
+from inflight_engine.scheduling.lazy_heap import LazyHeap
+from inflight_engine.scheduling.policies.base import Policy
+from inflight_engine.scheduling.service_counter import ServiceCounters
+
+
+class Fair(Policy):
+    """A virtual token counter for each tenant (`ServiceCounters`); within a tenant, first come, first served.
+
+    Of tenants with equal counters, the one that has been waiting without a break for longest is next.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._counters = ServiceCounters()
+        self._queues: dict[str, LazyHeap[Request]] = {}
+        """Of the tenants that wait."""
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def push(self, request: Request, clock: int) -> None:
+        queue = self._queues.get(request.tenant)
+        if queue is None:
+            queue = self._queues[request.tenant] = LazyHeap()
+            self._counters.start_waiting(request.tenant, request.order, clock)
+        queue.push(request, (request.order,))
+        self._size += 1
+
+    def head(self, clock: int) -> Request | None:
+        tenant = self._counters.least(clock)
+        first = None if tenant is None else self._queues[tenant].first()
+        return None if first is None else first[1]
+
+    def pop(self, clock: int) -> Request:
+        request = self.head(clock)
+        if request is None:
+            raise IndexError("no request waits")
+        self.remove(request)
+        return request
+
+    def remove(self, request: Request) -> None:
+        queue = self._queues[request.tenant]
+        queue.remove(request)
+        if not queue:
+            del self._queues[request.tenant]
+            self._counters.stop_waiting(request.tenant)
+        self._size -= 1
+
+    def admitted(self, request: Request, num_tokens: int, clock: int) -> None:
+        self._counters.admitted(request.tenant, num_tokens, clock)
+
+    def decode_started(self, request: Request, clock: int) -> None:
+        self._counters.decode_started(request.tenant, clock)
+
+    def decode_ended(self, request: Request, clock: int) -> None:
+        self._counters.decode_ended(request.tenant, clock)
