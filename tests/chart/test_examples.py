@@ -19,7 +19,7 @@ def test_the_spec_has_at_most_four_lines_beside_the_list_of_classes(path):
     spec = lines[lines.index("spec:") + 1 :]
     classes = spec.index("  engine:") if "  engine:" in spec else len(spec)
     assert 1 <= len(spec[:classes]) <= 4
-    assert len(spec[classes:]) <= 6
+    assert len(spec[classes:]) <= 5
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)

@@ -197,6 +197,10 @@ BAD = {
         classes({"name": "chat", "weight": 0}),
         "engine.scheduling.classes.weight must be above 0, such as 4: a class of 0 would starve",
     ),
+    "a class with a priority that no request may have": (
+        classes({"name": "chat", "priority": 101}),
+        "spec.engine.scheduling.classes[0].priority in body should be less than or equal to 100",
+    ),
     "a class with a target of zero": (
         classes({"name": "chat", "slo": {"ttftP95": "0s"}}),
         "engine.scheduling.classes.slo.ttftP95 must be a duration above zero, such as 500ms, 2s or 1m30s",

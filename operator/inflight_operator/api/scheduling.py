@@ -42,18 +42,18 @@ class ServiceClass(SpecModel):
     weight: float = Field(
         default=1.0,
         le=1000000,
-        description="The class's share of the tokens computed while several classes have requests waiting, relative to"
-        " the weights of the others: with 4 and 1, four tokens to one. Above 0.",
+        description="The class's share of prompt and output tokens while several classes have requests waiting,"
+        " relative to the weights of the others: with 4 and 1, four tokens to one. Above 0.",
         json_schema_extra=validations(
             rule("self > 0.0", "engine.scheduling.classes.weight must be above 0, such as 4: a class of 0 would starve")
         ),
     )
     priority: int = Field(
         default=0,
-        ge=-1000000,
-        le=1000000,
-        description="Priority of requests of this class that bring no number, for policy priority; a smaller number is"
-        " served earlier.",
+        ge=-100,
+        le=100,
+        description="For policy priority: the number of requests of this class that bring none, from -100 to 100. A"
+        " smaller number is served earlier than others of the same class; between classes the weights decide.",
     )
     slo: ClassSLO = Field(default_factory=ClassSLO, description="The latency this class should keep.")
     max_queued_requests: int | None = Field(
@@ -71,8 +71,9 @@ class Scheduling(SpecModel):
     policy: Literal["fcfs", "sjf", "priority", "fair"] = Field(
         default="fcfs",
         description="Order of waiting requests within a class. fcfs: as they came. sjf: those with the fewest output"
-        " tokens to expect first (max_tokens, unless a request tells). priority: smallest priority number first. fair:"
-        " the tenant that was served least first.",
+        " tokens to expect first (expected_output_tokens of the request, else its max_tokens). priority: those with the"
+        " smallest priority number first. fair: those of the tenant that was served least first (header"
+        " X-Inflight-Tenant).",
     )
     priority_aging: Duration = duration_field(
         "engine.scheduling.priorityAging",

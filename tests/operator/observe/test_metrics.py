@@ -43,7 +43,20 @@ def test_what_is_written_is_read():
 
 def test_the_engine_s_own_page_is_read_whole():
     """The real exporter of our engine: every name the operator wants is there."""
-    stats = StepStats(5, 2, 300, 0.5, 0, 100, 7, 0.2, 0.001)
+    stats = StepStats(
+        num_running=5,
+        num_waiting=2,
+        waiting_prompt_tokens=300,
+        kv_usage=0.5,
+        num_preemptions=0,
+        num_swapped_blocks=0,
+        prefix_queries=0,
+        prefix_hits=0,
+        num_prefill_tokens=100,
+        num_decode_tokens=7,
+        step_seconds=0.2,
+        schedule_seconds=0.001,
+    )
     ready = EngineReady(EngineLimits(64, 2048), 10, 16, 1024, 1, 100, "cpu", "float32", "eager", 1.0)
     gauges = Gauges(stats, EngineLimits(48, 1024, 7), ready, waiting=2, queued_tokens=300, draining=False)
     metrics = EngineMetrics("m", lambda: gauges)
