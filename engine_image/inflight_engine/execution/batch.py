@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from inflight_engine.execution.attention.base import AttentionBatch, ChunkSpan
-from inflight_engine.execution.sampler import SamplingBatch
 from inflight_engine.request import TokenIds
-from inflight_engine.scheduling.plan import SlotStart, StepPlan
+from inflight_engine.scheduling.plan import Slots, SlotStart, StepPlan
 
 IntArray = npt.NDArray[np.int64]
 
@@ -21,15 +20,17 @@ class PackedStep:
 
     Attributes:
         token_ids, positions: int64 [T].
-        sampled_rows: int64 [N]: packed tokens whose successor is sampled.
-        sampled_slots: int32 [N]: whose they are.
+        sampled_rows: int64 [N]: packed tokens whose successor is sampled; None when all of them are, in order.
+        sampled_slots: intp [N]: whose they are.
+        sampled_positions: int64 [N]: index of each token to sample in its sequence.
     """
 
     token_ids: IntArray
     positions: IntArray
     attention: AttentionBatch
-    sampled_rows: IntArray
-    sampled_slots: npt.NDArray[np.int32]
+    sampled_rows: IntArray | None
+    sampled_slots: Slots
+    sampled_positions: IntArray
 
 
 class PersistentBatch:
@@ -46,10 +47,6 @@ class PersistentBatch:
         self._block_table = np.zeros((max_num_seqs, -(-max_model_len // block_size)), np.int64)
         self._num_tokens = np.zeros(max_num_seqs, np.int64)
         self._last_token = np.zeros(max_num_seqs, np.int64)
-        self._temperature = np.zeros(max_num_seqs, np.float64)
-        self._top_p = np.ones(max_num_seqs, np.float64)
-        self._top_k = np.zeros(max_num_seqs, np.int64)
-        self._seed = np.zeros(max_num_seqs, np.uint64)
         self._known_tokens: dict[int, TokenIds] = {}
 
     def apply(self, plan: StepPlan) -> None:
@@ -58,22 +55,34 @@ class PersistentBatch:
             self._known_tokens.pop(slot, None)
         for start in plan.starts:
             self._start(start)
-        for grant in plan.grants:
-            self._block_table[grant.slot, grant.first : grant.first + len(grant.block_ids)] = grant.block_ids
+        growth = plan.growth
+        if growth is not None:
+            self._block_table[growth.slots, growth.indices] = growth.block_ids
 
     def pack(self, plan: StepPlan) -> PackedStep:
         """Lay the plan's tokens out in one sequence: the decodes, then the chunks."""
         slots = plan.decode_slots
-        num_decodes = len(slots)
-        decode_positions = self._num_tokens[slots] - 1
-        decode_table = self._block_table[slots]
+        decode_lens = self._num_tokens[slots]
+        decode_positions = decode_lens - 1
+        num_blocks = -(-int(decode_lens.max(initial=0)) // self._block_size)
+        decode_table = self._block_table[:, :num_blocks][slots]
+        decode_blocks = decode_table[np.arange(len(slots)), decode_positions // self._block_size]
+        decode_kv_slots = self._kv_slots(decode_blocks, decode_positions)
+        if not plan.prefills:
+            return PackedStep(
+                token_ids=self._last_token[slots],
+                positions=decode_positions,
+                attention=AttentionBatch(decode_kv_slots, decode_table, decode_lens, ()),
+                sampled_rows=None,
+                sampled_slots=slots,
+                sampled_positions=decode_lens,
+            )
         tokens: list[npt.NDArray[np.integer]] = [self._last_token[slots]]
         positions = [decode_positions]
-        decode_blocks = decode_table[np.arange(num_decodes), decode_positions // self._block_size]
-        kv_slots = [self._kv_slots(decode_blocks, decode_positions)]
+        kv_slots = [decode_kv_slots]
         chunks = []
         sampled_rows = []
-        first = num_decodes
+        first = len(slots)
         for chunk in plan.prefills:
             end = chunk.start + chunk.length
             chunk_positions = np.arange(chunk.start, end)
@@ -85,33 +94,27 @@ class PersistentBatch:
             first += chunk.length
             if chunk.samples:
                 sampled_rows.append(first - 1)
+        sampled_slots = plan.sampled_slots
         return PackedStep(
             token_ids=np.concatenate(tokens).astype(np.int64, copy=False),
             positions=np.concatenate(positions),
-            attention=AttentionBatch(np.concatenate(kv_slots), decode_table, decode_positions + 1, tuple(chunks)),
-            sampled_rows=np.concatenate([np.arange(num_decodes), np.array(sampled_rows, np.int64)]),
-            sampled_slots=plan.sampled_slots,
+            attention=AttentionBatch(np.concatenate(kv_slots), decode_table, decode_lens, tuple(chunks)),
+            sampled_rows=np.concatenate([np.arange(len(slots)), np.array(sampled_rows, np.int64)]),
+            sampled_slots=sampled_slots,
+            sampled_positions=self._num_tokens[sampled_slots],
         )
 
-    def sampling(self, slots: npt.NDArray[np.int32]) -> SamplingBatch:
-        """How to sample the next token of these slots."""
-        return SamplingBatch(
-            self._temperature[slots], self._top_p[slots], self._top_k[slots], self._seed[slots], self._num_tokens[slots]
-        )
-
-    def append(self, slots: npt.NDArray[np.int32], token_ids: TokenIds) -> None:
+    def append(self, slots: Slots, token_ids: TokenIds) -> None:
         """Take over what was sampled: each slot's last token, not yet computed."""
         self._last_token[slots] = token_ids
         self._num_tokens[slots] += 1
 
     def _start(self, start: SlotStart) -> None:
-        slot, sampling = start.slot, start.sampling
-        self._known_tokens[slot] = start.token_ids
-        self._num_tokens[slot] = len(start.token_ids)
-        self._temperature[slot] = sampling.temperature
-        self._top_p[slot] = sampling.top_p
-        self._top_k[slot] = sampling.top_k
-        self._seed[slot] = sampling.seed & 0xFFFF_FFFF_FFFF_FFFF
+        slot, token_ids = start.slot, start.token_ids
+        self._known_tokens[slot] = token_ids
+        self._num_tokens[slot] = len(token_ids)
+        self._last_token[slot] = token_ids[-1]
+        self._block_table[slot, : len(start.block_ids)] = start.block_ids
 
     def _kv_slots(self, block_ids: IntArray, positions: IntArray) -> IntArray:
         return block_ids * self._block_size + positions % self._block_size

@@ -1,4 +1,4 @@
-"""How many KV blocks to allocate: a pure decision from numbers."""
+"""How many KV blocks to allocate, on the device and in host memory: pure decisions from numbers."""
 
 from __future__ import annotations
 
@@ -69,3 +69,28 @@ def num_kv_blocks(config: EngineConfig, demand: KVDemand) -> int:
             f"bytes each, but max_model_len is {demand.max_model_len} tokens; lower max_model_len or {change}"
         )
     return blocks
+
+
+def num_host_blocks(swap_space: int, block_bytes: int, available: int) -> int:
+    """Whole blocks that `swap_space` bytes of host memory hold; 0 when there is no swap space.
+
+    Args:
+        block_bytes: of one block over all layers.
+        available: bytes of host memory that can still be taken beside the KV cache.
+
+    Raises:
+        KVCacheSizeError: `swap_space` is negative, holds not even one block, or is more than there is.
+    """
+    if swap_space < 0:
+        raise KVCacheSizeError(f"swap_space must be 0 (none) or a number of bytes, not {swap_space}")
+    if 0 < swap_space < block_bytes:
+        raise KVCacheSizeError(
+            f"swap_space {swap_space} holds not even one KV block of {block_bytes} bytes; raise swap_space, or set it "
+            "to 0 to recompute preempted requests"
+        )
+    if swap_space > available:
+        raise KVCacheSizeError(
+            f"swap_space {swap_space} is more than the {max(0, available)} bytes of host memory that are left beside "
+            "the KV cache; lower swap_space or give it more memory"
+        )
+    return swap_space // block_bytes

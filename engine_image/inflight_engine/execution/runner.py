@@ -6,21 +6,26 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from inflight_engine.config import EngineConfig
 from inflight_engine.execution.attention import choose_backend
 from inflight_engine.execution.batch import PersistentBatch
 from inflight_engine.execution.device import choose_device, choose_dtype
-from inflight_engine.execution.kv_size import KVDemand, num_kv_blocks
+from inflight_engine.execution.host_cache import HostCache
+from inflight_engine.execution.kv_size import KVDemand, num_host_blocks, num_kv_blocks
 from inflight_engine.execution.resources import read_resources
-from inflight_engine.execution.sampler import sample
+from inflight_engine.execution.sampling import SamplingState
 from inflight_engine.models.config import DecoderConfig, load_model_config
 from inflight_engine.models.llama import LlamaModel
 from inflight_engine.models.source import resolve
 from inflight_engine.models.weights import open_weights
-from inflight_engine.request import TokenIds
+from inflight_engine.output import StepOutput
+from inflight_engine.request import NO_TOKENS
 from inflight_engine.scheduling.plan import StepPlan
+
+_NOTHING = StepOutput(NO_TOKENS, [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,9 @@ class RunnerInfo:
     Attributes:
         max_model_len: tokens; the configured one, or the model's own.
         kv_bytes_per_token: 2 x layers x kv_heads x head_dim x sizeof(dtype).
+        num_host_blocks: blocks of host memory for swapped requests; 0 without swap space.
+        copy_tokens_per_second: tokens whose keys and values are copied one way between device and host memory in a
+            second, measured; None without swap space.
         load_seconds: from the beginning of loading until the first step can run.
     """
 
@@ -41,6 +49,8 @@ class RunnerInfo:
     device: str
     dtype: str
     attention_backend: str
+    num_host_blocks: int
+    copy_tokens_per_second: float | None
     load_seconds: float
 
 
@@ -68,7 +78,18 @@ class Runner:
         backend = choose_backend(device)
         self._attention = backend(model_config, num_blocks, config.block_size, dtype, device)
         self._batch = PersistentBatch(config.max_num_seqs, max_model_len, config.block_size)
+        self._sampling = SamplingState(config.max_num_seqs)
         self._device = device
+        block_bytes = kv_bytes_per_token * config.block_size
+        host_memory = read_resources().memory - (0 if on_gpu else num_blocks * block_bytes)
+        self._host_cache = HostCache(
+            model_config,
+            num_host_blocks(config.swap_space, block_bytes, host_memory),
+            config.block_size,
+            dtype,
+            device,
+            self._attention,
+        )
         self.info = RunnerInfo(
             num_blocks=num_blocks,
             block_size=config.block_size,
@@ -78,32 +99,40 @@ class Runner:
             device=str(device),
             dtype=str(dtype).removeprefix("torch."),
             attention_backend=backend.name,
+            num_host_blocks=self._host_cache.num_blocks,
+            copy_tokens_per_second=(
+                self._host_cache.measure_copy_rate(num_blocks) if self._host_cache.num_blocks else None
+            ),
             load_seconds=time.monotonic() - started,
         )
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> TokenIds:
-        """Run one step.
-
-        Returns:
-            int32: one token for each of `plan.sampled_slots`.
-        """
+    def execute(self, plan: StepPlan) -> StepOutput:
+        """Run one step: what the plan copies out, what it changes, what it copies in, then its tokens."""
+        for preemption in plan.preemptions:
+            self._host_cache.copy_out(preemption.block_ids.tolist(), preemption.host_block_ids)
         self._batch.apply(plan)
+        self._sampling.apply(plan)
+        for start in plan.starts:
+            if start.host_block_ids:
+                self._host_cache.copy_in(start.host_block_ids, start.block_ids[: len(start.host_block_ids)].tolist())
         if plan.num_tokens == 0:
-            return np.empty(0, np.int32)
+            return _NOTHING
         packed = self._batch.pack(plan)
         self._attention.prepare(packed.attention)
         hidden = self._model.hidden_states(
-            torch.from_numpy(packed.token_ids).to(self._device),
-            torch.from_numpy(packed.positions).to(self._device),
-            self._attention.forward,
+            self._tensor(packed.token_ids), self._tensor(packed.positions), self._attention.forward
         )
-        if len(packed.sampled_rows) == 0:
-            return np.empty(0, np.int32)
-        logits = self._model.logits(hidden[torch.from_numpy(packed.sampled_rows).to(self._device)])
-        token_ids = sample(logits, self._batch.sampling(packed.sampled_slots))
-        self._batch.append(packed.sampled_slots, token_ids)
-        return token_ids
+        if len(packed.sampled_slots) == 0:
+            return _NOTHING
+        if packed.sampled_rows is not None:
+            hidden = hidden[self._tensor(packed.sampled_rows)]
+        output = self._sampling.sample(self._model.logits(hidden), packed.sampled_slots, packed.sampled_positions)
+        self._batch.append(packed.sampled_slots, output.token_ids)
+        return output
+
+    def _tensor(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
 
 
 def _max_model_len(config: EngineConfig, model_config: DecoderConfig) -> int:

@@ -1,4 +1,4 @@
-"""Choosing the next token of every sequence at once.
+"""Choosing the next token of many sequences at once: the likeliest, or a draw.
 
 Each random draw is a pure function of the request's seed and the token's position, so it is the same whatever else is
 in the batch, however the prompt was chunked, and after a preemption.
@@ -12,51 +12,68 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inflight_engine.request import TokenIds
-
 _CANDIDATES = 1024
 """Sorting the whole vocabulary is slow, and top_k and top_p rarely keep more than this; where they do, it is sorted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SamplingBatch:
-    """One row for each token to sample.
+class DrawBatch:
+    """One row for each token to draw.
 
     Attributes:
-        temperature: float64 [N], 0 is greedy.
-        top_p: float64 [N]. top_k: int64 [N], 0 keeps all.
+        temperature: float64 [N], above 0.
+        min_p: float64 [N], 0 keeps all. top_k: int64 [N], 0 keeps all. top_p: float64 [N], 1 keeps all.
         seed: uint64 [N].
         position: int64 [N]: index of the token in its sequence.
     """
 
     temperature: npt.NDArray[np.float64]
-    top_p: npt.NDArray[np.float64]
+    min_p: npt.NDArray[np.float64]
     top_k: npt.NDArray[np.int64]
+    top_p: npt.NDArray[np.float64]
     seed: npt.NDArray[np.uint64]
     position: npt.NDArray[np.int64]
 
-    def take(self, rows: npt.NDArray[np.int64]) -> SamplingBatch:
-        return SamplingBatch(
-            self.temperature[rows], self.top_p[rows], self.top_k[rows], self.seed[rows], self.position[rows]
-        )
+
+def argmax(logits: torch.Tensor) -> torch.Tensor:
+    """int64 [N]: the likeliest token of each row; on CPU, the smallest of equally likely ones."""
+    if logits.device.type == "cpu":  # numpy's is vectorised; torch's was measured to take six times as long
+        return torch.from_numpy(logits.numpy().argmax(axis=-1))
+    return logits.argmax(dim=-1)
 
 
-def sample(logits: torch.Tensor, batch: SamplingBatch) -> TokenIds:
-    """Sample one token a row.
+def draw(logits: torch.Tensor, batch: DrawBatch) -> torch.Tensor:
+    """Draw one token a row.
+
+    By inverting the cumulative distribution over token ids. In float64: the sum runs over the whole vocabulary, and a
+    draw must not change when the last bit of some logit does.
 
     Args:
         logits: float32 [N, vocab_size].
 
     Returns:
-        int32 [N].
+        int64 [N].
     """
-    tokens = logits.argmax(dim=-1)
-    random = np.flatnonzero(batch.temperature > 0)
-    if len(random):
-        rows = torch.from_numpy(random).to(logits.device)
-        tokens[rows] = _draw(logits[rows], batch.take(random))
-    result: TokenIds = tokens.to("cpu", torch.int32).numpy()
-    return result
+
+    def column(values: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(values).to(logits.device)[:, None]
+
+    shifted = logits.double() - logits.amax(dim=-1, keepdim=True).double()
+    weights = (shifted / column(batch.temperature)).exp()  # [N, V], the largest is 1
+    vocab_size = weights.shape[-1]
+    if batch.min_p.any():
+        weights *= weights >= column(batch.min_p)
+    filtered = np.flatnonzero(((batch.top_k > 0) & (batch.top_k < vocab_size)) | (batch.top_p < 1))
+    if len(filtered):
+        rows = torch.from_numpy(filtered).to(logits.device)
+        top_k = np.where(batch.top_k > 0, batch.top_k, vocab_size).clip(max=vocab_size)
+        weights[rows] = _keep_likeliest(weights[rows], column(top_k[filtered]), column(batch.top_p[filtered]))
+    cumulative = weights.cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    # Rounding must not push the target to the total: behind it there is no token.
+    below_total = total.nextafter(torch.zeros_like(total))
+    target = torch.minimum(column(uniform(batch.seed, batch.position)) * total, below_total)
+    return torch.searchsorted(cumulative, target, right=True).squeeze(-1)
 
 
 def uniform(seed: npt.NDArray[np.uint64], position: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -70,30 +87,6 @@ def _splitmix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
-
-
-def _draw(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-    """int64 [N], by inverting the cumulative distribution over token ids. In float64: the sum runs over the whole
-    vocabulary, and a draw must not change when the last bit of some logit does."""
-
-    def column(values: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(values).to(logits.device)[:, None]
-
-    shifted = logits.double() - logits.amax(dim=-1, keepdim=True).double()
-    weights = (shifted / column(batch.temperature)).exp()  # [N, V], the largest is 1
-    vocab_size = weights.shape[-1]
-    filtered = np.flatnonzero(((batch.top_k > 0) & (batch.top_k < vocab_size)) | (batch.top_p < 1))
-    if len(filtered):
-        rows = torch.from_numpy(filtered).to(logits.device)
-        chosen = batch.take(filtered)
-        top_k = np.where(chosen.top_k > 0, chosen.top_k, vocab_size)
-        weights[rows] = _keep_likeliest(weights[rows], column(top_k), column(chosen.top_p))
-    cumulative = weights.cumsum(dim=-1)
-    total = cumulative[:, -1:]
-    # Rounding must not push the target to the total: behind it there is no token.
-    below_total = total.nextafter(torch.zeros_like(total))
-    target = torch.minimum(column(uniform(batch.seed, batch.position)) * total, below_total)
-    return torch.searchsorted(cumulative, target, right=True).squeeze(-1)
 
 
 def _keep_likeliest(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
@@ -121,8 +114,13 @@ def _cutoff(
     candidates = weights.topk(num_candidates, dim=-1).values
     cumulative = candidates.cumsum(dim=-1)
     within = cumulative.gather(-1, (top_k.clamp(max=num_candidates) - 1))
-    mass = torch.where(top_k <= num_candidates, within, weights.sum(dim=-1, keepdim=True))
+    mass = torch.where(top_k <= num_candidates, within, _total(weights))
     rank = torch.arange(num_candidates, device=weights.device)
     keep = (rank < top_k) & (cumulative - candidates < top_p * mass)
     num_kept = keep.sum(dim=-1, keepdim=True)
     return num_kept, candidates.gather(-1, num_kept - 1)
+
+
+def _total(weights: torch.Tensor) -> torch.Tensor:
+    """[N, 1]: each row's sum. Not by `sum`, which adds a large row in another order when it is the only one."""
+    return weights.cumsum(dim=-1)[:, -1:]

@@ -6,15 +6,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from inflight_engine.output import StepOutput, TokenLogprobs
 from inflight_engine.request import SamplingParams
-from inflight_engine.scheduling.plan import BlockGrant, PrefillChunk, SlotStart, StepPlan
+from inflight_engine.scheduling.plan import BlockGrowth, Preemption, PrefillChunk, SlotStart, StepPlan
 
-NO_SLOTS = np.empty(0, np.int32)
+
+def make_plan(*, preemptions=(), releases=(), starts=(), growth=None, prefills=(), decodes=()):
+    slots = np.array(decodes, np.intp)
+    num_tokens = len(slots) + sum(chunk.length for chunk in prefills)
+    return StepPlan(0, tuple(preemptions), tuple(releases), tuple(starts), growth, tuple(prefills), slots, num_tokens)
 
 
 @dataclass
 class Sequence:
-    """`computed`: tokens whose keys and values are in the cache."""
+    """`computed`: tokens whose keys and values are in the cache, or in host memory while `host_blocks` is not empty."""
 
     request_id: int
     prompt: list[int]
@@ -22,11 +27,17 @@ class Sequence:
     slot: int = -1
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
+    host_blocks: list[int] = field(default_factory=list)
     output: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def tokens(self) -> list[int]:
         return self.prompt + self.output
+
+    @property
+    def decodes(self) -> bool:
+        return bool(self.output) and self.computed == len(self.tokens) - 1
 
     @property
     def finished(self) -> bool:
@@ -42,90 +53,151 @@ class Driver:
         chunk: most prefill tokens a step, for all sequences together.
         max_running: most sequences with a slot.
         preempt_every: every so many steps, the last sequence to come loses its slot and blocks.
+        swap: a preempted sequence's blocks are copied out, and back in when it resumes.
+        share_prefixes: full blocks are kept, and a sequence that begins with the same tokens starts behind them.
     """
 
-    def __init__(self, runner, *, chunk=10**9, max_running=32, preempt_every=0, rng=None):
+    def __init__(
+        self, runner, *, chunk=10**9, max_running=32, preempt_every=0, swap=False, share_prefixes=False, rng=None
+    ):
         self.runner = runner
         self.chunk, self.max_running, self.preempt_every = chunk, max_running, preempt_every
+        self.swap, self.share_prefixes = swap, share_prefixes
         self.free_blocks = list(range(runner.info.num_blocks))
-        if rng is not None:
-            rng.shuffle(self.free_blocks)
+        self.free_host_blocks = list(range(runner.info.num_host_blocks))
         self.free_slots = list(range(max_running))
+        if rng is not None:
+            for free in (self.free_blocks, self.free_host_blocks, self.free_slots):
+                rng.shuffle(free)
+        self.kept: dict[tuple[int, ...], int] = {}
         self.step = 0
+        self.num_swaps = self.num_hit_tokens = self.num_decodes_at_start = 0
         self.releases: list[int] = []
+        self.sequences: list[Sequence] = []
 
     def run(self, prompts, sampling):
         """Output token ids of each prompt; `sampling` is one SamplingParams or a list of them."""
         each = sampling if isinstance(sampling, list) else [sampling] * len(prompts)
-        sequences = [Sequence(i, list(p), s) for i, (p, s) in enumerate(zip(prompts, each, strict=True))]
-        waiting, running = list(sequences), []
+        self.sequences = [Sequence(i, list(p), s) for i, (p, s) in enumerate(zip(prompts, each, strict=True))]
+        waiting, running = list(self.sequences), []
         while waiting or running:
             self.step += 1
+            preemptions = []
             if self.preempt_every and self.step % self.preempt_every == 0 and len(running) > 1:
                 victim = running.pop()
-                self._release(victim)
-                waiting.insert(0, victim)
-            self._one_step(waiting, running)
-        return [s.output for s in sequences]
+                preemptions.append(self._preempt(victim))
+                waiting.insert(1, victim)
+            self._one_step(preemptions, waiting, running)
+        return [s.output for s in self.sequences]
 
-    def _one_step(self, waiting, running):
-        starts, grants, prefills, sampling_sequences = [], [], [], []
-        decodes = [s for s in running if s.computed == len(s.tokens) - 1 and s.output]
+    def _one_step(self, preemptions, waiting, running):
+        starts = []
         budget = self.chunk
-        for sequence in decodes:
-            self._grow(sequence, len(sequence.tokens), grants)
         while waiting and len(running) < self.max_running and budget > 0:
             sequence = waiting.pop(0)
-            sequence.slot = self.free_slots.pop()
+            starts.append(self._start(sequence))
+            self.num_decodes_at_start += sequence.decodes
             running.append(sequence)
-            starts.append(
-                SlotStart(
-                    sequence.slot,
-                    sequence.request_id,
-                    np.array(sequence.tokens, np.int32),
-                    len(sequence.prompt),
-                    sequence.sampling,
-                )
-            )
-            budget -= len(sequence.tokens)
+            budget -= len(sequence.tokens) - sequence.computed
+        decodes = sorted((s for s in running if s.decodes), key=lambda s: s.slot)
+        growth = [self._grow(s) for s in decodes if len(s.tokens) > len(s.blocks) * self.runner.info.block_size]
+        prefills, sampled = [], list(decodes)
         budget = self.chunk
         for sequence in running:
             if sequence in decodes or budget <= 0:
                 continue
             length = min(budget, len(sequence.tokens) - sequence.computed)
             end = sequence.computed + length
-            self._grow(sequence, end, grants)
             samples = end == len(sequence.tokens)
             prefills.append(PrefillChunk(sequence.slot, sequence.computed, length, samples))
             if samples:
-                sampling_sequences.append(sequence)
+                sampled.append(sequence)
             sequence.computed = end
             budget -= length
-        slots = np.array([s.slot for s in decodes], np.int32) if decodes else NO_SLOTS
-        num_tokens = len(decodes) + sum(c.length for c in prefills)
-        plan = StepPlan(
-            self.step, tuple(self.releases), tuple(starts), tuple(grants), tuple(prefills), slots, num_tokens
+        plan = make_plan(
+            preemptions=preemptions,
+            releases=self.releases,
+            starts=starts,
+            growth=BlockGrowth(*(np.array(column) for column in zip(*growth, strict=True))) if growth else None,
+            prefills=prefills,
+            decodes=[s.slot for s in decodes],
         )
         self.releases = []
-        token_ids = self.runner.execute(plan)
-        assert token_ids.dtype == np.int32
-        for sequence in decodes:
-            sequence.computed += 1
-        for sequence, token in zip(decodes + sampling_sequences, token_ids.tolist(), strict=True):
-            sequence.output.append(token)
+        self._execute(plan, decodes, sampled)
+        for sequence in running:
+            self._keep_full_blocks(sequence)
         for sequence in [s for s in running if s.finished]:
             running.remove(sequence)
             self._release(sequence)
 
-    def _grow(self, sequence, num_tokens, grants):
-        needed = -(-num_tokens // self.runner.info.block_size) - len(sequence.blocks)
-        if needed > 0:
-            new = tuple(self.free_blocks.pop() for _ in range(needed))
-            grants.append(BlockGrant(sequence.slot, len(sequence.blocks), new))
-            sequence.blocks.extend(new)
+    def _execute(self, plan, decodes, sampled):
+        output = self.runner.execute(plan)
+        assert isinstance(output, StepOutput)
+        assert output.token_ids.dtype == np.int32
+        for sequence in decodes:
+            sequence.computed += 1
+        for sequence, token in zip(sampled, output.token_ids.tolist(), strict=True):
+            sequence.output.append(token)
+        owners = {s.slot: s for s in sampled}
+        assert [entry.slot for entry in output.logprobs] == [
+            s.slot for s in sampled if s.sampling.logprobs is not None
+        ], "each sampled slot that asks for them reports its log-probabilities, and no other"
+        for entry in output.logprobs:
+            owners[entry.slot].logprobs.append(entry)
+
+    def _start(self, sequence):
+        sequence.slot = self.free_slots.pop()
+        host_blocks, sequence.host_blocks = sequence.host_blocks, []
+        if not host_blocks:
+            sequence.blocks = self._hit(sequence)
+            sequence.computed = len(sequence.blocks) * self.runner.info.block_size
+            self.num_hit_tokens += sequence.computed
+        while len(sequence.blocks) * self.runner.info.block_size < len(sequence.tokens):
+            sequence.blocks.append(self.free_blocks.pop())
+        self.free_host_blocks.extend(host_blocks)
+        return SlotStart(
+            sequence.slot,
+            sequence.request_id,
+            np.array(sequence.tokens, np.int32),
+            len(sequence.prompt),
+            sequence.computed,
+            sequence.sampling,
+            np.array(sequence.blocks, np.int32),
+            tuple(host_blocks),
+        )
+
+    def _grow(self, sequence):
+        sequence.blocks.append(self.free_blocks.pop())
+        return sequence.slot, len(sequence.blocks) - 1, sequence.blocks[-1]
+
+    def _preempt(self, sequence):
+        slot, computed = sequence.slot, sequence.computed
+        copied = sequence.blocks[: -(-computed // self.runner.info.block_size)] if self.swap else []
+        sequence.host_blocks = [self.free_host_blocks.pop() for _ in copied]
+        self.num_swaps += bool(copied)
+        self._release(sequence)
+        sequence.computed = computed if copied else 0
+        return Preemption(slot, sequence.request_id, np.array(copied, np.int32), tuple(sequence.host_blocks))
 
     def _release(self, sequence):
-        self.free_blocks.extend(sequence.blocks)
+        kept = set(self.kept.values())
+        self.free_blocks.extend(block for block in sequence.blocks if block not in kept)
         self.free_slots.append(sequence.slot)
         self.releases.append(sequence.slot)
         sequence.blocks, sequence.computed, sequence.slot = [], 0, -1
+
+    def _hit(self, sequence):
+        """Kept blocks of the sequence's beginning, at least one token short of its end."""
+        size, hit = self.runner.info.block_size, []
+        for end in range(size, len(sequence.tokens), size):
+            block = self.kept.get(tuple(sequence.tokens[:end]))
+            if block is None:
+                break
+            hit.append(block)
+        return hit
+
+    def _keep_full_blocks(self, sequence):
+        size = self.runner.info.block_size
+        if self.share_prefixes:
+            for index in range(sequence.computed // size):
+                self.kept.setdefault(tuple(sequence.tokens[: (index + 1) * size]), sequence.blocks[index])

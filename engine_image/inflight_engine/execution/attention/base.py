@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -83,3 +84,16 @@ class AttentionBackend(ABC):
         Returns:
             [T, heads * D].
         """
+
+    @abstractmethod
+    def copy_out(self, block_ids: Sequence[int], host: torch.Tensor, host_block_ids: Sequence[int]) -> None:
+        """Copy whole blocks of the cache to host memory, one to one. On a GPU in the order of its current stream: the
+        copies are done when a later `copy_in` or `forward` of the same stream needs them to be.
+
+        Args:
+            host: [num_host_blocks, layers, 2 (keys, values), block_size, kv_heads, D], on CPU, pinned for a GPU.
+        """
+
+    @abstractmethod
+    def copy_in(self, host: torch.Tensor, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Copy blocks of host memory into the cache, one to one; the reverse of `copy_out`."""

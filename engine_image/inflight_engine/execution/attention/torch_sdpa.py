@@ -8,6 +8,7 @@ grouped-query attention repeats nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from inflight_engine.execution.attention.base import AttentionBackend, AttentionBatch, ChunkSpan
+from inflight_engine.execution.memory import zeros
 from inflight_engine.models.config import DecoderConfig
 
 _MASKED_QUERIES = 512
@@ -40,7 +42,8 @@ class TorchSdpaBackend(AttentionBackend):
         self._head_dim = config.head_dim
         self._device = device
         shape = (config.num_hidden_layers, 2, num_blocks, block_size, self._kv_heads, self._head_dim)
-        self._cache = _zeros(shape, dtype, device)
+        # Zeros, because padding is read and then masked, and a NaN would go through a mask.
+        self._cache = zeros(shape, dtype, device)
         self._num_decodes = 0
         self._chunks: list[tuple[ChunkSpan, torch.Tensor]] = []
 
@@ -69,6 +72,14 @@ class TorchSdpaBackend(AttentionBackend):
             else:
                 parts.append(self._prefill(queries[span], key_cache, value_cache, blocks, chunk.start))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def copy_out(self, block_ids: Sequence[int], host: torch.Tensor, host_block_ids: Sequence[int]) -> None:
+        for block, host_block in zip(block_ids, host_block_ids, strict=True):
+            host[host_block].copy_(self._cache[:, :, block], non_blocking=True)
+
+    def copy_in(self, host: torch.Tensor, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
+        for block, host_block in zip(block_ids, host_block_ids, strict=True):
+            self._cache[:, :, block].copy_(host[host_block], non_blocking=True)
 
     def _decode(self, queries: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> torch.Tensor:
         batch = queries.shape[0]
@@ -117,12 +128,3 @@ class TorchSdpaBackend(AttentionBackend):
 
     def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros, because padding is read and then masked, and a NaN would go through a mask. On CPU the pages come zeroed
-    from the system when they are first touched, so a large cache costs no time to start."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = int(np.prod(shape)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)

@@ -1,0 +1,103 @@
+"""Host memory for the keys and values of preempted requests: copied out of the KV cache, and back in later."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from inflight_engine.execution.attention.base import AttentionBackend
+from inflight_engine.execution.kv_size import KVCacheSizeError
+from inflight_engine.execution.memory import zeros
+from inflight_engine.models.config import DecoderConfig
+
+_MEASURED_BLOCKS = 16
+_MEASURED_COPIES = 3
+
+
+class HostCache:
+    """Blocks in host memory, and the copies between them and the blocks of an attention backend.
+
+    For a GPU the memory is pinned, so copies run at the bus's full speed and in the order of the device's stream: the
+    host waits for none of them. It is registered rather than taken from torch's allocator for pinned memory, which
+    rounds sizes up to a power of two.
+
+    Args:
+        num_blocks: 0 for none.
+        device: where `attention` keeps its cache.
+
+    Raises:
+        KVCacheSizeError: the system does not let this much memory be pinned.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        attention: AttentionBackend,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self._block_size = block_size
+        self._device = device
+        self._attention = attention
+        layers, kv_heads, head_dim = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
+        shape = (num_blocks, layers, 2, block_size, kv_heads, head_dim)
+        self._blocks = zeros(shape, dtype, torch.device("cpu"))
+        if num_blocks and device.type == "cuda":
+            _pin(self._blocks)
+            # Not at exit: the driver takes everything back by itself then, and may be gone already.
+            weakref.finalize(self, _unpin, self._blocks).atexit = False
+
+    def copy_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
+        """Copy whole blocks of the KV cache, over all layers, to host blocks, one to one."""
+        self._attention.copy_out(block_ids, self._blocks, host_block_ids)
+
+    def copy_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Copy host blocks back into the KV cache, one to one."""
+        self._attention.copy_in(self._blocks, host_block_ids, block_ids)
+
+    def measure_copy_rate(self, num_device_blocks: int) -> float:
+        """Tokens a second whose keys and values can be copied one way; takes milliseconds.
+
+        Overwrites the first few blocks on both sides with zeros, so it belongs before the first step.
+        """
+        blocks = range(min(_MEASURED_BLOCKS, self.num_blocks, num_device_blocks))
+        # Memory that nothing was written to yet is read from one page of zeros, faster than any other memory.
+        self.copy_in(blocks, blocks)
+        fastest = min(self._seconds_to_copy_out(blocks) for _ in range(_MEASURED_COPIES))
+        return len(blocks) * self._block_size / fastest
+
+    def _seconds_to_copy_out(self, blocks: Sequence[int]) -> float:
+        self._synchronize()
+        started = time.perf_counter()
+        self.copy_out(blocks, blocks)
+        self._synchronize()
+        return time.perf_counter() - started
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+def _pin(blocks: torch.Tensor) -> None:
+    portable = 1  # cudaHostRegisterPortable: pinned for all devices
+    error = int(_cudart().cudaHostRegister(blocks.data_ptr(), blocks.nbytes, portable))
+    if error != 0:
+        raise KVCacheSizeError(
+            f"{blocks.nbytes} bytes of host memory for swap_space cannot be pinned (CUDA error {error}); "
+            "lower swap_space or raise the limit on locked memory"
+        )
+
+
+def _unpin(blocks: torch.Tensor) -> None:
+    _cudart().cudaHostUnregister(blocks.data_ptr())

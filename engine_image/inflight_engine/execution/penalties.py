@@ -1,0 +1,83 @@
+"""Repetition, presence and frequency penalties: logits lowered for tokens that were there before.
+
+As in vLLM, in this order, for a token that is `count` times in the output:
+1. repetition (Keskar et al. 2019, CTRL): when it is in prompt or output, its logit is divided by the penalty where
+   positive and multiplied by it otherwise;
+2. frequency (OpenAI): less the penalty times `count`;
+3. presence (OpenAI): less the penalty when `count` is not 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from inflight_engine.execution.slot_tokens import SlotTokens
+from inflight_engine.request import SamplingParams
+from inflight_engine.scheduling.plan import Slots, SlotStart
+
+_IN_PROMPT = 1
+_IN_OUTPUT = 2
+"""A token's number is this for each time it is in the output, plus 1 when it is in the prompt."""
+
+
+def is_penalised(sampling: SamplingParams) -> bool:
+    return sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+
+
+class Penalties:
+    """Which tokens the penalised slots have met, and what it costs them.
+
+    Args:
+        max_num_seqs: number of slots.
+    """
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self._met = SlotTokens(max_num_seqs, np.int32)
+        self._repetition = np.ones(max_num_seqs, np.float32)
+        self._presence = np.zeros(max_num_seqs, np.float32)
+        self._frequency = np.zeros(max_num_seqs, np.float32)
+
+    def start(self, start: SlotStart) -> None:
+        """Count a penalised request's tokens, its output before a preemption included."""
+        slot, sampling = start.slot, start.sampling
+        self._repetition[slot] = sampling.repetition_penalty
+        self._presence[slot] = sampling.presence_penalty
+        self._frequency[slot] = sampling.frequency_penalty
+        prompt, output = start.token_ids[: start.num_prompt_tokens], start.token_ids[start.num_prompt_tokens :]
+        if sampling.repetition_penalty == 1:
+            prompt = prompt[:0]
+        token_ids, place = np.unique(np.concatenate([prompt, output]), return_inverse=True)
+        numbers = np.zeros(len(token_ids), np.int32)
+        numbers[place[: len(prompt)]] = _IN_PROMPT
+        np.add.at(numbers, place[len(prompt) :], _IN_OUTPUT)
+        self._met.set(slot, token_ids, numbers)
+
+    def release(self, slot: int) -> None:
+        self._met.remove(slot)
+
+    def apply(self, logits: torch.Tensor, slots: Slots) -> None:
+        """Lower a batch's logits in place; rows of slots without penalties are not touched.
+
+        Args:
+            logits: float32 [N, vocab_size]. slots: [N].
+        """
+
+        def tensor(array: npt.NDArray[np.generic]) -> torch.Tensor:
+            return torch.from_numpy(array).to(logits.device)
+
+        met = self._met.select(slots)
+        whose = slots[met.rows]
+        counts = met.values // _IN_OUTPUT
+        repetition = tensor(self._repetition[whose])
+        index = tensor(met.rows), tensor(met.token_ids)
+        lowered = logits[index]
+        lowered = torch.where(lowered > 0, lowered / repetition, lowered * repetition)
+        lowered -= tensor(self._frequency[whose] * counts.astype(np.float32))
+        lowered -= tensor(self._presence[whose] * (counts > 0).astype(np.float32))
+        logits[index] = lowered
+
+    def append(self, slots: Slots, token_ids: npt.NDArray[np.int32]) -> None:
+        """Count what was sampled for some penalised slots."""
+        self._met.add(slots, token_ids, _IN_OUTPUT)

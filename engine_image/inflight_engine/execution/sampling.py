@@ -1,0 +1,131 @@
+"""How each slot chooses its tokens, and the order in which that happens.
+
+The order is that of vLLM's sampler: log-probabilities are taken of the model's own logits; then come logit_bias and
+penalties, which change greedy choices too; then temperature, min_p, top_k and top_p. Each part works on the rows that
+ask for it; a batch in which none does is one argmax.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from inflight_engine.execution.logit_bias import LogitBias
+from inflight_engine.execution.logprobs import token_logprobs
+from inflight_engine.execution.penalties import Penalties, is_penalised
+from inflight_engine.execution.sampler import DrawBatch, argmax, draw
+from inflight_engine.output import StepOutput
+from inflight_engine.request import TokenIds
+from inflight_engine.scheduling.plan import Slots, SlotStart, StepPlan
+
+_DRAWN, _LOGPROBS, _BIASED, _PENALISED = 1, 2, 4, 8
+"""What a slot asks for beyond the likeliest token: bits of a number."""
+
+
+class SamplingState:
+    """The sampling parameters of all slots, and what the penalised ones have generated.
+
+    Args:
+        max_num_seqs: number of slots.
+    """
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self._asks = np.zeros(max_num_seqs, np.uint8)
+        self._temperature = np.ones(max_num_seqs, np.float64)
+        self._min_p = np.zeros(max_num_seqs, np.float64)
+        self._top_k = np.zeros(max_num_seqs, np.int64)
+        self._top_p = np.ones(max_num_seqs, np.float64)
+        self._seed = np.zeros(max_num_seqs, np.uint64)
+        self._num_top_logprobs = np.zeros(max_num_seqs, np.int64)
+        self._bias = LogitBias(max_num_seqs)
+        self._penalties = Penalties(max_num_seqs)
+
+    def apply(self, plan: StepPlan) -> None:
+        """Forget the slots that the plan releases, and learn those that it starts."""
+        for slot in plan.releases:
+            self._release(slot)
+        for start in plan.starts:
+            # A step that failed half-way may have lost the release.
+            self._release(start.slot)
+            self._start(start)
+
+    def sample(self, logits: torch.Tensor, slots: Slots, positions: npt.NDArray[np.int64]) -> StepOutput:
+        """Choose one token for each of some slots, and remember it where penalties need it.
+
+        Args:
+            logits: float32 [N, vocab_size]; overwritten.
+            slots: [N], no slot twice.
+            positions: [N]: index of each token in its sequence.
+        """
+
+        asks = self._asks[slots]
+        asked = int(np.bitwise_or.reduce(asks))
+        if not asked:
+            return StepOutput(_on_host(argmax(logits)), [])
+        reported = np.flatnonzero(asks & _LOGPROBS)
+        logprobs = logits[_indices(reported, logits)].log_softmax(dim=-1)
+        if asked & _BIASED:
+            self._bias.apply(logits, slots)
+        if asked & _PENALISED:
+            self._penalties.apply(logits, slots)
+        chosen = argmax(logits)
+        if asked & _DRAWN:
+            drawn = np.flatnonzero(asks & _DRAWN)
+            rows = _indices(drawn, logits)
+            chosen[rows] = draw(logits[rows], self._draw_batch(slots[drawn], positions[drawn]))
+        token_ids = _on_host(chosen)
+        if asked & _PENALISED:
+            penalised = np.flatnonzero(asks & _PENALISED)
+            self._penalties.append(slots[penalised], token_ids[penalised])
+        whose = slots[reported]
+        sampled = chosen[_indices(reported, logits)]
+        return StepOutput(token_ids, token_logprobs(logprobs, sampled, whose, self._num_top_logprobs[whose]))
+
+    def _start(self, start: SlotStart) -> None:
+        slot, sampling = start.slot, start.sampling
+        asks = 0
+        if sampling.temperature > 0:
+            asks |= _DRAWN
+            self._temperature[slot] = sampling.temperature
+            self._min_p[slot] = sampling.min_p
+            self._top_k[slot] = sampling.top_k
+            self._top_p[slot] = sampling.top_p
+            self._seed[slot] = sampling.seed & 0xFFFF_FFFF_FFFF_FFFF
+        if sampling.logprobs is not None:
+            asks |= _LOGPROBS
+            self._num_top_logprobs[slot] = sampling.logprobs
+        if sampling.logit_bias:
+            asks |= _BIASED
+            self._bias.start(slot, sampling.logit_bias)
+        if is_penalised(sampling):
+            asks |= _PENALISED
+            self._penalties.start(start)
+        self._asks[slot] = asks
+
+    def _release(self, slot: int) -> None:
+        asks = int(self._asks[slot])
+        if asks & _BIASED:
+            self._bias.release(slot)
+        if asks & _PENALISED:
+            self._penalties.release(slot)
+        self._asks[slot] = 0
+
+    def _draw_batch(self, slots: Slots, positions: npt.NDArray[np.int64]) -> DrawBatch:
+        return DrawBatch(
+            temperature=self._temperature[slots],
+            min_p=self._min_p[slots],
+            top_k=self._top_k[slots],
+            top_p=self._top_p[slots],
+            seed=self._seed[slots],
+            position=positions,
+        )
+
+
+def _indices(rows: Slots, like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(rows).to(like.device)
+
+
+def _on_host(token_ids: torch.Tensor) -> TokenIds:
+    host: TokenIds = token_ids.to("cpu", torch.int32).numpy()
+    return host
