@@ -1,1 +1,70 @@
 """The command `inflight-simulate`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from inflight_simulator.engine_command import add_common_flags, add_engine_command_flags, run_compare, run_engine
+from inflight_simulator.errors import InputError
+from inflight_simulator.trace_files import FORMATS
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 1 the thing asked for failed (standard error says why), 2 wrong usage or a bad file."""
+    flags = _parser().parse_args(argv)
+    try:
+        status: int = flags.run(flags)
+    except InputError as error:
+        return _failed(str(error), 2)
+    except OSError as error:
+        return _failed(f"{error.filename}: {error.strerror}", 1)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="inflight-simulate",
+        description="Run Inflight's scheduler on a virtual clock: what would these requests see?",
+        epilog="example: inflight-simulate engine simulator/examples/four.csv --max-num-batched-tokens 512",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"inflight-simulate {version('inflight')}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    def command(name: str, text: str, example: str) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            epilog=example,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    engine = command(
+        "engine",
+        "one engine on a virtual clock, from a file of arrivals",
+        f"{FORMATS}\n\nexample: inflight-simulate engine simulator/examples/four.csv --plot four.png",
+    )
+    add_engine_command_flags(engine)
+    engine.set_defaults(run=run_engine)
+    compare = command(
+        "compare",
+        "static batching and continuous batching, without and with chunked prefill, side by side",
+        f"{FORMATS}\n\nexample: inflight-simulate compare simulator/examples/burst.csv --cost unit --max-num-seqs 8",
+    )
+    add_common_flags(compare)
+    compare.set_defaults(run=run_compare)
+    return parser
+
+
+def _failed(sentence: str, status: int) -> int:
+    print("error:", sentence, file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""`inflight-simulate engine` and `compare`: one engine, from a file of arrivals."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from inflight_simulator.flags import CONTINUOUS_ONLY, add_engine_flags, add_trace_flags, attribute
+from inflight_simulator.outcome import Run
+from inflight_simulator.report import comparison_table, run_table
+from inflight_simulator.setup import Setup, setup
+from inflight_simulator.summary import summarize, write_requests
+
+STATIC, CONTINUOUS, WHOLE = "static", "continuous", "continuous, whole prompts"
+
+
+def add_common_flags(parser: argparse.ArgumentParser) -> None:
+    add_trace_flags(parser)
+    add_engine_flags(parser)
+    output = parser.add_argument_group("what to print")
+    output.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    output.add_argument("--plot", type=Path, metavar="FILE.png", help="draw slots, queue and KV cache over time")
+
+
+def add_engine_command_flags(parser: argparse.ArgumentParser) -> None:
+    add_common_flags(parser)
+    parser.add_argument(
+        "--batching",
+        choices=("continuous", "static"),
+        default="continuous",
+        help="continuous: the engine's own scheduler; static: fill a batch, run it to its longest, refill"
+        " (default %(default)s)",
+    )
+    parser.add_argument("--requests", type=Path, metavar="FILE.csv", help="write a row for each request")
+
+
+def run_engine(flags: argparse.Namespace) -> int:
+    """One kind of batching. Raises as `setup` does, and OSError where a file cannot be written."""
+    simulated = setup(flags)
+    if flags.batching == "static":
+        _note_unused(flags)
+        name, run = "static batching", simulated.static()
+    elif flags.no_chunked_prefill and not simulated.unit_cost:
+        name, run = "continuous batching without chunked prefill", simulated.continuous_without_chunks()
+    else:
+        name, run = "continuous batching", simulated.continuous()
+    _note_refused(run)
+    if not run.outcomes:
+        return 1
+    summary = summarize(run)
+    if flags.requests:
+        write_requests(flags.requests, run)
+    if flags.plot:
+        _plot(flags.plot, {name: run})
+    print(msgspec.json.encode(summary).decode() if flags.json else run_table(run, summary, name))
+    return 0
+
+
+def run_compare(flags: argparse.Namespace) -> int:
+    """All kinds of batching. Raises as `run_engine`."""
+    simulated = setup(flags)
+    runs = {name: run() for name, run in _kinds(simulated).items()}
+    _note_refused(runs[STATIC])
+    if not runs[STATIC].outcomes:
+        return 1
+    summaries = {name: summarize(run) for name, run in runs.items()}
+    if flags.plot:
+        _plot(flags.plot, runs)
+    if flags.json:
+        print(msgspec.json.encode(summaries).decode())
+    else:
+        print(comparison_table({name: (run, summaries[name]) for name, run in runs.items()}))
+    return 0
+
+
+def _kinds(simulated: Setup) -> dict[str, Callable[[], Run]]:
+    kinds = {STATIC: simulated.static, WHOLE: simulated.continuous_without_chunks, CONTINUOUS: simulated.continuous}
+    if simulated.unit_cost:
+        # Prefill is free, and so are its chunks.
+        del kinds[WHOLE]
+    return kinds
+
+
+def _plot(path: Path, runs: dict[str, Run]) -> None:
+    # Imported only where it is wanted: it takes longer than many a simulation.
+    from inflight_simulator.plot import plot
+
+    plot(path, runs)
+
+
+def _note_refused(run: Run) -> None:
+    if not run.refusals:
+        return
+    first = run.refusals[0]
+    total = len(run.refusals) + len(run.outcomes)
+    print(
+        f"note: {len(run.refusals)} of {total} requests can never fit and were refused; "
+        f"the first is number {first.request_id}: {first.reason}",
+        file=sys.stderr,
+    )
+
+
+def _note_unused(flags: argparse.Namespace) -> None:
+    unused = [flag for flag in CONTINUOUS_ONLY if getattr(flags, attribute(flag)) is not None]
+    if unused:
+        print(f"note: static batching has no use for {', '.join(unused)}", file=sys.stderr)

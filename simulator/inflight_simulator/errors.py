@@ -1,0 +1,7 @@
+"""The error for what the caller got wrong."""
+
+from __future__ import annotations
+
+
+class InputError(ValueError):
+    """A file or a flag that cannot be used; the message names it and says what is wrong."""

@@ -1,0 +1,140 @@
+"""Command-line flags that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from inflight_engine.config import EngineConfig
+from inflight_engine.scheduling.policies import POLICIES
+from inflight_engine.scheduling.victims import VICTIMS
+
+DEFAULTS = {field.name: field.default for field in fields(EngineConfig)}
+_PREEMPTION = ("auto", "recompute", "swap")
+COST_FLAGS = {
+    "base_s": ("--cost-base-ms", 1e-3, "milliseconds of any step"),
+    "decode_seq_s": ("--cost-decode-seq-us", 1e-6, "microseconds for each sequence that decodes"),
+    "prefill_token_s": ("--cost-prefill-token-us", 1e-6, "microseconds for each prompt token"),
+    "decode_kv_token_s": ("--cost-decode-kv-token-us", 1e-6, "microseconds for each token that decodes attend to"),
+    "prefill_context_token_s": (
+        "--cost-prefill-context-token-us",
+        1e-6,
+        "microseconds for each prompt token and token that it attends to",
+    ),
+    "copied_token_s": ("--cost-copied-token-us", 1e-6, "microseconds for each token copied to or from host memory"),
+}
+"""Field of LinearCost: its flag, seconds in the flag's unit, help."""
+
+CONTINUOUS_ONLY = (
+    "--max-num-batched-tokens",
+    "--kv-headroom",
+    "--scheduling-policy",
+    "--priority-aging",
+    "--class-weight",
+    "--preemption",
+    "--preemption-victim",
+    "--swap-space-blocks",
+    "--no-prefix-caching",
+    "--no-chunked-prefill",
+)
+"""Flags that static batching has no use for."""
+
+
+def attribute(flag: str) -> str:
+    """Of the parsed flags."""
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def number(kind: type[int] | type[float], least: float, most: float = math.inf) -> Callable[[str], Any]:
+    """A parser of one number with its bounds, for argparse."""
+
+    def parse(text: str) -> int | float:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {'an integer' if kind is int else 'a number'}") from None
+        if not least <= value <= most or value == math.inf:
+            bounds = f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}"
+            raise argparse.ArgumentTypeError(f"must be {bounds}, not {text}")
+        return value
+
+    return parse
+
+
+def _class_weight(text: str) -> tuple[str, float]:
+    name, equals, weight = text.rpartition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=WEIGHT, as in interactive=4")
+    value: float = number(float, 1e-6)(weight)
+    return name, value
+
+
+def add_trace_flags(parser: argparse.ArgumentParser) -> None:
+    """ARRIVALS, and what to change about it."""
+    parser.add_argument("arrivals", type=Path, metavar="ARRIVALS", help="file of requests, in one of the formats below")
+    group = parser.add_argument_group("what to take of ARRIVALS, in this order")
+    group.add_argument("--duration", type=number(float, 0.001), metavar="S", help="requests of its first S seconds")
+    group.add_argument("--every", type=number(int, 1), default=1, metavar="N", help="every Nth request")
+    for name, text in (
+        ("--scale-prompt", "multiply prompt lengths by F"),
+        ("--scale-output", "multiply output lengths by F"),
+        ("--speed", "let requests come F times as fast"),
+    ):
+        group.add_argument(name, type=number(float, 1e-6), default=1.0, metavar="F", help=text)
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """The engine's flags about scheduling, under its names and with its defaults, and the cost model.
+
+    What is not given is None, so that it can be told from the default.
+    """
+    group = parser.add_argument_group("engine, as in `inflight-engine serve`")
+
+    def add(name: str, text: str, **how: Any) -> None:
+        default = DEFAULTS.get(attribute(name))
+        shown = f" (default {default:g})" if isinstance(default, int | float) else f" (default {default})"
+        group.add_argument(name, help=text + (shown if default is not None else ""), **how)
+
+    count = number(int, 1)
+    add("--max-num-seqs", "most requests running at once", type=count, metavar="N")
+    add("--max-num-batched-tokens", "most tokens computed in one step", type=count, metavar="N")
+    add("--num-kv-blocks", "blocks of the KV cache (default: never short)", type=count, metavar="N")
+    add("--block-size", "tokens in a KV block", type=count, metavar="N")
+    add("--max-model-len", "longest prompt plus output (default: the longest request's)", type=count, metavar="N")
+    add("--kv-headroom", "share of the KV cache left to running requests", type=number(float, 0, 0.9), metavar="SHARE")
+    add("--scheduling-policy", "order of waiting requests; sjf knows the output lengths", choices=tuple(POLICIES))
+    add("--priority-aging", "seconds of waiting worth one step of priority", type=number(float, 1e-6), metavar="S")
+    add(
+        "--class-weight",
+        "weight of a class (default 1); may be repeated",
+        type=_class_weight,
+        metavar="NAME=WEIGHT",
+        action="append",
+    )
+    add("--preemption", "what becomes of the KV cache of a request that gives way", choices=_PREEMPTION)
+    add("--preemption-victim", "who gives way", choices=tuple(VICTIMS))
+    add(
+        "--swap-space-blocks",
+        "blocks of host memory for requests that gave way (default 0)",
+        type=number(int, 0),
+        metavar="N",
+    )
+    add("--no-prefix-caching", "compute shared prefixes anew", action="store_const", const=True)
+    add(
+        "--no-chunked-prefill",
+        "whole prompts in steps of their own, for which decodes wait",
+        action="store_const",
+        const=True,
+    )
+    costs = parser.add_argument_group("how long a step takes (default: Llama-3-8B on an H100, from data sheets)")
+    costs.add_argument(
+        "--cost",
+        metavar="unit|FILE",
+        help="unit: a step takes 1 s and prefill is free, no budget bounds it; FILE: from `calibrate --out`",
+    )
+    for name, unit, text in COST_FLAGS.values():
+        costs.add_argument(name, type=number(float, 0), metavar="MS" if unit == 1e-3 else "US", help=text)

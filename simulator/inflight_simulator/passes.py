@@ -1,0 +1,53 @@
+"""How a step plan is computed: in one forward pass, or with prefills in passes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from inflight_engine.scheduling.plan import PrefillChunk, Slots, StepPlan
+
+_NO_SLOTS: Slots = np.empty(0, np.intp)
+
+
+class Pass(NamedTuple):
+    """One forward pass: these slots decode and these chunks are computed, and it takes one step's time."""
+
+    decode_slots: Slots
+    prefills: tuple[PrefillChunk, ...]
+
+
+Passes = Callable[[StepPlan], list[Pass]]
+
+
+def mixed(plan: StepPlan) -> list[Pass]:
+    """Everything at once: what the engine does (chunked prefill)."""
+    return [Pass(plan.decode_slots, plan.prefills)]
+
+
+def separate(max_num_batched_tokens: int) -> Passes:
+    """Prefills first, in passes of their own, then the decodes, which had to wait for them.
+
+    For plans that cut no prompt into chunks: a pass takes whole prompts up to `max_num_batched_tokens`, and at least
+    one however long it is. This is iteration-level scheduling without chunked prefill (Orca; vLLM before 0.4).
+    """
+
+    def passes(plan: StepPlan) -> list[Pass]:
+        found: list[Pass] = []
+        together: list[PrefillChunk] = []
+        tokens = 0
+        for chunk in plan.prefills:
+            if together and tokens + chunk.length > max_num_batched_tokens:
+                found.append(Pass(_NO_SLOTS, tuple(together)))
+                together, tokens = [], 0
+            together.append(chunk)
+            tokens += chunk.length
+        if together:
+            found.append(Pass(_NO_SLOTS, tuple(together)))
+        if len(plan.decode_slots) or not found:
+            found.append(Pass(plan.decode_slots, ()))
+        return found
+
+    return passes

@@ -1,0 +1,124 @@
+"""What is simulated, from parsed flags and what the requests need."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from inflight_engine.request import DEFAULT_CLASS
+from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
+from inflight_engine.scheduling.limits import Limits
+from inflight_simulator.arrivals import Arrival, Scaling, scaled
+from inflight_simulator.continuous import simulate_continuous
+from inflight_simulator.cost import Cost, LinearCost, UnitCost, check_cost, read_cost, swap_rates
+from inflight_simulator.errors import InputError
+from inflight_simulator.flags import COST_FLAGS, DEFAULTS, attribute
+from inflight_simulator.machine import Machine, ample_blocks
+from inflight_simulator.outcome import Run
+from inflight_simulator.passes import mixed, separate
+from inflight_simulator.static import simulate_static
+from inflight_simulator.trace_files import read_arrivals
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Everything a simulation needs, whatever the batching. `arrivals`: in order of arrival, at least one."""
+
+    arrivals: Sequence[Arrival]
+    machine: Machine
+    cost: Cost
+    scheduler: SchedulerConfig
+
+    @property
+    def unit_cost(self) -> bool:
+        return isinstance(self.cost, UnitCost)
+
+    def static(self) -> Run:
+        return simulate_static(self.arrivals, self.machine, self.cost)
+
+    def continuous(self) -> Run:
+        # Prefill that costs nothing is not held back by a budget either: each prompt is whole, in its first step.
+        config = self._without_budget() if self.unit_cost else self.scheduler
+        return simulate_continuous(self.arrivals, config, self.cost, mixed, swap_rates(self.cost))
+
+    def continuous_without_chunks(self) -> Run:
+        passes = separate(self.scheduler.capacity.max_num_batched_tokens)
+        return simulate_continuous(self.arrivals, self._without_budget(), self.cost, passes, swap_rates(self.cost))
+
+    def _without_budget(self) -> SchedulerConfig:
+        """More tokens than any step could compute, so that no prompt is cut."""
+        machine = self.machine
+        return replace(
+            self.scheduler, capacity=Limits(machine.max_num_seqs, machine.max_num_seqs * machine.max_model_len)
+        )
+
+
+def setup(flags: argparse.Namespace) -> Setup:
+    """Read ARRIVALS and settle what the flags left open.
+
+    Raises:
+        InputError: ARRIVALS or the file of `--cost` cannot be used, or flags contradict each other or ARRIVALS.
+    """
+    scaling = Scaling(flags.duration, flags.every, flags.scale_prompt, flags.scale_output, flags.speed)
+    arrivals = scaled(read_arrivals(flags.arrivals), scaling)
+
+    def given(name: str) -> Any:
+        value = getattr(flags, name)
+        return DEFAULTS[name] if value is None else value
+
+    max_num_seqs, block_size, headroom = given("max_num_seqs"), given("block_size"), given("kv_headroom")
+    machine = Machine(
+        max_num_seqs=max_num_seqs,
+        num_blocks=flags.num_kv_blocks or ample_blocks(arrivals, max_num_seqs, block_size, headroom),
+        block_size=block_size,
+        max_model_len=flags.max_model_len or max(arrival.total_tokens for arrival in arrivals),
+    )
+    scheduler = SchedulerConfig(
+        capacity=Limits(max_num_seqs, given("max_num_batched_tokens")),
+        num_blocks=machine.num_blocks,
+        block_size=block_size,
+        max_model_len=machine.max_model_len,
+        kv_headroom=headroom,
+        policy=given("scheduling_policy"),
+        priority_aging=given("priority_aging"),
+        classes=_classes(arrivals, dict(flags.class_weight or ())),
+        preemption=given("preemption"),
+        preemption_victim=given("preemption_victim"),
+        num_host_blocks=flags.swap_space_blocks or 0,
+        prefix_caching=not flags.no_prefix_caching,
+    )
+    return Setup(arrivals, machine, cost_model(flags), scheduler)
+
+
+def cost_model(flags: argparse.Namespace) -> Cost:
+    """
+    Raises:
+        InputError: the file is no cost model, or the constants make none or contradict `--cost unit`.
+    """
+    given = {
+        field: getattr(flags, attribute(flag)) * unit
+        for field, (flag, unit, _) in COST_FLAGS.items()
+        if getattr(flags, attribute(flag)) is not None
+    }
+    if flags.cost == "unit":
+        if given:
+            raise InputError(f"with --cost unit a step takes 1 s; leave out {COST_FLAGS[next(iter(given))][0]}")
+        return UnitCost()
+    model = read_cost(Path(flags.cost)) if flags.cost else LinearCost()
+    model = msgspec.structs.replace(model, **given)
+    check_cost(model)
+    return model
+
+
+def _classes(arrivals: Sequence[Arrival], weights: dict[str, float]) -> tuple[ServiceClass, ...]:
+    """In the order in which they first come; requests that name none have the default one."""
+    names = list(dict.fromkeys(arrival.service_class or DEFAULT_CLASS for arrival in arrivals))
+    for name in weights:
+        if name not in names:
+            raise InputError(f"--class-weight: no request has the class {name!r}; the classes are {', '.join(names)}")
+    return tuple(ServiceClass(name, weight=weights.get(name, 1.0)) for name in names)

@@ -1,0 +1,144 @@
+"""A simulation in numbers: the object that `--json` prints."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from inflight_simulator.outcome import Run
+
+
+class Distribution(msgspec.Struct, frozen=True):
+    """Seconds; percentiles interpolate linearly. None: there was nothing to measure."""
+
+    mean: float | None
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What came out.
+
+    Attributes:
+        num_requests: served ones.
+        steps: forward passes.
+        makespan_s: from the first arrival to the last request's end.
+        throughput_rps, throughput_tokens_s: served requests, and their output tokens, over the makespan.
+        service_latency: from the start of the step that admits a request to its end; in static batching the length of
+            its batch.
+        e2e_latency: from arrival to end.
+        ttft: from arrival to the first token.
+        tpot: from the first token to the end, for each token after the first; requests of one token have none.
+        preemptions: of which `swaps` were copied to host memory.
+        slot_efficiency: output tokens over slots x steps. Of one static batch of B: sum(L) / (B x max L).
+        max_running: most requests that held a slot.
+        max_kv_usage: largest share of the KV blocks in use, 0..1.
+    """
+
+    num_requests: int
+    steps: int
+    makespan_s: float
+    throughput_rps: float
+    throughput_tokens_s: float
+    service_latency: Distribution
+    e2e_latency: Distribution
+    ttft: Distribution
+    tpot: Distribution
+    preemptions: int
+    swaps: int
+    slot_efficiency: float
+    max_running: int
+    max_kv_usage: float
+
+
+def summarize(run: Run) -> Summary:
+    """Of a run that served at least one request."""
+    outcomes = run.outcomes
+    begin = min(outcome.arrival.arrival_s for outcome in outcomes)
+    makespan = max(outcome.finished_s for outcome in outcomes) - begin
+    output_tokens = sum(outcome.arrival.output_tokens for outcome in outcomes)
+    return Summary(
+        num_requests=len(outcomes),
+        steps=run.num_steps,
+        makespan_s=makespan,
+        throughput_rps=len(outcomes) / makespan,
+        throughput_tokens_s=output_tokens / makespan,
+        service_latency=_distribution([outcome.service_latency for outcome in outcomes]),
+        e2e_latency=_distribution([outcome.e2e_latency for outcome in outcomes]),
+        ttft=_distribution([outcome.ttft for outcome in outcomes]),
+        tpot=_distribution([outcome.tpot for outcome in outcomes if outcome.tpot is not None]),
+        preemptions=run.num_preemptions,
+        swaps=run.num_swaps,
+        slot_efficiency=output_tokens / (run.max_num_seqs * run.num_steps),
+        max_running=max(run.series.running),
+        max_kv_usage=max(run.series.kv_usage),
+    )
+
+
+def _distribution(values: Sequence[float]) -> Distribution:
+    if not values:
+        return Distribution(None, None, None, None)
+    p50, p95, p99 = np.percentile(values, (50, 95, 99)).tolist()
+    return Distribution(float(np.mean(values)), p50, p95, p99)
+
+
+REQUEST_COLUMNS = (
+    "request",
+    "arrival_s",
+    "prompt_tokens",
+    "output_tokens",
+    "class",
+    "tenant",
+    "admitted_s",
+    "first_token_s",
+    "finished_s",
+    "service_latency",
+    "e2e_latency",
+    "ttft",
+    "tpot",
+    "preemptions",
+)
+
+
+def write_requests(path: Path, run: Run) -> None:
+    """A CSV row for each request, in order of arrival; a refused one has no times.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    served = {outcome.request_id: outcome for outcome in run.outcomes}
+    refused = {refusal.request_id: refusal for refusal in run.refusals}
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(REQUEST_COLUMNS)
+        for request_id in sorted(served | refused):
+            outcome = served.get(request_id)
+            arrival = refused[request_id].arrival if outcome is None else outcome.arrival
+            row = [
+                request_id,
+                round(arrival.arrival_s, 6),
+                arrival.prompt_tokens,
+                arrival.output_tokens,
+                arrival.service_class,
+                arrival.tenant,
+            ]
+            if outcome is not None:
+                times = (
+                    outcome.admitted_s,
+                    outcome.first_token_s,
+                    outcome.finished_s,
+                    outcome.service_latency,
+                    outcome.e2e_latency,
+                    outcome.ttft,
+                    outcome.tpot,
+                )
+                row += ["" if time is None else round(time, 6) for time in times]
+                row.append(outcome.num_preemptions)
+            else:
+                row += [""] * (len(REQUEST_COLUMNS) - len(row))
+            writer.writerow(row)
