@@ -1,99 +1,317 @@
-"""A stand-in for the runner, for unit tests only: it computes no model, but checks every plan against the rules.
+"""A stand-in for the runner, for tests only: it computes no model, but checks every plan against the plan's contract.
 
-It knows nothing of the scheduler's code. From the plans alone it rebuilds who owns which block and how far each slot
-is computed, and raises on the first breach. The "model" is a hash of all tokens before, so an output is right only if
-every token was computed exactly once, in order, after whatever preemptions and chunks there were.
+It knows nothing of the scheduler's code. From the plans alone it rebuilds who has which slot, who owns which block, and
+what every entry of every device and host block holds, and raises on the first breach.
+
+The "model" is a hash of all tokens before. An entry of a block holds the hash of the tokens up to its own (its
+"stamp"), as the keys and values of a real model depend on all tokens before. A chunk or a decode writes stamps, a swap
+copies them, a prefix hit finds them. So a wrong hit, a block given to somebody else while it was owned, a copy in the
+wrong order or a token computed too few times is a wrong stamp, and it is noticed when the entry is next read.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
-from inflight_engine.scheduling.limits import Limits
-from inflight_engine.scheduling.plan import StepPlan
+from inflight_engine.request import TokenIds
+from inflight_engine.scheduling.plan import SlotStart, StepPlan
 
 VOCAB = 50
+UNWRITTEN = -1
+_HASH_BITS = 32
+_HASH_MASK = (1 << _HASH_BITS) - 1
 
 
-def next_token(token_ids: list[int]) -> int:
+def next_token(token_ids: Sequence[int]) -> int:
     """The model: any change anywhere before changes the token."""
     return zlib.crc32(np.array(token_ids, np.int32).tobytes()) % VOCAB
 
 
-def reference_output(prompt: list[int], max_tokens: int, stop_token_ids: tuple[int, ...] = ()) -> list[int]:
+def reference_output(prompt: Sequence[int], max_tokens: int, stop_token_ids: tuple[int, ...] = ()) -> list[int]:
     """What a request alone, in one piece, generates."""
-    tokens = list(prompt)
-    while len(tokens) < len(prompt) + max_tokens:
-        tokens.append(next_token(tokens))
-        if tokens[-1] in stop_token_ids:
+    crc = zlib.crc32(np.array(prompt, np.int32).tobytes())
+    output: list[int] = []
+    while len(output) < max_tokens:
+        output.append(crc % VOCAB)
+        if output[-1] in stop_token_ids:
             break
-    return tokens[len(prompt) :]
+        crc = zlib.crc32(output[-1].to_bytes(4, "little"), crc)
+    return output
 
 
-@dataclass
-class SlotView:
+@dataclass(slots=True, eq=False)
+class ModelSequence:
+    """What the model knows of a request that has had a slot.
+
+    Attributes:
+        domain: requests of different domains (tenant, cache salt) must not see each other's blocks.
+        token_ids: known so far.
+        stamps: what the entry of each known token has to hold.
+        computed: how many of them are in `blocks`; in `host_blocks` while it is swapped out.
+        slot: -1 while it has none.
+        started: number of its last start among all starts.
+        samples: tokens sampled since its last start; a request that has one decodes.
+    """
+
     request_id: int
-    token_ids: list[int]
+    domain: int
+    token_ids: list[int] = field(default_factory=list)
+    stamps: list[int] = field(default_factory=list)
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
+    host_blocks: tuple[int, ...] = ()
+    slot: int = -1
+    started: int = -1
+    samples: int = 0
+
+    @property
+    def decodes(self) -> bool:
+        return self.samples > 0
+
+    def extend(self, token_ids: Iterable[int]) -> None:
+        stamps, domain = self.stamps, self.domain << _HASH_BITS
+        crc = stamps[-1] & _HASH_MASK if stamps else 0
+        for token in token_ids:
+            self.token_ids.append(token)
+            crc = zlib.crc32(token.to_bytes(4, "little"), crc)
+            stamps.append(crc | domain)
 
 
 class ModelRunner:
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    """
+    Args:
+        max_num_seqs: rows of the slot table.
+        num_blocks, num_host_blocks, block_size: the KV cache and its place in host memory.
+
+    Attributes:
+        slots: who holds each taken slot, also those that ended since the last plan.
+        sequences: every request that had a slot and did not end.
+        domains: of requests whose tenant or salt is not the default one.
+        refs: how many block tables hold each device block.
+        num_owned: device blocks that any table holds.
+        num_host_owned: host blocks that hold swapped requests.
+        hit_tokens: tokens that starts found in the cache.
+    """
+
+    def __init__(self, max_num_seqs: int, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
+        self.max_num_seqs = max_num_seqs
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.slots: dict[int, SlotView] = {}
-        self.limits = Limits(1 << 30, 1 << 30)
-        self.running_before = 0
+        self.num_host_blocks = num_host_blocks
+        self.memory = [[UNWRITTEN] * block_size for _ in range(num_blocks)]
+        self.host_memory = [[UNWRITTEN] * block_size for _ in range(num_host_blocks)]
+        self.slots: dict[int, ModelSequence] = {}
+        self.sequences: dict[int, ModelSequence] = {}
+        self.domains: dict[int, int] = {}
+        self.refs = [0] * num_blocks
+        self.num_owned = 0
+        self.host_owner: dict[int, int] = {}
         self.steps = 0
+        self.starts = 0
+        self.hit_tokens = 0
+        self.owed_releases: set[int] = set()
 
-    def execute(self, plan: StepPlan) -> np.ndarray:
+    @property
+    def num_host_owned(self) -> int:
+        return len(self.host_owner)
+
+    @property
+    def running(self) -> list[ModelSequence]:
+        """Who holds a slot and did not end, in no order."""
+        return [sequence for slot, sequence in self.slots.items() if slot not in self.owed_releases]
+
+    def end(self, request_id: int) -> None:
+        """The request finished or was cancelled: its blocks are free from here on, its slot is in the next plan's
+        releases."""
+        sequence = self.sequences.pop(request_id, None)
+        self.domains.pop(request_id, None)
+        if sequence is None:
+            return
+        self._drop_blocks(sequence)
+        self._drop_host_blocks(sequence)
+        if sequence.slot >= 0:
+            self.owed_releases.add(sequence.slot)
+
+    def execute(self, plan: StepPlan) -> TokenIds:
+        """Checks the plan, does what it says, and returns the sampled tokens."""
         assert plan.step == self.steps, "steps are numbered without gaps"
         self.steps += 1
-        for slot in plan.releases:
-            assert slot in self.slots, f"slot {slot} is released but not taken"
-            del self.slots[slot]
-        survivors = len(self.slots)
+        if plan.preemptions:
+            self._copy_out(plan)
+        if plan.releases or self.owed_releases:
+            self._release(plan)
         for start in plan.starts:
-            assert start.slot not in self.slots, f"slot {start.slot} is taken twice"
-            self.slots[start.slot] = SlotView(start.request_id, start.token_ids.tolist())
-        if plan.starts:
-            assert len(self.slots) <= self.limits.max_num_seqs, "admission beyond max_num_seqs"
-        assert len(self.slots) <= max(survivors, self.limits.max_num_seqs)
-        for grant in plan.grants:
-            view = self.slots[grant.slot]
-            assert grant.first == len(view.blocks), "a grant leaves a gap in the block table"
-            view.blocks += grant.block_ids
-        owned = [block for view in self.slots.values() for block in view.blocks]
-        assert len(owned) == len(set(owned)), "a block has two owners"
-        assert all(0 <= block < self.num_blocks for block in owned)
-
+            self._start(start)
+        if plan.growth is not None:
+            self._grow(plan)
         decodes = plan.decode_slots.tolist()
-        chunks = plan.prefills
-        assert plan.num_tokens == len(decodes) + sum(chunk.length for chunk in chunks)
-        assert 0 < plan.num_tokens <= self.limits.max_num_batched_tokens, "the step is empty or over its budget"
-        computing = decodes + [chunk.slot for chunk in chunks]
+        self._write(plan, decodes)
+        return self._read_and_sample(plan, decodes)
+
+    def _copy_out(self, plan: StepPlan) -> None:
+        size = self.block_size
+        for preemption in plan.preemptions:
+            sequence = self.slots.get(preemption.slot)
+            assert sequence is not None, f"slot {preemption.slot} is preempted but not taken"
+            assert preemption.slot not in self.owed_releases, "a request that ended is preempted"
+            assert sequence.request_id == preemption.request_id, "the preemption names another request than the slot's"
+            hosts, blocks = preemption.host_block_ids, preemption.block_ids.tolist()
+            if hosts:
+                assert len(blocks) == len(hosts), "blocks copied out and host blocks are not one to one"
+                assert blocks == sequence.blocks[: len(blocks)], (
+                    "blocks copied out are not the request's, in table order"
+                )
+                assert len(hosts) == -(-sequence.computed // size), "not all computed tokens are copied out, or more"
+                for block, host in zip(blocks, hosts, strict=True):
+                    assert 0 <= host < self.num_host_blocks, f"there is no host block {host}"
+                    assert host not in self.host_owner, f"host block {host} has two owners"
+                    self.host_owner[host] = sequence.request_id
+                    self.host_memory[host][:] = self.memory[block]
+                sequence.host_blocks = hosts
+            else:
+                assert not blocks, "blocks are copied out to nowhere"
+                sequence.computed = 0
+            self._drop_blocks(sequence)
+            self.owed_releases.add(preemption.slot)
+
+    def _release(self, plan: StepPlan) -> None:
+        released = set(plan.releases)
+        assert len(released) == len(plan.releases), "a slot is released twice"
+        assert released >= self.owed_releases, f"slots not released: {sorted(self.owed_releases - released)}"
+        assert released <= self.owed_releases, f"slots released for no reason: {sorted(released - self.owed_releases)}"
+        for slot in plan.releases:
+            self.slots.pop(slot).slot = -1
+        self.owed_releases.clear()
+
+    def _start(self, start: SlotStart) -> None:
+        slot, tokens, blocks, hosts = (
+            start.slot,
+            start.token_ids.tolist(),
+            start.block_ids.tolist(),
+            start.host_block_ids,
+        )
+        computed, size = start.num_computed_tokens, self.block_size
+        assert 0 <= slot < self.max_num_seqs, f"there is no slot {slot}"
+        assert slot not in self.slots, f"slot {slot} is taken twice"
+        sequence = self.sequences.get(start.request_id)
+        if sequence is None:
+            sequence = ModelSequence(start.request_id, self.domains.get(start.request_id, 0))
+            sequence.extend(tokens)
+            self.sequences[start.request_id] = sequence
+        assert sequence.slot < 0, f"request {start.request_id} has two slots"
+        assert tokens == sequence.token_ids, "a resumed request starts with other tokens than it had"
+        self.slots[slot] = sequence
+        assert 0 <= computed < len(tokens), "a start must leave at least one token to compute"
+        assert len(blocks) == -(-len(tokens) // size), "the block table is not just enough for the tokens"
+        assert len(set(blocks)) == len(blocks), "a table holds a block twice"
+        assert min(blocks) >= 0, "there is no such block"
+        assert max(blocks) < self.num_blocks, "there is no such block"
+
+        assert hosts == sequence.host_blocks, "the host blocks are not those that the request was swapped out to"
+        if hosts:
+            assert computed == sequence.computed, "a swapped request does not go on where it was"
+            for block, host in zip(blocks, hosts, strict=False):
+                assert not self.refs[block], f"block {block} is overwritten by a copy from host while it is owned"
+                self.memory[block][:] = self.host_memory[host]
+            self._drop_host_blocks(sequence)
+            fresh = blocks[len(hosts) :]
+        else:
+            assert computed % size == 0, "a prefix hit ends inside a block"
+            self.hit_tokens += computed
+            fresh = blocks[computed // size :]
+        for block in fresh:
+            assert not self.refs[block], f"block {block} is given out while it is owned"
+        sequence.slot, sequence.blocks, sequence.computed, sequence.samples = slot, blocks, computed, 0
+        sequence.started = self.starts
+        self.starts += 1
+        self._take(blocks)
+        if computed:
+            assert self._content(sequence) == sequence.stamps[:computed], (
+                f"request {start.request_id} starts with blocks that do not hold its tokens"
+            )
+
+    def _grow(self, plan: StepPlan) -> None:
+        growth = plan.growth
+        assert growth is not None
+        assert len(growth.slots) == len(growth.indices) == len(growth.block_ids) > 0
+        decodes = set(plan.decode_slots.tolist())
+        for slot, index, block in zip(
+            growth.slots.tolist(), growth.indices.tolist(), growth.block_ids.tolist(), strict=True
+        ):
+            sequence = self.slots[slot]
+            assert slot in decodes, f"slot {slot} grows but does not decode in this step"
+            assert index == len(sequence.blocks), "growth leaves a gap in the block table"
+            assert sequence.computed == index * self.block_size, "a table grows before it is full"
+            assert 0 <= block < self.num_blocks, f"there is no block {block}"
+            assert not self.refs[block], f"block {block} is given out while it is owned"
+            sequence.blocks.append(block)
+            self._take([block])
+
+    def _write(self, plan: StepPlan, decodes: list[int]) -> None:
+        size, memory = self.block_size, self.memory
+        assert plan.num_tokens == len(decodes) + sum(chunk.length for chunk in plan.prefills), "num_tokens is wrong"
+        assert plan.num_tokens > 0, "a step computes nothing"
+        assert decodes == sorted(decodes), "decode slots are not ascending"
+        computing = decodes + [chunk.slot for chunk in plan.prefills]
         assert len(computing) == len(set(computing)), "a slot is computed twice in a step"
         for slot in decodes:
-            view = self.slots[slot]
-            assert view.computed == len(view.token_ids) - 1, "a decode must have exactly one token left to compute"
-            view.computed += 1
-        for chunk in chunks:
-            view = self.slots[chunk.slot]
-            assert chunk.length > 0
-            assert chunk.start == view.computed, "a chunk skips or repeats tokens"
-            view.computed += chunk.length
-            assert chunk.samples == (view.computed == len(view.token_ids))
-        for slot in computing:
-            view = self.slots[slot]
-            assert view.computed <= len(view.blocks) * self.block_size, "a token has no block"
+            sequence = self.slots[slot]
+            position = sequence.computed
+            assert position == len(sequence.stamps) - 1, "a decode must have exactly one token left to compute"
+            index, offset = divmod(position, size)
+            assert index < len(sequence.blocks), "a token has no block"
+            memory[sequence.blocks[index]][offset] = sequence.stamps[position]
+            sequence.computed += 1
+        for chunk in plan.prefills:
+            sequence = self.slots[chunk.slot]
+            end = chunk.start + chunk.length
+            assert not sequence.decodes, "a decoding request is prefilled"
+            assert chunk.length > 0, "a chunk is empty"
+            assert chunk.start == sequence.computed, "a chunk skips or repeats tokens"
+            assert end <= len(sequence.stamps), "a chunk goes beyond the known tokens"
+            assert chunk.samples == (end == len(sequence.stamps)), "a chunk samples before the last token, or does not"
+            for position in range(chunk.start, end):
+                memory[sequence.blocks[position // size]][position % size] = sequence.stamps[position]
+            sequence.computed = end
+
+    def _read_and_sample(self, plan: StepPlan, decodes: list[int]) -> TokenIds:
         sampled = []
-        for slot in plan.sampled_slots.tolist():
-            view = self.slots[slot]
-            assert view.computed == len(view.token_ids), "sampled before all tokens were computed"
-            sampled.append(next_token(view.token_ids))
-            view.token_ids.append(sampled[-1])
+        for slot in decodes + [chunk.slot for chunk in plan.prefills]:
+            sequence = self.slots[slot]
+            content = self._content(sequence)
+            assert content == sequence.stamps[: sequence.computed], (
+                f"request {sequence.request_id} reads blocks that do not hold its tokens"
+            )
+            if sequence.computed == len(sequence.stamps):
+                # From what the blocks hold, as a real model would.
+                sampled.append((content[-1] & _HASH_MASK) % VOCAB)
+                sequence.extend((sampled[-1],))
+                sequence.samples += 1
         return np.array(sampled, np.int32)
+
+    def _content(self, sequence: ModelSequence) -> list[int]:
+        memory = self.memory
+        return list(chain.from_iterable([memory[block] for block in sequence.blocks]))[: sequence.computed]
+
+    def _take(self, blocks: list[int]) -> None:
+        refs = self.refs
+        for block in blocks:
+            self.num_owned += not refs[block]
+            refs[block] += 1
+
+    def _drop_blocks(self, sequence: ModelSequence) -> None:
+        refs = self.refs
+        for block in sequence.blocks:
+            refs[block] -= 1
+            self.num_owned -= not refs[block]
+        sequence.blocks = []
+
+    def _drop_host_blocks(self, sequence: ModelSequence) -> None:
+        for host in sequence.host_blocks:
+            del self.host_owner[host]
+        sequence.host_blocks = ()

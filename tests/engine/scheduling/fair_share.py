@@ -1,0 +1,73 @@
+"""The virtual token counters of Sheng et al. 2024, "Fairness in Serving Large Language Models" (OSDI), step by step.
+
+Nothing is deferred or settled later here: every counter is brought up to date with every token, so it can show where
+code that is cleverer about it goes wrong. Shares are exact while weights are powers of two.
+"""
+
+from __future__ import annotations
+
+# w_p and w_q: an output token costs twice as much as a prompt token.
+PROMPT_TOKEN, OUTPUT_TOKEN = 1, 2
+
+
+class FairShare:
+    """One counter for each client: a tenant of a service class, or a class.
+
+    Attributes:
+        weights: of clients whose tokens do not count 1; what was served before a change keeps counting as it did.
+    """
+
+    def __init__(self, weights: dict[str, float]) -> None:
+        self.weights = weights
+        self._served: dict[str, float] = {}
+        self._waiting: dict[str, None] = {}
+        self._decoding: dict[str, int] = {}
+        self._waited_last: str | None = None
+
+    def least(self) -> float:
+        """Service of the waiting client that has been served least."""
+        return min(self._served[client] for client in self._waiting)
+
+    def first_waiting(self, ranks: dict[str, int] | None = None) -> str:
+        """The waiting client that was served least; of equal ones that of the smallest rank, or the one that has been
+        waiting for longest without a break."""
+        least = self.least()
+        ties = [client for client in self._waiting if self._served[client] == least]
+        return min(ties, key=ranks.__getitem__) if ranks else ties[0]
+
+    def starts_waiting(self, client: str) -> None:
+        """It had no request waiting: what it did not ask for is not saved up."""
+        level = self._level()
+        # Who neither waits nor decodes would be lifted to the level anyway on its return.
+        for other in [each for each in self._served if each not in self._waiting and not self._decoding.get(each)]:
+            if self._served[other] <= level:
+                del self._served[other]
+        self._served[client] = max(self._served.get(client, level), level)
+        self._waiting[client] = None
+
+    def stops_waiting(self, client: str) -> None:
+        del self._waiting[client]
+        self._waited_last = client
+
+    def admitted(self, client: str, num_tokens: int) -> None:
+        """Prompt tokens that its prefill computes, and the one that it samples."""
+        self._serve(client, PROMPT_TOKEN * num_tokens + OUTPUT_TOKEN)
+
+    def decode_starts(self, client: str) -> None:
+        self._decoding[client] = self._decoding.get(client, 0) + 1
+        self._served.setdefault(client, self._level())
+
+    def decode_ends(self, client: str) -> None:
+        self._decoding[client] -= 1
+
+    def generated(self, client: str) -> None:
+        """A token of a decode."""
+        self._serve(client, OUTPUT_TOKEN)
+
+    def _serve(self, client: str, cost: int) -> None:
+        self._served[client] = self._served.get(client, self._level()) + cost / self.weights.get(client, 1.0)
+
+    def _level(self) -> float:
+        if self._waiting:
+            return self.least()
+        return self._served.get(self._waited_last, 0.0) if self._waited_last is not None else 0.0

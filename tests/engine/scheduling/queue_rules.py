@@ -1,0 +1,131 @@
+"""Who of those without a slot is next: resumed requests by arrival, then a class by its share, in it by the policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inflight_engine.request import Request, RequestState
+from inflight_engine.scheduling.config import SchedulerConfig
+from tests.engine.scheduling.fair_share import FairShare
+
+
+@dataclass(slots=True, eq=False)
+class Known:
+    """A request between its arrival and its end.
+
+    Attributes:
+        order: place in the order of arrival.
+        state: what it must be in.
+        admitted: it has had a slot.
+        decoding: it generates a token in each step: it is past its prefill, and within the budget.
+    """
+
+    request: Request
+    order: int
+    state: RequestState = RequestState.WAITING
+    num_preemptions: int = 0
+    admitted: bool = False
+    decoding: bool = False
+
+
+class QueueRules:
+    """
+    Attributes:
+        waiting: requests that never had a slot, by class. paused: those that were preempted, swapped out or not.
+        class_weights: in force.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.waiting: dict[str, dict[int, Known]] = {each.name: {} for each in config.classes}
+        self.paused: dict[int, Known] = {}
+        self.class_weights = {each.name: each.weight for each in config.classes}
+        self._ranks = {name: rank for rank, name in enumerate(self.waiting)}
+        self._classes = FairShare(self.class_weights)
+        self._tenants = {name: FairShare({}) for name in self.waiting} if config.policy == "fair" else {}
+
+    def __len__(self) -> int:
+        return len(self.paused) + sum(map(len, self.waiting.values()))
+
+    def add(self, known: Known) -> None:
+        request = known.request
+        queue = self.waiting[request.service_class]
+        if not queue:
+            self._classes.starts_waiting(request.service_class)
+        if self._tenants and not self._tenant_waits(request):
+            self._tenants[request.service_class].starts_waiting(request.tenant)
+        queue[request.request_id] = known
+
+    def pause(self, known: Known) -> None:
+        """It was preempted."""
+        self.paused[known.request.request_id] = known
+
+    def remove(self, known: Known) -> None:
+        """It ended, or was admitted."""
+        request = known.request
+        if self.paused.pop(request.request_id, None) is not None:
+            return
+        queue = self.waiting[request.service_class]
+        del queue[request.request_id]
+        if not queue:
+            self._classes.stops_waiting(request.service_class)
+        if self._tenants and not self._tenant_waits(request):
+            self._tenants[request.service_class].stops_waiting(request.tenant)
+
+    def head(self) -> Known | None:
+        """Nobody may be admitted before this one."""
+        if self.paused:
+            return min(self.paused.values(), key=lambda each: each.order)
+        if not any(self.waiting.values()):
+            return None
+        name = self._classes.first_waiting(self._ranks)
+        queue = self.waiting[name]
+        if self._tenants:
+            tenant = self._tenants[name].first_waiting()
+            return next(each for each in queue.values() if each.request.tenant == tenant)
+        return min(queue.values(), key=self._key)
+
+    def admitted(self, known: Known, num_tokens: int) -> None:
+        """`num_tokens`: that its prefill computes. A prompt counts once, however often it is computed."""
+        num_counted = 0 if known.num_preemptions else num_tokens
+        for shares, client in self._accounts(known):
+            shares.admitted(client, num_counted)
+
+    def decode_starts(self, known: Known) -> None:
+        known.decoding = True
+        for shares, client in self._accounts(known):
+            shares.decode_starts(client)
+
+    def decode_ends(self, known: Known) -> None:
+        known.decoding = False
+        for shares, client in self._accounts(known):
+            shares.decode_ends(client)
+
+    def generated(self, known: Known) -> None:
+        for shares, client in self._accounts(known):
+            shares.generated(client)
+
+    def _accounts(self, known: Known) -> list[tuple[FairShare, str]]:
+        name = known.request.service_class
+        accounts = [(self._classes, name)]
+        if self._tenants:
+            accounts.append((self._tenants[name], known.request.tenant))
+        return accounts
+
+    def _tenant_waits(self, request: Request) -> bool:
+        queue = self.waiting[request.service_class]
+        return any(each.request.tenant == request.tenant for each in queue.values())
+
+    def _key(self, known: Known) -> tuple[float, int]:
+        """The smallest in its class is next; of equals the first that arrived."""
+        request = known.request
+        match self.config.policy:
+            case "fcfs":
+                return 0, known.order
+            case "sjf":
+                return request.predicted_output_tokens, known.order
+            case "priority":
+                # A step of priority is worth `priority_aging` seconds of waiting. So whoever overtakes a request
+                # arrived less than (difference of priorities) x `priority_aging` after it: that bounds its wait.
+                return request.arrival_time + request.priority * self.config.priority_aging, known.order
+        raise ValueError(self.config.policy)

@@ -1,0 +1,277 @@
+"""The rules of scheduling, checked from outside: who may run, be admitted, be preempted, and in which order.
+
+Written from the rules alone (states, limits, order within an iteration, policies, preemption, admission by KV budget),
+not from the scheduler's code. It sees each request as it arrived, each plan, and what the model runner rebuilt from the
+plans; every broken rule raises AssertionError with the rule in words.
+"""
+
+from __future__ import annotations
+
+import math
+
+from inflight_engine.request import Request, RequestState
+from inflight_engine.scheduling.config import SchedulerConfig, SwapRates
+from inflight_engine.scheduling.limits import Limits
+from inflight_engine.scheduling.plan import Preemption, Slots, SlotStart, StepPlan
+from inflight_engine.scheduling.scheduler import Scheduler
+from tests.engine.scheduling.model_runner import ModelRunner, ModelSequence
+from tests.engine.scheduling.queue_rules import Known, QueueRules
+
+
+class Rules:
+    """
+    Args:
+        config: what the scheduler was given.
+        runner: where the plans are carried out.
+
+    Attributes:
+        limits, rates: in force; set them whenever the scheduler's are set.
+        requests: that did not end, in order of arrival.
+        queues: those of them that have no slot.
+    """
+
+    def __init__(self, config: SchedulerConfig, runner: ModelRunner) -> None:
+        self.config = config
+        self.runner = runner
+        self.limits: Limits = config.capacity
+        self.rates: SwapRates | None = None
+        self.requests: dict[int, Known] = {}
+        self.queues = QueueRules(config)
+        self.num_added = 0
+        self.num_preemptions = 0
+        self.num_swaps = 0
+        self._decode_slots: tuple[Slots | None, list[int]] = (None, [])
+        self._set_may_change = True
+
+    def added(self, request: Request) -> None:
+        known = Known(request, self.num_added)
+        self.requests[request.request_id] = known
+        self.queues.add(known)
+        self.num_added += 1
+
+    def ended(self, request_id: int) -> None:
+        known = self.requests.pop(request_id)
+        if known.decoding:
+            self.queues.decode_ends(known)
+        if known.state is not RequestState.RUNNING:
+            self.queues.remove(known)
+        self.runner.end(request_id)
+
+    # One step.
+
+    def before(self, plan: StepPlan) -> None:
+        """Checks the decisions of a plan that is not carried out yet."""
+        running = self.runner.running
+        self._check_steady(plan)
+        if plan.preemptions:
+            assert not plan.starts, "somebody is admitted in a step that preempted"
+            running = self._check_preemptions(plan.preemptions, running)
+        self._check_decodes(plan, running)
+        for start in plan.starts:
+            self._check_start(start)
+
+    def after(self, plan: StepPlan) -> None:
+        """Checks what a plan left undone, once it is carried out."""
+        budget, running = self.limits.max_num_batched_tokens, self.runner.running
+        assert plan.num_tokens <= budget, f"{plan.num_tokens} tokens are over the budget of {budget}"
+        if plan.starts:
+            assert len(running) <= self.limits.max_num_seqs, "admission beyond max_num_seqs"
+            self._check_room_left(plan, running)
+        if plan.num_tokens < budget:
+            for sequence in running:
+                assert sequence.computed == len(sequence.stamps) - 1, "budget is left over while a prompt waits for it"
+            self._check_nobody_fits(plan, running)
+        elif plan.prefills:
+            self._check_chunk_order(plan, running)
+        self._count_tokens(plan)
+
+    def _check_steady(self, plan: StepPlan) -> None:
+        array, slots = self._decode_slots
+        planned = plan.decode_slots.tolist()
+        if array is not None:
+            assert array.tolist() == slots, "decode_slots of an earlier plan were written to"
+            if planned == slots and not (self._set_may_change or plan.releases or plan.starts):
+                assert plan.decode_slots is array, "decode_slots is a new array though the set did not change"
+        self._decode_slots = (plan.decode_slots, planned)
+        self._set_may_change = any(chunk.samples for chunk in plan.prefills)
+
+    def _check_decodes(self, plan: StepPlan, running: list[ModelSequence]) -> None:
+        budget = self.limits.max_num_batched_tokens
+        decoding = [sequence for sequence in running if sequence.decodes]
+        throttled = len(decoding) > budget
+        due = {sequence.slot for sequence in self._oldest(decoding, budget)}
+        # A request that was swapped in one token short may decode at once.
+        ready = {start.slot for start in plan.starts if start.num_computed_tokens == len(start.token_ids) - 1}
+        planned = set(plan.decode_slots.tolist())
+        assert due <= planned, (
+            "a budget below the running decodes must run the oldest" if throttled else "a running decode loses a step"
+        )
+        assert planned <= due | ready, "a slot decodes that is not due"
+        for sequence in decoding:
+            known = self.requests[sequence.request_id]
+            if known.decoding != (sequence.slot in due):
+                (self.queues.decode_ends if known.decoding else self.queues.decode_starts)(known)
+
+    def _oldest(self, sequences: list[ModelSequence], count: int) -> list[ModelSequence]:
+        if len(sequences) <= count:
+            return sequences
+        return sorted(sequences, key=self._order)[:count]
+
+    def _order(self, sequence: ModelSequence) -> int:
+        return self.requests[sequence.request_id].order
+
+    def _count_tokens(self, plan: StepPlan) -> None:
+        slots = self.runner.slots
+        started = {start.slot for start in plan.starts}
+        for slot in plan.decode_slots.tolist():
+            known = self.requests[slots[slot].request_id]
+            (self.queues.decode_starts if slot in started else self.queues.generated)(known)
+        for chunk in plan.prefills:
+            if chunk.samples:
+                self.queues.decode_starts(self.requests[slots[chunk.slot].request_id])
+
+    # Preemption.
+
+    def _check_preemptions(
+        self, preemptions: tuple[Preemption, ...], running: list[ModelSequence]
+    ) -> list[ModelSequence]:
+        """The running requests without the victims."""
+        size = self.config.block_size
+        refs: dict[int, int] = {}
+        free = self.config.num_blocks - self.runner.num_owned
+        host_free = self.config.num_host_blocks - self.runner.num_host_owned
+        for preemption in preemptions:
+            victim = next((each for each in running if each.request_id == preemption.request_id), None)
+            assert victim is not None, "a request is preempted that does not run"
+            decoding = [sequence for sequence in running if sequence.decodes]
+            growing = self._oldest(decoding, self.limits.max_num_batched_tokens)
+            needed = sum(each.computed == len(each.blocks) * size for each in growing)
+            assert needed > free, "a request is preempted though blocks did not run out"
+            assert victim is not min(running, key=self._order), "the oldest running request is preempted"
+            self._check_victim(victim, running)
+            host_free -= self._check_way(preemption, victim, host_free)
+            for block in victim.blocks:
+                refs[block] = refs.get(block, self.runner.refs[block]) - 1
+                free += not refs[block]
+            running = [each for each in running if each is not victim]
+            known = self.requests[victim.request_id]
+            known.state = RequestState.SWAPPED if preemption.host_block_ids else RequestState.PREEMPTED
+            known.num_preemptions += 1
+            if known.decoding:
+                self.queues.decode_ends(known)
+            self.queues.pause(known)
+            self.num_preemptions += 1
+            self.num_swaps += bool(preemption.host_block_ids)
+        return running
+
+    def _check_victim(self, victim: ModelSequence, running: list[ModelSequence]) -> None:
+        oldest = min(running, key=self._order)
+        candidates = [each for each in running if each is not oldest]
+        rightful = max(candidates, key=self._victim_key)
+        assert victim is rightful, f"the victim is not the one that {self.config.preemption_victim} chooses"
+
+    def _victim_key(self, sequence: ModelSequence) -> tuple[int, int]:
+        """The greatest gives way; of equals the last arrived."""
+        known = self.requests[sequence.request_id]
+        match self.config.preemption_victim:
+            case "last_arrived":
+                return 0, known.order
+            case "longest_first":
+                return len(sequence.token_ids), known.order
+            case "most_preempted_last":
+                return -known.num_preemptions, known.order
+        raise ValueError(self.config.preemption_victim)
+
+    def _check_way(self, preemption: Preemption, victim: ModelSequence, host_free: int) -> int:
+        """Recompute or swap; host blocks taken."""
+        needed = -(-victim.computed // self.config.block_size)
+        match self.config.preemption:
+            case "recompute":
+                cheaper = False
+            case "swap":
+                cheaper = True
+            case _:
+                # Out and in again, against computing once more.
+                cheaper = self.rates is not None and 2 / self.rates.copy < 1 / self.rates.prefill
+        if cheaper and needed <= host_free:
+            assert preemption.host_block_ids, "recomputed though swapping is cheaper and host memory has room"
+        else:
+            assert not preemption.host_block_ids, "swapped though it is not cheaper, or beyond host memory"
+        return len(preemption.host_block_ids)
+
+    # Admission.
+
+    def _check_start(self, start: SlotStart) -> None:
+        known = self.requests.get(start.request_id)
+        assert known is not None, "a request is admitted that ended or never came"
+        assert known.state is not RequestState.RUNNING, "a running request is admitted"
+        assert start.num_prompt_tokens == known.request.num_prompt_tokens, "num_prompt_tokens is wrong"
+        if not known.admitted:
+            assert start.token_ids.tolist() == known.request.prompt_token_ids.tolist(), "admitted with another prompt"
+        if known.state is not RequestState.SWAPPED and not self.config.prefix_caching:
+            assert start.num_computed_tokens == 0, "a prefix hit without a prefix cache"
+        head = self.queues.head()
+        assert known is head, f"{self.config.policy}: request {known.order} overtakes request {head and head.order}"
+        self.queues.remove(known)
+        self.queues.admitted(known, len(start.token_ids) - start.num_computed_tokens)
+        known.state = RequestState.RUNNING
+        known.admitted = True
+
+    def _check_room_left(self, plan: StepPlan, running: list[ModelSequence]) -> None:
+        """`kv_headroom` is free after an admission, unless the admitted request is the only one."""
+        if len(running) == 1:
+            return
+        free = self.config.num_blocks - self.runner.num_owned
+        assert free >= math.floor(self.config.kv_headroom * self.config.num_blocks), "admission takes the headroom"
+
+    def _check_nobody_fits(self, plan: StepPlan, running: list[ModelSequence]) -> None:
+        """A step that has budget and slots left and preempted nobody must have admitted whoever is next and fits."""
+        if plan.preemptions or len(running) >= self.limits.max_num_seqs or len(running) == len(self.requests):
+            return
+        free = self.config.num_blocks - self.runner.num_owned
+        headroom = math.ceil(self.config.kv_headroom * self.config.num_blocks) if running else 0
+        head = self.queues.head()
+        assert head is not None
+        if not plan.prefills and not plan.starts and (self.config.policy == "fair" or len(self.config.classes) > 1):
+            return  # Service moves the head with every token; it is asked for when something else changes.
+        assert self._blocks_needed(head) + headroom > free, "nobody is admitted though the next request fits"
+
+    def _blocks_needed(self, known: Known) -> int:
+        """Without a prefix hit."""
+        sequence = self.runner.sequences.get(known.request.request_id)
+        tokens = len(sequence.token_ids) if sequence else known.request.num_prompt_tokens
+        return -(-tokens // self.config.block_size)
+
+    def _check_chunk_order(self, plan: StepPlan, running: list[ModelSequence]) -> None:
+        """In order of admission everybody's prompt is done, but the last one that got any of the budget."""
+        lacking = False
+        for sequence in sorted(running, key=lambda each: each.started):
+            if lacking:
+                got = any(chunk.slot == sequence.slot for chunk in plan.prefills)
+                assert not got, "a prompt gets budget before one that was admitted earlier"
+            lacking = lacking or (not sequence.decodes and sequence.computed < len(sequence.stamps))
+
+    # What the scheduler says of itself.
+
+    def check_counters(self, scheduler: Scheduler) -> None:
+        runner = self.runner
+        running = runner.running
+        assert scheduler.num_running == len(running), "num_running is wrong"
+        assert scheduler.num_waiting == len(self.requests) - len(running), "num_waiting is wrong"
+        assert scheduler.has_work == bool(self.requests), "has_work is wrong"
+        assert scheduler.num_preemptions == self.num_preemptions, "num_preemptions is wrong"
+        assert scheduler.num_swapped_blocks == runner.num_host_owned, "host blocks leaked, or given up too early"
+        owned = round(scheduler.kv_usage * self.config.num_blocks)
+        assert owned == runner.num_owned, f"{owned} blocks are in use where block tables hold {runner.num_owned}"
+        assert scheduler.prefix_hits <= scheduler.prefix_queries, "more prefix hits than queries"
+
+    def check_uncomputed(self, scheduler: Scheduler) -> None:
+        """`num_uncomputed_tokens` is what a walk over all requests counts."""
+        total = 0
+        for request_id, known in self.requests.items():
+            sequence = self.runner.sequences.get(request_id)
+            if sequence is None:
+                total += known.request.num_prompt_tokens
+            elif not (sequence.slot >= 0 and sequence.decodes):
+                total += len(sequence.stamps) - sequence.computed
+        assert scheduler.num_uncomputed_tokens == total, "num_uncomputed_tokens is wrong"

@@ -1,0 +1,216 @@
+"""Random configurations and random loads for long runs of the scheduler against its model.
+
+Pools are tiny and requests many, so that preemptions, swaps, evictions and prefix hits happen all the time. One seed
+gives one configuration and one load, always the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from random import Random
+from typing import Any
+
+from inflight_engine.request import FinishReason, RequestState
+from inflight_engine.scheduling.config import ServiceClass, SwapRates
+from inflight_engine.scheduling.plan import StepPlan
+from inflight_engine.scheduling.policies import POLICIES
+from inflight_engine.scheduling.victims import VICTIMS
+from tests.engine.scheduling.driver import Driver
+from tests.engine.scheduling.model_runner import VOCAB
+
+PREEMPTIONS = ("recompute", "swap", "auto")
+TENANTS = ("", "a", "b")
+# Computing against copying once: swapping pays when a copy each way is faster than computing.
+RATES = (None, SwapRates(1.0, 0.5), SwapRates(1.0, 1.9), SwapRates(1.0, 2.1), SwapRates(100.0, 5000.0))
+# Powers of two: shares of service are exact then, in floats as in fixed point.
+WEIGHTS = (0.25, 0.5, 1.0, 4.0)
+LAST_EVENTS = 12
+
+
+def random_fields(random: Random) -> dict[str, Any]:
+    """Arguments of `Driver`."""
+    wide = random.random() < 0.05
+    block_size = random.choice((1, 2, 3, 4, 8))
+    max_model_len = random.randint(6, 120 if wide else 40)
+    # Room for one to a few of the longest requests: less than those that run want.
+    room = random.uniform(4, 8) if wide else random.uniform(0.8, 3)
+    num_blocks = math.ceil(room * max_model_len / block_size)
+    names = random.choice((("default",), ("default",), ("default", "batch"), ("chat", "default", "batch")))
+    return {
+        "max_num_seqs": random.randint(16, 48) if wide else random.choice((1, 2, 3, 4, 6, 8)),
+        "max_num_batched_tokens": random.randint(1, 96) if wide else random.randint(1, 24),
+        "num_blocks": num_blocks,
+        "block_size": block_size,
+        "max_model_len": max_model_len,
+        "kv_headroom": random.choice((0.0, 0.0, 0.03, 0.1, 0.4)),
+        "policy": random.choice(sorted(POLICIES)),
+        "priority_aging": random.choice((0.5, 5.0, 50.0)),
+        "classes": tuple(
+            ServiceClass(name, weight=random.choice(WEIGHTS), priority=random.randint(0, 2)) for name in names
+        ),
+        "preemption": random.choice(PREEMPTIONS),
+        "preemption_victim": random.choice(sorted(VICTIMS)),
+        "num_host_blocks": random.choice((0, 3, num_blocks, 4 * num_blocks)),
+        "prefix_caching": random.random() < 0.7,
+    }
+
+
+class Workload:
+    """A load for one configuration.
+
+    Attributes:
+        counts: what happened: steps, starts, preemptions, swaps, hit_tokens, cancels by the state of the request, ...
+        events: the last things done to the scheduler, oldest first.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.fields = random_fields(self.random)
+        self.driver = Driver(**self.fields)
+        self.counts: Counter[str] = Counter()
+        self.events: deque[object] = deque(maxlen=LAST_EVENTS)
+        self.now = 0.0
+        config = self.driver.config
+        self.classes = [each.name for each in config.classes]
+        self.longest = min(config.max_model_len, config.num_blocks * config.block_size)
+        self.stems = [self._tokens(self.longest) for _ in range(3)]
+        self.longest_prompt = max(1, int((self.longest - 1) * self.random.choice((0.15, 0.4, 1.0))))
+        self.most_waiting = 2 * config.capacity.max_num_seqs + 2
+        self.load = 0.0
+        self.next_id = 0
+        self.prompts: dict[int, list[int]] = {}
+
+    def step(self) -> None:
+        """Whatever happens between two steps, then a step."""
+        random = self.random
+        self.now += random.random()
+        if random.random() < 0.02:
+            self.load = random.choice((0.0, 0.1, 0.4, 0.8, 0.8))
+        while random.random() < self.load and self.driver.scheduler.num_waiting < self.most_waiting:
+            self._add()
+        if random.random() < 0.08:
+            random.choice((self._cancel, self._cancel, self._set_limits, self._set_rates))()
+        self._step()
+
+    def finish(self) -> None:
+        """Steps until nothing is left."""
+        while self.driver.rules.requests:
+            self._step()
+        self._step()
+
+    def _step(self) -> None:
+        driver = self.driver
+        swapped, hits = driver.rules.num_swaps, driver.runner.hit_tokens
+        plan = driver.step()
+        counts = self.counts
+        counts["steps"] += 1
+        if counts["steps"] % 8 == 0:
+            driver.rules.check_uncomputed(driver.scheduler)
+        if plan is None:
+            counts["idle"] += 1
+            return
+        self.events.append(plan)
+        if plan.starts:
+            counts["starts"] += len(plan.starts)
+            counts["swaps_in"] += sum(bool(start.host_block_ids) for start in plan.starts)
+            counts["hit_tokens"] += driver.runner.hit_tokens - hits
+        if plan.preemptions:
+            counts["preemptions"] += len(plan.preemptions)
+            counts["swaps"] += driver.rules.num_swaps - swapped
+        counts["chunked"] += any(not chunk.samples for chunk in plan.prefills)
+
+    def _tokens(self, count: int) -> list[int]:
+        return self.random.choices(range(VOCAB), k=count)
+
+    def _prompt(self) -> list[int]:
+        """Often with a beginning that others have too, sometimes a conversation's next turn."""
+        random, longest = self.random, self.longest_prompt
+        kind = random.random()
+        if kind < 0.3:
+            return self._tokens(random.randint(1, longest))
+        if kind < 0.45 and self.driver.outputs:
+            earlier = random.choice(list(self.driver.outputs)[-8:])
+            return (self.prompts[earlier] + self.driver.outputs[earlier])[:longest]
+        stem = random.choice(self.stems)[: random.randint(1, longest)]
+        return (stem + self._tokens(random.randint(0, 4)))[:longest]
+
+    def _add(self) -> None:
+        random = self.random
+        prompt = self._prompt()
+        fields: dict[str, Any] = {
+            "arrival_time": self.now,
+            "priority": random.randint(-2, 2),
+            "service_class": random.choice(self.classes),
+            "tenant": random.choice(TENANTS),
+            "cache_salt": "salt" if random.random() < 0.1 else "",
+            "predicted_tokens": random.choice((None, random.randint(1, 30))),
+        }
+        stop = tuple(random.sample(range(VOCAB), random.choice((0, 0, 0, 3))))
+        max_tokens = random.randint(1, self.longest - len(prompt))
+        self.events.append(("add", self.next_id, prompt, max_tokens, stop, fields))
+        self.driver.add(self.next_id, prompt, max_tokens, stop, **fields)
+        self.prompts[self.next_id] = prompt
+        self.next_id += 1
+
+    def _cancel(self) -> None:
+        rules = self.driver.rules
+        if not rules.requests:
+            return
+        state = self.random.choice(sorted({self._state(request_id) for request_id in rules.requests}))
+        request_id = self.random.choice([each for each in rules.requests if self._state(each) == state])
+        self.events.append(("cancel", request_id, state))
+        assert self.driver.cancel(request_id, self.random.choice((FinishReason.ABORT, FinishReason.STOP)))
+        assert not self.driver.cancel(request_id)
+        self.counts[f"cancelled_{state}"] += 1
+
+    def _state(self, request_id: int) -> str:
+        state = self.driver.rules.requests[request_id].state
+        if state is RequestState.RUNNING:
+            return "decoding" if self.driver.runner.sequences[request_id].decodes else "prefilling"
+        return state.value
+
+    def _set_limits(self) -> None:
+        capacity = self.driver.config.capacity
+        limits = (
+            self.random.randint(1, capacity.max_num_seqs),
+            self.random.randint(1, capacity.max_num_batched_tokens),
+        )
+        self.events.append(("set_limits", *limits))
+        self.driver.set_limits(*limits)
+        self.counts["limit_changes"] += 1
+
+    def _set_rates(self) -> None:
+        rates = self.random.choice(RATES)
+        self.events.append(("set_rates", rates))
+        self.driver.set_rates(rates)
+        self.counts["rate_changes"] += 1
+
+    def _set_class_weights(self) -> None:
+        weights = {name: self.random.choice(WEIGHTS) for name in self.classes if self.random.random() < 0.6}
+        self.events.append(("set_class_weights", weights))
+        self.driver.set_class_weights(weights)
+        self.counts["weight_changes"] += 1
+
+
+def described(event: object) -> str:
+    """One line for an event of `Workload.events`."""
+    if not isinstance(event, StepPlan):
+        return " ".join(map(str, event)) if isinstance(event, tuple) else str(event)
+    parts = [f"step {event.step}: {event.num_tokens} tokens"]
+    for each in event.preemptions:
+        parts.append(f"preempts request {each.request_id} (slot {each.slot}) to host {list(each.host_block_ids)}")
+    if event.releases:
+        parts.append(f"releases {list(event.releases)}")
+    for start in event.starts:
+        parts.append(
+            f"starts request {start.request_id} (slot {start.slot}, {start.num_computed_tokens} of"
+            f" {len(start.token_ids)} tokens computed,"
+            f" blocks {start.block_ids.tolist()}, host {list(start.host_block_ids)})"
+        )
+    if event.growth is not None:
+        parts.append(f"grows slots {event.growth.slots.tolist()} by blocks {event.growth.block_ids.tolist()}")
+    for chunk in event.prefills:
+        parts.append(f"prefills slot {chunk.slot} [{chunk.start}, {chunk.start + chunk.length})")
+    parts.append(f"decodes {event.decode_slots.tolist()}")
+    return ", ".join(parts)
