@@ -13,6 +13,7 @@ from importlib.metadata import version
 from types import FrameType
 from typing import NoReturn
 
+from inflight_engine.recording import command as replay
 from inflight_engine.server.config import ServerConfig
 from inflight_engine.server.config_file import parse_with_file
 from inflight_engine.server.process import EngineProcess
@@ -41,8 +42,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
     )
     add_serve_flags(serve_parser)
-    # The top parser answers --help, --version and unknown commands; the command's own parser then does the rest.
-    parser.parse_args(arguments[:1] if arguments[:1] == ["serve"] else arguments)
+    replay_parser = commands.add_parser(
+        "replay",
+        help=replay.SUMMARY,
+        description=replay.DESCRIPTION,
+        epilog=replay.EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    replay.add_flags(replay_parser)
+    # The top parser answers --help, --version and unknown commands, and parses `replay`; the flags of `serve` may also
+    # come from a file, so its own parser does the rest.
+    chosen = parser.parse_args(arguments[:1] if arguments[:1] == ["serve"] else arguments)
+    if chosen.command == "replay":
+        return replay.run(chosen.file, as_json=chosen.json)
     flags = parse_with_file(serve_parser, arguments[1:])
     if flags.model is None:
         serve_parser.error("MODEL is missing; for example: inflight-engine serve builtin://smollm2")

@@ -1,0 +1,1 @@
+"""What the scheduler was told and what it decided, written to a file and replayed."""

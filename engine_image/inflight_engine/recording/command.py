@@ -1,0 +1,95 @@
+"""The command `inflight-engine replay`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+SUMMARY = "replay a recording of scheduling decisions"
+
+DESCRIPTION = """\
+Replay a recording that `inflight-engine serve --record FILE` wrote: give the same arrivals to this program's scheduler
+and compare every decision. Prints "no difference" and exits with 0, or the first difference, with its step and request,
+and exits with 1. A file that is still being written, or was cut short by a kill, is replayed as far as it goes.
+
+A recording is gzip with one JSON array a line: zcat shows it, and one that was changed by hand can be replayed, packed
+or not. A step's line has: its number, microseconds, slots given up, preemptions [request, slot, swapped out], starts
+[request, slot, tokens cached or swapped in, swapped in], prefill chunks [slot, first token, length], slots that joined
+or left the decodes, tokens computed, and who ended. No prompt or output is in it."""
+
+EXAMPLE = """\
+example:
+  inflight-engine serve builtin://smollm2 --record run.jsonl.gz
+  inflight-engine replay run.jsonl.gz"""
+
+_PROGRESS_SECONDS = 0.5
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", type=Path, help="a recording")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(path: Path, *, as_json: bool) -> int:
+    """Exit status: 0 no difference, 1 a difference, 2 the file cannot be replayed (the last line says why)."""
+    # Only now: `serve` shares the command line, and has to start fast.
+    from inflight_engine.recording.reader import Recording, RecordingError
+    from inflight_engine.recording.replay import replay
+    from inflight_engine.recording.survey import Survey
+
+    try:
+        recording = Recording(path)
+        survey = Survey(recording.events())
+        cut_short = recording.cut_short
+        progress = _Progress(survey.num_steps) if sys.stderr.isatty() else None
+        difference = replay(recording.header.config, recording.events(), survey, progress)
+        if progress is not None:
+            progress.clear()
+    except RecordingError as error:
+        return _failed(f"{path} {error}")
+    except OSError as error:
+        return _failed(f"cannot read {path}: {error.strerror or error}")
+    except ValueError as error:
+        return _failed(f"{path} cannot be replayed: {error}")
+    header = recording.header
+    if as_json:
+        result = {
+            "program": header.program,
+            "started": header.started,
+            "requests": survey.num_requests,
+            "steps": survey.num_steps,
+            "cut_short": cut_short,
+            "difference": None if difference is None else difference._asdict(),
+        }
+        print(json.dumps(result))
+    else:
+        print(f"{survey.num_requests} requests, {survey.num_steps} steps, recorded by {header.program} from {header.started}")
+        if cut_short:
+            print("the file stops before its end (its engine runs still, or was killed): replayed what is there")
+        print("no difference" if difference is None else difference)
+    return 0 if difference is None else 1
+
+
+class _Progress:
+    """Says on the terminal how far the replay is, a few times a second."""
+
+    def __init__(self, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self._due = time.monotonic() + _PROGRESS_SECONDS
+
+    def __call__(self, num_replayed: int) -> None:
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + _PROGRESS_SECONDS
+            print(f"\r{num_replayed} of {self._num_steps} steps", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _failed(sentence: str) -> int:
+    print("error:", " ".join(sentence.split()), file=sys.stderr)
+    return 2

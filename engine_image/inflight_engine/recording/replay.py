@@ -1,0 +1,156 @@
+"""Feeds a recording's arrivals to the scheduler again and compares what it decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+import numpy as np
+
+from inflight_engine.recording.decisions import Decisions, ended_lines
+from inflight_engine.recording.difference import Difference, end_difference, plan_difference
+from inflight_engine.recording.lines import (
+    STOP_TOKEN,
+    Added,
+    BlocksFilled,
+    Cancelled,
+    Ended,
+    Event,
+    LimitsChanged,
+    RatesChanged,
+    Repeated,
+    Step,
+    WeightsChanged,
+)
+from inflight_engine.recording.pseudo_tokens import PseudoTokens
+from inflight_engine.recording.survey import Survey
+from inflight_engine.request import FinishReason, Request, SamplingParams
+from inflight_engine.scheduling.config import SchedulerConfig, SwapRates
+from inflight_engine.scheduling.limits import Limits
+from inflight_engine.scheduling.plan import StepPlan
+from inflight_engine.scheduling.scheduler import Scheduler
+
+
+def replay(
+    config: SchedulerConfig, events: Iterable[Event], survey: Survey, on_step: Callable[[int], None] | None = None
+) -> Difference | None:
+    """The first decision that differs from the recorded one, or None.
+
+    What a runner and the clients did is told again as it was recorded: arrivals, cancels, changes, which requests
+    sampled a stop token, and which blocks were equal. All else is the scheduler's.
+
+    Args:
+        survey: of the same events; the replay ends where it ended, also when the file has grown since.
+        on_step: called with the number of steps replayed, now and then.
+
+    Raises:
+        ValueError: there is no scheduler of this configuration, or it does not take a recorded change.
+    """
+    replayer = _Replayer(config, survey)
+    for event in islice(events, survey.num_events):
+        difference = replayer.take(event)
+        if difference is not None:
+            return difference
+        if on_step is not None:
+            on_step(replayer.num_steps)
+    return None
+
+
+class _Replayer:
+    def __init__(self, config: SchedulerConfig, survey: Survey) -> None:
+        num_slots = config.capacity.max_num_seqs
+        self.num_steps = 0
+        self._scheduler = Scheduler(config)
+        self._decisions = Decisions(num_slots)
+        self._tokens = PseudoTokens(num_slots, config.block_size)
+        self._blocks = iter(survey.blocks)
+
+    def take(self, event: Event) -> Difference | None:
+        match event:
+            case Added():
+                return self._add(event)
+            case Cancelled():
+                return self._cancel(event)
+            case LimitsChanged():
+                limits = Limits(event.max_num_seqs, event.max_num_batched_tokens, event.revision)
+                self._scheduler.limits = limits
+            case WeightsChanged():
+                self._scheduler.set_class_weights(event.weights)
+            case RatesChanged():
+                self._scheduler.rates = None if event.rates is None else SwapRates(*event.rates)
+            case BlocksFilled():
+                pass  # Known from the survey.
+            case Step():
+                return self._step(event)
+            case Repeated():
+                for _ in event.micros:
+                    difference = self._step(None)
+                    if difference is not None:
+                        return difference
+        return None
+
+    def _add(self, event: Added) -> Difference | None:
+        prompt = self._tokens.prompt(event.request_id, event.num_prompt_tokens, next(self._blocks))
+        request = Request(
+            request_id=event.request_id,
+            prompt_token_ids=prompt,
+            sampling=SamplingParams(max_tokens=event.max_tokens, stop_token_ids=(STOP_TOKEN,)),
+            arrival_time=event.arrival_time,
+            priority=event.priority,
+            service_class=event.service_class,
+            tenant=event.tenant,
+            predicted_tokens=event.predicted_tokens,
+        )
+        try:
+            self._scheduler.add(request)
+        except ValueError as error:
+            return Difference(self.num_steps, event.request_id, "add", "queued", f"refused: {error}")
+        return None
+
+    def _cancel(self, event: Cancelled) -> Difference | None:
+        if not self._scheduler.cancel(event.request_id, event.reason):
+            return Difference(
+                self.num_steps, event.request_id, "cancel", f"ended from outside as {event.reason}", "not there"
+            )
+        self._tokens.forget(event.request_id)
+        return None
+
+    def _step(self, recorded: Step | None) -> Difference | None:
+        """Replay one step; `recorded` is None for one that repeats the step before."""
+        number = self.num_steps
+        self.num_steps += 1
+        plan = self._scheduler.schedule()
+        if plan is None:
+            return Difference(number, self._someone_in(recorded), "step", "a step computed", "nothing to run")
+        if recorded is not None or not self._decisions.repeats(plan):
+            decoding = np.flatnonzero(self._decisions.decoding)
+            recorded = recorded or _repetition(number, len(decoding))
+            replayed = self._decisions.of(plan, recorded.micros, [])
+            difference = plan_difference(recorded, replayed, self._tokens.request_in, decoding.tolist())
+            if difference is not None:
+                return difference
+            self._tokens.place(plan)
+        if recorded is None:
+            return self._update(plan, number, [])
+        # A step that failed gave no tokens.
+        return None if recorded.ended is None else self._update(plan, number, recorded.ended)
+
+    def _someone_in(self, recorded: Step | None) -> int | None:
+        """A request that the recorded step computed for."""
+        if recorded is not None and recorded.starts:
+            return recorded.starts[0].request_id
+        chunks = [] if recorded is None else recorded.chunks
+        slots = [chunk.slot for chunk in chunks] or np.flatnonzero(self._decisions.decoding).tolist()
+        return self._tokens.request_in.get(slots[0]) if slots else None
+
+    def _update(self, plan: StepPlan, number: int, recorded: list[Ended]) -> Difference | None:
+        stopping = {each.request_id for each in recorded if each.reason is FinishReason.STOP}
+        ended = self._scheduler.update(plan, self._tokens.sample(plan, stopping))
+        for request in ended:
+            self._tokens.forget(request.request_id)
+        return end_difference(number, recorded, ended_lines(ended))
+
+
+def _repetition(number: int, num_decodes: int) -> Step:
+    """What the line of a step would say that repeats the one before."""
+    return Step(number, 0, [], [], [], [], [], num_decodes, [])

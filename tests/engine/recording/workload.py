@@ -1,0 +1,159 @@
+"""Random work for the real scheduler, recorded: a stand-in for the engine's loop and its runner."""
+
+from __future__ import annotations
+
+import io
+import random
+from dataclasses import replace
+
+import numpy as np
+
+from inflight_engine.recording.recorder import Recorder
+from inflight_engine.request import FinishReason, Request, SamplingParams
+from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass, SwapRates
+from inflight_engine.scheduling.limits import Limits
+from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler
+
+CLASSES = (ServiceClass("chat", 3.0, priority=0), ServiceClass("batch", 1.0, priority=2))
+CONFIG = SchedulerConfig(
+    Limits(6, 24), num_blocks=24, block_size=4, max_model_len=64, kv_headroom=0.05, classes=CLASSES, num_host_blocks=12
+)
+STOPS = (3, 7)
+VOCAB = 40
+
+
+class Keep(io.BytesIO):
+    """Its bytes outlive `close`."""
+
+    def close(self):
+        self.content = self.getvalue()
+        super().close()
+
+
+class Workload:
+    """Everything random comes from `seed`; what it counts shows a test that the recording holds what it should."""
+
+    def __init__(self, config: SchedulerConfig = CONFIG, seed: int = 0, sink=None, **recorder):
+        self.random = random.Random(seed)
+        self.scheduler = Scheduler(config)
+        self.config = config
+        self.sink = Keep() if sink is None else sink
+        self.recorder = Recorder(config, self.sink, is_cached=self._is_cached, **recorder)
+        self.now = 1000 * self.random.random()
+        self.requests: dict[int, Request] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.request_in: dict[int, int] = {}
+        self.histories: list[list[int]] = []
+        self.next_id = 0
+        self.num_added = self.num_steps = 0
+        self.hits = self.swapped_in = self.stopped = self.cancelled = self.failed = 0
+
+    def _is_cached(self, block_hash):
+        return len(self.scheduler._running.pool.match([block_hash])) > 0
+
+    def run(self, num_events: int) -> bytes:
+        """Returns the file."""
+        for _ in range(num_events):
+            self.event()
+        while self.scheduler.has_work:
+            self.step()
+        self.recorder.close()
+        return self.sink.content
+
+    def event(self):
+        chance = self.random.random()
+        if chance < 0.12:
+            self.add()
+        elif chance < 0.14 and self.requests:
+            self.cancel(self.random.choice(list(self.requests)))
+        elif chance < 0.155:
+            self.set_limits()
+        elif chance < 0.165 and len(self.config.classes) > 1:
+            weights = {self.random.choice(self.config.classes).name: self.random.choice([0.5, 1.0, 4.0])}
+            self.scheduler.set_class_weights(weights)
+            self.recorder.weights(weights)
+        elif chance < 0.175:
+            rates = self.random.choice([None, SwapRates(1000.0, 1.5e5), SwapRates(1e5, 10.0)])
+            self.scheduler.rates = rates
+            self.recorder.rates(rates)
+        elif self.scheduler.has_work:
+            self.step(fails=chance > 0.999)
+
+    def add(self):
+        pick = self.random
+        self.now += pick.expovariate(1.0)
+        # Some go on where an earlier one ended, or begin as it did.
+        prompt = list(pick.choice(self.histories)) if self.histories and pick.random() < 0.5 else []
+        prompt = prompt[: pick.randrange(len(prompt) + 1)] + pick.choices(range(VOCAB), k=pick.randrange(1, 24))
+        request = Request(
+            self.next_id,
+            np.array(prompt, np.int32),
+            SamplingParams(max_tokens=pick.randrange(1, 32), stop_token_ids=pick.choice([(), STOPS])),
+            arrival_time=self.now,
+            priority=pick.randrange(4),
+            service_class=pick.choice(self.config.classes).name,
+            tenant=pick.choice(["", "", "red", "blue"]),
+            cache_salt=pick.choice(["", "", "", "pepper"]),
+            predicted_tokens=pick.choice([None, 5, 20]),
+        )
+        self.next_id += 1
+        try:
+            self.scheduler.add(request)
+        except CannotFitError:
+            return
+        self.recorder.added(request)
+        self.num_added += 1
+        self.requests[request.request_id] = request
+        self.tokens[request.request_id] = prompt
+
+    def cancel(self, request_id):
+        reason = self.random.choice([FinishReason.ABORT, FinishReason.STOP])
+        assert self.scheduler.cancel(request_id, reason)
+        self.recorder.cancelled(request_id, reason)
+        self.forget(request_id)
+        self.cancelled += 1
+
+    def set_limits(self):
+        capacity, revision = self.config.capacity, self.scheduler.limits.revision + 1
+        limits = Limits(
+            self.random.randint(1, capacity.max_num_seqs),
+            self.random.randint(1, capacity.max_num_batched_tokens),
+            revision,
+        )
+        self.scheduler.limits = limits
+        self.recorder.limits(limits)
+
+    def step(self, fails=False):
+        plan = self.scheduler.schedule()
+        assert plan is not None
+        seconds = self.random.uniform(0.001, 0.01)
+        for start in plan.starts:
+            self.request_in[start.slot] = start.request_id
+            self.hits += bool(start.num_computed_tokens and not start.host_block_ids)
+            self.swapped_in += bool(start.host_block_ids)
+        self.num_steps += 1
+        if fails:
+            self.recorder.failed(plan, seconds)
+            for request in self.scheduler.requests_in(plan):
+                self.scheduler.cancel(request.request_id, FinishReason.ERROR)
+                self.recorder.cancelled(request.request_id, FinishReason.ERROR)
+                self.forget(request.request_id)
+            self.failed += 1
+            return
+        sampled = self.random.choices(range(VOCAB), k=len(plan.sampled_slots))
+        for slot, token in zip(plan.sampled_slots.tolist(), sampled, strict=True):
+            self.tokens[self.request_in[slot]].append(token)
+        ended = self.scheduler.update(plan, np.array(sampled, np.int32))
+        self.recorder.stepped(plan, ended, seconds)
+        for request in ended:
+            self.stopped += request.finish_reason is FinishReason.STOP
+            self.forget(request.request_id)
+
+    def forget(self, request_id):
+        del self.requests[request_id]
+        self.histories.append(self.tokens.pop(request_id))
+        del self.histories[:-12]
+
+
+def config(**changes) -> SchedulerConfig:
+    return replace(CONFIG, **changes)
