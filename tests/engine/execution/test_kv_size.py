@@ -1,11 +1,11 @@
-"""How many KV blocks are allocated from what is given, free and useful."""
+"""How many KV blocks are allocated from what is given, free and useful; on the device and in host memory."""
 
 from dataclasses import replace
 
 import pytest
 
 from inflight_engine.config import EngineConfig
-from inflight_engine.execution.kv_size import CPU_MEMORY_CAP, KVCacheSizeError, KVDemand, num_kv_blocks
+from inflight_engine.execution.kv_size import CPU_MEMORY_CAP, KVCacheSizeError, KVDemand, num_host_blocks, num_kv_blocks
 
 CONFIG = EngineConfig("model", max_num_seqs=256, block_size=16)
 DEMAND = KVDemand(bytes_per_token=46080, max_model_len=8192, on_gpu=False, available=100 << 30)
@@ -58,3 +58,24 @@ def test_too_little_memory_says_how_many_tokens_fit_and_what_to_change():
 def test_too_little_given_names_the_setting():
     with pytest.raises(KVCacheSizeError, match=r"kv_cache_memory 1000 holds 0 tokens.*raise kv_cache_memory"):
         num_kv_blocks(replace(CONFIG, kv_cache_memory=1000), DEMAND)
+
+
+def test_swap_space_is_filled_with_whole_blocks():
+    assert num_host_blocks(0, BLOCK_BYTES, available=0) == 0
+    assert num_host_blocks(BLOCK_BYTES, BLOCK_BYTES, available=BLOCK_BYTES) == 1
+    assert num_host_blocks(7 * BLOCK_BYTES + 5, BLOCK_BYTES, available=1 << 40) == 7
+
+
+def test_swap_space_that_holds_no_block_is_refused():
+    with pytest.raises(KVCacheSizeError, match=r"swap_space 737279 holds not even one KV block of 737280 bytes; raise"):
+        num_host_blocks(BLOCK_BYTES - 1, BLOCK_BYTES, available=1 << 40)
+
+
+def test_negative_swap_space_is_refused():
+    with pytest.raises(KVCacheSizeError, match="swap_space must be 0"):
+        num_host_blocks(-1, BLOCK_BYTES, available=1 << 40)
+
+
+def test_more_swap_space_than_memory_is_refused():
+    with pytest.raises(KVCacheSizeError, match=r"swap_space 737281 is more than the 737280 bytes.*lower swap_space"):
+        num_host_blocks(BLOCK_BYTES + 1, BLOCK_BYTES, available=BLOCK_BYTES)

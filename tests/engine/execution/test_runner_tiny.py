@@ -5,80 +5,9 @@ import random
 import pytest
 import torch
 
-from inflight_engine.config import EngineConfig
-from inflight_engine.execution.runner import Runner
 from inflight_engine.request import SamplingParams
 from tests.engine.execution.driver import Driver
-
-VOCAB = 97
-COMMON = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.6,  # far from uniform, so that a wrong computation changes tokens
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 50.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-KINDS = {
-    "llama-gqa-untied": ("Llama", {"tie_word_embeddings": False}),
-    "llama-mha-tied": ("Llama", {"num_key_value_heads": 6, "tie_word_embeddings": True}),
-    "llama-mqa": ("Llama", {"num_key_value_heads": 1}),
-    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama-wide-heads": ("Llama", {"head_dim": 16}),
-    "llama-rope-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 3.0}}),
-    "llama-rope-llama3": ("Llama", {"rope_parameters": LLAMA3}),
-    "mistral": ("Mistral", {"sliding_window": None}),
-    "qwen2": ("Qwen2", {}),
-    "qwen3": ("Qwen3", {"head_dim": 8}),
-}
-
-
-def make_model(folder, kind, **save_options):
-    import transformers
-
-    family, options = KINDS[kind]
-    torch.manual_seed(len(kind))
-    config = getattr(transformers, f"{family}Config")(**COMMON | options)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias"):  # transformers starts biases at zero, which would test nothing
-                parameter.normal_(std=0.5)
-            if "norm" in name:
-                parameter.uniform_(0.5, 1.5)
-    model.save_pretrained(folder, **save_options)
-    return model
-
-
-def prompts_for(rng, count=7):
-    return [
-        [rng.randrange(VOCAB) for _ in range(length)]
-        for length in [1, 3, 4, 5, 40, *rng.sample(range(6, 90), count - 5)]
-    ]
-
-
-def generate(model, prompt, num_tokens):
-    ids = torch.tensor([prompt])
-    output = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens)
-    return output[0, len(prompt) :].tolist()
-
-
-def tiny_runner(folder, **options):
-    defaults = {"dtype": "float32", "device": "cpu", "max_num_seqs": 32, "block_size": 4, "num_kv_blocks": 256}
-    return Runner(EngineConfig(str(folder), **defaults | options))
+from tests.engine.execution.tiny_model import KINDS, SWAP_SPACE, VOCAB, generate, make_model, prompts_for, tiny_runner
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -86,11 +15,15 @@ def test_tokens_equal_transformers(tmp_path, kind):
     model = make_model(tmp_path, kind)
     prompts = prompts_for(random.Random(kind))
     expected = [generate(model, prompt, 10) for prompt in prompts]
-    runner = tiny_runner(tmp_path)
+    runner = tiny_runner(tmp_path, swap_space=SWAP_SPACE)
     whole = Driver(runner, rng=random.Random(1)).run(prompts, SamplingParams(max_tokens=10))
     assert whole == expected
     chunked = Driver(runner, chunk=9, max_running=3, preempt_every=4).run(prompts, SamplingParams(max_tokens=10))
     assert chunked == expected
+    swapping = Driver(runner, chunk=9, max_running=3, preempt_every=3, swap=True, rng=random.Random(2))
+    assert swapping.run(prompts, SamplingParams(max_tokens=10)) == expected
+    assert swapping.num_swaps > 0
+    assert swapping.num_decodes_at_start > 0, "some must go straight on to decode"
 
 
 def test_sharded_weights_are_found_through_their_index(tmp_path):
@@ -100,28 +33,103 @@ def test_sharded_weights_are_found_through_their_index(tmp_path):
     assert Driver(tiny_runner(tmp_path)).run([prompt], SamplingParams(max_tokens=6)) == [generate(model, prompt, 6)]
 
 
-def test_seeded_sampling_does_not_depend_on_chunks_batch_or_preemption(tmp_path):
-    make_model(tmp_path, "llama-gqa-untied")
-    runner = tiny_runner(tmp_path)
-    prompts = prompts_for(random.Random(5), 12)
-    sampling = [
+def mixed_sampling(count):
+    """Every parameter, in many combinations."""
+    return [
         SamplingParams(
-            max_tokens=9, temperature=(i % 4) * 0.7, top_k=(i % 3) * 20, top_p=1 - (i % 2) * 0.1, seed=i // 2
+            max_tokens=12,
+            temperature=(i % 4) * 0.7,
+            top_k=(i % 3) * 20,
+            top_p=1 - (i % 2) * 0.1,
+            min_p=0.02 * (i % 5 == 1),
+            repetition_penalty=1 + 0.4 * (i % 3 == 1),
+            presence_penalty=0.9 * (i % 4 == 2),
+            frequency_penalty=0.6 * (i % 5 < 2),
+            logit_bias=((i, 3.0), (i + 40, -5.0)) if i % 6 == 3 else (),
+            seed=i // 2,
+            logprobs=i % 4 if i % 3 == 0 else None,
         )
-        for i in range(12)
+        for i in range(count)
     ]
-    alone = [Driver(runner).run([prompt], s)[0] for prompt, s in zip(prompts, sampling, strict=True)]
-    assert Driver(runner).run(prompts, sampling) == alone
-    assert Driver(runner, chunk=5, max_running=4, preempt_every=3).run(prompts, sampling) == alone
 
 
-def test_a_reused_slot_shows_nothing_of_its_former_request(tmp_path):
+@pytest.mark.parametrize(
+    "company",
+    [
+        {},
+        {"chunk": 5, "max_running": 4, "preempt_every": 3},
+        {"chunk": 9, "max_running": 6, "preempt_every": 2, "swap": True},
+        {"chunk": 7, "max_running": 5, "share_prefixes": True, "preempt_every": 5},
+    ],
+    ids=["together", "chunked-recomputed", "chunked-swapped", "prefixes-shared"],
+)
+def test_seeded_sampling_does_not_depend_on_company_chunks_prefixes_or_preemption(tmp_path, company):
     make_model(tmp_path, "llama-gqa-untied")
-    runner = tiny_runner(tmp_path)
-    hot = SamplingParams(max_tokens=5, temperature=2.0, seed=1)
-    fresh = Driver(tiny_runner(tmp_path), max_running=1).run([[9, 8, 7]], SamplingParams(max_tokens=8))
-    driver = Driver(runner, max_running=1)
-    assert driver.run([[1] * 50, [9, 8, 7]], [hot, SamplingParams(max_tokens=8)])[1] == fresh[0]
+    runner = tiny_runner(tmp_path, num_kv_blocks=1024, swap_space=SWAP_SPACE)
+    prompts = prompts_for(random.Random(5), 24)
+    sampling = mixed_sampling(24)
+    alone, reports = [], []
+    for prompt, how in zip(prompts, sampling, strict=True):
+        driver = Driver(runner)
+        alone += driver.run([prompt], how)
+        reports.append(driver.sequences[0].logprobs)
+    driver = Driver(runner, rng=random.Random(3), **company)
+    assert driver.run(prompts, sampling) == alone
+    for sequence, expected in zip(driver.sequences, reports, strict=True):
+        assert len(sequence.logprobs) == len(expected)
+        for report, other in zip(sequence.logprobs, expected, strict=True):
+            assert report.top_token_ids == other.top_token_ids
+            assert report.logprob == pytest.approx(other.logprob, abs=1e-4)
+
+
+def test_penalties_bias_and_logprobs_of_a_reused_slot_do_not_reach_its_next_request(tmp_path):
+    model = make_model(tmp_path, "llama-gqa-untied")
+    heavy = SamplingParams(
+        max_tokens=5,
+        temperature=2.0,
+        repetition_penalty=5.0,
+        presence_penalty=50.0,
+        frequency_penalty=50.0,
+        logit_bias=((3, 100.0),),
+        seed=1,
+        logprobs=4,
+    )
+    plain = SamplingParams(max_tokens=8)
+    # Its prompt and its likely output are all penalised for the request before it.
+    prompt = [9, 8, 7]
+    first = prompt + generate(model, prompt, 8)
+    driver = Driver(tiny_runner(tmp_path), max_running=1)
+    assert driver.run([first, prompt], [heavy, plain])[1] == first[3:]
+    assert driver.sequences[1].logprobs == []
+
+
+def test_logprobs_are_the_models_own(tmp_path):
+    model = make_model(tmp_path, "llama-gqa-untied")
+    prompt = [9, 8, 7, 50]
+    changed = SamplingParams(
+        max_tokens=6, temperature=1.5, top_k=5, repetition_penalty=3.0, logit_bias=((3, 9.0),), seed=4, logprobs=3
+    )
+    driver = Driver(tiny_runner(tmp_path))
+    (output,) = driver.run([prompt], changed)
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
+    expected = logits.log_softmax(-1)
+    for row, token, report in zip(expected, output, driver.sequences[0].logprobs, strict=True):
+        assert report.logprob == pytest.approx(float(row[token]), abs=1e-4)
+        assert report.top_token_ids == row.topk(3).indices.tolist()
+
+
+def test_a_start_behind_another_requests_blocks_gives_the_same_tokens_as_a_cold_one(tmp_path):
+    model = make_model(tmp_path, "llama-gqa-untied")
+    common = prompts_for(random.Random(2))[4]  # 40 tokens, ten blocks
+    prompts = [common, [*common, 1], [*common, 2, 3, 4, 5, 6], common[:21], common[:38] + [5] * 30]
+    expected = [generate(model, prompt, 10) for prompt in prompts]
+    driver = Driver(tiny_runner(tmp_path), max_running=2, share_prefixes=True, rng=random.Random(1))
+    assert driver.run(prompts, SamplingParams(max_tokens=10)) == expected
+    assert driver.num_hit_tokens == 40 + 20 + 36  # the second started together with the first
+    chunked = Driver(tiny_runner(tmp_path), chunk=7, max_running=1, share_prefixes=True, rng=random.Random(1))
+    assert chunked.run(prompts, SamplingParams(max_tokens=10)) == expected
+    assert chunked.num_hit_tokens == 40 + 40 + 20 + 36
 
 
 def test_a_long_chunk_is_attended_in_pieces(tmp_path, monkeypatch):
@@ -140,6 +148,14 @@ def test_info_says_what_was_loaded(tmp_path):
     assert (info.num_blocks, info.block_size, info.max_model_len, info.vocab_size) == (256, 4, 100, VOCAB)
     assert info.kv_bytes_per_token == 2 * 3 * 2 * 8 * 4
     assert (info.device, info.dtype, info.attention_backend) == ("cpu", "float32", "torch-sdpa")
+    assert (info.num_host_blocks, info.copy_tokens_per_second) == (0, None)
+
+
+def test_swap_space_is_whole_blocks_and_the_copy_rate_is_measured(tmp_path):
+    make_model(tmp_path, "llama-gqa-untied")
+    info = tiny_runner(tmp_path, swap_space=10 * 4 * 384 + 17).info
+    assert info.num_host_blocks == 10
+    assert info.copy_tokens_per_second > 1000
 
 
 def test_a_longer_context_than_the_models_own_is_refused(tmp_path):
