@@ -66,7 +66,8 @@ def run(path: Path, *, as_json: bool) -> int:
         }
         print(json.dumps(result))
     else:
-        print(f"{survey.num_requests} requests, {survey.num_steps} steps, recorded by {header.program} from {header.started}")
+        print(f"recorded from {header.started} by inflight-engine {header.program}")
+        print(f"{survey.num_requests} requests, {survey.num_steps} steps")
         if cut_short:
             print("the file stops before its end (its engine runs still, or was killed): replayed what is there")
         print("no difference" if difference is None else difference)

@@ -146,16 +146,22 @@ class Recorder:
 
     def flush(self) -> None:
         """Compress and write all there is: the file then holds everything recorded so far."""
+        if self._sink is None:
+            return
         self._write_repeated()
         self._unflushed_seconds = 0.0
         self._put(self._compressed() + self._compressor.flush(zlib.Z_SYNC_FLUSH))
         if self._num_bytes >= self._max_bytes:
-            self._stop(f"the recording has reached its limit of {self._max_bytes} bytes and ends here")
+            log.warning("the recording has reached its limit of %d bytes and ends here", self._max_bytes)
+            self.close()
         elif self._contents.next_id > MAX_CONTENT_ID:
-            self._stop(f"the recording has met more than {MAX_CONTENT_ID} different blocks and ends here")
+            log.warning("the recording has met %d different blocks, its most, and ends here", MAX_CONTENT_ID)
+            self.close()
 
     def close(self) -> None:
         """Write the rest and close the file. What comes later is not recorded."""
+        if self._sink is None:
+            return
         self._write_repeated()
         self._put(self._compressed() + self._compressor.flush(zlib.Z_FINISH))
         self._end()
@@ -211,22 +217,17 @@ class Recorder:
             self._sink.write(data)
             self._sink.flush()
         except OSError as error:
-            self._end()
             log.warning("the recording cannot be written and ends here: %s", error.strerror or error)
+            self._end()
         self._num_bytes += len(data)
-
-    def _stop(self, reason: str) -> None:
-        if self._sink is not None:
-            self.close()
-            log.warning(reason)
 
     def _end(self) -> None:
         sink, self._sink = self._sink, None
         self._requests.clear()
-        # Empty again: no step repeats what is not followed any more, so none is counted.
+        # No step repeats what is not followed any more, so `stepped` counts none.
         self._decisions.reset()
         if sink is not None:
-            with suppress(OSError):  # Bytes that a full disk refused before are refused again.
+            with suppress(OSError):  # Bytes that a full disk refused are refused again.
                 sink.close()
 
     def _pseudonym(self, tenant: str) -> str:

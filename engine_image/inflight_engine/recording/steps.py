@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from inflight_engine.recording.lines import Added, Cancelled, Chunk, Event, Repeated, Step
-from inflight_engine.recording.reader import RecordingError
+from inflight_engine.recording.lines import Added, Cancelled, Chunk, Repeated, Step
+from inflight_engine.recording.reader import Recording, RecordingError
 
 
 class StepEntry(NamedTuple):
@@ -36,18 +36,15 @@ class StepEntry(NamedTuple):
     chunks: tuple[tuple[int, int], ...]
 
 
-def step_log(events: Iterable[Event], num_slots: int) -> Iterator[StepEntry]:
+def step_log(recording: Recording) -> Iterator[StepEntry]:
     """The steps in order; those that failed are left out.
 
-    Args:
-        events: of a recording, from its first.
-        num_slots: `capacity.max_num_seqs` of its configuration.
-
     Raises:
-        RecordingError: a line names a request that is not there (a recording altered by hand).
+        OSError: the file cannot be read.
+        RecordingError: it is damaged, or names a request that is not there.
     """
-    batch = _Batch(num_slots)
-    for event in events:
+    batch = _Batch(recording.header.config.capacity.max_num_seqs)
+    for event in recording.events():
         match event:
             case Added():
                 batch.num_tokens_of[event.request_id] = event.num_prompt_tokens

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from inflight_engine.recording.recorder import Recorder
+from inflight_engine.recording.steps import StepEntry
 from inflight_engine.request import FinishReason, Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass, SwapRates
 from inflight_engine.scheduling.limits import Limits
@@ -44,6 +45,7 @@ class Workload:
         self.tokens: dict[int, list[int]] = {}
         self.request_in: dict[int, int] = {}
         self.histories: list[list[int]] = []
+        self.work: list[StepEntry] = []
         self.next_id = 0
         self.num_added = self.num_steps = 0
         self.hits = self.swapped_in = self.stopped = self.cancelled = self.failed = 0
@@ -132,6 +134,7 @@ class Workload:
             self.hits += bool(start.num_computed_tokens and not start.host_block_ids)
             self.swapped_in += bool(start.host_block_ids)
         self.num_steps += 1
+        work = self.work_of(plan, seconds)
         if fails:
             self.recorder.failed(plan, seconds)
             for request in self.scheduler.requests_in(plan):
@@ -140,6 +143,7 @@ class Workload:
                 self.forget(request.request_id)
             self.failed += 1
             return
+        self.work.append(work)
         sampled = self.random.choices(range(VOCAB), k=len(plan.sampled_slots))
         for slot, token in zip(plan.sampled_slots.tolist(), sampled, strict=True):
             self.tokens[self.request_in[slot]].append(token)
@@ -148,6 +152,22 @@ class Workload:
         for request in ended:
             self.stopped += request.finish_reason is FinishReason.STOP
             self.forget(request.request_id)
+
+    def work_of(self, plan, seconds) -> StepEntry:
+        """What the step computes, from the requests' own tokens and states; after `schedule`."""
+        chunks = [range(chunk.start, chunk.start + chunk.length) for chunk in plan.prefills]
+        return StepEntry(
+            step=plan.step,
+            seconds=round(seconds, 6),
+            num_running=self.scheduler.num_running,
+            num_decodes=len(plan.decode_slots),
+            num_prefill_tokens=plan.num_tokens - len(plan.decode_slots),
+            decode_kv_tokens=sum(len(self.tokens[self.request_in[slot]]) for slot in plan.decode_slots.tolist()),
+            prefill_context_tokens=sum(position + 1 for chunk in chunks for position in chunk),
+            num_copied_tokens=sum(start.num_computed_tokens for start in plan.starts if start.host_block_ids)
+            + sum(self.requests[each.request_id].num_computed_tokens for each in plan.preemptions if each.swapped),
+            chunks=tuple((chunk.start, len(chunk)) for chunk in chunks),
+        )
 
     def forget(self, request_id):
         del self.requests[request_id]

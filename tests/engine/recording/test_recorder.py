@@ -1,0 +1,213 @@
+"""The file a recorder writes: what is in it, what never is, and that it harms nobody when it cannot go on."""
+
+import gzip
+import io
+import json
+import logging
+import zlib
+
+import numpy as np
+import pytest
+
+from inflight_engine.recording import content
+from inflight_engine.recording.lines import runs_of
+from inflight_engine.recording.reader import Recording
+from inflight_engine.recording.recorder import Recorder
+from inflight_engine.recording.replay import replay
+from inflight_engine.recording.survey import Survey
+from inflight_engine.request import FinishReason, Request, SamplingParams
+from inflight_engine.scheduling.limits import Limits
+from inflight_engine.scheduling.plan import PrefillChunk, SlotStart, StepPlan
+from tests.engine.recording.workload import CONFIG, Keep, Workload, config
+
+NOTHING = np.empty(0, np.intp)
+
+
+def recorder(sink, **options):
+    return Recorder(CONFIG, sink, is_cached=lambda block_hash: False, **options)
+
+
+def request(request_id=0, tokens=(11, 12, 13, 14, 15), hashes=(), **fields):
+    made = Request(request_id, np.array(tokens, np.int32), SamplingParams(max_tokens=9), arrival_time=1.5, **fields)
+    made.block_hashes = list(hashes)
+    return made
+
+
+def plan(step, decode_slots=NOTHING, **fields):
+    nothing = {"preemptions": (), "releases": (), "starts": (), "growth": None, "prefills": ()}
+    return StepPlan(**{**nothing, "step": step, "decode_slots": decode_slots, "num_tokens": 1, **fields})
+
+
+def lines(packed):
+    return [json.loads(line) for line in gzip.decompress(packed).splitlines()]
+
+
+def test_a_run_reads_like_this():
+    sink = Keep()
+    record = recorder(sink)
+    first = request(7, hashes=[b"A"], priority=2, predicted_tokens=4)
+    record.added(first)
+    start = SlotStart(3, 7, first.prompt_token_ids, 5, 0, first.sampling, np.arange(2, dtype=np.int32), ())
+    record.stepped(plan(0, starts=(start,), prefills=(PrefillChunk(3, 0, 5, True),), num_tokens=5), [], 0.25)
+    decodes = np.array([3])
+    record.stepped(plan(1, decodes), [], 0.001)
+    record.stepped(plan(2, decodes), [], 0.0020004)
+    record.stepped(plan(3, decodes), [], 0.003)
+    record.limits(Limits(2, 8, 5))
+    record.weights({"chat": 2.0})
+    record.rates(None)
+    record.failed(plan(4, decodes), 0.004)
+    first.block_hashes.append(b"B")
+    record.cancelled(7, FinishReason.ERROR)
+    record.close()
+    header, *events = lines(sink.content)
+    assert header["record"] == "inflight-engine schedule"
+    assert header["config"]["capacity"]["max_num_seqs"] == CONFIG.capacity.max_num_seqs
+    assert events == [
+        ["add", 7, 1.5, 5, 9, "default", "", 2, 4, [2, 1]],
+        ["step", 0, 250000, [], [], [[7, 3, 0, False]], [[3, 0, 5]], [], 5, []],
+        ["step", 1, 1000, [], [], [], [], [3], 1, []],
+        ["same", [2000, 3000]],
+        ["limits", 2, 8, 5],
+        ["weights", {"chat": 2.0}],
+        ["rates", None],
+        ["step", 4, 4000, [], [], [], [], [], 1, None],
+        ["cancel", 7, "error"],
+        ["blocks", 7, [3, 1]],
+    ]
+
+
+def test_the_configuration_comes_back_whole(tmp_path):
+    path = tmp_path / "run.gz"
+    configuration = config(policy="priority", priority_aging=2.5, preemption="swap", prefix_caching=False)
+    path.write_bytes(Workload(configuration).run(0))
+    assert Recording(path).header.config == configuration
+
+
+def test_no_token_tenant_or_salt_is_written():
+    sink = Keep()
+    record = recorder(sink)
+    hashes = [bytes(range(16)), bytes(range(16, 32))]
+    record.added(request(0, tokens=[31337, 31338, 31339, 31340], hashes=hashes, tenant="acme", cache_salt="pepper"))
+    record.added(request(1, tokens=[31337], tenant="acme"))
+    record.added(request(2, tokens=[31337], tenant="other"))
+    record.close()
+    text = gzip.decompress(sink.content).decode()
+    for secret in ("31337", "31338", "31339", "31340", "acme", "pepper", "other", hashes[0].hex()):
+        assert secret not in text
+    tenants = [line[6] for line in lines(sink.content)[1:]]
+    assert tenants[0] == tenants[1] != tenants[2]
+
+
+def test_two_recordings_name_a_tenant_differently():
+    tenants = []
+    for _ in range(2):
+        sink = Keep()
+        record = recorder(sink)
+        record.added(request(tenant="acme"))
+        record.close()
+        tenants.append(lines(sink.content)[1][6])
+    assert tenants[0] != tenants[1]
+
+
+def test_what_was_flushed_is_there_after_a_kill():
+    sink = io.BytesIO()
+    record = recorder(sink)
+    record.added(request(1))
+    record.flush()
+    record.added(request(2))
+    text = zlib.decompressobj(wbits=31).decompress(sink.getvalue())
+    assert [json.loads(line)[1] for line in text.splitlines()[1:]] == [1]
+
+
+def test_a_second_of_steps_flushes():
+    sink = io.BytesIO()
+    record = recorder(sink)
+    decodes = np.array([0])
+    record.stepped(plan(0, decodes), [], 0.3)
+    record.stepped(plan(1, decodes), [], 0.3)
+    before = len(sink.getvalue())
+    record.stepped(plan(2, decodes), [], 0.41)
+    text = zlib.decompressobj(wbits=31).decompress(sink.getvalue())
+    assert len(sink.getvalue()) > before
+    assert json.loads(text.splitlines()[-1]) == ["same", [300000, 410000]]
+
+
+def test_the_size_limit_ends_the_recording_with_one_warning_and_a_whole_file(tmp_path, caplog):
+    path = tmp_path / "run.gz"
+    run = Workload(seed=3, max_bytes=4000)
+    with caplog.at_level(logging.WARNING):
+        packed = run.run(3000)
+    assert [record.message for record in caplog.records] == [
+        "the recording has reached its limit of 4000 bytes and ends here"
+    ]
+    assert 4000 <= len(packed) < 8000
+    path.write_bytes(packed)
+    recording = Recording(path)
+    events = list(recording.events())
+    assert not recording.cut_short
+    assert replay(CONFIG, events, Survey(events)) is None
+    assert 0 < Survey(events).num_steps < run.num_steps
+
+
+class FullDisk(io.BytesIO):
+    """Takes so many bytes and no more, as a disk does: also when it is closed."""
+
+    def __init__(self, room):
+        super().__init__()
+        self.room = room
+
+    def write(self, data):
+        if self.tell() + len(data) > self.room:
+            super().write(data[: self.room - self.tell()])
+            raise OSError(28, "No space left on device")
+        return super().write(data)
+
+    def close(self):
+        self.content = self.getvalue()
+        super().close()
+        raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_ends_the_recording_with_one_warning_and_never_the_engine(tmp_path, caplog):
+    run = Workload(seed=3, sink=FullDisk(3000))
+    with caplog.at_level(logging.WARNING):
+        packed = run.run(3000)
+    assert [record.message for record in caplog.records] == [
+        "the recording cannot be written and ends here: No space left on device"
+    ]
+    path = tmp_path / "run.gz"
+    path.write_bytes(packed)
+    recording = Recording(path)
+    events = list(recording.events())
+    assert recording.cut_short
+    assert replay(CONFIG, events, Survey(events)) is None
+
+
+def test_nothing_is_kept_of_requests_after_the_recording_ended():
+    run = Workload(seed=3, max_bytes=1000)
+    run.run(2000)
+    run.recorder.flush()
+    run.recorder.close()
+    assert not run.recorder._requests
+    assert not run.recorder._repeated
+    assert len(run.recorder._lines) < 1000
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_block_hashes_are_forgotten_but_no_decision_changes(tmp_path, monkeypatch, seed):
+    monkeypatch.setattr(content, "_FEWEST_BEFORE_FORGETTING", 20)
+    path = tmp_path / "run.gz"
+    run = Workload(seed=seed)
+    path.write_bytes(run.run(2500))
+    contents = run.recorder._contents
+    assert contents.next_id > 500
+    assert len(contents) <= 200
+    recording = Recording(path)
+    assert run.hits > 10
+    assert replay(CONFIG, recording.events(), Survey(recording.events())) is None
+
+
+def test_runs_join_what_follows():
+    assert runs_of([]) == []
+    assert runs_of([5, 6, 7, 2, 9, 10]) == [5, 3, 2, 1, 9, 2]
