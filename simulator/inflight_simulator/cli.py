@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from inflight_simulator.calibrate_command import add_calibrate_flags, run_calibrate
 from inflight_simulator.engine_command import add_common_flags, add_engine_command_flags, run_compare, run_engine
 from inflight_simulator.errors import InputError
 from inflight_simulator.trace_files import FORMATS
@@ -58,6 +59,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_common_flags(compare)
     compare.set_defaults(run=run_compare)
+    calibrate = command(
+        "calibrate",
+        "fit the cost model to a recording of a real engine",
+        "example:\n  inflight-engine serve builtin://smollm2 --record run.gz\n"
+        "  inflight-simulate calibrate run.gz --out cost.json\n  inflight-simulate engine ARRIVALS --cost cost.json",
+    )
+    add_calibrate_flags(calibrate)
+    calibrate.set_defaults(run=run_calibrate)
     return parser
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,16 +12,9 @@ from inflight_engine.scheduling.config import SchedulerConfig, SwapRates
 from inflight_engine.scheduling.plan import PrefillChunk, SlotStart, StepPlan
 from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler
 from inflight_simulator.arrivals import Arrival, prompt_token_ids
-from inflight_simulator.cost import Cost, StepWork, prefill_context
+from inflight_simulator.cost import Cost, StepWork, attended_tokens
 from inflight_simulator.outcome import NEVER, Outcome, Phase, Refusal, Run, Span
 from inflight_simulator.passes import Pass, Passes, mixed
-
-
-class _Decode(NamedTuple):
-    """Where a slot's decode began: when, and with how many tokens known."""
-
-    start_s: float
-    num_tokens: int
 
 
 def simulate_continuous(
@@ -39,15 +32,35 @@ def simulate_continuous(
     return _Engine(arrivals, config, cost, passes, rates).run_all()
 
 
+@dataclass(slots=True)
+class _Admitted:
+    """A request from its first slot to its end.
+
+    Attributes:
+        slot: the one it holds, or lost last.
+        lost_s: when it lost its slot; NEVER while it holds one.
+        decoding_s, decoding_from: when its decode began (NEVER: it does not decode), and with how many tokens known.
+        last_token_s: of its last token before it lost its slot.
+    """
+
+    outcome: Outcome
+    slot: int
+    lost_s: float = NEVER
+    decoding_s: float = NEVER
+    decoding_from: int = 0
+    last_token_s: float = NEVER
+
+
 class _Engine:
     """A running simulation. Request ids are places in `arrivals`.
 
     Attributes:
         now: seconds.
-        in_slot: the outcome of the request in each slot.
+        admitted: by request id.
+        in_slot: who holds each slot, or held it last.
         context: intp [max_num_seqs]: tokens that a decoding slot's next token attends to.
-        decodes: of the slots that are past their prefill.
-        lost: preempted requests, with the slot that each gave up and when.
+        last_token, longest_gap: float64 [max_num_seqs]: of decoding slots, when its last token came, and the longest
+            time between two of its tokens.
     """
 
     def __init__(
@@ -68,12 +81,11 @@ class _Engine:
         self.run = Run(num_slots)
         self.now = 0.0
         self.num_arrived = 0
-        self.outcomes: dict[int, Outcome] = {}
-        self.slot_of: dict[int, int] = {}
-        self.in_slot: list[Outcome | None] = [None] * num_slots
+        self.admitted: dict[int, _Admitted] = {}
+        self.in_slot: dict[int, _Admitted] = {}
         self.context = np.zeros(num_slots, np.intp)
-        self.decodes: dict[int, _Decode] = {}
-        self.lost: dict[int, tuple[int, float]] = {}
+        self.last_token = np.zeros(num_slots)
+        self.longest_gap = np.zeros(num_slots)
         self.tokens = np.zeros(num_slots, np.int32)
 
     def run_all(self) -> Run:
@@ -84,7 +96,7 @@ class _Engine:
             if plan is not None:
                 self._step(plan)
             elif self.num_arrived < len(self.arrivals):
-                run.series.append(self.now, 0, 0, scheduler.kv_usage)
+                run.series.append(self.now, 0, scheduler.kv_usage)
                 self.now = self.arrivals[self.num_arrived].arrival_s
             else:
                 break
@@ -114,27 +126,23 @@ class _Engine:
                 self.run.refusals.append(Refusal(request_id, arrival, str(error)))
 
     def _step(self, plan: StepPlan) -> None:
-        scheduler, run = self.scheduler, self.run
-        run.series.append(self.now, scheduler.num_running, scheduler.num_waiting, scheduler.kv_usage)
+        scheduler = self.scheduler
+        self.run.series.append(self.now, scheduler.num_running, scheduler.kv_usage)
         copied_blocks = 0
         for preemption in plan.preemptions:
             copied_blocks += len(preemption.host_block_ids)
-            self._lose_slot(preemption.request_id, preemption.slot)
+            self._lose_slot(self.admitted[preemption.request_id])
         for start in plan.starts:
             copied_blocks += len(start.host_block_ids)
             self._take_slot(start)
         copied_tokens = copied_blocks * self.block_size
-        sampled_at: dict[int, float] = {}
+        num_sampled = len(plan.decode_slots)
         for computed in self.passes(plan):
             self._compute(computed, copied_tokens)
             copied_tokens = 0
-            for chunk in computed.prefills:
-                if chunk.samples:
-                    sampled_at[chunk.slot] = self.now
-        num_sampled = len(plan.decode_slots) + len(sampled_at)
+            num_sampled += sum(chunk.samples for chunk in computed.prefills)
         for request in scheduler.update(plan, self.tokens[:num_sampled]):
-            slot = self.slot_of[request.request_id]
-            self._finish(request.request_id, slot, sampled_at.get(slot, self.now))
+            self._finish(self.admitted.pop(request.request_id))
 
     def _compute(self, computed: Pass, copied_tokens: int) -> None:
         """One forward pass: the clock moves on by what it costs."""
@@ -143,56 +151,65 @@ class _Engine:
         prefill_tokens = prefill_context_tokens = 0
         for chunk in computed.prefills:
             prefill_tokens += chunk.length
-            prefill_context_tokens += prefill_context(chunk)
+            prefill_context_tokens += attended_tokens(chunk.start, chunk.length)
         read = int(self.context[slots].sum())
         work = StepWork(len(slots), prefill_tokens, read, prefill_context_tokens, copied_tokens)
-        self.now = started + self.cost.seconds(work)
-        self.context[slots] += 1
+        now = self.now = started + self.cost.seconds(work)
         self.run.num_steps += 1
+        self.context[slots] += 1
+        self.longest_gap[slots] = np.maximum(self.longest_gap[slots], now - self.last_token[slots])
+        self.last_token[slots] = now
         for chunk in computed.prefills:
             self._end_chunk(chunk, started)
 
     def _end_chunk(self, chunk: PrefillChunk, started: float) -> None:
-        outcome = self._in(chunk.slot)
-        self.run.timeline.append(Span(outcome.request_id, chunk.slot, Phase.PREFILL, started, self.now, chunk.length))
-        if chunk.samples:
-            num_tokens = self.context[chunk.slot] = chunk.start + chunk.length + 1
-            self.decodes[chunk.slot] = _Decode(self.now, num_tokens)
-            if outcome.first_token_s == NEVER:
-                outcome.first_token_s = self.now
+        slot, now = chunk.slot, self.now
+        admitted = self.in_slot[slot]
+        outcome = admitted.outcome
+        self._add_span(admitted, Phase.PREFILL, started, now, chunk.length)
+        if not chunk.samples:
+            return
+        if outcome.first_token_s == NEVER:
+            outcome.first_token_s = now
+        else:
+            # Resumed: what it took to get a slot and to be computed again lies between two of its tokens, too.
+            outcome.longest_gap = max(outcome.longest_gap, now - admitted.last_token_s)
+        admitted.decoding_s, admitted.decoding_from = now, chunk.start + chunk.length + 1
+        self.context[slot] = admitted.decoding_from
+        self.last_token[slot] = now
+        self.longest_gap[slot] = outcome.longest_gap
 
     def _take_slot(self, start: SlotStart) -> None:
-        request_id = start.request_id
-        outcome = self.outcomes.get(request_id)
-        if outcome is None:
-            outcome = self.outcomes[request_id] = Outcome(request_id, self.arrivals[request_id], self.now)
+        admitted = self.admitted.get(start.request_id)
+        if admitted is None:
+            outcome = Outcome(start.request_id, self.arrivals[start.request_id], self.now)
+            admitted = self.admitted[start.request_id] = _Admitted(outcome, start.slot)
         else:
-            slot, lost_s = self.lost.pop(request_id)
-            self.run.timeline.append(Span(request_id, slot, Phase.PREEMPTED, lost_s, self.now, 0))
-        self.in_slot[start.slot] = outcome
-        self.slot_of[request_id] = start.slot
+            self._add_span(admitted, Phase.PREEMPTED, admitted.lost_s, self.now, 0)
+            admitted.slot, admitted.lost_s = start.slot, NEVER
+        self.in_slot[start.slot] = admitted
 
-    def _lose_slot(self, request_id: int, slot: int) -> None:
-        self._in(slot).num_preemptions += 1
-        self._end_decode(slot, self.now)
-        self.lost[request_id] = slot, self.now
+    def _lose_slot(self, admitted: _Admitted) -> None:
+        admitted.outcome.num_preemptions += 1
+        admitted.lost_s = self.now
+        self._end_decode(admitted)
 
-    def _finish(self, request_id: int, slot: int, finished_s: float) -> None:
-        outcome = self.outcomes.pop(request_id)
-        outcome.finished_s = finished_s
-        self._end_decode(slot, finished_s)
-        del self.slot_of[request_id]
-        self.run.outcomes.append(outcome)
+    def _finish(self, admitted: _Admitted) -> None:
+        admitted.outcome.finished_s = self._end_decode(admitted)
+        self.run.outcomes.append(admitted.outcome)
 
-    def _end_decode(self, slot: int, end_s: float) -> None:
-        decode = self.decodes.pop(slot, None)
-        if decode is None or decode.start_s == end_s:
-            return
-        tokens = int(self.context[slot]) - decode.num_tokens
-        self.run.timeline.append(Span(self._in(slot).request_id, slot, Phase.DECODE, decode.start_s, end_s, tokens))
+    def _end_decode(self, admitted: _Admitted) -> float:
+        """Returns when its last token came."""
+        if admitted.decoding_s != NEVER:
+            slot = admitted.slot
+            last_token_s = admitted.last_token_s = float(self.last_token[slot])
+            admitted.outcome.longest_gap = float(self.longest_gap[slot])
+            tokens = int(self.context[slot]) - admitted.decoding_from
+            if tokens:
+                self._add_span(admitted, Phase.DECODE, admitted.decoding_s, last_token_s, tokens)
+            admitted.decoding_s = NEVER
+        return admitted.last_token_s
 
-    def _in(self, slot: int) -> Outcome:
-        outcome = self.in_slot[slot]
-        if outcome is None:
-            raise AssertionError(f"slot {slot} is empty")
-        return outcome
+    def _add_span(self, admitted: _Admitted, phase: Phase, start_s: float, end_s: float, tokens: int) -> None:
+        span = Span(admitted.outcome.request_id, admitted.slot, phase, start_s, end_s, tokens)
+        self.run.timeline.append(span)

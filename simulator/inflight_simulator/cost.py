@@ -8,7 +8,6 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from inflight_engine.scheduling.config import SwapRates
-from inflight_engine.scheduling.plan import PrefillChunk
 from inflight_simulator.errors import InputError
 
 
@@ -30,9 +29,9 @@ class StepWork(NamedTuple):
     copied_tokens: int
 
 
-def prefill_context(chunk: PrefillChunk) -> int:
-    """Sum over a chunk's tokens of the tokens each attends to, itself included."""
-    return chunk.length * chunk.start + chunk.length * (chunk.length + 1) // 2
+def attended_tokens(start: int, length: int) -> int:
+    """Sum over the tokens [start, start + length) of a sequence of the tokens each attends to, itself included."""
+    return length * start + length * (length + 1) // 2
 
 
 class Cost(Protocol):

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import msgspec
 
-from inflight_simulator.flags import CONTINUOUS_ONLY, add_engine_flags, add_trace_flags, attribute
+from inflight_simulator.errors import InputError
+from inflight_simulator.flags import CONTINUOUS_ONLY, add_engine_flags, add_trace_flags, attribute, number
 from inflight_simulator.outcome import Run
 from inflight_simulator.report import comparison_table, run_table
 from inflight_simulator.setup import Setup, setup
 from inflight_simulator.summary import summarize, write_requests
 
-STATIC, CONTINUOUS, WHOLE = "static", "continuous", "continuous, whole prompts"
+STATIC, CONTINUOUS, NO_CHUNKS = "static", "continuous", "continuous, no chunked prefill"
 
 
 def add_common_flags(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +25,9 @@ def add_common_flags(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("what to print")
     output.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     output.add_argument("--plot", type=Path, metavar="FILE.png", help="draw slots, queue and KV cache over time")
+    output.add_argument(
+        "--plot-window", type=_window, metavar="FROM:UNTIL", help="seconds to draw, as in 60:90 (default: all)"
+    )
 
 
 def add_engine_command_flags(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +59,7 @@ def run_engine(flags: argparse.Namespace) -> int:
     if flags.requests:
         write_requests(flags.requests, run)
     if flags.plot:
-        _plot(flags.plot, {name: run})
+        _plot(flags, {name: run})
     print(msgspec.json.encode(summary).decode() if flags.json else run_table(run, summary, name))
     return 0
 
@@ -69,27 +73,43 @@ def run_compare(flags: argparse.Namespace) -> int:
         return 1
     summaries = {name: summarize(run) for name, run in runs.items()}
     if flags.plot:
-        _plot(flags.plot, runs)
+        _plot(flags, runs)
     if flags.json:
-        print(msgspec.json.encode(summaries).decode())
+        print(msgspec.json.encode({_key(name): summary for name, summary in summaries.items()}).decode())
     else:
         print(comparison_table({name: (run, summaries[name]) for name, run in runs.items()}))
     return 0
 
 
 def _kinds(simulated: Setup) -> dict[str, Callable[[], Run]]:
-    kinds = {STATIC: simulated.static, WHOLE: simulated.continuous_without_chunks, CONTINUOUS: simulated.continuous}
+    kinds = {STATIC: simulated.static, NO_CHUNKS: simulated.continuous_without_chunks, CONTINUOUS: simulated.continuous}
     if simulated.unit_cost:
         # Prefill is free, and so are its chunks.
-        del kinds[WHOLE]
+        del kinds[NO_CHUNKS]
     return kinds
 
 
-def _plot(path: Path, runs: dict[str, Run]) -> None:
-    # Imported only where it is wanted: it takes longer than many a simulation.
-    from inflight_simulator.plot import plot
+def _window(text: str) -> tuple[float, float]:
+    begin, _, end = text.partition(":")
+    seconds = number(float, 0)
+    window = seconds(begin), seconds(end)
+    if window[0] >= window[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FROM:UNTIL in seconds, as in 60:90")
+    return window
 
-    plot(path, runs)
+
+def _key(name: str) -> str:
+    return name.replace(",", "").replace(" ", "_")
+
+
+def _plot(flags: argparse.Namespace, runs: dict[str, Run]) -> None:
+    # Imported only where it is wanted: it takes longer than many a simulation.
+    from inflight_simulator.plot import Window, plot, whole
+
+    window = Window(*flags.plot_window) if flags.plot_window else whole(runs)
+    if not any(window.shows(*whole({name: run})) for name, run in runs.items()):
+        raise InputError(f"--plot-window: nothing happens from {window.begin:g} to {window.end:g} s")
+    plot(flags.plot, runs, window)
 
 
 def _note_refused(run: Run) -> None:

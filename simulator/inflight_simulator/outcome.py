@@ -49,6 +49,7 @@ class Outcome:
         admitted_s: start of the step in which it first got a slot.
         first_token_s: end of the step that gave its first token.
         finished_s: when it left, with all its tokens.
+        longest_gap: seconds, the longest between two of its tokens; 0 where it has only one.
     """
 
     request_id: int
@@ -56,6 +57,7 @@ class Outcome:
     admitted_s: float
     first_token_s: float = NEVER
     finished_s: float = NEVER
+    longest_gap: float = 0.0
     num_preemptions: int = 0
 
     @property
@@ -92,19 +94,16 @@ class Series:
     Attributes:
         times: seconds at the step's start.
         running: requests that hold a slot.
-        waiting: requests that have come and hold none.
         kv_usage: share of the KV blocks in use, 0..1.
     """
 
     times: array[float] = field(default_factory=lambda: array("d"))
     running: array[int] = field(default_factory=lambda: array("q"))
-    waiting: array[int] = field(default_factory=lambda: array("q"))
     kv_usage: array[float] = field(default_factory=lambda: array("d"))
 
-    def append(self, time: float, running: int, waiting: int, kv_usage: float) -> None:
+    def append(self, time: float, running: int, kv_usage: float) -> None:
         self.times.append(time)
         self.running.append(running)
-        self.waiting.append(waiting)
         self.kv_usage.append(kv_usage)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -22,6 +22,8 @@ MAX_REQUEST_ROWS = 40
 """Up to so many requests get a row each; beyond it there is a row for each slot."""
 MAX_POINTS = 3000
 """Of a curve; more are drawn as the largest of each stretch."""
+SMALLEST_OUTLINED = 0.005
+"""Share of the time axis from which a prefill chunk is wide enough to be outlined."""
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 _WAITING, _HELD = "#e4e4e4", "#cfe3f1"
@@ -34,67 +36,91 @@ _COLORS = {
 _NEXT_DECODE = "#56b4e9"
 _CURVES = ("#0072b2", "#d55e00", "#009e73")
 
-_Bar: TypeAlias = tuple[float, float, float]
-"""Row, start, end."""
-
 _STYLE: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left"}
 
 
-def plot(path: Path, runs: Mapping[str, Run]) -> None:
+class Window(NamedTuple):
+    """Seconds that are drawn."""
+
+    begin: float
+    end: float
+
+    def shows(self, start_s: float, end_s: float) -> bool:
+        return start_s < self.end and end_s > self.begin
+
+
+class _Bar(NamedTuple):
+    row: int
+    start_s: float
+    end_s: float
+
+
+def whole(runs: Mapping[str, Run]) -> Window:
+    """From the first arrival to the last end."""
+    outcomes = [outcome for run in runs.values() for outcome in run.outcomes]
+    return Window(min(each.arrival.arrival_s for each in outcomes), max(each.finished_s for each in outcomes))
+
+
+def plot(path: Path, runs: Mapping[str, Run], window: Window) -> None:
     """Draw simulations of the same requests over one time axis: a timeline of each, by name, above queue and KV cache.
 
     Raises:
         OSError: the file cannot be written.
     """
-    heights = [_timeline_height(run) for run in runs.values()]
+    shown = {name: _shown(run, window) for name, run in runs.items()}
+    by_request = all(len(outcomes) <= MAX_REQUEST_ROWS for outcomes in shown.values())
+    heights = [
+        _timeline_height(len(outcomes) if by_request else _num_slots(runs[name])) for name, outcomes in shown.items()
+    ]
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(11, sum(heights) + 3.4), dpi=110, layout="constrained")
+        figure = Figure(figsize=(11, sum(heights) + 3.2), dpi=110, layout="constrained")
         axes: list[Axes] = figure.subplots(
             len(runs) + 2, 1, sharex=True, squeeze=False, height_ratios=[*heights, 1.0, 1.0]
         )[:, 0].tolist()
         for axis, (name, run) in zip(axes, runs.items(), strict=False):
-            _draw_timeline(axis, name, run)
-        _draw_curves(axes[-2], axes[-1], runs)
-        end = max(_end(run) for run in runs.values())
-        begin = min(outcome.arrival.arrival_s for run in runs.values() for outcome in run.outcomes)
-        axes[-1].set_xlim(begin - 0.005 * (end - begin), end + 0.005 * (end - begin))
+            spans = [span for span in run.timeline if window.shows(span.start_s, span.end_s)]
+            legend = _draw_requests(axis, shown[name], spans, window) if by_request else _draw_slots(axis, run, spans)
+            axis.set_title(name, fontweight="bold")
+            axis.invert_yaxis()
+            axis.legend(handles=legend, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(legend), frameon=False)
+        _draw_curves(axes[-2], axes[-1], runs, window)
+        margin = 0.005 * (window.end - window.begin)
+        axes[-1].set_xlim(window.begin - margin, window.end + margin)
         axes[-1].set_xlabel("seconds")
         figure.savefig(path, format="png")
 
 
-def _end(run: Run) -> float:
-    return max(outcome.finished_s for outcome in run.outcomes)
+def _shown(run: Run, window: Window) -> list[Outcome]:
+    """In order of arrival."""
+    return sorted(
+        (each for each in run.outcomes if window.shows(each.arrival.arrival_s, each.finished_s)),
+        key=lambda outcome: outcome.request_id,
+    )
 
 
-def _by_request(run: Run) -> bool:
-    return len(run.outcomes) <= MAX_REQUEST_ROWS
+def _num_slots(run: Run) -> int:
+    """That were ever used; the scheduler takes the lowest that is free."""
+    return max(span.slot for span in run.timeline) + 1
 
 
-def _timeline_height(run: Run) -> float:
+def _timeline_height(rows: int) -> float:
     """Inches."""
-    rows = len(run.outcomes) if _by_request(run) else max(span.slot for span in run.timeline) + 1
-    return min(max(0.26 * rows, 1.3), 5.0) + 0.3
+    return min(max(0.26 * rows, 1.2), 5.0) + 0.3
 
 
-def _draw_timeline(axis: Axes, name: str, run: Run) -> None:
-    legend = _draw_requests(axis, run) if _by_request(run) else _draw_slots(axis, run)
-    axis.set_title(name, fontweight="bold")
-    axis.invert_yaxis()
-    axis.legend(handles=legend, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(legend), frameon=False)
-
-
-def _draw_requests(axis: Axes, run: Run) -> list[Patch]:
+def _draw_requests(axis: Axes, outcomes: Sequence[Outcome], spans: Sequence[Span], window: Window) -> list[Patch]:
     """A row for each request, from its arrival to its end."""
-    outcomes = sorted(run.outcomes, key=lambda outcome: outcome.request_id)
     row_of = {outcome.request_id: row for row, outcome in enumerate(outcomes)}
-    waiting = [(row, each.arrival.arrival_s, each.admitted_s) for row, each in enumerate(outcomes)]
-    held = [(row, each.admitted_s, each.finished_s) for row, each in enumerate(outcomes)]
+    waiting = [_Bar(row, each.arrival.arrival_s, each.admitted_s) for row, each in enumerate(outcomes)]
+    held = [_Bar(row, each.admitted_s, each.finished_s) for row, each in enumerate(outcomes)]
     _add_bars(axis, waiting, _WAITING, edge="#bdbdbd")
     _add_bars(axis, held, _HELD)
-    phases = [phase for phase in Phase if any(span.phase is phase for span in run.timeline)]
+    phases = [phase for phase in Phase if any(span.phase is phase for span in spans)]
     for phase in phases:
-        bars = [(row_of[span.request_id], span.start_s, span.end_s) for span in run.timeline if span.phase is phase]
-        _add_bars(axis, bars, _COLORS[phase], edge="white" if phase is Phase.PREFILL else None)
+        bars = [_Bar(row_of[span.request_id], span.start_s, span.end_s) for span in spans if span.phase is phase]
+        longest = max(bar.end_s - bar.start_s for bar in bars)
+        outlined = phase is Phase.PREFILL and longest > SMALLEST_OUTLINED * (window.end - window.begin)
+        _add_bars(axis, bars, _COLORS[phase], edge="white" if outlined else None)
     axis.set_yticks(range(len(outcomes)), [_label(outcome) for outcome in outcomes])
     axis.set_ylim(-0.6, len(outcomes) - 0.4)
     axis.tick_params(axis="y", length=0)
@@ -106,9 +132,9 @@ def _label(outcome: Outcome) -> str:
     return f"{request_name(outcome.request_id)}: {arrival.prompt_tokens:,} in, {arrival.output_tokens:,} out"
 
 
-def _draw_slots(axis: Axes, run: Run) -> list[Patch]:
+def _draw_slots(axis: Axes, run: Run, shown: Sequence[Span]) -> list[Patch]:
     """A row for each slot; two blues take turns, so that one request ends visibly where the next begins."""
-    spans = sorted(run.timeline, key=lambda span: (span.slot, span.start_s))
+    spans = sorted(shown, key=lambda span: (span.slot, span.start_s))
     decodes: tuple[list[_Bar], list[_Bar]] = ([], [])
     last_slot, last_request, turn = -1, -1, 0
     for span in spans:
@@ -116,7 +142,7 @@ def _draw_slots(axis: Axes, run: Run) -> list[Patch]:
             if (span.slot, span.request_id) != (last_slot, last_request):
                 turn = 1 - turn if span.slot == last_slot else 0
             last_slot, last_request = span.slot, span.request_id
-            decodes[turn].append(_bar(span))
+            decodes[turn].append(_bar_in_slot(span))
     for bars, color in zip(decodes, (_COLORS[Phase.DECODE], _NEXT_DECODE), strict=True):
         _add_bars(axis, bars, color)
     legend = [
@@ -124,7 +150,7 @@ def _draw_slots(axis: Axes, run: Run) -> list[Patch]:
         Patch(color=_NEXT_DECODE, label="decode, next request"),
     ]
     for phase in (Phase.PREFILL, Phase.PADDING):
-        bars = [_bar(span) for span in spans if span.phase is phase]
+        bars = [_bar_in_slot(span) for span in spans if span.phase is phase]
         if bars:
             _add_bars(axis, bars, _COLORS[phase])
             legend.append(Patch(color=_COLORS[phase], label=phase))
@@ -135,14 +161,14 @@ def _draw_slots(axis: Axes, run: Run) -> list[Patch]:
             [s.start_s for s in lost], [s.slot for s in lost], "|", color=color, markersize=5, markeredgewidth=1.5
         )
         legend.append(Patch(color=color, label="preempted"))
-    axis.set_ylim(-0.6, spans[-1].slot + 0.6)
+    axis.set_ylim(-0.6, _num_slots(run) - 0.4)
     axis.set_ylabel("slot")
     axis.yaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
     return legend
 
 
-def _bar(span: Span) -> _Bar:
-    return span.slot, span.start_s, span.end_s
+def _bar_in_slot(span: Span) -> _Bar:
+    return _Bar(span.slot, span.start_s, span.end_s)
 
 
 def _add_bars(axis: Axes, bars: Sequence[_Bar], color: str, edge: str | None = None) -> None:
@@ -162,19 +188,20 @@ def _add_bars(axis: Axes, bars: Sequence[_Bar], color: str, edge: str | None = N
     axis.add_collection(collection, autolim=False)
 
 
-def _draw_curves(queue: Axes, cache: Axes, runs: Mapping[str, Run]) -> None:
+def _draw_curves(queue: Axes, cache: Axes, runs: Mapping[str, Run], window: Window) -> None:
     alone = len(runs) == 1
     for (name, run), color in zip(runs.items(), _CURVES, strict=False):
-        series = run.series
-        times = np.append(np.frombuffer(series.times), _end(run))
+        end = max(outcome.finished_s for outcome in run.outcomes)
+        times = np.append(np.frombuffer(run.series.times), end)
         curves = [
-            (queue, np.frombuffer(series.waiting, np.int64), color, "waiting" if alone else name),
-            (cache, 100 * np.frombuffer(series.kv_usage), color, name),
+            (queue, *_waiting(run), color, "waiting" if alone else name),
+            (cache, times, np.append(100 * np.frombuffer(run.series.kv_usage), 0.0), color, name),
         ]
         if alone:
-            curves.append((queue, np.frombuffer(series.running, np.int64), _CURVES[2], "running"))
-        for axis, values, line, label in curves:
-            x, y = _thinned(times, np.append(values, 0.0))
+            running = np.append(np.frombuffer(run.series.running, np.int64), 0)
+            curves.append((queue, times, running.astype(np.float64), _CURVES[2], "running"))
+        for axis, x, y, line, label in curves:
+            x, y = _thinned(x, y, window)
             axis.step(x, y, where="post", color=line, label=label, linewidth=1.2)
             if alone:
                 axis.fill_between(x, y, step="post", color=line, alpha=0.15, linewidth=0)
@@ -187,12 +214,29 @@ def _draw_curves(queue: Axes, cache: Axes, runs: Mapping[str, Run]) -> None:
         axis.grid(axis="y", color="#e0e0e0", linewidth=0.6)
 
 
-def _thinned(
-    times: npt.NDArray[np.float64], values: npt.NDArray[np.float64]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """The largest value of each stretch of time."""
+_Curve = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
+"""Times, and what holds from each on."""
+
+
+def _waiting(run: Run) -> _Curve:
+    """Requests that have come and hold no slot."""
+    changes = [(each.arrival.arrival_s, 1) for each in run.outcomes]
+    changes += [(each.admitted_s, -1) for each in run.outcomes]
+    for span in run.timeline:
+        if span.phase is Phase.PREEMPTED:
+            changes += [(span.start_s, 1), (span.end_s, -1)]
+    times, by = np.array(sorted(changes), np.float64).T
+    # Of changes at one time only the last tells what holds from then on.
+    last = np.append(np.flatnonzero(np.diff(times)), len(times) - 1)
+    return times[last], np.cumsum(by)[last]
+
+
+def _thinned(times: npt.NDArray[np.float64], values: npt.NDArray[np.float64], window: Window) -> _Curve:
+    """What lies in the window, at most MAX_POINTS of it: the largest of each stretch."""
+    begin = max(int(np.searchsorted(times, window.begin, "right")) - 1, 0)
+    end = int(np.searchsorted(times, window.end, "right"))
+    times, values = times[begin:end], values[begin:end]
     if len(times) <= MAX_POINTS:
         return times, values
-    edges = np.linspace(times[0], times[-1], MAX_POINTS + 1)[:-1]
-    first = np.unique(np.searchsorted(times, edges))
+    first = np.unique(np.searchsorted(times, np.linspace(times[0], times[-1], MAX_POINTS + 1)[:-1]))
     return times[first], np.maximum.reduceat(values, first)

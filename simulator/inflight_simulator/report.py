@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from inflight_simulator.outcome import Run
-from inflight_simulator.summary import Distribution, Summary
+from inflight_simulator.outcome import Outcome, Run
+from inflight_simulator.summary import Distribution, Summary, distribution
 
 FEW = 16
 """Requests that are shown one by one."""
-
-_Value = float | int | str | None
 
 
 def run_table(run: Run, summary: Summary, batching: str) -> str:
@@ -33,71 +31,87 @@ def run_table(run: Run, summary: Summary, batching: str) -> str:
         lines.append(f"prefix cache     {share:.1%} of {run.prefix_queries} prompt tokens were in it")
     rows = [
         [name, *(_number(value) for value in (latency.mean, latency.p50, latency.p95, latency.p99))]
-        for name, latency in _latencies(summary)
+        for name, latency in (
+            ("TTFT", summary.ttft),
+            ("TPOT", summary.tpot),
+            ("longest gap between tokens", _gaps(run)),
+            ("service latency", summary.service_latency),
+            ("end-to-end latency", summary.e2e_latency),
+        )
     ]
     lines += ["", *_aligned([["seconds", "mean", "p50", "p95", "p99"], *rows])]
     if len(run.outcomes) <= FEW:
-        lines += ["", *_aligned(_request_rows({"": run}))]
+        lines += ["", *_aligned(_request_rows({"first token": (run, _first_token), "leaves": (run, _leaves)}))]
     return "\n".join(lines)
 
 
 def comparison_table(runs: Mapping[str, tuple[Run, Summary]]) -> str:
     """Simulations of the same requests side by side; in brackets how many times the first one's."""
-    summaries = [summary for _, summary in runs.values()]
     rows: list[list[str]] = [["", *runs]]
     for label, value_of in _COMPARED:
-        values = [value_of(summary) for summary in summaries]
-        first = values[0]
+        first, *others = (value_of(run, summary) for run, summary in runs.values())
         cells = [_number(first)]
-        for value in values[1:]:
+        for value in others:
             ratio = f" ({value / first:.2f}x)" if value is not None and first else ""
             cells.append(_number(value) + ratio)
         rows.append([label, *cells])
     lines = _aligned(rows)
     if all(len(run.outcomes) <= FEW for run, _ in runs.values()):
-        lines += ["", *_aligned(_request_rows({name: run for name, (run, _) in runs.items()}))]
+        for label, time_of in (
+            ("seconds at which the first token comes", _first_token),
+            ("seconds at which the request leaves", _leaves),
+        ):
+            columns = {name: (run, time_of) for name, (run, _) in runs.items()}
+            lines += ["", label, *_aligned(_request_rows(columns))]
     return "\n".join(lines)
 
 
-_COMPARED: tuple[tuple[str, Callable[[Summary], float | None]], ...] = (
-    ("steps", lambda summary: summary.steps),
-    ("makespan, s", lambda summary: summary.makespan_s),
-    ("requests/s", lambda summary: summary.throughput_rps),
-    ("output tokens/s", lambda summary: summary.throughput_tokens_s),
-    ("slots x steps with a token, %", lambda summary: 100 * summary.slot_efficiency),
-    ("service latency, mean s", lambda summary: summary.service_latency.mean),
-    ("end-to-end latency, mean s", lambda summary: summary.e2e_latency.mean),
-    ("end-to-end latency, p95 s", lambda summary: summary.e2e_latency.p95),
-    ("TTFT, mean s", lambda summary: summary.ttft.mean),
-    ("TTFT, p95 s", lambda summary: summary.ttft.p95),
-    ("TPOT, mean s", lambda summary: summary.tpot.mean),
-    ("TPOT, p95 s", lambda summary: summary.tpot.p95),
-    ("KV cache, at most %", lambda summary: 100 * summary.max_kv_usage),
+_COMPARED: tuple[tuple[str, Callable[[Run, Summary], float | None]], ...] = (
+    ("steps", lambda run, summary: summary.steps),
+    ("makespan, s", lambda run, summary: summary.makespan_s),
+    ("requests/s", lambda run, summary: summary.throughput_rps),
+    ("output tokens/s", lambda run, summary: summary.throughput_tokens_s),
+    ("slots x steps with a token, %", lambda run, summary: 100 * summary.slot_efficiency),
+    ("service latency, mean s", lambda run, summary: summary.service_latency.mean),
+    ("end-to-end latency, mean s", lambda run, summary: summary.e2e_latency.mean),
+    ("end-to-end latency, p95 s", lambda run, summary: summary.e2e_latency.p95),
+    ("TTFT, mean s", lambda run, summary: summary.ttft.mean),
+    ("TTFT, p95 s", lambda run, summary: summary.ttft.p95),
+    ("TPOT, mean s", lambda run, summary: summary.tpot.mean),
+    ("TPOT, p95 s", lambda run, summary: summary.tpot.p95),
+    ("longest gap between tokens, mean s", lambda run, summary: _gaps(run).mean),
+    ("KV cache, at most %", lambda run, summary: 100 * summary.max_kv_usage),
 )
 
 
-def _latencies(summary: Summary) -> tuple[tuple[str, Distribution], ...]:
-    return (
-        ("TTFT", summary.ttft),
-        ("TPOT", summary.tpot),
-        ("service latency", summary.service_latency),
-        ("end-to-end latency", summary.e2e_latency),
-    )
+def _gaps(run: Run) -> Distribution:
+    """Of each request with more than one token."""
+    return distribution([each.longest_gap for each in run.outcomes if each.arrival.output_tokens > 1])
 
 
-def _request_rows(runs: Mapping[str, Run]) -> list[list[str]]:
-    """Each request in order of arrival, with its first token and its end in each run."""
-    header = ["request", "prompt", "output", "arrives"]
-    for name in runs:
-        header += [f"{name}: first token" if name else "first token", "leaves"]
-    rows = [header]
-    by_id = [{outcome.request_id: outcome for outcome in run.outcomes} for run in runs.values()]
-    for request_id, outcome in sorted(by_id[0].items()):
+def _first_token(outcome: Outcome) -> float:
+    return outcome.first_token_s
+
+
+def _leaves(outcome: Outcome) -> float:
+    return outcome.finished_s
+
+
+def _request_rows(columns: Mapping[str, tuple[Run, Callable[[Outcome], float]]]) -> list[list[str]]:
+    """Each request in order of arrival, with times of it by column."""
+    rows = [["request", "prompt", "output", "arrives", *columns]]
+    outcomes = [{each.request_id: each for each in run.outcomes} for run, _ in columns.values()]
+    for request_id, outcome in sorted(outcomes[0].items()):
         arrival = outcome.arrival
-        row: list[_Value] = [request_name(request_id), arrival.prompt_tokens, arrival.output_tokens, arrival.arrival_s]
-        for outcomes in by_id:
-            row += [outcomes[request_id].first_token_s, outcomes[request_id].finished_s]
-        rows.append([_number(value) for value in row])
+        times = [time_of(by_id[request_id]) for by_id, (_, time_of) in zip(outcomes, columns.values(), strict=True)]
+        rows.append(
+            [
+                request_name(request_id),
+                str(arrival.prompt_tokens),
+                str(arrival.output_tokens),
+                *(f"{time:.3f}" for time in (arrival.arrival_s, *times)),
+            ]
+        )
     return rows
 
 
@@ -117,11 +131,11 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _number(value: _Value) -> str:
+def _number(value: float | None) -> str:
     """Four significant digits, without an exponent and without zeros that say nothing."""
     if value is None:
         return "-"
-    if isinstance(value, int | str):
+    if isinstance(value, int):
         return str(value)
     if abs(value) >= 1000:
         return f"{value:.1f}"

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 
 from inflight_simulator.arrivals import Arrival, blocks_of
-from inflight_simulator.cost import Cost, StepWork
+from inflight_simulator.cost import Cost, StepWork, attended_tokens
 from inflight_simulator.machine import Machine
 from inflight_simulator.outcome import Outcome, Phase, Refusal, Run, Span
 
@@ -32,10 +33,10 @@ def simulate_static(arrivals: Sequence[Arrival], machine: Machine, cost: Cost) -
     now, begin = 0.0, 0
     while begin < len(fitting):
         if times[begin] > now:
-            run.series.append(now, 0, 0, 0.0)
+            run.series.append(now, 0, 0.0)
             now = times[begin]
         end = _batch_end(fitting, begin, bisect_right(times, now), machine)
-        now = _run_batch(run, fitting[begin:end], times, begin, now, machine, cost)
+        now = _run_batch(run, fitting[begin:end], now, machine, cost)
         begin = end
     return run
 
@@ -54,8 +55,6 @@ def _batch_end(fitting: Sequence[tuple[int, Arrival]], begin: int, arrived: int,
 def _run_batch(
     run: Run,
     batch: Sequence[tuple[int, Arrival]],
-    times: Sequence[float],
-    begin: int,
     now: float,
     machine: Machine,
     cost: Cost,
@@ -64,19 +63,21 @@ def _run_batch(
     size, admitted_s = len(batch), now
     kv_usage = sum(blocks_of(a.total_tokens, machine.block_size) for _, a in batch) / machine.num_blocks
     num_prompt = sum(a.prompt_tokens for _, a in batch)
-    context = sum(a.prompt_tokens * (a.prompt_tokens + 1) // 2 for _, a in batch)
+    context = sum(attended_tokens(0, a.prompt_tokens) for _, a in batch)
     longest = max(a.output_tokens for _, a in batch)
     ends: list[float] = []
     """When token 1, 2, ... of every request is there."""
     for step in range(longest):
-        run.series.append(now, size, bisect_right(times, now) - begin - size, kv_usage)
+        run.series.append(now, size, kv_usage)
         work = StepWork(size, 0, num_prompt + size * step, 0, 0) if step else StepWork(0, num_prompt, 0, context, 0)
         now += cost.seconds(work)
         ends.append(now)
     run.num_steps += longest
+    gaps = [later - earlier for earlier, later in pairwise(ends)]
     for slot, (request_id, arrival) in enumerate(batch):
         done = ends[arrival.output_tokens - 1]
-        run.outcomes.append(Outcome(request_id, arrival, admitted_s, ends[0], now))
+        gap = max(gaps[: arrival.output_tokens - 1], default=0.0)
+        run.outcomes.append(Outcome(request_id, arrival, admitted_s, ends[0], now, gap))
         run.timeline.append(Span(request_id, slot, Phase.PREFILL, admitted_s, ends[0], arrival.prompt_tokens))
         if done > ends[0]:
             run.timeline.append(Span(request_id, slot, Phase.DECODE, ends[0], done, arrival.output_tokens - 1))

@@ -68,10 +68,10 @@ def summarize(run: Run) -> Summary:
         makespan_s=makespan,
         throughput_rps=len(outcomes) / makespan,
         throughput_tokens_s=output_tokens / makespan,
-        service_latency=_distribution([outcome.service_latency for outcome in outcomes]),
-        e2e_latency=_distribution([outcome.e2e_latency for outcome in outcomes]),
-        ttft=_distribution([outcome.ttft for outcome in outcomes]),
-        tpot=_distribution([outcome.tpot for outcome in outcomes if outcome.tpot is not None]),
+        service_latency=distribution([outcome.service_latency for outcome in outcomes]),
+        e2e_latency=distribution([outcome.e2e_latency for outcome in outcomes]),
+        ttft=distribution([outcome.ttft for outcome in outcomes]),
+        tpot=distribution([outcome.tpot for outcome in outcomes if outcome.tpot is not None]),
         preemptions=run.num_preemptions,
         swaps=run.num_swaps,
         slot_efficiency=output_tokens / (run.max_num_seqs * run.num_steps),
@@ -80,7 +80,7 @@ def summarize(run: Run) -> Summary:
     )
 
 
-def _distribution(values: Sequence[float]) -> Distribution:
+def distribution(values: Sequence[float]) -> Distribution:
     if not values:
         return Distribution(None, None, None, None)
     p50, p95, p99 = np.percentile(values, (50, 95, 99)).tolist()
@@ -101,6 +101,7 @@ REQUEST_COLUMNS = (
     "e2e_latency",
     "ttft",
     "tpot",
+    "longest_gap",
     "preemptions",
 )
 
@@ -136,6 +137,7 @@ def write_requests(path: Path, run: Run) -> None:
                     outcome.e2e_latency,
                     outcome.ttft,
                     outcome.tpot,
+                    outcome.longest_gap,
                 )
                 row += ["" if time is None else round(time, 6) for time in times]
                 row.append(outcome.num_preemptions)
