@@ -221,8 +221,7 @@ class BlockPool:
         self._content_mask[taken] = False
         evicted = taken[self._num_empty :]
         self._num_empty -= len(taken) - len(evicted)
-        if len(evicted):
-            self._head = int(self._place[evicted[-1]]) + 1
+        self._head += len(evicted)  # Looking ahead left no gaps between them.
         self._next = self._next[self._num_taken :]
         self._next_ids = self._next_ids[self._num_taken :]
         self._num_next -= self._num_taken

@@ -162,11 +162,13 @@ def test_looking_ahead_evicts_no_more_than_was_asked_for():
 
 def test_what_the_next_blocks_were_going_to_be_is_forgotten_when_they_are_shared():
     pool = BlockPool(4, 16)
-    cached(pool, 1, 2, 3, 4)
-    pool.allocate(1)
-    shared = pool.match(hashes(1, 2))
-    pool.share(shared)
-    assert set(pool.allocate(1).tolist()).isdisjoint(shared.tolist())
+    first, second, third, fourth = pool.allocate(4)
+    pool.register([first, second, third, fourth], hashes(1, 2, 3, 4))
+    for block in (first, second, third, fourth):
+        pool.free([block])
+    assert pool.allocate(1).tolist() == [first]
+    pool.share(pool.match(hashes(2)))
+    assert pool.allocate(2).tolist() == [third, fourth]
     assert pool.num_free == 0
 
 

@@ -11,7 +11,9 @@ from inflight_engine.cache import block_pool
 from inflight_engine.cache.block_pool import BlockPool, OutOfBlocksError
 
 HASHES = [bytes([number]) * 16 for number in range(24)]
-chains = st.lists(st.sampled_from(HASHES), unique=True, max_size=8)
+# Mostly the beginnings of a few long prompts, so that much is found again; now and then anything.
+prompts = st.builds(lambda first, length: HASHES[first : first + length], st.sampled_from([0, 8]), st.integers(0, 8))
+chains = st.one_of(prompts, prompts, st.lists(st.sampled_from(HASHES), unique=True, max_size=8))
 
 
 class PoolModel:

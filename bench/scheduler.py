@@ -1,0 +1,346 @@
+"""What one iteration of the scheduler costs, by the number of running requests: no model, no processes, no sockets."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.machine import cpu_model
+from inflight_engine.request import Request, SamplingParams, TokenIds
+from inflight_engine.scheduling.config import SchedulerConfig
+from inflight_engine.scheduling.limits import Limits
+from inflight_engine.scheduling.plan import StepPlan
+from inflight_engine.scheduling.scheduler import Scheduler
+
+GOAL_MICROSECONDS = 10.0
+BLOCK_SIZE = 16
+VOCABULARY = 128_000
+STOP_TOKEN_IDS = (128_001, 128_008, 128_009)
+"""Those of Llama 3; sampled tokens stay below them unless a request is to stop."""
+PROMPT_TOKENS = 256
+OUTPUT_TOKENS = 200
+"""Generated before the steps with a change are measured: the length of a chat answer."""
+WARM_UP_STEPS = 100
+MAX_MODEL_LEN = 8192
+MAX_STEPS = 6000
+"""No request reaches its length: they end when the benchmark says so."""
+FILLER_BLOCKS = 256
+MAX_STEPS_TO_PREEMPT = 1000
+NUM_TOKEN_ROWS = 64
+
+Nanoseconds = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Microseconds."""
+
+    median: float
+    p95: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One size. Times in microseconds.
+
+    Attributes:
+        schedule, update, metrics: parts of a steady decode step; `metrics` reads what the engine reports of each step.
+        step: the three together.
+        grown_tables: block tables that got a block, mean of a steady step.
+        arrival, finish, preemption: median of the two steps that each touches (the second sees the changed batch), all
+            their work included; `arrival` with `add`. None: none was seen.
+        victim_blocks: length of the block tables of the preempted.
+    """
+
+    num_running: int
+    schedule: Spread
+    update: Spread
+    metrics: Spread
+    step: Spread
+    grown_tables: float
+    arrival: float
+    finish: float
+    preemption: float | None
+
+    @property
+    def meets_goal(self) -> bool:
+        return self.step.median <= GOAL_MICROSECONDS
+
+
+class Load:
+    """A scheduler with requests, driven step by step. Tokens are random, so no prompt is in the prefix cache."""
+
+    def __init__(self, config: SchedulerConfig, timer_cost: int) -> None:
+        self.scheduler = Scheduler(config)
+        self._timer_cost = timer_cost
+        self._num_requests = 0
+        self._num_steps = 0
+        self._random = np.random.default_rng(0)
+        self._rows = self._tokens((NUM_TOKEN_ROWS, config.capacity.max_num_seqs))
+
+    def add(self, num_prompt_tokens: int, max_tokens: int | None = None) -> int:
+        """Add a request; returns what `add` took, in ns."""
+        request = Request(
+            request_id=self._num_requests,
+            prompt_token_ids=self._tokens(num_prompt_tokens),
+            sampling=SamplingParams(max_tokens or MAX_MODEL_LEN - num_prompt_tokens, stop_token_ids=STOP_TOKEN_IDS),
+            arrival_time=0.0,
+        )
+        self._num_requests += 1
+        started = time.perf_counter_ns()
+        self.scheduler.add(request)
+        return time.perf_counter_ns() - started - self._timer_cost
+
+    def step(self, stopping: int | None = None) -> tuple[StepPlan, list[int]]:
+        """One iteration; returns its plan and what schedule, update and metrics took, in ns.
+
+        Args:
+            stopping: place in the batch of a request that samples a stop token.
+        """
+        scheduler, clock = self.scheduler, time.perf_counter_ns
+        t0 = clock()
+        plan = scheduler.schedule()
+        t1 = clock()
+        if plan is None:
+            raise RuntimeError("nothing is left to schedule")
+        num_sampled = len(plan.decode_slots) + sum(chunk.samples for chunk in plan.prefills)
+        token_ids = self._rows[self._num_steps % NUM_TOKEN_ROWS, :num_sampled]
+        self._num_steps += 1
+        if stopping is not None:
+            token_ids = token_ids.copy()
+            token_ids[stopping] = STOP_TOKEN_IDS[-1]
+        t2 = clock()
+        scheduler.update(plan, token_ids)
+        t3 = clock()
+        read_metrics(scheduler)
+        t4 = clock()
+        return plan, [t1 - t0 - self._timer_cost, t3 - t2 - self._timer_cost, t4 - t3 - self._timer_cost]
+
+    def steps(self, count: int) -> tuple[list[StepPlan], Nanoseconds]:
+        """Plans, and times [count, 3]."""
+        plans, times = zip(*(self.step() for _ in range(count)), strict=True)
+        return list(plans), np.array(times, np.int64)
+
+    def _tokens(self, shape: int | tuple[int, int]) -> TokenIds:
+        return self._random.integers(0, VOCABULARY, shape, np.int32)
+
+
+def read_metrics(scheduler: Scheduler) -> tuple[float, ...]:
+    """What the engine puts in each step's report."""
+    return (
+        scheduler.num_running,
+        scheduler.num_waiting,
+        scheduler.num_uncomputed_tokens,
+        scheduler.kv_usage,
+        scheduler.num_preemptions,
+        scheduler.num_swapped_blocks,
+        scheduler.prefix_queries,
+        scheduler.prefix_hits,
+    )
+
+
+def timer_cost_ns() -> int:
+    """What two readings of the clock, one right after the other, differ by."""
+    differences = np.diff([time.perf_counter_ns() for _ in range(20_000)])
+    return int(np.median(differences))
+
+
+def loaded(num_running: int, num_blocks: int, prompt_tokens: int, timer_cost: int, *, warm: bool) -> Load:
+    """A scheduler with `num_running` requests, their prompts of `prompt_tokens` and a few more, computed in one step.
+    Their lengths differ so that an equal share of them crosses a block boundary in each step.
+
+    Args:
+        warm: all blocks that are free have content that could be found again, as in a server that has run for a while.
+    """
+    config = SchedulerConfig(
+        capacity=Limits(num_running, max_num_batched_tokens=num_running * (prompt_tokens + BLOCK_SIZE)),
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        max_model_len=MAX_MODEL_LEN,
+        prefix_caching=True,
+    )
+    load = Load(config, timer_cost)
+    if warm:
+        # Each leaves full blocks only, and together they are more than there is room for.
+        for _ in range(num_blocks // FILLER_BLOCKS + 1):
+            load.add(FILLER_BLOCKS * BLOCK_SIZE, max_tokens=1)
+        while load.scheduler.has_work:
+            load.step()
+    for index in range(num_running):
+        load.add(prompt_tokens + index % BLOCK_SIZE)
+    load.step()
+    return load
+
+
+def blocks_for(num_running: int, num_steps: int) -> int:
+    """Enough for the prompts and that many steps, and a prompt to spare for each."""
+    return num_running * -(-(2 * (PROMPT_TOKENS + BLOCK_SIZE) + num_steps) // BLOCK_SIZE)
+
+
+def measure_steady(num_running: int, num_steps: int, timer_cost: int) -> tuple[Nanoseconds, float]:
+    """Times [num_steps, 3] of steady decode, and how many tables grew in a step."""
+    num_blocks = blocks_for(num_running, WARM_UP_STEPS + num_steps)
+    load = loaded(num_running, num_blocks, PROMPT_TOKENS, timer_cost, warm=True)
+    load.steps(WARM_UP_STEPS)
+    plans, times = load.steps(num_steps)
+    grown = [0 if plan.growth is None else len(plan.growth.slots) for plan in plans]
+    return times, sum(grown) / num_steps
+
+
+def measure_changes(num_running: int, num_samples: int, timer_cost: int) -> tuple[list[int], list[int]]:
+    """Times in ns of single finishes, each followed by an arrival in the place that became free."""
+    settle_steps = 4
+    num_blocks = blocks_for(num_running, OUTPUT_TOKENS + num_samples * (4 + 2 * settle_steps))
+    load = loaded(num_running, num_blocks, PROMPT_TOKENS, timer_cost, warm=True)
+    load.steps(OUTPUT_TOKENS)
+    places = np.random.default_rng(1).integers(0, num_running, num_samples).tolist()
+    finishes, arrivals = [], []
+    for place in places:
+        _, ending = load.step(stopping=place)
+        _, after = load.step()
+        finishes.append(sum(ending) + sum(after))
+        load.steps(settle_steps)
+        adding = load.add(PROMPT_TOKENS)
+        _, starting = load.step()
+        _, after = load.step()
+        arrivals.append(adding + sum(starting) + sum(after))
+        load.steps(settle_steps)
+    return finishes, arrivals
+
+
+def measure_preemptions(num_running: int, num_samples: int, timer_cost: int) -> list[int]:
+    """Times in ns of single preemptions; empty where the tables that this takes would be longer than the context.
+
+    Nobody is put in the place of the preempted, so a run ends when a tenth of them is gone.
+    """
+    # A victim's blocks are three times what grows in a step, so that it is one victim and the next step needs none.
+    prompt_tokens = max(PROMPT_TOKENS, 3 * num_running)
+    if prompt_tokens + MAX_STEPS_TO_PREEMPT > MAX_MODEL_LEN:
+        return []
+    num_blocks = num_running * (prompt_tokens // BLOCK_SIZE + 2)
+    times: list[int] = []
+    while len(times) < num_samples:
+        load = loaded(num_running, num_blocks, prompt_tokens, timer_cost, warm=False)
+        while load.scheduler.num_running > num_running * 9 // 10 and len(times) < num_samples:
+            plan, preempting = load.step()
+            if len(plan.preemptions) != 1:
+                continue
+            plan, after = load.step()
+            if not plan.preemptions:
+                times.append(sum(preempting) + sum(after))
+    return times
+
+
+def measure(num_running: int, num_steps: int, num_samples: int, timer_cost: int) -> Row:
+    times, grown_tables = measure_steady(num_running, num_steps, timer_cost)
+    finishes, arrivals = measure_changes(num_running, num_samples, timer_cost)
+    preemptions = measure_preemptions(num_running, num_samples, timer_cost)
+    schedule, update, metrics = (spread(times[:, part]) for part in range(3))
+    return Row(
+        num_running=num_running,
+        schedule=schedule,
+        update=update,
+        metrics=metrics,
+        step=spread(times.sum(axis=1)),
+        grown_tables=grown_tables,
+        arrival=spread(arrivals).median,
+        finish=spread(finishes).median,
+        preemption=spread(preemptions).median if preemptions else None,
+    )
+
+
+def spread(nanoseconds: Nanoseconds | Sequence[int]) -> Spread:
+    median, p95 = np.percentile(nanoseconds, [50, 95]) / 1000
+    return Spread(float(median), float(p95))
+
+
+CHANGES = "arrival finish preemption"
+
+
+def lines(facts: dict[str, str | int], rows: Sequence[Row], num_steps: int, num_samples: int) -> Iterator[str]:
+    """The report for a person."""
+    yield f"{facts['cpu']}, Python {facts['python']}, numpy {facts['numpy']}, garbage collector {facts['gc']}"
+    yield f"Microseconds; {facts['timer_cost_ns']} ns of the timer's own cost taken off each reading."
+    yield ""
+    pair = "median   p95"
+    yield f"        |   schedule    |    update     |    metrics    |  whole step   | tables |       | {'two steps around one':^{len(CHANGES)}s}"
+    yield f"running |  {pair} |  {pair} |  {pair} |  {pair} |  grown | <= {GOAL_MICROSECONDS:2.0f} | {CHANGES}"
+    for row in rows:
+        parts = (row.schedule, row.update, row.metrics, row.step)
+        columns = " | ".join(f"{part.median:7.2f} {part.p95:5.1f}" for part in parts)
+        preemption = "-" if row.preemption is None else f"{row.preemption:.0f}"
+        yield (
+            f"{row.num_running:7d} | {columns} | {row.grown_tables:6.1f} | {'yes' if row.meets_goal else 'no':>5s} | "
+            f"{row.arrival:7.0f} {row.finish:6.0f} {preemption:>10s}"
+        )
+    yield ""
+    yield f"Goal: a whole step in {GOAL_MICROSECONDS:.0f} us (median) at every size."
+    yield (
+        f"Steady: {num_steps} decode steps after {WARM_UP_STEPS} to warm up, blocks of {BLOCK_SIZE} tokens, each "
+        f"request with {len(STOP_TOKEN_IDS)} stop token ids, prefix caching on and every free block full of cached "
+        "content. Metrics: reading all that the engine reports of a step."
+    )
+    yield (
+        f"Changes: medians of {num_samples}, each of the two steps it touches, steady work included. Arrival: `add` of "
+        f"{PROMPT_TOKENS} prompt tokens, their hashes included. Finish: on a stop token after about {OUTPUT_TOKENS} "
+        "tokens. Preemption: to recompute, of a request with three times the blocks that one step needs "
+        "(- where that is longer than the context)."
+    )
+    yield "No model runs between the steps, so the processor's caches are warm."
+
+
+def whole_number(least: int, most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"must be a whole number from {least} to {most}, not {text!r}")
+        return int(text)
+
+    return parse
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.scheduler",
+        description=__doc__,
+        epilog="example: python -m bench.scheduler --sizes 64 256 --steps 1000 --json",
+    )
+    parser.add_argument(
+        "--sizes", type=whole_number(16, 65536), nargs="+", default=[64, 256, 1024, 4096], metavar="N",
+        help="running requests, one or more numbers (default: 64 256 1024 4096)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--steps", type=whole_number(100, MAX_STEPS), default=2000, metavar="N",
+        help="steady steps to time at each size (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--samples", type=whole_number(5, 300), default=50, metavar="N",
+        help="arrivals, finishes and preemptions to time at each size (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
+    arguments = parser.parse_args()
+    timer_cost = timer_cost_ns()
+    facts = {
+        "cpu": cpu_model(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "gc": "on" if gc.isenabled() else "off",
+        "timer_cost_ns": timer_cost,
+    }
+    rows = [measure(size, arguments.steps, arguments.samples, timer_cost) for size in arguments.sizes]
+    if arguments.json:
+        sizes = [{**asdict(row), "meets_goal": row.meets_goal} for row in rows]
+        print(json.dumps({**facts, "goal_us": GOAL_MICROSECONDS, "sizes": sizes}, indent=2))
+    else:
+        print("\n".join(lines(facts, rows, arguments.steps, arguments.samples)))
+
+
+if __name__ == "__main__":
+    main()
