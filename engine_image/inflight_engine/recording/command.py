@@ -6,6 +6,8 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 SUMMARY = "replay a recording of scheduling decisions"
@@ -44,10 +46,8 @@ def run(path: Path, *, as_json: bool) -> int:
         recording = Recording(path)
         survey = Survey(recording.events())
         cut_short = recording.cut_short
-        progress = _Progress(survey.num_steps) if sys.stderr.isatty() else None
-        difference = replay(recording.header.config, recording.events(), survey, progress)
-        if progress is not None:
-            progress.clear()
+        with _progress(survey.num_steps) as on_step:
+            difference = replay(recording.header.config, recording.events(), survey, on_step)
     except RecordingError as error:
         return _failed(f"{path} {error}")
     except OSError as error:
@@ -74,20 +74,24 @@ def run(path: Path, *, as_json: bool) -> int:
     return 0 if difference is None else 1
 
 
-class _Progress:
+@contextmanager
+def _progress(num_steps: int) -> Iterator[Callable[[int], None] | None]:
     """Says on the terminal how far the replay is, a few times a second."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    due = time.monotonic() + _PROGRESS_SECONDS
 
-    def __init__(self, num_steps: int) -> None:
-        self._num_steps = num_steps
-        self._due = time.monotonic() + _PROGRESS_SECONDS
-
-    def __call__(self, num_replayed: int) -> None:
+    def on_step(num_replayed: int) -> None:
+        nonlocal due
         now = time.monotonic()
-        if now >= self._due:
-            self._due = now + _PROGRESS_SECONDS
-            print(f"\r{num_replayed} of {self._num_steps} steps", end="", file=sys.stderr, flush=True)
+        if now >= due:
+            due = now + _PROGRESS_SECONDS
+            print(f"\r{num_replayed} of {num_steps} steps", end="", file=sys.stderr, flush=True)
 
-    def clear(self) -> None:
+    try:
+        yield on_step
+    finally:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 

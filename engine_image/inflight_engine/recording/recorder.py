@@ -83,6 +83,15 @@ class Recorder:
         self._write_line(Header(FORMAT_VERSION, version("inflight"), started, config))
         self.flush()
 
+    @classmethod
+    def to_file(cls, path: str, config: SchedulerConfig, is_cached: Callable[[bytes], bool]) -> Recorder:
+        """Record to a new file; one that is there is overwritten.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        return cls(config, open(path, "wb"), is_cached=is_cached)
+
     def added(self, request: Request) -> None:
         if self._sink is None:
             return

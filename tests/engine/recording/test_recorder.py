@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -184,6 +185,29 @@ def test_a_full_disk_ends_the_recording_with_one_warning_and_never_the_engine(tm
     assert replay(CONFIG, events, Survey(events)) is None
 
 
+def test_a_file_is_overwritten_and_closed(tmp_path):
+    path = tmp_path / "run.gz"
+    path.write_bytes(bytes(10_000))
+    Recorder.to_file(str(path), CONFIG, lambda block_hash: False).close()
+    assert len(lines(path.read_bytes())) == 1
+
+
+def test_a_file_that_cannot_be_opened_is_an_error_at_once(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        Recorder.to_file(str(tmp_path / "none" / "run.gz"), CONFIG, lambda block_hash: False)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_device_without_room_warns_once(caplog):
+    record = Recorder.to_file("/dev/full", CONFIG, lambda block_hash: False)
+    record.added(request())
+    record.flush()
+    record.close()
+    assert [entry.message for entry in caplog.records] == [
+        "the recording cannot be written and ends here: No space left on device"
+    ]
+
+
 def test_nothing_is_kept_of_requests_after_the_recording_ended():
     run = Workload(seed=3, max_bytes=1000)
     run.run(2000)
@@ -211,3 +235,12 @@ def test_block_hashes_are_forgotten_but_no_decision_changes(tmp_path, monkeypatc
 def test_runs_join_what_follows():
     assert runs_of([]) == []
     assert runs_of([5, 6, 7, 2, 9, 10]) == [5, 3, 2, 1, 9, 2]
+
+
+def test_a_failed_step_is_told_from_one_that_gave_no_end():
+    sink = Keep()
+    record = recorder(sink)
+    record.stepped(plan(0, np.array([0])), [], 0.001)
+    record.failed(plan(1, np.array([0])), 0.001)
+    record.close()
+    assert [line[-1] for line in lines(sink.content)[1:]] == [[], None]
