@@ -6,37 +6,24 @@ import argparse
 import gc
 import json
 import platform
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from bench.machine import cpu_model
-from inflight_engine.request import Request, SamplingParams, TokenIds
-from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.limits import Limits
-from inflight_engine.scheduling.plan import StepPlan
-from inflight_engine.scheduling.scheduler import Scheduler
+from bench.scheduler_load import BLOCK_SIZE, MAX_MODEL_LEN, STOP_TOKEN_IDS, Nanoseconds, loaded
 
 GOAL_MICROSECONDS = 10.0
-BLOCK_SIZE = 16
-VOCABULARY = 128_000
-STOP_TOKEN_IDS = (128_001, 128_008, 128_009)
-"""Those of Llama 3; sampled tokens stay below them unless a request is to stop."""
 PROMPT_TOKENS = 256
 OUTPUT_TOKENS = 200
 """Generated before the steps with a change are measured: the length of a chat answer."""
 WARM_UP_STEPS = 100
-MAX_MODEL_LEN = 8192
 MAX_STEPS = 6000
 """No request reaches its length: they end when the benchmark says so."""
-FILLER_BLOCKS = 256
 MAX_STEPS_TO_PREEMPT = 1000
-NUM_TOKEN_ROWS = 64
-
-Nanoseconds = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +43,7 @@ class Row:
         step: the three together.
         grown_tables: block tables that got a block, mean of a steady step.
         arrival, finish, preemption: median of the two steps that each touches (the second sees the changed batch), all
-            their work included; `arrival` with `add`. None: none was seen.
-        victim_blocks: length of the block tables of the preempted.
+            their work included; `arrival` with `add`. None: not measured at this size.
     """
 
     num_running: int
@@ -75,109 +61,10 @@ class Row:
         return self.step.median <= GOAL_MICROSECONDS
 
 
-class Load:
-    """A scheduler with requests, driven step by step. Tokens are random, so no prompt is in the prefix cache."""
-
-    def __init__(self, config: SchedulerConfig, timer_cost: int) -> None:
-        self.scheduler = Scheduler(config)
-        self._timer_cost = timer_cost
-        self._num_requests = 0
-        self._num_steps = 0
-        self._random = np.random.default_rng(0)
-        self._rows = self._tokens((NUM_TOKEN_ROWS, config.capacity.max_num_seqs))
-
-    def add(self, num_prompt_tokens: int, max_tokens: int | None = None) -> int:
-        """Add a request; returns what `add` took, in ns."""
-        request = Request(
-            request_id=self._num_requests,
-            prompt_token_ids=self._tokens(num_prompt_tokens),
-            sampling=SamplingParams(max_tokens or MAX_MODEL_LEN - num_prompt_tokens, stop_token_ids=STOP_TOKEN_IDS),
-            arrival_time=0.0,
-        )
-        self._num_requests += 1
-        started = time.perf_counter_ns()
-        self.scheduler.add(request)
-        return time.perf_counter_ns() - started - self._timer_cost
-
-    def step(self, stopping: int | None = None) -> tuple[StepPlan, list[int]]:
-        """One iteration; returns its plan and what schedule, update and metrics took, in ns.
-
-        Args:
-            stopping: place in the batch of a request that samples a stop token.
-        """
-        scheduler, clock = self.scheduler, time.perf_counter_ns
-        t0 = clock()
-        plan = scheduler.schedule()
-        t1 = clock()
-        if plan is None:
-            raise RuntimeError("nothing is left to schedule")
-        num_sampled = len(plan.decode_slots) + sum(chunk.samples for chunk in plan.prefills)
-        token_ids = self._rows[self._num_steps % NUM_TOKEN_ROWS, :num_sampled]
-        self._num_steps += 1
-        if stopping is not None:
-            token_ids = token_ids.copy()
-            token_ids[stopping] = STOP_TOKEN_IDS[-1]
-        t2 = clock()
-        scheduler.update(plan, token_ids)
-        t3 = clock()
-        read_metrics(scheduler)
-        t4 = clock()
-        return plan, [t1 - t0 - self._timer_cost, t3 - t2 - self._timer_cost, t4 - t3 - self._timer_cost]
-
-    def steps(self, count: int) -> tuple[list[StepPlan], Nanoseconds]:
-        """Plans, and times [count, 3]."""
-        plans, times = zip(*(self.step() for _ in range(count)), strict=True)
-        return list(plans), np.array(times, np.int64)
-
-    def _tokens(self, shape: int | tuple[int, int]) -> TokenIds:
-        return self._random.integers(0, VOCABULARY, shape, np.int32)
-
-
-def read_metrics(scheduler: Scheduler) -> tuple[float, ...]:
-    """What the engine puts in each step's report."""
-    return (
-        scheduler.num_running,
-        scheduler.num_waiting,
-        scheduler.num_uncomputed_tokens,
-        scheduler.kv_usage,
-        scheduler.num_preemptions,
-        scheduler.num_swapped_blocks,
-        scheduler.prefix_queries,
-        scheduler.prefix_hits,
-    )
-
-
 def timer_cost_ns() -> int:
     """What two readings of the clock, one right after the other, differ by."""
     differences = np.diff([time.perf_counter_ns() for _ in range(20_000)])
     return int(np.median(differences))
-
-
-def loaded(num_running: int, num_blocks: int, prompt_tokens: int, timer_cost: int, *, warm: bool) -> Load:
-    """A scheduler with `num_running` requests, their prompts of `prompt_tokens` and a few more, computed in one step.
-    Their lengths differ so that an equal share of them crosses a block boundary in each step.
-
-    Args:
-        warm: all blocks that are free have content that could be found again, as in a server that has run for a while.
-    """
-    config = SchedulerConfig(
-        capacity=Limits(num_running, max_num_batched_tokens=num_running * (prompt_tokens + BLOCK_SIZE)),
-        num_blocks=num_blocks,
-        block_size=BLOCK_SIZE,
-        max_model_len=MAX_MODEL_LEN,
-        prefix_caching=True,
-    )
-    load = Load(config, timer_cost)
-    if warm:
-        # Each leaves full blocks only, and together they are more than there is room for.
-        for _ in range(num_blocks // FILLER_BLOCKS + 1):
-            load.add(FILLER_BLOCKS * BLOCK_SIZE, max_tokens=1)
-        while load.scheduler.has_work:
-            load.step()
-    for index in range(num_running):
-        load.add(prompt_tokens + index % BLOCK_SIZE)
-    load.step()
-    return load
 
 
 def blocks_for(num_running: int, num_steps: int) -> int:
@@ -262,17 +149,17 @@ def spread(nanoseconds: Nanoseconds | Sequence[int]) -> Spread:
     return Spread(float(median), float(p95))
 
 
-CHANGES = "arrival finish preemption"
-
-
 def lines(facts: dict[str, str | int], rows: Sequence[Row], num_steps: int, num_samples: int) -> Iterator[str]:
     """The report for a person."""
     yield f"{facts['cpu']}, Python {facts['python']}, numpy {facts['numpy']}, garbage collector {facts['gc']}"
     yield f"Microseconds; {facts['timer_cost_ns']} ns of the timer's own cost taken off each reading."
     yield ""
-    pair = "median   p95"
-    yield f"        |   schedule    |    update     |    metrics    |  whole step   | tables |       | {'two steps around one':^{len(CHANGES)}s}"
-    yield f"running |  {pair} |  {pair} |  {pair} |  {pair} |  grown | <= {GOAL_MICROSECONDS:2.0f} | {CHANGES}"
+    titles = " | ".join(f"{title:^13s}" for title in ("schedule", "update", "metrics", "whole step"))
+    yield f"{'':7s} | {titles} | tables |       | two steps around one"
+    yield (
+        f"running | {' | '.join(4 * [' median   p95'])} |  grown | <= {GOAL_MICROSECONDS:2.0f} | "
+        "arrival finish preemption"
+    )
     for row in rows:
         parts = (row.schedule, row.update, row.metrics, row.step)
         columns = " | ".join(f"{part.median:7.2f} {part.p95:5.1f}" for part in parts)
@@ -283,18 +170,18 @@ def lines(facts: dict[str, str | int], rows: Sequence[Row], num_steps: int, num_
         )
     yield ""
     yield f"Goal: a whole step in {GOAL_MICROSECONDS:.0f} us (median) at every size."
-    yield (
+    notes = (
         f"Steady: {num_steps} decode steps after {WARM_UP_STEPS} to warm up, blocks of {BLOCK_SIZE} tokens, each "
         f"request with {len(STOP_TOKEN_IDS)} stop token ids, prefix caching on and every free block full of cached "
-        "content. Metrics: reading all that the engine reports of a step."
-    )
-    yield (
+        "content. Metrics: reading all that the engine reports of a step.",
         f"Changes: medians of {num_samples}, each of the two steps it touches, steady work included. Arrival: `add` of "
-        f"{PROMPT_TOKENS} prompt tokens, their hashes included. Finish: on a stop token after about {OUTPUT_TOKENS} "
-        "tokens. Preemption: to recompute, of a request with three times the blocks that one step needs "
-        "(- where that is longer than the context)."
+        f"{PROMPT_TOKENS} prompt tokens, their hashes included. Finish: on a stop token after {OUTPUT_TOKENS} tokens "
+        "or more. Preemption: to recompute, of a request with three times the blocks that one step needs (- where that "
+        "is longer than the context).",
+        "No model runs between the steps, so the processor's caches are warm.",
     )
-    yield "No model runs between the steps, so the processor's caches are warm."
+    for note in notes:
+        yield textwrap.fill(note, 110)
 
 
 def whole_number(least: int, most: int) -> Callable[[str], int]:

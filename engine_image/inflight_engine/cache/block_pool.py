@@ -10,10 +10,11 @@ import numpy.typing as npt
 
 from inflight_engine.scheduling.plan import BlockIds
 
-_LOOK_AHEAD = 1024
-"""Blocks whose order of allocation is worked out at once. Looking ahead changes nothing but cost: a block is taken, and
-its content lost, only when it is handed out. More makes the first allocation after a `free` dearer (it looks anew),
-fewer makes steady growth dearer."""
+_LEAST_AHEAD = 64
+_MOST_AHEAD = 2048
+"""Blocks whose order of allocation is worked out at once: few after a change of what is free, twice as many each time
+that they are used up without one. Looking ahead changes nothing but cost: a block is taken, and its content lost, only
+when it is handed out."""
 
 _Ids = npt.NDArray[np.intp]
 _NOT_QUEUED = -1
@@ -59,6 +60,7 @@ class BlockPool:
         self._next_ids: BlockIds = self._next.astype(np.int32)
         self._num_next = 0
         self._num_taken = 0
+        self._ahead = _LEAST_AHEAD
 
         # A hash and its block point at each other until the block gets another hash: evicting touches neither. What
         # is found by hash is there only while _has_content says so, one byte a block, seen as bytes and as an array.
@@ -229,11 +231,13 @@ class BlockPool:
 
     def _forget_next(self) -> None:
         self._num_next = 0
+        self._ahead = _LEAST_AHEAD
 
     def _look_ahead(self, count: int) -> None:
         """Work out the next blocks anew: `count`, which must be free, or more."""
         self._settle()
-        count = min(max(count, _LOOK_AHEAD), self.num_free)
+        count = min(max(count, self._ahead), self.num_free)
+        self._ahead = min(2 * self._ahead, _MOST_AHEAD)
         num_empty = min(count, self._num_empty)
         empty = self._empty[self._num_empty - num_empty : self._num_empty][::-1]
         self._next = np.concatenate([empty, self._oldest_cached(count - num_empty)])

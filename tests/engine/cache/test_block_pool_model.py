@@ -77,10 +77,11 @@ class PoolModel:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    @initialize(num_blocks=st.integers(1, 14), look_ahead=st.integers(1, 20))
-    def start(self, num_blocks, look_ahead):
+    @initialize(num_blocks=st.integers(1, 14), least_ahead=st.integers(1, 4), most_ahead=st.integers(4, 20))
+    def start(self, num_blocks, least_ahead, most_ahead):
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(block_pool, "_LOOK_AHEAD", look_ahead)
+        self.patch.setattr(block_pool, "_LEAST_AHEAD", least_ahead)
+        self.patch.setattr(block_pool, "_MOST_AHEAD", most_ahead)
         self.pool = BlockPool(num_blocks, 16)
         self.twin = BlockPool(num_blocks, 16)
         self.model = PoolModel(num_blocks)
