@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 
 from inflight_engine.recording.recorder import Recorder
-from inflight_engine.recording.steps import StepEntry
 from inflight_engine.request import FinishReason, Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass, SwapRates
 from inflight_engine.scheduling.limits import Limits
@@ -45,7 +44,7 @@ class Workload:
         self.tokens: dict[int, list[int]] = {}
         self.request_in: dict[int, int] = {}
         self.histories: list[list[int]] = []
-        self.work: list[StepEntry] = []
+        self.work = []
         self.next_id = 0
         self.num_added = self.num_steps = 0
         self.hits = self.swapped_in = self.stopped = self.cancelled = self.failed = 0
@@ -153,20 +152,19 @@ class Workload:
             self.stopped += request.finish_reason is FinishReason.STOP
             self.forget(request.request_id)
 
-    def work_of(self, plan, seconds) -> StepEntry:
+    def work_of(self, plan, seconds):
         """What the step computes, from the requests' own tokens and states; after `schedule`."""
         chunks = [range(chunk.start, chunk.start + chunk.length) for chunk in plan.prefills]
-        return StepEntry(
-            step=plan.step,
-            seconds=round(seconds, 6),
-            num_running=self.scheduler.num_running,
-            num_decodes=len(plan.decode_slots),
-            num_prefill_tokens=plan.num_tokens - len(plan.decode_slots),
-            decode_kv_tokens=sum(len(self.tokens[self.request_in[slot]]) for slot in plan.decode_slots.tolist()),
-            prefill_context_tokens=sum(position + 1 for chunk in chunks for position in chunk),
-            num_copied_tokens=sum(start.num_computed_tokens for start in plan.starts if start.host_block_ids)
-            + sum(self.requests[each.request_id].num_computed_tokens for each in plan.preemptions if each.swapped),
-            chunks=tuple((chunk.start, len(chunk)) for chunk in chunks),
+        copies = [start.num_computed_tokens for start in plan.starts if start.host_block_ids]
+        copies += [self.requests[each.request_id].num_computed_tokens for each in plan.preemptions if each.swapped]
+        size = self.config.block_size
+        return (
+            round(seconds, 6),
+            len(plan.decode_slots),
+            sum(map(len, chunks)),
+            sum(len(self.tokens[self.request_in[slot]]) for slot in plan.decode_slots.tolist()),
+            sum(position + 1 for chunk in chunks for position in chunk),
+            sum(-(-tokens // size) * size for tokens in copies),
         )
 
     def forget(self, request_id):
