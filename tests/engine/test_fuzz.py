@@ -12,6 +12,7 @@ ALWAYS = (
     "starts",
     "idle",
     "chunked",
+    "throttled",
     "preemptions",
     "swaps",
     "swaps_in",

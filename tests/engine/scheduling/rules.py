@@ -14,6 +14,7 @@ from inflight_engine.scheduling.config import SchedulerConfig, SwapRates
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import Preemption, Slots, SlotStart, StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
+from tests.engine.scheduling.cache_rules import CacheRules
 from tests.engine.scheduling.model_runner import ModelRunner, ModelSequence
 from tests.engine.scheduling.queue_rules import Known, QueueRules
 
@@ -28,6 +29,7 @@ class Rules:
         limits, rates: in force; set them whenever the scheduler's are set.
         requests: that did not end, in order of arrival.
         queues: those of them that have no slot.
+        num_preemptions, num_swaps: since start. num_throttled: steps with a budget below the running decodes.
     """
 
     def __init__(self, config: SchedulerConfig, runner: ModelRunner) -> None:
@@ -37,9 +39,11 @@ class Rules:
         self.rates: SwapRates | None = None
         self.requests: dict[int, Known] = {}
         self.queues = QueueRules(config)
+        self._cache = CacheRules(config.num_blocks, config.block_size, enabled=config.prefix_caching)
         self.num_added = 0
         self.num_preemptions = 0
         self.num_swaps = 0
+        self.num_throttled = 0
         self._decode_slots: tuple[Slots | None, list[int]] = (None, [])
         self._set_may_change = True
 
@@ -53,7 +57,9 @@ class Rules:
         known = self.requests.pop(request_id)
         if known.decoding:
             self.queues.decode_ends(known)
-        if known.state is not RequestState.RUNNING:
+        if known.state is RequestState.RUNNING:
+            self._cache.leave(self.runner.sequences[request_id])
+        else:
             self.queues.remove(known)
         self.runner.end(request_id)
 
@@ -73,6 +79,7 @@ class Rules:
     def after(self, plan: StepPlan) -> None:
         """Checks what a plan left undone, once it is carried out."""
         budget, running = self.limits.max_num_batched_tokens, self.runner.running
+        self._check_blocks(plan)
         assert plan.num_tokens <= budget, f"{plan.num_tokens} tokens are over the budget of {budget}"
         if plan.starts:
             assert len(running) <= self.limits.max_num_seqs, "admission beyond max_num_seqs"
@@ -99,6 +106,7 @@ class Rules:
         budget = self.limits.max_num_batched_tokens
         decoding = [sequence for sequence in running if sequence.decodes]
         throttled = len(decoding) > budget
+        self.num_throttled += throttled
         due = {sequence.slot for sequence in self._oldest(decoding, budget)}
         # A request that was swapped in one token short may decode at once.
         ready = {start.slot for start in plan.starts if start.num_computed_tokens == len(start.token_ids) - 1}
@@ -150,6 +158,7 @@ class Rules:
             assert victim is not min(running, key=self._order), "the oldest running request is preempted"
             self._check_victim(victim, running)
             host_free -= self._check_way(preemption, victim, host_free)
+            self._cache.leave(victim)
             for block in victim.blocks:
                 refs[block] = refs.get(block, self.runner.refs[block]) - 1
                 free += not refs[block]
@@ -208,14 +217,33 @@ class Rules:
         assert start.num_prompt_tokens == known.request.num_prompt_tokens, "num_prompt_tokens is wrong"
         if not known.admitted:
             assert start.token_ids.tolist() == known.request.prompt_token_ids.tolist(), "admitted with another prompt"
-        if known.state is not RequestState.SWAPPED and not self.config.prefix_caching:
-            assert start.num_computed_tokens == 0, "a prefix hit without a prefix cache"
         head = self.queues.head()
         assert known is head, f"{self.config.policy}: request {known.order} overtakes request {head and head.order}"
         self.queues.remove(known)
         self.queues.admitted(known, len(start.token_ids) - start.num_computed_tokens)
         known.state = RequestState.RUNNING
         known.admitted = True
+
+    def _check_blocks(self, plan: StepPlan) -> None:
+        """Who decodes gets blocks first, then who is admitted, in order."""
+        cache, slots, size = self._cache, self.runner.slots, self.config.block_size
+        if plan.growth is not None:
+            for block in plan.growth.block_ids.tolist():
+                cache.give_out(block)
+        for start in plan.starts:
+            blocks, num_shared = start.block_ids.tolist(), 0
+            if not start.host_block_ids:
+                found = cache.findable(slots[start.slot].stamps, len(start.token_ids))
+                assert start.num_computed_tokens == found, (
+                    f"{found} tokens are in the prefix cache, and {start.num_computed_tokens} are taken from there"
+                )
+                num_shared = start.num_computed_tokens // size
+            for block in blocks[:num_shared]:
+                cache.share(block)
+            for block in blocks[num_shared:]:
+                cache.give_out(block)
+        for chunk in plan.prefills:
+            cache.computed(slots[chunk.slot])
 
     def _check_room_left(self, plan: StepPlan, running: list[ModelSequence]) -> None:
         """`kv_headroom` is free after an admission, unless the admitted request is the only one."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -20,26 +21,44 @@ from tests.engine.scheduling.driver import Driver
 from tests.engine.scheduling.model_runner import VOCAB
 
 PREEMPTIONS = ("recompute", "swap", "auto")
-TENANTS = ("", "a", "b")
+TENANTS = ("", "", "", "a", "b")
 # Computing against copying once: swapping pays when a copy each way is faster than computing.
 RATES = (None, SwapRates(1.0, 0.5), SwapRates(1.0, 1.9), SwapRates(1.0, 2.1), SwapRates(100.0, 5000.0))
 # Powers of two: shares of service are exact then, in floats as in fixed point.
 WEIGHTS = (0.25, 0.5, 1.0, 4.0)
+
+
+@dataclass(frozen=True)
+class Size:
+    """Upper ends of what a configuration is drawn from.
+
+    Attributes:
+        room: of the KV cache, in longest requests, from and to: mostly less than those that run want.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    room: tuple[float, float]
+
+
+TINY, WIDE = Size(8, 24, 40, (0.8, 2.5)), Size(48, 96, 120, (3, 8))
+# Outputs longer than the decode ring has rows at first, and more blocks than the pool looks ahead.
+LONG = Size(4, 200, 1500, (0.8, 2.5))
+SIZES = (TINY,) * 36 + (WIDE,) * 3 + (LONG,)
 LAST_EVENTS = 12
 
 
 def random_fields(random: Random) -> dict[str, Any]:
     """Arguments of `Driver`."""
-    wide = random.random() < 0.05
+    size = random.choice(SIZES)
     block_size = random.choice((1, 2, 3, 4, 8))
-    max_model_len = random.randint(6, 120 if wide else 40)
-    # Room for one to a few of the longest requests: less than those that run want.
-    room = random.uniform(4, 8) if wide else random.uniform(0.8, 3)
-    num_blocks = math.ceil(room * max_model_len / block_size)
+    max_model_len = random.randint(6, size.max_model_len)
+    num_blocks = math.ceil(random.uniform(*size.room) * max_model_len / block_size)
     names = random.choice((("default",), ("default",), ("default", "batch"), ("chat", "default", "batch")))
     return {
-        "max_num_seqs": random.randint(16, 48) if wide else random.choice((1, 2, 3, 4, 6, 8)),
-        "max_num_batched_tokens": random.randint(1, 96) if wide else random.randint(1, 24),
+        "max_num_seqs": random.randint(1, size.max_num_seqs),
+        "max_num_batched_tokens": random.randint(1, size.max_num_batched_tokens),
         "num_blocks": num_blocks,
         "block_size": block_size,
         "max_model_len": max_model_len,
@@ -51,7 +70,7 @@ def random_fields(random: Random) -> dict[str, Any]:
         ),
         "preemption": random.choice(PREEMPTIONS),
         "preemption_victim": random.choice(sorted(VICTIMS)),
-        "num_host_blocks": random.choice((0, 3, num_blocks, 4 * num_blocks)),
+        "num_host_blocks": random.choice((0, num_blocks // 2, num_blocks, 4 * num_blocks)),
         "prefix_caching": random.random() < 0.7,
     }
 
@@ -59,14 +78,17 @@ def random_fields(random: Random) -> dict[str, Any]:
 class Workload:
     """A load for one configuration.
 
+    Args:
+        fixed: arguments of `Driver` that are not drawn.
+
     Attributes:
         counts: what happened: steps, starts, preemptions, swaps, hit_tokens, cancels by the state of the request, ...
         events: the last things done to the scheduler, oldest first.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, **fixed: Any) -> None:
         self.random = Random(seed)
-        self.fields = random_fields(self.random)
+        self.fields = random_fields(self.random) | fixed
         self.driver = Driver(**self.fields)
         self.counts: Counter[str] = Counter()
         self.events: deque[object] = deque(maxlen=LAST_EVENTS)
@@ -75,7 +97,7 @@ class Workload:
         self.classes = [each.name for each in config.classes]
         self.longest = min(config.max_model_len, config.num_blocks * config.block_size)
         self.stems = [self._tokens(self.longest) for _ in range(3)]
-        self.longest_prompt = max(1, int((self.longest - 1) * self.random.choice((0.15, 0.4, 1.0))))
+        self.longest_prompt = max(1, int((self.longest - 1) * self.random.choice((0.1, 0.3, 1.0))))
         self.most_waiting = 2 * config.capacity.max_num_seqs + 2
         self.load = 0.0
         self.next_id = 0
@@ -86,11 +108,11 @@ class Workload:
         random = self.random
         self.now += random.random()
         if random.random() < 0.02:
-            self.load = random.choice((0.0, 0.1, 0.4, 0.8, 0.8))
+            self.load = random.choice((0.0, 0.2, 0.5, 0.8, 0.8))
         while random.random() < self.load and self.driver.scheduler.num_waiting < self.most_waiting:
             self._add()
         if random.random() < 0.08:
-            random.choice((self._cancel, self._cancel, self._set_limits, self._set_rates))()
+            random.choice((self._cancel, self._cancel, self._set_limits, self._set_rates, self._set_class_weights))()
         self._step()
 
     def finish(self) -> None:
@@ -101,7 +123,7 @@ class Workload:
 
     def _step(self) -> None:
         driver = self.driver
-        swapped, hits = driver.rules.num_swaps, driver.runner.hit_tokens
+        swapped, hits, throttled = driver.rules.num_swaps, driver.runner.hit_tokens, driver.rules.num_throttled
         plan = driver.step()
         counts = self.counts
         counts["steps"] += 1
@@ -118,6 +140,7 @@ class Workload:
         if plan.preemptions:
             counts["preemptions"] += len(plan.preemptions)
             counts["swaps"] += driver.rules.num_swaps - swapped
+        counts["throttled"] += driver.rules.num_throttled - throttled
         counts["chunked"] += any(not chunk.samples for chunk in plan.prefills)
 
     def _tokens(self, count: int) -> list[int]:
@@ -146,8 +169,9 @@ class Workload:
             "cache_salt": "salt" if random.random() < 0.1 else "",
             "predicted_tokens": random.choice((None, random.randint(1, 30))),
         }
-        stop = tuple(random.sample(range(VOCAB), random.choice((0, 0, 0, 3))))
-        max_tokens = random.randint(1, self.longest - len(prompt))
+        stop = tuple(random.sample(range(VOCAB), random.choice((0, 0, 0, 1, 3))))
+        most = self.longest - len(prompt)
+        max_tokens = random.choice((most, random.randint(1, most)))
         self.events.append(("add", self.next_id, prompt, max_tokens, stop, fields))
         self.driver.add(self.next_id, prompt, max_tokens, stop, **fields)
         self.prompts[self.next_id] = prompt
@@ -174,7 +198,8 @@ class Workload:
         capacity = self.driver.config.capacity
         limits = (
             self.random.randint(1, capacity.max_num_seqs),
-            self.random.randint(1, capacity.max_num_batched_tokens),
+            # Often fewer than decode.
+            self.random.randint(1, min(capacity.max_num_batched_tokens, self.random.choice((2, 1_000_000, 1_000_000)))),
         )
         self.events.append(("set_limits", *limits))
         self.driver.set_limits(*limits)

@@ -1,0 +1,399 @@
+"""The model is worth something: each of these faults, planted in the real scheduler from outside, is caught by it.
+
+A fault is planted where it would be made: a block forgotten in the pool, a hash without its parent, a limit read as one
+more. Where the code has no such place, the plan itself is falsified on its way to the runner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+
+from inflight_engine.cache.prefix import block_hashes, root_hash
+from inflight_engine.request import TokenIds
+from inflight_engine.scheduling import running as running_module
+from inflight_engine.scheduling import scheduler as scheduler_module
+from inflight_engine.scheduling import service_counter
+from inflight_engine.scheduling.config import ServiceClass
+from inflight_engine.scheduling.lazy_heap import LazyHeap
+from inflight_engine.scheduling.plan import StepPlan
+from inflight_engine.scheduling.policies.fcfs import Fcfs
+from inflight_engine.scheduling.policies.priority import Priority
+from inflight_engine.scheduling.scheduler import Scheduler
+from tests.engine.scheduling.workload import Workload
+
+SEEDS, STEPS = range(4), 600
+BUSY: dict[str, Any] = {
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 12,
+    "num_blocks": 16,
+    "block_size": 2,
+    "max_model_len": 24,
+    "kv_headroom": 0.0,
+    "policy": "fcfs",
+    "priority_aging": 2.0,
+    "classes": (ServiceClass(),),
+    "preemption": "recompute",
+    "preemption_victim": "last_arrived",
+    "num_host_blocks": 0,
+    "prefix_caching": True,
+}
+SWAPPING = {"preemption": "swap", "num_host_blocks": 40}
+
+Patch = pytest.MonkeyPatch
+Plant = Callable[[Scheduler, Patch], None]
+
+
+class Fault(NamedTuple):
+    """`caught`: what the model must say. `fields`: of the configuration, where it differs from `BUSY`."""
+
+    plant: Plant
+    caught: str
+    fields: Mapping[str, Any] = MappingProxyType({})
+
+
+def falsify(change: Callable[[StepPlan], StepPlan]) -> Plant:
+    """The scheduler decides well, and its plan says something else."""
+
+    def plant(scheduler: Scheduler, patch: Patch) -> None:
+        schedule = scheduler.schedule
+
+        def falsified() -> StepPlan | None:
+            plan = schedule()
+            return None if plan is None else change(plan)
+
+        patch.setattr(scheduler, "schedule", falsified)
+
+    return plant
+
+
+def with_limits(max_num_seqs: int = 0, max_num_batched_tokens: int = 0) -> Plant:
+    """Limits are read as so much more than they are."""
+
+    def plant(scheduler: Scheduler, patch: Patch) -> None:
+        schedule = scheduler.schedule
+
+        def misread() -> StepPlan | None:
+            true = scheduler._limits
+            scheduler._limits = replace(
+                true,
+                max_num_seqs=true.max_num_seqs + max_num_seqs,
+                max_num_batched_tokens=max(1, true.max_num_batched_tokens + max_num_batched_tokens),
+            )
+            try:
+                return schedule()
+            finally:
+                scheduler._limits = true
+
+        patch.setattr(scheduler, "schedule", misread)
+
+    return plant
+
+
+def wrap(part: str, method: str, wrapper: Callable[..., Any]) -> Plant:
+    """`wrapper(original, *arguments)` instead of a method of a part of the scheduler."""
+
+    def plant(scheduler: Scheduler, patch: Patch) -> None:
+        owner: Any = scheduler
+        for name in part.split("."):
+            owner = getattr(owner, name)
+        original = getattr(owner, method)
+        patch.setattr(owner, method, lambda *arguments: wrapper(original, *arguments))
+
+    return plant
+
+
+def set_attribute(owner: Any, name: str, value: Any) -> Plant:
+    return lambda scheduler, patch: patch.setattr(owner, name, value)
+
+
+def with_hashes(parents: Callable[[bytes], bytes], roots: Callable[[str, str], bytes] = root_hash) -> Plant:
+    """What a block's hash says of the block before it, and of whose it is."""
+
+    def hashes(token_ids: TokenIds, block_size: int, parent: bytes) -> list[bytes]:
+        chain: list[bytes] = []
+        for start in range(0, len(token_ids) - block_size + 1, block_size):
+            chain += block_hashes(token_ids[start : start + block_size], block_size, parents(parent))
+            parent = chain[-1]
+        return chain
+
+    def plant(scheduler: Scheduler, patch: Patch) -> None:
+        for module in (scheduler_module, running_module):
+            patch.setattr(module, "block_hashes", hashes)
+            patch.setattr(module, "root_hash", roots)
+
+    return plant
+
+
+def changed(struct: Any, **fields: Any) -> Any:
+    return msgspec.structs.replace(struct, **fields)
+
+
+def last_start(plan: StepPlan, change: Callable[[Any], Any]) -> StepPlan:
+    return changed(plan, starts=(*plan.starts[:-1], change(plan.starts[-1]))) if plan.starts else plan
+
+
+def forgets_a_block(free, blocks):
+    free(blocks[1:])
+
+
+def allocates_and_frees_one(scheduler: Scheduler, patch: Patch) -> None:
+    """A block that has an owner is free as well, and the counts agree."""
+    pool = scheduler._running.pool
+    allocate = pool.allocate
+
+    def allocate_wrongly(count):
+        blocks = allocate(count)
+        if scheduler._running.table.num_running < 2:
+            return blocks
+        oldest = scheduler._running.table.table(int(scheduler._running.table.taken()[0]))
+        return np.concatenate([blocks[1:], oldest[-1:]])
+
+    patch.setattr(pool, "allocate", allocate_wrongly)
+
+
+def loses_a_request(scheduler: Scheduler, patch: Patch) -> None:
+    push, count = scheduler._queues.push, iter(range(1_000_000))
+    patch.setattr(scheduler._queues, "push", lambda *arguments: push(*arguments) if next(count) != 9 else None)
+
+
+def overlooks_the_queue(head, clock):
+    return None if clock % 5 == 3 else head(clock)
+
+
+def takes_new_ones_first(scheduler: Scheduler, patch: Patch) -> None:
+    queues = scheduler._queues
+
+    class Yielding(LazyHeap[Any]):
+        def first(self) -> Any:
+            return None if len(self) < len(queues) else super().first()
+
+    patch.setattr(queues, "_resumed", Yielding())
+
+
+def runs_the_youngest(scheduler: Scheduler, patch: Patch) -> None:
+    fit, table = scheduler._fit_decodes, scheduler._running.table
+
+    def fit_wrongly() -> None:
+        table.order, order = -table.order, table.order
+        fit()
+        table.order = order
+
+    patch.setattr(scheduler, "_fit_decodes", fit_wrongly)
+
+
+def preempts_the_oldest(scheduler: Scheduler, patch: Patch) -> None:
+    taken = scheduler._running.table.taken
+    patch.setattr(scheduler._running.table, "taken", lambda: taken()[::-1])
+    patch.setattr(scheduler, "_choose_victim", lambda order, num_tokens, num_preemptions: int(np.argmin(order)))
+
+
+def preempts_too_early(scheduler: Scheduler, patch: Patch) -> None:
+    decodes, pool = scheduler._running.decodes, scheduler._running.pool
+    growing = decodes.growing
+
+    def growing_with_a_spare():
+        slots = growing()
+        # One more than needed is asked for wherever just enough is free.
+        exact = slots is not None and len(slots) == pool.num_free and scheduler.num_running > 1
+        return np.append(slots, slots[-1]) if exact and slots is not None else slots
+
+    patch.setattr(decodes, "growing", growing_with_a_spare)
+
+
+def drops_the_last_token(leave, slot):
+    return leave(slot)[:-1]
+
+
+def copies_backwards(plan: StepPlan) -> StepPlan:
+    return changed(
+        plan,
+        preemptions=tuple(changed(each, host_block_ids=each.host_block_ids[::-1]) for each in plan.preemptions),
+    )
+
+
+def copies_back_in_another_order(plan: StepPlan) -> StepPlan:
+    return last_start(plan, lambda start: changed(start, host_block_ids=start.host_block_ids[::-1]))
+
+
+def copies_a_token_too_few(plan: StepPlan) -> StepPlan:
+    return changed(
+        plan,
+        preemptions=tuple(
+            changed(each, block_ids=each.block_ids[:-1], host_block_ids=each.host_block_ids[:-1])
+            if len(each.host_block_ids) > 1
+            else each
+            for each in plan.preemptions
+        ),
+    )
+
+
+def skips_a_decode(plan: StepPlan) -> StepPlan:
+    if len(plan.decode_slots) < 2:
+        return plan
+    return changed(plan, decode_slots=plan.decode_slots[:-1], num_tokens=plan.num_tokens - 1)
+
+
+def skips_a_token(plan: StepPlan) -> StepPlan:
+    return changed(
+        plan,
+        prefills=tuple(changed(each, start=each.start + 1, length=each.length - 1) for each in plan.prefills),
+        num_tokens=plan.num_tokens - len(plan.prefills),
+    )
+
+
+def gives_the_budget_to_the_last(plan: StepPlan) -> StepPlan:
+    """The newcomer's chunk grows at the cost of whoever was there before."""
+    if len(plan.prefills) < 2 or plan.prefills[0].length < 2 or plan.prefills[-1].samples:
+        return plan
+    first, *others, last = plan.prefills
+    first = changed(first, length=first.length - 1, samples=False)
+    return changed(plan, prefills=(first, *others, changed(last, length=last.length + 1)))
+
+
+FAULTS = {
+    "a block leaks": Fault(wrap("_running.pool", "free", forgets_a_block), "blocks are in use where block tables"),
+    "a block that has an owner is given out": Fault(allocates_and_frees_one, "given out while it is owned|are in use"),
+    "a shared block is not counted": Fault(
+        wrap("_running.pool", "share", lambda share, blocks: share(blocks[:-1])), "blocks are in use where block tables"
+    ),
+    "a hit is one block short": Fault(
+        wrap("_running.pool", "match", lambda match, hashes: match(hashes[:-1])), "tokens are in the prefix cache"
+    ),
+    "a hit is one block too long": Fault(
+        falsify(
+            lambda plan: last_start(
+                plan,
+                lambda start: (
+                    changed(start, num_computed_tokens=start.num_computed_tokens + 2)
+                    if start.num_computed_tokens + 2 < len(start.token_ids)
+                    else start
+                ),
+            )
+        ),
+        "blocks that do not hold its tokens|is given out while it is owned",
+    ),
+    "a block's hash forgets what came before": Fault(
+        with_hashes(lambda parent: b""),
+        "do not hold its tokens|the content of block",
+        {"block_size": 1, "num_blocks": 32},
+    ),
+    "tenants share blocks": Fault(
+        with_hashes(lambda parent: parent, roots=lambda tenant, salt: b""),
+        "do not hold its tokens|the content of block",
+    ),
+    "what was used last is evicted first": Fault(
+        wrap("_running.pool", "_push_cached", lambda push, blocks: push(blocks[::-1])), "used less recently"
+    ),
+    "a swap copies out in the wrong order": Fault(
+        falsify(copies_backwards), "not those that the request was swapped out to", SWAPPING
+    ),
+    "a swap copies back in another order": Fault(
+        falsify(copies_back_in_another_order), "not those that the request was swapped out to", SWAPPING
+    ),
+    "a swap leaves the last block behind": Fault(falsify(copies_a_token_too_few), "not all computed tokens", SWAPPING),
+    "host memory leaks": Fault(
+        wrap("_host_pool", "free", forgets_a_block), "host blocks leaked", SWAPPING | {"prefix_caching": False}
+    ),
+    "it swaps though computing is cheaper": Fault(
+        set_attribute(scheduler_module, "swapping_is_cheaper", lambda computed, rates: True),
+        "swapped though it is not cheaper",
+        SWAPPING | {"preemption": "auto"},
+    ),
+    "the token budget is off by one": Fault(with_limits(max_num_batched_tokens=1), "over the budget|not due"),
+    "a token of the budget is never used": Fault(
+        with_limits(max_num_batched_tokens=-1), "budget is left over|loses a step|nobody is admitted"
+    ),
+    "max_num_seqs is off by one": Fault(with_limits(max_num_seqs=1), "admission beyond max_num_seqs"),
+    "admission takes the headroom": Fault(
+        lambda scheduler, patch: patch.setattr(scheduler, "_headroom_blocks", 0),
+        "admission takes the headroom",
+        {"kv_headroom": 0.4},
+    ),
+    "a running decode is skipped": Fault(falsify(skips_a_decode), "a running decode loses a step"),
+    "a small budget runs the youngest": Fault(
+        runs_the_youngest, "must run the oldest", {"max_num_seqs": 8, "num_blocks": 40}
+    ),
+    "a prompt token is skipped": Fault(falsify(skips_a_token), "a chunk"),
+    "a later prompt takes an earlier one's budget": Fault(
+        falsify(gives_the_budget_to_the_last),
+        "before one that was admitted earlier",
+        {"block_size": 1, "num_blocks": 60},
+    ),
+    "a table does not grow": Fault(falsify(lambda plan: changed(plan, growth=None)), "a token has no block"),
+    "a released slot is not reported": Fault(
+        falsify(lambda plan: changed(plan, releases=plan.releases[1:])), "slots not released"
+    ),
+    "a request is lost": Fault(loses_a_request, "num_waiting is wrong"),
+    "the queue is overlooked": Fault(
+        wrap("_queues", "head", overlooks_the_queue), "nobody is admitted though the next request fits"
+    ),
+    "the last come is first served": Fault(
+        set_attribute(Fcfs, "key", lambda policy, request: -request.order), "fcfs: request .* overtakes"
+    ),
+    "priorities do not age": Fault(
+        set_attribute(Priority, "key", lambda policy, request: request.priority),
+        "priority: request .* overtakes",
+        {"policy": "priority"},
+    ),
+    "output tokens cost a tenant nothing": Fault(
+        set_attribute(service_counter, "OUTPUT_TOKEN", 0), "fair: request .* overtakes", {"policy": "fair"}
+    ),
+    "class weights mean nothing": Fault(
+        set_attribute(service_counter, "unit_of_weight", lambda weight: 1),
+        "overtakes",
+        {"classes": (ServiceClass("default", weight=4.0), ServiceClass("batch", weight=0.25))},
+    ),
+    "new requests overtake resumed ones": Fault(takes_new_ones_first, "overtakes"),
+    "the wrong one is preempted": Fault(
+        lambda scheduler, patch: patch.setattr(
+            scheduler, "_choose_victim", lambda order, *others: int(np.argmin(order))
+        ),
+        "the victim is not the one that last_arrived chooses",
+        {"max_num_seqs": 6},
+    ),
+    "the longest is spared": Fault(
+        lambda scheduler, patch: patch.setattr(
+            scheduler, "_choose_victim", lambda order, tokens, _: int(np.argmin(tokens))
+        ),
+        "the victim is not the one that longest_first chooses",
+        {"max_num_seqs": 6, "preemption_victim": "longest_first"},
+    ),
+    "the oldest is preempted": Fault(preempts_the_oldest, "the oldest running request is preempted"),
+    "it preempts while blocks are free": Fault(preempts_too_early, "preempted though blocks did not run out"),
+    "a preempted request loses a token": Fault(
+        wrap("_running.decodes", "leave", drops_the_last_token),
+        "other tokens than it had|num_uncomputed_tokens is wrong",
+        {"prefix_caching": False},
+    ),
+    "a request ends too late": Fault(
+        wrap("_running.decodes", "advance", lambda advance, tokens: (advance(tokens), ())[1]),
+        "must end with their last token",
+    ),
+}
+
+
+def run(fault: Fault, plant: bool, patch: Patch) -> None:
+    for seed in SEEDS:
+        workload = Workload(seed, **BUSY | fault.fields)
+        if plant:
+            fault.plant(workload.driver.scheduler, patch)
+        for _ in range(STEPS):
+            workload.step()
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_caught(name, monkeypatch):
+    with pytest.raises(AssertionError, match=FAULTS[name].caught):
+        run(FAULTS[name], True, monkeypatch)
+
+
+@pytest.mark.parametrize("fields", [fault.fields for fault in FAULTS.values() if fault.fields] + [{}], ids=str)
+def test_the_same_load_without_the_fault_breaks_no_rule(fields, monkeypatch):
+    run(Fault(lambda scheduler, patch: None, "", fields), False, monkeypatch)
