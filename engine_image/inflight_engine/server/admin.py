@@ -1,27 +1,29 @@
-"""Live limits and draining, for the operator."""
+"""What runs here and how, for everybody to see; changing it, draining and the record, for the operator."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from inflight_engine.messages import EngineReady
-from inflight_engine.scheduling.limits import LimitError, Limits, StaleRevisionError
-from inflight_engine.server.admin_token import check_admin_token
+from inflight_engine.scheduling.limits import Limits
+from inflight_engine.server.admin_token import AdminRoute
 from inflight_engine.server.endpoint import ServiceOf
-from inflight_engine.server.errors import ApiError, bad_request
+from inflight_engine.server.record import RecordResponse, flushed_record
+from inflight_engine.server.runtime_config import Change
+from inflight_engine.server.service import Phase, Service
+from inflight_engine.server.service_class import LARGEST_WEIGHT
 
 router = APIRouter()
+admin_router = APIRouter(route_class=AdminRoute)
+
+Weight = Annotated[float, Field(gt=0, le=LARGEST_WEIGHT)]
 
 
-async def _admin(request: Request) -> None:
-    check_admin_token(request.headers.get("authorization"))
-
-
-class LimitsChange(BaseModel):
+class RuntimeConfigChange(BaseModel):
     """Body of PATCH /v1/runtime_config: any subset."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -30,42 +32,43 @@ class LimitsChange(BaseModel):
     max_num_batched_tokens: int | None = None
     # What the message to the engine can carry.
     revision: Annotated[int, Field(lt=2**63)] | None = None
+    class_weights: dict[str, Weight] | None = None
 
 
 @router.get("/v1/runtime_config")
 async def runtime_config(service: ServiceOf) -> Response:
-    """Capacities, live limits and their revision, and the shape of the KV cache."""
-    if service.limits is None or service.engine is None:
-        raise ApiError(503, "the model is still loading", code="loading", retry_after=1)
-    return JSONResponse(_describe(service.limits, service.engine))
+    """Capacities, live limits and their revision, the shape of the KV cache, and how requests are scheduled."""
+    if service.runtime.limits is None or service.engine is None:
+        raise service.not_ready()
+    return JSONResponse(_describe(service, service.runtime.limits, service.engine))
 
 
-@router.patch("/v1/runtime_config")
-async def change_runtime_config(
-    change: LimitsChange, service: ServiceOf, _: Annotated[None, Depends(_admin)]
-) -> Response:
+@admin_router.patch("/v1/runtime_config")
+async def change_runtime_config(change: RuntimeConfigChange, service: ServiceOf) -> Response:
     """Answers with what is in force after the engine applied it."""
-    try:
-        limits = await service.change_limits(
-            max_num_seqs=change.max_num_seqs,
-            max_num_batched_tokens=change.max_num_batched_tokens,
-            revision=change.revision,
-        )
-    except LimitError as error:
-        raise bad_request(str(error), str(error).split()[0]) from None
-    except StaleRevisionError as error:
-        raise ApiError(409, str(error), "revision", "stale_revision") from None
-    return JSONResponse(_describe(limits, service.engine_ready.result()))
+    if service.engine is None or service.phase is Phase.FAILED:
+        raise service.not_ready()
+    wanted = Change(
+        change.max_num_seqs, change.max_num_batched_tokens, change.revision, class_weights=change.class_weights or {}
+    )
+    await service.runtime.change(wanted, service.engine.capacity)
+    return await runtime_config(service)
 
 
-@router.post("/admin/drain")
-async def drain(request: Request, service: ServiceOf, _: Annotated[None, Depends(_admin)]) -> Response:
+@admin_router.post("/admin/drain")
+async def drain(request: Request, service: ServiceOf) -> Response:
     """Begin to drain, as SIGTERM does; answers at once."""
     request.app.state.drain()
     return JSONResponse({"status": "draining", "running": service.stats.num_running}, status_code=202)
 
 
-def _describe(limits: Limits, engine: EngineReady) -> dict[str, Any]:
+@admin_router.get("/admin/record")
+async def record(service: ServiceOf) -> Response:
+    """What was recorded up to now, for `inflight-engine replay`."""
+    return RecordResponse(*await flushed_record(service))
+
+
+def _describe(service: Service, limits: Limits, engine: EngineReady) -> dict[str, Any]:
     """`largest_batch_tokens`: tokens that the KV cache holds, over all requests."""
     return {
         "max_num_seqs": limits.max_num_seqs,
@@ -81,4 +84,26 @@ def _describe(limits: Limits, engine: EngineReady) -> dict[str, Any]:
             "block_size": engine.block_size,
             "largest_batch_tokens": engine.num_blocks * engine.block_size,
         },
+        "scheduling": _describe_scheduling(service),
+    }
+
+
+def _describe_scheduling(service: Service) -> dict[str, Any]:
+    engine = service.config.engine
+    return {
+        "policy": engine.scheduling_policy,
+        "preemption": engine.preemption,
+        "preemption_victim": engine.preemption_victim,
+        "prefix_caching": engine.prefix_caching,
+        "classes": [
+            {
+                "name": service_class.name,
+                "weight": service.runtime.class_weights[service_class.name],
+                "priority": service_class.priority,
+                "ttft_target": service_class.ttft_target,
+                "tpot_target": service_class.tpot_target,
+                "max_queued_requests": service_class.max_queued_requests,
+            }
+            for service_class in engine.classes
+        ],
     }

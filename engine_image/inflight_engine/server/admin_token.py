@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import hmac
 import os
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
 
 from inflight_engine.server.errors import ApiError
 
 VARIABLE = "INFLIGHT_ADMIN_TOKEN"
 FILE_VARIABLE = "INFLIGHT_ADMIN_TOKEN_FILE"
+
+
+class AdminRoute(APIRoute):
+    """An endpoint for admins: nothing of a request is read before its token was checked."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def checked(request: Request) -> Response:
+            check_admin_token(request.headers.get("authorization"))
+            return await handle(request)
+
+        return checked
 
 
 def check_admin_token(authorization: str | None) -> None:

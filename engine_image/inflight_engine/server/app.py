@@ -29,8 +29,8 @@ def create_app(service: Service, responses: OpenResponses, drain: Callable[[], N
     app.state.drain = drain
     app.state.registry = CollectorRegistry()
     app.state.registry.register(service.metrics)
-    for module in (openai, generate, admin, health):
-        app.include_router(module.router)
+    for router in (openai.router, generate.router, admin.router, admin.admin_router, health.router):
+        app.include_router(router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)

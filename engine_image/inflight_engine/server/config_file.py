@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from inflight_engine.server.scheduling_flags import AppendClass, wrong_combination
 
 _EXCLUSIVE = ({"num_kv_blocks", "kv_cache_memory"},)
 """Flags of which one excludes the others: one on the command line also outdoes another in the file."""
@@ -13,25 +15,39 @@ _EXCLUSIVE = ({"num_kv_blocks", "kv_cache_memory"},)
 def parse_with_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
     """`argv`, with the fields of its `--config` file where it has no flag. Wrong usage exits with status 2."""
     flags = parser.parse_args(argv)
-    if flags.config is None:
-        return flags
-    # argparse leaves alone what a namespace already has: what is still unset afterwards was not given.
-    unset = object()
-    given = vars(parser.parse_args(argv, argparse.Namespace(**dict.fromkeys(vars(flags), unset))))
-    names = {name for name, value in given.items() if value is not unset and value is not None}
-    try:
-        arguments = file_arguments(flags.config, set(vars(flags)) - {"config"}, names)
-    except ValueError as error:
-        parser.error(str(error))
-    return parser.parse_args([*arguments, *argv])
+    if flags.config is not None:
+        # argparse leaves alone what a namespace already has: what is still None afterwards was not given.
+        given = vars(parser.parse_args(argv, argparse.Namespace(**dict.fromkeys(vars(flags)))))
+        names = {name for name, value in given.items() if value is not None}
+        try:
+            arguments = file_arguments(flags.config, _fields(parser), names)
+        except ValueError as error:
+            parser.error(str(error))
+        flags = parser.parse_args([*arguments, *argv])
+    problem = wrong_combination(flags)
+    if problem is not None:
+        parser.error(problem)
+    return flags
 
 
-def file_arguments(path: Path, known: set[str], given: set[str]) -> list[str]:
+def _fields(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """What a file may hold, by name."""
+    # argparse has no public list of a parser's arguments.
+    actions = {_field(action): action for action in parser._actions}
+    return {name: action for name, action in actions.items() if name not in ("config", "help")}
+
+
+def _field(action: argparse.Action) -> str:
+    return action.option_strings[-1].lstrip("-").replace("-", "_") if action.option_strings else action.dest
+
+
+def file_arguments(path: Path, known: Mapping[str, argparse.Action], given: set[str]) -> list[str]:
     """The file as command-line arguments, to be parsed (and checked) before those of the command line.
 
     Args:
         known: the fields that exist.
-        given: names of the flags on the command line; they win.
+        given: where the flags on the command line are stored; they win. Of a flag that may be given again, those of the
+            command line stand instead of the file's.
 
     Raises:
         ValueError: not readable, not a mapping, or with an unknown field; the message names it.
@@ -52,12 +68,37 @@ def file_arguments(path: Path, known: set[str], given: set[str]) -> list[str]:
     arguments = []
     overridden = given.union(*(group for group in _EXCLUSIVE if group & given))
     for field, value in content.items():
-        name = str(field).replace("-", "_")
-        if name not in known:
+        action = known.get(str(field).replace("-", "_"))
+        if action is None:
             raise ValueError(f"configuration file {path} has an unknown field {field!r}")
-        if value is None or name in overridden:
+        if value is None or action.dest in overridden:
             continue
-        if isinstance(value, dict | list | bool):
-            raise ValueError(f"configuration file {path}: {field} must be one value, not {value!r}")
-        arguments.append(str(value) if name == "model" else f"--{name.replace('_', '-')}={value}")
+        try:
+            arguments += _arguments(action, value)
+        except ValueError as error:
+            raise ValueError(f"configuration file {path}: {field} {error}, not {value!r}") from None
     return arguments
+
+
+def _arguments(action: argparse.Action, value: object) -> list[str]:
+    """One field.
+
+    Raises:
+        ValueError: the value is of the wrong kind; the message says which it must be.
+    """
+    if not action.option_strings:
+        return [_one(value)]
+    flag = action.option_strings[-1]
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise ValueError("must be true or false")
+        return [flag] if value else []
+    if isinstance(action, AppendClass) and isinstance(value, list):
+        return [f"{flag}={_one(item)}" for item in value]
+    return [f"{flag}={_one(value)}"]
+
+
+def _one(value: object) -> str:
+    if isinstance(value, dict | list | bool):
+        raise ValueError("must be one value")
+    return str(value)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from inflight_engine.messages import StepReport
+from inflight_engine.output import TokenLogprobs
 from inflight_engine.request import FinishReason
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.generation import Generation
@@ -44,7 +45,7 @@ class Dispatcher:
         return len(self._known)
 
     def add(self, generation: Generation) -> None:
-        self._known[generation.request_id] = generation
+        self._known[generation.request.request_id] = generation
 
     def unfinished(self) -> list[Generation]:
         """Those whose client still waits for something."""
@@ -65,15 +66,17 @@ class Dispatcher:
                 admitted.timings.admitted = max(began, admitted.timings.arrived)
                 self._metrics.queue_time.observe(admitted.timings.admitted - admitted.timings.arrived)
         if report.slots:
-            self._tokens(
-                np.frombuffer(report.slots, np.int32).tolist(), np.frombuffer(report.token_ids, np.int32).tolist(), now
-            )
+            slots = np.frombuffer(report.slots, np.int32).tolist()
+            token_ids = np.frombuffer(report.token_ids, np.int32).tolist()
+            self._tokens(slots, token_ids, {logprobs.slot: logprobs for logprobs in report.logprobs}, now)
         for finished in report.finished:
             ended = self._known.pop(finished.request_id, None)
             if ended is not None and not ended.done:
                 self._on_finished(ended, finished.reason, _engine_error(finished.reason))
 
-    def _tokens(self, slots: list[int], token_ids: list[int], now: float) -> None:
+    def _tokens(
+        self, slots: list[int], token_ids: list[int], logprobs: Mapping[int, TokenLogprobs], now: float
+    ) -> None:
         metrics, last, owners = self._metrics, self._last_tokens_at, self._slots
         steady = count = 0
         for slot, token_id in zip(slots, token_ids, strict=True):
@@ -90,7 +93,7 @@ class Dispatcher:
             else:
                 metrics.inter_token_latency.observe(now - generation.last_token_at)
             generation.last_token_at = now
-            if generation.add_token(token_id):
+            if generation.add_token(token_id, logprobs.get(slot)):
                 self._on_stop_string(generation)
         if steady:
             metrics.inter_token_latency.observe(now - last, steady)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Depends, Request
 
+from inflight_engine.server.call import Call
 from inflight_engine.server.errors import bad_request
-from inflight_engine.server.generation import Generation
-from inflight_engine.server.prepare import Tokenizer, prepare
-from inflight_engine.server.schema import SamplingFields
+from inflight_engine.server.fields import Conversation, GenerationFields, Prompt
+from inflight_engine.server.generation import GenerationRequest, Inbox
+from inflight_engine.server.prepare import Tokenizer, choice_seed, prepare
+from inflight_engine.server.scheduling_request import scheduling_of
 from inflight_engine.server.service import Service
 
 _LONG_TEXT = 32_768
-"""Bytes of body above which tokenizing (about 1 ms for 4 kB) would hold up the streams of others."""
+"""Characters above which tokenizing (about 1 ms for 4 kB) would hold up the streams of others."""
 
 
 def _service(request: Request) -> Service:
@@ -27,40 +30,67 @@ def _service(request: Request) -> Service:
 ServiceOf = Annotated[Service, Depends(_service)]
 
 
-async def start(
-    service: Service,
-    fields: SamplingFields,
-    tokenize: Callable[[Tokenizer], list[int]],
-    *,
-    size: int,
-    max_tokens: int | None,
-    default_max_tokens: int | None,
-    prompt_field: str,
-) -> Generation:
-    """From a checked body to a generation in the engine's queue.
-
-    Args:
-        tokenize: makes the prompt's token ids; a ValueError says what is wrong with the prompt.
-        size: characters of the prompt; long ones are tokenized off the event loop.
+async def begin(service: Service, http: Request, body: GenerationFields) -> Call:
+    """From a checked body to generations in the engine's queue, one for each prompt and sample: all of them, or none.
 
     Raises:
         ApiError: 400, or 503 when it cannot be taken now.
     """
     arrived = time.monotonic()
-    service.refuse_if_full()
+    scheduling = scheduling_of(body, http.headers, service.config.engine.classes)
+    prompts, n = body.prompts(), body.n or 1
+    service.refuse_if_full(scheduling.service_class, len(prompts) * n)
     tokenizer, facts = service.model
+    named = {body.prompt_field if len(prompts) == 1 else f"{body.prompt_field}.{i}": p for i, p in enumerate(prompts)}
+    if sum(map(_size, prompts)) < _LONG_TEXT:
+        token_ids = _encode_all(tokenizer, named)
+    else:
+        token_ids = await asyncio.to_thread(_encode_all, tokenizer, named)
+    requests: list[GenerationRequest] = []
+    for field, prompt in token_ids.items():
+        sampling = prepare(body, prompt, facts, field)
+        for sample in range(n):
+            request_id = service.new_request_id()
+            seed = choice_seed(body.seed, sample, service.config.engine.seed, request_id)
+            requests.append(
+                GenerationRequest(
+                    request_id=request_id,
+                    index=len(requests),
+                    prompt_token_ids=prompt,
+                    sampling=replace(sampling, seed=seed),
+                    scheduling=scheduling,
+                    stop=body.stop_strings(),
+                    streaming=bool(body.stream),
+                )
+            )
+    inbox = Inbox()
+    return Call(service.submit(requests, arrived, inbox), inbox, sum(map(len, token_ids.values())))
+
+
+def _size(prompt: Prompt) -> int:
+    """Characters to tokenize."""
+    if isinstance(prompt, Conversation):
+        return sum(len(message["content"]) for message in prompt.messages)
+    return len(prompt) if isinstance(prompt, str) else 0
+
+
+def _encode_all(tokenizer: Tokenizer, prompts: Mapping[str, Prompt]) -> dict[str, list[int]]:
+    """Token ids of prompts, by the names of their fields.
+
+    Raises:
+        ApiError: 400, one cannot be tokenized.
+    """
+    return {field: _encode(tokenizer, field, prompt) for field, prompt in prompts.items()}
+
+
+def _encode(tokenizer: Tokenizer, field: str, prompt: Prompt) -> list[int]:
     try:
-        prompt = tokenize(tokenizer) if size < _LONG_TEXT else await asyncio.to_thread(tokenize, tokenizer)
+        match prompt:
+            case Conversation():
+                return tokenizer.encode_chat(prompt.messages)
+            case str():
+                return tokenizer.encode(prompt)
+            case _:
+                return prompt
     except ValueError as error:
-        raise bad_request(f"{prompt_field}: {error}", prompt_field) from None
-    request_id = service.new_request_id()
-    request = prepare(
-        fields,
-        prompt,
-        facts,
-        max_tokens=max_tokens,
-        default_max_tokens=default_max_tokens,
-        default_seed=service.default_seed(request_id),
-        prompt_field=prompt_field,
-    )
-    return service.submit(request_id, request, arrived)
+        raise bad_request(f"{field}: {error}", field.partition(".")[0]) from None

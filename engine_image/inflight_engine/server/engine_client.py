@@ -31,10 +31,12 @@ class EngineClient(asyncio.Protocol):
         """Take over a connected socket."""
         await asyncio.get_running_loop().create_connection(lambda: self, sock=sock)
 
-    def send(self, message: ToEngine) -> None:
-        """Queue a message; one to an engine that is gone is dropped, `on_lost` says so to everyone."""
+    def send(self, *messages: ToEngine) -> None:
+        """Queue messages, all or (when one cannot be encoded) none; to an engine that is gone they are dropped, and
+        `on_lost` says so to everyone."""
+        frames = b"".join(map(encode, messages))
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(encode(message))
+            self._transport.write(frames)
 
     def close(self) -> None:
         if self._transport is not None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
-from inflight_engine.server.endpoint import ServiceOf, start
-from inflight_engine.server.generation import Generation, Timings
+from inflight_engine.output import TokenLogprobs
+from inflight_engine.server.call import Call
+from inflight_engine.server.endpoint import ServiceOf, begin
+from inflight_engine.server.generation import Generation, Piece, Timings
+from inflight_engine.server.logprobs import finite
 from inflight_engine.server.respond import GenerationResponse
 from inflight_engine.server.schema import GenerateRequest
 
@@ -16,44 +20,59 @@ router = APIRouter()
 
 
 @router.post("/v1/generate")
-async def generate(body: GenerateRequest, service: ServiceOf) -> Response:
+async def generate(body: GenerateRequest, http: Request, service: ServiceOf) -> Response:
     """Text, tokens, finish reason and timings for one prompt; `max_tokens` defaults to what the context leaves."""
-    prompt = body.prompt
-    generation = await start(
-        service,
-        body,
-        lambda tokenizer: tokenizer.encode(prompt) if isinstance(prompt, str) else prompt,
-        size=len(prompt),
-        max_tokens=body.max_tokens,
-        default_max_tokens=None,
-        prompt_field="prompt",
-    )
-    return GenerationResponse(service, generation, GenerateAnswer())
+    call = await begin(service, http, body)
+    return GenerationResponse(service, call, GenerateAnswer(call))
 
 
 class GenerateAnswer:
-    """`tokens` are all that were sampled, a stop token included. In a stream text may lag behind its tokens while it
-    could become a stop string or a character is not complete."""
+    """`tokens` are all that were sampled, a stop token included, and `logprobs` goes with them. In a stream text may
+    lag behind its tokens while it could become a stop string or a character is not complete.
 
-    def __init__(self) -> None:
-        self._sent = 0
+    One answer is the object itself; of several there is a list, `choices`, and in a stream each event has its `index`.
+    """
 
-    def whole(self, generation: Generation, text: str) -> bytes:
-        return msgspec.json.encode({"text": text, "tokens": generation.token_ids, **_end(generation)})
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._sent = [0] * len(call.choices)
+
+    def whole(self, pieces: Sequence[Piece]) -> bytes:
+        answers = [
+            {**self._news(choice, piece.text), **_end(choice)}
+            for choice, piece in zip(self._call.choices, pieces, strict=True)
+        ]
+        return msgspec.json.encode(answers[0] if len(answers) == 1 else {"choices": answers})
 
     def first(self) -> bytes:
         return b""
 
-    def piece(self, generation: Generation, text: str) -> bytes:
-        return _event({"text": text, "tokens": self._unsent(generation)})
+    def piece(self, choice: Generation, piece: Piece) -> bytes:
+        return _event(self._news(choice, piece.text))
 
-    def last(self, generation: Generation) -> bytes:
-        return _event({"text": "", "tokens": self._unsent(generation), **_end(generation)})
+    def last(self, choice: Generation) -> bytes:
+        return _event({**self._news(choice, ""), **_end(choice)})
 
-    def _unsent(self, generation: Generation) -> list[int]:
-        tokens = generation.token_ids[self._sent :]
-        self._sent += len(tokens)
-        return tokens
+    def end(self) -> bytes:
+        return b""
+
+    def _news(self, choice: Generation, text: str) -> dict[str, Any]:
+        """`text` with the tokens that were not sent yet."""
+        index = choice.request.index
+        begin, end = self._sent[index], len(choice.token_ids)
+        self._sent[index] = end
+        news: dict[str, Any] = {"text": text, "tokens": choice.token_ids[begin:end]}
+        if len(self._sent) > 1:
+            news["index"] = index
+        if choice.scored:
+            news["logprobs"] = [_scores(logprobs) for logprobs in choice.logprobs[begin:end]]
+        return news
+
+
+def _scores(logprobs: TokenLogprobs) -> dict[str, Any]:
+    """`top`: token ids and their log-probabilities, likeliest first."""
+    top = zip(logprobs.top_token_ids, map(finite, logprobs.top_logprobs), strict=True)
+    return {"logprob": finite(logprobs.logprob), "top": list(top)}
 
 
 def _end(generation: Generation) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from inflight_engine.output import TokenLogprobs
 from inflight_engine.request import FinishReason, SamplingParams
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.stop import StopStrings
@@ -21,18 +22,48 @@ class Detokenizer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Scheduling:
+    """When it is a request's turn; the fields are those of `Request`."""
+
+    service_class: str
+    priority: int
+    tenant: str
+    cache_salt: str
+    predicted_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """What a client asked for, checked and tokenized.
+    """One answer that a client asked for, checked and tokenized.
 
     Attributes:
+        index: which of the call's answers this is.
         stop: stop strings, found here; stop token ids are in `sampling` and found by the engine.
         streaming: tokens are handed over as they come, not at the end.
     """
 
+    request_id: int
+    index: int
     prompt_token_ids: list[int]
     sampling: SamplingParams
+    scheduling: Scheduling
     stop: tuple[str, ...]
     streaming: bool
+
+
+class ScoredToken(NamedTuple):
+    """A token of the text with its log-probabilities. `offset`: characters of the text before it."""
+
+    token_id: int
+    offset: int
+    logprobs: TokenLogprobs
+
+
+class Piece(NamedTuple):
+    """A part of an answer. `tokens`: those whose text begins in this part, where log-probabilities were asked for."""
+
+    text: str
+    tokens: list[ScoredToken]
 
 
 @dataclass(slots=True)
@@ -45,35 +76,61 @@ class Timings:
     finished: float | None = None
 
 
+class Inbox:
+    """Generations that have something new, for the one who serves their client."""
+
+    __slots__ = ("_changed", "_event")
+
+    def __init__(self) -> None:
+        self._changed: dict[Generation, None] = {}
+        self._event = asyncio.Event()
+
+    def put(self, generation: Generation) -> None:
+        self._changed[generation] = None
+        self._event.set()
+
+    async def wait(self) -> list[Generation]:
+        """Those with news since the last time, at least one, each once, in the order of their first news."""
+        await self._event.wait()
+        self._event.clear()
+        changed, self._changed = [*self._changed], {}
+        return changed
+
+
 class Generation:
     """State of one running request.
 
-    The dispatcher of step reports calls `add_token` and `finish`; one consumer calls `wait`, then `take`. Text is made
-    when it is taken, except with stop strings: those must be found in the step in which they appear.
+    The dispatcher of step reports calls `add_token` and `finish`, which tell the inbox; its reader then calls `take`.
+    Text is made when it is taken, except where each token's place in it matters: with stop strings, which must be found
+    in the step in which they appear, and with log-probabilities.
     """
 
     __slots__ = (
+        "_decoded",
         "_detokenizer",
-        "_event",
+        "_inbox",
+        "_let_out",
         "_stop",
         "_stop_token_ids",
         "_text",
         "_undecoded",
+        "_untaken",
         "error",
         "finish_reason",
         "last_token_at",
+        "logprobs",
         "request",
-        "request_id",
         "timer",
         "timings",
         "token_ids",
     )
 
-    def __init__(self, request_id: int, request: GenerationRequest, detokenizer: Detokenizer, arrived: float) -> None:
-        self.request_id = request_id
+    def __init__(self, request: GenerationRequest, detokenizer: Detokenizer, arrived: float, inbox: Inbox) -> None:
         self.request = request
         self.timings = Timings(arrived)
         self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        """Of `token_ids`, one for each; empty unless asked for."""
         self.finish_reason: FinishReason | None = None
         self.error: ApiError | None = None
         self.last_token_at = -1.0
@@ -81,11 +138,19 @@ class Generation:
         self.timer: asyncio.TimerHandle | None = None
         """The timeout that runs: in the queue, then while it runs."""
         self._detokenizer = detokenizer
+        self._inbox = inbox
         self._stop = StopStrings(request.stop)
         self._stop_token_ids = frozenset(request.sampling.stop_token_ids)
         self._undecoded: list[int] = []
         self._text = ""
-        self._event = asyncio.Event()
+        # Characters of the text: decoded, and of them not held back as a possible stop string.
+        self._decoded = self._let_out = 0
+        self._untaken: list[ScoredToken] = []
+
+    @property
+    def scored(self) -> bool:
+        """Its tokens come with log-probabilities."""
+        return self.request.sampling.logprobs is not None
 
     @property
     def done(self) -> bool:
@@ -96,15 +161,34 @@ class Generation:
         """The engine has not admitted it yet."""
         return self.timings.admitted is None and not self.done
 
-    def add_token(self, token_id: int) -> bool:
+    @property
+    def time_to_first_token(self) -> float | None:
+        """Seconds from arrival; None: no token came."""
+        first = self.timings.first_token
+        return None if first is None else first - self.timings.arrived
+
+    @property
+    def time_per_output_token(self) -> float | None:
+        """Seconds for each token after the first, on average, of a request that ended; None: there were not two."""
+        first, finished, after_first = self.timings.first_token, self.timings.finished, len(self.token_ids) - 1
+        return None if first is None or finished is None or after_first < 1 else (finished - first) / after_first
+
+    def add_token(self, token_id: int, logprobs: TokenLogprobs | None) -> bool:
         """Take one sampled token. True when it completes a stop string: the engine has to be told to stop."""
         self.token_ids.append(token_id)
-        if token_id not in self._stop_token_ids:
+        in_text = token_id not in self._stop_token_ids
+        if self.scored:
+            if logprobs is None:
+                raise AssertionError(f"request {self.request.request_id}: a token came without its log-probabilities")
+            self.logprobs.append(logprobs)
+            if in_text:
+                self._untaken.append(ScoredToken(token_id, self._decoded, logprobs))
+        if in_text:
             self._undecoded.append(token_id)
-            if self.request.stop:
+            if self.request.stop or self.scored:
                 self._decode()
         if self.request.streaming:
-            self._event.set()
+            self._inbox.put(self)
         return self._stop.found
 
     def finish(self, reason: FinishReason, now: float, error: ApiError | None = None) -> None:
@@ -116,23 +200,33 @@ class Generation:
         self.timings.finished = now
         if self.timer is not None:
             self.timer.cancel()
-        self._event.set()
+        self._inbox.put(self)
 
-    async def wait(self) -> None:
-        """Until there is something new: tokens (streaming only), or the end."""
-        await self._event.wait()
-        self._event.clear()
-
-    def take(self) -> str:
-        """Text that may be sent now and was not taken before; all that is left when it is done."""
+    def take(self) -> Piece:
+        """What may be sent now and was not taken before; all that is left when it is done."""
         self._decode()
-        if self.done and not self._stop.found:
-            self._text += self._stop.push(self._detokenizer.flush())
-            self._text += self._stop.flush()
+        all_out = self.done and not self._stop.found
+        if all_out:
+            self._let_go(self._stop.push(self._detokenizer.flush()))
+            self._let_go(self._stop.flush())
         text, self._text = self._text, ""
-        return text
+        return Piece(text, self._take_tokens(all_out=all_out) if self._untaken else [])
+
+    def _take_tokens(self, *, all_out: bool) -> list[ScoredToken]:
+        """Of a stop string, and after it, there are none."""
+        count = len(self._untaken)
+        while not all_out and count and self._untaken[count - 1].offset >= self._let_out:
+            count -= 1
+        taken, self._untaken = self._untaken[:count], self._untaken[count:]
+        return taken
 
     def _decode(self) -> None:
         if self._undecoded and not self._stop.found:
-            self._text += self._stop.push(self._detokenizer.push(self._undecoded))
+            decoded = self._detokenizer.push(self._undecoded)
             self._undecoded = []
+            self._decoded += len(decoded)
+            self._let_go(self._stop.push(decoded))
+
+    def _let_go(self, text: str) -> None:
+        self._text += text
+        self._let_out += len(text)

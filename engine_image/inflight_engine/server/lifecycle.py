@@ -83,7 +83,7 @@ class Lifecycle:
 
     def _log_facts(self, ready: EngineReady) -> None:
         service = self._service
-        limits = service.limits
+        limits = service.runtime.limits
         assert limits is not None
         log.info(
             "ready after %.1f s (the model's loading took %.1f s): model %s as %s, %s on %s (%s attention), at most %d "

@@ -6,7 +6,7 @@ and meanings of `vllm:*` are those of vLLM's v1 engine, https://docs.vllm.ai/en/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import Metric
@@ -15,16 +15,19 @@ from prometheus_client.registry import Collector
 
 from inflight_engine.messages import EngineReady, StepStats
 from inflight_engine.request import FinishReason
+from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server import buckets
+from inflight_engine.server.class_metrics import ClassCounts, class_families
+from inflight_engine.server.generation import Generation
 from inflight_engine.server.histogram import Histogram
 from inflight_engine.server.throughput import Throughput
 
-NO_STATS = StepStats(0, 0, 0, 0.0, 0, 0, 0, 0.0, 0.0)
+NO_STATS = StepStats(0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 """Before the first step."""
 
-REJECTIONS = ("queue_full", "queue_tokens", "draining", "not_ready", "never_fits")
-"""Why a request was not taken: 503 for the first four, 400 for the last."""
+REJECTIONS = ("queue_full", "class_queue_full", "queue_tokens", "draining", "not_ready", "never_fits")
+"""Why a request was not taken: 400 for the last, 503 for the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +37,15 @@ class Gauges:
     Attributes:
         limits, ready: None while the model loads.
         waiting: requests without a slot, those not yet seen by the engine included.
-        queued_tokens: prompt tokens of the requests that were never admitted.
+        queued_by_class: requests that were never admitted, by class.
+        queued_tokens: their prompt tokens.
     """
 
     stats: StepStats
     limits: Limits | None
     ready: EngineReady | None
     waiting: int
+    queued_by_class: Mapping[str, int]
     queued_tokens: int
     draining: bool
 
@@ -50,12 +55,14 @@ class EngineMetrics(Collector):
 
     Args:
         model_name: label of every series.
+        classes: the service classes.
         gauges: asked at each scrape.
     """
 
-    def __init__(self, model_name: str, gauges: Callable[[], Gauges]) -> None:
+    def __init__(self, model_name: str, classes: Iterable[ServiceClass], gauges: Callable[[], Gauges]) -> None:
         self._model_name = model_name
         self._gauges = gauges
+        self._classes = {service_class.name: ClassCounts(service_class) for service_class in classes}
         self.throughput = Throughput()
         self.prompt_tokens = 0
         self.generation_tokens = 0
@@ -80,6 +87,17 @@ class EngineMetrics(Collector):
             self._schedule_duration.observe(stats.schedule_seconds)
             self.throughput.add(stats)
 
+    def ended(self, generation: Generation) -> None:
+        """Count a request that has just ended, however it did."""
+        reason, timings = generation.finish_reason, generation.timings
+        assert reason is not None
+        self.finished[reason] += 1
+        self._classes[generation.request.scheduling.service_class].count(generation)
+        if reason in (FinishReason.STOP, FinishReason.LENGTH) and timings.finished is not None:
+            self.end_to_end.observe(timings.finished - timings.arrived)
+            if generation.time_per_output_token is not None:
+                self.time_per_output_token.observe(generation.time_per_output_token)
+
     def predicted_queue_seconds(self, stats: StepStats, queued_tokens: int) -> float:
         """When all prompt tokens that wait now will have been computed, at the rate measured lately."""
         return self.throughput.seconds_for(waiting_tokens(stats, queued_tokens))
@@ -90,6 +108,7 @@ class EngineMetrics(Collector):
         yield from self._counters(now.stats)
         yield from self._histograms()
         yield from self._limits(now)
+        yield from class_families(self._model_name, [*self._classes.values()], now.queued_by_class)
 
     def _engine_state(self, now: Gauges) -> Iterator[Metric]:
         stats = now.stats
@@ -98,6 +117,9 @@ class EngineMetrics(Collector):
             "vllm:num_requests_waiting", "Requests that wait for a slot, preempted ones included.", now.waiting
         )
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", stats.kv_usage)
+        yield self._gauge(
+            "inflight_swapped_blocks", "Blocks of host memory that hold swapped requests.", stats.num_swapped_blocks
+        )
         if now.ready is not None:
             info = GaugeMetricFamily(
                 "vllm:cache_config_info",
@@ -122,9 +144,10 @@ class EngineMetrics(Collector):
         yield self._counter("vllm:num_preemptions", "Times a request lost its slot to others.", stats.num_preemptions)
         yield self._counter("vllm:prompt_tokens", "Prompt tokens of requests whose prefill ended.", self.prompt_tokens)
         yield self._counter("vllm:generation_tokens", "Tokens generated.", self.generation_tokens)
-        # As vLLM exports them when prefix caching is off.
-        yield self._counter("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", 0)
-        yield self._counter("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", 0)
+        yield self._counter(
+            "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries
+        )
+        yield self._counter("vllm:prefix_cache_hits", "Of them, tokens that were found there.", stats.prefix_hits)
         yield self._labelled(
             "vllm:request_success", "Requests that ended, by why.", "finished_reason", self.finished.items()
         )

@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from inflight_engine.server.generation import Generation
+from inflight_engine.server.call import Call
+from inflight_engine.server.generation import Generation, Piece
+from inflight_engine.server.logprobs import chat_logprobs, completion_logprobs
+from inflight_engine.server.prepare import Tokenizer
 
 _encode = msgspec.json.encode
 
@@ -24,24 +28,35 @@ class _Answer(ABC):
     whole_object: str
     chunk_object: str
 
-    def __init__(self, model: str, include_usage: bool) -> None:
+    def __init__(self, call: Call, tokenizer: Tokenizer, *, model: str, include_usage: bool) -> None:
+        self._call = call
+        self._tokenizer = tokenizer
         self._head = {"id": f"{self.id_prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
         self._include_usage = include_usage
-        before, after = self._chunk([self._choice(_MARK, None)]).split(_encode(_MARK))
-        self._before, self._after = before, after
+        self._around: dict[int, list[bytes]] = {}
 
-    def whole(self, generation: Generation, text: str) -> bytes:
-        choice = self._whole_choice(text, _finish_reason(generation))
-        return _encode(
-            {**self._head, "object": self.whole_object, "choices": [choice], "usage": usage(generation)},
-        )
+    def whole(self, pieces: Sequence[Piece]) -> bytes:
+        choices = [
+            self._whole_choice(choice.request.index, piece.text, self._scores(choice, piece), _finish_reason(choice))
+            for choice, piece in zip(self._call.choices, pieces, strict=True)
+        ]
+        return _encode({**self._head, "object": self.whole_object, "choices": choices, "usage": self._usage()})
 
-    def piece(self, generation: Generation, text: str) -> bytes:
-        return self._before + _encode(text) + self._after
+    def piece(self, choice: Generation, piece: Piece) -> bytes:
+        index = choice.request.index
+        if choice.scored:
+            return self._chunk([self._choice(index, piece.text, self._scores(choice, piece), None)])
+        around = self._around.get(index)
+        if around is None:
+            around = self._around[index] = self._chunk([self._choice(index, _MARK, None, None)]).split(_encode(_MARK))
+        before, after = around
+        return before + _encode(piece.text) + after
 
-    def last(self, generation: Generation) -> bytes:
-        end = self._chunk([self._choice(None, _finish_reason(generation))])
-        return end + self._chunk([], usage(generation)) if self._include_usage else end
+    def last(self, choice: Generation) -> bytes:
+        return self._chunk([self._choice(choice.request.index, None, None, _finish_reason(choice))])
+
+    def end(self) -> bytes:
+        return self._chunk([], self._usage()) if self._include_usage else b""
 
     def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> bytes:
         body = {**self._head, "object": self.chunk_object, "choices": choices}
@@ -49,15 +64,30 @@ class _Answer(ABC):
             body["usage"] = usage
         return b"data: " + _encode(body) + b"\n\n"
 
-    @abstractmethod
-    def _whole_choice(self, text: str, finish_reason: str) -> dict[str, Any]: ...
+    def _scores(self, choice: Generation, piece: Piece) -> dict[str, Any] | None:
+        return self._logprobs(piece) if choice.scored else None
+
+    def _usage(self) -> dict[str, int]:
+        """Token counts; `completion_tokens` counts what was sampled, a stop token included, as OpenAI does."""
+        prompt, completion = self._call.num_prompt_tokens, self._call.num_output_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
     @abstractmethod
-    def _choice(self, text: str | None, finish_reason: str | None) -> dict[str, Any]: ...
+    def _logprobs(self, piece: Piece) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _whole_choice(
+        self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str
+    ) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _choice(
+        self, index: int, text: str | None, logprobs: dict[str, Any] | None, finish_reason: str | None
+    ) -> dict[str, Any]: ...
 
 
 class ChatAnswer(_Answer):
-    """A chat completion; `first` names the role, as OpenAI's first chunk does."""
+    """A chat completion; `first` names the role of every choice, as OpenAI's first chunks do."""
 
     id_prefix = "chatcmpl"
     whole_object = "chat.completion"
@@ -65,15 +95,25 @@ class ChatAnswer(_Answer):
 
     def first(self) -> bytes:
         delta = {"role": "assistant", "content": ""}
-        return self._chunk([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}])
+        return b"".join(
+            self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
+            for index in range(len(self._call.choices))
+        )
 
-    def _whole_choice(self, text: str, finish_reason: str) -> dict[str, Any]:
+    def _logprobs(self, piece: Piece) -> dict[str, Any]:
+        return chat_logprobs(piece.tokens, self._tokenizer.token_bytes)
+
+    def _whole_choice(
+        self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str
+    ) -> dict[str, Any]:
         message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish_reason}
 
-    def _choice(self, text: str | None, finish_reason: str | None) -> dict[str, Any]:
+    def _choice(
+        self, index: int, text: str | None, logprobs: dict[str, Any] | None, finish_reason: str | None
+    ) -> dict[str, Any]:
         delta = {} if text is None else {"content": text}
-        return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
 class CompletionAnswer(_Answer):
@@ -85,21 +125,22 @@ class CompletionAnswer(_Answer):
     def first(self) -> bytes:
         return b""
 
-    def _whole_choice(self, text: str, finish_reason: str) -> dict[str, Any]:
-        return self._choice(text, finish_reason)
+    def _logprobs(self, piece: Piece) -> dict[str, Any]:
+        return completion_logprobs(piece.tokens, self._tokenizer.token_bytes)
 
-    def _choice(self, text: str | None, finish_reason: str | None) -> dict[str, Any]:
-        return {"index": 0, "text": text or "", "logprobs": None, "finish_reason": finish_reason}
+    def _whole_choice(
+        self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str
+    ) -> dict[str, Any]:
+        return self._choice(index, text, logprobs, finish_reason)
+
+    def _choice(
+        self, index: int, text: str | None, logprobs: dict[str, Any] | None, finish_reason: str | None
+    ) -> dict[str, Any]:
+        return {"index": index, "text": text or "", "logprobs": logprobs, "finish_reason": finish_reason}
 
 
 _MARK = "\x00text\x00"
 """Where the text of a chunk goes; no model name can hold it by chance."""
-
-
-def usage(generation: Generation) -> dict[str, int]:
-    """Token counts; `completion_tokens` counts what was sampled, a stop token included, as OpenAI does."""
-    prompt, completion = len(generation.request.prompt_token_ids), len(generation.token_ids)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def _finish_reason(generation: Generation) -> str:

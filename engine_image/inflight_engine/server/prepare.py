@@ -8,8 +8,8 @@ from typing import Protocol
 
 from inflight_engine.request import SamplingParams
 from inflight_engine.server.errors import bad_request
-from inflight_engine.server.generation import Detokenizer, GenerationRequest
-from inflight_engine.server.schema import OpenAIFields, SamplingFields
+from inflight_engine.server.fields import GenerationFields
+from inflight_engine.server.generation import Detokenizer
 
 _UINT63 = 2**63 - 1
 
@@ -26,6 +26,10 @@ class Tokenizer(Protocol):
 
     def detokenizer(self, prompt_token_ids: Sequence[int]) -> Detokenizer: ...
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The token as UTF-8 text, maybe only part of a character; of a special token its name."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
@@ -38,71 +42,67 @@ class ModelFacts:
     max_total_tokens: int
 
 
-def prepare(
-    fields: SamplingFields,
-    prompt_token_ids: list[int],
-    facts: ModelFacts,
-    *,
-    max_tokens: int | None,
-    default_max_tokens: int | None,
-    default_seed: int,
-    prompt_field: str,
-) -> GenerationRequest:
-    """Check lengths and fill in defaults.
+def prepare(fields: GenerationFields, prompt_token_ids: list[int], facts: ModelFacts, field: str) -> SamplingParams:
+    """Check lengths and token ids, and fill in defaults; the seed is left to `choice_seed`.
 
     Args:
-        max_tokens: what the client asked for.
-        default_max_tokens: when it asked for none, and more of the context is left; None takes all that is left.
-        prompt_field: what the prompt is called in this body.
+        field: what this prompt is called in the body.
 
     Raises:
         ApiError: 400, it can never fit or a token is not in the vocabulary.
     """
-    num_prompt = len(prompt_token_ids)
+    _check_vocabulary(prompt_token_ids, facts, field)
+    logit_bias = tuple((int(token_id), float(bias)) for token_id, bias in (fields.logit_bias or {}).items())
+    _check_vocabulary([token_id for token_id, _ in logit_bias], facts, "logit_bias")
+    return SamplingParams(
+        max_tokens=_max_tokens(fields, len(prompt_token_ids), facts.max_total_tokens, field),
+        temperature=_number(fields.temperature, 1.0),
+        top_p=_number(fields.top_p, 1.0),
+        # The vocabulary keeps all; a larger number need not fit where the engine stores it.
+        top_k=min(max(fields.top_k or 0, 0), facts.vocab_size),
+        min_p=_number(fields.min_p, 0.0),
+        repetition_penalty=_number(fields.repetition_penalty, 1.0),
+        presence_penalty=_number(fields.presence_penalty, 0.0),
+        frequency_penalty=_number(fields.frequency_penalty, 0.0),
+        logit_bias=logit_bias,
+        stop_token_ids=_stop_token_ids(fields, facts),
+        logprobs=fields.num_logprobs(),
+    )
+
+
+def choice_seed(given: int | None, sample: int, base: int, request_id: int) -> int:
+    """The random stream of one answer: the given seed plus its number among the prompt's `n`, or one of its own."""
+    return seed_for(base, request_id) if given is None else (given + sample) & _UINT63
+
+
+def _number(value: float | None, default: float) -> float:
+    return default if value is None else float(value)
+
+
+def _max_tokens(fields: GenerationFields, num_prompt: int, most: int, field: str) -> int:
+    bound = f"this server takes at most {most} tokens in all (--max-model-len and the KV cache bound it)"
     if num_prompt == 0:
-        raise bad_request(f"{prompt_field}: must hold at least one token", prompt_field)
-    _check_vocabulary(prompt_token_ids, facts, prompt_field)
-    left = facts.max_total_tokens - num_prompt
+        raise bad_request(f"{field}: must hold at least one token", fields.prompt_field)
+    left = most - num_prompt
     if left < 1:
         raise bad_request(
-            f"{prompt_field}: {num_prompt} prompt tokens and at least one of output do not fit; " + _bound(facts),
-            prompt_field,
+            f"{field}: {num_prompt} prompt tokens and at least one of output do not fit; {bound}",
+            fields.prompt_field,
             "context_length_exceeded",
         )
-    if max_tokens is not None and max_tokens > left:
+    asked = fields.asked_max_tokens()
+    if asked is None:
+        return left if fields.default_max_tokens is None else min(fields.default_max_tokens, left)
+    if asked > left:
         raise bad_request(
-            f"max_tokens: {num_prompt} prompt tokens leave room for {left} of output, not {max_tokens}; "
-            + _bound(facts),
+            f"max_tokens: {num_prompt} prompt tokens leave room for {left} of output, not {asked}; {bound}",
             "max_tokens",
             "context_length_exceeded",
         )
-    if max_tokens is None:
-        max_tokens = left if default_max_tokens is None else min(default_max_tokens, left)
-    return GenerationRequest(
-        prompt_token_ids=prompt_token_ids,
-        sampling=SamplingParams(
-            max_tokens=max_tokens,
-            temperature=1.0 if fields.temperature is None else float(fields.temperature),
-            top_p=1.0 if fields.top_p is None else float(fields.top_p),
-            # The vocabulary keeps all; a larger number need not fit where the engine stores it.
-            top_k=min(max(fields.top_k or 0, 0), facts.vocab_size),
-            seed=default_seed if fields.seed is None else fields.seed & _UINT63,
-            stop_token_ids=_stop_token_ids(fields, facts),
-        ),
-        stop=fields.stop_strings(),
-        streaming=bool(fields.stream),
-    )
+    return asked
 
 
-def _bound(facts: ModelFacts) -> str:
-    return (
-        f"this server takes at most {facts.max_total_tokens} tokens in all (--max-model-len and the KV cache bound it)"
-    )
-
-
-def _stop_token_ids(fields: SamplingFields, facts: ModelFacts) -> tuple[int, ...]:
-    if not isinstance(fields, OpenAIFields):
-        return facts.eos_token_ids
+def _stop_token_ids(fields: GenerationFields, facts: ModelFacts) -> tuple[int, ...]:
     asked = tuple(fields.stop_token_ids or ())
     _check_vocabulary(asked, facts, "stop_token_ids")
     return tuple(dict.fromkeys(asked if fields.ignore_eos else (*facts.eos_token_ids, *asked)))
@@ -111,7 +111,9 @@ def _stop_token_ids(fields: SamplingFields, facts: ModelFacts) -> tuple[int, ...
 def _check_vocabulary(token_ids: Sequence[int], facts: ModelFacts, field: str) -> None:
     largest = max(token_ids, default=0)
     if largest >= facts.vocab_size:
-        raise bad_request(f"{field}: token id {largest} is not below the vocabulary size {facts.vocab_size}", field)
+        raise bad_request(
+            f"{field}: token id {largest} is not below the vocabulary size {facts.vocab_size}", field.partition(".")[0]
+        )
 
 
 def seed_for(base: int, request_id: int) -> int:

@@ -1,17 +1,18 @@
-"""One generation as an HTTP response, streamed or whole; a client that leaves ends it at once."""
+"""Answers as an HTTP response, streamed or whole; a client that leaves ends them at once."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from inflight_engine.request import FinishReason
+from inflight_engine.server.call import Call
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.generation import Generation
+from inflight_engine.server.generation import Generation, Piece
 from inflight_engine.server.service import Service
 
 _EVENT_STREAM = {
@@ -23,30 +24,41 @@ _EVENT_STREAM = {
 
 
 class AnswerFormat(Protocol):
-    """How an endpoint writes an answer. Each method returns bytes of the body; the last three make a stream."""
+    """How an endpoint writes an answer. Each method returns bytes of the body; all but the first make a stream."""
 
-    def whole(self, generation: Generation, text: str) -> bytes: ...
+    def whole(self, pieces: Sequence[Piece]) -> bytes:
+        """`pieces`: of the choices, in their order, complete."""
+        ...
 
     def first(self) -> bytes: ...
 
-    def piece(self, generation: Generation, text: str) -> bytes: ...
+    def piece(self, choice: Generation, piece: Piece) -> bytes: ...
 
-    def last(self, generation: Generation) -> bytes: ...
+    def last(self, choice: Generation) -> bytes:
+        """This choice is complete."""
+        ...
+
+    def end(self) -> bytes:
+        """All choices are."""
+        ...
 
 
 class GenerationResponse(Response):
-    """Waits for tokens and writes them. Headers go out with the first token, so that what fails before has a status."""
+    """Waits for tokens and writes them. Headers go out with the first token, so that what fails before has a status.
 
-    def __init__(self, service: Service, generation: Generation, answer: AnswerFormat) -> None:
+    A choice that fails fails the answer; whatever ends it, no choice runs on.
+    """
+
+    def __init__(self, service: Service, call: Call, answer: AnswerFormat) -> None:
         super().__init__()
         self._service = service
-        self._generation = generation
+        self._call = call
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watch = asyncio.create_task(self._watch(receive))
         try:
-            if self._generation.request.streaming:
+            if self._call.streaming:
                 await self._stream(send)
             else:
                 await self._whole(send)
@@ -60,45 +72,45 @@ class GenerationResponse(Response):
         self._abandon()
 
     def _abandon(self) -> None:
-        self._service.end(self._generation, FinishReason.ABORT)
+        for generation in self._call.choices:
+            self._service.end(generation, FinishReason.ABORT)
 
     async def _whole(self, send: Send) -> None:
-        generation = self._generation
-        while not generation.done:
-            await generation.wait()
-        if generation.error is not None:
-            await send_error(send, generation.error)
-        elif generation.finish_reason is not FinishReason.ABORT:
-            body = self._answer.whole(generation, generation.take())
+        call = self._call
+        while not call.done and call.error is None:
+            await call.inbox.wait()
+        if call.error is not None:
+            await send_error(send, call.error)
+        elif not call.abandoned:
+            body = self._answer.whole([generation.take() for generation in call.choices])
             await _send_all(send, 200, {"content-type": "application/json"}, body)
 
     async def _stream(self, send: Send) -> None:
-        generation, started = self._generation, False
-        while True:
-            await generation.wait()
-            done, error = generation.done, generation.error
+        call, started, complete = self._call, False, False
+        while not complete:
+            changed = await call.inbox.wait()
+            error = call.error
             if error is not None and not started:
                 await send_error(send, error)
                 return
-            if error is None and generation.finish_reason is FinishReason.ABORT:
+            if error is None and call.abandoned:
                 return
             chunks = []
             if not started:
                 await send({"type": "http.response.start", "status": 200, "headers": _raw(_EVENT_STREAM)})
                 chunks.append(self._answer.first())
                 started = True
-            text = generation.take()
-            if text:
-                chunks.append(self._answer.piece(generation, text))
-            if error is not None:
-                chunks.append(error.event())
-            elif done:
-                chunks.append(self._answer.last(generation))
-                chunks.append(b"data: [DONE]\n\n")
+            for generation in changed:
+                piece = generation.take()
+                if piece.text or piece.tokens:
+                    chunks.append(self._answer.piece(generation, piece))
+                if generation.done and generation.error is None:
+                    chunks.append(self._answer.last(generation))
+            complete = error is not None or call.done
+            if complete:
+                chunks.append(self._answer.end() + b"data: [DONE]\n\n" if error is None else error.event())
             if chunks:
-                await send({"type": "http.response.body", "body": b"".join(chunks), "more_body": not done})
-            if done:
-                return
+                await send({"type": "http.response.body", "body": b"".join(chunks), "more_body": not complete})
 
 
 async def send_error(send: Send, error: ApiError) -> None:

@@ -2,70 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field
 
 from inflight_engine.server.errors import bad_request
+from inflight_engine.server.fields import (
+    MAX_TOP_LOGPROBS,
+    Conversation,
+    GenerationFields,
+    Prompt,
+    Text,
+    TokenId,
+    only,
+)
 
-MAX_STOP_STRINGS = 16
-MAX_STOP_TOKEN_IDS = 128
+COMPLETION_MAX_TOKENS = 16
+"""OpenAI's default for /v1/completions."""
 
-
-def only(*neutral: object) -> AfterValidator:
-    """A parameter that is not supported: null, or a value that asks for nothing, is accepted; all else is refused."""
-
-    def check(value: Any) -> Any:
-        if value is None or any(
-            value == allowed and isinstance(value, bool) == isinstance(allowed, bool) for allowed in neutral
-        ):
-            return value
-        raise PydanticCustomError("unsupported_parameter", "this parameter is not supported by this server")
-
-    return AfterValidator(check)
-
-
-def _is_text(value: str) -> str:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise PydanticCustomError("not_text", "must be text, and holds half of a surrogate pair") from None
-    return value
+COMPLETION_MAX_LOGPROBS = 5
+"""OpenAI's, for /v1/completions."""
 
 
-TokenId = Annotated[int, Field(ge=0)]
-Text = Annotated[str, AfterValidator(_is_text)]
-"""JSON can write strings that are no Unicode text; tokenizers take none of them."""
-StopString = Annotated[Text, Field(min_length=1)]
-
-
-class SamplingFields(BaseModel):
-    """What all generation endpoints share.
-
-    `top_k`: 0 or -1 keeps all tokens. `stop`: strings that end the answer and are not part of it.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    stream: bool | None = None
-
-    def stop_strings(self) -> tuple[str, ...]:
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-
-class GenerateRequest(SamplingFields):
-    """Body of /v1/generate. `prompt`: text, or token ids."""
+class GenerateRequest(GenerationFields):
+    """Body of /v1/generate. `prompt`: text, or token ids. `logprobs`: as in vLLM, how many of the likeliest tokens."""
 
     prompt: Text | list[TokenId]
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    def prompts(self) -> list[Prompt]:
+        return [self.prompt]
+
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
 
 class StreamOptions(BaseModel):
@@ -77,26 +46,35 @@ class StreamOptions(BaseModel):
     include_obfuscation: Annotated[object, only(False)] = None
 
 
-class OpenAIFields(SamplingFields):
-    """What both OpenAI endpoints share; `ignore_eos` and `stop_token_ids` as in vLLM.
+class OpenAIFields(GenerationFields):
+    """What both OpenAI endpoints share.
 
-    `user` is the caller's own note of whom it asks for; it changes no answer, at OpenAI's as here.
+    `user` is the caller's own note of whom it asks for; it changes no answer, at OpenAI's as here. `best_of` above `n`
+    would choose among answers, which this server does not.
     """
 
     model: str | None = None
     stream_options: StreamOptions | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     user: str | None = None
 
-    n: Annotated[object, only(1)] = None
-    best_of: Annotated[object, only(1)] = None
-    presence_penalty: Annotated[object, only(0)] = None
-    frequency_penalty: Annotated[object, only(0)] = None
-    repetition_penalty: Annotated[object, only(1)] = None
-    min_p: Annotated[object, only(0)] = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
     min_tokens: Annotated[object, only(0)] = None
-    logit_bias: Annotated[object, only({})] = None
+
+    def check(self) -> None:
+        """What concerns several fields.
+
+        Raises:
+            ApiError: 400.
+        """
+        if self.stream_options is not None and not self.stream:
+            raise bad_request("stream_options: only allowed together with stream: true", "stream_options")
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            message = "best_of: this server chooses no best answers; only best_of equal to n is supported"
+            raise bad_request(message, "best_of", "unsupported_parameter")
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 class TextPart(BaseModel):
@@ -129,11 +107,13 @@ class ChatMessage(BaseModel):
 class ChatCompletionRequest(OpenAIFields):
     """Body of /v1/chat/completions."""
 
+    prompt_field: ClassVar[str] = "messages"
+
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
-    logprobs: Annotated[object, only(False)] = None
-    top_logprobs: Annotated[object, only(0)] = None
     response_format: Annotated[object, only({"type": "text"})] = None
     tools: Annotated[object, only([])] = None
     tool_choice: Annotated[object, only("none", "auto")] = None
@@ -150,21 +130,41 @@ class ChatCompletionRequest(OpenAIFields):
     metadata: Annotated[object, only({})] = None
     web_search_options: Annotated[object, only()] = None
 
+    def check(self) -> None:
+        super().check()
+        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
+            raise bad_request("max_tokens: differs from max_completion_tokens; send one of them", "max_tokens")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise bad_request("top_logprobs: only allowed together with logprobs: true", "top_logprobs")
+
+    def prompts(self) -> list[Prompt]:
+        return [Conversation([message.plain() for message in self.messages])]
+
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def asked_max_tokens(self) -> int | None:
+        """`max_completion_tokens`, or `max_tokens`, its older name."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
 
 class CompletionRequest(OpenAIFields):
-    """Body of /v1/completions. `max_tokens` is 16 unless given, as OpenAI has it."""
+    """Body of /v1/completions. Several prompts make several answers, those of the first prompt first."""
+
+    default_max_tokens: ClassVar[int | None] = COMPLETION_MAX_TOKENS
 
     prompt: Text | list[TokenId] | list[Text] | list[list[TokenId]]
+    logprobs: Annotated[int, Field(ge=0, le=COMPLETION_MAX_LOGPROBS)] | None = None
 
-    logprobs: Annotated[object, only()] = None
     echo: Annotated[object, only(False)] = None
     suffix: Annotated[object, only("")] = None
 
-    def one_prompt(self) -> str | list[int]:
-        """Raises: ApiError: 400, there are several."""
+    def prompts(self) -> list[Prompt]:
         if isinstance(self.prompt, str):
-            return self.prompt
-        tokens = [token for token in self.prompt if isinstance(token, int)]
-        if len(tokens) != len(self.prompt):
-            raise bad_request("prompt: a list of several prompts is not supported; send a request for each", "prompt")
-        return tokens
+            return [self.prompt]
+        token_ids = [item for item in self.prompt if isinstance(item, int)]
+        several = [item for item in self.prompt if not isinstance(item, int)]
+        return [*several] if several else [token_ids]
+
+    def num_logprobs(self) -> int | None:
+        return self.logprobs

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import math
-import re
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from inflight_engine.config import DEVICES, DTYPES, EngineConfig
+from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.admission import QueueBounds
 from inflight_engine.server.config import ServerConfig
+from inflight_engine.server.flag_types import number, size
+from inflight_engine.server.scheduling_flags import add_scheduling_flags
 
 DESCRIPTION = """\
 Serve one model over HTTP: OpenAI's chat completions and completions, /v1/generate, Prometheus metrics.
 
 MODEL is builtin://smollm2, a folder with a Hugging Face model, or a Hugging Face name.
-Calls that change the running engine (PATCH /v1/runtime_config, POST /admin/drain) need the token in
+Calls for admins (PATCH /v1/runtime_config, POST /admin/drain, GET /admin/record) need the token in
 $INFLIGHT_ADMIN_TOKEN, or in the file named by $INFLIGHT_ADMIN_TOKEN_FILE."""
 
 EXAMPLE = """\
@@ -28,34 +28,6 @@ example:
     -d '{"messages": [{"role": "user", "content": "Name three colors of the rainbow."}], "max_tokens": 32}'"""
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-
-_SIZES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-
-
-def number(kind: type[int] | type[float], least: float, most: float = math.inf) -> Callable[[str], Any]:
-    """A parser of one number with its bounds, for argparse."""
-
-    def parse(text: str) -> int | float:
-        try:
-            value = kind(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {'an integer' if kind is int else 'a number'}") from None
-        if not least <= value <= most:
-            bounds = f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}"
-            raise argparse.ArgumentTypeError(f"must be {bounds}, not {text}")
-        return value
-
-    return parse
-
-
-def size(text: str) -> int:
-    """Bytes from `2Gi`, `512Mi`, `1.5G` or a plain number: Kubernetes' suffixes."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMGT]|[KMGT]i)?B?", text.strip())
-    value = int(float(match[1]) * _SIZES[match[2] or ""]) if match else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write bytes, or a number with Ki, Mi, Gi, as in 2Gi")
-    return value
-
 
 _count = number(int, 1)
 _seconds = number(float, 0.001)
@@ -118,6 +90,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         default=default["kv_headroom"],
         metavar="SHARE",
     )
+    add_scheduling_flags(add)
     add("--seed", "base of the random streams of requests without a seed", type=number(int, 0, 2**63 - 1), default=0)
     add(
         "--limits-file",
@@ -153,7 +126,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
 
 def server_config(flags: argparse.Namespace) -> ServerConfig:
     """Typed, from parsed flags whose names are those of the fields."""
-    values = vars(flags)
+    values = {**vars(flags), "classes": tuple(flags.classes or (ServiceClass(),))}
     model: str = flags.model
     return ServerConfig(
         engine=EngineConfig(**{field.name: values[field.name] for field in fields(EngineConfig)}),

@@ -2,6 +2,7 @@
 does what the test says, so that waits, timeouts and bounds are exact. The real engine is in test_real_engine.py."""
 
 import asyncio
+import codecs
 import socket
 
 import numpy as np
@@ -12,9 +13,13 @@ from inflight_engine.messages import (
     AddRequest,
     Admission,
     CancelRequest,
+    ClassWeightsApplied,
     EngineReady,
     Finished,
+    FlushRecord,
     LimitsApplied,
+    RecordFlushed,
+    SetClassWeights,
     SetLimits,
     StepReport,
     StepStats,
@@ -62,20 +67,28 @@ class ByteTokenizer:
     def detokenizer(self, prompt_token_ids):
         return ByteDetokenizer()
 
+    def token_bytes(self, token_id):
+        return b"<end>" if token_id == EOS else bytes([token_id])
+
 
 class ByteDetokenizer:
+    """Bytes to text, like the real one for byte-level vocabularies."""
+
+    def __init__(self):
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
     def push(self, token_ids):
-        return bytes(token_ids).decode()
+        return self._decoder.decode(bytes(token_ids))
 
     def flush(self):
-        return ""
+        return self._decoder.decode(b"", final=True)
 
 
 class FakeEngine(asyncio.Protocol):
-    """`requests` and `cancels` are what arrived; `report` sends one step."""
+    """`requests`, `cancels`, `limits`, `weights` and `flushes` are what arrived; `report` sends one step."""
 
     def __init__(self):
-        self.requests, self.cancels, self.limits = {}, [], []
+        self.requests, self.cancels, self.limits, self.weights, self.flushes = {}, [], [], [], 0
         self._decoder = FrameDecoder.for_engine()
         self._arrived = asyncio.Condition()
         self._steps = 0
@@ -94,6 +107,12 @@ class FakeEngine(asyncio.Protocol):
                 case SetLimits():
                     self.limits.append(message.limits)
                     self.send(LimitsApplied(message.call_id, message.limits))
+                case SetClassWeights():
+                    self.weights.append(message.weights)
+                    self.send(ClassWeightsApplied(message.call_id, message.weights))
+                case FlushRecord():
+                    self.flushes += 1
+                    self.send(RecordFlushed(message.call_id))
 
     def send(self, message):
         self._transport.write(encode(message))
@@ -101,7 +120,7 @@ class FakeEngine(asyncio.Protocol):
     def die(self):
         self._transport.close()
 
-    def report(self, admitted=(), tokens=None, finished=(), **stats):
+    def report(self, admitted=(), tokens=None, finished=(), logprobs=(), **stats):
         tokens = tokens or {}
         self._steps += 1
         self.send(
@@ -110,6 +129,7 @@ class FakeEngine(asyncio.Protocol):
                 [Admission(request_id, slot, False) for request_id, slot in admitted],
                 np.array(list(tokens), np.int32).tobytes(),
                 np.array(list(tokens.values()), np.int32).tobytes(),
+                list(logprobs),
                 [Finished(request_id, reason) for request_id, reason in finished],
                 StepStats(**{**dict.fromkeys(StepStats.__struct_fields__, 0), **stats}),
             )

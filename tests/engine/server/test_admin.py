@@ -29,6 +29,22 @@ async def test_patch_answers_with_what_the_engine_has_put_in_force(make_fake):
         "revision": 7,
         "capacity": {"max_num_seqs": 4, "max_num_batched_tokens": 64},
         "kv_cache": {"bytes_per_token": 128, "num_blocks": 32, "block_size": 16, "largest_batch_tokens": 512},
+        "scheduling": {
+            "policy": "fcfs",
+            "preemption": "auto",
+            "preemption_victim": "last_arrived",
+            "prefix_caching": True,
+            "classes": [
+                {
+                    "name": "default",
+                    "weight": 1.0,
+                    "priority": 0,
+                    "ttft_target": None,
+                    "tpot_target": None,
+                    "max_queued_requests": None,
+                }
+            ],
+        },
     }
     assert fake.engine.limits == [Limits(2, 64, 7)]
     assert (await fake.http.get("/v1/runtime_config")).json() == answer.json()

@@ -8,10 +8,12 @@ import subprocess
 import sys
 from importlib.metadata import version
 
+import msgspec
 import pytest
 
 from inflight_engine.cli import main
 from inflight_engine.config import EngineConfig
+from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.config_file import parse_with_file
 from inflight_engine.server.serve_flags import EXAMPLE, add_serve_flags, server_config, size
 
@@ -49,11 +51,31 @@ def test_every_flag_reaches_the_configuration():
             "--max-num-seqs 3 --max-num-batched-tokens 5 --block-size 8 --kv-cache-memory 2Gi --seed 4 "
             "--kv-headroom 0.1 "
             "--limits-file l --max-queued-requests 6 --max-queued-tokens 77 --queue-timeout 1.5 --request-timeout 2.5 "
-            "--drain-delay 3 --drain-timeout 4 --log-level debug"
+            "--drain-delay 3 --drain-timeout 4 --log-level debug --scheduling-policy priority --priority-aging 2.5 "
+            "--service-class a:weight=4,priority=-5,ttft=0.5,tpot=0.05,max_queued=100 --service-class b-2 "
+            "--preemption swap --preemption-victim longest_first --swap-space 1Gi --no-prefix-caching --record r.gz"
         )
     )
     assert config.engine == EngineConfig(
-        "m", "r", "float32", "cpu", 7, 3, 5, 8, kv_cache_memory=2 * 2**30, kv_headroom=0.1, seed=4
+        "m",
+        "r",
+        "float32",
+        "cpu",
+        7,
+        3,
+        5,
+        8,
+        kv_cache_memory=2 * 2**30,
+        kv_headroom=0.1,
+        scheduling_policy="priority",
+        priority_aging=2.5,
+        classes=(ServiceClass("a", 4.0, -5, 0.5, 0.05, 100), ServiceClass("b-2")),
+        preemption="swap",
+        preemption_victim="longest_first",
+        swap_space=2**30,
+        prefix_caching=False,
+        record="r.gz",
+        seed=4,
     )
     assert (config.host, config.port, config.served_model_name, str(config.limits_file)) == ("::1", 9, "n", "l")
     assert (config.bounds.max_requests, config.bounds.max_tokens) == (6, 77)
@@ -72,6 +94,23 @@ def test_file_fields_are_flags_and_a_flag_wins(tmp_path, write):
     assert parse("other", "--config", str(path)).engine.model == "other"
 
 
+def test_classes_and_switches_in_a_file_and_those_of_the_command_line_stand_instead(tmp_path):
+    path = tmp_path / "engine.yaml"
+    path.write_text("model: m\nservice-class: ['a:weight=4', b]\nno-prefix-caching: true\nswap_space: 1Gi\n")
+    engine = parse("--config", str(path), "--preemption=swap").engine
+    assert engine.classes == (ServiceClass("a", 4.0), ServiceClass("b"))
+    assert not engine.prefix_caching
+    assert parse("--config", str(path), "--service-class=a").engine.classes == (ServiceClass("a"),)
+    path.write_text("model: m\nservice_class: c\nno_prefix_caching: false\n")
+    engine = parse("--config", str(path)).engine
+    assert (engine.classes, engine.prefix_caching) == ((ServiceClass("c"),), True)
+
+
+def test_configuration_with_classes_reaches_the_engine_process():
+    config = parse("m", "--service-class", "a:weight=1e-3,ttft=0.5").engine
+    assert msgspec.json.decode(msgspec.json.encode(config), type=EngineConfig) == config
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -80,6 +119,12 @@ def test_file_fields_are_flags_and_a_flag_wins(tmp_path, write):
         ("- a", "must hold fields"),
         ("a: [", "neither YAML nor JSON"),
         ("max-num-seqs: [1]", "max-num-seqs must be one value"),
+        ("no-prefix-caching: 1", "no-prefix-caching must be true or false"),
+        ("prefix-caching: true", "unknown field 'prefix-caching'"),
+        ("classes: a", "unknown field 'classes'"),
+        ("service-class: [a, [b]]", "service-class must be one value"),
+        ("service-class: [a, a]", "there are two classes named a"),
+        ("preemption: swap", "--preemption swap needs host memory"),
         ("max-num-seqs: 0", "must be at least 1"),
         ("num-kv-blocks: 1\nkv-cache-memory: 1Gi", "not allowed with"),
     ],
@@ -107,6 +152,25 @@ def test_wrong_file_is_wrong_usage_with_the_field(tmp_path, capsys, content, say
         ("serve m --num-kv-blocks 3 --kv-cache-memory 1Gi", "not allowed with"),
         ("serve m --config /no/such/file", "cannot be read"),
         ("serve m --max-num 3", "unrecognized arguments"),
+        ("serve m --scheduling-policy lifo", "invalid choice"),
+        ("serve m --preemption-victim x", "invalid choice"),
+        ("serve m --priority-aging 0", "must be between"),
+        ("serve m --swap-space lots", "is not a size"),
+        ("serve m --preemption swap", "--preemption swap needs host memory: give --swap-space"),
+        ("serve m --preemption swap --swap-space 0", "--preemption swap needs host memory"),
+        ("serve m --service-class a --service-class a:weight=2", "there are two classes named a"),
+        ("serve m --service-class A", "'A' is not the name of a class"),
+        ("serve m --service-class a-", "'a-' is not the name of a class"),
+        (f"serve m --service-class {'a' * 64}", "is not the name of a class"),
+        ("serve m --service-class a:", "class a: '' is not one of weight="),
+        ("serve m --service-class a:weight", "class a: 'weight' is not one of weight="),
+        ("serve m --service-class a:speed=1", "class a: 'speed=1' is not one of"),
+        ("serve m --service-class a:weight=0", "class a: weight must be a number above 0"),
+        ("serve m --service-class a:weight=nan", "class a: weight must be a number above 0"),
+        ("serve m --service-class a:weight=1,weight=2", "class a: weight is given twice"),
+        ("serve m --service-class a:priority=101", "class a: priority must be between -100 and 100"),
+        ("serve m --service-class a:ttft=1s", "class a: ttft must be a number above 0"),
+        ("serve m --service-class a:max_queued=0", "class a: max_queued must be at least 1"),
     ],
 )
 def test_wrong_usage_exits_2_and_says_what_is_wrong(capsys, arguments, says):
@@ -134,7 +198,7 @@ def test_version_and_help():
     ("module", "never"),
     [
         # Before the engine process is started, nothing heavy; afterwards, never torch.
-        ("inflight_engine.cli", "fastapi pydantic numpy asyncio transformers torch"),
+        ("inflight_engine.cli", "fastapi pydantic asyncio transformers torch"),
         ("inflight_engine.server.run, inflight_engine.models.tokenizer", "transformers torch"),
     ],
 )

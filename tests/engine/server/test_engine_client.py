@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from inflight_engine.channel import encode
 from inflight_engine.messages import EngineFailed, LimitsApplied, StepReport, StepStats
+from inflight_engine.output import TokenLogprobs
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.engine_client import EngineClient
 
@@ -20,8 +21,9 @@ MESSAGES = st.one_of(
         st.just([]),
         st.binary(max_size=600),
         st.binary(max_size=600),
+        st.just([TokenLogprobs(3, -0.5, [7, 8], [-0.5, -1.5])]),
         st.just([]),
-        st.just(StepStats(1, 2, 3, 0.5, 4, 5, 6, 0.25, 0.125)),
+        st.just(StepStats(1, 2, 3, 0.5, 4, 0, 7, 8, 5, 6, 0.25, 0.125)),
     ),
 )
 

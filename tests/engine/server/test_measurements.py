@@ -53,6 +53,9 @@ OWN = {
     "inflight_admission_rejections_total": "counter",
     "inflight_requests_cancelled_total": "counter",
     "inflight_draining": "gauge",
+    "inflight_swapped_blocks": "gauge",
+    "inflight_class_requests_waiting": "gauge",
+    "inflight_class_requests_finished_total": "counter",
 }
 
 
@@ -85,6 +88,8 @@ async def test_every_promised_metric_is_there_with_its_type_help_and_model_name(
                 "vllm:cache_config_info": {"block_size", "num_gpu_blocks"},
                 "vllm:request_success_total": {"finished_reason"},
                 "inflight_admission_rejections_total": {"reason"},
+                "inflight_class_requests_waiting": {"class"},
+                "inflight_class_requests_finished_total": {"class"},
             }.get(sample.name, {"le"} if sample.name.endswith("_bucket") else set())
             assert set(sample.labels) == {"model_name"} | extra, sample
 
@@ -171,7 +176,7 @@ def test_histogram_counts_as_prometheus_clients_own(bounds, observations):
 
 
 def stats(prefill, decode, seconds):
-    return StepStats(0, 0, 0, 0.0, 0, prefill, decode, seconds, 0.0)
+    return StepStats(0, 0, 0, 0.0, 0, 0, 0, 0, prefill, decode, seconds, 0.0)
 
 
 def test_throughput_follows_a_change_of_speed_within_its_half_lives():

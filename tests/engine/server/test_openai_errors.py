@@ -11,22 +11,13 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 BODIES = {"/v1/chat/completions": {"messages": MESSAGES}, "/v1/completions": {"prompt": "hi"}}
 
 BOTH = [
-    ("n", 2),
-    ("n", True),
     ("best_of", 2),
-    ("presence_penalty", 0.5),
-    ("frequency_penalty", -0.5),
-    ("repetition_penalty", 1.1),
-    ("logit_bias", {"5": 10}),
-    ("min_p", 0.1),
     ("min_tokens", 3),
     ("guided_json", {}),
-    ("priority", 3),
+    ("service_class", "default"),
     ("no_such_parameter", None),
 ]
 CHAT = [
-    ("logprobs", True),
-    ("top_logprobs", 3),
     ("response_format", {"type": "json_object"}),
     ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("tool_choice", "required"),
@@ -43,7 +34,7 @@ CHAT = [
     ("web_search_options", {}),
     ("echo", False),
 ]
-COMPLETION = [("logprobs", 0), ("echo", True), ("suffix", "end"), ("tools", [])]
+COMPLETION = [("top_logprobs", 1), ("echo", True), ("suffix", "end"), ("tools", [])]
 UNSUPPORTED = (
     [(path, *case) for path in BODIES for case in BOTH]
     + [("/v1/chat/completions", *case) for case in CHAT]
@@ -57,7 +48,7 @@ async def test_unsupported_parameter_is_refused_by_name(make_fake, path, name, v
     answer = await fake.post(path, **BODIES[path], **{name: value})
     error = answer.json()["error"]
     assert answer.status_code == 400
-    assert error["param"] == name
+    assert (error["param"], error["code"]) == (name, "unsupported_parameter")
     assert name in error["message"]
     assert error["type"] == "invalid_request_error"
     assert not fake.engine.requests
@@ -66,15 +57,18 @@ async def test_unsupported_parameter_is_refused_by_name(make_fake, path, name, v
 @pytest.mark.parametrize(
     ("field", "value", "param"),
     [
-        ("priority", 1, "priority"),
-        ("class", "batch", "class"),
-        ("ignore_eos", True, "ignore_eos"),
+        ("best_of", 1, "best_of"),
+        ("min_tokens", 1, "min_tokens"),
+        ("echo", True, "echo"),
+        ("top_logprobs", 1, "top_logprobs"),
+        ("logprobs", 21, "logprobs"),
+        ("prompt", ["a", "b"], "prompt"),
         ("stop", "", "stop"),
     ],
 )
 async def test_generate_refuses_what_it_has_not(make_fake, field, value, param):
     fake = await make_fake()
-    answer = await fake.post("/v1/generate", prompt="hi", **{field: value})
+    answer = await fake.post("/v1/generate", **{"prompt": "hi", field: value})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
@@ -122,8 +116,36 @@ async def test_values_that_ask_for_nothing_are_accepted(make_fake, path, more):
     ("path", "body", "param"),
     [
         ("/v1/completions", {}, "prompt"),
-        ("/v1/completions", {"prompt": ["a", "b"]}, "prompt"),
-        ("/v1/completions", {"prompt": [[1], [2]]}, "prompt"),
+        ("/v1/completions", {"prompt": []}, "prompt"),
+        ("/v1/completions", {"prompt": ["a", ""]}, "prompt"),
+        ("/v1/completions", {"prompt": ["a", [1]]}, "prompt"),
+        ("/v1/completions", {"prompt": [[1], [256]]}, "prompt"),
+        ("/v1/completions", {"prompt": "a", "n": 0}, "n"),
+        ("/v1/completions", {"prompt": "a", "n": True}, "n"),
+        ("/v1/completions", {"prompt": "a", "n": 129}, "n"),
+        ("/v1/completions", {"prompt": "a", "n": 9}, "n"),
+        ("/v1/completions", {"prompt": ["a", "b", "c"], "n": 3}, "n"),
+        ("/v1/completions", {"prompt": "a", "n": 2, "best_of": 3}, "best_of"),
+        ("/v1/completions", {"prompt": "a", "best_of": True}, "best_of"),
+        ("/v1/completions", {"prompt": "a", "logprobs": 6}, "logprobs"),
+        ("/v1/completions", {"prompt": "a", "logprobs": True}, "logprobs"),
+        ("/v1/completions", {"prompt": "a", "presence_penalty": 2.1}, "presence_penalty"),
+        ("/v1/completions", {"prompt": "a", "frequency_penalty": -2.1}, "frequency_penalty"),
+        ("/v1/completions", {"prompt": "a", "repetition_penalty": 0}, "repetition_penalty"),
+        ("/v1/completions", {"prompt": "a", "repetition_penalty": 1e-40}, "repetition_penalty"),
+        ("/v1/completions", {"prompt": "a", "min_p": 1.5}, "min_p"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"5": 101}}, "logit_bias.5"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"a": 1}}, "logit_bias.a"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"05": 1}}, "logit_bias.05"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"256": 1}}, "logit_bias"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": [1]}, "logit_bias"),
+        ("/v1/completions", {"prompt": "a", "priority": 101}, "priority"),
+        ("/v1/completions", {"prompt": "a", "priority": 0.5}, "priority"),
+        ("/v1/completions", {"prompt": "a", "class": "batch"}, "class"),
+        ("/v1/completions", {"prompt": "a", "class": 3}, "class"),
+        ("/v1/completions", {"prompt": "a", "cache_salt": ""}, "cache_salt"),
+        ("/v1/completions", {"prompt": "a", "cache_salt": "x" * 257}, "cache_salt"),
+        ("/v1/completions", {"prompt": "a", "expected_output_tokens": 0}, "expected_output_tokens"),
         ("/v1/completions", {"prompt": 3}, "prompt"),
         ("/v1/completions", {"prompt": ""}, "prompt"),
         ("/v1/completions", {"prompt": [300]}, "prompt"),
@@ -143,6 +165,9 @@ async def test_values_that_ask_for_nothing_are_accepted(make_fake, path, more):
         ("/v1/completions", {"prompt": "a", "stop": ["x"] * 17}, "stop"),
         ("/v1/completions", {"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
         ("/v1/completions", {"prompt": "a", "stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+        ("/v1/chat/completions", {"messages": MESSAGES, "top_logprobs": 1}, "top_logprobs"),
+        ("/v1/chat/completions", {"messages": MESSAGES, "logprobs": 1}, "logprobs"),
+        ("/v1/chat/completions", {"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ("/v1/chat/completions", {"messages": []}, "messages"),
         ("/v1/chat/completions", {"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role"),
         ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages.0.content"),

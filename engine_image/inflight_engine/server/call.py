@@ -1,0 +1,45 @@
+"""One HTTP request for answers: a generation for each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inflight_engine.request import FinishReason
+from inflight_engine.server.errors import ApiError
+from inflight_engine.server.generation import Generation, Inbox
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Attributes:
+    choices: by index; of several prompts those of the first come first.
+    inbox: where their news arrive.
+    num_prompt_tokens: of all prompts, each counted once whatever `n` is.
+    """
+
+    choices: list[Generation]
+    inbox: Inbox
+    num_prompt_tokens: int
+
+    @property
+    def streaming(self) -> bool:
+        return self.choices[0].request.streaming
+
+    @property
+    def done(self) -> bool:
+        return all(generation.done for generation in self.choices)
+
+    @property
+    def error(self) -> ApiError | None:
+        """Why there will be no answer: what the first failed choice's client is told."""
+        return next((generation.error for generation in self.choices if generation.error is not None), None)
+
+    @property
+    def abandoned(self) -> bool:
+        """Nobody waits for it any more."""
+        return any(generation.finish_reason is FinishReason.ABORT for generation in self.choices)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """What was sampled, stop tokens included."""
+        return sum(len(generation.token_ids) for generation in self.choices)

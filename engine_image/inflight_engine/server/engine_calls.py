@@ -1,0 +1,65 @@
+"""Messages to the engine that it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import TypeAlias
+
+from inflight_engine.messages import (
+    ClassWeightsApplied,
+    FlushRecord,
+    LimitsApplied,
+    RecordFlushed,
+    SetClassWeights,
+    SetLimits,
+)
+from inflight_engine.server.errors import ApiError
+
+ANSWER_SECONDS = 60.0
+"""It answers between two steps, and a step is far shorter."""
+
+Question: TypeAlias = SetLimits | SetClassWeights | FlushRecord
+Answer: TypeAlias = LimitsApplied | ClassWeightsApplied | RecordFlushed
+
+
+class EngineCalls:
+    """Pairs answers with questions by `call_id`. `send` writes a message to the engine."""
+
+    def __init__(self, send: Callable[[Question], None]) -> None:
+        self._send = send
+        self._call_ids = itertools.count()
+        self._open: dict[int, asyncio.Future[None]] = {}
+        self._failure: ApiError | None = None
+
+    async def ask(self, question: Callable[[int], Question]) -> None:
+        """Until the engine answered; what it answered is in force by then.
+
+        Raises:
+            ApiError: 504 when it does not answer, or the error given to `fail`.
+        """
+        if self._failure is not None:
+            raise self._failure
+        call_id = next(self._call_ids)
+        answered = self._open[call_id] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(question(call_id))
+            await asyncio.wait_for(answered, ANSWER_SECONDS)
+        except TimeoutError:
+            raise ApiError(504, f"the engine did not answer within {ANSWER_SECONDS:g} s") from None
+        finally:
+            del self._open[call_id]
+
+    def answered(self, answer: Answer) -> None:
+        """Late answers have nobody who waits for them."""
+        waiting = self._open.get(answer.call_id)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+
+    def fail(self, error: ApiError) -> None:
+        """The engine is gone: whoever waits, and whoever asks from now on, gets `error`."""
+        self._failure = error
+        for waiting in self._open.values():
+            if not waiting.done():
+                waiting.set_exception(error)

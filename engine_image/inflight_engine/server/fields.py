@@ -1,0 +1,122 @@
+"""Fields of generation requests that several endpoints share, and what their values may be."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from inflight_engine.server.service_class import HIGHEST_PRIORITY, LOWEST_PRIORITY
+
+MAX_N = 128
+"""OpenAI's."""
+MAX_STOP_STRINGS = 16
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIAS = 1024
+MAX_TOP_LOGPROBS = 20
+"""OpenAI's, for chat."""
+MAX_SALT_LENGTH = 256
+
+
+def only(*neutral: object) -> AfterValidator:
+    """A parameter that is not supported: null, or a value that asks for nothing, is accepted; all else is refused."""
+
+    def check(value: Any) -> Any:
+        if value is None or any(
+            value == allowed and isinstance(value, bool) == isinstance(allowed, bool) for allowed in neutral
+        ):
+            return value
+        raise PydanticCustomError("unsupported_parameter", "this parameter is not supported by this server")
+
+    return AfterValidator(check)
+
+
+def _is_text(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("not_text", "must be text, and holds half of a surrogate pair") from None
+    return value
+
+
+TokenId = Annotated[int, Field(ge=0)]
+TokenIdName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
+"""A token id as a key of a JSON object."""
+Text = Annotated[str, AfterValidator(_is_text)]
+"""JSON can write strings that are no Unicode text; tokenizers take none of them."""
+StopString = Annotated[Text, Field(min_length=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """`messages`: `role` and `content` of each, as chat templates take them."""
+
+    messages: list[dict[str, str]]
+
+
+Prompt: TypeAlias = str | list[int] | Conversation
+"""Text, token ids, or a conversation."""
+
+
+class SamplingFields(BaseModel):
+    """How to choose tokens, and when to stop; see `SamplingParams`.
+
+    `top_k`: 0 or -1 keeps all tokens. `stop`: strings that end the answer and are not part of it. `n`: how many
+    answers; the i-th of them takes `seed` + i. `repetition_penalty`: vLLM's range, less what float32 cannot divide by.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: (
+        Annotated[dict[TokenIdName, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_LOGIT_BIAS)] | None
+    ) = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+
+    def stop_strings(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+class SchedulingFields(BaseModel):
+    """When it is its turn; see `Request`. `class` names a service class, `expected_output_tokens` is a prediction."""
+
+    priority: Annotated[int, Field(ge=HIGHEST_PRIORITY, le=LOWEST_PRIORITY)] | None = None
+    service_class: Annotated[Text | None, Field(alias="class")] = None
+    cache_salt: Annotated[Text, Field(min_length=1, max_length=MAX_SALT_LENGTH)] | None = None
+    expected_output_tokens: Annotated[int, Field(ge=1)] | None = None
+
+
+class GenerationFields(SamplingFields, SchedulingFields):
+    """What every generation endpoint's body is."""
+
+    prompt_field: ClassVar[str] = "prompt"
+    default_max_tokens: ClassVar[int | None] = None
+    """When the client asks for none, and more of the context is left; None takes all that is left."""
+
+    @abstractmethod
+    def prompts(self) -> list[Prompt]: ...
+
+    @abstractmethod
+    def num_logprobs(self) -> int | None:
+        """As `SamplingParams.logprobs`."""
+
+    def asked_max_tokens(self) -> int | None:
+        return self.max_tokens

@@ -1,0 +1,36 @@
+"""Parsers of single values for argparse: numbers with bounds, and sizes."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+_SIZES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+def number(kind: type[int] | type[float], least: float, most: float = math.inf) -> Callable[[str], Any]:
+    """A parser of one number with its bounds, for argparse."""
+
+    def parse(text: str) -> int | float:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {'an integer' if kind is int else 'a number'}") from None
+        if not least <= value <= most:
+            bounds = f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}"
+            raise argparse.ArgumentTypeError(f"must be {bounds}, not {text}")
+        return value
+
+    return parse
+
+
+def size(text: str, least: int = 1) -> int:
+    """Bytes from `2Gi`, `512Mi`, `1.5G` or a plain number: Kubernetes' suffixes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMGT]|[KMGT]i)?B?", text.strip())
+    value = int(float(match[1]) * _SIZES[match[2] or ""]) if match else -1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write bytes, or a number with Ki, Mi, Gi, as in 2Gi")
+    return value

@@ -1,0 +1,91 @@
+"""What changes while the engine runs: the two limits, and the weights of service classes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from inflight_engine.messages import ClassWeightsApplied, LimitsApplied, SetClassWeights, SetLimits
+from inflight_engine.scheduling.config import ServiceClass
+from inflight_engine.scheduling.limits import LimitError, Limits, StaleRevisionError, changed_limits
+from inflight_engine.server.engine_calls import EngineCalls
+from inflight_engine.server.errors import ApiError, bad_request
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Any subset: None, or a class that is not named, stays. Meanings are those of `changed_limits`."""
+
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    revision: int | None
+    class_weights: Mapping[str, float]
+
+
+class RuntimeConfig:
+    """What is in force, as the engine said it.
+
+    Attributes:
+        limits: None until the engine applied or confirmed the first ones.
+        class_weights: of all classes, in their order.
+    """
+
+    def __init__(self, classes: Sequence[ServiceClass], calls: EngineCalls) -> None:
+        self.limits: Limits | None = None
+        self.class_weights = {service_class.name: service_class.weight for service_class in classes}
+        self._calls = calls
+        self._changing = asyncio.Lock()
+
+    async def start(self, limits: Limits, capacity: Limits) -> None:
+        """The engine starts with its capacity."""
+        if limits != capacity:
+            await self._calls.ask(lambda call_id: SetLimits(call_id, limits))
+        self.limits = limits
+
+    async def change(self, change: Change, capacity: Limits) -> None:
+        """Apply all of it, or nothing.
+
+        Raises:
+            ApiError: 400 a value is out of range or a class unknown, 409 the revision is an older one, 503 the engine
+                is gone or not there yet, 504 it does not answer.
+        """
+        async with self._changing:
+            if self.limits is None:
+                raise ApiError(503, "the model is still loading", code="loading", retry_after=1)
+            limits = _limits(self.limits, capacity, change)
+            weights = _weights(self.class_weights, change.class_weights)
+            if limits != self.limits:
+                await self._calls.ask(lambda call_id: SetLimits(call_id, limits))
+            if weights != self.class_weights:
+                await self._calls.ask(lambda call_id: SetClassWeights(call_id, weights))
+
+    def applied(self, answer: LimitsApplied | ClassWeightsApplied) -> None:
+        if isinstance(answer, LimitsApplied):
+            self.limits = answer.limits
+        else:
+            self.class_weights = {name: answer.weights[name] for name in self.class_weights}
+
+
+def _limits(current: Limits, capacity: Limits, change: Change) -> Limits:
+    try:
+        return changed_limits(
+            current,
+            capacity,
+            max_num_seqs=change.max_num_seqs,
+            max_num_batched_tokens=change.max_num_batched_tokens,
+            revision=change.revision,
+        )
+    except LimitError as error:
+        raise bad_request(str(error), str(error).split()[0]) from None
+    except StaleRevisionError as error:
+        raise ApiError(409, str(error), "revision", "stale_revision") from None
+
+
+def _weights(current: Mapping[str, float], change: Mapping[str, float]) -> dict[str, float]:
+    for name in change:
+        if name not in current:
+            raise bad_request(
+                f"class_weights: there is no class {name!r}; this server has: {', '.join(current)}", "class_weights"
+            )
+    return {**current, **change}

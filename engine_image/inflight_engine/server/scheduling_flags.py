@@ -1,0 +1,106 @@
+"""The flags that say who is next: policy, classes, preemption, the prefix cache, and the record of it all."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+from inflight_engine.config import EngineConfig
+from inflight_engine.scheduling.config import ServiceClass
+from inflight_engine.scheduling.policies import POLICIES
+from inflight_engine.scheduling.victims import VICTIMS
+from inflight_engine.server.flag_types import number, size
+from inflight_engine.server.service_class import parse_service_class
+
+PREEMPTIONS = ("auto", "recompute", "swap")
+
+
+class AppendClass(argparse.Action):
+    """Each use adds a class; a name stands for one class only."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        classes: list[ServiceClass] = getattr(namespace, self.dest) or []
+        if any(service_class.name == values.name for service_class in classes):
+            raise argparse.ArgumentError(self, f"there are two classes named {values.name}")
+        setattr(namespace, self.dest, [*classes, values])
+
+
+def _service_class(text: str) -> ServiceClass:
+    try:
+        return parse_service_class(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def add_scheduling_flags(add: Callable[..., None]) -> None:
+    """`add(name, help, **how)`: as `ArgumentParser.add_argument`."""
+    default = {field.name: field.default for field in fields(EngineConfig)}
+    add(
+        "--scheduling-policy",
+        "who is next within a class: fcfs, the first to come; sjf, the fewest output tokens by expected_output_tokens, "
+        "else max_tokens; priority, the smallest number, of the request or its class, with aging; fair, the tenant "
+        "(header X-Inflight-Tenant) that was served least. Under another policy such hints are taken and change "
+        "nothing",
+        choices=tuple(POLICIES),
+        default=default["scheduling_policy"],
+    )
+    add(
+        "--priority-aging",
+        "seconds of waiting that count as one step of priority",
+        type=number(float, 0.001, 1e6),
+        default=default["priority_aging"],
+        metavar="SECONDS",
+    )
+    add(
+        "--service-class",
+        "a kind of traffic with its own queue; may be given again. weight: its share while several classes wait; "
+        "priority: of requests without one; ttft, tpot: targets in seconds, which are measured; max_queued: most that "
+        "wait, beyond it 503. Requests name it as `class`; the first is the default (default: one class, `default`)",
+        type=_service_class,
+        action=AppendClass,
+        dest="classes",
+        metavar="NAME[:weight=4,priority=0,ttft=0.5,tpot=0.05,max_queued=100]",
+    )
+    add(
+        "--preemption",
+        "what becomes of the KV cache of a request that gives way: it is computed again, or swapped to host memory; "
+        "auto: what is faster here",
+        choices=PREEMPTIONS,
+        default=default["preemption"],
+    )
+    add(
+        "--preemption-victim",
+        "who gives way when the KV cache is full",
+        choices=tuple(VICTIMS),
+        default=default["preemption_victim"],
+    )
+    add(
+        "--swap-space",
+        "host memory for the KV cache of requests that gave way, as in 4Gi; 0: none",
+        type=partial(size, least=0),
+        default=default["swap_space"],
+        metavar="SIZE",
+    )
+    add(
+        "--no-prefix-caching",
+        "do not keep the KV cache of prompts that others may begin with too",
+        action="store_false",
+        dest="prefix_caching",
+    )
+    add(
+        "--record",
+        "write arrivals and scheduling decisions to this file, for `inflight-engine replay FILE`",
+        metavar="FILE",
+    )
+
+
+def wrong_combination(flags: argparse.Namespace) -> str | None:
+    """What is wrong with flags that are right one by one."""
+    if flags.preemption == "swap" and not flags.swap_space:
+        return "--preemption swap needs host memory: give --swap-space, as in --swap-space 4Gi"
+    return None
