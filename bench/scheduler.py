@@ -20,6 +20,9 @@ GOAL_MICROSECONDS = 10.0
 PROMPT_TOKENS = 256
 OUTPUT_TOKENS = 200
 """Generated before the steps with a change are measured: the length of a chat answer."""
+CHANGES_TO_A_LOAD = 10
+"""Then a new one is made, so that those that finish have generated little more than that."""
+SETTLE_STEPS = 3
 WARM_UP_STEPS = 100
 MAX_STEPS = 6000
 """No request reaches its length: they end when the benchmark says so."""
@@ -84,22 +87,23 @@ def measure_steady(num_running: int, num_steps: int, timer_cost: int) -> tuple[N
 
 def measure_changes(num_running: int, num_samples: int, timer_cost: int) -> tuple[list[int], list[int]]:
     """Times in ns of single finishes, each followed by an arrival in the place that became free."""
-    settle_steps = 4
-    num_blocks = blocks_for(num_running, OUTPUT_TOKENS + num_samples * (4 + 2 * settle_steps))
-    load = loaded(num_running, num_blocks, PROMPT_TOKENS, timer_cost, warm=True)
-    load.steps(OUTPUT_TOKENS)
-    places = np.random.default_rng(1).integers(0, num_running, num_samples).tolist()
-    finishes, arrivals = [], []
-    for place in places:
-        _, ending = load.step(stopping=place)
-        _, after = load.step()
-        finishes.append(sum(ending) + sum(after))
-        load.steps(settle_steps)
-        adding = load.add(PROMPT_TOKENS)
-        _, starting = load.step()
-        _, after = load.step()
-        arrivals.append(adding + sum(starting) + sum(after))
-        load.steps(settle_steps)
+    num_blocks = blocks_for(num_running, OUTPUT_TOKENS + CHANGES_TO_A_LOAD * (4 + 2 * SETTLE_STEPS))
+    random = np.random.default_rng(1)
+    finishes: list[int] = []
+    arrivals: list[int] = []
+    while len(finishes) < num_samples:
+        load = loaded(num_running, num_blocks, PROMPT_TOKENS, timer_cost, warm=True)
+        load.steps(OUTPUT_TOKENS)
+        for place in random.choice(num_running, min(CHANGES_TO_A_LOAD, num_samples - len(finishes)), replace=False):
+            _, ending = load.step(stopping=int(place))
+            _, after = load.step()
+            finishes.append(sum(ending) + sum(after))
+            load.steps(SETTLE_STEPS)
+            adding = load.add(PROMPT_TOKENS)
+            _, starting = load.step()
+            _, after = load.step()
+            arrivals.append(adding + sum(starting) + sum(after))
+            load.steps(SETTLE_STEPS)
     return finishes, arrivals
 
 
@@ -175,9 +179,9 @@ def lines(facts: dict[str, str | int], rows: Sequence[Row], num_steps: int, num_
         f"request with {len(STOP_TOKEN_IDS)} stop token ids, prefix caching on and every free block full of cached "
         "content. Metrics: reading all that the engine reports of a step.",
         f"Changes: medians of {num_samples}, each of the two steps it touches, steady work included. Arrival: `add` of "
-        f"{PROMPT_TOKENS} prompt tokens, their hashes included. Finish: on a stop token after {OUTPUT_TOKENS} tokens "
-        "or more. Preemption: to recompute, of a request with three times the blocks that one step needs (- where that "
-        "is longer than the context).",
+        f"{PROMPT_TOKENS} prompt tokens, their hashes included. Finish: on a stop token after {OUTPUT_TOKENS} to "
+        f"{OUTPUT_TOKENS + CHANGES_TO_A_LOAD * (4 + 2 * SETTLE_STEPS)} tokens. Preemption: to recompute, of a request "
+        "with three times the blocks that one step needs (- where that is longer than the context).",
         "No model runs between the steps, so the processor's caches are warm.",
     )
     for note in notes:

@@ -29,6 +29,7 @@ class Load:
 
     def __init__(self, config: SchedulerConfig, timer_cost: int) -> None:
         self.scheduler = Scheduler(config)
+        self._longest = min(config.max_model_len, config.num_blocks * config.block_size)
         self._timer_cost = timer_cost
         self._num_requests = 0
         self._num_steps = 0
@@ -36,11 +37,11 @@ class Load:
         self._rows = self._tokens((NUM_TOKEN_ROWS, config.capacity.max_num_seqs))
 
     def add(self, num_prompt_tokens: int, max_tokens: int | None = None) -> int:
-        """Add a request; returns what `add` took, in ns."""
+        """Add a request, as long as any may be unless told; returns what `add` took, in ns."""
         request = Request(
             request_id=self._num_requests,
             prompt_token_ids=self._tokens(num_prompt_tokens),
-            sampling=SamplingParams(max_tokens or MAX_MODEL_LEN - num_prompt_tokens, stop_token_ids=STOP_TOKEN_IDS),
+            sampling=SamplingParams(max_tokens or self._longest - num_prompt_tokens, stop_token_ids=STOP_TOKEN_IDS),
             arrival_time=0.0,
         )
         self._num_requests += 1

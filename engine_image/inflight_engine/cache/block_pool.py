@@ -174,21 +174,20 @@ class BlockPool:
         if not self._num_owners[blocks].all():
             raise ValueError("only blocks that have an owner can be registered")
         unnamed = np.flatnonzero(~self._content_mask[blocks])
+        block_of, hash_of, has_content = self._block_of, self._hash_of, self._has_content
         for index, block in zip(unnamed.tolist(), blocks[unnamed].tolist(), strict=True):
-            self._set_hash(block, hashes[index])
-
-    def _set_hash(self, block: int, content_hash: bytes) -> None:
-        holder = self._block_of.get(content_hash)
-        if holder is not None:
-            if self._has_content[holder]:
-                return
-            self._hash_of[holder] = None
-        stale = self._hash_of[block]
-        if stale is not None:
-            del self._block_of[stale]
-        self._block_of[content_hash] = block
-        self._hash_of[block] = content_hash
-        self._has_content[block] = True
+            content_hash = hashes[index]
+            holder = block_of.get(content_hash)
+            if holder is not None:
+                if has_content[holder]:
+                    continue
+                hash_of[holder] = None
+            stale = hash_of[block]
+            if stale is not None:
+                del block_of[stale]
+            block_of[content_hash] = block
+            hash_of[block] = content_hash
+            has_content[block] = True
 
     def _push_empty(self, blocks: _Ids) -> None:
         top = self._num_empty + len(blocks)
