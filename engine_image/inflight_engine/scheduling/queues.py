@@ -54,7 +54,8 @@ class WaitingQueues:
         return dict(self._weights)
 
     def set_weights(self, weights: dict[str, float]) -> None:
-        """Change the weights of some classes. What was served before keeps counting as it did.
+        """Change the weights of some classes. What was served before keeps counting as it did; tokens generated since
+        the last call that named the clock count with the new weights.
 
         Raises:
             ValueError: no such class, or a weight that is not a number above 0. Nothing is changed.

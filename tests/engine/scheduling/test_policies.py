@@ -1,0 +1,209 @@
+"""Each policy by itself."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from inflight_engine.request import Request, SamplingParams
+from inflight_engine.scheduling import service_counter
+from inflight_engine.scheduling.config import SchedulerConfig
+from inflight_engine.scheduling.limits import Limits
+from inflight_engine.scheduling.policies import POLICIES
+from inflight_engine.scheduling.policies.base import StaticKeyPolicy
+from inflight_engine.scheduling.queues import WaitingQueues
+
+
+def config(policy="fcfs", **changes):
+    return SchedulerConfig(Limits(8, 64), num_blocks=100, block_size=4, max_model_len=400, policy=policy, **changes)
+
+
+class Line:
+    """A policy with requests numbered in order of arrival."""
+
+    def __init__(self, policy, **changes):
+        self.policy = POLICIES[policy](config(policy, **changes))
+        self.orders = itertools.count()
+        self.clock = 0
+
+    def push(self, prompt=10, max_tokens=10, **fields):
+        order = next(self.orders)
+        fields.setdefault("arrival_time", float(order))
+        request = Request(order, np.zeros(prompt, np.int32), SamplingParams(max_tokens), **fields)
+        request.order = order
+        self.policy.push(request, self.clock)
+        return request
+
+    def admit(self):
+        """The head gets a slot, and its prefill is done at once."""
+        request = self.policy.pop(self.clock)
+        self.policy.admitted(request, request.num_prompt_tokens, self.clock)
+        self.policy.decode_started(request, self.clock)
+        return request
+
+    def serve(self):
+        """The head runs alone, to its end."""
+        request = self.admit()
+        self.clock += request.sampling.max_tokens - 1
+        self.policy.decode_ended(request, self.clock)
+        return request
+
+    def drain(self):
+        return [self.serve().order for _ in range(len(self.policy))]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_empty_policy_has_no_head_and_nothing_to_pop(policy):
+    line = Line(policy)
+    assert line.policy.head(0) is None
+    with pytest.raises(IndexError):
+        line.policy.pop(0)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_head_stays_until_it_is_popped_or_removed(policy):
+    line = Line(policy)
+    first, second = line.push(), line.push()
+    assert line.policy.head(0) is line.policy.head(0) is first
+    line.policy.remove(first)
+    assert (line.policy.head(0), len(line.policy)) == (second, 1)
+    assert line.policy.pop(0) is second
+    assert (line.policy.head(0), len(line.policy)) == (None, 0)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_taking_out_what_does_not_wait_is_an_error(policy):
+    line = Line(policy)
+    request = line.push()
+    line.policy.pop(0)
+    with pytest.raises(KeyError):
+        line.policy.remove(request)
+
+
+def test_fcfs_serves_by_arrival_whatever_else_requests_say():
+    line = Line("fcfs")
+    line.push(max_tokens=90, priority=9)
+    line.push(max_tokens=1, priority=-9)
+    line.push(tenant="other")
+    assert line.drain() == [0, 1, 2]
+
+
+def test_sjf_serves_the_shortest_prediction_first_and_equals_by_arrival():
+    line = Line("sjf")
+    line.push(max_tokens=50)
+    line.push(max_tokens=90, predicted_tokens=5)
+    line.push(max_tokens=7)
+    line.push(max_tokens=7)
+    assert line.drain() == [1, 2, 3, 0]
+
+
+def test_priority_serves_the_smallest_number_first_and_equals_by_arrival():
+    line = Line("priority")
+    for priority in (5, -1, 5, 0):
+        line.push(priority=priority, arrival_time=100.0)
+    assert line.drain() == [1, 3, 0, 2]
+
+
+def test_priority_is_worth_so_many_seconds_of_waiting_and_no_more():
+    line = Line("priority", priority_aging=10.0)
+    line.push(priority=2, arrival_time=100.0)
+    line.push(priority=0, arrival_time=119.9)
+    line.push(priority=0, arrival_time=120.0)
+    line.push(priority=1, arrival_time=120.1)
+    assert line.drain() == [1, 0, 2, 3]
+
+
+def test_fair_alternates_between_a_flood_and_a_trickle():
+    line = Line("fair")
+    for _ in range(4):
+        line.push(tenant="flood")
+    for _ in range(2):
+        line.push(tenant="trickle")
+    assert line.drain() == [0, 4, 1, 5, 2, 3]
+
+
+def test_fair_counts_an_output_token_twice():
+    line = Line("fair")
+    for _ in range(3):
+        line.push(prompt=30, max_tokens=1, tenant="reads")  # 32 each
+    for _ in range(3):
+        line.push(prompt=1, max_tokens=15, tenant="writes")  # 31 each
+    # 0:0 reads, 32:0 writes, 32:31 writes, 32:62 reads, 64:62 writes, then what is left.
+    assert line.drain() == [0, 3, 4, 1, 5, 2]
+
+
+def test_fair_counts_tokens_while_they_are_generated_not_when_the_request_ends():
+    line = Line("fair")
+    for tenant in "aabb":
+        line.push(prompt=4, max_tokens=50, tenant=tenant)
+    goes_on, pauses = line.admit(), line.admit()
+    assert (goes_on.tenant, pauses.tenant) == ("a", "b")
+    assert line.policy.head(line.clock).tenant == "a", "equal so far, and it came first"
+    line.policy.decode_ended(pauses, line.clock)
+    line.clock += 1
+    assert line.policy.head(line.clock).tenant == "b"
+
+
+def test_fair_does_not_let_an_absent_tenant_save_up():
+    line = Line("fair")
+    for _ in range(40):
+        line.push(tenant="busy")
+    for _ in range(20):
+        line.serve()
+    for _ in range(3):
+        line.push(tenant="back")
+    assert [line.serve().tenant for _ in range(6)].count("back") == 3, "turn by turn, not all at once before the other"
+
+
+def test_fair_does_not_forgive_a_tenant_that_sends_one_request_at_a_time():
+    line = Line("fair")
+    for _ in range(40):
+        line.push(tenant="patient")
+    served = []
+    for _ in range(20):
+        if "hasty" not in served[-1:]:
+            line.push(tenant="hasty")
+        served.append(line.serve().tenant)
+    assert abs(served.count("hasty") - served.count("patient")) <= 1
+
+
+def test_fair_lifts_a_newcomer_to_the_one_that_waited_last_when_nobody_waits():
+    line = Line("fair")
+    line.push(prompt=1000, tenant="old")
+    line.serve()
+    line.push(tenant="new")
+    for _ in range(2):
+        line.push(tenant="old")
+    assert line.drain() == [1, 2, 3], "both stand at the same level: by arrival"
+    assert len(line.policy) == 0
+
+
+def test_fair_forgets_tenants_that_are_gone():
+    line = Line("fair")
+    for number in range(3000):
+        line.push(tenant=f"tenant {number}")
+        line.serve()
+    assert len(line.policy._counters) <= 2
+    assert not line.policy._queues
+
+
+def test_fair_remembers_no_more_debts_than_it_may(monkeypatch):
+    monkeypatch.setattr(service_counter, "MAX_DEBTORS", 20)
+    line = Line("fair")
+    for number in range(500):  # Somebody always waits at the same level, so every debt stands.
+        line.push(tenant=f"tenant {number}")
+        if number >= 5:
+            line.serve()
+    assert len(line.policy._counters) <= 20 + 6
+
+
+def test_a_newcomers_policy_takes_a_class_and_a_line(monkeypatch):
+    class LongestPromptFirst(StaticKeyPolicy):
+        def key(self, request):
+            return -request.num_prompt_tokens
+
+    monkeypatch.setitem(POLICIES, "longest_prompt", LongestPromptFirst)
+    queues = WaitingQueues(config("longest_prompt"))
+    for order, length in enumerate((3, 9, 5)):
+        queues.push(Request(order, np.zeros(length, np.int32), SamplingParams(4), 0.0, order=order), 0)
+    assert [queues.pop(0).num_prompt_tokens for _ in range(3)] == [9, 5, 3]
