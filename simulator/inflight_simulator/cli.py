@@ -29,7 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="inflight-simulate",
         description="Run Inflight's scheduler on a virtual clock: what would these requests see?",
-        epilog="example: inflight-simulate engine simulator/examples/four.csv --max-num-batched-tokens 512",
+        epilog="example: inflight-simulate compare simulator/examples/four.csv",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"inflight-simulate {version('inflight')}")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from inflight_simulator.errors import InputError
-from inflight_simulator.flags import CONTINUOUS_ONLY, add_engine_flags, add_trace_flags, attribute, number
+from inflight_simulator.flags import CONTINUOUS_ONLY, PREFILL_ONLY, add_engine_flags, add_trace_flags, attribute, number
 from inflight_simulator.outcome import Run
 from inflight_simulator.report import comparison_table, run_table
 from inflight_simulator.setup import Setup, setup
@@ -44,9 +44,11 @@ def add_engine_command_flags(parser: argparse.ArgumentParser) -> None:
 
 def run_engine(flags: argparse.Namespace) -> int:
     """One kind of batching. Raises as `setup` does, and OSError where a file cannot be written."""
+    if flags.plot_window and not flags.plot:
+        raise InputError("--plot-window is of --plot, which is missing")
     simulated = setup(flags)
+    _note_unused(flags)
     if flags.batching == "static":
-        _note_unused(flags)
         name, run = "static batching", simulated.static()
     elif flags.no_chunked_prefill and not simulated.unit_cost:
         name, run = "continuous batching without chunked prefill", simulated.continuous_without_chunks()
@@ -66,7 +68,10 @@ def run_engine(flags: argparse.Namespace) -> int:
 
 def run_compare(flags: argparse.Namespace) -> int:
     """All kinds of batching. Raises as `run_engine`."""
+    if flags.plot_window and not flags.plot:
+        raise InputError("--plot-window is of --plot, which is missing")
     simulated = setup(flags)
+    _note_unused(flags)
     runs = {name: run() for name, run in _kinds(simulated).items()}
     _note_refused(runs[STATIC])
     if not runs[STATIC].outcomes:
@@ -125,6 +130,13 @@ def _note_refused(run: Run) -> None:
 
 
 def _note_unused(flags: argparse.Namespace) -> None:
-    unused = [flag for flag in CONTINUOUS_ONLY if getattr(flags, attribute(flag)) is not None]
-    if unused:
-        print(f"note: static batching has no use for {', '.join(unused)}", file=sys.stderr)
+    if flags.command == "engine" and flags.batching == "static":
+        _note("static batching has no use for", flags, CONTINUOUS_ONLY)
+    elif flags.cost == "unit":
+        _note("with --cost unit, where prefill is free, there is no use for", flags, PREFILL_ONLY)
+
+
+def _note(sentence: str, flags: argparse.Namespace, unused: Sequence[str]) -> None:
+    given = [flag for flag in unused if getattr(flags, attribute(flag)) is not None]
+    if given:
+        print(f"note: {sentence} {', '.join(given)}", file=sys.stderr)

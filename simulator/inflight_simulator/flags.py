@@ -43,6 +43,9 @@ CONTINUOUS_ONLY = (
 )
 """Flags that static batching has no use for."""
 
+PREFILL_ONLY = ("--max-num-batched-tokens", "--no-chunked-prefill")
+"""Flags that say how prompts are computed."""
+
 
 def attribute(flag: str) -> str:
     """Of the parsed flags."""

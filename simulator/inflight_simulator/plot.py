@@ -69,17 +69,19 @@ def plot(path: Path, runs: Mapping[str, Run], window: Window) -> None:
     """
     shown = {name: _shown(run, window) for name, run in runs.items()}
     by_request = all(len(outcomes) <= MAX_REQUEST_ROWS for outcomes in shown.values())
-    heights = [
-        _timeline_height(len(outcomes) if by_request else _num_slots(runs[name])) for name, outcomes in shown.items()
-    ]
+    spans = {
+        name: [span for span in run.timeline if window.shows(span.start_s, span.end_s)] for name, run in runs.items()
+    }
+    heights = [_timeline_height(len(shown[name]) if by_request else _num_slots(spans[name])) for name in runs]
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(11, sum(heights) + 3.2), dpi=110, layout="constrained")
         axes: list[Axes] = figure.subplots(
             len(runs) + 2, 1, sharex=True, squeeze=False, height_ratios=[*heights, 1.0, 1.0]
         )[:, 0].tolist()
-        for axis, (name, run) in zip(axes, runs.items(), strict=False):
-            spans = [span for span in run.timeline if window.shows(span.start_s, span.end_s)]
-            legend = _draw_requests(axis, shown[name], spans, window) if by_request else _draw_slots(axis, run, spans)
+        for axis, name in zip(axes, runs, strict=False):
+            legend = (
+                _draw_requests(axis, shown[name], spans[name], window) if by_request else _draw_slots(axis, spans[name])
+            )
             axis.set_title(name, fontweight="bold")
             axis.invert_yaxis()
             axis.legend(handles=legend, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(legend), frameon=False)
@@ -98,9 +100,9 @@ def _shown(run: Run, window: Window) -> list[Outcome]:
     )
 
 
-def _num_slots(run: Run) -> int:
-    """That were ever used; the scheduler takes the lowest that is free."""
-    return max(span.slot for span in run.timeline) + 1
+def _num_slots(spans: Sequence[Span]) -> int:
+    """Up to the last that is used; the scheduler takes the lowest that is free."""
+    return max((span.slot for span in spans), default=0) + 1
 
 
 def _timeline_height(rows: int) -> float:
@@ -132,9 +134,12 @@ def _label(outcome: Outcome) -> str:
     return f"{request_name(outcome.request_id)}: {arrival.prompt_tokens:,} in, {arrival.output_tokens:,} out"
 
 
-def _draw_slots(axis: Axes, run: Run, shown: Sequence[Span]) -> list[Patch]:
+def _draw_slots(axis: Axes, shown: Sequence[Span]) -> list[Patch]:
     """A row for each slot; two blues take turns, so that one request ends visibly where the next begins."""
     spans = sorted(shown, key=lambda span: (span.slot, span.start_s))
+    num_slots = _num_slots(spans)
+    # Between more rows there is no room for a gap.
+    half = 0.4 if num_slots <= MAX_REQUEST_ROWS else 0.5
     decodes: tuple[list[_Bar], list[_Bar]] = ([], [])
     last_slot, last_request, turn = -1, -1, 0
     for span in spans:
@@ -144,7 +149,7 @@ def _draw_slots(axis: Axes, run: Run, shown: Sequence[Span]) -> list[Patch]:
             last_slot, last_request = span.slot, span.request_id
             decodes[turn].append(_bar_in_slot(span))
     for bars, color in zip(decodes, (_COLORS[Phase.DECODE], _NEXT_DECODE), strict=True):
-        _add_bars(axis, bars, color)
+        _add_bars(axis, bars, color, half=half)
     legend = [
         Patch(color=_COLORS[Phase.DECODE], label="decode"),
         Patch(color=_NEXT_DECODE, label="decode, next request"),
@@ -152,7 +157,7 @@ def _draw_slots(axis: Axes, run: Run, shown: Sequence[Span]) -> list[Patch]:
     for phase in (Phase.PREFILL, Phase.PADDING):
         bars = [_bar_in_slot(span) for span in spans if span.phase is phase]
         if bars:
-            _add_bars(axis, bars, _COLORS[phase])
+            _add_bars(axis, bars, _COLORS[phase], half=half)
             legend.append(Patch(color=_COLORS[phase], label=phase))
     lost = [span for span in spans if span.phase is Phase.PREEMPTED]
     if lost:
@@ -161,7 +166,7 @@ def _draw_slots(axis: Axes, run: Run, shown: Sequence[Span]) -> list[Patch]:
             [s.start_s for s in lost], [s.slot for s in lost], "|", color=color, markersize=5, markeredgewidth=1.5
         )
         legend.append(Patch(color=color, label="preempted"))
-    axis.set_ylim(-0.6, _num_slots(run) - 0.4)
+    axis.set_ylim(-0.6, num_slots - 0.4)
     axis.set_ylabel("slot")
     axis.yaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
     return legend
@@ -171,11 +176,11 @@ def _bar_in_slot(span: Span) -> _Bar:
     return _Bar(span.slot, span.start_s, span.end_s)
 
 
-def _add_bars(axis: Axes, bars: Sequence[_Bar], color: str, edge: str | None = None) -> None:
+def _add_bars(axis: Axes, bars: Sequence[_Bar], color: str, edge: str | None = None, half: float = 0.4) -> None:
     if not bars:
         return
     row, start, end = np.array(bars, np.float64).T
-    low, high = row - 0.4, row + 0.4
+    low, high = row - half, row + half
     # [bars, 4 corners, 2]
     corners = np.stack([np.stack([start, start, end, end], 1), np.stack([low, high, high, low], 1)], 2)
     collection = PolyCollection(
@@ -234,7 +239,8 @@ def _waiting(run: Run) -> _Curve:
 def _thinned(times: npt.NDArray[np.float64], values: npt.NDArray[np.float64], window: Window) -> _Curve:
     """What lies in the window, at most MAX_POINTS of it: the largest of each stretch."""
     begin = max(int(np.searchsorted(times, window.begin, "right")) - 1, 0)
-    end = int(np.searchsorted(times, window.end, "right"))
+    # One more, to which the curve goes on.
+    end = int(np.searchsorted(times, window.end, "right")) + 1
     times, values = times[begin:end], values[begin:end]
     if len(times) <= MAX_POINTS:
         return times, values

@@ -1,0 +1,213 @@
+import gzip
+
+import msgspec
+import numpy as np
+import pytest
+
+from inflight_engine.recording.recorder import Recorder
+from inflight_engine.request import Request, SamplingParams
+from inflight_engine.scheduling.scheduler import Scheduler
+from inflight_simulator.calibrate import fit_cost
+from inflight_simulator.cli import main
+from inflight_simulator.cost import LinearCost, StepWork, read_cost
+from inflight_simulator.errors import InputError
+from inflight_simulator.step_log import read_steps
+from tests.simulator.support import scheduler_config
+
+TRUE = LinearCost(
+    base_s=0.03,
+    decode_seq_s=0.002,
+    prefill_token_s=0.0011,
+    decode_kv_token_s=3e-6,
+    prefill_context_token_s=2e-7,
+    copied_token_s=5e-5,
+)
+
+
+def steps(count=600, seed=0, copies=True):
+    """[count, numbers of StepWork] and what they cost."""
+    random = np.random.RandomState(seed)
+    decodes = random.randint(0, 40, count)
+    prefill = np.where(random.rand(count) < 0.4, random.randint(1, 512, count), 0)
+    prefill[decodes == 0] += 1
+    works = np.column_stack(
+        [
+            decodes,
+            prefill,
+            decodes * random.randint(50, 1500, count),
+            prefill * random.randint(1, 2000, count),
+            np.where(random.rand(count) < 0.05, 512, 0) * copies,
+        ]
+    ).astype(float)
+    return works, np.array([TRUE.seconds(StepWork(*work)) for work in works])
+
+
+def assert_close(fitted, true, tolerance):
+    for name in LinearCost.__struct_fields__:
+        assert getattr(fitted, name) == pytest.approx(getattr(true, name), rel=tolerance), name
+
+
+def test_exact_steps_give_the_exact_model():
+    fit = fit_cost(*steps())
+    assert_close(fit.cost, TRUE, 1e-6)
+    assert fit.r2 == pytest.approx(1.0)
+    assert fit.median_error < 1e-9
+    assert (fit.unseen, fit.poor, fit.num_steps) == ((), False, 600)
+
+
+def test_noise_of_a_tenth_and_hiccups_move_it_little():
+    works, seconds = steps(5000)
+    random = np.random.RandomState(1)
+    seconds = seconds * random.lognormal(0, 0.1, len(seconds))
+    seconds[random.rand(len(seconds)) < 0.005] += 3.0
+    fit = fit_cost(works, seconds)
+    assert 0.03 < fit.median_error < 0.1
+    assert not fit.poor
+    others, clean = steps(seed=9)
+    predicted = np.array([fit.cost.seconds(StepWork(*work)) for work in others])
+    assert np.abs(predicted / clean - 1).max() < 0.1
+    assert np.median(predicted / clean) == pytest.approx(1, abs=0.02)
+
+
+def test_a_factor_of_what_no_step_did_keeps_the_default_and_is_named():
+    fit = fit_cost(*steps(copies=False))
+    assert fit.unseen == ("copied_token_s",)
+    assert fit.cost.copied_token_s == LinearCost().copied_token_s
+
+
+def test_no_factor_is_below_zero_where_plain_least_squares_would_have_one():
+    works, seconds = steps()
+    seconds = seconds - works[:, 0] * (TRUE.decode_seq_s + 0.0003)
+    matrix = np.column_stack([np.ones(len(seconds)), works])
+    assert np.linalg.lstsq(matrix / seconds[:, None], np.ones(len(seconds)), rcond=None)[0].min() < 0
+    fit = fit_cost(works, seconds)
+    assert fit.cost.decode_seq_s == 0.0
+    assert min(msgspec.structs.astuple(fit.cost)) == 0.0
+
+
+def test_times_that_have_nothing_to_do_with_the_work_are_a_poor_fit():
+    works, seconds = steps()
+    assert fit_cost(works, np.random.RandomState(2).lognormal(0, 1, len(seconds))).poor
+
+
+@pytest.fixture
+def recording(tmp_path):
+    """A recorded run with preemptions and swaps whose steps take what TRUE says; (path, works)."""
+    config = scheduler_config(
+        max_num_seqs=6, max_num_batched_tokens=64, num_blocks=40, preemption="swap", num_host_blocks=40
+    )
+    path = tmp_path / "run.gz"
+    scheduler, recorder = Scheduler(config), Recorder(config, path.open("wb"), is_cached=lambda block: False)
+    random = np.random.RandomState(3)
+    for request_id in range(60):
+        prompt = np.full(random.randint(1, 200), request_id, np.int32)
+        request = Request(request_id, prompt, SamplingParams(max_tokens=int(random.randint(1, 150))), 0.0)
+        scheduler.add(request)
+        recorder.added(request)
+    works, known, swaps = [], {}, 0
+    while (plan := scheduler.schedule()) is not None:
+        copied = sum(len(each.host_block_ids) for each in (*plan.preemptions, *plan.starts)) * 16
+        swaps += sum(each.swapped for each in plan.preemptions)
+        for start in plan.starts:
+            known[start.slot] = len(start.token_ids)
+        decodes = plan.decode_slots.tolist()
+        work = StepWork(
+            len(decodes),
+            sum(chunk.length for chunk in plan.prefills),
+            sum(known[slot] for slot in decodes),
+            sum(sum(range(chunk.start + 1, chunk.start + chunk.length + 1)) for chunk in plan.prefills),
+            copied,
+        )
+        works.append(work)
+        sampled = plan.sampled_slots
+        for slot in sampled.tolist():
+            known[slot] += 1
+        ended = scheduler.update(plan, np.zeros(len(sampled), np.int32))
+        recorder.stepped(plan, ended, TRUE.seconds(work))
+    recorder.close()
+    assert swaps > 3
+    return path, works
+
+
+def test_what_each_step_computed_is_read_from_a_recording(recording):
+    path, works = recording
+    read, seconds = read_steps(path)
+    assert read.tolist() == [list(map(float, work)) for work in works]
+    assert seconds == pytest.approx([TRUE.seconds(work) for work in works], abs=1e-6)
+
+
+def test_calibrate_writes_a_cost_model_that_the_simulator_takes(recording, tmp_path, capsys):
+    path, works = recording
+    out = tmp_path / "cost.json"
+    assert main(["calibrate", str(path), "--out", str(out)]) == 0
+    printed = capsys.readouterr()
+    assert f"{len(works)} steps" in printed.out
+    assert "--cost-base-ms" in printed.out
+    assert "R2 1.000" in printed.out
+    assert printed.err == ""
+    assert_close(read_cost(out), TRUE, 0.02)
+    trace = tmp_path / "one.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,100,1\n")
+    assert main(["engine", str(trace), "--cost", str(out), "--json"]) == 0
+    ttft = msgspec.json.decode(capsys.readouterr().out)["ttft"]["mean"]
+    assert ttft == pytest.approx(TRUE.seconds(StepWork(0, 100, 0, 5050, 0)), rel=0.01)
+
+
+def test_a_poor_fit_is_said(tmp_path, capsys):
+    config = scheduler_config()
+    path = tmp_path / "run.gz"
+    scheduler, recorder = Scheduler(config), Recorder(config, path.open("wb"), is_cached=lambda block: False)
+    random = np.random.RandomState(5)
+    for request_id in range(30):
+        request = Request(request_id, np.full(20, request_id, np.int32), SamplingParams(max_tokens=20), 0.0)
+        scheduler.add(request)
+        recorder.added(request)
+    while (plan := scheduler.schedule()) is not None:
+        ended = scheduler.update(plan, np.zeros(len(plan.sampled_slots), np.int32))
+        recorder.stepped(plan, ended, random.lognormal(-3, 1))
+    recorder.close()
+    assert main(["calibrate", str(path)]) == 0
+    assert "the fit is poor" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "is empty"), (b"hello\n", "is no recording"), (gzip.compress(b"[1]\n"), "is no recording")],
+)
+def test_what_is_no_recording_is_named_with_exit_status_2(tmp_path, capsys, content, message):
+    path = tmp_path / "run.gz"
+    path.write_bytes(content)
+    assert main(["calibrate", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert str(path) in error
+    assert message in error
+
+
+def test_a_recording_without_steps_or_with_too_few_is_an_error(tmp_path, capsys):
+    config = scheduler_config()
+    path = tmp_path / "run.gz"
+    Recorder(config, path.open("wb"), is_cached=lambda block: False).close()
+    assert main(["calibrate", str(path)]) == 2
+    assert "no steps in it" in capsys.readouterr().err
+    works, seconds = steps(5)
+    with pytest.raises(ValueError, match="5 steps are too few"):
+        fit_cost(works, seconds)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1]", "Expected `object`"),
+        ('{"base_s": "x"}', "Expected `float`, got `str` - at `$.base_s`"),
+        ('{"bas": 1}', "unknown field `bas`"),
+        ('{"decode_seq_s": -1}', "decode_seq_s must be 0 or more"),
+        ('{"base_s": 0, "prefill_token_s": 0}', "each step takes time"),
+    ],
+)
+def test_a_bad_cost_file_is_named(tmp_path, content, message):
+    path = tmp_path / "cost.json"
+    path.write_text(content)
+    with pytest.raises(InputError) as error:
+        read_cost(path)
+    assert str(error.value).startswith(str(path))
+    assert message in str(error.value)
