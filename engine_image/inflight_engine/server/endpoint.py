@@ -22,7 +22,8 @@ _LONG_TEXT = 32_768
 """Characters above which tokenizing (about 1 ms for 4 kB) would hold up the streams of others."""
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:
+    # async: FastAPI runs plain functions in a thread, which costs more than they do and loses the order of requests.
     service: Service = request.app.state.service
     return service
 

@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 
+from inflight_engine.config import EngineConfig
+from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.limits_file import initial_limits
 
@@ -92,6 +94,68 @@ async def test_wrong_or_missing_token_is_401(make_fake, headers):
         assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
     assert not fake.engine.limits
     assert not fake.app.state.drains
+
+
+async def test_token_is_checked_before_the_body(make_fake):
+    fake = await make_fake()
+    broken = {"content": "{", "headers": {"content-type": "application/json"}}
+    answer = await fake.http.patch("/v1/runtime_config", **broken)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_admin_token")
+    broken["headers"] |= TOKEN
+    assert (await fake.http.patch("/v1/runtime_config", **broken)).status_code == 400
+
+
+CLASSES = EngineConfig("fake", classes=(ServiceClass("a", 4.0), ServiceClass("b"), ServiceClass("c")))
+
+
+def weights(answer):
+    return {one["name"]: one["weight"] for one in answer.json()["scheduling"]["classes"]}
+
+
+async def test_class_weights_change_alone_or_with_limits_and_the_answer_is_what_is_in_force(make_fake):
+    fake = await make_fake(engine=CLASSES)
+    assert weights(await fake.http.get("/v1/runtime_config")) == {"a": 4.0, "b": 1.0, "c": 1.0}
+    assert weights(await patch(fake, class_weights={"b": 2})) == {"a": 4.0, "b": 2.0, "c": 1.0}
+    assert (fake.engine.weights, fake.engine.limits) == ([{"a": 4.0, "b": 2.0, "c": 1.0}], [])
+    both = await patch(fake, class_weights={"a": 0.5, "c": 8}, max_num_seqs=2, revision=1)
+    assert (both.json()["max_num_seqs"], weights(both)) == (2, {"a": 0.5, "b": 2.0, "c": 8.0})
+    assert weights(await fake.http.get("/v1/runtime_config")) == weights(both)
+    assert weights(await patch(fake)) == weights(both)
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "param"),
+    [
+        ({"class_weights": {"d": 1}}, 400, "class_weights"),
+        ({"class_weights": {"a": 0}}, 400, "class_weights.a"),
+        ({"class_weights": {"a": -1}}, 400, "class_weights.a"),
+        ({"class_weights": {"a": "2"}}, 400, "class_weights.a"),
+        ({"class_weights": {"a": True}}, 400, "class_weights.a"),
+        ({"class_weights": {"a": 1e7}}, 400, "class_weights.a"),
+        ({"class_weights": [1]}, 400, "class_weights"),
+        ({"class_weights": {"a": 2}, "max_num_seqs": 5}, 400, "max_num_seqs"),
+        ({"class_weights": {"a": 2}, "revision": 4}, 409, "revision"),
+    ],
+)
+async def test_refused_weights_change_nothing_not_even_the_limits(make_fake, change, status, param):
+    fake = await make_fake(engine=CLASSES)
+    before = (await patch(fake, revision=5)).json()
+    answer = await patch(fake, **{"max_num_seqs": 2, **change})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+    assert (await fake.http.get("/v1/runtime_config")).json() == before
+    assert (len(fake.engine.limits), fake.engine.weights) == (1, [])
+
+
+async def test_weight_that_is_no_number_of_json_is_refused(make_fake):
+    fake = await make_fake(engine=CLASSES)
+    for number in ("NaN", "Infinity", "1e999"):
+        answer = await fake.http.patch(
+            "/v1/runtime_config",
+            content=f'{{"class_weights": {{"a": {number}}}}}',
+            headers={**TOKEN, "content-type": "application/json"},
+        )
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "class_weights.a")
+    assert not fake.engine.weights
 
 
 async def test_without_a_configured_token_admin_calls_are_off(make_fake, monkeypatch):
