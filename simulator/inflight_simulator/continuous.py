@@ -138,7 +138,10 @@ class _Engine:
         copied_tokens = copied_blocks * self.block_size
         num_sampled = len(plan.decode_slots)
         for computed in self.passes(plan):
+            started = self.now
             self._compute(computed, copied_tokens)
+            if len(plan.decode_slots) > len(computed.decode_slots):
+                self.run.stalls.append((started, self.now))
             copied_tokens = 0
             num_sampled += sum(chunk.samples for chunk in computed.prefills)
         for request in scheduler.update(plan, self.tokens[:num_sampled]):

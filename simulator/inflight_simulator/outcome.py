@@ -114,6 +114,7 @@ class Run:
     Attributes:
         max_num_seqs: slots there were.
         outcomes: of the requests that were served, in order of leaving.
+        stalls: from when to when every decode waited for prefills, in seconds.
         num_steps: forward passes.
         num_preemptions: of which `num_swaps` were swapped to host memory.
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache, and found there.
@@ -123,6 +124,7 @@ class Run:
     outcomes: list[Outcome] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     timeline: list[Span] = field(default_factory=list)
+    stalls: list[tuple[float, float]] = field(default_factory=list)
     series: Series = field(default_factory=Series)
     num_steps: int = 0
     num_preemptions: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ SMALLEST_OUTLINED = 0.005
 """Share of the time axis from which a prefill chunk is wide enough to be outlined."""
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
-_WAITING, _HELD = "#e4e4e4", "#cfe3f1"
+_WAITING, _PAUSED = "#e4e4e4", "#b5dcf2"
 _COLORS = {
     Phase.PREFILL: "#e69f00",
     Phase.DECODE: "#0072b2",
@@ -79,9 +80,10 @@ def plot(path: Path, runs: Mapping[str, Run], window: Window) -> None:
             len(runs) + 2, 1, sharex=True, squeeze=False, height_ratios=[*heights, 1.0, 1.0]
         )[:, 0].tolist()
         for axis, name in zip(axes, runs, strict=False):
-            legend = (
-                _draw_requests(axis, shown[name], spans[name], window) if by_request else _draw_slots(axis, spans[name])
-            )
+            if by_request:
+                legend = _draw_requests(axis, shown[name], spans[name], runs[name].stalls, window)
+            else:
+                legend = _draw_slots(axis, spans[name])
             axis.set_title(name, fontweight="bold")
             axis.invert_yaxis()
             axis.legend(handles=legend, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(legend), frameon=False)
@@ -110,23 +112,48 @@ def _timeline_height(rows: int) -> float:
     return min(max(0.26 * rows, 1.2), 5.0) + 0.3
 
 
-def _draw_requests(axis: Axes, outcomes: Sequence[Outcome], spans: Sequence[Span], window: Window) -> list[Patch]:
+def _draw_requests(
+    axis: Axes,
+    outcomes: Sequence[Outcome],
+    spans: Sequence[Span],
+    stalls: Sequence[tuple[float, float]],
+    window: Window,
+) -> list[Patch]:
     """A row for each request, from its arrival to its end."""
     row_of = {outcome.request_id: row for row, outcome in enumerate(outcomes)}
     waiting = [_Bar(row, each.arrival.arrival_s, each.admitted_s) for row, each in enumerate(outcomes)]
     held = [_Bar(row, each.admitted_s, each.finished_s) for row, each in enumerate(outcomes)]
     _add_bars(axis, waiting, _WAITING, edge="#bdbdbd")
-    _add_bars(axis, held, _HELD)
+    _add_bars(axis, held, _PAUSED)
     phases = [phase for phase in Phase if any(span.phase is phase for span in spans)]
     for phase in phases:
         bars = [_Bar(row_of[span.request_id], span.start_s, span.end_s) for span in spans if span.phase is phase]
         longest = max(bar.end_s - bar.start_s for bar in bars)
         outlined = phase is Phase.PREFILL and longest > SMALLEST_OUTLINED * (window.end - window.begin)
         _add_bars(axis, bars, _COLORS[phase], edge="white" if outlined else None)
+    stalled = [
+        _Bar(row_of[span.request_id], *stall)
+        for span in spans
+        if span.phase is Phase.DECODE
+        for stall in stalls
+        if span.start_s <= stall[0] and stall[1] <= span.end_s
+    ]
+    _add_bars(axis, stalled, _PAUSED)
     axis.set_yticks(range(len(outcomes)), [_label(outcome) for outcome in outcomes])
     axis.set_ylim(-0.6, len(outcomes) - 0.4)
     axis.tick_params(axis="y", length=0)
-    return [Patch(color=_WAITING, label="waiting"), *(Patch(color=_COLORS[phase], label=phase) for phase in phases)]
+    legend = [Patch(color=_WAITING, label="waiting"), *(Patch(color=_COLORS[phase], label=phase) for phase in phases)]
+    if stalled or _has_gaps(spans):
+        legend.append(Patch(color=_PAUSED, label="waits in its slot"))
+    return legend
+
+
+def _has_gaps(spans: Sequence[Span]) -> bool:
+    """Some request is in a slot and not computed: the budget of a step went to others."""
+    in_order = sorted(spans, key=lambda span: (span.request_id, span.start_s))
+    return any(
+        before.request_id == after.request_id and before.end_s < after.start_s for before, after in pairwise(in_order)
+    )
 
 
 def _label(outcome: Outcome) -> str:

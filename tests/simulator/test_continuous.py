@@ -55,6 +55,8 @@ def test_without_chunked_prefill_running_decodes_wait_for_a_whole_prompt():
     assert prefill.tokens == 3000
     alone = COST.seconds(StepWork(0, 3000, 0, 3000 * 3001 // 2, 0))
     assert prefill.end_s - prefill.start_s == pytest.approx(alone)
+    assert whole.stalls == [(prefill.start_s, prefill.end_s)]
+    assert chunked.stalls == []
     assert outcomes(whole)[0].longest_gap > alone > 2 * outcomes(chunked)[0].longest_gap
     # A pass for each prompt, one for each decode.
     assert whole.num_steps == 2 + 99 + sum(
