@@ -6,6 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from inflight_engine.messages import EngineReady, StepStats
+from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import Limits as EngineLimits
 from inflight_engine.server.metrics import EngineMetrics, Gauges
 from inflight_operator.observe.metrics import MetricsError, parse_metrics
@@ -58,8 +59,17 @@ def test_the_engine_s_own_page_is_read_whole():
         schedule_seconds=0.001,
     )
     ready = EngineReady(EngineLimits(64, 2048), 10, 16, 1024, 1, 100, "cpu", "float32", "eager", 1.0)
-    gauges = Gauges(stats, EngineLimits(48, 1024, 7), ready, waiting=2, queued_tokens=300, draining=False)
-    metrics = EngineMetrics("m", lambda: gauges)
+    gauges = Gauges(
+        stats=stats,
+        limits=EngineLimits(48, 1024, 7),
+        ready=ready,
+        waiting=2,
+        queued_by_class={"interactive": 2, "batch": 0},
+        queued_tokens=300,
+        draining=False,
+    )
+    classes = [ServiceClass("interactive"), ServiceClass("batch")]
+    metrics = EngineMetrics("m", classes, lambda: gauges)
     metrics.time_to_first_token.observe(0.2)
     metrics.inter_token_latency.observe(0.02)
     metrics.time_per_output_token.observe(0.02)
@@ -69,7 +79,7 @@ def test_the_engine_s_own_page_is_read_whole():
     sample = parse_metrics(generate_latest(registry).decode(), 1.0)
     assert (sample.max_num_seqs, sample.max_num_batched_tokens, sample.revision) == (48, 1024, 7)
     assert (sample.max_num_seqs_capacity, sample.max_num_batched_tokens_capacity) == (64, 2048)
-    assert sample.waiting_prompt_tokens == 300
+    assert (sample.running, sample.waiting, sample.waiting_prompt_tokens) == (5, 2, 300)
     for histogram in (sample.ttft, sample.tpot, sample.itl, sample.step_tokens):
         assert histogram.count == 1
 
