@@ -47,7 +47,7 @@ class Penalties:
         self._frequency[slot] = sampling.frequency_penalty
         prompt, output = start.token_ids[: start.num_prompt_tokens], start.token_ids[start.num_prompt_tokens :]
         if sampling.repetition_penalty == 1:
-            prompt = prompt[:0]
+            prompt = prompt[:0]  # only that penalty looks at it
         token_ids, place = np.unique(np.concatenate([prompt, output]), return_inverse=True)
         numbers = np.zeros(len(token_ids), np.int32)
         numbers[place[: len(prompt)]] = _IN_PROMPT

@@ -185,10 +185,12 @@ def test_a_release_lost_with_a_failed_step_does_not_leak_into_the_next_request()
     heavy = SamplingParams(
         max_tokens=9, temperature=1.0, presence_penalty=2.0, logit_bias=((5, 50.0),), logprobs=2, seed=3
     )
-    state = running({0: ([1], [2, 2], heavy)})
     plain = SamplingParams(max_tokens=9)
+    state = running({0: ([1], [2, 2], heavy), 1: ([1], [2, 2], heavy)})
     state.apply(make_plan(starts=[start_of(0, [1], [], plain)]))
-    logits = torch.zeros(1, VOCAB)
-    logits[0, 2] = 1.0
-    output = sample(state, logits, {0: ([1], [], plain)})
-    assert (output.token_ids.tolist(), output.logprobs) == ([2], [])
+    logits = torch.zeros(2, VOCAB)
+    logits[:, 2] = 1.0
+    # Beside one that still has them: it makes the batch look for biases and penalties.
+    output = sample(state, logits, {0: ([1], [], plain), 1: ([1], [2, 2], heavy)})
+    assert output.token_ids.tolist() == [2, 5]
+    assert [entry.slot for entry in output.logprobs] == [1]
