@@ -88,8 +88,8 @@ def test_sdk_errors(sdk):
     with pytest.raises(openai.NotFoundError, match="'smollm2'"):
         sdk.chat.completions.create(model="gpt-4", messages=QUESTION)
     with pytest.raises(openai.BadRequestError) as refused:
-        sdk.chat.completions.create(model="smollm2", messages=QUESTION, logprobs=True)
-    assert (refused.value.param, refused.value.code) == ("logprobs", "unsupported_parameter")
+        sdk.completions.create(model="smollm2", prompt="a", echo=True)
+    assert (refused.value.param, refused.value.code) == ("echo", "unsupported_parameter")
     with pytest.raises(openai.BadRequestError) as refused:
         sdk.completions.create(model="smollm2", prompt="word " * 2000)
     assert refused.value.code == "context_length_exceeded"
