@@ -103,8 +103,7 @@ class Engine:
                     recorder.weights(message.weights)
                 return ClassWeightsApplied(message.call_id, scheduler.class_weights)
             case FlushRecord():
-                if recorder is not None:
-                    recorder.flush()
+                self.flush_record()
                 return RecordFlushed(message.call_id)
         return None
 
@@ -128,7 +127,8 @@ class Engine:
                 raise
             log.exception("step %d failed; its requests end with an error", plan.step)
             failed = self._scheduler.requests_in(plan)
-            self._record_step(plan, [], self._clock() - started)
+            if self._recorder is not None:
+                self._recorder.failed(plan, self._clock() - started)
             for request in failed:
                 self._cancel(request.request_id, FinishReason.ERROR)
             ended += map(_finished, failed)
@@ -137,7 +137,8 @@ class Engine:
         computed = self._clock()
         finished = self._scheduler.update(plan, token_ids)
         done = self._clock()
-        self._record_step(plan, finished, done - started)
+        if self._recorder is not None:
+            self._recorder.stepped(plan, finished, done - started)
         num_prefill_tokens = plan.num_tokens - len(plan.decode_slots)
         self._measure_rates(num_prefill_tokens, len(plan.decode_slots), computed - planned)
         stats = self._stats(
@@ -148,6 +149,11 @@ class Engine:
         )
         ended += map(_finished, finished)
         return self._report(plan, admitted, token_ids, logprobs, ended, stats)
+
+    def flush_record(self) -> None:
+        """Write what is recorded so far."""
+        if self._recorder is not None:
+            self._recorder.flush()
 
     def close(self) -> None:
         """Write what is recorded. Nothing may be done afterwards."""
@@ -181,10 +187,6 @@ class Engine:
         if known and self._recorder is not None:
             self._recorder.cancelled(request_id, reason)
         return known
-
-    def _record_step(self, plan: StepPlan, finished: list[Request], seconds: float) -> None:
-        if self._recorder is not None:
-            self._recorder.stepped(plan, finished, seconds)
 
     def _measure_rates(self, num_prefill_tokens: int, num_decode_tokens: int, seconds: float) -> None:
         if self._swap_rates is None:

@@ -65,11 +65,15 @@ def load(config: EngineConfig) -> tuple[Engine, EngineReady]:
         attention_backend=info.attention_backend,
         load_seconds=info.load_seconds,
     )
+    scheduler = Scheduler(scheduler_config)
+    recorder = None
+    if config.record is not None:
+        recorder = Recorder.to_file(config.record, scheduler_config, scheduler.is_cached)
     engine = Engine(
-        Scheduler(scheduler_config),
+        scheduler,
         runner,
-        recorder=None if config.record is None else Recorder.to_file(config.record, scheduler_config),
-        swap_rates=SwapRateMeter(info.copy_tokens_per_second) if info.num_host_blocks else None,
+        recorder=recorder,
+        swap_rates=None if info.copy_tokens_per_second is None else SwapRateMeter(info.copy_tokens_per_second),
     )
     return engine, ready
 
@@ -77,6 +81,8 @@ def load(config: EngineConfig) -> tuple[Engine, EngineReady]:
 def serve(engine: Engine, channel: EngineChannel) -> None:
     """The loop. Returns when told to shut down."""
     while True:
+        if not engine.has_work:
+            engine.flush_record()  # it may be long until the next step
         for message in channel.receive(wait=not engine.has_work):
             if isinstance(message, Shutdown):
                 return

@@ -8,9 +8,8 @@ one row of a ring, in which a member's output is a slice of its column.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
+import numpy.typing as npt
 
 from inflight_engine.request import TokenIds
 from inflight_engine.scheduling.plan import BlockGrowth, BlockIds, Slots
@@ -99,6 +98,7 @@ class DecodeGroup:
                 del self._finishing[finish_at]
         del phase.members[slot]
         self._is_member[slot] = False
+        self._table.num_tokens[slot] = self._base[slot] + self.clock
         phase.stale = self._stale = True
         return generated
 
@@ -114,9 +114,10 @@ class DecodeGroup:
         self._columns = slice(int(slots[0]), int(slots[-1]) + 1) if dense else slots
         self._stale = False
 
-    def num_tokens(self, slot: int) -> int:
-        """Known tokens of a member."""
-        return int(self._base[slot]) + self.clock
+    def num_tokens(self, slots: Slots) -> npt.NDArray[np.int64]:
+        """Known tokens of any slots, members or not."""
+        tokens = self._base[slots] + self.clock
+        return np.where(self._is_member[slots], tokens, self._table.num_tokens[slots])
 
     def growing(self) -> Slots | None:
         """Members whose last token has no block yet; None: no table grows in this step."""
@@ -133,12 +134,12 @@ class DecodeGroup:
         growth = BlockGrowth(phase.slots, phase.indices, block_ids)
         table = self._table
         table.flat_blocks[phase.cells] = block_ids
-        phase.indices = phase.indices + 1
-        phase.cells = phase.cells + 1
+        phase.indices = phase.indices + 1  # a new array: the plan keeps the old one
+        phase.cells += 1
         table.num_blocks[phase.slots] = phase.indices
         return growth
 
-    def advance(self, token_ids: TokenIds) -> Sequence[int]:
+    def advance(self, token_ids: TokenIds) -> list[int]:
         """A step has been computed. `token_ids`: int32, one for each of `slots`. Returns the members that reached
         their length."""
         if self.clock >= self._ring_full_at:
@@ -146,7 +147,7 @@ class DecodeGroup:
         self._ring[self.clock % len(self._ring)][self._columns] = token_ids
         self.clock += 1
         finished = self._finishing.get(self.clock)
-        return tuple(finished) if finished else ()
+        return list(finished) if finished else []
 
     def _column(self, slot: int) -> TokenIds:
         rows = len(self._ring)

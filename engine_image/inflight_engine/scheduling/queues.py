@@ -53,7 +53,12 @@ class WaitingQueues:
         """Of all classes, now in force."""
         return dict(self._weights)
 
-    def set_weights(self, weights: dict[str, float]) -> None:
+    @property
+    def head_moves_with_service(self) -> bool:
+        """Whether the head may become another while nothing arrives or leaves, as decodes go on."""
+        return self._counters is not None or any(policy.moves_with_service for policy in self._policies.values())
+
+    def set_weights(self, weights: dict[str, float], clock: int) -> None:
         """Change the weights of some classes. What was served before keeps counting as it did; tokens generated since
         the last call that named the clock count with the new weights.
 
@@ -67,7 +72,7 @@ class WaitingQueues:
         self._weights.update(weights)
         if self._counters is not None:
             for name, unit in _units(weights).items():
-                self._counters.set_unit(name, unit)
+                self._counters.set_unit(name, unit, clock)
 
     def push(self, request: Request, clock: int) -> None:
         """Take in a request: a new one, or one that is PREEMPTED or SWAPPED.

@@ -38,12 +38,6 @@ class Running:
         self._prefix_caching = config.prefix_caching
         self._queues = queues
 
-    def num_tokens(self, slot: int) -> int:
-        """Known tokens of the slot's request."""
-        if slot in self.decodes:
-            return self.decodes.num_tokens(slot)
-        return self.table.request(slot).num_tokens
-
     def start(self, request: Request, block_ids: BlockIds, num_computed: int, num_shared: int) -> None:
         """Give a request the lowest free slot.
 

@@ -29,6 +29,9 @@ class Scheduler:
     A step in which nothing arrives, ends or runs out costs the same few microseconds however many requests run: what
     grows and what ends comes from the decode group's calendars. Everything else goes the long way, `_decide`.
 
+    Raises:
+        ValueError: the policy or the victim rule does not exist, or the classes are not valid.
+
     Attributes:
         rates: what `preemption: auto` compares; while unknown it recomputes.
         num_preemptions, num_swaps: since start; a swap is a preemption whose keys and values went to host memory.
@@ -44,6 +47,8 @@ class Scheduler:
         self._queues = WaitingQueues(config)
         self._running = Running(config, self._queues)
         self._host_pool = BlockPool(config.num_host_blocks, config.block_size) if config.num_host_blocks else None
+        if config.preemption_victim not in VICTIMS:
+            raise ValueError(f"preemption_victim must be one of {', '.join(VICTIMS)}, not {config.preemption_victim!r}")
         self._choose_victim = VICTIMS[config.preemption_victim]
         self._requests: dict[int, Request] = {}
         self._preemptions: list[Preemption] = []
@@ -81,6 +86,10 @@ class Scheduler:
         pool = self._host_pool
         return 0 if pool is None else pool.num_blocks - pool.num_free
 
+    def is_cached(self, block_hash: bytes) -> bool:
+        """Whether the prefix cache can find a block with this content now."""
+        return len(self._running.pool.match([block_hash])) > 0
+
     @property
     def limits(self) -> Limits:
         """Live limits, within capacity; in force from the next step."""
@@ -101,7 +110,7 @@ class Scheduler:
         Raises:
             ValueError: no such class, or a weight that is not above 0; nothing is changed.
         """
-        self._queues.set_weights(weights)
+        self._queues.set_weights(weights, self._running.decodes.clock)
         self._changed = True
 
     def add(self, request: Request) -> None:
@@ -160,7 +169,7 @@ class Scheduler:
         stopped = running.stops.candidates(token_ids)
         if plan.prefills:
             num_decodes = len(plan.decode_slots)
-            full = [*running.decodes.advance(token_ids[:num_decodes])]
+            full = running.decodes.advance(token_ids[:num_decodes])
             full += self._end_chunks(plan.prefills, token_ids[num_decodes:])
         else:
             full = running.decodes.advance(token_ids)
@@ -199,8 +208,9 @@ class Scheduler:
             chunks.append(running.next_chunk(slot, budget))
             budget -= chunks[-1].length
         # A step that had to preempt admits nobody: the victim would bounce straight back.
+        self._changed = bool(self._preemptions)
         starts = [] if self._preemptions else self._admit(budget, chunks)
-        self._changed = bool(running.prefilling or self._preemptions)
+        self._changed |= bool(running.prefilling)
         plan = StepPlan(
             step=self._num_steps,
             preemptions=tuple(self._preemptions),
@@ -228,14 +238,11 @@ class Scheduler:
             if len(growing) <= running.pool.num_free:
                 return running.decodes.grow(running.pool.allocate(len(growing)))
             # The oldest is never a victim, so that something always runs to its end.
-            candidates = running.table.taken()[1:]
-            slots = candidates.tolist()
+            table, candidates = running.table, running.table.taken()[1:]
             index = self._choose_victim(
-                running.table.order[candidates],
-                np.array([running.num_tokens(slot) for slot in slots]),
-                np.array([running.table.request(slot).num_preemptions for slot in slots]),
+                table.order[candidates], running.decodes.num_tokens(candidates), table.num_preemptions[candidates]
             )
-            self._preempt(running.table.request(slots[index]))
+            self._preempt(table.request(int(candidates[index])))
 
     def _fit_decodes(self) -> None:
         """With a budget smaller than the number of decodes the oldest go on and the others pause."""
@@ -259,8 +266,11 @@ class Scheduler:
         running, clock = self._running, self._running.decodes.clock
         while budget > 0 and self.num_running < self._limits.max_num_seqs and running.table.has_free:
             request = self._queues.head(clock)
-            start = None if request is None else self._start(request)
+            if request is None:
+                break
+            start = self._start(request)
             if start is None:
+                self._changed = self._queues.head_moves_with_service
                 break
             starts.append(start)
             chunks.append(running.next_chunk(start.slot, budget))

@@ -122,12 +122,13 @@ class ServiceCounters:
         counter.num_decoding -= 1
         self._rest(client, counter)
 
-    def set_unit(self, client: str, unit: int) -> None:
-        """Count a client's tokens differently from now on: after the last clock that any call has named."""
+    def set_unit(self, client: str, unit: int, clock: int) -> None:
+        """Count a client's tokens differently from now on."""
+        self._clock = clock
         self._units[client] = unit
         counter = self._counters.get(client)
         if counter is not None:
-            counter.settle(self._clock)
+            counter.settle(clock)
             counter.unit = unit
 
     def _counter(self, client: str, clock: int) -> _Counter:

@@ -17,9 +17,12 @@ class SlotTable:
         requests: the slot's request, None when empty.
         blocks: int32 [num_slots, max_blocks], the block tables; `flat_blocks` is the same memory in one dimension.
         num_blocks: intp [num_slots], length of the block table.
+        num_tokens: int64 [num_slots], known tokens of the request when it took the slot or stopped decoding; the
+            decode group knows those of its members.
         num_computed: int64 [num_slots], tokens whose KV is in the cache. Kept while in prefill only: a slot past it has
             computed all but its last token.
         num_registered: int64 [num_slots], leading blocks whose content the prefix cache knows.
+        num_preemptions: int64 [num_slots], of the request.
         order: int64 [num_slots], arrival order; -1 when empty.
     """
 
@@ -30,8 +33,10 @@ class SlotTable:
         self.blocks = np.zeros((num_slots, max_blocks), np.int32)
         self.flat_blocks = self.blocks.reshape(-1)
         self.num_blocks = np.zeros(num_slots, np.intp)
+        self.num_tokens = np.zeros(num_slots, np.int64)
         self.num_computed = np.zeros(num_slots, np.int64)
         self.num_registered = np.zeros(num_slots, np.int64)
+        self.num_preemptions = np.zeros(num_slots, np.int64)
         self.order = np.full(num_slots, -1, np.int64)
         self._free = list(range(num_slots))
 
@@ -54,8 +59,10 @@ class SlotTable:
         self.requests[slot] = request
         self.blocks[slot, : len(block_ids)] = block_ids
         self.num_blocks[slot] = len(block_ids)
+        self.num_tokens[slot] = request.num_tokens
         self.num_computed[slot] = num_computed
         self.num_registered[slot] = num_registered
+        self.num_preemptions[slot] = request.num_preemptions
         self.order[slot] = request.order
         return slot
 

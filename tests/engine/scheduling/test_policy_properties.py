@@ -242,11 +242,10 @@ class QueuesMachine(RuleBasedStateMachine):
             self.model.tick()
         self.clock += ticks
 
-    @precondition(lambda self: not self.model.resumed)  # Otherwise nobody has told the counters the clock.
     @rule(data=st.data(), weight=WEIGHTS)
     def change_weight(self, data, weight):
         name = data.draw(st.sampled_from(self.model.names))
-        self.queues.set_weights({name: weight})
+        self.queues.set_weights({name: weight}, self.clock)
         self.model.classes.units[name] = 1 / Fraction(weight)
         assert self.queues.weights[name] == weight
 
@@ -378,7 +377,7 @@ def test_class_shares_follow_the_weights_within_one_request_also_after_a_change(
     queues = WaitingQueues(config(policy, tuple(ServiceClass(name, weight) for name, weight in before.items())))
     server = Server(queues, "service_class", classes, 60, max_num_seqs=1).run(200)
     changed_at = len(server.history) - 1
-    queues.set_weights(after)
+    queues.set_weights(after, server.clock)
     server.run(200)
     for one in classes:
         for other in classes:

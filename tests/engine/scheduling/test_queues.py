@@ -150,10 +150,10 @@ def test_weights_change_live_and_only_for_what_comes():
     waiting = queues(ServiceClass("a"), ServiceClass("b"))
     server = Server(waiting, ["a", "b"])
     assert server.serve(100) == {"a": 50, "b": 50}
-    waiting.set_weights({"b": 3.0})
+    waiting.set_weights({"b": 3.0}, server.clock)
     assert waiting.weights == {"a": 1.0, "b": 3.0}
     assert server.serve(400) == {"a": 150, "b": 350}
-    waiting.set_weights({"a": 6.0, "b": 6.0})
+    waiting.set_weights({"a": 6.0, "b": 6.0}, server.clock)
     assert server.serve(100) == {"a": 200, "b": 400}
 
 
@@ -171,14 +171,14 @@ def test_a_bad_change_of_weights_changes_nothing(change, says):
     waiting = queues(*THREE)
     before = waiting.weights
     with pytest.raises(ValueError, match=says):
-        waiting.set_weights(change)
+        waiting.set_weights(change, 0)
     assert waiting.weights == before
     assert Server(waiting, ["gold", "silver", "bulk"]).serve(70) == {"gold": 40, "silver": 20, "bulk": 10}
 
 
 def test_a_class_alone_has_a_weight_that_can_be_read_and_set():
     waiting = queues()
-    waiting.set_weights({"default": 2})
+    waiting.set_weights({"default": 2}, 0)
     assert waiting.weights == {"default": 2}
 
 

@@ -1,7 +1,7 @@
-import numpy as np
 import pytest
 
-from inflight_engine.request import FinishReason
+from inflight_engine.request import FinishReason, RequestState
+from inflight_engine.scheduling.config import SwapRates
 from inflight_engine.scheduling.scheduler import CannotFitError
 from tests.engine.scheduling.driver import Driver
 from tests.engine.scheduling.model_runner import reference_output
@@ -53,7 +53,13 @@ def test_steady_decode_passes_no_deltas_and_the_same_slots_object():
     assert first is not None
     assert second is not None
     assert second.decode_slots is first.decode_slots
-    assert (second.releases, second.starts, second.grants, second.prefills) == ((), (), (), ())
+    assert (second.preemptions, second.releases, second.starts, second.growth, second.prefills) == (
+        (),
+        (),
+        (),
+        None,
+        (),
+    )
 
 
 def test_requests_are_admitted_in_order_of_arrival_and_a_large_one_is_not_overtaken():
@@ -138,7 +144,7 @@ def test_a_cancelled_request_frees_its_slot_and_blocks_for_the_next_step():
     driver.add(2, [6], 2)
     driver.step()
     assert driver.cancel(1)
-    assert driver.scheduler.pool.usage == 0
+    assert driver.scheduler.kv_usage == 0
     plan = driver.step()
     assert plan is not None
     assert [start.request_id for start in plan.starts] == [2]
@@ -159,4 +165,125 @@ def test_one_free_slot_table_row_serves_many_requests_one_after_the_other():
         driver.add(request_id, [request_id] * 3, 3)
     driver.run()
     assert driver.outputs == {i: reference_output([i] * 3, 3) for i in range(10)}
-    assert np.all(driver.scheduler.slots.order == -1)
+    assert driver.scheduler.num_running == 0
+
+
+def test_a_preempted_request_whose_cache_is_swapped_goes_on_without_computing_it_again():
+    driver = Driver(num_blocks=8, block_size=2, max_model_len=16, preemption="swap", num_host_blocks=16)
+    requests = [driver.add(i, [i, i + 1, i + 2], 10) for i in range(4)]
+    states, lengths = set(), []
+    while (plan := driver.step()) is not None:
+        states |= {request.state for request in requests}
+        resumed = [start.slot for start in plan.starts if start.host_block_ids]
+        lengths += [chunk.length for chunk in plan.prefills if chunk.slot in resumed]
+    assert RequestState.SWAPPED in states
+    assert RequestState.PREEMPTED not in states
+    assert driver.scheduler.num_swaps == len(lengths) > 0
+    assert set(lengths) == {1}
+    assert driver.scheduler.num_swapped_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("rates", "swaps"),
+    [(None, False), (SwapRates(prefill=100.0, copy=150.0), False), (SwapRates(prefill=100.0, copy=5000.0), True)],
+)
+def test_auto_swaps_only_where_copying_out_and_back_is_measured_to_be_faster(rates, swaps):
+    driver = Driver(num_blocks=8, block_size=2, max_model_len=16, preemption="auto", num_host_blocks=16)
+    driver.set_rates(rates)
+    for request_id in range(4):
+        driver.add(request_id, [request_id] * 3, 10)
+    driver.run()
+    assert driver.scheduler.num_preemptions > 0
+    assert (driver.scheduler.num_swaps > 0) == swaps
+
+
+def test_where_host_memory_is_full_a_victim_is_recomputed_instead():
+    driver = Driver(num_blocks=8, block_size=2, max_model_len=16, preemption="swap", num_host_blocks=1)
+    for request_id in range(4):
+        driver.add(request_id, [request_id] * 3, 10)
+    driver.run()
+    assert driver.scheduler.num_preemptions > driver.scheduler.num_swaps
+
+
+def test_a_cancelled_swapped_request_gives_back_its_host_memory():
+    driver = Driver(num_blocks=8, block_size=2, max_model_len=16, preemption="swap", num_host_blocks=16)
+    requests = [driver.add(i, [i] * 3, 10) for i in range(4)]
+    while not driver.scheduler.num_swapped_blocks:
+        driver.step()
+    for request in requests:
+        if request.state is RequestState.SWAPPED:
+            driver.cancel(request.request_id)
+    assert driver.scheduler.num_swapped_blocks == 0
+
+
+def test_a_shared_prefix_is_computed_once_and_its_blocks_are_shared():
+    driver = Driver(max_num_batched_tokens=64, num_blocks=64)
+    prompt = list(range(20))
+    driver.add(1, prompt, 8)
+    driver.step()
+    driver.add(2, [*prompt, 7, 8], 8)
+    plan = driver.step()
+    assert plan is not None
+    assert plan.starts[0].num_computed_tokens == 20
+    assert [chunk.length for chunk in plan.prefills] == [2]
+    assert (driver.scheduler.prefix_queries, driver.scheduler.prefix_hits) == (42, 20)
+    # 20 shared tokens are five blocks; then one more for each.
+    assert driver.scheduler.kv_usage == (5 + 1 + 1) / 64
+
+
+def test_the_next_turn_of_a_conversation_finds_the_answer_of_the_last_one_in_the_cache():
+    driver = Driver(max_num_batched_tokens=64, num_blocks=64)
+    driver.add(1, list(range(10)), 11)
+    driver.run()
+    driver.add(2, [*range(10), *driver.outputs[1], 5], 2)
+    plan = driver.step()
+    assert plan is not None
+    # 21 tokens, of which the last was never computed: five full blocks.
+    assert plan.starts[0].num_computed_tokens == 20
+
+
+def test_a_whole_prompt_in_the_cache_still_computes_its_last_token():
+    driver = Driver(max_num_batched_tokens=64)
+    driver.add(1, list(range(8)), 1)
+    driver.run()
+    driver.add(2, list(range(8)), 1)
+    plan = driver.step()
+    assert plan is not None
+    assert [(chunk.start, chunk.length) for chunk in plan.prefills] == [(4, 4)]
+
+
+@pytest.mark.parametrize("difference", [{"tenant": "b"}, {"cache_salt": "pepper"}])
+def test_tenants_and_salts_share_no_prefix(difference):
+    driver = Driver(max_num_batched_tokens=64)
+    driver.add(1, list(range(9)), 1)
+    driver.run()
+    driver.add(2, list(range(9)), 1, **difference)
+    driver.run()
+    assert driver.scheduler.prefix_hits == 0
+
+
+def test_the_oldest_running_request_is_never_preempted_even_if_it_is_the_longest():
+    driver = Driver(num_blocks=8, block_size=2, max_model_len=16, preemption_victim="longest_first")
+    for request_id in range(4):
+        driver.add(request_id, [request_id] * (6 - request_id), 10)
+    preempted = set()
+    while (plan := driver.step()) is not None:
+        preempted |= {preemption.request_id for preemption in plan.preemptions}
+    assert preempted
+    assert 0 not in preempted
+
+
+def test_requests_that_resume_come_before_new_ones_whatever_the_policy():
+    driver = Driver(num_blocks=8, block_size=2, max_model_len=16, policy="priority")
+    for request_id in range(3):
+        driver.add(request_id, [request_id] * 3, 10, priority=5)
+    while not driver.scheduler.num_preemptions:
+        driver.step()
+    driver.add(9, [1], 1, priority=-5)
+    driver.run()
+    assert driver.admission_order.index(9) > driver.admission_order.index(2, 3)
+
+
+def test_an_unknown_victim_rule_is_refused_by_name():
+    with pytest.raises(ValueError, match="preemption_victim must be one of last_arrived"):
+        Driver(preemption_victim="youngest")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from inflight_engine.request import Request
 from inflight_engine.scheduling.config import SchedulerConfig
@@ -19,7 +19,13 @@ class Policy(Protocol):
     three methods, which the others inherit as they are.
 
     Every operation should cost O(log n) of the requests that wait.
+
+    Attributes:
+        moves_with_service: whether the head may become another while decodes go on and nothing else happens. The
+            scheduler then asks for it in each step in which the head does not fit.
     """
+
+    moves_with_service: ClassVar[bool] = False
 
     def __len__(self) -> int:
         """Requests that wait."""
