@@ -161,10 +161,6 @@ BAD = {
         spec(engine={"kvCache": {"swap": "0Gi"}, "scheduling": {"preemption": "swap"}}),
         "engine.scheduling.preemption swap needs host memory: set engine.kvCache.swap, such as 4Gi",
     ),
-    "memory for swapping that is never used": (
-        spec(engine={"kvCache": {"swap": "4Gi"}, "scheduling": {"preemption": "recompute"}}),
-        "engine.kvCache.swap is memory that engine.scheduling.preemption recompute never uses",
-    ),
     "an unknown policy": (
         spec(engine={"scheduling": {"policy": "lifo"}}),
         'spec.engine.scheduling.policy: Unsupported value: "lifo": supported values: "fcfs", "sjf", "priority", "fair"',
@@ -299,6 +295,10 @@ GOOD = {
     "no memory for swapping, as a number": (
         "chat",
         spec(engine={"kvCache": {"swap": 0}, "scheduling": {"preemption": "recompute"}}),
+    ),
+    "memory for swapping set aside while everything is recomputed": (
+        "chat",
+        spec(engine={"kvCache": {"swap": "4Gi"}, "scheduling": {"preemption": "recompute"}}),
     ),
     "headroom at its bounds": ("chat", spec(engine={"kvCache": {"headroom": 0}})),
     "the longest class name and the least weight": ("chat", classes({"name": "c" * 63, "weight": 0.001})),

@@ -130,12 +130,6 @@ class InferenceServiceSpec(SpecModel):
                 fieldPath=".engine.scheduling.preemption",
             ),
             rule(
-                f"self.engine.scheduling.preemption != 'recompute' || !{_HAS_SWAP}",
-                "engine.kvCache.swap is memory that engine.scheduling.preemption recompute never uses: choose auto or"
-                " swap, or leave it 0",
-                fieldPath=".engine.kvCache.swap",
-            ),
-            rule(
                 "!has(self.engine.scheduling.classes) || self.engine.scheduling.classes.all(c,"
                 " c.?maxQueuedRequests.orValue(0) <= self.engine.maxQueuedRequests)",
                 "engine.scheduling.classes.maxQueuedRequests must not exceed engine.maxQueuedRequests, which bounds all"
