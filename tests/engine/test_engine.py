@@ -2,35 +2,64 @@ import numpy as np
 import pytest
 
 from inflight_engine.engine import MAX_CONSECUTIVE_FAILURES, Engine
-from inflight_engine.messages import AddRequest, CancelRequest, LimitsApplied, SetLimits
+from inflight_engine.messages import (
+    AddRequest,
+    CancelRequest,
+    ClassWeightsApplied,
+    FlushRecord,
+    LimitsApplied,
+    RecordFlushed,
+    SetClassWeights,
+    SetLimits,
+)
+from inflight_engine.output import StepOutput, TokenLogprobs
+from inflight_engine.recording.reader import Recording
+from inflight_engine.recording.recorder import Recorder
+from inflight_engine.recording.replay import replay
+from inflight_engine.recording.survey import Survey
 from inflight_engine.request import FinishReason, SamplingParams
-from inflight_engine.scheduling.config import SchedulerConfig
+from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass, SwapRates
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import Scheduler
-from tests.engine.scheduling.model_runner import ModelRunner, reference_output
+from inflight_engine.swap_rates import SwapRateMeter
+from tests.engine.scheduling.model_runner import reference_output
 
 
-class FailingRunner(ModelRunner):
-    """Raises in the steps it is told to."""
+class StandIn:
+    """A stand-in for the runner: each token is a hash of those before it. Raises in the steps it is told to."""
 
     def __init__(self, failing_steps):
-        super().__init__(num_blocks=64, block_size=4)
         self.failing_steps = failing_steps
+        self.tokens = {}
 
     def execute(self, plan):
-        token_ids = super().execute(plan)
+        for start in plan.starts:
+            self.tokens[start.slot] = start.token_ids.tolist()
+        sampled = []
+        for slot in plan.sampled_slots.tolist():
+            sampled += reference_output(self.tokens[slot], 1)
+            self.tokens[slot].append(sampled[-1])
         if plan.step in self.failing_steps:
             raise RuntimeError("made to fail")
-        return token_ids
+        logprobs = [TokenLogprobs(slot, -0.5, [1], [-0.5]) for slot in plan.sampled_slots.tolist()]
+        return StepOutput(np.array(sampled, np.int32), logprobs)
 
 
-def make_engine(runner=None):
-    scheduler = Scheduler(SchedulerConfig(Limits(4, 32), num_blocks=64, block_size=4, max_model_len=64))
-    return Engine(scheduler, runner or ModelRunner(64, 4))
+CONFIG = SchedulerConfig(
+    Limits(4, 32), num_blocks=64, block_size=4, max_model_len=64, classes=(ServiceClass("a"), ServiceClass("b"))
+)
+
+
+def make_engine(failing_steps=frozenset(), record=None, **parts):
+    scheduler = Scheduler(CONFIG)
+    if record is not None:
+        parts["recorder"] = Recorder.to_file(str(record), CONFIG, scheduler.is_cached)
+    return Engine(scheduler, StandIn(failing_steps), **parts)
 
 
 def add(request_id, prompt, max_tokens=4):
-    return AddRequest(request_id, np.array(prompt, np.int32).tobytes(), SamplingParams(max_tokens=max_tokens), 0.0)
+    sampling = SamplingParams(max_tokens=max_tokens)
+    return AddRequest(request_id, np.array(prompt, np.int32).tobytes(), sampling, 0.0, service_class="a")
 
 
 def tokens(report):
@@ -86,7 +115,7 @@ def test_a_request_the_scheduler_refuses_ends_with_an_error_and_costs_nobody_els
 
 
 def test_a_failed_step_ends_its_own_requests_with_an_error_and_spares_the_waiting_ones():
-    engine = make_engine(FailingRunner({1}))
+    engine = make_engine({1})
     for request_id in range(6):
         engine.handle(add(request_id, [request_id + 1]))
     engine.step()
@@ -100,10 +129,50 @@ def test_a_failed_step_ends_its_own_requests_with_an_error_and_spares_the_waitin
 
 
 def test_an_engine_that_fails_step_after_step_gives_up():
-    engine = make_engine(FailingRunner(set(range(10))))
+    engine = make_engine(set(range(10)))
     for request_id in range(MAX_CONSECUTIVE_FAILURES - 1):
         engine.handle(add(request_id, [1]))
         engine.step()
     engine.handle(add(100, [1]))
     with pytest.raises(RuntimeError, match="made to fail"):
         engine.step()
+
+
+def test_log_probabilities_go_out_with_the_tokens_of_their_step():
+    engine = make_engine()
+    engine.handle(add(1, [1, 2]))
+    report = engine.step()
+    assert [each.slot for each in report.logprobs] == list(tokens(report))
+
+
+def test_class_weights_are_acknowledged_with_all_that_are_in_force():
+    engine = make_engine()
+    assert engine.handle(SetClassWeights(3, {"b": 2.5})) == ClassWeightsApplied(3, {"a": 1.0, "b": 2.5})
+
+
+def test_measured_rates_reach_the_scheduler():
+    engine = make_engine(swap_rates=SwapRateMeter(1000.0), clock=iter(range(100)).__next__)
+    engine.handle(add(1, [1, 2, 3]))
+    engine.step()
+    assert engine._scheduler.rates == SwapRates(prefill=3.0, copy=1000.0)
+
+
+@pytest.mark.parametrize("failing_steps", [set(), {2, 5}])
+def test_what_the_engine_records_replays_without_a_difference(tmp_path, failing_steps):
+    path = tmp_path / "record.jsonl.gz"
+    engine = make_engine(failing_steps, path, swap_rates=SwapRateMeter(1000.0))
+    for number in range(40):
+        engine.handle(add(number, [number % 3] * (5 + number), max_tokens=1 + number % 7))
+        if number % 5 == 0:
+            engine.handle(CancelRequest(number - 1, FinishReason.ABORT))
+            engine.handle(SetLimits(0, Limits(1 + number % 4, 8 + number % 20)))
+            engine.handle(SetClassWeights(0, {"a": 1.0 + number}))
+        engine.step()
+    while engine.has_work:
+        engine.step()
+    assert engine.handle(FlushRecord(7)) == RecordFlushed(7)
+    recording = Recording(path)
+    survey = Survey(recording.events())
+    assert survey.num_steps > 40
+    assert replay(recording.header.config, recording.events(), survey) is None
+    engine.close()

@@ -16,10 +16,16 @@ READY = EngineReady(Limits(1, 1), 1, 1, 1, 1, 1, "cpu", "float32", "none", 0.0)
 
 
 class Broken:
+    """A stand-in for the engine."""
+
     has_work = True
+    closed = False
 
     def step(self):
         raise RuntimeError("no step")
+
+    def close(self):
+        self.closed = True
 
 
 def run_main(monkeypatch, load, *, listening=True):
@@ -55,11 +61,10 @@ def test_failed_load_is_told_as_one(monkeypatch, error, message):
     assert run_main(monkeypatch, raising(error)) == (1, [EngineFailed(message)])
 
 
-def test_failed_step_is_told_as_one(monkeypatch):
-    assert run_main(monkeypatch, lambda config: (Broken(), READY)) == (
-        1,
-        [READY, EngineFailed("a step failed: no step")],
-    )
+def test_failed_step_is_told_as_one_and_the_recording_is_closed(monkeypatch):
+    engine = Broken()
+    assert run_main(monkeypatch, lambda config: (engine, READY)) == (1, [READY, EngineFailed("a step failed: no step")])
+    assert engine.closed
 
 
 def test_without_a_listener_it_leaves(monkeypatch):
