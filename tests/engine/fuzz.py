@@ -24,11 +24,12 @@ class Fuzz:
     Attributes:
         counts: what happened, as in `Workload.counts`.
         workload: the present one.
-        seed: its seed.
+        seed, length: its seed, and how many steps it gets before no more requests come.
     """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed - 1
+        self.length = 0
         self.counts: Counter[str] = Counter()
         self.workload: Workload | None = None
 
@@ -39,7 +40,8 @@ class Fuzz:
         while (left := steps - self.counts["steps"]) > 0 and time.monotonic() < end:
             self.seed += 1
             workload = self.workload = Workload(self.seed)
-            for _ in range(min(left, Random(self.seed).randint(SHORTEST, LONGEST))):
+            self.length = min(left, Random(self.seed).randint(SHORTEST, LONGEST))
+            for _ in range(self.length):
                 workload.step()
             workload.finish()
             self.counts += workload.counts
@@ -70,10 +72,9 @@ def report(fuzz: Fuzz) -> None:
     print(f"configuration: {workload.fields}", file=sys.stderr)
     print(f"live limits: {workload.driver.rules.limits}", file=sys.stderr)
     traceback.print_exc(limit=-3)
-    steps = workload.counts["steps"]
     print(
-        f"broken after {steps} steps of seed {fuzz.seed}. Again: python -m tests.engine.fuzz --seed {fuzz.seed}"
-        f" --steps {LONGEST}",
+        f"broken after {workload.counts['steps']} steps of seed {fuzz.seed}. Again:"
+        f" python -m tests.engine.fuzz --seed {fuzz.seed} --steps {fuzz.length}",
         file=sys.stderr,
     )
 

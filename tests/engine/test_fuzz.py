@@ -32,8 +32,8 @@ ALWAYS = (
 def test_random_steps_break_no_rule_and_everything_happens():
     run = fuzz.Fuzz(seed=1)
     run.run(steps=1_000_000, seconds=SECONDS)
-    assert {name: run.counts[name] for name in ALWAYS if run.counts[name] < 20} == {}
-    assert run.counts["preemptions"] > run.counts["steps"] / 100
+    assert [name for name in ALWAYS if run.counts[name] == 0] == []
+    assert run.counts["preemptions"] > run.counts["steps"] / 200
 
 
 def test_every_policy_victim_rule_and_way_of_preemption_is_drawn():
@@ -51,7 +51,7 @@ def test_a_broken_rule_ends_the_run_with_what_shows_it_again(monkeypatch, capsys
     assert fuzz.main(["--seed", "7", "--steps", "500"]) == 1
     told = capsys.readouterr().err
     assert "num_running is wrong" in told
-    assert "--seed 7" in told
+    assert "--seed 7 --steps 500" in told
     assert f"configuration: {workload.fields}" in told
 
 

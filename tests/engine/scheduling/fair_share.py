@@ -55,7 +55,7 @@ class FairShare:
 
     def decode_starts(self, client: str) -> None:
         self._decoding[client] = self._decoding.get(client, 0) + 1
-        self._served.setdefault(client, self._level())
+        self._serve(client, 0)
 
     def decode_ends(self, client: str) -> None:
         self._decoding[client] -= 1
@@ -65,7 +65,9 @@ class FairShare:
         self._serve(client, OUTPUT_TOKEN)
 
     def _serve(self, client: str, cost: int) -> None:
-        self._served[client] = self._served.get(client, self._level()) + cost / self.weights.get(client, 1.0)
+        if client not in self._served:
+            self._served[client] = self._level()
+        self._served[client] += cost / self.weights.get(client, 1.0)
 
     def _level(self) -> float:
         if self._waiting:

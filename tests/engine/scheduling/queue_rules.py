@@ -107,7 +107,8 @@ class QueueRules:
 
     def _accounts(self, known: Known) -> list[tuple[FairShare, str]]:
         name = known.request.service_class
-        accounts = [(self._classes, name)]
+        # A class that is alone is always next.
+        accounts = [(self._classes, name)] if len(self.waiting) > 1 else []
         if self._tenants:
             accounts.append((self._tenants[name], known.request.tenant))
         return accounts

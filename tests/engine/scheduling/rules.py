@@ -260,8 +260,6 @@ class Rules:
         headroom = math.ceil(self.config.kv_headroom * self.config.num_blocks) if running else 0
         head = self.queues.head()
         assert head is not None
-        if not plan.prefills and not plan.starts and (self.config.policy == "fair" or len(self.config.classes) > 1):
-            return  # Service moves the head with every token; it is asked for when something else changes.
         assert self._blocks_needed(head) + headroom > free, "nobody is admitted though the next request fits"
 
     def _blocks_needed(self, known: Known) -> int:

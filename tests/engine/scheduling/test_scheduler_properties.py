@@ -1,7 +1,11 @@
 """Any interleaving of add, cancel, step and changes of limits, class weights and swap rates, in any configuration,
 keeps the rules: the model runner checks each plan's contract and block contents, the rules each decision."""
 
-from hypothesis import settings
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -11,19 +15,42 @@ from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
 from tests.engine.scheduling.driver import Driver
 from tests.engine.scheduling.model_runner import VOCAB, reference_output
-from tests.engine.scheduling.workload import PREEMPTIONS, RATES, TENANTS, WEIGHTS
+from tests.engine.scheduling.workload import PREEMPTIONS, RATES, TENANTS, WEIGHTS, Workload, described
 
 MAX_SEQS, MAX_TOKENS, MAX_LEN = 5, 12, 24
 CLASSES = ("default", "batch")
 TOKENS = st.integers(0, VOCAB - 1)
 # Beginnings that several prompts have in common.
 STEMS = ([7] * MAX_LEN, [3, 1, 4, 1, 5, 9, 2, 6] * 3)
+# One burst: a prompt is the beginning of a stem and a tail; `share` says how much of what is left to generate it asks.
+BURSTS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "stem": st.sampled_from(STEMS),
+            "shared": st.integers(0, MAX_LEN // 2),
+            "tail": st.lists(TOKENS, min_size=1, max_size=3),
+            "share": st.sampled_from([1.0, 0.5, 0.0]),
+            "stop": st.sets(TOKENS, max_size=2),
+            "fields": st.fixed_dictionaries(
+                {
+                    "priority": st.integers(-2, 2),
+                    "service_class": st.sampled_from(CLASSES),
+                    "tenant": st.sampled_from(TENANTS),
+                    "cache_salt": st.sampled_from(["", "", "salt"]),
+                    "predicted_tokens": st.none() | st.integers(1, 30),
+                }
+            ),
+        }
+    ),
+    min_size=1,
+    max_size=6,
+)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         data=st.data(),
-        num_blocks=st.integers(4, 14),
+        room=st.floats(0.8, 2.0),
         block_size=st.integers(1, 5),
         policy=st.sampled_from(sorted(POLICIES)),
         num_classes=st.integers(1, 2),
@@ -36,7 +63,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(
         self,
         data,
-        num_blocks,
+        room,
         block_size,
         policy,
         num_classes,
@@ -47,6 +74,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         headroom,
     ):
         self.classes = CLASSES[:num_classes]
+        num_blocks = math.ceil(room * MAX_LEN / block_size)
         self.longest = min(MAX_LEN, num_blocks * block_size)
         self.driver = Driver(
             max_num_seqs=MAX_SEQS,
@@ -66,35 +94,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.references = {}
         self.now = 0.0
 
-    @rule(
-        data=st.data(),
-        stem=st.sampled_from(STEMS),
-        shared=st.integers(0, MAX_LEN),
-        tail=st.lists(TOKENS, min_size=1, max_size=4),
-        stop=st.sets(TOKENS, max_size=2),
-        priority=st.integers(-2, 2),
-        tenant=st.sampled_from(TENANTS),
-        salt=st.sampled_from(["", "", "salt"]),
-        predicted=st.none() | st.integers(1, 30),
-    )
-    def add(self, data, stem, shared, tail, stop, priority, tenant, salt, predicted):
-        prompt = (stem[:shared] + tail)[: self.longest - 1]
-        max_tokens = data.draw(st.integers(1, self.longest - len(prompt)))
-        stop_token_ids = tuple(sorted(stop))
-        request_id = len(self.references)
-        self.driver.add(
-            request_id,
-            prompt,
-            max_tokens,
-            stop_token_ids,
-            arrival_time=self.now,
-            priority=priority,
-            service_class=data.draw(st.sampled_from(self.classes)),
-            tenant=tenant,
-            cache_salt=salt,
-            predicted_tokens=predicted,
-        )
-        self.references[request_id] = reference_output(prompt, max_tokens, stop_token_ids)
+    @rule(burst=BURSTS)
+    def add(self, burst):
+        for each in burst:
+            prompt = (each["stem"][: each["shared"]] + each["tail"])[: self.longest - 1]
+            max_tokens = max(1, int(each["share"] * (self.longest - len(prompt))))
+            stop_token_ids = tuple(sorted(each["stop"]))
+            fields = dict(each["fields"])
+            if fields["service_class"] not in self.classes:
+                fields["service_class"] = self.classes[0]
+            request_id = len(self.references)
+            self.driver.add(request_id, prompt, max_tokens, stop_token_ids, arrival_time=self.now, **fields)
+            self.references[request_id] = reference_output(prompt, max_tokens, stop_token_ids)
 
     @precondition(lambda self: self.references)
     @rule(data=st.data(), reason=st.sampled_from([FinishReason.ABORT, FinishReason.TIMEOUT, FinishReason.STOP]))
@@ -115,7 +126,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def change_rates(self, rates):
         self.driver.set_rates(rates)
 
-    @rule(count=st.integers(1, 8))
+    @rule(count=st.integers(1, 12))
     def step(self, count):
         for _ in range(count):
             had_work = self.driver.scheduler.has_work
@@ -145,4 +156,38 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestScheduler.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+
+
+@given(
+    aging=st.sampled_from([0.5, 2.0, 8.0]),
+    priority=st.integers(1, 4),
+    gaps=st.lists(st.floats(0.0, 1.0), min_size=80, max_size=80),
+)
+@settings(max_examples=40, deadline=None)
+def test_under_aging_a_request_is_overtaken_only_by_those_that_arrive_less_than_its_bound_later(aging, priority, gaps):
+    """However many urgent requests keep coming: the bound is its priority times `priority_aging`, in seconds."""
+    driver = Driver(max_num_seqs=1, policy="priority", priority_aging=aging)
+    busy, patient = 1000, 1001
+    driver.add(busy, [1], 8)
+    driver.step()
+    driver.add(patient, [1, 2, 3], 2, arrival_time=0.0, priority=priority)
+    now = 0.0
+    for request_id, gap in enumerate(gaps):
+        now += gap
+        driver.add(request_id, [request_id % VOCAB], 3, arrival_time=now)
+        driver.step()
+    driver.run()
+    overtaking = driver.admission_order[1 : driver.admission_order.index(patient)]
+    arrivals = np.cumsum(gaps)
+    assert all(arrivals[request_id] < priority * aging for request_id in overtaking)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_equal_calls_give_equal_plans(seed):
+    """What a recording rests on."""
+    first, second = Workload(seed), Workload(seed)
+    for _ in range(300):
+        first.step()
+        second.step()
+        assert described(first.driver.plan) == described(second.driver.plan)

@@ -17,9 +17,9 @@ import pytest
 
 from inflight_engine.cache.prefix import block_hashes, root_hash
 from inflight_engine.request import TokenIds
+from inflight_engine.scheduling import queues, service_counter
 from inflight_engine.scheduling import running as running_module
 from inflight_engine.scheduling import scheduler as scheduler_module
-from inflight_engine.scheduling import service_counter
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.lazy_heap import LazyHeap
 from inflight_engine.scheduling.plan import StepPlan
@@ -163,18 +163,23 @@ def loses_a_request(scheduler: Scheduler, patch: Patch) -> None:
     patch.setattr(scheduler._queues, "push", lambda *arguments: push(*arguments) if next(count) != 9 else None)
 
 
+def stalls(schedule):
+    """Nothing is done while a single request is left."""
+    return lambda scheduler: None if len(scheduler._requests) == 1 else schedule(scheduler)
+
+
 def overlooks_the_queue(head, clock):
     return None if clock % 5 == 3 else head(clock)
 
 
 def takes_new_ones_first(scheduler: Scheduler, patch: Patch) -> None:
-    queues = scheduler._queues
+    waiting = scheduler._queues
 
     class Yielding(LazyHeap[Any]):
         def first(self) -> Any:
-            return None if len(self) < len(queues) else super().first()
+            return None if len(self) < len(waiting) else super().first()
 
-    patch.setattr(queues, "_resumed", Yielding())
+    patch.setattr(waiting, "_resumed", Yielding())
 
 
 def runs_the_youngest(scheduler: Scheduler, patch: Patch) -> None:
@@ -331,6 +336,9 @@ FAULTS = {
         falsify(lambda plan: changed(plan, releases=plan.releases[1:])), "slots not released"
     ),
     "a request is lost": Fault(loses_a_request, "num_waiting is wrong"),
+    "the last request is never served": Fault(
+        set_attribute(Scheduler, "schedule", stalls(Scheduler.schedule)), "no step though requests are there"
+    ),
     "the queue is overlooked": Fault(
         wrap("_queues", "head", overlooks_the_queue), "nobody is admitted though the next request fits"
     ),
@@ -346,7 +354,7 @@ FAULTS = {
         set_attribute(service_counter, "OUTPUT_TOKEN", 0), "fair: request .* overtakes", {"policy": "fair"}
     ),
     "class weights mean nothing": Fault(
-        set_attribute(service_counter, "unit_of_weight", lambda weight: 1),
+        set_attribute(queues, "unit_of_weight", lambda weight: 1),
         "overtakes",
         {"classes": (ServiceClass("default", weight=4.0), ServiceClass("batch", weight=0.25))},
     ),
@@ -373,7 +381,7 @@ FAULTS = {
         {"prefix_caching": False},
     ),
     "a request ends too late": Fault(
-        wrap("_running.decodes", "advance", lambda advance, tokens: (advance(tokens), ())[1]),
+        wrap("_running.decodes", "advance", lambda advance, tokens: (advance(tokens), [])[1]),
         "must end with their last token",
     ),
 }
