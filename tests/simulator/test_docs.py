@@ -1,0 +1,50 @@
+"""What the guide shows is what the commands print."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from inflight_simulator.cli import main
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "simulator.md").read_text()
+
+
+def test_the_table_in_the_guide_is_what_its_command_prints(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    block = GUIDE.partition("    $ inflight-simulate ")[2]
+    command, _, rest = block.partition("\n")
+    lines = []
+    for line in rest.splitlines():
+        if line and not line.startswith("    "):
+            break
+        lines.append(line.removeprefix("    "))
+    assert main(shlex.split(command)) == 0
+    assert capsys.readouterr().out.rstrip() == "\n".join(lines).rstrip()
+
+
+@pytest.mark.parametrize("name", ["four", "long_prompt", "burst"])
+def test_the_commands_of_the_pictures_run(name, monkeypatch, tmp_path):
+    block = next(part for part in GUIDE.split("\n\n") if f"{name}.csv" in part and "--plot" in part)
+    words = shlex.split(block.strip().replace("\\\n", " "))
+    assert words[0] == "inflight-simulate"
+    words[2] = str(ROOT / words[2])
+    monkeypatch.chdir(tmp_path)
+    assert main(words[1:]) == 0
+    assert len(list(tmp_path.glob("*.png"))) == 1
+
+
+def test_figures_said_of_the_long_prompt_hold(capsys, tmp_path):
+    trace = str(ROOT / "simulator" / "examples" / "long_prompt.csv")
+    found = []
+    for more in ([], ["--no-chunked-prefill"]):
+        rows = tmp_path / "rows.csv"
+        flags = ["--max-num-seqs", "8", "--max-num-batched-tokens", "512", "--requests", str(rows)]
+        assert main(["engine", trace, *flags, *more]) == 0
+        header, first, *_, last = (line.split(",") for line in rows.read_text().splitlines())
+        gap = float(first[header.index("longest_gap")])
+        found.append((round(gap * 1000), float(last[header.index("first_token_s")])))
+    (chunked_gap, chunked_first), (whole_gap, whole_first) = found
+    assert f"wait {whole_gap} ms for their next token; in six chunks, {chunked_gap} ms at most" in " ".join(GUIDE.split())
+    assert f"first token is {round((chunked_first - whole_first) * 1000)} ms later" in " ".join(GUIDE.split())
