@@ -38,6 +38,8 @@ def token_logprobs(
 def _likeliest(logprobs: torch.Tensor, count: int) -> torch.Tensor:
     """int64 [N, count]: token ids by falling log-probability, then by rising id."""
     vocab_size = logprobs.shape[-1]
+    if count == 0:
+        return torch.empty((len(logprobs), 0), dtype=torch.int64, device=logprobs.device)
     # No log-probability is positive, and the bits of positive floats are ordered as the floats are.
     unlikeliness = logprobs.abs().view(torch.int32).long()
     keys = unlikeliness * vocab_size + torch.arange(vocab_size, device=logprobs.device)
