@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         return _failed(str(error), 2)
     except OSError as error:
-        return _failed(f"{error.filename}: {error.strerror}", 1)
+        return _failed(f"{error.filename or 'standard output'}: {error.strerror}", 1)
     return status
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
@@ -25,6 +26,7 @@ _TABLE = ("arrival_s", "prompt_tokens", "output_tokens")
 _TABLE_OPTIONAL = ("class", "tenant", "priority")
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _LARGEST_ID = 2**31 - 1
+_MOST_TOKENS = 10**8
 
 _Cells = list[str]
 _Parse = Callable[[_Cells], Arrival]
@@ -39,11 +41,11 @@ def read_arrivals(path: Path) -> list[Arrival]:
     line = 1
     arrivals: list[Arrival] = []
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            parse, rows = _format_of(file)
-            for number, cells in rows:
-                line = number
-                arrivals.append(parse(cells))
+        # All at once: it may be a pipe, which cannot go back to its first line.
+        parse, rows = _format_of(io.StringIO(path.read_bytes().decode("utf-8-sig"), newline=""))
+        for number, cells in rows:
+            line = number
+            arrivals.append(parse(cells))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -176,6 +178,8 @@ def _count(name: str, given: str | int, least: int) -> int:
     value = _integer(name, given)
     if value < least:
         raise ValueError(f"{name} must be at least {least}, not {value}")
+    if value > _MOST_TOKENS:
+        raise ValueError(f"{name} must be at most {_MOST_TOKENS}, not {value}")
     return value
 
 

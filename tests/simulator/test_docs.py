@@ -46,5 +46,7 @@ def test_figures_said_of_the_long_prompt_hold(capsys, tmp_path):
         gap = float(first[header.index("longest_gap")])
         found.append((round(gap * 1000), float(last[header.index("first_token_s")])))
     (chunked_gap, chunked_first), (whole_gap, whole_first) = found
-    assert f"wait {whole_gap} ms for their next token; in six chunks, {chunked_gap} ms at most" in " ".join(GUIDE.split())
+    assert f"wait {whole_gap} ms for their next token; in six chunks, {chunked_gap} ms at most" in " ".join(
+        GUIDE.split()
+    )
     assert f"first token is {round((chunked_first - whole_first) * 1000)} ms later" in " ".join(GUIDE.split())

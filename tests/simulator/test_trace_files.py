@@ -83,6 +83,7 @@ def test_a_shared_prefix_stays_shared_when_prompts_are_scaled():
         (HEADER + "0,5.5,6\n", "line 2: prompt_tokens '5.5' is not an integer"),
         (HEADER + "0,-5,6\n", "line 2: prompt_tokens must be at least 0, not -5"),
         (HEADER + "0,5,0\n", "line 2: output_tokens must be at least 1, not 0"),
+        (HEADER + "0,1000000000000,6\n", "line 2: prompt_tokens must be at most 100000000, not 1000000000000"),
         (HEADER + "-1,5,6\n", "line 2: arrival_s must be 0 or more, not -1"),
         (HEADER + "nan,5,6\n", "line 2: arrival_s must be 0 or more, not nan"),
         (HEADER + "0,5,6\n\n0,5\n", "line 4: 2 values for the 3 columns"),
