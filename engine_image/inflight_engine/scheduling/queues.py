@@ -59,8 +59,7 @@ class WaitingQueues:
         return self._counters is not None or any(policy.moves_with_service for policy in self._policies.values())
 
     def set_weights(self, weights: dict[str, float], clock: int) -> None:
-        """Change the weights of some classes. What was served before keeps counting as it did; tokens generated since
-        the last call that named the clock count with the new weights.
+        """Change the weights of some classes. What was served before keeps counting as it did.
 
         Raises:
             ValueError: no such class, or a weight that is not a number above 0. Nothing is changed.

@@ -14,27 +14,30 @@ MAX_DEBTORS = 16_384
 
 
 class _Counter:
-    """One client's account.
+    """One client's account: at clock c it has been served `base + rate * c`.
 
     Attributes:
-        service: what it has been served up to `clock`.
+        rate: service for each count of the clock; 0 when nothing decodes.
         unit: what one unit of service adds.
+        rank: its place among waiting clients with equal service; None: it does not wait.
+        heap: where it stands, of those that wait and grow at its rate, or of those that rest.
     """
 
-    __slots__ = ("clock", "num_decoding", "service", "unit")
+    __slots__ = ("base", "heap", "rank", "rate", "unit")
 
-    def __init__(self, service: int, unit: int, clock: int) -> None:
-        self.service = service
+    def __init__(self, base: int, unit: int) -> None:
+        self.base = base
+        self.rate = 0
         self.unit = unit
-        self.clock = clock
-        self.num_decoding = 0
+        self.rank: int | None = None
+        self.heap: LazyHeap[str] | None = None
 
-    def settle(self, clock: int) -> int:
-        """Add what its decodes generated since it was last asked."""
-        if self.num_decoding:
-            self.service += OUTPUT_TOKEN * self.unit * self.num_decoding * (clock - self.clock)
-        self.clock = clock
-        return self.service
+    def at(self, clock: int) -> int:
+        return self.base + self.rate * clock
+
+    def set_rate(self, rate: int, clock: int) -> None:
+        self.base += (self.rate - rate) * clock
+        self.rate = rate
 
 
 class ServiceCounters:
@@ -46,12 +49,12 @@ class ServiceCounters:
     service between any two moments differs by at most 2 max(w_p L_input, w_q M), with prompts of at most L_input tokens
     and M tokens in the KV cache.
 
-    Service is an integer, so it is the same however often it was brought up to date in between: floats would let the
-    order depend on that, and a counter that only grows would lose the small additions in the end.
+    Service is an integer, so it is the same however its sum was split: floats would let the order depend on that, and a
+    counter that only grows would lose the small additions in the end.
 
-    Decodes cost nothing while they go on: each counter holds how many it has, and is brought up to date when it is
-    looked at. Counters only grow, so the value with which a client stands in the heap is never above its true one, and
-    the first client whose value is up to date is the least.
+    Decodes cost nothing while they go on. Clients with as many of them (of equal units) grow at the same rate, so the
+    order among those never changes by itself: one heap for each rate, and the least is that of the heaps' heads. With
+    n requests decoding, tenants can have no more than about sqrt(2 n) different rates.
 
     A client that neither waits nor decodes and is not above the level is forgotten when somebody else starts waiting:
     on its return it would be lifted anyway, as the level never falls. (Where its prefill is still under way then, it
@@ -65,10 +68,10 @@ class ServiceCounters:
     def __init__(self, units: dict[str, int] | None = None) -> None:
         self._units = units or {}
         self._counters: dict[str, _Counter] = {}
-        self._waiting: LazyHeap[str] = LazyHeap()
+        self._waiting: dict[int, LazyHeap[str]] = {}
+        """By rate."""
         self._resting: LazyHeap[str] = LazyHeap()
-        self._last_waiting = _Counter(0, 1, 0)
-        self._clock = 0
+        self._last_waiting = _Counter(0, 1)
 
     def __len__(self) -> int:
         """Clients remembered."""
@@ -76,77 +79,82 @@ class ServiceCounters:
 
     def least(self, clock: int) -> str | None:
         """The waiting client with the least service; of equal ones the one with the smallest rank."""
-        self._clock = clock
-        waiting = self._waiting
-        while (first := waiting.first()) is not None:
-            (service, rank), client = first
-            now = self._counters[client].settle(clock)
-            if now == service:
-                return client
-            waiting.push(client, (now, rank))
-        return None
+        least, least_client = None, None
+        for rate, heap in self._waiting.items():
+            if (first := heap.first()) is not None:
+                (base, rank), client = first
+                service = base + rate * clock, rank
+                if least is None or service < least:
+                    least, least_client = service, client
+        return least_client
 
     def start_waiting(self, client: str, rank: int, clock: int) -> None:
         """The first of its requests waits. `rank`: unlike that of any other client."""
         level = self._level(clock)
         counter = self._counter(client, clock)
-        counter.service = max(counter.settle(clock), level)
-        if client in self._resting:
-            self._resting.remove(client)
+        counter.base += max(0, level - counter.at(clock))
+        counter.rank = rank
+        self._place(client, counter)
         self._forget(level)
-        self._waiting.push(client, (counter.service, rank))
 
     def stop_waiting(self, client: str) -> None:
         """None of its requests waits any more."""
-        self._waiting.remove(client)
-        self._last_waiting = self._counters[client]
-        self._rest(client, self._last_waiting)
+        counter = self._last_waiting = self._counters[client]
+        counter.rank = None
+        self._place(client, counter)
 
     def admitted(self, client: str, num_tokens: int, clock: int) -> None:
         """A prefill will compute this many prompt tokens, and sample one."""
         counter = self._counter(client, clock)
-        counter.service += (PROMPT_TOKEN * num_tokens + OUTPUT_TOKEN) * counter.unit
-        self._rest(client, counter)
+        counter.base += (PROMPT_TOKEN * num_tokens + OUTPUT_TOKEN) * counter.unit
+        self._place(client, counter)
 
     def decode_started(self, client: str, clock: int) -> None:
         counter = self._counter(client, clock)
-        counter.settle(clock)
-        counter.num_decoding += 1
-        if client in self._resting:
-            self._resting.remove(client)
+        counter.set_rate(counter.rate + OUTPUT_TOKEN * counter.unit, clock)
+        self._place(client, counter)
 
     def decode_ended(self, client: str, clock: int) -> None:
-        self._clock = clock
-        counter = self._counters[client]
-        counter.settle(clock)
-        counter.num_decoding -= 1
-        self._rest(client, counter)
+        counter = self._counter(client, clock)
+        counter.set_rate(counter.rate - OUTPUT_TOKEN * counter.unit, clock)
+        self._place(client, counter)
 
     def set_unit(self, client: str, unit: int, clock: int) -> None:
         """Count a client's tokens differently from now on."""
-        self._clock = clock
         self._units[client] = unit
         counter = self._counters.get(client)
         if counter is not None:
-            counter.settle(clock)
+            counter.set_rate(counter.rate // counter.unit * unit, clock)
             counter.unit = unit
+            self._place(client, counter)
 
     def _counter(self, client: str, clock: int) -> _Counter:
         """A client's counter; of one that is not known, a new one at the level."""
-        self._clock = clock
         counter = self._counters.get(client)
         if counter is None:
-            counter = self._counters[client] = _Counter(self._level(clock), self._units.get(client, 1), clock)
+            counter = self._counters[client] = _Counter(self._level(clock), self._units.get(client, 1))
         return counter
 
     def _level(self, clock: int) -> int:
         least = self.least(clock)
-        return (self._last_waiting if least is None else self._counters[least]).settle(clock)
+        return (self._last_waiting if least is None else self._counters[least]).at(clock)
 
-    def _rest(self, client: str, counter: _Counter) -> None:
-        """While a client neither waits nor decodes its service stands still: it may become one to forget."""
-        if counter.num_decoding == 0 and client not in self._waiting:
-            self._resting.push(client, (counter.service,))
+    def _place(self, client: str, counter: _Counter) -> None:
+        """Put a client where it belongs after its counter or its rank has changed."""
+        before, after = counter.heap, None
+        if counter.rank is not None:
+            after = self._waiting.get(counter.rate)
+            if after is None:
+                after = self._waiting[counter.rate] = LazyHeap()
+            after.push(client, (counter.base, counter.rank))
+        elif counter.rate == 0:
+            after = self._resting
+            after.push(client, (counter.base,))
+        if before is not None and before is not after:
+            before.remove(client)
+            if not before:
+                self._waiting = {rate: heap for rate, heap in self._waiting.items() if heap}
+        counter.heap = after
 
     def _forget(self, level: int) -> None:
         resting = self._resting

@@ -277,7 +277,7 @@ class Server:
         sizes: by client, (prompt, output) of its requests, in turn.
 
     Attributes:
-        history: by tick, the service of each client, before the tick.
+        history: by tick, the service of each client, before the tick; the first is that of the start.
     """
 
     def __init__(self, queues, attribute, sizes, num_kv_tokens, max_num_seqs=1000):
@@ -285,7 +285,7 @@ class Server:
         self.free, self.max_num_seqs = num_kv_tokens, max_num_seqs
         self.clock = self.orders = 0
         self.sent, self.service, self.running = dict.fromkeys(sizes, 0), dict.fromkeys(sizes, 0), {}
-        self.history = []
+        self.history = [dict(self.service)]
         for client in sizes:
             self.send(client)
 
@@ -376,17 +376,17 @@ def test_class_shares_follow_the_weights_within_one_request_also_after_a_change(
     largest = {name: max(prompt + 2 * output for prompt, output in each) for name, each in classes.items()}
     queues = WaitingQueues(config(policy, tuple(ServiceClass(name, weight) for name, weight in before.items())))
     server = Server(queues, "service_class", classes, 60, max_num_seqs=1).run(200)
-    changed_at = len(server.history) - 1
+    until_change, at_change = server.history, dict(server.service)
+    server.history = [at_change]
     queues.set_weights(after, server.clock)
     server.run(200)
     for one in classes:
         for other in classes:
-            ahead = leads(server.history[: changed_at + 1], before, one, other)
-            assert max(ahead) <= largest[one] / before[one] + largest[other] / before[other] + 1e-6
-            # `other` may have been ahead by a request, and what is under way then counts with either weight.
-            ahead = leads(server.history[changed_at:], after, one, other)
-            debt = largest[other] / before[other] + largest[other] / after[other]
-            assert max(ahead) <= debt + 2 * largest[one] / after[one] + 1e-6
+            ahead = leads(until_change, before, one, other)
+            assert max(ahead) <= largest[one] / before[one] + 1e-6
+            # Counted from a moment when `other` may have been ahead by a request.
+            ahead = leads(server.history, after, one, other)
+            assert max(ahead) <= largest[other] / before[other] + largest[one] / after[one] + 1e-6
 
 
 @given(
