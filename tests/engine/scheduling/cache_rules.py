@@ -34,6 +34,12 @@ class CacheRules:
                 return start
         return (num_tokens - 1) // size * size
 
+    def num_unowned(self, stamps: list[int], num_tokens: int) -> int:
+        """Blocks of a hit that nobody owns: as good as free before, and not afterwards."""
+        size = self.block_size
+        ends = range(size - 1, self.findable(stamps, num_tokens), size)
+        return sum(not self._owners[self._holder[stamps[end]]] for end in ends)
+
     def give_out(self, block: int) -> None:
         """A block gets a new content."""
         assert not self._owners[block], f"block {block} is given out while it is owned"

@@ -52,7 +52,7 @@ class Driver:
         self.slot_owner: dict[int, int] = {}
         self.expected: dict[int, list[int]] = {}
         self.plan: StepPlan | None = None
-        self._domains: dict[tuple[str, str], int] = {("", ""): 0}
+        self._domains: dict[tuple[str, str], int] = {}
 
     def add(
         self, request_id: int, prompt: Sequence[int], max_tokens: int, stop: tuple[int, ...] = (), **fields: Any
@@ -61,10 +61,9 @@ class Driver:
         sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop)
         request = Request(request_id, np.array(prompt, np.int32), sampling, **{"arrival_time": 0.0, **fields})
         self.scheduler.add(request)
-        self.rules.added(request)
         domain = self._domains.setdefault((request.tenant, request.cache_salt), len(self._domains))
-        if domain:
-            self.runner.domains[request_id] = domain
+        self.runner.add(request_id, prompt, domain)
+        self.rules.added(request)
         self.outputs[request_id] = []
         self.expected[request_id] = reference_output(prompt, max_tokens, stop)
         return request
@@ -99,6 +98,8 @@ class Driver:
         for start in plan.starts:
             self.slot_owner[start.slot] = start.request_id
             self.admission_order.append(start.request_id)
+        computing = [self.slot_owner[slot] for slot in plan.decode_slots.tolist() + [c.slot for c in plan.prefills]]
+        assert [request.request_id for request in self.scheduler.requests_in(plan)] == computing
         complete = set()
         for slot, token in zip(plan.sampled_slots.tolist(), token_ids.tolist(), strict=True):
             request_id = self.slot_owner[slot]

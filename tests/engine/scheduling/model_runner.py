@@ -46,7 +46,7 @@ def reference_output(prompt: Sequence[int], max_tokens: int, stop_token_ids: tup
 
 @dataclass(slots=True, eq=False)
 class ModelSequence:
-    """What the model knows of a request that has had a slot.
+    """What the model knows of a request.
 
     Attributes:
         domain: requests of different domains (tenant, cache salt) must not see each other's blocks.
@@ -90,8 +90,7 @@ class ModelRunner:
 
     Attributes:
         slots: who holds each taken slot, also those that ended since the last plan.
-        sequences: every request that had a slot and did not end.
-        domains: of requests whose tenant or salt is not the default one.
+        sequences: every request that did not end.
         refs: how many block tables hold each device block.
         num_owned: device blocks that any table holds.
         num_host_owned: host blocks that hold swapped requests.
@@ -107,7 +106,6 @@ class ModelRunner:
         self.host_memory = [[UNWRITTEN] * block_size for _ in range(num_host_blocks)]
         self.slots: dict[int, ModelSequence] = {}
         self.sequences: dict[int, ModelSequence] = {}
-        self.domains: dict[int, int] = {}
         self.refs = [0] * num_blocks
         self.num_owned = 0
         self.host_owner: dict[int, int] = {}
@@ -125,13 +123,14 @@ class ModelRunner:
         """Who holds a slot and did not end, in no order."""
         return [sequence for slot, sequence in self.slots.items() if slot not in self.owed_releases]
 
+    def add(self, request_id: int, prompt: Iterable[int], domain: int) -> None:
+        sequence = self.sequences[request_id] = ModelSequence(request_id, domain)
+        sequence.extend(prompt)
+
     def end(self, request_id: int) -> None:
         """The request finished or was cancelled: its blocks are free from here on, its slot is in the next plan's
         releases."""
-        sequence = self.sequences.pop(request_id, None)
-        self.domains.pop(request_id, None)
-        if sequence is None:
-            return
+        sequence = self.sequences.pop(request_id)
         self._drop_blocks(sequence)
         self._drop_host_blocks(sequence)
         if sequence.slot >= 0:
@@ -198,13 +197,9 @@ class ModelRunner:
         computed, size = start.num_computed_tokens, self.block_size
         assert 0 <= slot < self.max_num_seqs, f"there is no slot {slot}"
         assert slot not in self.slots, f"slot {slot} is taken twice"
-        sequence = self.sequences.get(start.request_id)
-        if sequence is None:
-            sequence = ModelSequence(start.request_id, self.domains.get(start.request_id, 0))
-            sequence.extend(tokens)
-            self.sequences[start.request_id] = sequence
+        sequence = self.sequences[start.request_id]
         assert sequence.slot < 0, f"request {start.request_id} has two slots"
-        assert tokens == sequence.token_ids, "a resumed request starts with other tokens than it had"
+        assert tokens == sequence.token_ids, f"request {start.request_id} starts with other tokens than it has"
         self.slots[slot] = sequence
         assert 0 <= computed < len(tokens), "a start must leave at least one token to compute"
         assert len(blocks) == -(-len(tokens) // size), "the block table is not just enough for the tokens"

@@ -16,7 +16,6 @@ class Known:
     Attributes:
         order: place in the order of arrival.
         state: what it must be in.
-        admitted: it has had a slot.
         decoding: it generates a token in each step: it is past its prefill, and within the budget.
     """
 
@@ -24,7 +23,6 @@ class Known:
     order: int
     state: RequestState = RequestState.WAITING
     num_preemptions: int = 0
-    admitted: bool = False
     decoding: bool = False
 
 

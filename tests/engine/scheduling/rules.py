@@ -43,6 +43,7 @@ class Rules:
         self.num_added = 0
         self.num_preemptions = 0
         self.num_swaps = 0
+        self.prefix_queries = self.prefix_hits = 0
         self.num_throttled = 0
         self._decode_slots: tuple[Slots | None, list[int]] = (None, [])
         self._set_may_change = True
@@ -90,7 +91,7 @@ class Rules:
             self._check_nobody_fits(plan, running)
         elif plan.prefills:
             self._check_chunk_order(plan, running)
-        self._count_tokens(plan)
+        self._count_work(plan)
 
     def _check_steady(self, plan: StepPlan) -> None:
         array, slots = self._decode_slots
@@ -128,13 +129,14 @@ class Rules:
     def _order(self, sequence: ModelSequence) -> int:
         return self.requests[sequence.request_id].order
 
-    def _count_tokens(self, plan: StepPlan) -> None:
+    def _count_work(self, plan: StepPlan) -> None:
         slots = self.runner.slots
         started = {start.slot for start in plan.starts}
         for slot in plan.decode_slots.tolist():
             known = self.requests[slots[slot].request_id]
             (self.queues.decode_starts if slot in started else self.queues.generated)(known)
         for chunk in plan.prefills:
+            self._cache.computed(slots[chunk.slot])
             if chunk.samples:
                 self.queues.decode_starts(self.requests[slots[chunk.slot].request_id])
 
@@ -165,6 +167,9 @@ class Rules:
             running = [each for each in running if each is not victim]
             known = self.requests[victim.request_id]
             known.state = RequestState.SWAPPED if preemption.host_block_ids else RequestState.PREEMPTED
+            assert known.request.state is known.state, "the state of a preempted request is wrong"
+            generated = victim.token_ids[known.request.num_prompt_tokens :]
+            assert known.request.output_token_ids.tolist() == generated, "a preempted request loses tokens"
             known.num_preemptions += 1
             if known.decoding:
                 self.queues.decode_ends(known)
@@ -215,14 +220,16 @@ class Rules:
         assert known is not None, "a request is admitted that ended or never came"
         assert known.state is not RequestState.RUNNING, "a running request is admitted"
         assert start.num_prompt_tokens == known.request.num_prompt_tokens, "num_prompt_tokens is wrong"
-        if not known.admitted:
-            assert start.token_ids.tolist() == known.request.prompt_token_ids.tolist(), "admitted with another prompt"
+        assert start.sampling is known.request.sampling, "sampling is another request's"
         head = self.queues.head()
         assert known is head, f"{self.config.policy}: request {known.order} overtakes request {head and head.order}"
         self.queues.remove(known)
         self.queues.admitted(known, len(start.token_ids) - start.num_computed_tokens)
+        if known.state is RequestState.WAITING and self.config.prefix_caching:
+            self.prefix_queries += start.num_prompt_tokens
+            self.prefix_hits += start.num_computed_tokens
         known.state = RequestState.RUNNING
-        known.admitted = True
+        assert known.request.state is RequestState.RUNNING, "the state of a running request is wrong"
 
     def _check_blocks(self, plan: StepPlan) -> None:
         """Who decodes gets blocks first, then who is admitted, in order."""
@@ -242,8 +249,6 @@ class Rules:
                 cache.share(block)
             for block in blocks[num_shared:]:
                 cache.give_out(block)
-        for chunk in plan.prefills:
-            cache.computed(slots[chunk.slot])
 
     def _check_room_left(self, plan: StepPlan, running: list[ModelSequence]) -> None:
         """`kv_headroom` is free after an admission, unless the admitted request is the only one."""
@@ -263,10 +268,13 @@ class Rules:
         assert self._blocks_needed(head) + headroom > free, "nobody is admitted though the next request fits"
 
     def _blocks_needed(self, known: Known) -> int:
-        """Without a prefix hit."""
-        sequence = self.runner.sequences.get(known.request.request_id)
-        tokens = len(sequence.token_ids) if sequence else known.request.num_prompt_tokens
-        return -(-tokens // self.config.block_size)
+        sequence = self.runner.sequences[known.request.request_id]
+        num_tokens = len(sequence.token_ids)
+        needed = -(-num_tokens // self.config.block_size)
+        if known.state is RequestState.SWAPPED:
+            return needed
+        shared = self._cache.findable(sequence.stamps, num_tokens) // self.config.block_size
+        return needed - shared + self._cache.num_unowned(sequence.stamps, num_tokens)
 
     def _check_chunk_order(self, plan: StepPlan, running: list[ModelSequence]) -> None:
         """In order of admission everybody's prompt is done, but the last one that got any of the budget."""
@@ -286,18 +294,18 @@ class Rules:
         assert scheduler.num_waiting == len(self.requests) - len(running), "num_waiting is wrong"
         assert scheduler.has_work == bool(self.requests), "has_work is wrong"
         assert scheduler.num_preemptions == self.num_preemptions, "num_preemptions is wrong"
+        assert scheduler.num_swaps == self.num_swaps, "num_swaps is wrong"
         assert scheduler.num_swapped_blocks == runner.num_host_owned, "host blocks leaked, or given up too early"
         owned = round(scheduler.kv_usage * self.config.num_blocks)
         assert owned == runner.num_owned, f"{owned} blocks are in use where block tables hold {runner.num_owned}"
-        assert scheduler.prefix_hits <= scheduler.prefix_queries, "more prefix hits than queries"
+        assert scheduler.prefix_queries == self.prefix_queries, "prefix_queries is wrong"
+        assert scheduler.prefix_hits == self.prefix_hits, "prefix_hits is wrong"
 
     def check_uncomputed(self, scheduler: Scheduler) -> None:
         """`num_uncomputed_tokens` is what a walk over all requests counts."""
         total = 0
         for request_id, known in self.requests.items():
-            sequence = self.runner.sequences.get(request_id)
-            if sequence is None:
-                total += known.request.num_prompt_tokens
-            elif not (sequence.slot >= 0 and sequence.decodes):
+            sequence = self.runner.sequences[request_id]
+            if known.state is not RequestState.RUNNING or not sequence.decodes:
                 total += len(sequence.stamps) - sequence.computed
         assert scheduler.num_uncomputed_tokens == total, "num_uncomputed_tokens is wrong"
