@@ -1,7 +1,7 @@
 """A stand-in for the runner, for tests only: it computes no model, but checks every plan against the plan's contract.
 
-It knows nothing of the scheduler's code. From the plans alone it rebuilds who has which slot, who owns which block, and
-what every entry of every device and host block holds, and raises on the first breach.
+It knows nothing of the scheduler's code. From the prompts and the plans alone it rebuilds who has which slot, who owns
+which block, and what every entry of every device and host block holds, and raises on the first breach.
 
 The "model" is a hash of all tokens before. An entry of a block holds the hash of the tokens up to its own (its
 "stamp"), as the keys and values of a real model depend on all tokens before. A chunk or a decode writes stamps, a swap
@@ -27,13 +27,8 @@ _HASH_BITS = 32
 _HASH_MASK = (1 << _HASH_BITS) - 1
 
 
-def next_token(token_ids: Sequence[int]) -> int:
-    """The model: any change anywhere before changes the token."""
-    return zlib.crc32(np.array(token_ids, np.int32).tobytes()) % VOCAB
-
-
 def reference_output(prompt: Sequence[int], max_tokens: int, stop_token_ids: tuple[int, ...] = ()) -> list[int]:
-    """What a request alone, in one piece, generates."""
+    """What a request alone, in one piece, generates: any change anywhere before changes the next token."""
     crc = zlib.crc32(np.array(prompt, np.int32).tobytes())
     output: list[int] = []
     while len(output) < max_tokens:

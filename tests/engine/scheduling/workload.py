@@ -22,6 +22,7 @@ from tests.engine.scheduling.model_runner import VOCAB
 
 PREEMPTIONS = ("recompute", "swap", "auto")
 TENANTS = ("", "", "", "a", "b")
+MANY_TENANTS = tuple("abcdefgh")
 # Computing against copying once: swapping pays when a copy each way is faster than computing.
 RATES = (None, SwapRates(1.0, 0.5), SwapRates(1.0, 1.9), SwapRates(1.0, 2.1), SwapRates(100.0, 5000.0))
 # Powers of two: shares of service are exact then, in floats as in fixed point.
@@ -98,6 +99,7 @@ class Workload:
         self.longest = min(config.max_model_len, config.num_blocks * config.block_size)
         self.stems = [self._tokens(self.longest) for _ in range(3)]
         self.longest_prompt = max(1, int((self.longest - 1) * self.random.choice((0.1, 0.3, 1.0))))
+        self.tenants = self.random.choice((TENANTS, TENANTS, MANY_TENANTS))
         self.most_waiting = 2 * config.capacity.max_num_seqs + 2
         self.load = 0.0
         self.next_id = 0
@@ -165,7 +167,7 @@ class Workload:
             "arrival_time": self.now,
             "priority": random.randint(-2, 2),
             "service_class": random.choice(self.classes),
-            "tenant": random.choice(TENANTS),
+            "tenant": random.choice(self.tenants),
             "cache_salt": "salt" if random.random() < 0.1 else "",
             "predicted_tokens": random.choice((None, random.randint(1, 30))),
         }
