@@ -266,7 +266,8 @@ FAULTS = {
     "a block leaks": Fault(wrap("_running.pool", "free", forgets_a_block), "blocks are in use where block tables"),
     "a block that has an owner is given out": Fault(allocates_and_frees_one, "given out while it is owned|are in use"),
     "a shared block is not counted": Fault(
-        wrap("_running.pool", "share", lambda share, blocks: share(blocks[:-1])), "blocks are in use where block tables"
+        wrap("_running.pool", "share", lambda share, blocks: share(blocks[:-1])),
+        "blocks are in use where block tables|a table holds a block twice",
     ),
     "a hit is one block short": Fault(
         wrap("_running.pool", "match", lambda match, hashes: match(hashes[:-1])), "tokens are in the prefix cache"
@@ -340,7 +341,8 @@ FAULTS = {
         set_attribute(Scheduler, "schedule", stalls(Scheduler.schedule)), "no step though requests are there"
     ),
     "the queue is overlooked": Fault(
-        wrap("_queues", "head", overlooks_the_queue), "nobody is admitted though the next request fits"
+        wrap("_queues", "head", overlooks_the_queue),
+        "nobody is admitted though the next request fits|a step computes nothing",
     ),
     "the last come is first served": Fault(
         set_attribute(Fcfs, "key", lambda policy, request: -request.order), "fcfs: request .* overtakes"
@@ -351,11 +353,13 @@ FAULTS = {
         {"policy": "priority"},
     ),
     "output tokens cost a tenant nothing": Fault(
-        set_attribute(service_counter, "OUTPUT_TOKEN", 0), "fair: request .* overtakes", {"policy": "fair"}
+        set_attribute(service_counter, "OUTPUT_TOKEN", 0),
+        "fair: request .* overtakes|nobody is admitted though the next request fits",
+        {"policy": "fair"},
     ),
     "class weights mean nothing": Fault(
         set_attribute(queues, "unit_of_weight", lambda weight: 1),
-        "overtakes",
+        "overtakes|nobody is admitted though the next request fits",
         {"classes": (ServiceClass("default", weight=4.0), ServiceClass("batch", weight=0.25))},
     ),
     "new requests overtake resumed ones": Fault(takes_new_ones_first, "overtakes"),
