@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ from inflight_engine.models.config import config_from_gguf, config_from_hf, read
 from inflight_engine.models.detokenizer import ByteDetokenizer, IncrementalDetokenizer, WindowDetokenizer
 from inflight_engine.models.gguf import GGUFFile, read_gguf
 from inflight_engine.models.source import ModelFiles, ModelSourceError
+
+_BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
+_SENTENCEPIECE_SPACE = "▁"
 
 _CONTROL, _USER_DEFINED = 3, 4
 """llama.cpp's token types: special tokens, and added tokens that are not special."""
@@ -76,6 +80,19 @@ class Tokenizer:
         if self._byte_level:
             return ByteDetokenizer(self._token_bytes)
         return WindowDetokenizer(self.decode, prompt_token_ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The token as UTF-8 text, maybe only part of a character; of a special token its name."""
+        token = self._backend.id_to_token(token_id)
+        # Ids beyond the vocabulary exist: models pad their embedding to a round size.
+        if token is None:
+            return b""
+        if token_id in self._special_ids:
+            return token.encode()
+        if self._byte_level:
+            return self._token_bytes(token_id)
+        byte = _BYTE_FALLBACK.fullmatch(token)
+        return bytes.fromhex(byte[1]) if byte else token.replace(_SENTENCEPIECE_SPACE, " ").encode()
 
     def _token_bytes(self, token_id: int) -> bytes:
         known = self._bytes_of.get(token_id)

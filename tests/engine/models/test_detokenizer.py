@@ -112,3 +112,8 @@ def test_sentencepiece_equals_decoding_everything(tokens):
     detokenizer = SPM.detokenizer()
     ids = ids_of(*tokens)
     assert "".join(detokenizer.push([i]) for i in ids) + detokenizer.flush() == SPM.decode(ids)
+
+
+def test_bytes_of_sentencepiece_tokens_are_their_text_with_spaces_and_fallback_bytes():
+    spelled = [SPM.token_bytes(token_id) for token_id in (0, 1, 4, 5, 7 + 0xC3)]
+    assert spelled == [b"<s>", b" Hello", b" ", "é".encode(), b"\xc3"]

@@ -78,6 +78,12 @@ def test_text_goes_through_and_comes_back(smollm2, text):
     assert smollm2.decode(ids) == text.replace("<|im_start|>", "").replace("<|im_end|>", "")
 
 
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_bytes_of_tokens_make_up_the_text_special_ones_by_their_names(smollm2, text):
+    assert b"".join(map(smollm2.token_bytes, smollm2.encode(text))) == text.encode()
+    assert smollm2.token_bytes(10**6) == b""
+
+
 def test_digits_are_tokens_of_their_own(smollm2):
     assert len(smollm2.encode("12345")) == 5
 

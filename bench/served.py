@@ -1,0 +1,35 @@
+"""A running engine to measure: the command a user starts, on this machine's CPU."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from e2e.demo_engine import ENGINE, free_port, wait_ready
+
+MODEL = "builtin://smollm2"
+STOP_SECONDS = 30
+
+
+@contextmanager
+def served_engine(log: Path, *flags: str) -> Iterator[str]:
+    """The engine's address while the block runs; it is drained and stopped afterwards.
+
+    Raises:
+        RuntimeError: it did not become ready; `log`, its standard error, says why.
+    """
+    port = free_port(0)
+    command = [str(ENGINE), "serve", MODEL, "--host", "127.0.0.1", "--port", str(port), *flags]
+    with log.open("wb") as errors:
+        engine = subprocess.Popen(command, stderr=errors, process_group=0)
+        try:
+            wait_ready(engine, port)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            engine.terminate()
+            try:
+                engine.wait(timeout=STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                engine.kill()
