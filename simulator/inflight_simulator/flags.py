@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from inflight_engine.config import EngineConfig
+from inflight_engine.scheduling.config import PREEMPTION_MODES
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
 
 DEFAULTS = {field.name: field.default for field in fields(EngineConfig)}
-_PREEMPTION = ("auto", "recompute", "swap")
 COST_FLAGS = {
     "base_s": ("--cost-base-ms", 1e-3, "milliseconds of any step"),
     "decode_seq_s": ("--cost-decode-seq-us", 1e-6, "microseconds for each sequence that decodes"),
@@ -118,7 +118,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=WEIGHT",
         action="append",
     )
-    add("--preemption", "what becomes of the KV cache of a request that gives way", choices=_PREEMPTION)
+    add("--preemption", "what becomes of the KV cache of a request that gives way", choices=PREEMPTION_MODES)
     add("--preemption-victim", "who gives way", choices=tuple(VICTIMS))
     add(
         "--swap-space-blocks",

@@ -57,11 +57,13 @@ def num_kv_blocks(config: EngineConfig, demand: KVDemand) -> int:
         what, change = f"kv_cache_memory {config.kv_cache_memory}", "raise kv_cache_memory"
     else:
         share = GPU_MEMORY_SHARE if demand.on_gpu else CPU_MEMORY_SHARE
-        budget = int(demand.available * share)
+        # On a CPU the host memory for preempted requests comes out of the same memory.
+        available = demand.available if demand.on_gpu else max(0, demand.available - config.swap_space)
+        budget = int(available * share)
         if not demand.on_gpu:
             budget = min(budget, max(CPU_MEMORY_CAP, blocks_per_sequence * block_bytes))
         blocks = min(budget // block_bytes, useful)
-        what = f"{share:.0%} of the {demand.available / 2**20:.0f} MiB available after the weights"
+        what = f"{share:.0%} of the {available / 2**20:.0f} MiB available after the weights and the swap space"
         change = "give it more memory"
     if blocks < blocks_per_sequence:
         raise KVCacheSizeError(

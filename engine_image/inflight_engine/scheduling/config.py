@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from inflight_engine.request import DEFAULT_CLASS
 from inflight_engine.scheduling.limits import Limits
 
+PREEMPTION_MODES = ("auto", "recompute", "swap")
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceClass:
@@ -15,7 +17,8 @@ class ServiceClass:
     Attributes:
         name: what requests put in `class`.
         weight: its share of admitted and generated tokens while several classes have requests waiting, above 0.
-        priority: of its requests that bring no number, for the `priority` policy; smaller is earlier.
+        priority: of its requests that bring no number, for the `priority` policy; smaller is earlier. It orders
+            requests within the class: between classes only weights decide.
         ttft_target, tpot_target: seconds; how many of its requests keep them is measured. None: no target.
         max_queued_requests: most of its requests that wait; beyond it 503. None: only the bound of all classes.
     """
@@ -40,7 +43,8 @@ class SchedulerConfig:
         policy: order of waiting requests within a class; a name of `policies.POLICIES`.
         priority_aging: seconds of waiting that count as one step of priority, for the `priority` policy.
         classes: at least one; a request that names none belongs to the first.
-        preemption: `recompute`, `swap` (recompute where host memory is full), or `auto` (the cheaper by `SwapRates`).
+        preemption: one of `PREEMPTION_MODES`: `recompute`, `swap` (recompute where host memory is full), or `auto` (the
+            cheaper by `SwapRates`).
         preemption_victim: who gives way when blocks run out; a name of `victims.VICTIMS`.
         num_host_blocks: blocks of host memory for swapped requests; 0: none.
         prefix_caching: keep full blocks of requests that ended, to be found again by content.

@@ -22,7 +22,8 @@ class WaitingQueues:
 
     Nobody overtakes the head: where it does not fit, the scheduler waits until it does.
 
-    A prompt token counts once, when it is first admitted, and an output token once, when it is generated. What is
+    A prompt token counts once, when it is first admitted, and an output token when it is generated (the one that a
+    prefill samples: when that is admitted). What is
     computed again after a preemption counts for nobody: giving way was the scheduler's choice, and brings the client
     no token that it did not have.
 

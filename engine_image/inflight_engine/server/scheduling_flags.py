@@ -9,13 +9,11 @@ from functools import partial
 from typing import Any
 
 from inflight_engine.config import EngineConfig
-from inflight_engine.scheduling.config import ServiceClass
+from inflight_engine.scheduling.config import PREEMPTION_MODES, ServiceClass
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
 from inflight_engine.server.flag_types import number, size
 from inflight_engine.server.service_class import parse_service_class
-
-PREEMPTIONS = ("auto", "recompute", "swap")
 
 
 class AppendClass(argparse.Action):
@@ -70,7 +68,7 @@ def add_scheduling_flags(add: Callable[..., None]) -> None:
         "--preemption",
         "what becomes of the KV cache of a request that gives way: it is computed again, or swapped to host memory; "
         "auto: what is faster here",
-        choices=PREEMPTIONS,
+        choices=PREEMPTION_MODES,
         default=default["preemption"],
     )
     add(

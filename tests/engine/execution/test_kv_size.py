@@ -29,6 +29,13 @@ def test_a_cpu_with_much_memory_is_capped():
     assert num_kv_blocks(CONFIG, DEMAND) == CPU_MEMORY_CAP // BLOCK_BYTES
 
 
+def test_swap_space_comes_out_of_the_same_memory_on_a_cpu_only():
+    config, demand = replace(CONFIG, swap_space=1 << 30), replace(DEMAND, available=2 << 30)
+    assert num_kv_blocks(config, demand) == (1 << 29) // BLOCK_BYTES
+    on_gpu = replace(demand, on_gpu=True)
+    assert num_kv_blocks(config, on_gpu) == num_kv_blocks(CONFIG, on_gpu)
+
+
 def test_a_cpu_takes_half_of_what_is_available():
     assert num_kv_blocks(CONFIG, replace(DEMAND, available=2 << 30)) == (1 << 30) // BLOCK_BYTES
 

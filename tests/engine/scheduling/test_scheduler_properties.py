@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from inflight_engine.request import FinishReason
-from inflight_engine.scheduling.config import ServiceClass
+from inflight_engine.scheduling.config import PREEMPTION_MODES, ServiceClass
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
 from tests.engine.scheduling.driver import Driver
 from tests.engine.scheduling.model_runner import VOCAB, reference_output
-from tests.engine.scheduling.workload import PREEMPTIONS, RATES, TENANTS, WEIGHTS, Workload, described
+from tests.engine.scheduling.workload import RATES, TENANTS, WEIGHTS, Workload, described
 
 MAX_SEQS, MAX_TOKENS, MAX_LEN = 5, 12, 24
 CLASSES = ("default", "batch")
@@ -55,7 +55,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(sorted(POLICIES)),
         num_classes=st.integers(1, 2),
         victim=st.sampled_from(sorted(VICTIMS)),
-        preemption=st.sampled_from(PREEMPTIONS),
+        preemption=st.sampled_from(PREEMPTION_MODES),
         num_host_blocks=st.sampled_from([0, 3, 40]),
         prefix_caching=st.booleans(),
         headroom=st.sampled_from([0.0, 0.1, 0.5]),

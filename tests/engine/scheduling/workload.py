@@ -13,14 +13,13 @@ from random import Random
 from typing import Any
 
 from inflight_engine.request import FinishReason, RequestState
-from inflight_engine.scheduling.config import ServiceClass, SwapRates
+from inflight_engine.scheduling.config import PREEMPTION_MODES, ServiceClass, SwapRates
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
 from tests.engine.scheduling.driver import Driver
 from tests.engine.scheduling.model_runner import VOCAB
 
-PREEMPTIONS = ("recompute", "swap", "auto")
 TENANTS = ("", "", "", "a", "b")
 MANY_TENANTS = tuple("abcdefgh")
 # Computing against copying once: swapping pays when a copy each way is faster than computing.
@@ -69,7 +68,7 @@ def random_fields(random: Random) -> dict[str, Any]:
         "classes": tuple(
             ServiceClass(name, weight=random.choice(WEIGHTS), priority=random.randint(0, 2)) for name in names
         ),
-        "preemption": random.choice(PREEMPTIONS),
+        "preemption": random.choice(PREEMPTION_MODES),
         "preemption_victim": random.choice(sorted(VICTIMS)),
         "num_host_blocks": random.choice((0, num_blocks // 2, num_blocks, 4 * num_blocks)),
         "prefix_caching": random.random() < 0.7,
