@@ -157,6 +157,16 @@ def test_weights_change_live_and_only_for_what_comes():
     assert server.serve(100) == {"a": 200, "b": 400}
 
 
+def test_weights_that_change_for_ever_leave_nothing_behind():
+    waiting = queues(ServiceClass("a"), ServiceClass("b"))
+    for order in range(2):
+        waiting.push(request(order, "a", max_tokens=1000), 0)
+    waiting.decode_started(waiting.pop(0), 0)
+    for clock in range(1, 200):
+        waiting.set_weights({"a": float(clock)}, clock)
+    assert len(waiting._counters._waiting) == 1
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
