@@ -137,11 +137,12 @@ def test_a_prefix_hit_equals_a_cold_start(prompts, greedy, expected):
     assert (cold.outputs, warm.outputs) == (expected, expected)
 
 
-def test_prefix_hits_under_preemption_by_recompute_and_swap_change_no_token(prompts, greedy, expected):
-    engine, _ = make_engine(**SMALL_POOL, swap_space=8 << 20)
-    shared = [prompts[5][:40] + prompt for prompt in prompts]
+def test_prefix_hits_under_preemption_by_recompute_and_swap_change_no_token(prompts):
+    shared = [prompts[5][:40] + prompt for prompt in prompts[6:18]]
+    greedy = [SamplingParams(max_tokens=30)] * len(shared)
     alone, _ = make_engine(prefix_caching=False)
     cold = run(alone, shared, greedy)
+    engine, _ = make_engine(**SMALL_POOL, swap_space=8 << 20)
     result = run(engine, shared, greedy)
     assert result.preemptions > 0
     assert result.prefix_hits > 0
