@@ -9,27 +9,49 @@ from inflight_engine.messages import (
     AddRequest,
     Admission,
     CancelRequest,
+    ClassWeightsApplied,
     EngineFailed,
     Finished,
+    FlushRecord,
     LimitsApplied,
+    RecordFlushed,
+    SetClassWeights,
     SetLimits,
     Shutdown,
     StepReport,
     StepStats,
 )
+from inflight_engine.output import TokenLogprobs
 from inflight_engine.request import FinishReason, SamplingParams
 from inflight_engine.scheduling.limits import Limits
 
 TO_ENGINE = [
     AddRequest(1, b"\1\0\0\0", SamplingParams(max_tokens=3, temperature=0.5, stop_token_ids=(2, 3)), 12.5),
+    AddRequest(
+        2,
+        b"\2\0\0\0",
+        SamplingParams(max_tokens=3, logit_bias=((7, -1.5), (8, 100.0)), logprobs=2),
+        13.5,
+        priority=-3,
+        service_class="batch",
+        tenant="t",
+        cache_salt="s",
+        predicted_tokens=2,
+    ),
     CancelRequest(1, FinishReason.STOP),
     SetLimits(9, Limits(4, 64, 2)),
+    SetClassWeights(10, {"batch": 0.5}),
+    FlushRecord(11),
     Shutdown(),
 ]
-STATS = StepStats(1, 2, 3, 0.5, 4, 5, 6, 0.01, 0.001)
+STATS = StepStats(1, 2, 3, 0.5, 4, 5, 6, 7, 8, 9, 0.01, 0.001)
+LOGPROBS = [TokenLogprobs(0, -0.25, [7, 9], [-0.25, -1.5])]
+FINISHED = [Finished(1, FinishReason.LENGTH)]
 FROM_ENGINE = [
-    StepReport(3, [Admission(1, 0, False)], b"\0\0\0\0", b"\7\0\0\0", [Finished(1, FinishReason.LENGTH)], STATS),
+    StepReport(3, [Admission(1, 0, False)], b"\0\0\0\0", b"\7\0\0\0", LOGPROBS, FINISHED, STATS),
     LimitsApplied(9, Limits(4, 64, 2)),
+    ClassWeightsApplied(10, {"batch": 0.5, "chat": 1.0}),
+    RecordFlushed(11),
     EngineFailed("out of memory"),
 ]
 
