@@ -8,10 +8,10 @@ NEW_VENV := python3 -m venv --clear .venv
 APT_INSTALL_VENV := apt-get -q -o DPkg::Lock::Timeout=120 install -y --no-install-recommends python3-venv
 INSTALL_VENV := { $(APT_INSTALL_VENV) || { apt-get -q update && $(APT_INSTALL_VENV); }; }
 
-.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench-scheduler contract e2e venv cluster kubeconfig cluster-down dev format crd lock
+.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench-scheduler bench-simulator contract e2e venv cluster kubeconfig cluster-down dev format crd lock
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/tools.stamp ## Show the main job on a real Kubernetes: apply a service, chat with it, watch it scale and tune
 	@$(PY) -m e2e.demo
@@ -41,6 +41,9 @@ fuzz: .venv/engine.stamp ## A million random scheduler steps against the model o
 
 bench-scheduler: .venv/engine.stamp ## What one iteration of the scheduler costs, by size
 	@$(PY) -m bench.scheduler
+
+bench-simulator: .venv/engine.stamp ## How close a simulation comes to the real engine: 13 minutes on a quiet machine
+	@$(PY) -m bench.simulator
 
 contract: .venv/engine.stamp ## Tests against a real kube-apiserver
 	$(PY) -m pytest -m contract

@@ -20,7 +20,7 @@ def served_engine(log: Path, *flags: str) -> Iterator[str]:
     Raises:
         RuntimeError: it did not become ready; `log`, its standard error, says why.
     """
-    port = free_port(0)
+    port = free_port(8100)
     command = [str(ENGINE), "serve", MODEL, "--host", "127.0.0.1", "--port", str(port), *flags]
     with log.open("wb") as errors:
         engine = subprocess.Popen(command, stderr=errors, process_group=0)

@@ -1,7 +1,9 @@
-"""How long a step takes: a linear model of what it computes."""
+"""How long a step takes: a model of what it computes."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -48,7 +50,11 @@ class UnitCost:
 
 
 class LinearCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds: a constant, and one factor for each number of `StepWork`.
+    """Seconds: a constant, and one factor for each number of `StepWork`; all of it times what `shape` says.
+
+    No machine is quite linear: products of few rows cost more each than those of many, and kernels change at certain
+    sizes. `shape` are pairs of tokens computed in a step, ascending, and by how much such a step departs from the
+    straight line; between them it is interpolated, outside the nearest counts. Empty: nowhere.
 
     The defaults are arithmetic on data sheets, not a measurement: Llama-3-8B in bfloat16 on one H100 SXM. Every step
     reads the weights (16.1 GB at 3.35 TB/s); a token computes 2 x 8.03e9 operations and 4 x 32 layers x 4096 for each
@@ -62,9 +68,10 @@ class LinearCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decode_kv_token_s: float = 3.9e-8
     prefill_context_token_s: float = 1.1e-9
     copied_token_s: float = 2.6e-6
+    shape: tuple[tuple[float, float], ...] = ()
 
     def seconds(self, work: StepWork) -> float:
-        return (
+        return self._departure(work.decode_seqs + work.prefill_tokens) * (
             self.base_s
             + self.decode_seq_s * work.decode_seqs
             + self.prefill_token_s * work.prefill_tokens
@@ -72,6 +79,16 @@ class LinearCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             + self.prefill_context_token_s * work.prefill_context_tokens
             + self.copied_token_s * work.copied_tokens
         )
+
+    def _departure(self, tokens: int) -> float:
+        shape = self.shape
+        if not shape:
+            return 1.0
+        after = bisect_right(shape, tokens, key=itemgetter(0))
+        if after in (0, len(shape)):
+            return shape[min(after, len(shape) - 1)][1]
+        (before_tokens, before), (after_tokens, factor) = shape[after - 1], shape[after]
+        return before + (factor - before) * (tokens - before_tokens) / (after_tokens - before_tokens)
 
 
 def swap_rates(cost: Cost) -> SwapRates | None:
@@ -98,8 +115,13 @@ def read_cost(path: Path) -> LinearCost:
 
 
 def check_cost(cost: LinearCost) -> None:
-    """Raises InputError: a factor is negative or not finite, or a step could take no time at all."""
-    for name, value in msgspec.structs.asdict(cost).items():
+    """Raises InputError: a factor is negative or not finite, the shape is none, or a step could take no time at all."""
+    factors = msgspec.structs.asdict(cost)
+    shape = factors.pop("shape")
+    tokens = [each for each, _ in shape]
+    if tokens != sorted(set(tokens)) or not all(0 < factor < float("inf") for _, factor in shape):
+        raise InputError("shape must be pairs of tokens, ascending, and a factor above 0")
+    for name, value in factors.items():
         if not 0 <= value < float("inf"):
             raise InputError(f"{name} must be 0 or more, not {value}")
     if cost.base_s + min(cost.decode_seq_s, cost.prefill_token_s) == 0:

@@ -1,0 +1,168 @@
+"""How close a simulation comes to the real engine: `python -m bench.simulator`, or `make bench-simulator`.
+
+Serves the built-in model on this machine's CPU three times: a varied load to fit the cost model to, a public trace
+scaled to the machine as an open-loop load over HTTP, and nothing else of it is told to the simulator than when requests
+came and how long they were. Both runs are recorded; the trace's recording is replayed as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import csv
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bench.served import served_engine
+from bench.trace_load import Job, Measured, run_load
+from inflight_engine.recording.reader import Recording
+from inflight_engine.recording.replay import replay
+from inflight_engine.recording.survey import Survey
+from inflight_simulator.arrivals import Arrival, Scaling, scaled
+from inflight_simulator.calibrate import fit_cost
+from inflight_simulator.calibrate_command import fit_text
+from inflight_simulator.continuous import simulate_continuous
+from inflight_simulator.cost import LinearCost
+from inflight_simulator.step_log import read_steps
+from inflight_simulator.trace_files import read_arrivals
+
+TRACE = Path(__file__).with_name("data") / "azure_conv_first_10min.csv"
+ENGINE_FLAGS = ("--max-num-seqs=64", "--max-num-batched-tokens=512")
+VOCAB_SIZE = 49152
+BURSTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32)
+GOAL = 0.10
+
+
+def calibration_jobs(rng: random.Random) -> list[Job]:
+    """Bursts of 1 to 32 requests of all lengths, one after the other: every batch size decodes and prefills."""
+    jobs: list[Job] = []
+    at = 0.0
+    for size in BURSTS:
+        burst = [Job(at, round(2 ** rng.uniform(3, 9)), rng.randint(8, 80)) for _ in range(size)]
+        jobs += burst
+        at += 4 + sum(job.prompt_tokens for job in burst) / 600 + size / 4
+    return jobs
+
+
+def trace_jobs(scaling: Scaling) -> list[Job]:
+    return [
+        Job(arrival.arrival_s, arrival.prompt_tokens, arrival.output_tokens)
+        for arrival in scaled(read_arrivals(TRACE), scaling)
+    ]
+
+
+def serve(jobs: Sequence[Job], folder: Path, name: str) -> list[Measured]:
+    """The load on a new engine that records to `folder/name.jsonl.gz`."""
+    flags = (*ENGINE_FLAGS, "--max-queued-requests=100000", f"--record={folder / name}.jsonl.gz")
+    with served_engine(folder / f"{name}.log", *flags) as url:
+        return asyncio.run(run_load(url, jobs, vocab_size=VOCAB_SIZE))
+
+
+def write_measured(path: Path, measured: Sequence[Measured]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "last_token_s"])
+        for each in measured:
+            writer.writerow([*each.job, each.first_token_at, each.last_token_at])
+
+
+def read_measured(path: Path) -> list[Measured]:
+    with path.open(newline="") as file:
+        return [
+            Measured(
+                Job(float(row["arrival_s"]), int(row["prompt_tokens"]), int(row["output_tokens"])),
+                float(row["first_token_s"]),
+                float(row["last_token_s"]),
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def simulate(jobs: Sequence[Job], recording: Path, cost: LinearCost) -> list[Measured]:
+    """The same jobs on the virtual clock, with the scheduler configured as in the recording."""
+    arrivals = [Arrival(*job) for job in jobs]
+    run = simulate_continuous(arrivals, Recording(recording).header.config, cost)
+    outcomes = sorted(run.outcomes, key=lambda outcome: outcome.request_id)
+    return [
+        Measured(job, outcome.first_token_s, outcome.finished_s) for job, outcome in zip(jobs, outcomes, strict=True)
+    ]
+
+
+def figures(measured: Sequence[Measured]) -> dict[str, float]:
+    """Seconds, and output tokens a second from the first arrival to the last token."""
+    ttft = [each.ttft for each in measured]
+    tpot = [each.tpot for each in measured if each.tpot is not None]
+    tokens = sum(each.job.output_tokens for each in measured)
+    return {
+        "TTFT p50, s": float(np.percentile(ttft, 50)),
+        "TTFT p95, s": float(np.percentile(ttft, 95)),
+        "TPOT p50, s": float(np.percentile(tpot, 50)),
+        "TPOT p95, s": float(np.percentile(tpot, 95)),
+        "throughput, tokens/s": tokens / (max(each.last_token_at for each in measured) - measured[0].job.at),
+    }
+
+
+def report(folder: Path, seconds: float) -> bool:
+    """Print the comparison over the first `seconds`, and what the recording is; whether every error is within the goal
+    and the replay shows no difference."""
+    fit = fit_cost(*read_steps(folder / "calibration.jsonl.gz"))
+    print(f"\nCost model, fitted to the calibration load:\n{fit_text(fit)}")
+    recording = folder / "trace.jsonl.gz"
+    served = [each for each in read_measured(folder / "trace.csv") if each.job.at < seconds]
+    simulated = simulate([each.job for each in served], recording, fit.cost)
+    print(f"\n{len(served)} requests in {seconds / 60:g} minutes, {np.mean([m.job.prompt_tokens for m in served]):.0f}")
+    print(f"\n{'':22}{'engine':>10}{'simulated':>11}{'error':>8}")
+    good = True
+    for (name, real), model in zip(figures(served).items(), figures(simulated).values(), strict=True):
+        error = model / real - 1
+        good &= abs(error) <= GOAL
+        print(f"{name:22}{real:10.3f}{model:11.3f}{error:+8.1%}")
+    read = Recording(recording)
+    survey = Survey(read.events())
+    difference = replay(read.header.config, read.events(), survey)
+    tokens = sum(job.prompt_tokens + job.output_tokens for job, *_ in read_measured(folder / "trace.csv"))
+    size = recording.stat().st_size
+    print(f"\nReplay of the recording, {survey.num_steps} steps: {difference or 'no difference'}")
+    print(f"Its size: {size} bytes, {size / tokens * 1e6 / 1e6:.2f} MB per million tokens (prompt and output)")
+    return good and difference is None
+
+
+def main() -> int:
+    """Exit 0 when every error is at most 10% and the replay shows no difference, 1 otherwise."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.simulator",
+        description=__doc__,
+        epilog="example: python -m bench.simulator --folder /tmp/fidelity; again with --report for the tables alone",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--folder", type=Path, help="keep recordings and measured times here (default: a new one)")
+    parser.add_argument("--report", action="store_true", help="measure nothing: report on what --folder has")
+    parser.add_argument("--minutes", type=float, default=10, help="of the trace to serve, at most 10 (default 10)")
+    parser.add_argument("--compare", type=float, default=5, help="minutes of it to compare (default 5)")
+    parser.add_argument("--every", type=int, default=5, help="keep every so many requests (default 5)")
+    parser.add_argument("--scale-prompt", type=float, default=0.125, help="factor of prompt lengths (default 0.125)")
+    parser.add_argument("--scale-output", type=float, default=0.25, help="factor of output lengths (default 0.25)")
+    flags = parser.parse_args()
+    if flags.report and flags.folder is None:
+        parser.error("--report needs --folder")
+    folder = flags.folder or Path(tempfile.mkdtemp(prefix="inflight-bench-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    if not flags.report:
+        jobs = calibration_jobs(random.Random(0))
+        print(f"Calibration load: {len(jobs)} requests, about {jobs[-1].at:.0f} s", flush=True)
+        serve(jobs, folder, "calibration")
+        scaling = Scaling(flags.minutes * 60, flags.every, flags.scale_prompt, flags.scale_output)
+        jobs = trace_jobs(scaling)
+        print(f"Trace: {len(jobs)} requests, about {jobs[-1].at:.0f} s", flush=True)
+        write_measured(folder / "trace.csv", serve(jobs, folder, "trace"))
+        print(f"Measured; kept in {folder}", flush=True)
+    return 0 if report(folder, flags.compare * 60) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
