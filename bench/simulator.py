@@ -1,8 +1,8 @@
 """How close a simulation comes to the real engine: `python -m bench.simulator`, or `make bench-simulator`.
 
-Serves the built-in model on this machine's CPU three times: a varied load to fit the cost model to, a public trace
-scaled to the machine as an open-loop load over HTTP, and nothing else of it is told to the simulator than when requests
-came and how long they were. Both runs are recorded; the trace's recording is replayed as well.
+Serves the built-in model on this machine's CPU twice: with a varied load that the cost model is fitted to, and with a
+public trace, scaled to the machine, as an open-loop load over HTTP. Of the trace the simulator is told when requests
+came and how long they were, nothing else. The recording of the trace is replayed, too.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.recorder_cost import recorder_cost
 from bench.served import served_engine
 from bench.trace_load import Job, Measured, run_load
 from inflight_engine.recording.reader import Recording
@@ -107,29 +108,38 @@ def figures(measured: Sequence[Measured]) -> dict[str, float]:
     }
 
 
-def report(folder: Path, seconds: float) -> bool:
-    """Print the comparison over the first `seconds`, and what the recording is; whether every error is within the goal
-    and the replay shows no difference."""
+def compare(folder: Path, seconds: float) -> bool:
+    """Print measured and simulated figures of the first `seconds` side by side; whether all are within the goal."""
     fit = fit_cost(*read_steps(folder / "calibration.jsonl.gz"))
     print(f"\nCost model, fitted to the calibration load:\n{fit_text(fit)}")
-    recording = folder / "trace.jsonl.gz"
     served = [each for each in read_measured(folder / "trace.csv") if each.job.at < seconds]
-    simulated = simulate([each.job for each in served], recording, fit.cost)
-    print(f"\n{len(served)} requests in {seconds / 60:g} minutes, {np.mean([m.job.prompt_tokens for m in served]):.0f}")
-    print(f"\n{'':22}{'engine':>10}{'simulated':>11}{'error':>8}")
+    simulated = simulate([each.job for each in served], folder / "trace.jsonl.gz", fit.cost)
+    print(f"\n{len(served)} requests of the first {seconds / 60:g} minutes")
+    print(f"{'':22}{'engine':>10}{'simulated':>11}{'error':>8}")
     good = True
     for (name, real), model in zip(figures(served).items(), figures(simulated).values(), strict=True):
         error = model / real - 1
         good &= abs(error) <= GOAL
         print(f"{name:22}{real:10.3f}{model:11.3f}{error:+8.1%}")
-    read = Recording(recording)
-    survey = Survey(read.events())
-    difference = replay(read.header.config, read.events(), survey)
-    tokens = sum(job.prompt_tokens + job.output_tokens for job, *_ in read_measured(folder / "trace.csv"))
-    size = recording.stat().st_size
+    return good
+
+
+def check_recording(folder: Path) -> bool:
+    """Print what the trace's recording is and costs; whether its replay shows no difference."""
+    path = folder / "trace.jsonl.gz"
+    recording = Recording(path)
+    survey = Survey(recording.events())
+    difference = replay(recording.header.config, recording.events(), survey)
     print(f"\nReplay of the recording, {survey.num_steps} steps: {difference or 'no difference'}")
-    print(f"Its size: {size} bytes, {size / tokens * 1e6 / 1e6:.2f} MB per million tokens (prompt and output)")
-    return good and difference is None
+    jobs = [each.job for each in read_measured(folder / "trace.csv")]
+    tokens = sum(job.prompt_tokens + job.output_tokens for job in jobs)
+    size = path.stat().st_size
+    print(f"Its size: {size} bytes, {size / tokens:.3f} MB per million tokens (prompt and output)")
+    mean_step = float(read_steps(path)[1].mean())
+    spent, steps = recorder_cost(jobs, recording.header.config, mean_step, folder / "again.jsonl.gz")
+    share = spent / steps / mean_step
+    print(f"Recording the same requests: {spent / steps * 1e6:.1f} us a step, {share:.3%} of the mean step")
+    return difference is None
 
 
 def main() -> int:
@@ -161,7 +171,8 @@ def main() -> int:
         print(f"Trace: {len(jobs)} requests, about {jobs[-1].at:.0f} s", flush=True)
         write_measured(folder / "trace.csv", serve(jobs, folder, "trace"))
         print(f"Measured; kept in {folder}", flush=True)
-    return 0 if report(folder, flags.compare * 60) else 1
+    good = compare(folder, flags.compare * 60)
+    return 0 if check_recording(folder) and good else 1
 
 
 if __name__ == "__main__":

@@ -27,6 +27,13 @@ def children(service):
     return output.split()
 
 
+SCHEDULED = {
+    "maxQueuedRequests": 100,
+    "kvCache": {"swap": "64Mi", "headroom": 0.05},
+    "scheduling": {"policy": "priority", "classes": [{"name": "chat", "weight": 4}, {"name": "batch"}]},
+}
+
+
 def closing_line(pod):
     return json.loads("".join(pod.follow()).strip().splitlines()[-1])
 
@@ -62,7 +69,7 @@ def test_a_spec_change_rolls_out_under_traffic_and_no_request_is_lost(service, c
     arguments = ["--clients", "4", "--seconds", "35", "--requests", "100000"]
     with driver_pod(service, "rollout", arguments, image=client_image) as pod:
         time.sleep(3)
-        apply(service.name, service.namespace, tuning={"mode": "Off"}, engine={"maxQueuedRequests": 100})
+        apply(service.name, service.namespace, tuning={"mode": "Off"}, engine=SCHEDULED)
         deadline = time.monotonic() + 90
         while {pod.uid for pod in service.pods()} & before:
             assert time.monotonic() < deadline, "the old pod is still there"
@@ -71,6 +78,10 @@ def test_a_spec_change_rolls_out_under_traffic_and_no_request_is_lost(service, c
     assert closing["lost"] == {}
     assert closing["answered"] == closing["sent"] > 0
     assert service.view().ready
+    (pod,) = service.pods()
+    scheduling = service.runtime_config(pod.name)["scheduling"]
+    assert scheduling["policy"] == "priority"
+    assert [(each["name"], each["weight"]) for each in scheduling["classes"]] == [("chat", 4.0), ("batch", 1.0)]
 
 
 def test_deleting_the_service_leaves_nothing(service):
