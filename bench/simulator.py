@@ -112,8 +112,9 @@ def compare(folder: Path, seconds: float) -> bool:
     """Print measured and simulated figures of the first `seconds` side by side; whether all are within the goal."""
     fit = fit_cost(*read_steps(folder / "calibration.jsonl.gz"))
     print(f"\nCost model, fitted to the calibration load:\n{fit_text(fit)}")
-    served = [each for each in read_measured(folder / "trace.csv") if each.job.at < seconds]
+    served = read_measured(folder / "trace.csv")
     simulated = simulate([each.job for each in served], folder / "trace.jsonl.gz", fit.cost)
+    served, simulated = _first(served, seconds), _first(simulated, seconds)
     print(f"\n{len(served)} requests of the first {seconds / 60:g} minutes")
     print(f"{'':22}{'engine':>10}{'simulated':>11}{'error':>8}")
     good = True
@@ -122,6 +123,11 @@ def compare(folder: Path, seconds: float) -> bool:
         good &= abs(error) <= GOAL
         print(f"{name:22}{real:10.3f}{model:11.3f}{error:+8.1%}")
     return good
+
+
+def _first(measured: Sequence[Measured], seconds: float) -> list[Measured]:
+    """Those that came in the first `seconds`."""
+    return [each for each in measured if each.job.at < seconds]
 
 
 def check_recording(folder: Path) -> bool:

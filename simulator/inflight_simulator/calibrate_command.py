@@ -47,9 +47,9 @@ def fit_text(fit: Fit) -> str:
     for field, (flag, unit, text) in COST_FLAGS.items():
         kept = "  (default: no step did this)" if field in fit.unseen else ""
         lines.append(f"{flag:32} {getattr(fit.cost, field) / unit:12.6g}  {text}{kept}")
-    if fit.cost.shape:
-        pairs = ", ".join(f"{tokens:g}: {factor:.2f}" for tokens, factor in fit.cost.shape)
-        lines.append(f"shape, times so much at so many tokens a step: {pairs}")
+    if fit.cost.curve:
+        pairs = ", ".join(f"{tokens:g}: {seconds * 1e3:.1f}" for tokens, seconds in fit.cost.curve)
+        lines.append(f"and milliseconds by tokens computed in the step: {pairs}")
     lines.append(f"R2 {fit.r2:.3f}, median error {fit.median_error:.1%}")
     for name, error in (("decode only", fit.median_error_decode), ("with prefill", fit.median_error_prefill)):
         if error is not None:

@@ -50,11 +50,11 @@ class UnitCost:
 
 
 class LinearCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds: a constant, and one factor for each number of `StepWork`; all of it times what `shape` says.
+    """Seconds: a constant, one factor for each number of `StepWork`, and what `curve` says.
 
-    No machine is quite linear: products of few rows cost more each than those of many, and kernels change at certain
-    sizes. `shape` are pairs of tokens computed in a step, ascending, and by how much such a step departs from the
-    straight line; between them it is interpolated, outside the nearest counts. Empty: nowhere.
+    No machine is quite linear in the tokens that a step computes: products of few rows cost more each than those of
+    many, and kernels change at certain sizes. `curve` are pairs of tokens, ascending, and seconds; between them it is
+    interpolated, before the first it stays, after the last it goes on as between the last two, if that rises. Empty: 0.
 
     The defaults are arithmetic on data sheets, not a measurement: Llama-3-8B in bfloat16 on one H100 SXM. Every step
     reads the weights (16.1 GB at 3.35 TB/s); a token computes 2 x 8.03e9 operations and 4 x 32 layers x 4096 for each
@@ -68,34 +68,42 @@ class LinearCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decode_kv_token_s: float = 3.9e-8
     prefill_context_token_s: float = 1.1e-9
     copied_token_s: float = 2.6e-6
-    shape: tuple[tuple[float, float], ...] = ()
+    curve: tuple[tuple[float, float], ...] = ()
 
     def seconds(self, work: StepWork) -> float:
-        return self._departure(work.decode_seqs + work.prefill_tokens) * (
+        return (
             self.base_s
             + self.decode_seq_s * work.decode_seqs
             + self.prefill_token_s * work.prefill_tokens
             + self.decode_kv_token_s * work.decode_kv_tokens
             + self.prefill_context_token_s * work.prefill_context_tokens
             + self.copied_token_s * work.copied_tokens
+            + self._on_curve(work.decode_seqs + work.prefill_tokens)
         )
 
-    def _departure(self, tokens: int) -> float:
-        shape = self.shape
-        if not shape:
-            return 1.0
-        after = bisect_right(shape, tokens, key=itemgetter(0))
-        if after in (0, len(shape)):
-            return shape[min(after, len(shape) - 1)][1]
-        (before_tokens, before), (after_tokens, factor) = shape[after - 1], shape[after]
-        return before + (factor - before) * (tokens - before_tokens) / (after_tokens - before_tokens)
+    def _on_curve(self, tokens: int) -> float:
+        curve = self.curve
+        if not curve:
+            return 0.0
+        after = bisect_right(curve, tokens, key=itemgetter(0))
+        if after == 0 or len(curve) == 1:
+            return curve[0][1]
+        (left, low), (right, high) = curve[min(after, len(curve) - 1) - 1], curve[min(after, len(curve) - 1)]
+        if after == len(curve):
+            return high + max(0.0, high - low) / (right - left) * (tokens - right)
+        return low + (high - low) / (right - left) * (tokens - left)
+
+
+_PREFILL = 512
+"""Prompt tokens by which the cost of recomputing one is told."""
 
 
 def swap_rates(cost: Cost) -> SwapRates | None:
     """What the scheduler weighs a swap by; None: recomputing or copying costs nothing, so there is nothing to weigh."""
-    if not isinstance(cost, LinearCost) or not cost.prefill_token_s or not cost.copied_token_s:
+    if not isinstance(cost, LinearCost) or not cost.copied_token_s:
         return None
-    return SwapRates(prefill=1 / cost.prefill_token_s, copy=1 / cost.copied_token_s)
+    prefill_s = cost.seconds(StepWork(0, _PREFILL, 0, 0, 0)) - cost.seconds(StepWork(0, 0, 0, 0, 0))
+    return SwapRates(prefill=_PREFILL / prefill_s, copy=1 / cost.copied_token_s) if prefill_s > 0 else None
 
 
 def read_cost(path: Path) -> LinearCost:
@@ -115,16 +123,17 @@ def read_cost(path: Path) -> LinearCost:
 
 
 def check_cost(cost: LinearCost) -> None:
-    """Raises InputError: a factor is negative or not finite, the shape is none, or a step could take no time at all."""
+    """Raises InputError: a factor is negative or not finite, the curve is none, or a step could take no time at all."""
     factors = msgspec.structs.asdict(cost)
-    shape = factors.pop("shape")
-    tokens = [each for each, _ in shape]
-    if tokens != sorted(set(tokens)) or not all(0 < factor < float("inf") for _, factor in shape):
-        raise InputError("shape must be pairs of tokens, ascending, and a factor above 0")
+    curve = factors.pop("curve")
+    tokens = [each for each, _ in curve]
+    if tokens != sorted(set(tokens)) or not all(0 <= seconds < float("inf") for _, seconds in curve):
+        raise InputError("curve must be pairs of tokens, ascending, and seconds of 0 or more")
     for name, value in factors.items():
         if not 0 <= value < float("inf"):
             raise InputError(f"{name} must be 0 or more, not {value}")
-    if cost.base_s + min(cost.decode_seq_s, cost.prefill_token_s) == 0:
+    least = min((seconds for _, seconds in curve), default=0)
+    if cost.base_s + least + min(cost.decode_seq_s, cost.prefill_token_s) == 0:
         raise InputError("base_s must be above 0 unless decode_seq_s and prefill_token_s are: each step takes time")
 
 

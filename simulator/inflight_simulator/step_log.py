@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from inflight_engine.recording.lines import Repeated, Step
 from inflight_engine.recording.reader import Recording, RecordingError
 from inflight_simulator.arrivals import blocks_of
 from inflight_simulator.cost import StepWork, attended_tokens
 from inflight_simulator.errors import InputError
-
-Floats: TypeAlias = npt.NDArray[np.float64]
+from inflight_simulator.least_squares import Floats
 
 _MICRO = 1e-6
 
