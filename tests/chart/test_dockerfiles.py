@@ -82,6 +82,14 @@ def test_the_code_is_the_last_layer(name):
 
 
 @both
+def test_the_only_command_of_the_project_in_it_is_its_own(name):
+    """Installing the project makes a command for each program, and the others' code is not there."""
+    (install,) = [a for i, a in final_stage(name) if i == "RUN" and "/tmp/project;" in a]
+    removed = set(re.findall(r"/opt/inflight/bin/([\w-]+)", install.partition("rm -f ")[2]))
+    assert removed == set(PYPROJECT["project"]["scripts"]) - {f"inflight-{name}"}
+
+
+@both
 def test_dependencies_are_installed_by_one_layer_that_keeps_no_cache(name):
     layers = [a for i, a in final_stage(name) if i == "RUN"]
     assert not [a for i, a in final_stage(name) if i in ("COPY", "ADD")], "copied from a stage it would be there twice"
