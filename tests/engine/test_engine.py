@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from inflight_engine.cache.prefix import block_hashes, root_hash
 from inflight_engine.engine import MAX_CONSECUTIVE_FAILURES, Engine
 from inflight_engine.messages import (
     AddRequest,
@@ -48,6 +51,34 @@ class StandIn:
 CONFIG = SchedulerConfig(
     Limits(4, 32), num_blocks=64, block_size=4, max_model_len=64, classes=(ServiceClass("a"), ServiceClass("b"))
 )
+
+
+ROOT = root_hash("", "")
+SWAPPING = replace(CONFIG, num_blocks=8, block_size=2, max_model_len=16, preemption="swap", num_host_blocks=16)
+
+
+class Watched(StandIn):
+    """Raises in the first step that `breaks(plan)` is true of."""
+
+    def __init__(self, breaks):
+        super().__init__(frozenset())
+        self.breaks = breaks
+        self.broken = None
+
+    def execute(self, plan):
+        if self.broken is None and self.breaks(plan):
+            self.broken = plan
+            raise RuntimeError("made to fail")
+        return super().execute(plan)
+
+
+def swapping_engine(breaks):
+    """An engine that is short of blocks, with requests that will be swapped out and in again."""
+    scheduler, runner = Scheduler(SWAPPING), Watched(breaks)
+    engine = Engine(scheduler, runner)
+    for request_id in range(4):
+        engine.handle(add(request_id, [request_id] * 3, max_tokens=10))
+    return engine, scheduler, runner
 
 
 def make_engine(failing_steps=frozenset(), record=None, **parts):
@@ -126,6 +157,29 @@ def test_a_failed_step_ends_its_own_requests_with_an_error_and_spares_the_waitin
     while engine.has_work:
         finished |= {f.request_id: f.reason for f in engine.step().finished}
     assert finished == {4: FinishReason.LENGTH, 5: FinishReason.LENGTH}
+
+
+def test_a_failed_step_ends_those_it_was_to_swap_out_too_because_host_memory_may_hold_nothing_of_them():
+    engine, scheduler, runner = swapping_engine(lambda plan: any(each.swapped for each in plan.preemptions))
+    while runner.broken is None:
+        report = engine.step()
+    swapped = {preemption.request_id for preemption in runner.broken.preemptions}
+    assert swapped
+    assert swapped <= {f.request_id for f in report.finished if f.reason is FinishReason.ERROR}
+    assert scheduler.num_swapped_blocks == 0
+
+
+def test_what_a_failed_step_was_to_copy_back_is_not_found_in_the_prefix_cache():
+    engine, scheduler, runner = swapping_engine(lambda plan: any(start.host_block_ids for start in plan.starts))
+    hashes = [block_hashes(np.array([i] * 3 + reference_output([i] * 3, 10), np.int32), 2, ROOT) for i in range(4)]
+    while runner.broken is None:
+        found = {each for own in hashes for each in own if scheduler.is_cached(each)}
+        engine.step()
+    copied = set()
+    for start in runner.broken.starts:
+        copied.update(hashes[start.request_id][: start.num_computed_tokens // SWAPPING.block_size])
+    assert not found.issuperset(copied), "some of it was evicted meanwhile"
+    assert found.issuperset(each for each in copied if scheduler.is_cached(each))
 
 
 def test_an_engine_that_fails_step_after_step_gives_up():

@@ -66,9 +66,6 @@ class DecodeGroup:
         self._columns: Slots | slice = slice(0, 0)
         self._stale = False
 
-    def __contains__(self, slot: int) -> bool:
-        return bool(self._is_member[slot])
-
     def join(self, slot: int, num_tokens: int, length: int) -> None:
         """Take a slot in.
 
@@ -91,11 +88,10 @@ class DecodeGroup:
         """Let a slot go; returns what it generated as a member, int32."""
         generated = self._column(slot)
         finish_at, phase = int(self._finish_at[slot]), self._phases[int(self._phase_of[slot])]
-        finishing = self._finishing.get(finish_at)
-        if finishing is not None:
-            finishing.pop(slot, None)
-            if not finishing:
-                del self._finishing[finish_at]
+        finishing = self._finishing[finish_at]
+        del finishing[slot]
+        if not finishing:
+            del self._finishing[finish_at]
         del phase.members[slot]
         self._is_member[slot] = False
         self._table.num_tokens[slot] = self._base[slot] + self.clock

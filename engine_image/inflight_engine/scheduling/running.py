@@ -94,6 +94,7 @@ class Running:
         """
         slot = request.slot
         if slot in self.prefilling:
+            # Registered after each chunk. What is not may be missing: a step that failed was to copy it back.
             del self.prefilling[slot]
             computed = int(self.table.num_computed[slot])
             self.num_uncomputed_tokens -= request.num_tokens - computed
@@ -103,7 +104,7 @@ class Running:
             else:
                 self._stop_decoding(slot)
             computed = request.num_tokens - 1
-        self._register(request, slot, computed)
+            self._register(request, slot, computed)
         blocks = self.table.table(slot).copy()
         self.pool.free(blocks)
         self.table.release(slot)

@@ -190,9 +190,11 @@ class Scheduler:
         return finished
 
     def requests_in(self, plan: StepPlan) -> list[Request]:
-        """The requests that compute something in the plan."""
+        """The requests whose keys and values the plan computes or copies: where it fails they may be missing. In the
+        order of the plan's tokens, then those that it swaps out."""
         slots = [*plan.decode_slots.tolist(), *(chunk.slot for chunk in plan.prefills)]
-        return [self._running.table.request(slot) for slot in slots]
+        swapped_out = [self._requests[each.request_id] for each in plan.preemptions if each.swapped]
+        return [self._running.table.request(slot) for slot in slots] + swapped_out
 
     def _decide(self) -> StepPlan:
         """A step in which something changes: every running decode the budget allows goes first, oldest first; then

@@ -99,7 +99,8 @@ class Driver:
             self.slot_owner[start.slot] = start.request_id
             self.admission_order.append(start.request_id)
         computing = [self.slot_owner[slot] for slot in plan.decode_slots.tolist() + [c.slot for c in plan.prefills]]
-        assert [request.request_id for request in self.scheduler.requests_in(plan)] == computing
+        copied_out = [preemption.request_id for preemption in plan.preemptions if preemption.host_block_ids]
+        assert [request.request_id for request in self.scheduler.requests_in(plan)] == computing + copied_out
         complete = set()
         for slot, token in zip(plan.sampled_slots.tolist(), token_ids.tolist(), strict=True):
             request_id = self.slot_owner[slot]
