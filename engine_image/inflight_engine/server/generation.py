@@ -86,8 +86,9 @@ class Inbox:
         self._event = asyncio.Event()
 
     def put(self, generation: Generation) -> None:
+        if not self._changed:
+            self._event.set()
         self._changed[generation] = None
-        self._event.set()
 
     async def wait(self) -> list[Generation]:
         """Those with news since the last time, at least one, each once, in the order of their first news."""
@@ -112,6 +113,7 @@ class Generation:
         "_let_out",
         "_stop",
         "_stop_token_ids",
+        "_streaming",
         "_text",
         "_undecoded",
         "_untaken",
@@ -120,6 +122,7 @@ class Generation:
         "last_token_at",
         "logprobs",
         "request",
+        "scored",
         "timer",
         "timings",
         "token_ids",
@@ -127,6 +130,8 @@ class Generation:
 
     def __init__(self, request: GenerationRequest, detokenizer: Detokenizer, arrived: float, inbox: Inbox) -> None:
         self.request = request
+        self.scored = request.sampling.logprobs is not None
+        """Its tokens come with log-probabilities."""
         self.timings = Timings(arrived)
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
@@ -139,6 +144,7 @@ class Generation:
         """The timeout that runs: in the queue, then while it runs."""
         self._detokenizer = detokenizer
         self._inbox = inbox
+        self._streaming = request.streaming
         self._stop = StopStrings(request.stop)
         self._stop_token_ids = frozenset(request.sampling.stop_token_ids)
         self._undecoded: list[int] = []
@@ -146,11 +152,6 @@ class Generation:
         # Characters of the text: decoded, and of them not held back as a possible stop string.
         self._decoded = self._let_out = 0
         self._untaken: list[ScoredToken] = []
-
-    @property
-    def scored(self) -> bool:
-        """Its tokens come with log-probabilities."""
-        return self.request.sampling.logprobs is not None
 
     @property
     def done(self) -> bool:
@@ -187,7 +188,7 @@ class Generation:
             self._undecoded.append(token_id)
             if self.request.stop or self.scored:
                 self._decode()
-        if self.request.streaming:
+        if self._streaming:
             self._inbox.put(self)
         return self._stop.found
 

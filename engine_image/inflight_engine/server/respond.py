@@ -89,26 +89,30 @@ class GenerationResponse(Response):
         call, started, complete = self._call, False, False
         while not complete:
             changed = await call.inbox.wait()
-            error = call.error
-            if error is not None and not started:
-                await send_error(send, error)
-                return
-            if error is None and call.abandoned:
-                return
-            chunks = []
-            if not started:
-                await send({"type": "http.response.start", "status": 200, "headers": _raw(_EVENT_STREAM)})
-                chunks.append(self._answer.first())
-                started = True
+            # All chunks before the first `send`: news that come while it waits belong to the next round.
+            chunks = [] if started else [self._answer.first()]
+            ended = False
             for generation in changed:
                 piece = generation.take()
                 if piece.text or piece.tokens:
                     chunks.append(self._answer.piece(generation, piece))
-                if generation.done and generation.error is None:
-                    chunks.append(self._answer.last(generation))
-            complete = error is not None or call.done
-            if complete:
-                chunks.append(self._answer.end() + b"data: [DONE]\n\n" if error is None else error.event())
+                if generation.done:
+                    ended = True
+                    if generation.error is None:
+                        chunks.append(self._answer.last(generation))
+            if ended:
+                error = call.error
+                if error is not None and not started:
+                    await send_error(send, error)
+                    return
+                if error is None and call.abandoned:
+                    return
+                complete = error is not None or call.done
+                if complete:
+                    chunks.append(self._answer.end() + b"data: [DONE]\n\n" if error is None else error.event())
+            if not started:
+                await send({"type": "http.response.start", "status": 200, "headers": _raw(_EVENT_STREAM)})
+                started = True
             if chunks:
                 await send({"type": "http.response.body", "body": b"".join(chunks), "more_body": not complete})
 

@@ -11,6 +11,14 @@ from tests.engine.server.fake_engine import until
 from tests.engine.server.test_requests import events, metrics
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+SCOPE = {
+    "type": "http",
+    "method": "POST",
+    "path": "/v1/completions",
+    "raw_path": b"/v1/completions",
+    "query_string": b"",
+    "headers": [(b"content-type", b"application/json")],
+}
 
 
 def start(fake, path="/v1/completions", **body):
@@ -151,15 +159,7 @@ async def test_client_that_leaves_ends_all_its_choices(make_fake, stream):
     async def send(message):
         sent.append(message)
 
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/v1/completions",
-        "raw_path": b"/v1/completions",
-        "query_string": b"",
-        "headers": [(b"content-type", b"application/json")],
-    }
-    serving = asyncio.create_task(fake.app(scope, receive, send))
+    serving = asyncio.create_task(fake.app(dict(SCOPE), receive, send))
     await arrived(fake, 3)
     fake.engine.report(admitted=[(0, 0)], tokens={0: ord("a")})
     await until(lambda: fake.service.metrics.generation_tokens == 1)
@@ -222,3 +222,35 @@ async def test_generate_stream_says_whose_tokens_they_are(make_fake):
     for chunk in map(json.loads, chunks):
         tokens[chunk["index"]] += chunk["tokens"]
     assert tokens == {0: [97], 1: [98]}
+
+
+async def test_what_ends_while_the_first_send_waits_loses_and_repeats_nothing(make_fake):
+    """A connection may be slow to take the first bytes, as after a long answer before on the same one."""
+    fake = await make_fake()
+    body = json.dumps({"prompt": "hello", "n": 2, "stream": True}).encode()
+    parts = [{"type": "http.request", "body": body, "more_body": False}]
+    taken, sent = asyncio.Event(), []
+
+    async def receive():
+        return parts.pop() if parts else await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+        if message["type"] == "http.response.start":
+            await taken.wait()
+
+    serving = asyncio.create_task(fake.app(dict(SCOPE), receive, send))
+    await arrived(fake, 2)
+    fake.engine.report(admitted=[(0, 0), (1, 1)], tokens={0: ord("a")})
+    await until(lambda: sent)
+    fake.engine.report(tokens={0: ord("b"), 1: ord("x")}, finished=[(0, FinishReason.STOP), (1, FinishReason.LENGTH)])
+    await until(lambda: not fake.service.has_work)
+    taken.set()
+    await asyncio.wait_for(serving, 5)
+    *chunks, done = events(b"".join(message.get("body", b"") for message in sent).decode())
+    choices = [choice for chunk in map(json.loads, chunks) for choice in chunk["choices"]]
+    for index, text, reason in ((0, "ab", "stop"), (1, "x", "length")):
+        own = [choice for choice in choices if choice["index"] == index]
+        assert "".join(choice["text"] for choice in own) == text
+        assert [choice["finish_reason"] for choice in own if choice["finish_reason"]] == [reason]
+    assert done == "[DONE]"
