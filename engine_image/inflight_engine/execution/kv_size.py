@@ -78,7 +78,7 @@ def num_host_blocks(swap_space: int, block_bytes: int, available: int) -> int:
 
     Args:
         block_bytes: of one block over all layers.
-        available: bytes of host memory that can still be taken beside the KV cache.
+        available: bytes of host memory that can still be taken beside the KV cache; negative where that is larger.
 
     Raises:
         KVCacheSizeError: `swap_space` is negative, holds not even one block, or is more than there is.
@@ -90,7 +90,7 @@ def num_host_blocks(swap_space: int, block_bytes: int, available: int) -> int:
             f"swap_space {swap_space} holds not even one KV block of {block_bytes} bytes; raise swap_space, or set it "
             "to 0 to recompute preempted requests"
         )
-    if swap_space > available:
+    if swap_space > max(0, available):
         raise KVCacheSizeError(
             f"swap_space {swap_space} is more than the {max(0, available)} bytes of host memory that are left beside "
             "the KV cache; lower swap_space or give it more memory"

@@ -69,6 +69,7 @@ def test_too_little_given_names_the_setting():
 
 def test_swap_space_is_filled_with_whole_blocks():
     assert num_host_blocks(0, BLOCK_BYTES, available=0) == 0
+    assert num_host_blocks(0, BLOCK_BYTES, available=-BLOCK_BYTES) == 0
     assert num_host_blocks(BLOCK_BYTES, BLOCK_BYTES, available=BLOCK_BYTES) == 1
     assert num_host_blocks(7 * BLOCK_BYTES + 5, BLOCK_BYTES, available=1 << 40) == 7
 
