@@ -177,6 +177,18 @@ BAD = {
         spec(engine={"scheduling": {"priorityAging": "0s"}}),
         "engine.scheduling.priorityAging must be a duration above zero, such as 500ms, 2s or 1m30s",
     ),
+    "aging by less than an engine can count": (
+        spec(engine={"scheduling": {"priorityAging": "0.5ms"}}),
+        "engine.scheduling.priorityAging must be between 1ms and 240h",
+    ),
+    "aging so slow that it is none": (
+        spec(engine={"scheduling": {"priorityAging": "300h"}}),
+        "engine.scheduling.priorityAging must be between 1ms and 240h",
+    ),
+    "a class with a target of weeks": (
+        classes({"name": "chat", "slo": {"ttftP95": "300h"}}),
+        "engine.scheduling.classes.slo.ttftP95 must be between 1ms and 240h",
+    ),
     "a class without a name": (classes({"weight": 2}), "spec.engine.scheduling.classes[0].name: Required value"),
     "two classes of one name": (
         classes({"name": "chat"}, {"name": "chat", "weight": 2}),
@@ -302,6 +314,17 @@ GOOD = {
     ),
     "headroom at its bounds": ("chat", spec(engine={"kvCache": {"headroom": 0}})),
     "the longest class name and the least weight": ("chat", classes({"name": "c" * 63, "weight": 0.001})),
+    "aging and targets at their bounds": (
+        "chat",
+        spec(
+            engine={
+                "scheduling": {
+                    "priorityAging": "240h",
+                    "classes": [{"name": "chat", "slo": {"ttftP95": "240h", "tpotP95": "1ms"}}],
+                }
+            }
+        ),
+    ),
     "a class with as long a queue as the engine": ("chat", classes({"name": "chat", "maxQueuedRequests": 512})),
     "scaling down disabled": ("chat", spec(scaling={"behavior": {"scaleDown": {"selectPolicy": "Disabled"}}})),
 }

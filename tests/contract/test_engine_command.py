@@ -9,6 +9,7 @@ from pydantic.alias_generators import to_snake
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.serve_flags import add_serve_flags, server_config
 from inflight_operator.api import parse_duration, parse_quantity
+from inflight_operator.api.scheduling import BOUNDS
 from inflight_operator.api.types import Engine, Scheduling
 from inflight_operator.api.types import ServiceClass as APIServiceClass
 from inflight_operator.render.command import engine_command
@@ -74,6 +75,15 @@ def test_a_scheduling_field_that_is_not_given_has_the_same_default_on_both_sides
     assert (alone.name, alone.weight, alone.priority) == (default.name, default.weight, default.priority)
     given = (default.slo.ttft_p95, default.slo.tpot_p95, default.max_queued_requests)
     assert (alone.ttft_target, alone.tpot_target, alone.max_queued_requests) == given == (None, None, None)
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_the_engine_takes_the_longest_and_shortest_durations_that_the_api_server_takes(bound):
+    classes = [{"name": "chat", "slo": {"ttftP95": bound, "tpotP95": bound}}]
+    engine = parsed(**CPU, engine={"scheduling": {"priorityAging": bound, "classes": classes}}).engine
+    length = parse_duration(bound)
+    assert engine.priority_aging == length
+    assert (engine.classes[0].ttft_target, engine.classes[0].tpot_target) == (length, length)
 
 
 @pytest.mark.parametrize("policy", literals(Scheduling, "policy"))

@@ -21,27 +21,37 @@ Duration = Annotated[str, AfterValidator(_readable)]
 """A duration as text, such as `1m30s`."""
 
 
-def duration_field(field: str, description: str, default: str) -> str:
-    """A field that holds a positive duration; `field` is its name in the sentence said when it is not one."""
-    declared: str = _declared(field, description, default)
+def duration_field(field: str, description: str, default: str, bounds: tuple[str, str] | None = None) -> str:
+    """A field that holds a positive duration.
+
+    Args:
+        field: its name in the sentence said when it is not one.
+        bounds: least and most, where what takes it has such bounds.
+    """
+    declared: str = _declared(field, description, default, bounds)
     return declared
 
 
-def optional_duration_field(field: str, description: str) -> str | None:
+def optional_duration_field(field: str, description: str, bounds: tuple[str, str]) -> str | None:
     """As `duration_field`, None when it is not given."""
-    declared: str | None = _declared(field, description, None)
+    declared: str | None = _declared(field, description, None, bounds)
     return declared
 
 
-def _declared(field: str, description: str, default: str | None) -> Any:
-    return Field(
-        default=default,
-        max_length=16,
-        description=description,
-        json_schema_extra=validations(
+def _declared(field: str, description: str, default: str | None, bounds: tuple[str, str] | None) -> Any:
+    is_duration = f"self.matches('{_DURATION_PATTERN}')"
+    rules = [
+        rule(
+            f"{is_duration} && duration(self) > duration('0s')",
+            f"{field} must be a duration above zero, such as 500ms, 2s or 1m30s",
+        )
+    ]
+    if bounds is not None:
+        least, most = bounds
+        rules.append(
             rule(
-                f"self.matches('{_DURATION_PATTERN}') && duration(self) > duration('0s')",
-                f"{field} must be a duration above zero, such as 500ms, 2s or 1m30s",
+                f"!{is_duration} || (duration(self) >= duration('{least}') && duration(self) <= duration('{most}'))",
+                f"{field} must be between {least} and {most}",
             )
-        ),
-    )
+        )
+    return Field(default=default, max_length=16, description=description, json_schema_extra=validations(*rules))

@@ -9,6 +9,9 @@ from pydantic import Field
 from inflight_operator.api.base import SpecModel, rule, validations
 from inflight_operator.api.duration import Duration, duration_field, optional_duration_field
 
+BOUNDS = ("1ms", "240h")
+"""Of the durations here; the engine's flags for them take no longer and hardly shorter ones."""
+
 
 class ClassSLO(SpecModel):
     """The latency one class of requests should keep."""
@@ -17,11 +20,13 @@ class ClassSLO(SpecModel):
         "engine.scheduling.classes.slo.ttftP95",
         "Time to first token that 95% of this class's requests should stay under, such as 500ms; engines count how many"
         " do. Default: no target.",
+        BOUNDS,
     )
     tpot_p95: Duration | None = optional_duration_field(
         "engine.scheduling.classes.slo.tpotP95",
         "Time per output token after the first that 95% of this class's requests should stay under, such as 50ms;"
         " engines count how many do. Default: no target.",
+        BOUNDS,
     )
 
 
@@ -80,6 +85,7 @@ class Scheduling(SpecModel):
         "For policy priority: how long a request waits until it counts as one step of priority more urgent, so that"
         " none waits for ever.",
         "10s",
+        BOUNDS,
     )
     preemption: Literal["auto", "recompute", "swap"] = Field(
         default="auto",
