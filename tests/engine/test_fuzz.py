@@ -13,6 +13,8 @@ ALWAYS = (
     "starts",
     "idle",
     "chunked",
+    "failed",
+    "failed_copies",
     "throttled",
     "preemptions",
     "swaps",

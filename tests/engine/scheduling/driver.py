@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,12 @@ from tests.engine.scheduling.model_runner import ModelRunner, reference_output
 from tests.engine.scheduling.rules import Rules
 
 SMALL = SchedulerConfig(Limits(4, 16), num_blocks=16, block_size=4, max_model_len=64)
+
+Fails: TypeAlias = Callable[[StepPlan], bool]
+
+
+def never(plan: StepPlan) -> bool:
+    return False
 
 
 class Driver:
@@ -87,20 +93,32 @@ class Driver:
             self.rules.check_counters(self.scheduler)
         return known
 
-    def step(self) -> StepPlan | None:
+    def step(self, fails: Fails = never) -> StepPlan | None:
+        """One iteration. Where `fails` says so the runner breaks in it, and the requests that it was for end."""
         plan = self.plan = self.scheduler.schedule()
         if plan is None:
             assert not self.rules.requests, "no step though requests are there"
             return None
         self.rules.before(plan)
-        token_ids = self.runner.execute(plan)
-        self.rules.after(plan)
+        token_ids = None
+        if fails(plan):
+            self.runner.fail(plan)
+            self.rules.failed(plan)
+        else:
+            token_ids = self.runner.execute(plan)
+            self.rules.after(plan)
         for start in plan.starts:
             self.slot_owner[start.slot] = start.request_id
             self.admission_order.append(start.request_id)
         computing = [self.slot_owner[slot] for slot in plan.decode_slots.tolist() + [c.slot for c in plan.prefills]]
         copied_out = [preemption.request_id for preemption in plan.preemptions if preemption.host_block_ids]
-        assert [request.request_id for request in self.scheduler.requests_in(plan)] == computing + copied_out
+        assert [request.request_id for request in self.scheduler.requests_in(plan)] == computing + copied_out, (
+            "requests_in is not what a failed step may have left without its keys and values"
+        )
+        if token_ids is None:
+            for request_id in computing + copied_out:
+                self.cancel(request_id, FinishReason.ERROR)
+            return plan
         complete = set()
         for slot, token in zip(plan.sampled_slots.tolist(), token_ids.tolist(), strict=True):
             request_id = self.slot_owner[slot]

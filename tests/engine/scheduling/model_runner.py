@@ -133,6 +133,26 @@ class ModelRunner:
 
     def execute(self, plan: StepPlan) -> TokenIds:
         """Checks the plan, does what it says, and returns the sampled tokens."""
+        self._apply(plan)
+        decodes = plan.decode_slots.tolist()
+        self._write(plan, decodes)
+        return self._read_and_sample(plan, decodes)
+
+    def fail(self, plan: StepPlan) -> None:
+        """Checks the plan's changes, and breaks before a copy or a token is written: host and device blocks that were
+        to be copied to hold nothing, and those that were to be computed what they held before."""
+        self._apply(plan)
+        nothing = [UNWRITTEN] * self.block_size
+        for preemption in plan.preemptions:
+            for host in preemption.host_block_ids:
+                self.host_memory[host][:] = nothing
+        for start in plan.starts:
+            if start.host_block_ids:
+                self.slots[start.slot].computed = 0
+            for block in start.block_ids[: len(start.host_block_ids)].tolist():
+                self.memory[block][:] = nothing
+
+    def _apply(self, plan: StepPlan) -> None:
         assert plan.step == self.steps, "steps are numbered without gaps"
         self.steps += 1
         if plan.preemptions:
@@ -143,9 +163,6 @@ class ModelRunner:
             self._start(start)
         if plan.growth is not None:
             self._grow(plan)
-        decodes = plan.decode_slots.tolist()
-        self._write(plan, decodes)
-        return self._read_and_sample(plan, decodes)
 
     def _copy_out(self, plan: StepPlan) -> None:
         size = self.block_size

@@ -93,6 +93,10 @@ class Rules:
             self._check_chunk_order(plan, running)
         self._count_work(plan)
 
+    def failed(self, plan: StepPlan) -> None:
+        """Takes in a plan of which nothing was computed."""
+        self._check_blocks(plan)
+
     def _check_steady(self, plan: StepPlan) -> None:
         array, slots = self._decode_slots
         planned = plan.decode_slots.tolist()

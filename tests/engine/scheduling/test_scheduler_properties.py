@@ -1,5 +1,6 @@
-"""Any interleaving of add, cancel, step and changes of limits, class weights and swap rates, in any configuration,
-keeps the rules: the model runner checks each plan's contract and block contents, the rules each decision."""
+"""Any interleaving of add, cancel, step, failed step and changes of limits, class weights and swap rates, in any
+configuration, keeps the rules: the model runner checks each plan's contract and block contents, the rules each
+decision."""
 
 import math
 
@@ -132,6 +133,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             had_work = self.driver.scheduler.has_work
             assert (self.driver.step() is not None) == had_work, "every step with work makes progress"
             self.now += 1.0
+
+    @rule()
+    def failing_step(self):
+        self.driver.step(fails=lambda plan: True)
 
     @invariant()
     def what_is_said_of_the_state_is_right(self):

@@ -101,7 +101,7 @@ def wrap(part: str, method: str, wrapper: Callable[..., Any]) -> Plant:
 
     def plant(scheduler: Scheduler, patch: Patch) -> None:
         owner: Any = scheduler
-        for name in part.split("."):
+        for name in filter(None, part.split(".")):
             owner = getattr(owner, name)
         original = getattr(owner, method)
         patch.setattr(owner, method, lambda *arguments: wrapper(original, *arguments))
@@ -212,6 +212,21 @@ def preempts_too_early(scheduler: Scheduler, patch: Patch) -> None:
     patch.setattr(decodes, "growing", growing_with_a_spare)
 
 
+def caches_what_was_not_copied_back(scheduler: Scheduler, patch: Patch) -> None:
+    running = scheduler._running
+    leave = running.leave
+
+    def leave_wrongly(request):
+        running._register(request, request.slot, int(running.table.num_computed[request.slot]))
+        return leave(request)
+
+    patch.setattr(running, "leave", leave_wrongly)
+
+
+def forgets_what_it_swaps_out(requests_in, plan):
+    return requests_in(changed(plan, preemptions=()))
+
+
 def drops_the_last_token(leave, slot):
     return leave(slot)[:-1]
 
@@ -306,6 +321,12 @@ FAULTS = {
     "a swap leaves the last block behind": Fault(falsify(copies_a_token_too_few), "not all computed tokens", SWAPPING),
     "host memory leaks": Fault(
         wrap("_host_pool", "free", forgets_a_block), "host blocks leaked", SWAPPING | {"prefix_caching": False}
+    ),
+    "what a failed step did not copy back is cached": Fault(
+        caches_what_was_not_copied_back, "lost though|do not hold its tokens|in the prefix cache", SWAPPING
+    ),
+    "a failed step spares what it swapped out": Fault(
+        wrap("", "requests_in", forgets_what_it_swaps_out), "requests_in is not what", SWAPPING
     ),
     "it swaps though computing is cheaper": Fault(
         set_attribute(scheduler_module, "swapping_is_cheaper", lambda computed, rates: True),

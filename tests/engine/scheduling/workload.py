@@ -17,7 +17,7 @@ from inflight_engine.scheduling.config import PREEMPTION_MODES, ServiceClass, Sw
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
-from tests.engine.scheduling.driver import Driver
+from tests.engine.scheduling.driver import Driver, Fails, never
 from tests.engine.scheduling.model_runner import VOCAB
 
 TENANTS = ("", "", "", "a", "b")
@@ -87,7 +87,7 @@ class Workload:
     """
 
     def __init__(self, seed: int, **fixed: Any) -> None:
-        self.random = Random(seed)
+        self.random, self.failures = Random(seed), Random(f"failures {seed}")
         self.fields = random_fields(self.random) | fixed
         self.driver = Driver(**self.fields)
         self.counts: Counter[str] = Counter()
@@ -114,7 +114,7 @@ class Workload:
             self._add()
         if random.random() < 0.08:
             random.choice((self._cancel, self._cancel, self._set_limits, self._set_rates, self._set_class_weights))()
-        self._step()
+        self._step(self._fails)
 
     def finish(self) -> None:
         """Steps until nothing is left."""
@@ -122,10 +122,18 @@ class Workload:
             self._step()
         self._step()
 
-    def _step(self) -> None:
+    def _fails(self, plan: StepPlan) -> bool:
+        """Whether the runner breaks in a step, oftener where there is more to break."""
+        copies = any(each.swapped for each in plan.preemptions) or any(start.host_block_ids for start in plan.starts)
+        fails = self.failures.random() < (0.05 if copies else 0.003)
+        self.counts["failed"] += fails
+        self.counts["failed_copies"] += fails and copies
+        return fails
+
+    def _step(self, fails: Fails = never) -> None:
         driver = self.driver
         swapped, hits, throttled = driver.rules.num_swaps, driver.runner.hit_tokens, driver.rules.num_throttled
-        plan = driver.step()
+        plan = driver.step(fails)
         counts = self.counts
         counts["steps"] += 1
         if counts["steps"] % 8 == 0:
