@@ -6,7 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from inflight_engine.server.service_class import HIGHEST_PRIORITY, LOWEST_PRIORITY
@@ -42,7 +42,12 @@ def _is_text(value: str) -> str:
     return value
 
 
+FIRST_ERROR = Field(fail_fast=True)
+"""Of a list or an object whose size the client chooses, the first wrong item is enough: pydantic keeps a kilobyte for
+each, and a body has room for millions."""
+
 TokenId = Annotated[int, Field(ge=0)]
+TokenIdList = Annotated[list[TokenId], FIRST_ERROR]
 TokenIdName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 """A token id as a key of a JSON object."""
 Text = Annotated[str, AfterValidator(_is_text)]
@@ -62,14 +67,28 @@ Prompt: TypeAlias = str | list[int] | Conversation
 """Text, token ids, or a conversation."""
 
 
-class SamplingFields(BaseModel):
+class Body(BaseModel):
+    """An object in a request: nothing unknown in it, no conversions."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown(cls, value: Any) -> Any:
+        """As `FIRST_ERROR`: of more fields than there are, one unknown is left to be reported."""
+        if not isinstance(value, dict) or len(value) <= len(cls.model_fields):
+            return value
+        names = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = next(name for name in value if name not in names)
+        return {name: item for name, item in value.items() if name in names or name == unknown}
+
+
+class SamplingFields(Body):
     """How to choose tokens, and when to stop; see `SamplingParams`.
 
     `top_k`: 0 or -1 keeps all tokens. `stop`: strings that end the answer and are not part of it. `n`: how many
     answers; the i-th of them takes `seed` + i. `repetition_penalty`: vLLM's range, less what float32 cannot divide by.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -81,11 +100,15 @@ class SamplingFields(BaseModel):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: (
-        Annotated[dict[TokenIdName, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_LOGIT_BIAS)] | None
+        Annotated[
+            dict[TokenIdName, Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=MAX_LOGIT_BIAS, fail_fast=True),
+        ]
+        | None
     ) = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
 
@@ -95,7 +118,7 @@ class SamplingFields(BaseModel):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
-class SchedulingFields(BaseModel):
+class SchedulingFields(Body):
     """When it is its turn; see `Request`. `class` names a service class, `expected_output_tokens` is a prediction."""
 
     priority: Annotated[int, Field(ge=HIGHEST_PRIORITY, le=LOWEST_PRIORITY)] | None = None

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from inflight_engine.server.errors import bad_request
 from inflight_engine.server.fields import (
+    FIRST_ERROR,
     MAX_TOP_LOGPROBS,
+    Body,
     Conversation,
     GenerationFields,
     Prompt,
     Text,
-    TokenId,
+    TokenIdList,
     only,
 )
 
@@ -27,7 +29,7 @@ COMPLETION_MAX_LOGPROBS = 5
 class GenerateRequest(GenerationFields):
     """Body of /v1/generate. `prompt`: text, or token ids. `logprobs`: as in vLLM, how many of the likeliest tokens."""
 
-    prompt: Text | list[TokenId]
+    prompt: Text | TokenIdList
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     def prompts(self) -> list[Prompt]:
@@ -37,10 +39,8 @@ class GenerateRequest(GenerationFields):
         return self.logprobs
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Body):
     """`include_usage`: one more chunk at the end of a stream, with the token counts."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool | None = None
     include_obfuscation: Annotated[object, only(False)] = None
@@ -77,20 +77,16 @@ class OpenAIFields(GenerationFields):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
-class TextPart(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class TextPart(Body):
     type: Literal["text"]
     text: Text
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(Body):
     """One message. The null fields are those that OpenAI's SDK sends back with an assistant's message."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[TextPart]
+    content: Text | Annotated[list[TextPart], FIRST_ERROR]
     name: Annotated[object, only()] = None
     refusal: Annotated[object, only()] = None
     annotations: Annotated[object, only([])] = None
@@ -109,7 +105,7 @@ class ChatCompletionRequest(OpenAIFields):
 
     prompt_field: ClassVar[str] = "messages"
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -153,7 +149,7 @@ class CompletionRequest(OpenAIFields):
 
     default_max_tokens: ClassVar[int | None] = COMPLETION_MAX_TOKENS
 
-    prompt: Text | list[TokenId] | list[Text] | list[list[TokenId]]
+    prompt: Text | TokenIdList | Annotated[list[Text], FIRST_ERROR] | Annotated[list[TokenIdList], FIRST_ERROR]
     logprobs: Annotated[int, Field(ge=0, le=COMPLETION_MAX_LOGPROBS)] | None = None
 
     echo: Annotated[object, only(False)] = None

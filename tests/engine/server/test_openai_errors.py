@@ -3,8 +3,10 @@
 import asyncio
 
 import pytest
+from pydantic import ValidationError
 
 from inflight_engine.request import FinishReason
+from inflight_engine.server.schema import ChatCompletionRequest, CompletionRequest, GenerateRequest
 from tests.engine.server.fake_engine import until
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -233,3 +235,31 @@ async def test_engine_error_is_500_in_the_same_shape(make_fake):
     fake.engine.answer(0, "x", reason=FinishReason.ERROR)
     answer = await call
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_error")
+
+
+MANY = 1000
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "param"),
+    [
+        (CompletionRequest, {"prompt": [-1] * MANY}, "prompt"),
+        (CompletionRequest, {"prompt": [[1, -1]] * MANY}, "prompt"),
+        (CompletionRequest, {"prompt": [[-1] * MANY]}, "prompt"),
+        (GenerateRequest, {"prompt": [0.5] * MANY}, "prompt"),
+        (GenerateRequest, {"prompt": "a", "logit_bias": {f"x{i}": 1 for i in range(MANY)}}, "logit_bias"),
+        (GenerateRequest, {"prompt": "a", "stop": [1] * MANY}, "stop"),
+        (GenerateRequest, {"prompt": "a", "stop_token_ids": ["1"] * MANY}, "stop_token_ids"),
+        (GenerateRequest, {"prompt": "a", **{f"x{i}": 1 for i in range(MANY)}}, "x0"),
+        (ChatCompletionRequest, {"messages": [{}] * MANY}, "messages"),
+        (ChatCompletionRequest, {"messages": [{"role": "user", "content": [{}] * MANY}]}, "messages"),
+        (ChatCompletionRequest, {"messages": [MESSAGES[0] | {f"x{i}": 1 for i in range(MANY)}]}, "messages"),
+    ],
+)
+def test_body_with_a_great_many_errors_is_told_a_few(model, body, param):
+    """Each finding takes a kilobyte and a few microseconds of the event loop, and a body has room for millions."""
+    with pytest.raises(ValidationError) as refused:
+        model.model_validate(body)
+    findings = refused.value.errors()
+    assert 1 <= len(findings) <= 6
+    assert findings[0]["loc"][0] == param
