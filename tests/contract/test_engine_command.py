@@ -6,7 +6,9 @@ from typing import get_args
 import pytest
 from pydantic.alias_generators import to_snake
 
-from inflight_engine.scheduling.config import ServiceClass
+from inflight_engine.scheduling.config import PREEMPTION_MODES, ServiceClass
+from inflight_engine.scheduling.policies import POLICIES
+from inflight_engine.scheduling.victims import VICTIMS
 from inflight_engine.server.serve_flags import add_serve_flags, server_config
 from inflight_operator.api import parse_duration, parse_quantity
 from inflight_operator.api.scheduling import BOUNDS
@@ -100,6 +102,12 @@ def test_the_engine_knows_every_way_to_preempt(preemption):
 def test_the_engine_knows_every_victim(victim):
     config = parsed(**CPU, engine={"scheduling": {"preemptionVictim": victim}})
     assert config.engine.preemption_victim == to_snake(victim)
+
+
+def test_whatever_the_engine_can_choose_from_can_be_asked_for_in_a_spec():
+    assert set(literals(Scheduling, "policy")) == set(POLICIES)
+    assert set(literals(Scheduling, "preemption")) == set(PREEMPTION_MODES)
+    assert {to_snake(victim) for victim in literals(Scheduling, "preemption_victim")} == set(VICTIMS)
 
 
 def test_the_engines_schedule_can_be_recorded_by_an_extra_argument():
