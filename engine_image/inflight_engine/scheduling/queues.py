@@ -23,9 +23,8 @@ class WaitingQueues:
     Nobody overtakes the head: where it does not fit, the scheduler waits until it does.
 
     A prompt token counts once, when it is first admitted, and an output token when it is generated (the one that a
-    prefill samples: when that is admitted). What is
-    computed again after a preemption counts for nobody: giving way was the scheduler's choice, and brings the client
-    no token that it did not have.
+    prefill samples: when that is admitted). What is computed again after a preemption counts for nobody: giving way was
+    the scheduler's choice, and brings the client no token that it did not have.
 
     Raises:
         ValueError: there is no such policy, two classes have one name, or a weight is not a number above 0.
@@ -53,11 +52,6 @@ class WaitingQueues:
     def weights(self) -> dict[str, float]:
         """Of all classes, now in force."""
         return dict(self._weights)
-
-    @property
-    def head_moves_with_service(self) -> bool:
-        """Whether the head may become another while nothing arrives or leaves, as decodes go on."""
-        return self._counters is not None or any(policy.moves_with_service for policy in self._policies.values())
 
     def set_weights(self, weights: dict[str, float], clock: int) -> None:
         """Change the weights of some classes. What was served before keeps counting as it did.
@@ -93,7 +87,7 @@ class WaitingQueues:
         self._size += 1
 
     def head(self, clock: int) -> Request | None:
-        """The next to be admitted, left in place; None when none waits."""
+        """The next to be admitted, left in place; None when none waits. It may change as decodes go on."""
         resumed = self._resumed.first()
         if resumed is not None:
             return resumed[1]

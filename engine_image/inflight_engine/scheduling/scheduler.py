@@ -58,6 +58,8 @@ class Scheduler:
         self._headroom_blocks = int(config.kv_headroom * config.num_blocks)
         self._changed = False
         """Something other than growth may have to be decided."""
+        self._blocked: Request | None = None
+        """The queues' head that does not fit until something changes; as decodes go on another may take its place."""
 
     @property
     def has_work(self) -> bool:
@@ -151,7 +153,7 @@ class Scheduler:
         """The next step, or None when nothing is left to run."""
         if not self._requests:
             return None
-        if self._changed:
+        if self._changed or self._head_moved():
             return self._decide()
         decodes, pool = self._running.decodes, self._running.pool
         growing, growth = decodes.growing(), None
@@ -196,10 +198,15 @@ class Scheduler:
         swapped_out = [self._requests[each.request_id] for each in plan.preemptions if each.swapped]
         return [self._running.table.request(slot) for slot in slots] + swapped_out
 
+    def _head_moved(self) -> bool:
+        blocked = self._blocked
+        return blocked is not None and self._queues.head(self._running.decodes.clock) is not blocked
+
     def _decide(self) -> StepPlan:
         """A step in which something changes: every running decode the budget allows goes first, oldest first; then
         prefills under way; then admissions."""
         running = self._running
+        self._blocked = None
         growth = self._grow_decodes()
         decode_slots = running.decodes.slots
         budget = self._limits.max_num_batched_tokens - len(decode_slots)
@@ -272,7 +279,7 @@ class Scheduler:
                 break
             start = self._start(request)
             if start is None:
-                self._changed = self._queues.head_moves_with_service
+                self._blocked = request
                 break
             starts.append(start)
             chunks.append(running.next_chunk(start.slot, budget))

@@ -1,7 +1,7 @@
 import pytest
 
 from inflight_engine.request import FinishReason, RequestState
-from inflight_engine.scheduling.config import SwapRates
+from inflight_engine.scheduling.config import ServiceClass, SwapRates
 from inflight_engine.scheduling.scheduler import CannotFitError
 from tests.engine.scheduling.driver import Driver
 from tests.engine.scheduling.model_runner import reference_output
@@ -282,6 +282,22 @@ def test_requests_that_resume_come_before_new_ones_whatever_the_policy():
     driver.add(9, [1], 1, priority=-5)
     driver.run()
     assert driver.admission_order.index(9) > driver.admission_order.index(2, 3)
+
+
+@pytest.mark.parametrize("fields", [{"policy": "fair"}, {"classes": (ServiceClass(), ServiceClass("batch"))}], ids=str)
+def test_a_head_that_does_not_fit_costs_no_look_at_its_blocks_while_it_stays_the_head(monkeypatch, fields):
+    driver = Driver(num_blocks=16, block_size=4, max_num_batched_tokens=64, **fields)
+    driver.add(1, list(range(40)), 20)
+    driver.step()
+    driver.add(2, [*range(8), *range(50)], 1)
+    driver.step()
+    pool = driver.scheduler._running.pool
+    looked_up, match = [], pool.match
+    monkeypatch.setattr(pool, "match", lambda hashes: looked_up.append(hashes) or match(hashes))
+    for _ in range(15):
+        assert driver.scheduler.num_waiting == 1
+        driver.step()
+    assert looked_up == []
 
 
 def test_an_unknown_victim_rule_is_refused_by_name():

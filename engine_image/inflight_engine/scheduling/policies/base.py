@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from inflight_engine.request import Request
 from inflight_engine.scheduling.config import SchedulerConfig
@@ -14,18 +14,12 @@ class Policy(Protocol):
     """Decides who of one class is admitted next.
 
     Nobody overtakes the head: where it does not fit, the scheduler waits until it does. Requests that lost their slot
-    do not come back here. `clock` counts the steps in which decodes ran, and never goes back; every decoding request
+    do not come back here. `clock` counts the steps that were computed, and never goes back; every decoding request
     generates one token for each count, so a policy that accounts for tokens needs to hear only of changes: the last
     three methods, which the others inherit as they are.
 
     Every operation should cost O(log n) of the requests that wait.
-
-    Attributes:
-        moves_with_service: whether the head may become another while decodes go on and nothing else happens. The
-            scheduler then asks for it in each step in which the head does not fit.
     """
-
-    moves_with_service: ClassVar[bool] = False
 
     def __len__(self) -> int:
         """Requests that wait."""
@@ -36,8 +30,8 @@ class Policy(Protocol):
         ...
 
     def head(self, clock: int) -> Request | None:
-        """The next to be admitted, left in place; None when none waits. Asked often, so it should be cheap while
-        nothing changes."""
+        """The next to be admitted, left in place; None when none waits. It may become another as decodes go on: while
+        it does not fit it is asked for in each step, so that should be cheap."""
         ...
 
     def pop(self, clock: int) -> Request:

@@ -15,8 +15,6 @@ class Fair(Policy):
     Of tenants with equal counters, the one that has been waiting without a break for longest is next.
     """
 
-    moves_with_service = True
-
     def __init__(self, config: SchedulerConfig) -> None:
         self._counters = ServiceCounters()
         self._queues: dict[str, LazyHeap[Request]] = {}
