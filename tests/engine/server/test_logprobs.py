@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+import threading
 
 import pytest
 
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.request import FinishReason
-from tests.engine.server.fake_engine import EOS, until
+from tests.engine.server.fake_engine import EOS, ByteTokenizer, until
 from tests.engine.server.test_requests import events
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -149,3 +150,25 @@ async def test_stop_token_is_no_part_of_the_text_nor_of_its_logprobs_but_generat
         else:
             assert answer["choices"][0]["logprobs"]["tokens"] == ["a"]
             assert answer["choices"][0]["logprobs"]["top_logprobs"] == [{"<end>": -0.25, "a": -1.0}]
+
+
+@pytest.mark.parametrize(("length", "in_loop"), [(3, True), (270, False)])
+async def test_writing_many_of_them_does_not_hold_up_other_streams(make_fake, monkeypatch, length, in_loop):
+    threads, token_bytes = set(), ByteTokenizer.token_bytes
+
+    def noted(tokenizer, token_id):
+        threads.add(threading.current_thread())
+        return token_bytes(tokenizer, token_id)
+
+    monkeypatch.setattr(ByteTokenizer, "token_bytes", noted)
+    fake = await make_fake()
+    call = start(fake, "/v1/completions", logprobs=1, n=3, max_tokens=98)
+    await until(lambda: len(fake.engine.requests) == 3)
+    fake.engine.report(admitted=[(i, i) for i in range(3)])
+    for _ in range(length // 3):
+        scores = [TokenLogprobs(i, -1.0, [90], [-0.25]) for i in range(3)]
+        fake.engine.report(tokens=dict.fromkeys(range(3), 97), logprobs=scores)
+    fake.engine.report(finished=[(i, FinishReason.LENGTH) for i in range(3)])
+    choices = (await call).json()["choices"]
+    assert [choice["logprobs"]["tokens"] for choice in choices] == [["a"] * (length // 3)] * 3
+    assert (threads == {threading.main_thread()}) == in_loop
