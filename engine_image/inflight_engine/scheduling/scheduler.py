@@ -9,7 +9,7 @@ from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.cache.prefix import block_hashes, root_hash
 from inflight_engine.cache.swap import swapping_is_cheaper
 from inflight_engine.request import FinishReason, Request, RequestState, TokenIds
-from inflight_engine.scheduling.config import SchedulerConfig, SwapRates
+from inflight_engine.scheduling.config import PREEMPTION_MODES, SchedulerConfig, SwapRates
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import BlockGrowth, Preemption, PrefillChunk, SlotStart, StepPlan
 from inflight_engine.scheduling.queues import WaitingQueues
@@ -30,7 +30,7 @@ class Scheduler:
     grows and what ends comes from the decode group's calendars. Everything else goes the long way, `_decide`.
 
     Raises:
-        ValueError: the policy or the victim rule does not exist, or the classes are not valid.
+        ValueError: the policy, the victim rule or the way of preemption does not exist, or the classes are not valid.
 
     Attributes:
         rates: what `preemption: auto` compares; while unknown it recomputes.
@@ -49,6 +49,8 @@ class Scheduler:
         self._host_pool = BlockPool(config.num_host_blocks, config.block_size) if config.num_host_blocks else None
         if config.preemption_victim not in VICTIMS:
             raise ValueError(f"preemption_victim must be one of {', '.join(VICTIMS)}, not {config.preemption_victim!r}")
+        if config.preemption not in PREEMPTION_MODES:
+            raise ValueError(f"preemption must be one of {', '.join(PREEMPTION_MODES)}, not {config.preemption!r}")
         self._choose_victim = VICTIMS[config.preemption_victim]
         self._requests: dict[int, Request] = {}
         self._preemptions: list[Preemption] = []

@@ -300,6 +300,9 @@ def test_a_head_that_does_not_fit_costs_no_look_at_its_blocks_while_it_stays_the
     assert looked_up == []
 
 
-def test_an_unknown_victim_rule_is_refused_by_name():
-    with pytest.raises(ValueError, match="preemption_victim must be one of last_arrived"):
-        Driver(preemption_victim="youngest")
+@pytest.mark.parametrize(
+    ("field", "value", "first"), [("preemption_victim", "youngest", "last_arrived"), ("preemption", "Swap", "auto")]
+)
+def test_an_unknown_victim_rule_or_way_of_preemption_is_refused_by_name(field, value, first):
+    with pytest.raises(ValueError, match=f"{field} must be one of {first}, .*, not '{value}'"):
+        Driver(**{field: value})
