@@ -11,10 +11,10 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from inflight_engine.server.call import Call
-from inflight_engine.server.errors import bad_request
+from inflight_engine.server.errors import ApiError, bad_request
 from inflight_engine.server.fields import Conversation, GenerationFields, Prompt
 from inflight_engine.server.generation import GenerationRequest, Inbox
-from inflight_engine.server.prepare import Tokenizer, choice_seed, prepare
+from inflight_engine.server.prepare import TOO_LONG, Tokenizer, choice_seed, prepare
 from inflight_engine.server.scheduling_request import scheduling_of
 from inflight_engine.server.service import Service
 
@@ -49,7 +49,12 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
         token_ids = await asyncio.to_thread(_encode_all, tokenizer, named)
     requests: list[GenerationRequest] = []
     for field, prompt in token_ids.items():
-        sampling = prepare(body, prompt, facts, field)
+        try:
+            sampling = prepare(body, prompt, facts, field)
+        except ApiError as error:
+            if error.code == TOO_LONG:
+                service.metrics.rejections["never_fits"] += 1
+            raise
         for sample in range(n):
             request_id = service.new_request_id()
             seed = choice_seed(body.seed, sample, service.config.engine.seed, request_id)

@@ -13,6 +13,9 @@ from inflight_engine.server.generation import Detokenizer
 
 _UINT63 = 2**63 - 1
 
+TOO_LONG = "context_length_exceeded"
+"""OpenAI's code for a request that can never fit."""
+
 
 class Tokenizer(Protocol):
     """What the API process uses of the model's tokenizer."""
@@ -88,7 +91,7 @@ def _max_tokens(fields: GenerationFields, num_prompt: int, most: int, field: str
         raise bad_request(
             f"{field}: {num_prompt} prompt tokens and at least one of output do not fit; {bound}",
             fields.prompt_field,
-            "context_length_exceeded",
+            TOO_LONG,
         )
     asked = fields.asked_max_tokens()
     if asked is None:
@@ -97,7 +100,7 @@ def _max_tokens(fields: GenerationFields, num_prompt: int, most: int, field: str
         raise bad_request(
             f"max_tokens: {num_prompt} prompt tokens leave room for {left} of output, not {asked}; {bound}",
             "max_tokens",
-            "context_length_exceeded",
+            TOO_LONG,
         )
     return asked
 

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from inflight_engine.request import FinishReason
 from inflight_engine.server.schema import ChatCompletionRequest, CompletionRequest, GenerateRequest
 from tests.engine.server.fake_engine import until
+from tests.engine.server.test_requests import metrics
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 BODIES = {"/v1/chat/completions": {"messages": MESSAGES}, "/v1/completions": {"prompt": "hi"}}
@@ -263,3 +264,14 @@ def test_body_with_a_great_many_errors_is_told_a_few(model, body, param):
     findings = refused.value.errors()
     assert 1 <= len(findings) <= 6
     assert findings[0]["loc"][0] == param
+
+
+@pytest.mark.parametrize("body", [{"prompt": "a" * 100}, {"prompt": ["a", "b"], "max_tokens": 100}])
+async def test_request_that_can_never_fit_is_counted_among_those_not_taken(make_fake, body):
+    fake = await make_fake()
+    answer = await fake.post("/v1/completions", **body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert (await fake.post("/v1/completions", prompt="a", temperature=3)).status_code == 400
+    seen = await metrics(fake)
+    assert seen['inflight_admission_rejections_total{reason="never_fits"}'] == 1
+    assert not fake.engine.requests
