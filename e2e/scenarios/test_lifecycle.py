@@ -69,7 +69,8 @@ def test_a_spec_change_rolls_out_under_traffic_and_no_request_is_lost(service, c
     arguments = ["--clients", "4", "--seconds", "35", "--requests", "100000"]
     with driver_pod(service, "rollout", arguments, image=client_image) as pod:
         time.sleep(3)
-        apply(service.name, service.namespace, tuning={"mode": "Off"}, engine=SCHEDULED)
+        # One replica, so that whoever is there afterwards is the one that replaced it.
+        apply(service.name, service.namespace, tuning={"mode": "Off"}, engine=SCHEDULED, scaling={"maxReplicas": 1})
         deadline = time.monotonic() + 90
         while {pod.uid for pod in service.pods()} & before:
             assert time.monotonic() < deadline, "the old pod is still there"

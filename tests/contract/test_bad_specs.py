@@ -100,6 +100,14 @@ BAD = {
         "slo.ttftP95 must be a duration above zero, such as 500ms, 2s or 1m30s",
     ),
     "a latency of zero": (spec(slo={"tpotP95": "0ms"}), "slo.tpotP95 must be a duration above zero"),
+    "a timeout that an engine would not take": (
+        spec(engine={"queueTimeout": "0.5ms"}),
+        "engine.queueTimeout must be between 1ms and 240h",
+    ),
+    "two sizes of the KV cache": (
+        spec(engine={"kvCache": {"memory": "1Gi"}, "extraArgs": ["--num-kv-blocks=100"]}),
+        "engine.kvCache.memory and --num-kv-blocks in engine.extraArgs exclude each other",
+    ),
     "a negative timeout": (spec(engine={"queueTimeout": "-5s"}), "engine.queueTimeout must be a duration above zero"),
     "an unknown rollout strategy": (
         spec(rollout={"strategy": "Recreate"}),

@@ -138,6 +138,16 @@ class KVCache(SpecModel):
 class Engine(SpecModel):
     """How each engine is started. A change here rolls out new pods."""
 
+    model_config = ConfigDict(
+        json_schema_extra=validations(
+            rule(
+                "!has(self.extraArgs) || !has(self.kvCache) || !has(self.kvCache.memory)"
+                " || !self.extraArgs.exists(a, a.matches('^--num-kv-blocks(=.*)?$'))",
+                "engine.kvCache.memory and --num-kv-blocks in engine.extraArgs exclude each other: keep one",
+            )
+        )
+    )
+
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
         description="Number type of weights and KV cache; auto takes bfloat16 where the device is faster in it,"
@@ -170,10 +180,13 @@ class Engine(SpecModel):
         description="Requests that may wait in an engine; more are answered 503 with Retry-After.",
     )
     queue_timeout: Duration = duration_field(
-        "engine.queueTimeout", "How long a request may wait before it is answered 504.", "60s"
+        "engine.queueTimeout", "How long a request may wait before it is answered 504.", "60s", ("1ms", "240h")
     )
     request_timeout: Duration = duration_field(
-        "engine.requestTimeout", "How long a request may take in all before it is ended with 504.", "600s"
+        "engine.requestTimeout",
+        "How long a request may take in all before it is ended with 504.",
+        "600s",
+        ("1ms", "240h"),
     )
     image: str | None = Field(
         default=None,
