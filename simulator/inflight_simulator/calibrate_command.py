@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from inflight_simulator.calibrate import Fit, fit_cost
-from inflight_simulator.cost import write_cost
+from inflight_simulator.cost import check_cost, write_cost
 from inflight_simulator.errors import InputError
 from inflight_simulator.flags import COST_FLAGS
 from inflight_simulator.step_log import read_steps
@@ -38,6 +38,10 @@ def run_calibrate(flags: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     if flags.out:
+        try:
+            check_cost(fit.cost)
+        except InputError as error:
+            raise InputError(f"{flags.recording}: too little varies in it to fit a cost model: {error}") from error
         write_cost(flags.out, fit.cost)
     return 0
 

@@ -54,7 +54,8 @@ class LinearCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     No machine is quite linear in the tokens that a step computes: products of few rows cost more each than those of
     many, and kernels change at certain sizes. `curve` are pairs of tokens, ascending, and seconds; between them it is
-    interpolated, before the first it stays, after the last it goes on as between the last two, if that rises. Empty: 0.
+    interpolated, before the first it stays. After the last it goes on, if that rises, as it came from the last point
+    of at most half as many tokens: noise in points that lie close together must not decide it. Empty: 0.
 
     The defaults are arithmetic on data sheets, not a measurement: Llama-3-8B in bfloat16 on one H100 SXM. Every step
     reads the weights (16.1 GB at 3.35 TB/s); a token computes 2 x 8.03e9 operations and 4 x 32 layers x 4096 for each
@@ -88,9 +89,11 @@ class LinearCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         after = bisect_right(curve, tokens, key=itemgetter(0))
         if after == 0 or len(curve) == 1:
             return curve[0][1]
-        (left, low), (right, high) = curve[min(after, len(curve) - 1) - 1], curve[min(after, len(curve) - 1)]
+        right, high = curve[min(after, len(curve) - 1)]
         if after == len(curve):
+            left, low = curve[max(bisect_right(curve, right / 2, key=itemgetter(0)) - 1, 0)]
             return high + max(0.0, high - low) / (right - left) * (tokens - right)
+        left, low = curve[after - 1]
         return low + (high - low) / (right - left) * (tokens - left)
 
 

@@ -107,6 +107,13 @@ def test_a_curve_that_falls_at_its_end_stays_there():
     assert cost.seconds(StepWork(40, 0, 0, 0, 0)) == 0.4
 
 
+def test_noise_between_its_last_points_does_not_decide_how_a_curve_goes_on():
+    cost = LinearCost(base_s=0, prefill_token_s=0, prefill_context_token_s=0, curve=((2, 0.1), (255, 0.5), (511, 1.0)))
+    noisy = msgspec.structs.replace(cost, curve=(*cost.curve, (512.0, 1.1)))
+    for each in (cost, noisy):
+        assert each.seconds(StepWork(0, 1024, 0, 0, 0)) == pytest.approx(2.1, rel=0.1)
+
+
 def test_times_that_have_nothing_to_do_with_the_work_are_a_poor_fit():
     works, seconds = steps()
     assert fit_cost(works, np.random.RandomState(2).lognormal(0, 1, len(seconds))).poor
@@ -190,6 +197,25 @@ def test_a_poor_fit_is_said(tmp_path, capsys):
     recorder.close()
     assert main(["calibrate", str(path)]) == 0
     assert "the fit is poor" in capsys.readouterr().err
+
+
+def test_a_fit_that_no_simulation_takes_is_not_written(tmp_path, capsys):
+    config = scheduler_config()
+    path, out = tmp_path / "run.gz", tmp_path / "cost.json"
+    scheduler, recorder = Scheduler(config), Recorder(config, path.open("wb"), is_cached=lambda block: False)
+    request = Request(0, np.full(20, 1, np.int32), SamplingParams(max_tokens=50), 0.0)
+    scheduler.add(request)
+    recorder.added(request)
+    context = 20
+    while (plan := scheduler.schedule()) is not None:
+        ended = scheduler.update(plan, np.zeros(len(plan.sampled_slots), np.int32))
+        recorder.stepped(plan, ended, 1e-3 * context)
+        context += 1
+    recorder.close()
+    assert main(["calibrate", str(path), "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert f"{path}: too little varies in it" in error
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(
