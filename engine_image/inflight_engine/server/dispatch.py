@@ -61,7 +61,10 @@ class Dispatcher:
         for admission in report.admitted:
             admitted = self._known.get(admission.request_id)
             self._slots[admission.slot] = admitted
-            if admitted is not None and admitted.waiting:
+            if admitted is None:
+                continue
+            admitted.slot = admission.slot
+            if admitted.waiting:
                 self._on_admitted(admitted)
                 admitted.timings.admitted = max(began, admitted.timings.arrived)
                 self._metrics.queue_time.observe(admitted.timings.admitted - admitted.timings.arrived)
@@ -71,7 +74,11 @@ class Dispatcher:
             self._tokens(slots, token_ids, {logprobs.slot: logprobs for logprobs in report.logprobs}, now)
         for finished in report.finished:
             ended = self._known.pop(finished.request_id, None)
-            if ended is not None and not ended.done:
+            if ended is None:
+                continue
+            if ended.slot >= 0 and self._slots[ended.slot] is ended:
+                self._slots[ended.slot] = None  # or its tokens would stay in memory until the slot is taken again
+            if not ended.done:
                 self._on_finished(ended, finished.reason, _engine_error(finished.reason))
 
     def _tokens(

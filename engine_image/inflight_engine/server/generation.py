@@ -123,6 +123,7 @@ class Generation:
         "logprobs",
         "request",
         "scored",
+        "slot",
         "timer",
         "timings",
         "token_ids",
@@ -138,6 +139,8 @@ class Generation:
         """Of `token_ids`, one for each; empty unless asked for."""
         self.finish_reason: FinishReason | None = None
         self.error: ApiError | None = None
+        self.slot = -1
+        """The one it had last in the engine; -1: none yet."""
         self.last_token_at = -1.0
         """When the latest token came."""
         self.timer: asyncio.TimerHandle | None = None

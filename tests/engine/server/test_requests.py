@@ -1,6 +1,7 @@
 """A request's way through the API process, against a fake engine: bounds, timeouts, cancels, streams."""
 
 import asyncio
+import gc
 import json
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from inflight_engine.request import FinishReason
 from inflight_engine.server import lifecycle
 from inflight_engine.server.admission import QueueBounds
+from inflight_engine.server.generation import Generation
 from inflight_engine.server.middleware import OpenResponses
 from tests.engine.server.fake_engine import EOS, READY, ByteTokenizer, until
 
@@ -15,6 +17,11 @@ from tests.engine.server.fake_engine import EOS, READY, ByteTokenizer, until
 def events(text):
     """The data of server-sent events."""
     return [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+
+
+def num_generations():
+    gc.collect()
+    return sum(isinstance(found, Generation) for found in gc.get_objects())
 
 
 def start(fake, path="/v1/completions", **body):
@@ -274,3 +281,15 @@ async def test_while_loading_health_is_fine_and_requests_are_told_to_come_back(m
     assert int(answer.headers["retry-after"]) >= 1
     assert (await fake.http.get("/v1/runtime_config")).status_code == 503
     assert (await fake.http.get("/metrics")).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_answer_that_was_sent_leaves_nothing_in_memory(make_fake, stream):
+    fake, before = await make_fake(), num_generations()
+    calls = [start(fake, stream=stream) for _ in range(3)]
+    await until(lambda: len(fake.engine.requests) == 3)
+    assert num_generations() == before + 3
+    for request_id in range(3):
+        fake.engine.answer(request_id, "text", slot=request_id)
+    assert [(await call).status_code for call in calls] == [200] * 3
+    await until(lambda: num_generations() == before)
