@@ -12,6 +12,8 @@ from inflight_engine.request import TokenIds
 
 SHARED_BLOCK_TOKENS = 512
 """Tokens that one of Mooncake's hash ids stands for."""
+OUTPUT_TOKEN = -1
+"""Every token that is generated. No prompt has it: those of hash ids are 0 or more, all others below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ def prompt_token_ids(arrival: Arrival, index: int) -> TokenIds:
         index: the request's number, for the content of a prompt that shares nothing.
     """
     if not arrival.hash_ids:
-        return np.full(arrival.prompt_tokens, index, np.int32)
+        return np.full(arrival.prompt_tokens, OUTPUT_TOKEN - 1 - index, np.int32)
     place = np.floor(np.arange(arrival.prompt_tokens) / arrival.shared_block_tokens).astype(np.intp)
     # Rounding of a scaled prompt can reach past the last id.
     return np.asarray(arrival.hash_ids, np.int32)[np.minimum(place, len(arrival.hash_ids) - 1)]

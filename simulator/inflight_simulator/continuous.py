@@ -11,7 +11,7 @@ from inflight_engine.request import DEFAULT_CLASS, Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig, SwapRates
 from inflight_engine.scheduling.plan import PrefillChunk, SlotStart, StepPlan
 from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler
-from inflight_simulator.arrivals import Arrival, prompt_token_ids
+from inflight_simulator.arrivals import OUTPUT_TOKEN, Arrival, prompt_token_ids
 from inflight_simulator.cost import Cost, StepWork, attended_tokens
 from inflight_simulator.outcome import NEVER, Outcome, Phase, Refusal, Run, Span
 from inflight_simulator.passes import Pass, Passes, mixed
@@ -86,7 +86,7 @@ class _Engine:
         self.context = np.zeros(num_slots, np.intp)
         self.last_token = np.zeros(num_slots)
         self.longest_gap = np.zeros(num_slots)
-        self.tokens = np.zeros(num_slots, np.int32)
+        self.tokens = np.full(num_slots, OUTPUT_TOKEN, np.int32)
 
     def run_all(self) -> Run:
         scheduler, run = self.scheduler, self.run

@@ -29,6 +29,9 @@ COST_FLAGS = {
 }
 """Field of LinearCost: its flag, seconds in the flag's unit, help."""
 
+_MOST_SEQS, _MOST_BLOCKS, _MOST_BLOCK_TOKENS = 100_000, 100_000_000, 1_000_000
+"""The simulator has rows of memory for each of them."""
+
 CONTINUOUS_ONLY = (
     "--max-num-batched-tokens",
     "--kv-headroom",
@@ -103,10 +106,11 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         group.add_argument(name, help=text + (shown if default is not None else ""), **how)
 
     count = number(int, 1)
-    add("--max-num-seqs", "most requests running at once", type=count, metavar="N")
+    add("--max-num-seqs", "most requests running at once", type=number(int, 1, _MOST_SEQS), metavar="N")
     add("--max-num-batched-tokens", "most tokens computed in one step", type=count, metavar="N")
-    add("--num-kv-blocks", "blocks of the KV cache (default: never short)", type=count, metavar="N")
-    add("--block-size", "tokens in a KV block", type=count, metavar="N")
+    blocks = "blocks of the KV cache (default: never short)"
+    add("--num-kv-blocks", blocks, type=number(int, 1, _MOST_BLOCKS), metavar="N")
+    add("--block-size", "tokens in a KV block", type=number(int, 1, _MOST_BLOCK_TOKENS), metavar="N")
     add("--max-model-len", "longest prompt plus output (default: the longest request's)", type=count, metavar="N")
     add("--kv-headroom", "share of the KV cache left to running requests", type=number(float, 0, 0.9), metavar="SHARE")
     add("--scheduling-policy", "order of waiting requests; sjf knows the output lengths", choices=tuple(POLICIES))
@@ -123,7 +127,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--swap-space-blocks",
         "blocks of host memory for requests that gave way (default 0)",
-        type=number(int, 0),
+        type=number(int, 0, _MOST_BLOCKS),
         metavar="N",
     )
     add("--no-prefix-caching", "compute shared prefixes anew", action="store_const", const=True)

@@ -22,7 +22,7 @@ from inflight_simulator.machine import Machine, ample_blocks
 from inflight_simulator.outcome import Run
 from inflight_simulator.passes import mixed, separate
 from inflight_simulator.static import simulate_static
-from inflight_simulator.trace_files import read_arrivals
+from inflight_simulator.trace_files import MOST_SECONDS, MOST_TOKENS, read_arrivals
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,7 @@ def setup(flags: argparse.Namespace) -> Setup:
     """
     scaling = Scaling(flags.duration, flags.every, flags.scale_prompt, flags.scale_output, flags.speed)
     arrivals = scaled(read_arrivals(flags.arrivals), scaling)
+    _check_scaled(arrivals)
 
     def given(name: str) -> Any:
         value = getattr(flags, name)
@@ -93,6 +94,20 @@ def setup(flags: argparse.Namespace) -> Setup:
         prefix_caching=not flags.no_prefix_caching,
     )
     return Setup(arrivals, machine, cost_model(flags), scheduler)
+
+
+def _check_scaled(arrivals: Sequence[Arrival]) -> None:
+    """Raises InputError: scaling made of them what no simulation ends with."""
+    for flag, most in (
+        ("--scale-prompt", max(arrival.prompt_tokens for arrival in arrivals)),
+        ("--scale-output", max(arrival.output_tokens for arrival in arrivals)),
+    ):
+        if most > MOST_TOKENS:
+            raise InputError(f"{flag} makes a request of {most} tokens; at most {MOST_TOKENS} can be simulated")
+    if arrivals[-1].arrival_s > MOST_SECONDS:
+        raise InputError(
+            f"--speed makes the last request come at {arrivals[-1].arrival_s:g} s; at most {MOST_SECONDS:g}"
+        )
 
 
 def cost_model(flags: argparse.Namespace) -> Cost:

@@ -26,7 +26,9 @@ _TABLE = ("arrival_s", "prompt_tokens", "output_tokens")
 _TABLE_OPTIONAL = ("class", "tenant", "priority")
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _LARGEST_ID = 2**31 - 1
-_MOST_TOKENS = 10**8
+MOST_TOKENS = 10**8
+MOST_SECONDS = 1e10
+"""A time of day in seconds since 1970 is below it; above it a step's time is lost in rounding."""
 
 _Cells = list[str]
 _Parse = Callable[[_Cells], Arrival]
@@ -59,11 +61,14 @@ def read_arrivals(path: Path) -> list[Arrival]:
 
 def _format_of(file: TextIO) -> tuple[_Parse, Iterator[tuple[int, _Cells]]]:
     """How to parse a row, and the rows with their line numbers."""
-    first = file.readline()
+    begin, first = 0, file.readline()
+    while first and not first.strip():
+        begin += 1
+        first = file.readline()
     if first.lstrip().startswith("{"):
         file.seek(0)
         return _mooncake, ((line, [text]) for line, text in enumerate(file, 1) if text.strip())
-    header = [name.strip() for name in first.split(",")]
+    header = [name.strip() for name in next(csv.reader([first]), [])]
     if "arrival_s" in header:
         parse = _table(header)
     elif "ContextTokens" in header:
@@ -71,7 +76,7 @@ def _format_of(file: TextIO) -> tuple[_Parse, Iterator[tuple[int, _Cells]]]:
     else:
         raise ValueError(f"{first.strip()[:60]!r} is not the start of a known format\n{FORMATS}")
     reader = csv.reader(file)
-    return parse, ((reader.line_num + 1, cells) for cells in reader if any(cells))
+    return parse, ((begin + 1 + reader.line_num, cells) for cells in reader if any(map(str.strip, cells)))
 
 
 def _table(header: _Cells) -> _Parse:
@@ -164,6 +169,8 @@ def _seconds(name: str, given: str | float) -> float:
         raise ValueError(f"{name} {given!r} is not a number") from None
     if not 0 <= value < math.inf:
         raise ValueError(f"{name} must be 0 or more, not {given}")
+    if value > MOST_SECONDS:
+        raise ValueError(f"{name} must be at most {MOST_SECONDS:g} seconds, not {value:g}")
     return value
 
 
@@ -178,8 +185,8 @@ def _count(name: str, given: str | int, least: int) -> int:
     value = _integer(name, given)
     if value < least:
         raise ValueError(f"{name} must be at least {least}, not {value}")
-    if value > _MOST_TOKENS:
-        raise ValueError(f"{name} must be at most {_MOST_TOKENS}, not {value}")
+    if value > MOST_TOKENS:
+        raise ValueError(f"{name} must be at most {MOST_TOKENS}, not {value}")
     return value
 
 

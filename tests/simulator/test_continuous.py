@@ -150,6 +150,11 @@ def test_prompts_without_hash_ids_share_nothing():
     assert run.prefix_hits == 0
 
 
+def test_a_prompt_shares_nothing_with_outputs():
+    arrivals = [Arrival(0, 96, 500, hash_ids=(0,)), Arrival(100, 600, 1, hash_ids=(0, 1))]
+    assert simulate_continuous(arrivals, scheduler_config(), COST).prefix_hits == 96
+
+
 def test_a_class_with_more_weight_waits_less():
     arrivals = [Arrival(0, 10, 20, service_class=name) for name in ("batch", "chat") * 20]
     classes = (ServiceClass("batch", weight=1.0), ServiceClass("chat", weight=8.0))

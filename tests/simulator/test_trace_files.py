@@ -32,6 +32,14 @@ def test_byte_order_mark_carriage_returns_blanks_and_empty_lines_do_no_harm(read
     assert read("\ufeffarrival_s, prompt_tokens ,output_tokens\r\n\r\n 0 , 5 ,6\r\n\r\n") == [Arrival(0, 5, 6)]
 
 
+def test_names_and_values_may_be_quoted_and_lines_may_be_blank_before_and_between(read):
+    text = '\n \n"arrival_s","prompt_tokens","output_tokens"\n"0","5","6"\n  \n1,5,x\n'
+    with pytest.raises(InputError, match="line 6: output_tokens 'x' is not an integer"):
+        read(text)
+    assert read(text.replace("x", "7")) == [Arrival(0, 5, 6), Arrival(1, 5, 7)]
+    assert read('\n{"timestamp": 0, "input_length": 5, "output_length": 1}\n') == [Arrival(0, 5, 1)]
+
+
 def test_a_prompt_of_no_tokens_is_one_of_one(read):
     assert read(HEADER + "0,0,6\n") == [Arrival(0, 1, 6)]
 
@@ -66,6 +74,11 @@ def test_equal_hash_ids_are_equal_tokens_block_by_block():
     assert (prompt_token_ids(Arrival(0, 100, 1), 3) != prompt_token_ids(Arrival(0, 100, 1), 4)).all()
 
 
+def test_a_prompt_without_ids_shares_nothing_with_one_that_has_them():
+    ids = prompt_token_ids(Arrival(0, 512, 1, hash_ids=(5,)), 0)
+    assert not np.isin(prompt_token_ids(Arrival(0, 512, 1), 5), ids).any()
+
+
 def test_a_shared_prefix_stays_shared_when_prompts_are_scaled():
     arrivals = scaled(
         [Arrival(0, 1300, 1, hash_ids=(0, 7, 9)), Arrival(1, 1400, 1, hash_ids=(0, 7, 8))], Scaling(prompt=0.25)
@@ -85,6 +98,7 @@ def test_a_shared_prefix_stays_shared_when_prompts_are_scaled():
         (HEADER + "0,5,0\n", "line 2: output_tokens must be at least 1, not 0"),
         (HEADER + "0,1000000000000,6\n", "line 2: prompt_tokens must be at most 100000000, not 1000000000000"),
         (HEADER + "-1,5,6\n", "line 2: arrival_s must be 0 or more, not -1"),
+        (HEADER + "1e17,5,6\n", "line 2: arrival_s must be at most 1e+10 seconds, not 1e+17"),
         (HEADER + "nan,5,6\n", "line 2: arrival_s must be 0 or more, not nan"),
         (HEADER + "0,5,6\n\n0,5\n", "line 4: 2 values for the 3 columns"),
         (HEADER, "there are no requests in it"),
