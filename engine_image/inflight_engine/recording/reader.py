@@ -13,6 +13,7 @@ import msgspec
 from inflight_engine.recording.lines import (
     FORMAT_VERSION,
     HEADER_TAG,
+    MAX_INT32,
     Added,
     BlocksFilled,
     Event,
@@ -22,6 +23,8 @@ from inflight_engine.recording.lines import (
 )
 
 _GZIP_MAGIC = b"\x1f\x8b"
+_NOT_UNDERSTOOD = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding a line raises: bytes that are no UTF-8, and brackets without end, are errors of their own."""
 
 
 class RecordingError(ValueError):
@@ -72,7 +75,7 @@ class Recording:
                 continue
             try:
                 event = decoder.decode(line)
-            except msgspec.MsgspecError as error:
+            except _NOT_UNDERSTOOD as error:
                 raise RecordingError(f"cannot be understood in line {number}: {error}") from error
             if isinstance(event, Step):
                 if following not in (None, event.step):
@@ -87,6 +90,8 @@ class Recording:
                 runs = event.prompt_blocks if isinstance(event, Added) else event.blocks
                 if len(runs) % 2:
                     raise RecordingError(f"has a run of blocks without its length in line {number}")
+                if any(first + count > MAX_INT32 for first, count in zip(runs[::2], runs[1::2], strict=True)):
+                    raise RecordingError(f"has a run of blocks beyond {MAX_INT32} in line {number}")
             yield event
 
     def _lines(self) -> Iterator[bytes]:
@@ -121,7 +126,7 @@ class Recording:
 def _header(line: bytes) -> Header:
     try:
         first = msgspec.json.decode(line, type=_FirstLine)
-    except msgspec.MsgspecError as error:
+    except _NOT_UNDERSTOOD as error:
         raise RecordingError("is no recording of inflight-engine: its first line is another") from error
     if first.version > FORMAT_VERSION:
         raise RecordingError(
@@ -130,13 +135,13 @@ def _header(line: bytes) -> Header:
         )
     try:
         return msgspec.json.decode(line, type=Header)
-    except msgspec.MsgspecError as error:
+    except _NOT_UNDERSTOOD as error:
         raise RecordingError(f"cannot be understood in line 1: {error}") from error
 
 
 def _is_json(line: bytes) -> bool:
     try:
         msgspec.json.decode(line)
-    except msgspec.MsgspecError:
+    except _NOT_UNDERSTOOD:
         return False
     return True

@@ -228,7 +228,8 @@ class Recorder:
         except OSError as error:
             log.warning("the recording cannot be written and ends here: %s", error.strerror or error)
             self._end()
-        self._num_bytes += len(data)
+        else:
+            self._num_bytes += len(data)
 
     def _end(self) -> None:
         sink, self._sink = self._sink, None

@@ -91,7 +91,9 @@ def test_a_newer_format_is_refused_by_name(path, lines):
     assert f"format {FORMAT_VERSION + 1}" in text
 
 
-@pytest.mark.parametrize("content", [b"# Read me\n", b'{"record": "other", "version": 1}\n', b"[]\n", b"\xff\xfe\n"])
+@pytest.mark.parametrize(
+    "content", [b"# Read me\n", b'{"record": "\xff"}\n', b'{"record": "other", "version": 1}\n', b"[]\n", b"\xff\xfe\n"]
+)
 def test_another_file_is_no_recording(path, content):
     path.write_bytes(content)
     assert refusal(path).startswith("is no recording of inflight-engine")
@@ -115,6 +117,9 @@ def test_a_file_cut_in_its_first_line_is_refused(path, packed):
         (b'["add",1,0.5,-3,1,"chat","",0,null,[]]', "Expected `int` >= 0"),
         (b"what?", "malformed"),
         (b'["blocks",1,[2,3,4]]', "a run of blocks without its length"),
+        (b'["blocks",1,[2147483647,3]]', "a run of blocks beyond 2147483647"),
+        (b'["cancel",1,"\xff\xfe"]', "'utf-8' codec can't decode"),
+        (b"[" * 100_000, "recursion"),
     ],
 )
 def test_a_line_that_says_nothing_is_refused_with_its_number(path, lines, line, text):

@@ -185,6 +185,16 @@ def test_a_full_disk_ends_the_recording_with_one_warning_and_never_the_engine(tm
     assert replay(CONFIG, events, Survey(events)) is None
 
 
+def test_a_disk_that_is_full_where_the_limit_is_warns_once(caplog):
+    record = recorder(FullDisk(700), max_bytes=600)
+    for request_id in range(1000):
+        record.added(request(request_id, tenant=str(request_id)))
+    record.flush()
+    assert [entry.message for entry in caplog.records] == [
+        "the recording cannot be written and ends here: No space left on device"
+    ]
+
+
 def test_a_file_is_overwritten_and_closed(tmp_path):
     path = tmp_path / "run.gz"
     path.write_bytes(bytes(10_000))
