@@ -11,6 +11,7 @@ from e2e.demo_engine import ENGINE, free_port, wait_ready
 
 MODEL = "builtin://smollm2"
 STOP_SECONDS = 30
+_LOG_CHARACTERS = 1000
 
 
 @contextmanager
@@ -18,14 +19,17 @@ def served_engine(log: Path, *flags: str) -> Iterator[str]:
     """The engine's address while the block runs; it is drained and stopped afterwards.
 
     Raises:
-        RuntimeError: it did not become ready; `log`, its standard error, says why.
+        RuntimeError: it did not become ready; the message has the end of its log.
     """
     port = free_port(8100)
     command = [str(ENGINE), "serve", MODEL, "--host", "127.0.0.1", "--port", str(port), *flags]
     with log.open("wb") as errors:
         engine = subprocess.Popen(command, stderr=errors, process_group=0)
         try:
-            wait_ready(engine, port)
+            try:
+                wait_ready(engine, port)
+            except RuntimeError as error:
+                raise RuntimeError(f"{error}: {log.read_text()[-_LOG_CHARACTERS:]}") from None
             yield f"http://127.0.0.1:{port}"
         finally:
             engine.terminate()
@@ -33,3 +37,4 @@ def served_engine(log: Path, *flags: str) -> Iterator[str]:
                 engine.wait(timeout=STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 engine.kill()
+                engine.wait()

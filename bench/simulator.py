@@ -153,7 +153,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench.simulator",
         description=__doc__,
-        epilog="example: python -m bench.simulator --folder /tmp/fidelity; again with --report for the tables alone",
+        epilog="example: python -m bench.simulator --folder measured; again with --report for the tables alone",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--folder", type=Path, help="keep recordings and measured times here (default: a new one)")
