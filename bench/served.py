@@ -38,3 +38,4 @@ def served_engine(log: Path, *flags: str) -> Iterator[str]:
             except subprocess.TimeoutExpired:
                 engine.kill()
                 engine.wait()
+                engine.wait()
