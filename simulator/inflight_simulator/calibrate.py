@@ -111,7 +111,8 @@ def _curve(columns: dict[str, Floats], tokens: Floats, seconds: Floats) -> _Mode
     factors = fit_relative(matrix, seconds)
     fitted = dict(zip(named, factors[len(knots) :].tolist(), strict=True))
     curve = tuple(zip(knots, factors[: len(knots)].tolist(), strict=True))
-    cost = msgspec.structs.replace(LinearCost(), base_s=0.0, prefill_token_s=0.0, curve=curve, **fitted)
+    in_curve = dict.fromkeys(columns.keys() - named.keys(), 0.0)
+    cost = msgspec.structs.replace(LinearCost(), base_s=0.0, curve=curve, **in_curve, **fitted)
     return _Model(cost, matrix @ factors)
 
 

@@ -97,6 +97,17 @@ def test_a_machine_that_is_not_linear_in_tokens_gets_a_curve_and_a_close_fit():
     assert fit.cost.decode_kv_token_s == pytest.approx(3e-6, rel=0.05)
 
 
+def test_a_curve_of_decodes_alone_leaves_prefill_at_its_default():
+    works, _ = steps(800)
+    works[:, 0], works[:, 1], works[:, 3] = works[:, 0] + 1, 0, 0
+    seconds = np.interp(works[:, 0], [1, 15, 16, 40], [0.03, 0.12, 0.08, 0.2]) + 3e-6 * works[:, 2]
+    fit = fit_cost(works, seconds)
+    assert fit.cost.curve
+    assert fit.unseen == ("prefill_token_s", "prefill_context_token_s")
+    for name in fit.unseen:
+        assert getattr(fit.cost, name) == getattr(LinearCost(), name) > 0
+
+
 def test_a_curve_is_interpolated_stays_before_its_first_point_and_goes_on_after_its_last():
     cost = LinearCost(base_s=0, decode_seq_s=0, decode_kv_token_s=0, curve=((2.0, 0.5), (4.0, 1.5)))
     assert [cost.seconds(StepWork(n, 0, 0, 0, 0)) for n in (1, 2, 3, 4, 6)] == [0.5, 0.5, 1.0, 1.5, 2.5]
