@@ -114,10 +114,7 @@ class Engine:
         plan = self._scheduler.schedule()
         if plan is None:
             return StepReport(-1, [], b"", b"", [], ended, self._stats())
-        admitted = [
-            Admission(start.request_id, start.slot, resumed=len(start.token_ids) > start.num_prompt_tokens)
-            for start in plan.starts
-        ]
+        admitted = [Admission(start.request_id, start.slot) for start in plan.starts]
         planned = self._clock()
         try:
             token_ids, logprobs = self._runner.execute(plan)

@@ -85,11 +85,10 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class Admission(msgspec.Struct, frozen=True, array_like=True):
-    """A request left the waiting queue for a slot; `resumed` after a preemption."""
+    """A request left the waiting queue for a slot: at first, or again after a preemption."""
 
     request_id: int
     slot: int
-    resumed: bool
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):

@@ -48,7 +48,7 @@ STATS = StepStats(1, 2, 3, 0.5, 4, 5, 6, 7, 8, 9, 0.01, 0.001)
 LOGPROBS = [TokenLogprobs(0, -0.25, [7, 9], [-0.25, -1.5])]
 FINISHED = [Finished(1, FinishReason.LENGTH)]
 FROM_ENGINE = [
-    StepReport(3, [Admission(1, 0, False)], b"\0\0\0\0", b"\7\0\0\0", LOGPROBS, FINISHED, STATS),
+    StepReport(3, [Admission(1, 0)], b"\0\0\0\0", b"\7\0\0\0", LOGPROBS, FINISHED, STATS),
     LimitsApplied(9, Limits(4, 64, 2)),
     ClassWeightsApplied(10, {"batch": 0.5, "chat": 1.0}),
     RecordFlushed(11),

@@ -126,7 +126,7 @@ class FakeEngine(asyncio.Protocol):
         self.send(
             StepReport(
                 self._steps,
-                [Admission(request_id, slot, False) for request_id, slot in admitted],
+                [Admission(request_id, slot) for request_id, slot in admitted],
                 np.array(list(tokens), np.int32).tobytes(),
                 np.array(list(tokens.values()), np.int32).tobytes(),
                 list(logprobs),
