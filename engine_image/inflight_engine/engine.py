@@ -13,20 +13,19 @@ from inflight_engine.messages import (
     AddRequest,
     Admission,
     CancelRequest,
-    ClassWeightsApplied,
+    Configure,
+    Configured,
     Finished,
     FlushRecord,
     FromEngine,
-    LimitsApplied,
     RecordFlushed,
-    SetClassWeights,
-    SetLimits,
     StepReport,
     StepStats,
 )
 from inflight_engine.output import StepOutput, TokenLogprobs
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.request import FinishReason, Request, TokenIds
+from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import Slots, StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.swap_rates import SwapRateMeter
@@ -81,27 +80,17 @@ class Engine:
         """Something to compute, or something to report."""
         return self._scheduler.has_work or bool(self._ended_outside)
 
-    def handle(
-        self, message: AddRequest | CancelRequest | SetLimits | SetClassWeights | FlushRecord
-    ) -> FromEngine | None:
+    def handle(self, message: AddRequest | CancelRequest | Configure | FlushRecord) -> FromEngine | None:
         """Take in one message between two steps; returns the answer it has, if any."""
-        scheduler, recorder = self._scheduler, self._recorder
         match message:
             case AddRequest():
                 self._add(message)
             case CancelRequest():
                 if self._cancel(message.request_id, message.reason):
                     self._ended_outside.append(Finished(message.request_id, message.reason))
-            case SetLimits():
-                scheduler.limits = message.limits
-                if recorder is not None:
-                    recorder.limits(message.limits)
-                return LimitsApplied(message.call_id, message.limits)
-            case SetClassWeights():
-                scheduler.set_class_weights(message.weights)
-                if recorder is not None:
-                    recorder.weights(message.weights)
-                return ClassWeightsApplied(message.call_id, scheduler.class_weights)
+            case Configure():
+                self._configure(message.limits, message.class_weights)
+                return Configured(message.call_id, self._scheduler.limits, self._scheduler.class_weights)
             case FlushRecord():
                 self.flush_record()
                 return RecordFlushed(message.call_id)
@@ -156,6 +145,18 @@ class Engine:
         """Write what is recorded. Nothing may be done afterwards."""
         if self._recorder is not None:
             self._recorder.close()
+
+    def _configure(self, limits: Limits, class_weights: dict[str, float]) -> None:
+        scheduler, recorder = self._scheduler, self._recorder
+        # The weights first: only they can be refused, and then nothing has changed.
+        if class_weights:
+            scheduler.set_class_weights(class_weights)
+            if recorder is not None:
+                recorder.weights(class_weights)
+        if limits != scheduler.limits:
+            scheduler.limits = limits
+            if recorder is not None:
+                recorder.limits(limits)
 
     def _add(self, message: AddRequest) -> None:
         request = Request(

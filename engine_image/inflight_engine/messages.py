@@ -38,19 +38,17 @@ class CancelRequest(msgspec.Struct, frozen=True, tag=True):
     reason: FinishReason
 
 
-class SetLimits(msgspec.Struct, frozen=True, tag=True):
-    """Checked by the API process already; in force from the next step."""
+class Configure(msgspec.Struct, frozen=True, tag=True):
+    """What changes while the engine runs, checked by the API process already; in force from the next step, all of it.
+    Answered by `Configured`.
+
+    Attributes:
+        class_weights: of the service classes whose weight changes.
+    """
 
     call_id: int
     limits: Limits
-
-
-class SetClassWeights(msgspec.Struct, frozen=True, tag=True):
-    """New weights of some service classes, checked by the API process; in force from the next step. Answered by
-    `ClassWeightsApplied`."""
-
-    call_id: int
-    weights: dict[str, float]
+    class_weights: dict[str, float] = {}
 
 
 class FlushRecord(msgspec.Struct, frozen=True, tag=True):
@@ -141,16 +139,12 @@ class StepReport(msgspec.Struct, frozen=True, tag=True):
     stats: StepStats
 
 
-class LimitsApplied(msgspec.Struct, frozen=True, tag=True):
+class Configured(msgspec.Struct, frozen=True, tag=True):
+    """What is in force now. `class_weights`: of all service classes."""
+
     call_id: int
     limits: Limits
-
-
-class ClassWeightsApplied(msgspec.Struct, frozen=True, tag=True):
-    """`weights`: of all classes, now in force."""
-
-    call_id: int
-    weights: dict[str, float]
+    class_weights: dict[str, float]
 
 
 class RecordFlushed(msgspec.Struct, frozen=True, tag=True):
@@ -163,5 +157,5 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-ToEngine: TypeAlias = AddRequest | CancelRequest | SetLimits | SetClassWeights | FlushRecord | Shutdown
-FromEngine: TypeAlias = EngineReady | StepReport | LimitsApplied | ClassWeightsApplied | RecordFlushed | EngineFailed
+ToEngine: TypeAlias = AddRequest | CancelRequest | Configure | FlushRecord | Shutdown
+FromEngine: TypeAlias = EngineReady | StepReport | Configured | RecordFlushed | EngineFailed

@@ -9,14 +9,12 @@ from inflight_engine.messages import (
     AddRequest,
     Admission,
     CancelRequest,
-    ClassWeightsApplied,
+    Configure,
+    Configured,
     EngineFailed,
     Finished,
     FlushRecord,
-    LimitsApplied,
     RecordFlushed,
-    SetClassWeights,
-    SetLimits,
     Shutdown,
     StepReport,
     StepStats,
@@ -39,8 +37,8 @@ TO_ENGINE = [
         predicted_tokens=2,
     ),
     CancelRequest(1, FinishReason.STOP),
-    SetLimits(9, Limits(4, 64, 2)),
-    SetClassWeights(10, {"batch": 0.5}),
+    Configure(9, Limits(4, 64, 2)),
+    Configure(10, Limits(4, 64, 2), {"batch": 0.5}),
     FlushRecord(11),
     Shutdown(),
 ]
@@ -49,8 +47,7 @@ LOGPROBS = [TokenLogprobs(0, -0.25, [7, 9], [-0.25, -1.5])]
 FINISHED = [Finished(1, FinishReason.LENGTH)]
 FROM_ENGINE = [
     StepReport(3, [Admission(1, 0)], b"\0\0\0\0", b"\7\0\0\0", LOGPROBS, FINISHED, STATS),
-    LimitsApplied(9, Limits(4, 64, 2)),
-    ClassWeightsApplied(10, {"batch": 0.5, "chat": 1.0}),
+    Configured(10, Limits(4, 64, 2), {"batch": 0.5, "chat": 1.0}),
     RecordFlushed(11),
     EngineFailed("out of memory"),
 ]

@@ -8,14 +8,13 @@ from inflight_engine.engine import MAX_CONSECUTIVE_FAILURES, Engine
 from inflight_engine.messages import (
     AddRequest,
     CancelRequest,
-    ClassWeightsApplied,
+    Configure,
+    Configured,
     FlushRecord,
-    LimitsApplied,
     RecordFlushed,
-    SetClassWeights,
-    SetLimits,
 )
 from inflight_engine.output import StepOutput, TokenLogprobs
+from inflight_engine.recording.lines import LimitsChanged, WeightsChanged
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.recording.replay import replay
@@ -130,7 +129,8 @@ def test_cancelling_an_unknown_request_is_no_error():
 
 def test_limits_are_in_force_from_the_next_step_and_acknowledged():
     engine = make_engine()
-    assert engine.handle(SetLimits(5, Limits(1, 2, revision=3))) == LimitsApplied(5, Limits(1, 2, revision=3))
+    limits = Limits(1, 2, revision=3)
+    assert engine.handle(Configure(5, limits)) == Configured(5, limits, {"a": 1.0, "b": 1.0})
     engine.handle(add(1, [1, 2, 3]))
     engine.handle(add(2, [1]))
     assert engine.step().stats.num_prefill_tokens == 2
@@ -201,7 +201,33 @@ def test_log_probabilities_go_out_with_the_tokens_of_their_step():
 
 def test_class_weights_are_acknowledged_with_all_that_are_in_force():
     engine = make_engine()
-    assert engine.handle(SetClassWeights(3, {"b": 2.5})) == ClassWeightsApplied(3, {"a": 1.0, "b": 2.5})
+    answer = engine.handle(Configure(3, CONFIG.capacity, {"b": 2.5}))
+    assert answer == Configured(3, CONFIG.capacity, {"a": 1.0, "b": 2.5})
+
+
+def test_a_configuration_that_cannot_be_applied_changes_nothing(tmp_path):
+    engine = make_engine(record=tmp_path / "record")
+    with pytest.raises(ValueError, match="no service class c"):
+        engine.handle(Configure(3, Limits(1, 2), {"b": 2.5, "c": 1.0}))
+    assert engine.handle(Configure(4, CONFIG.capacity)) == Configured(4, CONFIG.capacity, {"a": 1.0, "b": 1.0})
+    engine.close()
+    assert list(Recording(tmp_path / "record").events()) == []
+
+
+def test_only_what_changes_is_recorded(tmp_path):
+    engine = make_engine(record=tmp_path / "record")
+    limits = Limits(2, 8, revision=1)
+    engine.handle(Configure(1, limits))
+    engine.handle(Configure(2, limits, {"a": 3.0}))
+    engine.handle(Configure(3, limits))
+    engine.handle(Configure(4, CONFIG.capacity, {"b": 0.5}))
+    engine.close()
+    assert list(Recording(tmp_path / "record").events()) == [
+        LimitsChanged(2, 8, 1),
+        WeightsChanged({"a": 3.0}),
+        WeightsChanged({"b": 0.5}),
+        LimitsChanged(4, 32, CONFIG.capacity.revision),
+    ]
 
 
 def test_measured_rates_reach_the_scheduler():
@@ -219,8 +245,7 @@ def test_what_the_engine_records_replays_without_a_difference(tmp_path, failing_
         engine.handle(add(number, [number % 3] * (5 + number), max_tokens=1 + number % 7))
         if number % 5 == 0:
             engine.handle(CancelRequest(number - 1, FinishReason.ABORT))
-            engine.handle(SetLimits(0, Limits(1 + number % 4, 8 + number % 20)))
-            engine.handle(SetClassWeights(0, {"a": 1.0 + number}))
+            engine.handle(Configure(0, Limits(1 + number % 4, 8 + number % 20), {"a": 1.0 + number}))
         engine.step()
     while engine.has_work:
         engine.step()

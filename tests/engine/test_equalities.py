@@ -10,7 +10,7 @@ import pytest
 
 from inflight_engine.config import EngineConfig
 from inflight_engine.engine_process import load
-from inflight_engine.messages import AddRequest, SetLimits
+from inflight_engine.messages import AddRequest, Configure
 from inflight_engine.models.source import resolve
 from inflight_engine.models.tokenizer import load_tokenizer
 from inflight_engine.request import SamplingParams
@@ -92,7 +92,7 @@ def run(engine, prompts, sampling, *, change_limits=None, **fields):
     owner = {}
     while engine.has_work:
         if change_limits is not None:
-            engine.handle(SetLimits(0, change_limits()))
+            engine.handle(Configure(0, change_limits()))
         report = engine.step()
         owner |= {admission.slot: admission.request_id for admission in report.admitted}
         slots, token_ids = np.frombuffer(report.slots, np.int32), np.frombuffer(report.token_ids, np.int32)

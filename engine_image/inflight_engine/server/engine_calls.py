@@ -7,21 +7,14 @@ import itertools
 from collections.abc import Callable
 from typing import TypeAlias
 
-from inflight_engine.messages import (
-    ClassWeightsApplied,
-    FlushRecord,
-    LimitsApplied,
-    RecordFlushed,
-    SetClassWeights,
-    SetLimits,
-)
+from inflight_engine.messages import Configure, Configured, FlushRecord, RecordFlushed
 from inflight_engine.server.errors import ApiError
 
 ANSWER_SECONDS = 60.0
 """It answers between two steps, and a step is far shorter."""
 
-Question: TypeAlias = SetLimits | SetClassWeights | FlushRecord
-Answer: TypeAlias = LimitsApplied | ClassWeightsApplied | RecordFlushed
+Question: TypeAlias = Configure | FlushRecord
+Answer: TypeAlias = Configured | RecordFlushed
 
 
 class EngineCalls:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from inflight_engine.messages import ClassWeightsApplied, LimitsApplied, SetClassWeights, SetLimits
+from inflight_engine.messages import Configure, Configured
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import LimitError, Limits, StaleRevisionError, changed_limits
 from inflight_engine.server.engine_calls import EngineCalls
@@ -40,7 +40,7 @@ class RuntimeConfig:
     async def start(self, limits: Limits, capacity: Limits) -> None:
         """The engine starts with its capacity."""
         if limits != capacity:
-            await self._calls.ask(lambda call_id: SetLimits(call_id, limits))
+            await self._calls.ask(lambda call_id: Configure(call_id, limits))
         self.limits = limits
 
     async def change(self, change: Change, capacity: Limits) -> None:
@@ -48,23 +48,19 @@ class RuntimeConfig:
 
         Raises:
             ApiError: 400 a value is out of range or a class unknown, 409 the revision is an older one, 503 the engine
-                is gone or not there yet, 504 it does not answer.
+                is gone or not there yet, 504 it does not answer (should it answer later, all of it is in force then).
         """
         async with self._changing:
             if self.limits is None:
                 raise ApiError(503, "the model is still loading", code="loading", retry_after=1)
             limits = _limits(self.limits, capacity, change)
-            weights = _weights(self.class_weights, change.class_weights)
-            if limits != self.limits:
-                await self._calls.ask(lambda call_id: SetLimits(call_id, limits))
-            if weights != self.class_weights:
-                await self._calls.ask(lambda call_id: SetClassWeights(call_id, weights))
+            weights = _changed_weights(self.class_weights, change.class_weights)
+            if limits != self.limits or weights:
+                await self._calls.ask(lambda call_id: Configure(call_id, limits, weights))
 
-    def applied(self, answer: LimitsApplied | ClassWeightsApplied) -> None:
-        if isinstance(answer, LimitsApplied):
-            self.limits = answer.limits
-        else:
-            self.class_weights = {name: answer.weights[name] for name in self.class_weights}
+    def applied(self, answer: Configured) -> None:
+        self.limits = answer.limits
+        self.class_weights = {name: answer.class_weights[name] for name in self.class_weights}
 
 
 def _limits(current: Limits, capacity: Limits, change: Change) -> Limits:
@@ -82,10 +78,10 @@ def _limits(current: Limits, capacity: Limits, change: Change) -> Limits:
         raise ApiError(409, str(error), "revision", "stale_revision") from None
 
 
-def _weights(current: Mapping[str, float], change: Mapping[str, float]) -> dict[str, float]:
+def _changed_weights(current: Mapping[str, float], change: Mapping[str, float]) -> dict[str, float]:
     for name in change:
         if name not in current:
             raise bad_request(
                 f"class_weights: there is no class {name!r}; this server has: {', '.join(current)}", "class_weights"
             )
-    return {**current, **change}
+    return {name: weight for name, weight in change.items() if weight != current[name]}

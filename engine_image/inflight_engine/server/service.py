@@ -13,11 +13,10 @@ import numpy as np
 from inflight_engine.messages import (
     AddRequest,
     CancelRequest,
-    ClassWeightsApplied,
+    Configured,
     EngineFailed,
     EngineReady,
     FromEngine,
-    LimitsApplied,
     RecordFlushed,
     Shutdown,
     StepReport,
@@ -193,7 +192,7 @@ class Service:
                 self.stats = message.stats
                 self.last_progress = now
                 self._dispatcher.report(message, now)
-            case LimitsApplied() | ClassWeightsApplied():
+            case Configured():
                 self.runtime.applied(message)
                 self.calls.answered(message)
             case RecordFlushed():

@@ -13,14 +13,12 @@ from inflight_engine.messages import (
     AddRequest,
     Admission,
     CancelRequest,
-    ClassWeightsApplied,
+    Configure,
+    Configured,
     EngineReady,
     Finished,
     FlushRecord,
-    LimitsApplied,
     RecordFlushed,
-    SetClassWeights,
-    SetLimits,
     StepReport,
     StepStats,
 )
@@ -85,10 +83,14 @@ class ByteDetokenizer:
 
 
 class FakeEngine(asyncio.Protocol):
-    """`requests`, `cancels`, `limits`, `weights` and `flushes` are what arrived; `report` sends one step."""
+    """`requests`, `cancels`, `configurations` and `flushes` are what arrived; `report` sends one step.
+
+    `answering`: it answers what changes its configuration. `weights`: of service classes, in force.
+    """
 
     def __init__(self):
-        self.requests, self.cancels, self.limits, self.weights, self.flushes = {}, [], [], [], 0
+        self.requests, self.cancels, self.configurations, self.flushes = {}, [], [], 0
+        self.answering, self.weights = True, {}
         self._decoder = FrameDecoder.for_engine()
         self._arrived = asyncio.Condition()
         self._steps = 0
@@ -104,12 +106,11 @@ class FakeEngine(asyncio.Protocol):
                 case CancelRequest():
                     self.cancels.append(message)
                     self.report(finished=[(message.request_id, message.reason)])
-                case SetLimits():
-                    self.limits.append(message.limits)
-                    self.send(LimitsApplied(message.call_id, message.limits))
-                case SetClassWeights():
-                    self.weights.append(message.weights)
-                    self.send(ClassWeightsApplied(message.call_id, message.weights))
+                case Configure():
+                    self.configurations.append((message.limits, message.class_weights))
+                    self.weights |= message.class_weights
+                    if self.answering:
+                        self.send(Configured(message.call_id, message.limits, self.weights))
                 case FlushRecord():
                     self.flushes += 1
                     self.send(RecordFlushed(message.call_id))
@@ -163,6 +164,7 @@ def server_config(**changes):
 async def connected(config, *, load=True):
     """A service with a fake engine behind it, and its application."""
     service, engine, responses = Service(config), FakeEngine(), OpenResponses()
+    engine.weights = {service_class.name: service_class.weight for service_class in config.engine.classes}
     ours, theirs = socket.socketpair()
     await asyncio.get_running_loop().create_connection(lambda: engine, sock=theirs)
     await service.client.connect(ours)

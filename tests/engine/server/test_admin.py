@@ -5,9 +5,12 @@ import asyncio
 import pytest
 
 from inflight_engine.config import EngineConfig
+from inflight_engine.messages import Configured
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import Limits
+from inflight_engine.server import engine_calls
 from inflight_engine.server.limits_file import initial_limits
+from tests.engine.server.fake_engine import CAPACITY, until
 
 TOKEN = {"authorization": "Bearer secret"}
 
@@ -48,7 +51,7 @@ async def test_patch_answers_with_what_the_engine_has_put_in_force(make_fake):
             ],
         },
     }
-    assert fake.engine.limits == [Limits(2, 64, 7)]
+    assert fake.engine.configurations == [(Limits(2, 64, 7), {})]
     assert (await fake.http.get("/v1/runtime_config")).json() == answer.json()
     text = (await fake.http.get("/metrics")).text
     assert 'inflight_max_num_seqs{model_name="fake"} 2.0' in text
@@ -76,7 +79,7 @@ async def test_refused_change_changes_nothing(make_fake, change, status, param):
     answer = await patch(fake, **change)
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
     assert (await fake.http.get("/v1/runtime_config")).json() == before
-    assert len(fake.engine.limits) == 1
+    assert len(fake.engine.configurations) == 1
 
 
 async def test_change_after_the_engine_died_is_503_at_once(make_fake):
@@ -92,7 +95,7 @@ async def test_wrong_or_missing_token_is_401(make_fake, headers):
     fake = await make_fake()
     for answer in (await patch(fake, headers, max_num_seqs=2), await fake.http.post("/admin/drain", headers=headers)):
         assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
-    assert not fake.engine.limits
+    assert not fake.engine.configurations
     assert not fake.app.state.drains
 
 
@@ -116,11 +119,29 @@ async def test_class_weights_change_alone_or_with_limits_and_the_answer_is_what_
     fake = await make_fake(engine=CLASSES)
     assert weights(await fake.http.get("/v1/runtime_config")) == {"a": 4.0, "b": 1.0, "c": 1.0}
     assert weights(await patch(fake, class_weights={"b": 2})) == {"a": 4.0, "b": 2.0, "c": 1.0}
-    assert (fake.engine.weights, fake.engine.limits) == ([{"a": 4.0, "b": 2.0, "c": 1.0}], [])
+    assert fake.engine.configurations == [(CAPACITY, {"b": 2.0})]
     both = await patch(fake, class_weights={"a": 0.5, "c": 8}, max_num_seqs=2, revision=1)
     assert (both.json()["max_num_seqs"], weights(both)) == (2, {"a": 0.5, "b": 2.0, "c": 8.0})
+    assert fake.engine.configurations[1:] == [(Limits(2, 64, 1), {"a": 0.5, "c": 8.0})]
     assert weights(await fake.http.get("/v1/runtime_config")) == weights(both)
-    assert weights(await patch(fake)) == weights(both)
+    assert weights(await patch(fake, class_weights={"c": 8})) == weights(both)
+    assert len(fake.engine.configurations) == 2
+
+
+async def test_change_that_the_engine_does_not_answer_is_504_and_once_it_does_all_of_it_is_shown(
+    make_fake, monkeypatch
+):
+    monkeypatch.setattr(engine_calls, "ANSWER_SECONDS", 0.05)
+    fake = await make_fake(engine=CLASSES)
+    before = (await fake.http.get("/v1/runtime_config")).json()
+    fake.engine.answering = False
+    assert (await patch(fake, class_weights={"a": 2}, max_num_seqs=2)).status_code == 504
+    assert (await fake.http.get("/v1/runtime_config")).json() == before
+    ((limits, _),) = fake.engine.configurations
+    fake.engine.send(Configured(0, limits, fake.engine.weights))
+    await until(lambda: fake.service.runtime.limits == limits)
+    after = await fake.http.get("/v1/runtime_config")
+    assert (after.json()["max_num_seqs"], weights(after)) == (2, {"a": 2.0, "b": 1.0, "c": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -143,7 +164,7 @@ async def test_refused_weights_change_nothing_not_even_the_limits(make_fake, cha
     answer = await patch(fake, **{"max_num_seqs": 2, **change})
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
     assert (await fake.http.get("/v1/runtime_config")).json() == before
-    assert (len(fake.engine.limits), fake.engine.weights) == (1, [])
+    assert len(fake.engine.configurations) == 1
 
 
 async def test_weight_that_is_no_number_of_json_is_refused(make_fake):
@@ -155,7 +176,7 @@ async def test_weight_that_is_no_number_of_json_is_refused(make_fake):
             headers={**TOKEN, "content-type": "application/json"},
         )
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "class_weights.a")
-    assert not fake.engine.weights
+    assert not fake.engine.configurations
 
 
 async def test_without_a_configured_token_admin_calls_are_off(make_fake, monkeypatch):
@@ -164,7 +185,7 @@ async def test_without_a_configured_token_admin_calls_are_off(make_fake, monkeyp
     answer = await patch(fake, {"authorization": "Bearer "}, max_num_seqs=2)
     assert answer.status_code == 403
     assert "INFLIGHT_ADMIN_TOKEN" in answer.json()["error"]["message"]
-    assert not fake.engine.limits
+    assert not fake.engine.configurations
 
 
 async def test_token_file_is_read_afresh_so_that_rotation_works(make_fake, monkeypatch, tmp_path):
@@ -197,7 +218,7 @@ async def test_while_draining_connections_close_and_ready_fails(make_fake):
     assert answer.headers["retry-after"] == "1"
 
 
-CAPACITY = Limits(8, 512)
+LARGE = Limits(8, 512)
 
 
 @pytest.mark.parametrize(
@@ -205,22 +226,22 @@ CAPACITY = Limits(8, 512)
     [
         ('{"max_num_seqs": 4, "max_num_batched_tokens": 64, "revision": 9}', Limits(4, 64, 9)),
         ('{"max_num_seqs": 99}', Limits(8, 512)),
-        ("{}", CAPACITY),
-        ('{"max_num_seqs": 0}', CAPACITY),
-        ('{"max_num_seqs": 4, "other": 1}', CAPACITY),
-        ("max_num_seqs: 4", CAPACITY),
-        ("", CAPACITY),
+        ("{}", LARGE),
+        ('{"max_num_seqs": 0}', LARGE),
+        ('{"max_num_seqs": 4, "other": 1}', LARGE),
+        ("max_num_seqs: 4", LARGE),
+        ("", LARGE),
     ],
 )
 def test_limits_file_is_clamped_and_a_malformed_one_is_only_a_warning(tmp_path, caplog, content, expected):
     path = tmp_path / "limits.json"
     path.write_text(content)
-    assert initial_limits(path, CAPACITY) == expected
-    malformed = expected == CAPACITY and content != "{}" and "99" not in content
+    assert initial_limits(path, LARGE) == expected
+    malformed = expected == LARGE and content != "{}" and "99" not in content
     assert ("malformed" in caplog.text) == malformed
 
 
 def test_limits_file_need_not_exist(tmp_path, caplog):
-    assert initial_limits(tmp_path / "none", CAPACITY) == CAPACITY
-    assert initial_limits(None, CAPACITY) == CAPACITY
+    assert initial_limits(tmp_path / "none", LARGE) == LARGE
+    assert initial_limits(None, LARGE) == LARGE
     assert not caplog.records

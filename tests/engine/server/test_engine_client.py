@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_engine.channel import encode
-from inflight_engine.messages import EngineFailed, LimitsApplied, StepReport, StepStats
+from inflight_engine.messages import Configured, EngineFailed, StepReport, StepStats
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.engine_client import EngineClient
@@ -14,7 +14,7 @@ from inflight_engine.server.engine_client import EngineClient
 NUMBERS = st.integers(0, 2**31)
 MESSAGES = st.one_of(
     st.builds(EngineFailed, st.text(max_size=300)),
-    st.builds(LimitsApplied, NUMBERS, st.builds(Limits, NUMBERS, NUMBERS, NUMBERS)),
+    st.builds(Configured, NUMBERS, st.builds(Limits, NUMBERS, NUMBERS, NUMBERS), st.just({"a": 0.5})),
     st.builds(
         StepReport,
         NUMBERS,
