@@ -164,6 +164,8 @@ def main() -> int:
     parser.add_argument("--scale-prompt", type=float, default=0.125, help="factor of prompt lengths (default 0.125)")
     parser.add_argument("--scale-output", type=float, default=0.25, help="factor of output lengths (default 0.25)")
     flags = parser.parse_args()
+    if not 0 < flags.compare <= flags.minutes <= 10:
+        parser.error("--compare must be above 0 and at most --minutes, and that at most 10")
     if flags.report and flags.folder is None:
         parser.error("--report needs --folder")
     folder = flags.folder or Path(tempfile.mkdtemp(prefix="inflight-bench-"))

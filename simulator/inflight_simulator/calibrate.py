@@ -58,7 +58,7 @@ class _Model(NamedTuple):
 
 def fit_cost(works: Floats, seconds: Floats) -> Fit:
     """Robust non-negative least squares on relative errors: of the straight line, and, where steps depart from it by
-    how many tokens they compute, of a curve in its constant's and prompt tokens' place.
+    how many tokens they compute, of a curve in the place of its constant, decodes and prompt tokens.
 
     Args:
         works: [steps, numbers of `StepWork`].
@@ -102,8 +102,9 @@ def _line(columns: dict[str, Floats], seconds: Floats) -> _Model:
 
 
 def _curve(columns: dict[str, Floats], tokens: Floats, seconds: Floats) -> _Model:
-    """Prompt tokens need no factor beside a curve: what a decode costs more than they is in its own."""
-    named = {name: column for name, column in columns.items() if name != "prefill_token_s"}
+    """Neither decodes nor prompt tokens have a factor beside a curve: most sizes of steps are met with decodes only, or
+    with prompts only, where such a factor and the curve could not be told apart."""
+    named = {name: column for name, column in columns.items() if name not in ("decode_seq_s", "prefill_token_s")}
     knots = _knots(tokens)
     # Column k is how much the k-th knot has in the value interpolated at each step's tokens.
     hats = [np.interp(tokens, knots, unit) for unit in np.eye(len(knots))]

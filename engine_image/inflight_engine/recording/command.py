@@ -20,7 +20,8 @@ and exits with 1. A file that is still being written, or was cut short by a kill
 A recording is gzip with one JSON array a line: zcat shows it, and one that was changed by hand can be replayed, packed
 or not. A step's line has: its number, microseconds, slots given up, preemptions [request, slot, swapped out], starts
 [request, slot, tokens cached or swapped in, swapped in], prefill chunks [slot, first token, length], slots that joined
-or left the decodes, tokens computed, and who ended. No prompt or output is in it."""
+or left the decodes, tokens computed, and who ended. No prompt or output is in it. What comes from outside is told
+again, not compared: arrivals, cancels, changes, and that a model sampled a stop token."""
 
 EXAMPLE = """\
 example:
@@ -54,6 +55,8 @@ def run(path: Path, *, as_json: bool) -> int:
         return _failed(f"cannot read {path}: {error.strerror or error}")
     except ValueError as error:
         return _failed(f"{path} cannot be replayed: {error}")
+    except MemoryError:  # only lengths that no engine has written take so much
+        return _failed(f"{path} cannot be replayed: it has requests or caches that do not fit in memory")
     header = recording.header
     if as_json:
         result = {

@@ -27,12 +27,14 @@ class WaitingQueues:
     the scheduler's choice, and brings the client no token that it did not have.
 
     Raises:
-        ValueError: there is no such policy, two classes have one name, or a weight is not a number above 0.
+        ValueError: there is no such policy, no class or two of one name, or a weight is not a number above 0.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
         if config.policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}, not {config.policy!r}")
+        if not config.classes:
+            raise ValueError("there must be at least one service class")
         self._weights = {each.name: each.weight for each in config.classes}
         if len(self._weights) < len(config.classes):
             raise ValueError("two service classes have the same name: give each its own")

@@ -252,3 +252,8 @@ def test_an_item_pushed_again_moves():
     assert heap.first() == ((1,), "a")
     heap.remove("a")
     assert heap.first() == ((2,), "b")
+
+
+def test_without_a_class_there_are_no_queues():
+    with pytest.raises(ValueError, match="at least one service class"):
+        WaitingQueues(SchedulerConfig(Limits(8, 64), num_blocks=100, block_size=4, max_model_len=400, classes=()))
