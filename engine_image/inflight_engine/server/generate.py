@@ -65,7 +65,7 @@ class GenerateAnswer:
         if len(self._sent) > 1:
             news["index"] = index
         if choice.scored:
-            news["logprobs"] = [_scores(logprobs) for logprobs in choice.logprobs[begin:end]]
+            news["logprobs"] = [_scores(logprobs) for logprobs in choice.logprobs]
         return news
 
 

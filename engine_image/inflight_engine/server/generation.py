@@ -104,6 +104,10 @@ class Generation:
     The dispatcher of step reports calls `add_token` and `finish`, which tell the inbox; its reader then calls `take`.
     Text is made when it is taken, except where each token's place in it matters: with stop strings, which must be found
     in the step in which they appear, and with log-probabilities.
+
+    Of log-probabilities (up to about 1.7 kB a token) only those are in memory that were not written yet: of a whole
+    answer all of them, in a stream those of tokens whose text cannot be sent yet and of what came while its client did
+    not read. `max_tokens` bounds both, and the request's timeout ends them.
     """
 
     __slots__ = (
@@ -136,7 +140,7 @@ class Generation:
         self.timings = Timings(arrived)
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
-        """Of `token_ids`, one for each; empty unless asked for."""
+        """Of the last of `token_ids`, those that no piece of a stream was written with; empty unless asked for."""
         self.finish_reason: FinishReason | None = None
         self.error: ApiError | None = None
         self.slot = -1

@@ -103,6 +103,7 @@ class GenerationResponse(Response):
                 piece = generation.take()
                 if piece.text or piece.tokens:
                     chunks.append(self._answer.piece(generation, piece))
+                    generation.logprobs.clear()
                 if generation.done:
                     ended = True
                     if generation.error is None:

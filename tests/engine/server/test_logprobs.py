@@ -1,6 +1,7 @@
 """Log-probabilities in OpenAI's shapes: they go with the text, token by token, and end where it ends."""
 
 import asyncio
+import gc
 import json
 import threading
 
@@ -19,14 +20,15 @@ def start(fake, path, **body):
 
 
 async def sampled(fake, token_ids, reason=FinishReason.LENGTH, top=(90, 91)):
-    """Each token with the log-probability -1, -2, ... and `top` as the likeliest."""
+    """Each token with the log-probability -1, -2, ... and `top` as the likeliest. `reason` None: it goes on."""
     await until(lambda: fake.engine.requests)
     fake.engine.report(admitted=[(0, 2)])
     for number, token_id in enumerate(token_ids, 1):
         scores = TokenLogprobs(2, -float(number), list(top), [-0.25, float("-inf")][: len(top)])
         fake.engine.report(tokens={2: token_id}, logprobs=[scores])
         await asyncio.sleep(0.01)
-    fake.engine.report(finished=[(0, reason)])
+    if reason is not None:
+        fake.engine.report(finished=[(0, reason)])
 
 
 @pytest.mark.parametrize(
@@ -150,6 +152,52 @@ async def test_stop_token_is_no_part_of_the_text_nor_of_its_logprobs_but_generat
         else:
             assert answer["choices"][0]["logprobs"]["tokens"] == ["a"]
             assert answer["choices"][0]["logprobs"]["top_logprobs"] == [{"<end>": -0.25, "a": -1.0}]
+
+
+def scores_in_memory():
+    gc.collect()
+    return sum(type(each) is TokenLogprobs for each in gc.get_objects())
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 2}),
+        ("/v1/completions", {"logprobs": 2}),
+        ("/v1/generate", {"logprobs": 2}),
+    ],
+)
+async def test_stream_keeps_none_of_those_it_has_sent(make_fake, path, body):
+    fake = await make_fake()
+    call = start(fake, path, stream=True, **body)
+    before = scores_in_memory()
+    await sampled(fake, b"0123456789", reason=None)
+    # The text of the last one, a part of a character, is not there yet.
+    await sampled(fake, "é".encode()[:1], reason=None)
+    assert scores_in_memory() - before == 1
+    await sampled(fake, "é".encode()[1:])
+    assert len(events((await call).text)) > 10
+
+
+async def test_generate_stream_says_the_same_as_the_whole_answer(make_fake):
+    """Also of tokens without text: a part of a character, or of what may become a stop string; and the stop token."""
+    answers = []
+    for stream in (False, True):
+        fake = await make_fake()
+        call = start(fake, "/v1/generate", logprobs=1, stop="END!", stream=stream)
+        await sampled(fake, [*"né en END".encode(), EOS], FinishReason.STOP, top=(90,))
+        answer = await call
+        parts = [json.loads(chunk) for chunk in events(answer.text)[:-1]] if stream else [answer.json()]
+        assert all(len(part["tokens"]) == len(part["logprobs"]) for part in parts)
+        answers.append(
+            (
+                "".join(part["text"] for part in parts),
+                [token for part in parts for token in part["tokens"]],
+                [scores for part in parts for scores in part["logprobs"]],
+            )
+        )
+    assert answers[0] == answers[1]
+    assert [scores["logprob"] for scores in answers[0][2]] == [-float(number) for number in range(1, 12)]
 
 
 @pytest.mark.parametrize(("length", "in_loop"), [(3, True), (270, False)])
