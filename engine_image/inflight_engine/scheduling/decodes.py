@@ -3,20 +3,22 @@
 In steady decode each member's length grows by one in each step, so everything that will happen to it is known when it
 joins: a member joined with `n` tokens at clock `c` has `base + clock` tokens from then on, with base = n - c. When its
 table must grow and when it reaches its length are entries in two calendars keyed by the clock; the tokens of a step are
-one row of a ring, in which a member's output is a slice of its column.
+one row of a page, and a member's output is a slice of its column over the pages since it joined.
 """
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 import numpy.typing as npt
 
-from inflight_engine.request import TokenIds
+from inflight_engine.request import NO_TOKENS, TokenIds
 from inflight_engine.scheduling.plan import BlockGrowth, BlockIds, Slots
 from inflight_engine.scheduling.slots import SlotTable
 
-_RING_ROWS = 256
-"""Of a new ring. It doubles when a member stays for as many steps as it has rows."""
+_PAGE_ROWS = 256
+"""Steps whose tokens are in one page. A page goes when nobody who joined during it is left."""
 
 
 class _Phase:
@@ -61,8 +63,9 @@ class DecodeGroup:
         self._phase_of = np.zeros(num_slots, np.int64)
         self._phases = [_Phase() for _ in range(block_size)]
         self._finishing: dict[int, dict[int, None]] = {}
-        self._ring = np.empty((_RING_ROWS, num_slots), np.int32)
-        self._ring_full_at = _RING_ROWS
+        self._pages: deque[TokenIds] = deque()
+        """[_PAGE_ROWS, num_slots] each, of the clocks from _pages_begin to before _pages_end."""
+        self._pages_begin = self._pages_end = 0
         self._columns: Slots | slice = slice(0, 0)
         self._stale = False
 
@@ -138,30 +141,26 @@ class DecodeGroup:
     def advance(self, token_ids: TokenIds) -> list[int]:
         """A step has been computed. `token_ids`: int32, one for each of `slots`. Returns the members that reached
         their length."""
-        if self.clock >= self._ring_full_at:
-            self._make_room()
-        self._ring[self.clock % len(self._ring)][self._columns] = token_ids
+        if self.clock == self._pages_end:
+            self._turn_page()
+        self._pages[-1][self.clock % _PAGE_ROWS][self._columns] = token_ids
         self.clock += 1
         finished = self._finishing.get(self.clock)
         return list(finished) if finished else []
 
     def _column(self, slot: int) -> TokenIds:
-        rows = len(self._ring)
-        first, end = int(self._first_row[slot]), self.clock
-        column = self._ring[:, slot]
-        if first == end:
-            return column[:0].copy()
-        if first // rows == (end - 1) // rows:
-            return column[first % rows : (end - 1) % rows + 1].copy()
-        return np.concatenate([column[first % rows :], column[: (end - 1) % rows + 1]])
+        begin, end = int(self._first_row[slot]) - self._pages_begin, self.clock - self._pages_begin
+        parts = [NO_TOKENS]
+        for page in range(begin // _PAGE_ROWS, -(-end // _PAGE_ROWS)):
+            first = page * _PAGE_ROWS
+            parts.append(self._pages[page][max(0, begin - first) : end - first, slot])
+        return np.concatenate(parts)
 
-    def _make_room(self) -> None:
-        """The next row may hold tokens that a member still needs: find the oldest, and double the ring if it does."""
-        rows = len(self._ring)
+    def _turn_page(self) -> None:
+        """Begin a page, and drop those whose tokens nobody needs any more."""
         oldest = int(self._first_row[self.slots].min()) if len(self.slots) else self.clock
-        if oldest + rows <= self.clock:
-            kept = np.arange(oldest, self.clock)
-            larger = np.empty((2 * rows, self._ring.shape[1]), np.int32)
-            larger[kept % (2 * rows)] = self._ring[kept % rows]
-            self._ring = larger
-        self._ring_full_at = oldest + len(self._ring)
+        while self._pages and self._pages_begin + _PAGE_ROWS <= oldest:
+            self._pages.popleft()
+            self._pages_begin += _PAGE_ROWS
+        self._pages.append(np.empty((_PAGE_ROWS, self._table.num_slots), np.int32))
+        self._pages_end += _PAGE_ROWS

@@ -33,9 +33,9 @@ class Walked:
 
 
 @pytest.fixture(params=[4, 256])
-def ring_rows(request, monkeypatch):
-    """Also with a ring so short that it has to grow."""
-    monkeypatch.setattr(decodes, "_RING_ROWS", request.param)
+def page_rows(request, monkeypatch):
+    """Also with pages so short that a stay covers several."""
+    monkeypatch.setattr(decodes, "_PAGE_ROWS", request.param)
 
 
 actions = st.lists(
@@ -48,7 +48,7 @@ actions = st.lists(
 )
 
 
-@pytest.mark.usefixtures("ring_rows")
+@pytest.mark.usefixtures("page_rows")
 @settings(deadline=None, max_examples=150)
 @given(block_size=st.integers(1, 5), script=actions)
 def test_growth_ends_and_tokens_are_those_of_a_walk_over_all_members(block_size, script):
@@ -104,3 +104,25 @@ def test_slots_is_the_same_read_only_array_until_the_group_changes():
     group.join(3, 3, 9)
     group.settle()
     assert group.slots.tolist() == [1, 3]
+
+
+def test_tokens_are_kept_only_as_long_as_a_member_needs_them(monkeypatch):
+    monkeypatch.setattr(decodes, "_PAGE_ROWS", 4)
+    table = SlotTable(NUM_SLOTS, max_blocks=64)
+    group = DecodeGroup(table, 4)
+
+    def steps(count):
+        for _ in range(count):
+            group.settle()
+            if (growing := group.growing()) is not None:
+                group.grow(np.zeros(len(growing), np.int32))
+            group.advance(np.zeros(len(group.slots), np.int32))
+
+    group.join(0, 2, 200)
+    steps(40)
+    assert len(group._pages) == 10
+    group.join(1, 2, 200)
+    assert len(group.leave(0)) == 40
+    steps(8)
+    assert len(group._pages) <= 3
+    assert len(group.leave(1)) == 8
