@@ -44,8 +44,8 @@ def check_admin_token(authorization: str | None) -> None:
             code="admin_disabled",
         )
     scheme, _, given = (authorization or "").partition(" ")
-    # Compared as bytes: compare_digest takes no text beyond ASCII.
-    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
+    # Bytes are compared, in the header those that were sent: a token may hold what is no text.
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode("latin-1").strip(), token):
         raise ApiError(
             401,
             "admin calls need the header `Authorization: Bearer TOKEN` with this server's admin token",
@@ -54,13 +54,13 @@ def check_admin_token(authorization: str | None) -> None:
         )
 
 
-def _configured() -> str:
-    token = os.environ.get(VARIABLE, "").strip()
+def _configured() -> bytes:
+    token = os.fsencode(os.environ.get(VARIABLE, "")).strip()
     path = os.environ.get(FILE_VARIABLE)
     if token or not path:
         return token
     try:
-        return Path(path).read_text().strip()
+        return Path(path).read_bytes().strip()
     except OSError as error:
         raise ApiError(
             403, f"admin calls are off: the file named by ${FILE_VARIABLE} cannot be read: {error.strerror}"

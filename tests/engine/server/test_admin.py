@@ -1,6 +1,7 @@
 """Live limits and draining: who may change what, and that a refused change changes nothing."""
 
 import asyncio
+import os
 
 import pytest
 
@@ -197,6 +198,32 @@ async def test_token_file_is_read_afresh_so_that_rotation_works(make_fake, monke
     assert (await patch(fake)).status_code == 200
     (tmp_path / "token").write_text("other\n")
     assert (await patch(fake)).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("token", "sent"), [(b"\xff\xfesecret", b"secret"), (b"secret", b"\xff\xfe"), (b"\xc3\xa9", b"\xe9")]
+)
+async def test_token_that_is_not_text_is_a_wrong_one(make_fake, monkeypatch, tmp_path, token, sent):
+    monkeypatch.delenv("INFLIGHT_ADMIN_TOKEN")
+    (tmp_path / "token").write_bytes(token)
+    monkeypatch.setenv("INFLIGHT_ADMIN_TOKEN_FILE", str(tmp_path / "token"))
+    fake = await make_fake()
+    answer = await patch(fake, {b"authorization": b"Bearer " + sent})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_admin_token")
+    monkeypatch.setenv("INFLIGHT_ADMIN_TOKEN", os.fsdecode(token))
+    assert (await patch(fake, {b"authorization": b"Bearer " + sent})).status_code == 401
+
+
+@pytest.mark.parametrize("token", ["à", "密钥"])
+async def test_token_may_hold_any_characters(make_fake, monkeypatch, tmp_path, token):
+    monkeypatch.setenv("INFLIGHT_ADMIN_TOKEN", token)
+    fake = await make_fake()
+    headers = {b"authorization": b"Bearer " + token.encode()}
+    assert (await patch(fake, headers)).status_code == 200
+    monkeypatch.delenv("INFLIGHT_ADMIN_TOKEN")
+    (tmp_path / "token").write_text(f"{token}\n", encoding="utf-8")
+    monkeypatch.setenv("INFLIGHT_ADMIN_TOKEN_FILE", str(tmp_path / "token"))
+    assert (await patch(fake, headers)).status_code == 200
 
 
 async def test_drain_call_begins_the_drain(make_fake):
