@@ -63,6 +63,8 @@ def file_arguments(path: Path, known: Mapping[str, argparse.Action], given: set[
         raise ValueError(
             f"configuration file {path} is neither YAML nor JSON: {' '.join(str(error).split())}"
         ) from None
+    if content is None:  # nothing but comments
+        return []
     if not isinstance(content, dict):
         raise ValueError(f"configuration file {path} must hold fields, as in `max-num-seqs: 64`")
     arguments = []
@@ -87,7 +89,10 @@ def _arguments(action: argparse.Action, value: object) -> list[str]:
         ValueError: the value is of the wrong kind; the message says which it must be.
     """
     if not action.option_strings:
-        return [_one(value)]
+        positional = _one(value)
+        if positional.startswith("-"):
+            raise ValueError("must be one value that does not begin with a dash")
+        return [positional]
     flag = action.option_strings[-1]
     if action.nargs == 0:
         if not isinstance(value, bool):

@@ -94,6 +94,12 @@ def test_file_fields_are_flags_and_a_flag_wins(tmp_path, write):
     assert parse("other", "--config", str(path)).engine.model == "other"
 
 
+@pytest.mark.parametrize("content", ["", "# max-num-seqs: 3\n", "---\n", "{}"])
+def test_file_without_fields_changes_nothing(tmp_path, content):
+    (tmp_path / "c.yaml").write_text(content)
+    assert parse("m", "--config", str(tmp_path / "c.yaml")).engine == EngineConfig("m")
+
+
 def test_classes_and_switches_in_a_file_and_those_of_the_command_line_stand_instead(tmp_path):
     path = tmp_path / "engine.yaml"
     path.write_text("model: m\nservice-class: ['a:weight=4', b]\nno-prefix-caching: true\nswap_space: 1Gi\n")
@@ -135,6 +141,15 @@ def test_wrong_file_is_wrong_usage_with_the_field(tmp_path, capsys, content, say
         parse("m", "--config", str(tmp_path / "c.yaml"))
     assert exit_.value.code == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", ["--port=3", "-h", "--", "-1"])
+def test_model_in_a_file_is_no_flag(tmp_path, capsys, model):
+    (tmp_path / "c.yaml").write_text(f"model: {model}")
+    with pytest.raises(SystemExit) as exit_:
+        parse("--config", str(tmp_path / "c.yaml"))
+    assert exit_.value.code == 2
+    assert "model must be one value that does not begin with a dash" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
