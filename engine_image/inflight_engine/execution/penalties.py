@@ -56,6 +56,7 @@ class Penalties:
 
     def release(self, slot: int) -> None:
         self._met.remove(slot)
+        self._repetition[slot], self._presence[slot], self._frequency[slot] = 1, 0, 0
 
     def apply(self, logits: torch.Tensor, slots: Slots) -> None:
         """Lower a batch's logits in place; rows of slots without penalties are not touched.
@@ -68,15 +69,21 @@ class Penalties:
             return torch.from_numpy(array).to(logits.device)
 
         met = self._met.select(slots)
-        whose = slots[met.rows]
+        where = tensor(met.rows * logits.shape[1] + met.token_ids)
+        lowered = logits.take(where)
+        # What no slot of the batch asks for is left out: dividing by 1 or taking 0 away changes no logit.
+        repetition, frequency, presence = self._repetition[slots], self._frequency[slots], self._presence[slots]
+        if (repetition != 1).any():
+            penalty = tensor(repetition[met.rows])
+            # Of each logit one part is 0. Choosing by sign instead was measured to take five times as long on CPU.
+            negative = lowered.clamp(max=0) * penalty
+            lowered.clamp_(min=0).div_(penalty).add_(negative)
         counts = met.values // _IN_OUTPUT
-        repetition = tensor(self._repetition[whose])
-        index = tensor(met.rows), tensor(met.token_ids)
-        lowered = logits[index]
-        lowered = torch.where(lowered > 0, lowered / repetition, lowered * repetition)
-        lowered -= tensor(self._frequency[whose] * counts.astype(np.float32))
-        lowered -= tensor(self._presence[whose] * (counts > 0).astype(np.float32))
-        logits[index] = lowered
+        if frequency.any():
+            lowered -= tensor(frequency[met.rows] * counts.astype(np.float32))
+        if presence.any():
+            lowered -= tensor(presence[met.rows] * (counts > 0).astype(np.float32))
+        logits.put_(where, lowered)
 
     def append(self, slots: Slots, token_ids: npt.NDArray[np.int32]) -> None:
         """Count what was sampled for some penalised slots."""

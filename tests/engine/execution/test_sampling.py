@@ -12,7 +12,7 @@ from inflight_engine.execution.sampling import SamplingState
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import SlotStart
 from tests.engine.execution.driver import make_plan
-from tests.engine.execution.reference_sampler import reference_token
+from tests.engine.execution.reference_sampler import changed_logits, reference_token
 
 VOCAB = 20
 SLOTS = 4
@@ -143,6 +143,29 @@ def first_changed(change, prompt=(1, 2), output=(3, 3, 4)):
 )
 def test_penalties_and_bias_move_exactly_the_tokens_they_name(change, expected):
     assert first_changed(change) == expected
+
+
+@given(
+    st.lists(st.tuples(tokens, tokens, samplings), min_size=2, max_size=6),
+    st.integers(1, 6),
+    st.integers(0, 10**6),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=100, deadline=None)
+def test_bias_and_penalties_change_logits_as_the_reference_does_to_the_last_bit(rows, num_sampled, seed, random):
+    requests = dict(enumerate(rows))
+    state = running(requests)
+    some = random.sample(sorted(requests), min(num_sampled, len(requests)))
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(3):
+        logits = torch.randn(len(some), VOCAB, generator=generator) * 4
+        given_logits = logits.numpy().copy()
+        lengths = np.array([len(prompt) + len(output) for prompt, output, _ in rows])
+        token_ids = state.sample(logits, np.array(some), lengths[some]).token_ids.tolist()
+        expected = [changed_logits(row, *requests[slot]) for row, slot in zip(given_logits, some, strict=True)]
+        assert np.array_equal(logits.numpy(), expected)
+        for slot, token in zip(some, token_ids, strict=True):
+            requests[slot][1].append(token)
 
 
 @given(st.lists(st.tuples(tokens, tokens, samplings), min_size=2, max_size=6), st.integers(0, 10**6))
