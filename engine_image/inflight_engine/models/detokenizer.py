@@ -65,6 +65,12 @@ class WindowDetokenizer:
         if text:
             self._window = self._window[self._num_emitted :]
             self._num_emitted = len(self._window)
+        else:
+            # Special tokens change no text, so the window need not grow by them. A first space has no text either, but
+            # a second one brings it back.
+            self._window[self._num_emitted :] = [
+                token for token in self._window[self._num_emitted :] if self._decode([token, token])
+            ]
         return text
 
     def flush(self) -> str:

@@ -106,12 +106,22 @@ def test_byte_fallback_that_never_becomes_text_is_let_go():
     assert len(detokenizer._window) <= 20
 
 
-@given(st.lists(st.sampled_from(["▁Hello", "▁world", "ing", "é", "!"]), min_size=1, max_size=12))
+@pytest.mark.parametrize(("prompt", "expected"), [(["<s>", "▁Hello"], " world"), (["<s>"], "world"), ([], "world")])
+def test_special_tokens_do_not_pile_up_and_change_nothing_about_the_next_word(prompt, expected):
+    detokenizer = SPM.detokenizer(ids_of(*prompt))
+    for _ in range(40):
+        assert detokenizer.push(ids_of("<s>")) == ""
+        assert len(detokenizer._window) <= len(prompt)
+    assert detokenizer.push(ids_of("▁world")) == expected
+
+
+@pytest.mark.parametrize("prompt", [[], ["<s>", "▁Hello"], ["<s>"]])
+@given(tokens=st.lists(st.sampled_from(["<s>", "▁Hello", "▁world", "ing", "▁", "é", "!"]), max_size=40))
 @settings(deadline=None)
-def test_sentencepiece_equals_decoding_everything(tokens):
-    detokenizer = SPM.detokenizer()
-    ids = ids_of(*tokens)
-    assert "".join(detokenizer.push([i]) for i in ids) + detokenizer.flush() == SPM.decode(ids)
+def test_sentencepiece_equals_decoding_everything(prompt, tokens):
+    detokenizer = SPM.detokenizer(ids_of(*prompt))
+    text = "".join(detokenizer.push([i]) for i in ids_of(*tokens)) + detokenizer.flush()
+    assert SPM.decode(ids_of(*prompt)) + text == SPM.decode(ids_of(*prompt, *tokens))
 
 
 def test_bytes_of_sentencepiece_tokens_are_their_text_with_spaces_and_fallback_bytes():
