@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from inflight_simulator.errors import InputError
-from inflight_simulator.flags import CONTINUOUS_ONLY, PREFILL_ONLY, add_engine_flags, add_trace_flags, attribute, number
+from inflight_simulator.flags import CONTINUOUS_ONLY, PREFILL_ONLY, add_engine_flags, add_trace_flags, attribute, finite
 from inflight_simulator.outcome import Run
 from inflight_simulator.report import comparison_table, run_table
 from inflight_simulator.setup import Setup, setup
@@ -96,7 +96,7 @@ def _kinds(simulated: Setup) -> dict[str, Callable[[], Run]]:
 
 def _window(text: str) -> tuple[float, float]:
     begin, _, end = text.partition(":")
-    seconds = number(float, 0)
+    seconds = finite(0)
     window = seconds(begin), seconds(end)
     if window[0] >= window[1]:
         raise argparse.ArgumentTypeError(f"{text!r} is not FROM:UNTIL in seconds, as in 60:90")

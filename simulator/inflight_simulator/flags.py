@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Callable
+import sys
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from inflight_engine.config import EngineConfig
+from inflight_engine.flag_types import number
 from inflight_engine.scheduling.config import PREEMPTION_MODES
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
@@ -55,27 +56,15 @@ def attribute(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
 
 
-def number(kind: type[int] | type[float], least: float, most: float = math.inf) -> Callable[[str], Any]:
-    """A parser of one number with its bounds, for argparse."""
-
-    def parse(text: str) -> int | float:
-        try:
-            value = kind(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {'an integer' if kind is int else 'a number'}") from None
-        if not least <= value <= most or value == math.inf:
-            bounds = f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}"
-            raise argparse.ArgumentTypeError(f"must be {bounds}, not {text}")
-        return value
-
-    return parse
+finite = partial(number, float, most=sys.float_info.max)
+"""A parser of a float of at least so much that is not infinite."""
 
 
 def _class_weight(text: str) -> tuple[str, float]:
     name, equals, weight = text.rpartition("=")
     if not (name and equals):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=WEIGHT, as in interactive=4")
-    value: float = number(float, 1e-6)(weight)
+    value: float = finite(1e-6)(weight)
     return name, value
 
 
@@ -83,14 +72,14 @@ def add_trace_flags(parser: argparse.ArgumentParser) -> None:
     """ARRIVALS, and what to change about it."""
     parser.add_argument("arrivals", type=Path, metavar="ARRIVALS", help="file of requests, in one of the formats below")
     group = parser.add_argument_group("what to take of ARRIVALS, in this order")
-    group.add_argument("--duration", type=number(float, 0.001), metavar="S", help="requests of its first S seconds")
+    group.add_argument("--duration", type=finite(0.001), metavar="S", help="requests of its first S seconds")
     group.add_argument("--every", type=number(int, 1), default=1, metavar="N", help="every Nth request")
     for name, text in (
         ("--scale-prompt", "multiply prompt lengths by F"),
         ("--scale-output", "multiply output lengths by F"),
         ("--speed", "let requests come F times as fast"),
     ):
-        group.add_argument(name, type=number(float, 1e-6), default=1.0, metavar="F", help=text)
+        group.add_argument(name, type=finite(1e-6), default=1.0, metavar="F", help=text)
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -114,7 +103,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add("--max-model-len", "longest prompt plus output (default: the longest request's)", type=count, metavar="N")
     add("--kv-headroom", "share of the KV cache left to running requests", type=number(float, 0, 0.9), metavar="SHARE")
     add("--scheduling-policy", "order of waiting requests; sjf knows the output lengths", choices=tuple(POLICIES))
-    add("--priority-aging", "seconds of waiting worth one step of priority", type=number(float, 1e-6), metavar="S")
+    add("--priority-aging", "seconds of waiting worth one step of priority", type=finite(1e-6), metavar="S")
     add(
         "--class-weight",
         "weight of a class (default 1); may be repeated",
@@ -144,4 +133,4 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="unit: a step takes 1 s and prefill is free, no budget bounds it; FILE: from `calibrate --out`",
     )
     for name, unit, text in COST_FLAGS.values():
-        costs.add_argument(name, type=number(float, 0), metavar="MS" if unit == 1e-3 else "US", help=text)
+        costs.add_argument(name, type=finite(0), metavar="MS" if unit == 1e-3 else "US", help=text)

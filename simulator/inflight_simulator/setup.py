@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,12 +14,11 @@ import msgspec
 from inflight_engine.request import DEFAULT_CLASS
 from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
 from inflight_engine.scheduling.limits import Limits
-from inflight_simulator.arrivals import Arrival, Scaling, scaled
+from inflight_simulator.arrivals import Arrival, Scaling, blocks_of, scaled
 from inflight_simulator.continuous import simulate_continuous
 from inflight_simulator.cost import Cost, LinearCost, UnitCost, check_cost, read_cost, swap_rates
 from inflight_simulator.errors import InputError
 from inflight_simulator.flags import COST_FLAGS, DEFAULTS, attribute
-from inflight_simulator.machine import Machine, ample_blocks
 from inflight_simulator.outcome import Run
 from inflight_simulator.passes import mixed, separate
 from inflight_simulator.static import simulate_static
@@ -30,16 +30,15 @@ class Setup:
     """Everything a simulation needs, whatever the batching. `arrivals`: in order of arrival, at least one."""
 
     arrivals: Sequence[Arrival]
-    machine: Machine
-    cost: Cost
     scheduler: SchedulerConfig
+    cost: Cost
 
     @property
     def unit_cost(self) -> bool:
         return isinstance(self.cost, UnitCost)
 
     def static(self) -> Run:
-        return simulate_static(self.arrivals, self.machine, self.cost)
+        return simulate_static(self.arrivals, self.scheduler, self.cost)
 
     def continuous(self) -> Run:
         # Prefill that costs nothing is not held back by a budget either: each prompt is whole, in its first step.
@@ -52,10 +51,8 @@ class Setup:
 
     def _without_budget(self) -> SchedulerConfig:
         """More tokens than any step could compute, so that no prompt is cut."""
-        machine = self.machine
-        return replace(
-            self.scheduler, capacity=Limits(machine.max_num_seqs, machine.max_num_seqs * machine.max_model_len)
-        )
+        max_num_seqs = self.scheduler.capacity.max_num_seqs
+        return replace(self.scheduler, capacity=Limits(max_num_seqs, max_num_seqs * self.scheduler.max_model_len))
 
 
 def setup(flags: argparse.Namespace) -> Setup:
@@ -73,17 +70,11 @@ def setup(flags: argparse.Namespace) -> Setup:
         return DEFAULTS[name] if value is None else value
 
     max_num_seqs, block_size, headroom = given("max_num_seqs"), given("block_size"), given("kv_headroom")
-    machine = Machine(
-        max_num_seqs=max_num_seqs,
-        num_blocks=flags.num_kv_blocks or ample_blocks(arrivals, max_num_seqs, block_size, headroom),
-        block_size=block_size,
-        max_model_len=flags.max_model_len or max(arrival.total_tokens for arrival in arrivals),
-    )
     scheduler = SchedulerConfig(
         capacity=Limits(max_num_seqs, given("max_num_batched_tokens")),
-        num_blocks=machine.num_blocks,
+        num_blocks=flags.num_kv_blocks or _ample_blocks(arrivals, max_num_seqs, block_size, headroom),
         block_size=block_size,
-        max_model_len=machine.max_model_len,
+        max_model_len=flags.max_model_len or max(arrival.total_tokens for arrival in arrivals),
         kv_headroom=headroom,
         policy=given("scheduling_policy"),
         priority_aging=given("priority_aging"),
@@ -93,7 +84,14 @@ def setup(flags: argparse.Namespace) -> Setup:
         num_host_blocks=flags.swap_space_blocks or 0,
         prefix_caching=not flags.no_prefix_caching,
     )
-    return Setup(arrivals, machine, cost_model(flags), scheduler)
+    return Setup(arrivals, scheduler, cost_model(flags))
+
+
+def _ample_blocks(arrivals: Sequence[Arrival], max_num_seqs: int, block_size: int, kv_headroom: float) -> int:
+    """KV blocks with which these requests never wait for one: the largest at once, and the headroom above them."""
+    largest = sorted((blocks_of(arrival.total_tokens, block_size) for arrival in arrivals), reverse=True)
+    # One for what the headroom's share is rounded by.
+    return math.ceil(sum(largest[:max_num_seqs]) / (1 - kv_headroom)) + 1
 
 
 def _check_scaled(arrivals: Sequence[Arrival]) -> None:

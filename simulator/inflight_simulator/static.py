@@ -13,19 +13,21 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 
+from inflight_engine.scheduling.config import SchedulerConfig
+from inflight_engine.scheduling.running import longest_request
 from inflight_simulator.arrivals import Arrival, blocks_of
 from inflight_simulator.cost import Cost, StepWork, attended_tokens
-from inflight_simulator.machine import Machine
 from inflight_simulator.outcome import Outcome, Phase, Refusal, Run, Span
 
 
-def simulate_static(arrivals: Sequence[Arrival], machine: Machine, cost: Cost) -> Run:
-    """Run all of `arrivals`, which must be in order of arrival."""
-    run = Run(machine.max_num_seqs)
+def simulate_static(arrivals: Sequence[Arrival], config: SchedulerConfig, cost: Cost) -> Run:
+    """Run all of `arrivals`, which must be in order of arrival. Of `config` only slots, KV cache and context count."""
+    run = Run(config.capacity.max_num_seqs)
+    longest = longest_request(config)
     fitting: list[tuple[int, Arrival]] = []
     for request_id, arrival in enumerate(arrivals):
-        if arrival.total_tokens > machine.longest_request:
-            reason = f"{arrival.total_tokens} tokens do not fit in {machine.longest_request}"
+        if arrival.total_tokens > longest:
+            reason = f"{arrival.total_tokens} tokens do not fit in {longest}"
             run.refusals.append(Refusal(request_id, arrival, reason))
         else:
             fitting.append((request_id, arrival))
@@ -35,17 +37,17 @@ def simulate_static(arrivals: Sequence[Arrival], machine: Machine, cost: Cost) -
         if times[begin] > now:
             run.series.append(now, 0, 0.0)
             now = times[begin]
-        end = _batch_end(fitting, begin, bisect_right(times, now), machine)
-        now = _run_batch(run, fitting[begin:end], now, machine, cost)
+        end = _batch_end(fitting, begin, bisect_right(times, now), config)
+        now = _run_batch(run, fitting[begin:end], now, config, cost)
         begin = end
     return run
 
 
-def _batch_end(fitting: Sequence[tuple[int, Arrival]], begin: int, arrived: int, machine: Machine) -> int:
-    free = machine.num_blocks
+def _batch_end(fitting: Sequence[tuple[int, Arrival]], begin: int, arrived: int, config: SchedulerConfig) -> int:
+    free = config.num_blocks
     end = begin
-    while end < min(arrived, begin + machine.max_num_seqs):
-        free -= blocks_of(fitting[end][1].total_tokens, machine.block_size)
+    while end < min(arrived, begin + config.capacity.max_num_seqs):
+        free -= blocks_of(fitting[end][1].total_tokens, config.block_size)
         if free < 0:
             break
         end += 1
@@ -56,12 +58,12 @@ def _run_batch(
     run: Run,
     batch: Sequence[tuple[int, Arrival]],
     now: float,
-    machine: Machine,
+    config: SchedulerConfig,
     cost: Cost,
 ) -> float:
     """Returns the time at which the batch is done."""
     size, admitted_s = len(batch), now
-    kv_usage = sum(blocks_of(a.total_tokens, machine.block_size) for _, a in batch) / machine.num_blocks
+    kv_usage = sum(blocks_of(a.total_tokens, config.block_size) for _, a in batch) / config.num_blocks
     num_prompt = sum(a.prompt_tokens for _, a in batch)
     context = sum(attended_tokens(0, a.prompt_tokens) for _, a in batch)
     longest = max(a.output_tokens for _, a in batch)

@@ -1,18 +1,19 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_simulator.arrivals import Arrival
 from inflight_simulator.cost import LinearCost, StepWork, UnitCost
-from inflight_simulator.machine import Machine
 from inflight_simulator.outcome import Phase
 from inflight_simulator.static import simulate_static
 from inflight_simulator.summary import summarize
-from tests.simulator.support import together
+from tests.simulator.support import scheduler_config, together
 
 
 def machine(max_num_seqs=4, num_blocks=10_000, max_model_len=10_000):
-    return Machine(max_num_seqs, num_blocks, block_size=16, max_model_len=max_model_len)
+    return replace(scheduler_config(max_num_seqs, num_blocks=num_blocks), max_model_len=max_model_len)
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=8))

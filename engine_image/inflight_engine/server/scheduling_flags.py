@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 from inflight_engine.config import EngineConfig
+from inflight_engine.flag_types import number, size
 from inflight_engine.scheduling.config import PREEMPTION_MODES, ServiceClass
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
-from inflight_engine.server.flag_types import number, size
 from inflight_engine.server.service_class import parse_service_class
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from inflight_engine.config import DEVICES, DTYPES, EngineConfig
+from inflight_engine.flag_types import number, size
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.admission import QueueBounds
 from inflight_engine.server.config import ServerConfig
-from inflight_engine.server.flag_types import number, size
 from inflight_engine.server.scheduling_flags import add_scheduling_flags
 
 DESCRIPTION = """\

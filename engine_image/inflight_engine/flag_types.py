@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ _SIZES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "
 
 
 def number(kind: type[int] | type[float], least: float, most: float = math.inf) -> Callable[[str], Any]:
-    """A parser of one number with its bounds, for argparse."""
+    """A parser of one number with its bounds, for argparse. Without `most` a float may be infinite."""
 
     def parse(text: str) -> int | float:
         try:
@@ -20,7 +21,7 @@ def number(kind: type[int] | type[float], least: float, most: float = math.inf) 
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not {'an integer' if kind is int else 'a number'}") from None
         if not least <= value <= most:
-            bounds = f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}"
+            bounds = f"at least {least:g}" if most >= sys.float_info.max else f"between {least:g} and {most:g}"
             raise argparse.ArgumentTypeError(f"must be {bounds}, not {text}")
         return value
 
