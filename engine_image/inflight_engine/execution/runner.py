@@ -73,7 +73,8 @@ class Runner:
         self._model = LlamaModel(model_config, open_weights(files, model_config), dtype, device)
         kv_bytes_per_token = model_config.kv_bytes_per_token(dtype.itemsize)
         on_gpu = device.type == "cuda"
-        available = torch.cuda.mem_get_info(device)[0] if on_gpu else read_resources().memory
+        host_memory = read_resources().memory
+        available = torch.cuda.mem_get_info(device)[0] if on_gpu else host_memory
         num_blocks = num_kv_blocks(config, KVDemand(kv_bytes_per_token, max_model_len, on_gpu, available))
         backend = choose_backend(device)
         self._attention = backend(model_config, num_blocks, config.block_size, dtype, device)
@@ -81,10 +82,9 @@ class Runner:
         self._sampling = SamplingState(config.max_num_seqs)
         self._device = device
         block_bytes = kv_bytes_per_token * config.block_size
-        host_memory = read_resources().memory - (0 if on_gpu else num_blocks * block_bytes)
         self._host_cache = HostCache(
             model_config,
-            num_host_blocks(config.swap_space, block_bytes, host_memory),
+            num_host_blocks(config.swap_space, block_bytes, host_memory - (0 if on_gpu else num_blocks * block_bytes)),
             config.block_size,
             dtype,
             device,
