@@ -126,11 +126,8 @@ class Running:
         known, full = int(self.table.num_registered[slot]), num_computed // block_size
         if full <= known:
             return
-        hashed = len(request.block_hashes)
-        if hashed < full:
-            tokens = all_tokens(request)[hashed * block_size : full * block_size]
-            parent = request.block_hashes[-1] if hashed else root_hash(request.tenant, request.cache_salt)
-            request.block_hashes += block_hashes(tokens, block_size, parent)
+        if len(request.block_hashes) < full:
+            hash_blocks(request, full * block_size, block_size)
         self.pool.register(self.table.table(slot)[known:full], request.block_hashes[known:full])
         self.table.num_registered[slot] = full
 
@@ -145,3 +142,11 @@ def all_tokens(request: Request) -> TokenIds:
     if not len(request.output_token_ids):
         return request.prompt_token_ids
     return np.concatenate([request.prompt_token_ids, request.output_token_ids])
+
+
+def hash_blocks(request: Request, num_tokens: int, block_size: int) -> None:
+    """Extend `block_hashes` to all full blocks of the request's first `num_tokens` tokens."""
+    hashed = len(request.block_hashes)
+    parent = request.block_hashes[-1] if hashed else root_hash(request.tenant, request.cache_salt)
+    tokens = all_tokens(request)[hashed * block_size : num_tokens]
+    request.block_hashes += block_hashes(tokens, block_size, parent)

@@ -6,14 +6,13 @@ from __future__ import annotations
 import numpy as np
 
 from inflight_engine.cache.block_pool import BlockPool
-from inflight_engine.cache.prefix import block_hashes, root_hash
 from inflight_engine.cache.swap import swapping_is_cheaper
 from inflight_engine.request import FinishReason, Request, RequestState, TokenIds
 from inflight_engine.scheduling.config import PREEMPTION_MODES, SchedulerConfig, SwapRates
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import BlockGrowth, Preemption, PrefillChunk, SlotStart, StepPlan
 from inflight_engine.scheduling.queues import WaitingQueues
-from inflight_engine.scheduling.running import Running, all_tokens, longest_request
+from inflight_engine.scheduling.running import Running, all_tokens, hash_blocks, longest_request
 from inflight_engine.scheduling.victims import VICTIMS
 
 
@@ -137,8 +136,7 @@ class Scheduler:
         request.order = self._num_orders
         self._queue(request)
         if self.config.prefix_caching:
-            root = root_hash(request.tenant, request.cache_salt)
-            request.block_hashes = block_hashes(request.prompt_token_ids, self.config.block_size, root)
+            hash_blocks(request, request.num_prompt_tokens, self.config.block_size)
         self._num_orders += 1
         self._requests[request.request_id] = request
         self._changed = True

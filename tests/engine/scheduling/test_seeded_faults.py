@@ -124,9 +124,8 @@ def with_hashes(parents: Callable[[bytes], bytes], roots: Callable[[str, str], b
         return chain
 
     def plant(scheduler: Scheduler, patch: Patch) -> None:
-        for module in (scheduler_module, running_module):
-            patch.setattr(module, "block_hashes", hashes)
-            patch.setattr(module, "root_hash", roots)
+        patch.setattr(running_module, "block_hashes", hashes)
+        patch.setattr(running_module, "root_hash", roots)
 
     return plant
 
