@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pty
+import select
 import subprocess
 import sys
 from itertools import count
@@ -14,6 +15,10 @@ import pytest
 from inflight_engine.cli import main
 from inflight_engine.recording.lines import FORMAT_VERSION
 from tests.engine.recording.workload import Workload
+
+
+CLEARED = "\r\x1b[K"
+"""The line of the progress is wiped."""
 
 
 @pytest.fixture(scope="module")
@@ -144,10 +149,13 @@ def test_progress_is_for_terminals_only(path, monkeypatch):
     with open(theirs, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
         assert main(["replay", str(path)]) == 0
-        shown = os.read(ours, 65536).decode()
+        # A terminal hands on what was written to it when it gets round to it, not all at once.
+        shown = ""
+        while not shown.endswith(CLEARED) and select.select([ours], [], [], 10)[0]:
+            shown += os.read(ours, 65536).decode()
     os.close(ours)
     assert shown.count(" of ") > 1
-    assert shown.endswith("\r\x1b[K")
+    assert shown.endswith(CLEARED)
 
 
 def test_without_a_terminal_there_is_no_progress(path, monkeypatch, capsys):
