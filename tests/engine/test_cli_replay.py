@@ -16,7 +16,6 @@ from inflight_engine.cli import main
 from inflight_engine.recording.lines import FORMAT_VERSION
 from tests.engine.recording.workload import Workload
 
-
 CLEARED = "\r\x1b[K"
 """The line of the progress is wiped."""
 
