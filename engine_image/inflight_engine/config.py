@@ -8,6 +8,9 @@ from inflight_engine.scheduling.config import ServiceClass
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
+QUANTIZATIONS = ("none", "int8", "int4")
+KV_CACHE_DTYPES = ("auto", "fp8")
+ATTENTION_BACKENDS = ("auto", "flash-attn", "torch-varlen", "triton", "cpu-native", "torch-sdpa")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +21,22 @@ class EngineConfig:
         model: `builtin://smollm2`, a folder with a Hugging Face model, or a Hugging Face name (also `hf://NAME`).
         revision: branch, tag or commit of a Hugging Face model.
         dtype: of weights and KV cache; `auto` takes bfloat16 where the device is faster in it, else float32.
+        quantization: of weights: `none`, or on a CPU with the native kernels `int8` or `int4`.
         device: `auto` takes a GPU when there is one.
+        attention_backend: by name; `auto` takes the fastest that can serve the model here.
+        tensor_parallel_size: GPUs (or on CPU processes) that share each layer.
+        enforce_eager: no CUDA graphs.
+        async_scheduling: on a GPU, schedule the next step while one runs.
+        batch_invariant: the same tokens whatever else is in the batch, at some cost in speed; on CPU it always holds.
+        num_threads: on CPU, threads that compute; None takes as many as the process may use cores.
         max_model_len: longest prompt plus output in tokens; None takes the model's own.
         max_num_seqs: capacity: most requests running at once.
         max_num_batched_tokens: capacity: most tokens in one step.
         block_size: tokens in a KV block.
         num_kv_blocks: KV blocks; None derives them from `kv_cache_memory`.
         kv_cache_memory: bytes for the KV cache; None takes a share of what the device has left after the weights.
+        kv_cache_dtype: `auto` is `dtype`; `fp8` (GPUs that have it) halves the cache.
+        gpu_memory_utilization: share of a GPU's memory for weights, activations and KV cache together.
         kv_headroom: share of the KV blocks that admission leaves free for running requests to grow into.
         scheduling_policy, priority_aging, classes, preemption, preemption_victim, prefix_caching: as in
             `SchedulerConfig`.
@@ -36,13 +48,22 @@ class EngineConfig:
     model: str
     revision: str = "main"
     dtype: str = "auto"
+    quantization: str = "none"
     device: str = "auto"
+    attention_backend: str = "auto"
+    tensor_parallel_size: int = 1
+    enforce_eager: bool = False
+    async_scheduling: bool = True
+    batch_invariant: bool = False
+    num_threads: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     block_size: int = 16
     num_kv_blocks: int | None = None
     kv_cache_memory: int | None = None
+    kv_cache_dtype: str = "auto"
+    gpu_memory_utilization: float = 0.9
     kv_headroom: float = 0.03
     scheduling_policy: str = "fcfs"
     priority_aging: float = 10.0

@@ -37,10 +37,22 @@ MAX_CONSECUTIVE_FAILURES = 3
 
 
 class StepExecutor(Protocol):
-    """What the loop needs of a runner."""
+    """What the loop needs of a runner.
 
-    def execute(self, plan: StepPlan) -> StepOutput:
-        """Compute the step."""
+    Attributes:
+        lookahead: whether one more step may be launched before the previous one is collected. Its decodes then go on
+            from tokens that only the runner knows yet.
+    """
+
+    lookahead: bool
+
+    def launch(self, plan: StepPlan) -> None:
+        """Begin to compute a step; steps are computed in the order of their launches."""
+        ...
+
+    def collect(self) -> StepOutput:
+        """Wait for the oldest step that is launched and not collected. One whose launch or collection raised is
+        gone: neither it nor a step launched after it is collected."""
         ...
 
 
@@ -106,7 +118,8 @@ class Engine:
         admitted = [Admission(start.request_id, start.slot) for start in plan.starts]
         planned = self._clock()
         try:
-            token_ids, logprobs = self._runner.execute(plan)
+            self._runner.launch(plan)
+            token_ids, logprobs = self._runner.collect()
         except Exception:
             self._failures += 1
             if self._failures >= MAX_CONSECUTIVE_FAILURES:

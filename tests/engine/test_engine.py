@@ -30,11 +30,13 @@ from tests.engine.scheduling.model_runner import reference_output
 class StandIn:
     """A stand-in for the runner: each token is a hash of those before it. Raises in the steps it is told to."""
 
+    lookahead = False
+
     def __init__(self, failing_steps):
         self.failing_steps = failing_steps
         self.tokens = {}
 
-    def execute(self, plan):
+    def launch(self, plan):
         for start in plan.starts:
             self.tokens[start.slot] = start.token_ids.tolist()
         sampled = []
@@ -44,7 +46,10 @@ class StandIn:
         if plan.step in self.failing_steps:
             raise RuntimeError("made to fail")
         logprobs = [TokenLogprobs(slot, -0.5, [1], [-0.5]) for slot in plan.sampled_slots.tolist()]
-        return StepOutput(np.array(sampled, np.int32), logprobs)
+        self.output = StepOutput(np.array(sampled, np.int32), logprobs)
+
+    def collect(self):
+        return self.output
 
 
 CONFIG = SchedulerConfig(
@@ -64,11 +69,11 @@ class Watched(StandIn):
         self.breaks = breaks
         self.broken = None
 
-    def execute(self, plan):
+    def launch(self, plan):
         if self.broken is None and self.breaks(plan):
             self.broken = plan
             raise RuntimeError("made to fail")
-        return super().execute(plan)
+        super().launch(plan)
 
 
 def swapping_engine(breaks):

@@ -12,7 +12,6 @@ import torch
 from inflight_engine.execution.attention.base import AttentionBackend
 from inflight_engine.execution.kv_size import KVCacheSizeError
 from inflight_engine.execution.memory import zeros
-from inflight_engine.models.config import DecoderConfig
 
 _MEASURED_BLOCKS = 16
 _MEASURED_COPIES = 3
@@ -27,6 +26,8 @@ class HostCache:
 
     Args:
         num_blocks: 0 for none.
+        block_size: tokens in a block.
+        block_bytes: of a block over all layers.
         device: where `attention` keeps its cache.
 
     Raises:
@@ -35,10 +36,9 @@ class HostCache:
 
     def __init__(
         self,
-        config: DecoderConfig,
         num_blocks: int,
         block_size: int,
-        dtype: torch.dtype,
+        block_bytes: int,
         device: torch.device,
         attention: AttentionBackend,
     ) -> None:
@@ -46,9 +46,7 @@ class HostCache:
         self._block_size = block_size
         self._device = device
         self._attention = attention
-        layers, kv_heads, head_dim = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
-        shape = (num_blocks, layers, 2, block_size, kv_heads, head_dim)
-        self._blocks = zeros(shape, dtype, torch.device("cpu"))
+        self._blocks = zeros((num_blocks, block_bytes), torch.uint8, torch.device("cpu"))
         if num_blocks and device.type == "cuda":
             _pin(self._blocks)
             # Not at exit: the driver takes everything back by itself then, and may be gone already.

@@ -11,16 +11,16 @@ import torch
 
 from inflight_engine.config import EngineConfig
 from inflight_engine.execution.attention import choose_backend
+from inflight_engine.execution.attention.base import AttentionSpec
 from inflight_engine.execution.batch import PersistentBatch
 from inflight_engine.execution.device import choose_device, choose_dtype
 from inflight_engine.execution.host_cache import HostCache
 from inflight_engine.execution.kv_size import KVDemand, num_host_blocks, num_kv_blocks
+from inflight_engine.execution.load import load_model
 from inflight_engine.execution.resources import read_resources
 from inflight_engine.execution.sampling import SamplingState
 from inflight_engine.models.config import DecoderConfig, load_model_config
-from inflight_engine.models.llama import LlamaModel
 from inflight_engine.models.source import resolve
-from inflight_engine.models.weights import open_weights
 from inflight_engine.output import StepOutput
 from inflight_engine.request import NO_TOKENS
 from inflight_engine.scheduling.plan import StepPlan
@@ -62,6 +62,8 @@ class Runner:
             sentence that says what to do.
     """
 
+    lookahead = False
+
     def __init__(self, config: EngineConfig) -> None:
         started = time.monotonic()
         files = resolve(config.model, config.revision)
@@ -69,24 +71,35 @@ class Runner:
         max_model_len = _max_model_len(config, model_config)
         device = choose_device(config.device)
         dtype = choose_dtype(config.dtype, device)
-        torch.set_num_threads(read_resources().cpus)
-        self._model = LlamaModel(model_config, open_weights(files, model_config), dtype, device)
-        kv_bytes_per_token = model_config.kv_bytes_per_token(dtype.itemsize)
+        torch.set_num_threads(config.num_threads or read_resources().cpus)
+        self._model = load_model(config, files, model_config, dtype, device)
+        kv_bytes_per_token = model_config.shape.kv_bytes_per_token(dtype.itemsize)
         on_gpu = device.type == "cuda"
         host_memory = read_resources().memory
         available = torch.cuda.mem_get_info(device)[0] if on_gpu else host_memory
         num_blocks = num_kv_blocks(config, KVDemand(kv_bytes_per_token, max_model_len, on_gpu, available))
-        backend = choose_backend(device)
-        self._attention = backend(model_config, num_blocks, config.block_size, dtype, device)
+        spec = AttentionSpec(
+            shape=model_config.shape,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            dtype=dtype,
+            cache_dtype=dtype,
+            device=device,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            batch_invariant=config.batch_invariant,
+        )
+        backend = choose_backend(config.attention_backend, spec)
+        self._attention = backend(spec)
         self._batch = PersistentBatch(config.max_num_seqs, max_model_len, config.block_size)
         self._sampling = SamplingState(config.max_num_seqs)
         self._device = device
         block_bytes = kv_bytes_per_token * config.block_size
         self._host_cache = HostCache(
-            model_config,
             num_host_blocks(config.swap_space, block_bytes, host_memory - (0 if on_gpu else num_blocks * block_bytes)),
             config.block_size,
-            dtype,
+            block_bytes,
             device,
             self._attention,
         )
@@ -106,8 +119,14 @@ class Runner:
             load_seconds=time.monotonic() - started,
         )
 
+    def launch(self, plan: StepPlan) -> None:
+        self._output = self._execute(plan)
+
+    def collect(self) -> StepOutput:
+        return self._output
+
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepOutput:
+    def _execute(self, plan: StepPlan) -> StepOutput:
         """Run one step: what the plan copies out, what it changes, what it copies in, then its tokens."""
         for preemption in plan.preemptions:
             self._host_cache.copy_out(preemption.block_ids.tolist(), preemption.host_block_ids)
@@ -121,7 +140,7 @@ class Runner:
         packed = self._batch.pack(plan)
         self._attention.prepare(packed.attention)
         hidden = self._model.hidden_states(
-            self._tensor(packed.token_ids), self._tensor(packed.positions), self._attention.forward
+            self._tensor(packed.token_ids), self._tensor(packed.positions), self._attention
         )
         if len(packed.sampled_slots) == 0:
             return _NOTHING

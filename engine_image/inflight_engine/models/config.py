@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from inflight_engine.models.gguf import GGUFFile, read_gguf
+from inflight_engine.models.shape import ModelShape
 from inflight_engine.models.source import ModelFiles
 
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -67,9 +68,18 @@ class DecoderConfig:
     qk_norm: bool
     eos_token_ids: tuple[int, ...]
 
-    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Bytes of KV cache that one token takes over all layers: keys and values."""
-        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * dtype_bytes
+    @property
+    def shape(self) -> ModelShape:
+        return ModelShape(
+            architecture=self.architecture,
+            vocab_size=self.vocab_size,
+            max_position_embeddings=self.max_position_embeddings,
+            num_layers=self.num_hidden_layers,
+            num_heads=self.num_attention_heads,
+            num_kv_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            sliding_windows=(None,) * self.num_hidden_layers,
+        )
 
 
 def load_model_config(files: ModelFiles) -> DecoderConfig:

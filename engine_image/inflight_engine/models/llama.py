@@ -1,24 +1,21 @@
 """The decoder of the Llama family (Touvron et al. 2023), over one flat sequence of packed tokens.
 
 By configuration it is Llama, SmolLM2, Mistral (full attention), Qwen2 and Qwen3. Query, key and value projections are
-one matrix product, gate and up another. Attention is the caller's: the model hands it queries, keys and values.
+one matrix product, gate and up another. Attention and the small operators between the products are the caller's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 
 from inflight_engine.models.config import DecoderConfig
-from inflight_engine.models.rope import inverse_frequencies
+from inflight_engine.models.ops import Ops
+from inflight_engine.models.protocol import Attention
+from inflight_engine.models.rope import rotation_table
 from inflight_engine.models.weights import WeightSource
-
-AttentionFunction: TypeAlias = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(layer, queries [T, heads, D], keys [T, kv_heads, D], values [T, kv_heads, D]) -> [T, heads * D]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,12 +31,11 @@ class Linear:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderLayer:
-    """`query_norm` and `key_norm`: [D] each, Qwen3 only."""
+    """`head_norms`: of queries and of keys, [D] each, Qwen3 only."""
 
     input_norm: torch.Tensor
     qkv: Linear
-    query_norm: torch.Tensor | None
-    key_norm: torch.Tensor | None
+    head_norms: tuple[torch.Tensor, torch.Tensor] | None
     output: Linear
     post_attention_norm: torch.Tensor
     gate_up: Linear
@@ -56,10 +52,11 @@ class LlamaModel:
         ValueError: a tensor is missing, or its shape is not what `config` says.
     """
 
-    def __init__(self, config: DecoderConfig, weights: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: DecoderConfig, weights: WeightSource, dtype: torch.dtype, device: torch.device, ops: Ops
+    ) -> None:
         self.config = config
-        self.dtype = dtype
-        self.device = device
+        self._ops = ops
 
         hidden, intermediate = config.hidden_size, config.intermediate_size
         queries = config.num_attention_heads * config.head_dim
@@ -93,8 +90,12 @@ class LlamaModel:
                 DecoderLayer(
                     input_norm=tensor(f"{layer}.input_layernorm.weight", hidden),
                     qkv=linear(config.qkv_bias, hidden, {f"{attention}.{name}_proj": size for name, size in qkv}),
-                    query_norm=tensor(f"{attention}.q_norm.weight", config.head_dim) if config.qk_norm else None,
-                    key_norm=tensor(f"{attention}.k_norm.weight", config.head_dim) if config.qk_norm else None,
+                    head_norms=(
+                        tensor(f"{attention}.q_norm.weight", config.head_dim),
+                        tensor(f"{attention}.k_norm.weight", config.head_dim),
+                    )
+                    if config.qk_norm
+                    else None,
                     output=linear(config.output_bias, queries, {f"{attention}.o_proj": hidden}),
                     post_attention_norm=tensor(f"{layer}.post_attention_layernorm.weight", hidden),
                     gate_up=linear(
@@ -106,11 +107,9 @@ class LlamaModel:
         self._final_norm = tensor("model.norm.weight", hidden)
         tied = config.tie_word_embeddings
         self._lm_head = self._embedding if tied else tensor("lm_head.weight", config.vocab_size, hidden)
-        self._inverse_frequencies = inverse_frequencies(config.rope, config.head_dim).to(device)
+        self._rotation_table = rotation_table(config).to(device)
 
-    def hidden_states(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionFunction
-    ) -> torch.Tensor:
+    def hidden_states(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
         """Run all layers.
 
         Args:
@@ -119,38 +118,28 @@ class LlamaModel:
             attention: called once a layer, in order.
 
         Returns:
-            [T, hidden_size], before the final norm.
+            [T, hidden_size], after the final norm.
         """
-        config = self.config
-        heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        cos, sin = self._rotation(positions)
-        hidden = F.embedding(token_ids, self._embedding)
-        for index, layer in enumerate(self._layers):
-            qkv = layer.qkv(self._norm(hidden, layer.input_norm)).view(-1, heads + 2 * kv_heads, head_dim)
-            rotated, values = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
-            if layer.query_norm is not None and layer.key_norm is not None:
-                queries = self._norm(rotated[:, :heads], layer.query_norm)
-                rotated = torch.cat([queries, self._norm(rotated[:, heads:], layer.key_norm)], dim=1)
-            rotated = _rotate(rotated, cos, sin)
-            mixed = attention(index, rotated[:, :heads], rotated[:, heads:], values)
-            hidden = hidden + layer.output(mixed)
-            gate, up = layer.gate_up(self._norm(hidden, layer.post_attention_norm)).chunk(2, dim=-1)
-            hidden = hidden + layer.down(F.silu(gate) * up)
-        return hidden
+        config, ops, eps = self.config, self._ops, self.config.rms_norm_eps
+        norms_after = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
+        residual = F.embedding(token_ids, self._embedding)
+        normed = ops.rms_norm(residual, self._layers[0].input_norm, eps)
+        for index, (layer, norm_after) in enumerate(zip(self._layers, norms_after, strict=True)):
+            queries, keys, values = ops.rotary(
+                layer.qkv(normed),
+                positions,
+                self._rotation_table,
+                config.num_attention_heads,
+                config.num_key_value_heads,
+                layer.head_norms,
+                eps,
+            )
+            mixed = layer.output(attention.forward(index, queries, keys, values))
+            normed, residual = ops.add_rms_norm(mixed, residual, layer.post_attention_norm, eps)
+            mixed = layer.down(ops.silu_mul(layer.gate_up(normed)))
+            normed, residual = ops.add_rms_norm(mixed, residual, norm_after, eps)
+        return normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 [N, vocab_size] of hidden states [N, hidden_size]."""
-        return F.linear(self._norm(hidden, self._final_norm), self._lm_head).float()
-
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps)
-
-    def _rotation(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        angles = positions.float()[:, None] * self._inverse_frequencies  # [T, D / 2]
-        angles = torch.cat([angles, angles], dim=-1)[:, None, :]  # [T, 1, D]
-        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
-
-
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
+        return F.linear(hidden, self._lm_head).float()

@@ -6,7 +6,14 @@ import math
 
 import torch
 
-from inflight_engine.models.config import RopeConfig
+from inflight_engine.models.config import DecoderConfig, RopeConfig
+
+
+def rotation_table(config: DecoderConfig) -> torch.Tensor:
+    """float32 [max_position_embeddings, head_dim]: each position's cosines of head_dim / 2 angles, then their sines."""
+    positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
+    angles = positions[:, None] * inverse_frequencies(config.rope, config.head_dim)
+    return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from inflight_engine.config import DEVICES, DTYPES, EngineConfig
+from inflight_engine.config import ATTENTION_BACKENDS, DEVICES, DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS, EngineConfig
 from inflight_engine.flag_types import number, size
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.admission import QueueBounds
@@ -59,6 +59,38 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         choices=DTYPES,
         default="auto",
     )
+    add(
+        "--quantization",
+        "of weights, on a CPU with the native kernels: int8 or int4",
+        choices=QUANTIZATIONS,
+        default=default["quantization"],
+    )
+    add(
+        "--attention-backend",
+        "auto takes the fastest that can serve the model here",
+        choices=ATTENTION_BACKENDS,
+        default=default["attention_backend"],
+    )
+    add(
+        "--tensor-parallel-size",
+        "GPUs that share each layer",
+        type=_count,
+        default=default["tensor_parallel_size"],
+        metavar="N",
+    )
+    add("--num-threads", "on CPU, threads that compute (default: the cores it may use)", type=_count, metavar="N")
+    parser.add_argument("--enforce-eager", help="do without CUDA graphs", action="store_true")
+    parser.add_argument(
+        "--no-async-scheduling",
+        help="on a GPU, wait for each step before the next is scheduled",
+        dest="async_scheduling",
+        action="store_false",
+    )
+    parser.add_argument(
+        "--batch-invariant",
+        help="on a GPU, the same tokens whatever else is in the batch, at some cost in speed; on CPU it always holds",
+        action="store_true",
+    )
     add("--max-model-len", "longest prompt plus output, in tokens (default: the model's own)", type=_count, metavar="N")
     add(
         "--max-num-seqs",
@@ -82,6 +114,19 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         help="memory of the KV cache, as in 2Gi (default: a share of what is free)",
         type=size,
         metavar="SIZE",
+    )
+    add(
+        "--kv-cache-dtype",
+        "auto is that of --dtype; fp8, on GPUs that have it, halves the cache",
+        choices=KV_CACHE_DTYPES,
+        default=default["kv_cache_dtype"],
+    )
+    add(
+        "--gpu-memory-utilization",
+        "share of a GPU's memory for weights, activations and KV cache together",
+        type=number(float, 0.05, 1.0),
+        default=default["gpu_memory_utilization"],
+        metavar="SHARE",
     )
     add(
         "--kv-headroom",

@@ -131,7 +131,8 @@ class Driver:
             self._release(sequence)
 
     def _execute(self, plan, decodes, sampled):
-        output = self.runner.execute(plan)
+        self.runner.launch(plan)
+        output = self.runner.collect()
         assert isinstance(output, StepOutput)
         assert output.token_ids.dtype == np.int32
         for sequence in decodes:

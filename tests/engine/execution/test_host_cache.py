@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from inflight_engine.execution.attention.base import AttentionSpec
 from inflight_engine.execution.attention.torch_sdpa import TorchSdpaBackend
 from inflight_engine.execution.host_cache import HostCache
 from inflight_engine.models.config import DecoderConfig, load_model_config
@@ -26,15 +27,19 @@ def config(tmp_path_factory):
 
 def filled(config: DecoderConfig, dtype):
     """A backend whose blocks all hold different numbers."""
-    backend = TorchSdpaBackend(config, BLOCKS, BLOCK_SIZE, dtype, CPU)
+    backend = TorchSdpaBackend(AttentionSpec(config.shape, BLOCKS, BLOCK_SIZE, dtype, dtype, CPU, 4, 64, 64))
     backend._cache.normal_(generator=torch.Generator().manual_seed(1))
     return backend
+
+
+def block_bytes(config: DecoderConfig, dtype):
+    return config.shape.kv_bytes_per_token(dtype.itemsize) * BLOCK_SIZE
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_round_trip_is_exact_and_touches_nothing_else(config, dtype):
     backend = filled(config, dtype)
-    host = HostCache(config, 9, BLOCK_SIZE, dtype, CPU, backend)
+    host = HostCache(9, BLOCK_SIZE, block_bytes(config, dtype), CPU, backend)
     before = backend._cache.clone()
     host.copy_out([3, 7, 0, 11], [8, 2, 3, 5])
     assert torch.equal(backend._cache, before)
@@ -47,7 +52,7 @@ def test_a_round_trip_is_exact_and_touches_nothing_else(config, dtype):
 
 def test_what_is_copied_out_stays_while_its_block_is_overwritten(config):
     backend = filled(config, torch.float32)
-    host = HostCache(config, 2, BLOCK_SIZE, torch.float32, CPU, backend)
+    host = HostCache(2, BLOCK_SIZE, block_bytes(config, torch.float32), CPU, backend)
     before = backend._cache[:, :, 6].clone()
     host.copy_out([6], [1])
     backend._cache[:, :, 6] = 9.0
@@ -57,7 +62,7 @@ def test_what_is_copied_out_stays_while_its_block_is_overwritten(config):
 
 
 def test_as_many_blocks_must_be_named_on_both_sides(config):
-    host = HostCache(config, 2, BLOCK_SIZE, torch.float32, CPU, filled(config, torch.float32))
+    host = HostCache(2, BLOCK_SIZE, block_bytes(config, torch.float32), CPU, filled(config, torch.float32))
     with pytest.raises(ValueError, match="zip"):
         host.copy_out([1, 2], [0])
     with pytest.raises(ValueError, match="zip"):
@@ -66,7 +71,7 @@ def test_as_many_blocks_must_be_named_on_both_sides(config):
 
 def test_the_measured_rate_is_that_of_the_copies(config, monkeypatch):
     backend = filled(config, torch.float32)
-    host = HostCache(config, 5, BLOCK_SIZE, torch.float32, CPU, backend)
+    host = HostCache(5, BLOCK_SIZE, block_bytes(config, torch.float32), CPU, backend)
     ticks = iter([0.0, 0.5, 1.0, 1.2, 2.0, 2.4])
     monkeypatch.setattr("time.perf_counter", lambda: next(ticks))
     assert host.measure_copy_rate(BLOCKS) == pytest.approx(5 * BLOCK_SIZE / 0.2)

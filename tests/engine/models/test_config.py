@@ -29,7 +29,7 @@ LLAMA3_ROPE = {
 
 def test_llama_3_8b_takes_131072_bytes_of_kv_per_token_in_bfloat16():
     config = config_from_hf(LLAMA)
-    assert config.kv_bytes_per_token(2) == 131072
+    assert config.shape.kv_bytes_per_token(2) == 131072
     assert (config.head_dim, config.eos_token_ids) == (128, (128001, 128008, 128009))
     assert (config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm) == (False, False, False, False)
 
@@ -97,4 +97,4 @@ def test_the_builtin_model():
     assert (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads) == (30, 9, 3)
     assert (config.vocab_size, config.head_dim, config.rope.theta) == (49152, 64, 100000.0)
     assert config.tie_word_embeddings
-    assert config.kv_bytes_per_token(2) == 23040
+    assert config.shape.kv_bytes_per_token(2) == 23040

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from inflight_engine.models.config import load_model_config
 from inflight_engine.models.llama import LlamaModel
+from inflight_engine.models.ops import TorchOps
 from inflight_engine.models.source import ModelFiles
 from inflight_engine.models.weights import open_weights
 
@@ -31,16 +32,17 @@ def folder(tmp_path_factory):
     return folder
 
 
-def causal(layer, queries, keys, values):
-    q, k, v = (x.transpose(0, 1)[None] for x in (queries, keys, values))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1).flatten(1)
+class Causal:
+    def forward(self, layer, queries, keys, values):
+        q, k, v = (x.transpose(0, 1)[None] for x in (queries, keys, values))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1).flatten(1)
 
 
 def our_logits(folder, ids, dtype):
     files = ModelFiles("test", folder)
     config = load_model_config(files)
-    model = LlamaModel(config, open_weights(files, config), dtype, torch.device("cpu"))
-    return model.logits(model.hidden_states(ids, torch.arange(len(ids)), causal))
+    model = LlamaModel(config, open_weights(files, config), dtype, torch.device("cpu"), TorchOps())
+    return model.logits(model.hidden_states(ids, torch.arange(len(ids)), Causal()))
 
 
 def their_logits(folder, ids, dtype):
@@ -54,7 +56,7 @@ def test_weights_of_another_shape_than_the_configuration_says_are_refused(folder
     files = ModelFiles("test", folder)
     config = replace(load_model_config(files), intermediate_size=97)
     with pytest.raises(ValueError, match=r"gate_proj.weight has the shape \[96, 64\].* asks for \[97, 64\]"):
-        LlamaModel(config, open_weights(files, config), torch.float32, torch.device("cpu"))
+        LlamaModel(config, open_weights(files, config), torch.float32, torch.device("cpu"), TorchOps())
 
 
 @torch.inference_mode()

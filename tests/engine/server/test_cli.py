@@ -53,18 +53,29 @@ def test_every_flag_reaches_the_configuration():
             "--limits-file l --max-queued-requests 6 --max-queued-tokens 77 --queue-timeout 1.5 --request-timeout 2.5 "
             "--drain-delay 3 --drain-timeout 4 --log-level debug --scheduling-policy priority --priority-aging 2.5 "
             "--service-class a:weight=4,priority=-5,ttft=0.5,tpot=0.05,max_queued=100 --service-class b-2 "
-            "--preemption swap --preemption-victim longest_first --swap-space 1Gi --no-prefix-caching --record r.gz"
+            "--preemption swap --preemption-victim longest_first --swap-space 1Gi --no-prefix-caching --record r.gz "
+            "--quantization int8 --attention-backend triton --tensor-parallel-size 2 --enforce-eager "
+            "--no-async-scheduling --batch-invariant --num-threads 6 --kv-cache-dtype fp8 --gpu-memory-utilization 0.8"
         )
     )
     assert config.engine == EngineConfig(
         "m",
-        "r",
-        "float32",
-        "cpu",
-        7,
-        3,
-        5,
-        8,
+        revision="r",
+        dtype="float32",
+        quantization="int8",
+        device="cpu",
+        attention_backend="triton",
+        tensor_parallel_size=2,
+        enforce_eager=True,
+        async_scheduling=False,
+        batch_invariant=True,
+        num_threads=6,
+        kv_cache_dtype="fp8",
+        gpu_memory_utilization=0.8,
+        max_model_len=7,
+        max_num_seqs=3,
+        max_num_batched_tokens=5,
+        block_size=8,
         kv_cache_memory=2 * 2**30,
         kv_headroom=0.1,
         scheduling_policy="priority",

@@ -1,15 +1,30 @@
-"""Attention backends, best first. The runner takes the first one that runs on its device and reports its name."""
+"""Attention backends, fastest first. The runner takes the first one that can serve its model and reports its name."""
 
 from __future__ import annotations
 
-import torch
+import logging
 
-from inflight_engine.execution.attention.base import AttentionBackend
+from inflight_engine.execution.attention.base import AttentionBackend, AttentionSpec
 from inflight_engine.execution.attention.torch_sdpa import TorchSdpaBackend
+
+log = logging.getLogger(__name__)
 
 BACKENDS: tuple[type[AttentionBackend], ...] = (TorchSdpaBackend,)
 
 
-def choose_backend(device: torch.device) -> type[AttentionBackend]:
-    """The first backend that runs on a device. The last one of the list runs on any."""
-    return next(backend for backend in BACKENDS if backend.runs_on(device))
+def choose_backend(name: str, spec: AttentionSpec) -> type[AttentionBackend]:
+    """The backend of a name; `auto`: the first that can serve the spec. Says in the log which, and why not others.
+
+    Raises:
+        ValueError: the named one cannot be used, or none can; the message says why.
+    """
+    reasons: list[str] = []
+    for backend in BACKENDS:
+        if name not in ("auto", backend.name):
+            continue
+        reason = backend.why_not(spec)
+        if reason is None:
+            log.info("attention: %s%s", backend.name, f" ({'; '.join(reasons)})" if reasons else "")
+            return backend
+        reasons.append(f"{backend.name} cannot be used: {reason}")
+    raise ValueError(f"attention_backend {name}: {'; '.join(reasons) or 'there is no such backend'}")

@@ -11,9 +11,35 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inflight_engine.models.config import DecoderConfig
+from inflight_engine.models.shape import ModelShape
 
 IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """What a backend is made for.
+
+    Attributes:
+        shape: of the model; with tensor parallelism its heads are this rank's.
+        num_blocks, block_size: of the cache.
+        dtype: of queries, keys, values and the result.
+        cache_dtype: in which keys and values are kept; `dtype`, or torch.float8_e4m3fn.
+        max_num_seqs, max_num_batched_tokens: capacity: most decodes, most tokens in a step.
+        max_model_len: longest sequence in tokens.
+        batch_invariant: a sequence's result must not depend on what else is in the batch, bit for bit.
+    """
+
+    shape: ModelShape
+    num_blocks: int
+    block_size: int
+    dtype: torch.dtype
+    cache_dtype: torch.dtype
+    device: torch.device
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +78,28 @@ class AttentionBatch:
 
 
 class AttentionBackend(ABC):
-    """Owns the KV cache of all layers and attends over it.
-
-    Args:
-        num_blocks, block_size: of the cache.
-    """
+    """Owns the KV cache of all layers and attends over it: grouped-query, causal, with the sliding window and soft cap
+    of the model's shape."""
 
     name: ClassVar[str]
 
-    @staticmethod
+    @classmethod
     @abstractmethod
-    def runs_on(device: torch.device) -> bool:
-        """Whether this backend works on a device."""
+    def why_not(cls, spec: AttentionSpec) -> str | None:
+        """Why this backend cannot serve a spec on this machine, as the end of "... cannot be used: "; None: it can."""
 
     @abstractmethod
-    def __init__(
-        self, config: DecoderConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-    ) -> None: ...
+    def __init__(self, spec: AttentionSpec) -> None: ...
 
     @abstractmethod
-    def prepare(self, batch: AttentionBatch) -> None:
-        """Once a step, before the first layer."""
+    def prepare(self, batch: AttentionBatch, num_padded: int = 0) -> None:
+        """Once a step, before the first layer. What a later `forward` reads on a device lies at the same addresses in
+        every step, so that `forward` of a step without chunks can be part of a CUDA graph.
+
+        Args:
+            num_padded: rows that follow the batch's decodes when there are no chunks; their keys and values are not
+                written, their results are not looked at.
+        """
 
     @abstractmethod
     def forward(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -91,7 +118,8 @@ class AttentionBackend(ABC):
         copies are done when a later `copy_in` or `forward` of the same stream needs them to be.
 
         Args:
-            host: [num_host_blocks, layers, 2 (keys, values), block_size, kv_heads, D], on CPU, pinned for a GPU.
+            host: uint8 [num_host_blocks, bytes of a block over all layers], on CPU, pinned for a GPU. How a block's
+                bytes are laid out is the backend's own affair.
         """
 
     @abstractmethod

@@ -16,9 +16,8 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from inflight_engine.execution.attention.base import AttentionBackend, AttentionBatch, ChunkSpan
+from inflight_engine.execution.attention.base import AttentionBackend, AttentionBatch, AttentionSpec, ChunkSpan
 from inflight_engine.execution.memory import zeros
-from inflight_engine.models.config import DecoderConfig
 
 _MASKED_QUERIES = 512
 """Queries of a chunk that attend at once: the mask is this many rows by the whole context."""
@@ -29,25 +28,32 @@ class TorchSdpaBackend(AttentionBackend):
 
     name = "torch-sdpa"
 
-    @staticmethod
-    def runs_on(device: torch.device) -> bool:
-        return True
+    @classmethod
+    def why_not(cls, spec: AttentionSpec) -> str | None:
+        shape = spec.shape
+        if shape.softcap is not None or any(shape.sliding_windows):
+            return "it has neither sliding windows nor soft caps"
+        if spec.cache_dtype != spec.dtype:
+            return f"it keeps keys and values in {spec.dtype}, not in {spec.cache_dtype}"
+        return None
 
-    def __init__(
-        self, config: DecoderConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self._block_size = block_size
-        self._kv_heads = config.num_key_value_heads
-        self._group = config.num_attention_heads // config.num_key_value_heads
-        self._head_dim = config.head_dim
-        self._device = device
-        shape = (config.num_hidden_layers, 2, num_blocks, block_size, self._kv_heads, self._head_dim)
+    def __init__(self, spec: AttentionSpec) -> None:
+        shape = spec.shape
+        self._block_size = spec.block_size
+        self._kv_heads = shape.num_kv_heads
+        self._group = shape.num_heads // shape.num_kv_heads
+        self._head_dim = shape.head_dim
+        self._scale = shape.scale
+        self._device = spec.device
+        cache_shape = (shape.num_layers, 2, spec.num_blocks, spec.block_size, self._kv_heads, self._head_dim)
         # Zeros, because padding is read and then masked, and a NaN would go through a mask.
-        self._cache = zeros(shape, dtype, device)
+        self._cache = zeros(cache_shape, spec.cache_dtype, spec.device)
         self._num_decodes = 0
         self._chunks: list[tuple[ChunkSpan, torch.Tensor]] = []
 
-    def prepare(self, batch: AttentionBatch) -> None:
+    def prepare(self, batch: AttentionBatch, num_padded: int = 0) -> None:
+        if num_padded:
+            raise ValueError(f"{self.name} runs no padded batches")
         self._kv_slots = self._tensor(batch.kv_slots)
         self._num_decodes = len(batch.decode_context_lens)
         if self._num_decodes:
@@ -75,11 +81,14 @@ class TorchSdpaBackend(AttentionBackend):
 
     def copy_out(self, block_ids: Sequence[int], host: torch.Tensor, host_block_ids: Sequence[int]) -> None:
         for block, host_block in zip(block_ids, host_block_ids, strict=True):
-            host[host_block].copy_(self._cache[:, :, block], non_blocking=True)
+            self._view(host, host_block).copy_(self._cache[:, :, block], non_blocking=True)
 
     def copy_in(self, host: torch.Tensor, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
         for block, host_block in zip(block_ids, host_block_ids, strict=True):
-            self._cache[:, :, block].copy_(host[host_block], non_blocking=True)
+            self._cache[:, :, block].copy_(self._view(host, host_block), non_blocking=True)
+
+    def _view(self, host: torch.Tensor, host_block: int) -> torch.Tensor:
+        return host[host_block].view(self._cache.dtype).view_as(self._cache[:, :, 0])
 
     def _decode(self, queries: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> torch.Tensor:
         batch = queries.shape[0]
@@ -87,7 +96,7 @@ class TorchSdpaBackend(AttentionBackend):
         keys = key_cache.index_select(0, self._decode_blocks).view(shape).transpose(1, 2)  # [B, kv_heads, L, D]
         values = value_cache.index_select(0, self._decode_blocks).view(shape).transpose(1, 2)
         grouped = queries.reshape(batch, self._kv_heads, self._group, self._head_dim)
-        mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._decode_mask)
+        mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._decode_mask, scale=self._scale)
         return mixed.reshape(batch, -1)
 
     def _prefill(
@@ -123,6 +132,7 @@ class TorchSdpaBackend(AttentionBackend):
             values.transpose(0, 1)[:, None].expand(shape),
             attn_mask=mask,
             is_causal=mask is None,
+            scale=self._scale,
         )
         return mixed.permute(2, 0, 1, 3).reshape(length, -1)
 

@@ -1,0 +1,36 @@
+"""What the runner needs of a model, whichever code computes it, and what the model needs of attention."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class Attention(Protocol):
+    """The part of an attention backend that a model calls."""
+
+    def forward(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Queries [T, heads, D], keys and values [T, kv_heads, D] -> [T, heads * D]."""
+        ...
+
+
+class Model(Protocol):
+    """Weights on one device, and the forward pass over one flat sequence of packed tokens."""
+
+    def hidden_states(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
+        """Run all layers.
+
+        Args:
+            token_ids: int64 [T], packed.
+            positions: int64 [T], of each token in its own sequence.
+            attention: its `prepare` has been called for these tokens.
+
+        Returns:
+            [T, hidden_size], after the final norm.
+        """
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 [N, vocab_size] of hidden states [N, hidden_size]."""
+        ...

@@ -1,0 +1,32 @@
+"""What of a model decides how large its KV cache is and how its attention runs. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A decoder-only model as the runner sees it, whichever code computes it.
+
+    Attributes:
+        num_layers: layers that attend, each with its own keys and values.
+        scale: factor of queries times keys; None is head_dim ** -0.5.
+        sliding_windows: one for each layer: how many tokens a query sees, itself included; None: all before it.
+        softcap: attention scores s become softcap * tanh(s / softcap) (Gemma 2); None: as they are.
+    """
+
+    architecture: str
+    vocab_size: int
+    max_position_embeddings: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    sliding_windows: tuple[int | None, ...]
+    scale: float | None = None
+    softcap: float | None = None
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        """Bytes of KV cache that one token takes over all layers: keys and values."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
