@@ -117,9 +117,21 @@ BAD = {
         spec(engine={"dtype": "float16"}, accelerator={"count": 0}),
         "engine.dtype float16 needs an accelerator: with accelerator.count 0 use auto, float32 or bfloat16",
     ),
-    "several accelerators": (
-        spec(accelerator={"count": 2}),
-        "accelerator.count must be 1, or 0 for CPU: a replica runs on one accelerator",
+    "too many accelerators": (
+        spec(accelerator={"count": 17}),
+        "spec.accelerator.count: Invalid value: 17: spec.accelerator.count in body should be less than or equal to 16",
+    ),
+    "quantized weights on an accelerator": (
+        spec(engine={"quantization": "int8"}, accelerator={"count": 1}),
+        "engine.quantization int8 and int4 run on CPU: set accelerator.count 0, or leave it none",
+    ),
+    "an fp8 cache on CPU": (
+        spec(engine={"kvCache": {"dtype": "fp8"}}, accelerator={"count": 0}),
+        "engine.kvCache.dtype fp8 needs an accelerator: with accelerator.count 0 leave it auto",
+    ),
+    "a share of an accelerator's memory on CPU": (
+        spec(engine={"kvCache": {"memoryFraction": 0.5}}, accelerator={"count": 0}),
+        "engine.kvCache.memoryFraction is a share of an accelerator's memory: with accelerator.count 0 set",
     ),
     "an accelerator that is no resource name": (
         spec(accelerator={"resource": "gpu"}),

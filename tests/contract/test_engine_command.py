@@ -49,6 +49,8 @@ def test_every_field_arrives_in_the_engine_with_its_value():
     )
     assert (engine.max_model_len, engine.max_num_seqs, engine.max_num_batched_tokens) == (4096, 64, 2048)
     assert (engine.kv_cache_memory, engine.block_size) == (3 * 2**29, 32)
+    assert (engine.quantization, engine.tensor_parallel_size) == ("int8", 2)
+    assert (engine.kv_cache_dtype, engine.gpu_memory_utilization) == ("fp8", 0.8)
     assert (engine.kv_headroom, engine.swap_space, engine.prefix_caching) == (0.1, 2**31, False)
     assert (engine.scheduling_policy, engine.priority_aging) == ("priority", 60.5)
     assert (engine.preemption, engine.preemption_victim) == ("swap", "most_preempted_last")
@@ -63,11 +65,13 @@ def test_every_field_arrives_in_the_engine_with_its_value():
     assert config.served_model_name == "qwen"
 
 
-def test_a_scheduling_field_that_is_not_given_has_the_same_default_on_both_sides():
+def test_a_field_that_is_not_given_has_the_same_default_on_both_sides():
     # The operator writes no flag for what is as by default: then the engine's own default counts.
     engine, cache, scheduling = parsed(**CPU).engine, Engine().kv_cache, Engine().scheduling
     assert (engine.kv_headroom, engine.prefix_caching) == (cache.headroom, cache.prefix_caching)
     assert engine.swap_space == parse_quantity(cache.swap)
+    assert (engine.kv_cache_dtype, engine.gpu_memory_utilization) == (cache.dtype, cache.memory_fraction)
+    assert (engine.quantization, engine.tensor_parallel_size) == (Engine().quantization, 1)
     assert engine.scheduling_policy == scheduling.policy
     assert engine.priority_aging == parse_duration(scheduling.priority_aging)
     assert engine.preemption == scheduling.preemption
@@ -86,6 +90,11 @@ def test_the_engine_takes_the_longest_and_shortest_durations_that_the_api_server
     length = parse_duration(bound)
     assert engine.priority_aging == length
     assert (engine.classes[0].ttft_target, engine.classes[0].tpot_target) == (length, length)
+
+
+@pytest.mark.parametrize("quantization", literals(Engine, "quantization"))
+def test_the_engine_knows_every_quantization(quantization):
+    assert parsed(**CPU, engine={"quantization": quantization}).engine.quantization == quantization
 
 
 @pytest.mark.parametrize("policy", literals(Scheduling, "policy"))

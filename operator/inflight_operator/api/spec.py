@@ -112,6 +112,22 @@ class InferenceServiceSpec(SpecModel):
                 fieldPath=".engine.dtype",
             ),
             rule(
+                "self.engine.quantization == 'none' || self.accelerator.count == 0",
+                "engine.quantization int8 and int4 run on CPU: set accelerator.count 0, or leave it none",
+                fieldPath=".engine.quantization",
+            ),
+            rule(
+                "self.engine.kvCache.dtype == 'auto' || self.accelerator.count > 0",
+                "engine.kvCache.dtype fp8 needs an accelerator: with accelerator.count 0 leave it auto",
+                fieldPath=".engine.kvCache.dtype",
+            ),
+            rule(
+                "self.engine.kvCache.memoryFraction == 0.9 || self.accelerator.count > 0",
+                "engine.kvCache.memoryFraction is a share of an accelerator's memory: with accelerator.count 0 set"
+                " engine.kvCache.memory instead",
+                fieldPath=".engine.kvCache.memoryFraction",
+            ),
+            rule(
                 "self.scaling.maxReplicas >= self.scaling.minReplicas",
                 "scaling.maxReplicas must be at least scaling.minReplicas",
                 fieldPath=".scaling.maxReplicas",

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from inflight_operator.api.quantities import parse_quantity
 from inflight_operator.api.resolve import model_argument, served_name
 from inflight_operator.render.drain import PROPAGATION_SECONDS
+from inflight_operator.render.engine_flags import engine_flags
 from inflight_operator.render.flag_values import seconds
-from inflight_operator.render.scheduling_flags import scheduling_flags
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
@@ -45,11 +45,13 @@ def engine_command(service: InferenceService, limits_file: str) -> list[str]:
         flags["max-model-len"] = spec.engine.max_model_len
     if spec.engine.kv_cache.memory is not None:
         flags["kv-cache-memory"] = int(parse_quantity(spec.engine.kv_cache.memory))
+    if spec.accelerator.count > 1:
+        flags["tensor-parallel-size"] = spec.accelerator.count
     return [
         "inflight-engine",
         "serve",
         model_argument(spec.model.source),
         *(f"--{flag}={value}" for flag, value in flags.items()),
-        *scheduling_flags(spec.engine),
+        *engine_flags(spec.engine),
         *spec.engine.extra_args,
     ]

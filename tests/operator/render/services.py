@@ -14,7 +14,15 @@ EVERYTHING = {
         "maxModelLen": 4096,
         "maxNumSeqs": 64,
         "maxNumBatchedTokens": 2048,
-        "kvCache": {"memory": "1.5Gi", "headroom": 0.1, "swap": "2Gi", "prefixCaching": False},
+        "quantization": "int8",
+        "kvCache": {
+            "memory": "1.5Gi",
+            "memoryFraction": 0.8,
+            "dtype": "fp8",
+            "headroom": 0.1,
+            "swap": "2Gi",
+            "prefixCaching": False,
+        },
         "scheduling": {
             "policy": "priority",
             "priorityAging": "1m0.5s",
@@ -38,8 +46,10 @@ EVERYTHING = {
         "extraArgs": ["--block-size=32"],
     },
     "rollout": {"drainTimeout": "30s"},
+    "accelerator": {"count": 2},
 }
-"""A spec in which every field that becomes a flag differs from its default."""
+"""A spec in which every field that becomes a flag differs from its default. No API server would take all of it at once:
+some fields are for CPU, others for accelerators."""
 
 
 def make(name="chat", **spec):

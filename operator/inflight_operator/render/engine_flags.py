@@ -1,4 +1,4 @@
-"""The engine's flags for spec.engine.scheduling and what of spec.engine.kvCache goes with it.
+"""The engine's flags for spec.engine.scheduling, spec.engine.kvCache and how weights are kept.
 
 Only what differs from its default is written, so that a service that asks for none of it keeps its command, and its
 pods, when the operator is upgraded to know one more.
@@ -14,7 +14,7 @@ from inflight_operator.api.scheduling import ServiceClass
 from inflight_operator.render.flag_values import number, seconds
 
 
-def scheduling_flags(engine: Engine) -> list[str]:
+def engine_flags(engine: Engine) -> list[str]:
     """Arguments of `inflight-engine serve`, in a fixed order; none when all is as by default."""
     values, defaults = _values(engine), _values(Engine())
     return [
@@ -27,6 +27,9 @@ def scheduling_flags(engine: Engine) -> list[str]:
 def _values(engine: Engine) -> dict[str, str]:
     cache, scheduling = engine.kv_cache, engine.scheduling
     return {
+        "quantization": engine.quantization,
+        "kv-cache-dtype": cache.dtype,
+        "gpu-memory-utilization": number(cache.memory_fraction),
         "kv-headroom": number(cache.headroom),
         "scheduling-policy": scheduling.policy,
         "priority-aging": seconds(scheduling.priority_aging),

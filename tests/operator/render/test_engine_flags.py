@@ -1,13 +1,13 @@
-"""Scheduling reaches the engine as flags, and only where it differs from what the engine does anyway."""
+"""How an engine computes and schedules reaches it as flags, and only where it differs from what it does anyway."""
 
 import pytest
 
-from inflight_operator.render.scheduling_flags import scheduling_flags
+from inflight_operator.render.engine_flags import engine_flags
 from tests.operator.render.services import CPU, engine, make
 
 
 def flags_of(**fields):
-    return scheduling_flags(make(engine=fields).spec.engine)
+    return engine_flags(make(engine=fields).spec.engine)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,9 @@ def test_a_default_that_is_spelled_out_changes_no_pod(spelled_out):
 @pytest.mark.parametrize(
     ("fields", "flag"),
     [
+        ({"quantization": "int8"}, "--quantization=int8"),
+        ({"kvCache": {"dtype": "fp8"}}, "--kv-cache-dtype=fp8"),
+        ({"kvCache": {"memoryFraction": 0.75}}, "--gpu-memory-utilization=0.75"),
         ({"kvCache": {"headroom": 0}}, "--kv-headroom=0"),
         ({"kvCache": {"headroom": 0.25}}, "--kv-headroom=0.25"),
         ({"kvCache": {"swap": "1.5Gi"}}, "--swap-space=1610612736"),
@@ -57,6 +60,14 @@ def test_one_field_is_one_flag(fields, flag):
 )
 def test_a_class_is_its_name_and_what_differs_from_a_class_of_defaults(given, flag):
     assert flags_of(scheduling={"classes": [{"name": "chat", **given}]}) == [flag]
+
+
+def test_an_engine_shares_its_layers_over_all_accelerators_of_its_pod():
+    def flags(count):
+        return [flag for flag in engine(make(accelerator={"count": count}))["command"] if "parallel" in flag]
+
+    assert flags(1) == []
+    assert flags(4) == ["--tensor-parallel-size=4"]
 
 
 def test_classes_keep_their_order_since_the_first_takes_requests_that_name_none():
