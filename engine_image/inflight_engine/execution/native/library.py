@@ -1,0 +1,97 @@
+"""The library of CPU kernels: which of its variants runs here, loaded once, and the threads it computes with."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import platform
+from functools import cache
+from pathlib import Path
+
+import torch
+
+log = logging.getLogger(__name__)
+
+VARIANTS = ("avx512bf16", "avx512", "avx2", "generic")
+"""Names of the compiled libraries, fastest first."""
+ENVIRONMENT = "INFLIGHT_CPU_KERNELS"
+"""Names a variant to use instead of the fastest one, or `off`."""
+
+_FOLDER = Path(__file__).parent / "lib"
+_AVX2 = {"avx2", "fma", "f16c", "bmi2"}
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
+_X86_FLAGS = {"avx512bf16": _AVX512 | {"avx512_bf16"}, "avx512": _AVX512, "avx2": _AVX2, "generic": set[str]()}
+
+
+class KernelError(RuntimeError):
+    """A kernel gave an error number."""
+
+
+def runnable_variants() -> list[str]:
+    """The variants that are compiled and that this CPU can run, fastest first."""
+    flags = _cpu_flags()
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    return [
+        name
+        for name in VARIANTS
+        if (_FOLDER / f"libinflight-{name}.so").is_file() and (flags >= _X86_FLAGS[name] if x86 else name == "generic")
+    ]
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The fastest variant that runs here; None where none is compiled, or the environment says `off`. ctypes releases
+    the interpreter's lock during a call.
+
+    Raises:
+        ValueError: the environment names a variant that cannot run here.
+    """
+    asked = os.environ.get(ENVIRONMENT, "")
+    runnable = runnable_variants()
+    if asked == "off":
+        log.info("CPU kernels: off (%s)", ENVIRONMENT)
+        return None
+    if asked and asked not in runnable:
+        raise ValueError(
+            f"{ENVIRONMENT} is {asked}, which cannot be used here; usable: {', '.join(['off', *runnable])}"
+        )
+    if not runnable:
+        log.warning("CPU kernels: none compiled for this CPU, computing with torch alone; see engine_image/kernels")
+        return None
+    name = asked or runnable[0]
+    log.info("CPU kernels: %s", name)
+    return ctypes.CDLL(str(_FOLDER / f"libinflight-{name}.so"))
+
+
+def check(error: int, what: str) -> None:
+    """Raises KernelError with the system's words where a kernel gave an error number."""
+    if error:
+        raise KernelError(f"{what}: {os.strerror(error)}")
+
+
+@cache
+def team() -> ctypes.c_void_p:
+    """The threads that all kernels of this process compute with: as many as torch computes with when this is first
+    called, the caller's among them. One kernel runs at a time.
+
+    Raises:
+        KernelError: the threads cannot be started.
+    """
+    kernels = library()
+    assert kernels is not None, "who asks for the team has the library"
+    made = ctypes.c_void_p()
+    check(kernels.inflight_team_new(torch.get_num_threads(), None, ctypes.byref(made)), "starting the CPU threads")
+    return made
+
+
+def _cpu_flags() -> set[str]:
+    """As in /proc/cpuinfo; empty where there is none."""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
+            for line in lines:
+                if line.startswith("flags"):
+                    return set(line.partition(":")[2].split())
+    except OSError:
+        pass
+    return set()

@@ -1,0 +1,98 @@
+"""Compile the CPU kernels: every .cpp of this folder, once for each kind of CPU, into a library for each.
+
+    python engine_image/kernels/build.py [--out FOLDER] [--force]
+
+Needs nothing but Python and a C++17 compiler: $CXX, c++, g++ or clang++. Without one it exits with status 3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+OUT = HERE.parent / "inflight_engine" / "execution" / "native" / "lib"
+
+COMMON = [
+    *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-math-errno"),
+    *("-fno-trapping-math", "-ffp-contract=fast", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-warning-option"),
+]
+LINK = ["-shared", "-pthread", "-static-libgcc", "-static-libstdc++", "-Wl,--no-undefined"]
+AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi2"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mprefer-vector-width=512"]
+# By name, as in libinflight-NAME.so. `native/library.py` knows which CPU can run which.
+X86_VARIANTS = {"avx512bf16": [*AVX512, "-mavx512bf16"], "avx512": AVX512, "avx2": AVX2, "generic": []}
+OTHER_VARIANTS: dict[str, list[str]] = {"generic": []}
+
+
+class NoCompilerError(Exception):
+    """There is no C++ compiler on the path."""
+
+
+def compiler() -> str:
+    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
+        if name and shutil.which(name):
+            return name
+    raise NoCompilerError("no C++ compiler: set CXX, or install g++ or clang++")
+
+
+def build(out: Path = OUT, force: bool = False) -> list[Path]:
+    """Make the libraries that are older than a source, or all with `force`; gives those it made.
+
+    Raises:
+        NoCompilerError: there is none.
+        subprocess.CalledProcessError: the compiler refused; what it said is on standard error.
+    """
+    sources = sorted(HERE.glob("*.cpp"))
+    newest = max(path.stat().st_mtime for path in [*sources, *HERE.glob("*.h"), Path(__file__)])
+    variants = X86_VARIANTS if platform.machine() in ("x86_64", "AMD64") else OTHER_VARIANTS
+    libraries = {name: out / f"libinflight-{name}.so" for name in variants}
+    stale = [name for name, path in libraries.items() if force or not path.exists() or path.stat().st_mtime < newest]
+    if not stale:
+        return []
+    cxx = compiler()
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out) as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+
+        def compile_one(job: tuple[str, Path]) -> str:
+            variant, source = job
+            made = f"{folder}/{variant}-{source.stem}.o"
+            subprocess.run([cxx, *COMMON, *variants[variant], "-c", str(source), "-o", made], check=True)
+            return made
+
+        jobs = [(variant, source) for source in sources for variant in stale]
+        objects = dict(zip(jobs, pool.map(compile_one, jobs), strict=True))
+        for variant in stale:
+            parts = [objects[variant, source] for source in sources]
+            made = f"{folder}/{variant}.so"
+            subprocess.run([cxx, *parts, *LINK, "-o", made], check=True)
+            # A process that has the old library open keeps it.
+            Path(made).replace(libraries[variant])
+    return [libraries[name] for name in stale]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compile the CPU kernels.")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder for the libraries")
+    parser.add_argument("--force", action="store_true", help="compile what is up to date too")
+    arguments = parser.parse_args()
+    try:
+        made = build(arguments.out, arguments.force)
+    except NoCompilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 3
+    except subprocess.CalledProcessError as error:
+        return error.returncode
+    print("\n".join(map(str, made)) or "up to date")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+#include "team.h"
+
+#include <cerrno>
+#include <ctime>
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#include "simd.h"
+
+namespace inflight {
+
+namespace {
+
+// Threads of a team are at most some tens of microseconds apart within a step, and steps about a hundred. Beyond that
+// the core is of more use to another process.
+constexpr int64_t kSpinNanoseconds = 100'000;
+
+int64_t now() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1'000'000'000ll + t.tv_nsec;
+}
+
+void sleep_while(std::atomic<uint32_t>* word, uint32_t old) {
+#if defined(__linux__)
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT_PRIVATE, old, nullptr, nullptr, 0);
+#else
+  timespec moment{0, 50'000};
+  nanosleep(&moment, nullptr);
+#endif
+}
+
+void wake_all(std::atomic<uint32_t>* word) {
+#if defined(__linux__)
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
+#endif
+}
+
+}  // namespace
+
+void WaitWord::wait_while(uint32_t old) {
+  for (int64_t until = 0;;) {
+    for (int i = 0; i < 64; i++) {
+      if (value() != old) return;
+      spin_pause();
+    }
+    const int64_t time = now();
+    if (until == 0) until = time + kSpinNanoseconds;
+    if (time >= until) break;
+  }
+  sleepers_.fetch_add(1);
+  while (word_.load() == old) sleep_while(&word_, old);
+  sleepers_.fetch_sub(1);
+}
+
+void WaitWord::advance() {
+  word_.fetch_add(1);
+  if (sleepers_.load() > 0) wake_all(&word_);
+}
+
+Team::Team(int size, const int* cpus) : size_(size), workers_(new Worker[size]) {
+  for (int tid = 1; tid < size; tid++) {
+    workers_[tid] = {this, tid, {}};
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+#if defined(__linux__)
+    if (cpus != nullptr) {
+      cpu_set_t set;
+      CPU_ZERO(&set);
+      CPU_SET(cpus[tid], &set);
+      pthread_attr_setaffinity_np(&attributes, sizeof(set), &set);
+    }
+#endif
+    const int error = pthread_create(&workers_[tid].thread, &attributes, work, &workers_[tid]);
+    pthread_attr_destroy(&attributes);
+    if (error != 0) break;
+    num_started_++;
+  }
+}
+
+Team::~Team() {
+  closing_ = true;
+  start_.advance();
+  for (int tid = 1; tid <= num_started_; tid++) pthread_join(workers_[tid].thread, nullptr);
+  delete[] workers_;
+}
+
+void* Team::work(void* argument) {
+  auto* worker = static_cast<Worker*>(argument);
+  Team* team = worker->team;
+  for (uint32_t seen = 0;; seen++) {
+    team->start_.wait_while(seen);
+    if (team->closing_) return nullptr;
+    team->call_(team->fn_, worker->tid);
+    team->barrier();
+  }
+}
+
+void Team::run_erased(Erased call, const void* fn) {
+  if (size_ > 1) {
+    call_ = call;
+    fn_ = fn;
+    start_.advance();
+  }
+  call(fn, 0);
+  barrier();
+}
+
+void Team::barrier() {
+  const uint32_t passed = passed_.value();
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
+    arrived_.store(0, std::memory_order_relaxed);
+    next_.store(0, std::memory_order_relaxed);
+    passed_.advance();
+  } else {
+    passed_.wait_while(passed);
+  }
+}
+
+}  // namespace inflight
+
+using inflight::Team;
+
+// cpus: null, or `size` CPU numbers. Gives ENOMEM or EAGAIN when the threads cannot be started.
+INFLIGHT_EXPORT int inflight_team_new(int size, const int* cpus, Team** team) {
+  if (size < 1) return EINVAL;
+  auto* made = new Team(size, cpus);
+  if (!made->complete()) {
+    delete made;
+    return EAGAIN;
+  }
+  *team = made;
+  return 0;
+}
+
+INFLIGHT_EXPORT void inflight_team_free(Team* team) { delete team; }
+
+// Nanoseconds that one `run` of `num_barriers` barriers takes: what a parallel region costs.
+INFLIGHT_EXPORT int64_t inflight_team_time(Team* team, int num_barriers) {
+  const int64_t begin = inflight::now();
+  team->run([&](int) {
+    for (int i = 0; i < num_barriers; i++) team->barrier();
+  });
+  return inflight::now() - begin;
+}
