@@ -23,4 +23,5 @@ def load_model(
     """
     if config.quantization != "none":
         raise ValueError(f"quantization {config.quantization} needs the native CPU kernels, which are not here")
-    return LlamaModel(model_config, open_weights(files, model_config), dtype, device, TorchOps())
+    max_model_len = config.max_model_len or model_config.max_position_embeddings
+    return LlamaModel(model_config, open_weights(files, model_config), dtype, device, TorchOps(), max_model_len)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from inflight_engine.models.source import ModelFiles
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Hugging Face architecture names with a native forward pass."""
 SUPPORTED_GGUF_ARCHITECTURES = ("llama",)
-SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3")
+SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 
 
 class UnsupportedModelError(ValueError):
@@ -23,13 +24,20 @@ class UnsupportedModelError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary position embedding (Su et al. 2021); `linear` (Chen et al. 2023) and `llama3` stretch it.
+    """Rotary position embedding (Su et al. 2021); `linear` (Chen et al. 2023), `yarn` (Peng et al. 2023) and `llama3`
+    stretch it.
 
     Attributes:
         theta: base of the frequencies.
-        rope_type: `default`, `linear` or `llama3`.
+        rope_type: `default`, `linear`, `yarn` or `llama3`. `dynamic` (NTK by length) is read as `default`, which it is
+            up to `max_position_embeddings`, and longer sequences are not served.
         factor: how far the context is stretched.
-        low_freq_factor, high_freq_factor, original_max_position_embeddings: `llama3` only.
+        original_max_position_embeddings: `llama3` and `yarn`: the context before.
+        low_freq_factor, high_freq_factor: `llama3` only.
+        beta_fast, beta_slow: `yarn` only: pairs that turn more often than `beta_fast` in the original context stay,
+            those that turn less than `beta_slow` are stretched.
+        truncate: `yarn` only: the bounds between these are whole pairs.
+        attention_factor: of cosines and sines, which scales the attention's scores by its square.
     """
 
     theta: float = 10000.0
@@ -38,6 +46,10 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +59,7 @@ class DecoderConfig:
     Attributes:
         qkv_bias, output_bias, mlp_bias: whether the query/key/value, attention output and MLP projections have one.
         qk_norm: whether queries and keys are normalised per head (Qwen3).
+        sliding_windows: of each layer, as in `ModelShape`.
         eos_token_ids: what config.json or the GGUF file says ends an answer.
     """
 
@@ -66,6 +79,7 @@ class DecoderConfig:
     output_bias: bool
     mlp_bias: bool
     qk_norm: bool
+    sliding_windows: tuple[int | None, ...]
     eos_token_ids: tuple[int, ...]
 
     @property
@@ -78,7 +92,7 @@ class DecoderConfig:
             num_heads=self.num_attention_heads,
             num_kv_heads=self.num_key_value_heads,
             head_dim=self.head_dim,
-            sliding_windows=(None,) * self.num_hidden_layers,
+            sliding_windows=self.sliding_windows,
         )
 
 
@@ -113,11 +127,11 @@ def config_from_hf(raw: dict[str, Any]) -> DecoderConfig:
         )
     if raw.get("hidden_act", "silu") != "silu":
         raise UnsupportedModelError(f"hidden_act {raw['hidden_act']} is not supported; supported: silu")
-    _refuse_sliding_window(architecture, raw)
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method", "unknown")
         raise UnsupportedModelError(f"weights quantized by {method} are not supported; give the unquantized model")
     num_heads = int(raw["num_attention_heads"])
+    rope = _rope_from_hf(raw)
     # Only these two families make the attention's biases an option; Qwen2 has three of the four, Mistral none.
     attention_bias = bool(raw.get("attention_bias", False)) and architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
     return DecoderConfig(
@@ -130,13 +144,14 @@ def config_from_hf(raw: dict[str, Any]) -> DecoderConfig:
         num_key_value_heads=int(raw.get("num_key_value_heads") or num_heads),
         head_dim=int(raw.get("head_dim") or raw["hidden_size"] // num_heads),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        max_position_embeddings=int(raw["max_position_embeddings"]),
-        rope=_rope_from_hf(raw),
+        max_position_embeddings=_context_length(raw, rope),
+        rope=rope,
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
         output_bias=attention_bias,
         mlp_bias=bool(raw.get("mlp_bias", False)),
         qk_norm=architecture == "Qwen3ForCausalLM",
+        sliding_windows=_sliding_windows(architecture, raw),
         eos_token_ids=token_ids(raw.get("eos_token_id")),
     )
 
@@ -180,6 +195,7 @@ def config_from_gguf(gguf: GGUFFile) -> DecoderConfig:
         output_bias="blk.0.attn_output.bias" in gguf.tensors,
         mlp_bias="blk.0.ffn_up.bias" in gguf.tensors,
         qk_norm=False,
+        sliding_windows=(None,) * int(number("block_count")),
         eos_token_ids=token_ids(meta.get("tokenizer.ggml.eos_token_id")),
     )
 
@@ -216,24 +232,66 @@ def _rope_from_hf(raw: dict[str, Any]) -> RopeConfig:
     if scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
         raise UnsupportedModelError("partial_rotary_factor other than 1 is not supported")
     theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or 10000.0)
-    if rope_type == "default":
+    if rope_type in ("default", "dynamic"):
         return RopeConfig(theta=theta)
     if rope_type == "linear":
         return RopeConfig(theta=theta, rope_type=rope_type, factor=float(scaling["factor"]))
+    context = int(
+        raw.get("original_max_position_embeddings")
+        or scaling.get("original_max_position_embeddings")
+        or raw["max_position_embeddings"]
+    )
+    if rope_type == "yarn":
+        return _yarn(theta, context, int(raw["max_position_embeddings"]), scaling)
     return RopeConfig(
         theta=theta,
         rope_type=rope_type,
         factor=float(scaling["factor"]),
         low_freq_factor=float(scaling["low_freq_factor"]),
         high_freq_factor=float(scaling["high_freq_factor"]),
-        original_max_position_embeddings=int(scaling["original_max_position_embeddings"]),
+        original_max_position_embeddings=context,
     )
 
 
-def _refuse_sliding_window(architecture: str, raw: dict[str, Any]) -> None:
-    window = raw.get("sliding_window")
-    used = raw.get("use_sliding_window", architecture == "MistralForCausalLM")
-    if used and window is not None and window < raw["max_position_embeddings"]:
-        raise UnsupportedModelError(
-            f"sliding window attention (sliding_window {window}) is not supported; supported: full attention"
-        )
+def _yarn(theta: float, context: int, max_position_embeddings: int, scaling: dict[str, Any]) -> RopeConfig:
+    """As transformers' `_compute_yarn_parameters` reads it: the attention factor follows from `factor` unless given."""
+    factor = float(scaling.get("factor") or max_position_embeddings / context)
+
+    def scaled(mscale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+    attention_factor = scaling.get("attention_factor")
+    if attention_factor is None:
+        mscale, all_dim = float(scaling.get("mscale") or 0), float(scaling.get("mscale_all_dim") or 0)
+        attention_factor = scaled(mscale) / scaled(all_dim) if mscale and all_dim else scaled(1.0)
+    return RopeConfig(
+        theta=theta,
+        rope_type="yarn",
+        factor=factor,
+        original_max_position_embeddings=context,
+        beta_fast=float(scaling.get("beta_fast") or 32),
+        beta_slow=float(scaling.get("beta_slow") or 1),
+        truncate=bool(scaling.get("truncate", True)),
+        attention_factor=float(attention_factor),
+    )
+
+
+def _context_length(raw: dict[str, Any], rope: RopeConfig) -> int:
+    """Yarn is switched on by its own fields alone: `max_position_embeddings` often stays what it was without."""
+    own = int(raw["max_position_embeddings"])
+    return max(own, int(rope.factor * rope.original_max_position_embeddings)) if rope.rope_type == "yarn" else own
+
+
+def _sliding_windows(architecture: str, raw: dict[str, Any]) -> tuple[int | None, ...]:
+    """As transformers' configurations have it, with their defaults for what config.json leaves out."""
+    num_layers = int(raw["num_hidden_layers"])
+    window = raw.get("sliding_window", 4096)
+    if architecture == "LlamaForCausalLM" or window is None:
+        return (None,) * num_layers
+    if architecture == "MistralForCausalLM":
+        return (int(window),) * num_layers
+    if not raw.get("use_sliding_window", False):
+        return (None,) * num_layers
+    first = int(raw.get("max_window_layers", 28))
+    types = raw.get("layer_types") or ["full_attention"] * first + ["sliding_attention"] * (num_layers - first)
+    return tuple(int(window) if kind == "sliding_attention" else None for kind in types[:num_layers])

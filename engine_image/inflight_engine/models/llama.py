@@ -1,6 +1,6 @@
 """The decoder of the Llama family (Touvron et al. 2023), over one flat sequence of packed tokens.
 
-By configuration it is Llama, SmolLM2, Mistral (full attention), Qwen2 and Qwen3. Query, key and value projections are
+By configuration it is Llama, SmolLM2, Mistral, Qwen2 and Qwen3. Query, key and value projections are
 one matrix product, gate and up another. Attention and the small operators between the products are the caller's.
 """
 
@@ -47,13 +47,20 @@ class LlamaModel:
 
     Args:
         weights: read once, tensor by tensor.
+        max_model_len: longest sequence in tokens that will be served.
 
     Raises:
         ValueError: a tensor is missing, or its shape is not what `config` says.
     """
 
     def __init__(
-        self, config: DecoderConfig, weights: WeightSource, dtype: torch.dtype, device: torch.device, ops: Ops
+        self,
+        config: DecoderConfig,
+        weights: WeightSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        ops: Ops,
+        max_model_len: int,
     ) -> None:
         self.config = config
         self._ops = ops
@@ -107,7 +114,7 @@ class LlamaModel:
         self._final_norm = tensor("model.norm.weight", hidden)
         tied = config.tie_word_embeddings
         self._lm_head = self._embedding if tied else tensor("lm_head.weight", config.vocab_size, hidden)
-        self._rotation_table = rotation_table(config).to(device)
+        self._rotation_table = rotation_table(config, max_model_len).to(device)
 
     def hidden_states(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
         """Run all layers.

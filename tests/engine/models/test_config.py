@@ -65,15 +65,10 @@ def test_biases_and_norms_of_each_family(architecture, option, expected):
     [
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is not supported; supported: LlamaForCausalLM"),
         ({"architectures": None, "model_type": "t5"}, "architecture t5 is not supported"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope type yarn is not supported; supported: default"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope type longrope is not supported; supported: default"),
         ({"hidden_act": "gelu"}, "hidden_act gelu is not supported"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized by gptq"),
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": 4096}, "sliding_window 4096"),
-        (
-            {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 64, "use_sliding_window": True},
-            "sliding_window 64",
-        ),
     ],
 )
 def test_what_has_no_forward_pass_is_refused_by_name(change, sentence):
@@ -81,9 +76,39 @@ def test_what_has_no_forward_pass_is_refused_by_name(change, sentence):
         config_from_hf(LLAMA | change)
 
 
-def test_an_unused_sliding_window_is_no_hindrance():
-    qwen = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 64, "use_sliding_window": False}
-    assert config_from_hf(LLAMA | qwen).qkv_bias
+QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "num_hidden_layers": 4, "sliding_window": 64}
+
+
+@pytest.mark.parametrize(
+    ("change", "windows"),
+    [
+        ({"use_sliding_window": False}, (None, None, None, None)),
+        ({"use_sliding_window": True}, (None, None, None, None)),  # the first 28 layers attend to everything
+        ({"use_sliding_window": True, "max_window_layers": 3}, (None, None, None, 64)),
+        (
+            {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"] * 2},
+            (64, None, 64, None),
+        ),
+        ({"architectures": ["MistralForCausalLM"]}, (64, 64, 64, 64)),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, (None, None, None, None)),
+        ({"architectures": ["LlamaForCausalLM"]}, (None, None, None, None)),
+    ],
+)
+def test_sliding_windows_of_each_layer(change, windows):
+    assert config_from_hf(QWEN2 | change).shape.sliding_windows == windows
+
+
+def test_mistrals_window_is_4096_where_config_json_does_not_say():
+    mistral = LLAMA | {"architectures": ["MistralForCausalLM"], "num_hidden_layers": 2}
+    assert config_from_hf(mistral).sliding_windows == (4096, 4096)
+
+
+def test_yarn_lengthens_the_context():
+    qwen = LLAMA | {"max_position_embeddings": 40960}
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    config = config_from_hf(qwen | {"rope_scaling": yarn})
+    assert config.max_position_embeddings == 131072
+    assert config.rope.attention_factor == pytest.approx(1.1386, abs=1e-4)
 
 
 def test_a_missing_field_and_its_file_are_named(tmp_path):
