@@ -1,0 +1,102 @@
+"""How a step's small arrays get to the device: packed into pinned memory, in one copy that the host does not wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+_ALIGNMENT = 16
+"""Bytes: vector loads, and addresses that a kernel was compiled to expect."""
+
+
+class Staging:
+    """The way of one step's arrays to a device.
+
+    The arrays lie one after another in the order given. So those at the front whose lengths are the same in two calls
+    are at the same addresses in both, as a CUDA graph needs them to be.
+
+    Two pinned buffers take turns, so that a step is staged while the copy of the one before it may still wait for its
+    turn on the device. There is one device buffer: a stream runs in order, so whatever reads it has done so before the
+    next step's copy is made.
+
+    Args:
+        capacity: bytes of all arrays of one call, each rounded up to 16.
+        copies: False: the tensors returned share the arrays' memory; only on CPU.
+    """
+
+    def __init__(self, capacity: int, device: torch.device, *, copies: bool) -> None:
+        self._copies = copies
+        self._turn = 0
+        if not copies:
+            return
+        on_gpu = device.type == "cuda"
+        self._capacity = capacity
+        self._hosts = [torch.empty(capacity, dtype=torch.uint8, pin_memory=on_gpu) for _ in range(2)]
+        self._host_arrays = [host.numpy() for host in self._hosts]
+        self._sent = [torch.cuda.Event() if on_gpu else None for _ in range(2)]
+        self._device_buffer = torch.empty(capacity, dtype=torch.uint8, device=device)
+
+    def send(self, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:
+        """Tensors with the arrays' contents, shapes and dtypes, on the device; valid until the next call.
+
+        Raises:
+            ValueError: they are more than the capacity.
+        """
+        if not self._copies:
+            return [_shared(array) for array in arrays]
+        ends = _ends(arrays)
+        if ends[-1] > self._capacity:
+            raise ValueError(f"{ends[-1]} bytes to stage, but there is room for {self._capacity}")
+        self._turn = turn = 1 - self._turn
+        sent = self._sent[turn]
+        if sent is not None:
+            sent.synchronize()  # over long ago, unless nobody collected the step before the last
+        starts = [0, *ends[:-1]]
+        for array, start in zip(arrays, starts, strict=True):
+            self._host_arrays[turn][start : start + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
+        self._device_buffer[: ends[-1]].copy_(self._hosts[turn][: ends[-1]], non_blocking=True)
+        if sent is not None:
+            sent.record()
+        return [
+            self._device_buffer[start : start + array.nbytes].view(_dtype(array)).view(array.shape)
+            for array, start in zip(arrays, starts, strict=True)
+        ]
+
+
+def staged_bytes(*sizes: int) -> int:
+    """Capacity for arrays of these sizes in bytes."""
+    return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
+
+
+def upload(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """An array of any size on a device, without waiting for what the device is doing. For what few steps need: torch
+    finds pinned memory for it and keeps that until the copy is made."""
+    if device.type == "cpu":
+        return _shared(array)
+    return torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
+
+
+def _ends(arrays: Sequence[npt.NDArray[Any]]) -> list[int]:
+    ends, end = [], 0
+    for array in arrays:
+        end += staged_bytes(array.nbytes)
+        ends.append(end)
+    return ends
+
+
+def _shared(array: npt.NDArray[Any]) -> torch.Tensor:
+    # torch has no read-only tensors and warns.
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _dtype(array: npt.NDArray[Any]) -> torch.dtype:
+    return _TORCH_DTYPES[array.dtype]
+
+
+_TORCH_DTYPES = {
+    np.dtype(name): getattr(torch, name) for name in ("bool", "uint8", "int32", "int64", "float32", "float64")
+}
