@@ -1,0 +1,50 @@
+// Paged attention over a KV cache that stays where it is: grouped-query, causal, with sliding windows and soft caps.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "team.h"
+
+namespace inflight {
+
+// The KV cache of all layers, as `cpu_native.py` describes it (the same fields, in this order).
+//
+// Layer by layer, block by block: the keys of every kv head, then the values of every kv head. A head's keys lie
+// [head_dim / P][block_size][P], its values [block_size / P][head_dim][P], where P = 2 for bfloat16 and 1 for float32:
+// a register of keys holds one dimension (a pair of them) of many tokens, a register of values one token (a pair) in
+// many dimensions, so neither product needs a sum across lanes.
+struct KVCache {
+  uint8_t* data;           // on a cache line
+  int64_t num_layers;
+  int64_t num_blocks;
+  int64_t block_size;      // a multiple of 16
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;        // a multiple of 16
+  int64_t element_bytes;   // 2: bfloat16, 4: float32
+  const int64_t* windows;  // [num_layers]: tokens a query sees, itself included; 0: all
+  float scale;             // of queries times keys
+  float softcap;           // scores s become softcap * tanh(s / softcap); 0: as they are
+};
+
+// One prefill chunk (`ChunkSpan` in Python).
+struct Chunk {
+  int64_t first, length, start;
+  const int64_t* block_ids;
+};
+
+// What runs in one step, and how its work is divided. Made once, prepared anew for every step.
+class AttentionStep;
+
+// Both are called inside `Team::run` by every thread, with a barrier between them; `attend` must be the first to
+// `take` work after that barrier, and its results are complete after the next.
+//
+// k, v: float32 rows of num_kv_heads * head_dim, one for each token of the step; q, out: float32 rows of
+// num_heads * head_dim. Strides are in floats, from a row to the next.
+void write_kv(const AttentionStep* step, int layer, const float* k, const float* v, int64_t stride, int tid, int n);
+void attend(AttentionStep* step, int layer, const float* q, int64_t q_stride, float* out, int64_t out_stride,
+            Team* team, int tid);
+
+}  // namespace inflight
