@@ -1,9 +1,7 @@
 // Paged attention over a KV cache that stays where it is: grouped-query, causal, with sliding windows and soft caps.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
-#include <vector>
 
 #include "team.h"
 
@@ -35,16 +33,15 @@ struct Chunk {
   const int64_t* block_ids;
 };
 
-// What runs in one step, and how its work is divided. Made once, prepared anew for every step.
+// What runs in one step on a team's threads, and how its work is divided. Made once, prepared anew for every step.
 class AttentionStep;
 
-// Both are called inside `Team::run` by every thread, with a barrier between them; `attend` must be the first to
-// `take` work after that barrier, and its results are complete after the next.
+// Both are called inside `Team::run` of the step's team by every thread, with a barrier between them; `attend` must be
+// the first to `take` work after that barrier, and its results are complete after the next.
 //
 // k, v: float32 rows of num_kv_heads * head_dim, one for each token of the step; q, out: float32 rows of
 // num_heads * head_dim. Strides are in floats, from a row to the next.
-void write_kv(const AttentionStep* step, int layer, const float* k, const float* v, int64_t stride, int tid, int n);
-void attend(AttentionStep* step, int layer, const float* q, int64_t q_stride, float* out, int64_t out_stride,
-            Team* team, int tid);
+void write_kv(const AttentionStep* step, int layer, const float* k, const float* v, int64_t stride, int tid);
+void attend(AttentionStep* step, int layer, const float* q, int64_t q_stride, float* out, int64_t out_stride, int tid);
 
 }  // namespace inflight
