@@ -45,9 +45,9 @@ INFLIGHT_INLINE void store(void* to, V v) {
   memcpy(to, &v, sizeof(V));
 }
 
-INFLIGHT_INLINE f32v splat(float x) { return f32v{} + x; }
-INFLIGHT_INLINE i32v splat(int32_t x) { return i32v{} + x; }
-INFLIGHT_INLINE u32v splat(uint32_t x) { return u32v{} + x; }
+INFLIGHT_INLINE f32v splat(float x) { return x - f32v{}; }  // not a sum: -0 + 0 is 0
+INFLIGHT_INLINE i32v splat(int32_t x) { return x - i32v{}; }
+INFLIGHT_INLINE u32v splat(uint32_t x) { return x - u32v{}; }
 
 // a * b + c; one rounding where the CPU has the instruction.
 INFLIGHT_INLINE f32v fma(f32v a, f32v b, f32v c) {

@@ -1,0 +1,373 @@
+#include "gemm.h"
+
+#include <cerrno>
+#include <cmath>
+#include <new>
+
+namespace inflight {
+
+namespace {
+
+// A tile is this many rows by one panel: its sums, a panel's two registers and a broadcast fill the registers.
+constexpr int kTileRows = kLanes == 16 ? 12 : 5;
+// Rows that are multiplied with one panel after the other while they stay in the second cache.
+constexpr int kBlockRows = 8 * kTileRows;
+// Inputs at a time; so many of a panel, widened, stay in the second cache.
+constexpr int64_t kBlockInputs = 768;
+// Panels in one piece of work when there are many rows.
+constexpr int64_t kChunkPanels = 6;
+
+// R rows, `stride` apart. Three rows share a pointer, so that addresses (pointer, + stride, + 2 stride) need no more
+// registers than there are; the compiler must not know how the pointers hang together, or it undoes that.
+template <class T, int R>
+struct RowPointers {
+  const T* at[(R + 2) / 3];
+  int64_t stride;
+
+  INFLIGHT_INLINE RowPointers(const T* first, int64_t stride_) : stride(stride_) {
+    for (int i = 0; i < (R + 2) / 3; i++) at[i] = first + 3 * i * stride;
+  }
+  INFLIGHT_INLINE void advance(int64_t columns) {
+    for (int i = 0; i < (R + 2) / 3; i++) {
+      at[i] += columns;
+      asm("" : "+r"(at[i]));
+    }
+  }
+  INFLIGHT_INLINE const T* row(int r) const { return at[r / 3] + r % 3 * stride; }
+};
+
+// What to fetch into the cache on the way: the panel after this one, a share of it with each tile.
+struct Ahead {
+  const uint8_t* at;
+  int64_t step;  // bytes for one register pair of weights
+
+  INFLIGHT_INLINE void go() {
+    prefetch_far(at);
+    if (step > kCacheLine) prefetch_far(at + kCacheLine);
+    at += step;
+  }
+};
+
+struct Tile {
+  const Input* x;
+  int64_t row;
+  const uint8_t* weights;  // from input `begin` on
+  int64_t begin, end;      // inputs
+  Ahead ahead;
+  float* sums;  // [rows, kPanel]: the result, and what it starts from unless `first`
+  bool first;
+};
+
+template <int R>
+void tile_float32(const Tile& t) {
+  RowPointers<float, R> a(t.x->values + t.row * t.x->stride + t.begin, t.x->stride);
+  const float* w = reinterpret_cast<const float*>(t.weights);
+  Ahead ahead = t.ahead;
+  f32v sum[R][2];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++)
+    for (int c = 0; c < 2; c++) sum[r][c] = t.first ? f32v{} : load<f32v>(t.sums + r * kPanel + c * kLanes);
+  for (int64_t i = t.begin; i < t.end; i++, a.advance(1), w += kPanel) {
+    const f32v w0 = load<f32v>(w), w1 = load<f32v>(w + kLanes);
+    ahead.go();
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+      const f32v x = splat(a.row(r)[0]);
+      sum[r][0] = fma(x, w0, sum[r][0]);
+      sum[r][1] = fma(x, w1, sum[r][1]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++)
+    for (int c = 0; c < 2; c++) store(t.sums + r * kPanel + c * kLanes, sum[r][c]);
+}
+
+template <int R>
+void tile_bfloat16(const Tile& t) {
+  RowPointers<float, R> a(t.x->values + t.row * t.x->stride + t.begin, t.x->stride);
+  const uint32_t* w = reinterpret_cast<const uint32_t*>(t.weights);
+  Ahead ahead = t.ahead;
+  f32v sum[R][2];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++)
+    for (int c = 0; c < 2; c++) sum[r][c] = t.first ? f32v{} : load<f32v>(t.sums + r * kPanel + c * kLanes);
+  for (int64_t i = t.begin; i < t.end; i += 2, a.advance(2), w += kPanel) {
+    const f32v w0 = widen_first(load<u32v>(w)), w1 = widen_first(load<u32v>(w + kLanes));
+    ahead.go();
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+      const f32v x = splat(a.row(r)[0]);
+      sum[r][0] = fma(x, w0, sum[r][0]);
+      sum[r][1] = fma(x, w1, sum[r][1]);
+    }
+    asm volatile("" : "+r"(w));  // read again rather than kept: there are no registers left
+    const f32v v0 = widen_second(load<u32v>(w)), v1 = widen_second(load<u32v>(w + kLanes));
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+      const f32v x = splat(a.row(r)[1]);
+      sum[r][0] = fma(x, v0, sum[r][0]);
+      sum[r][1] = fma(x, v1, sum[r][1]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++)
+    for (int c = 0; c < 2; c++) store(t.sums + r * kPanel + c * kLanes, sum[r][c]);
+}
+
+// Integers are summed within a group, exactly; groups are summed in float32. The float sums stay in memory, so that the
+// integers have the registers.
+template <int R>
+void tile_int8(const Tile& t) {
+  const int64_t stride = t.x->stride, groups = (t.end + kInt8Group - 1) / kInt8Group;
+  RowPointers<int8_t, R> a(t.x->quantized + t.row * stride, stride);
+  const float* scales = t.x->scales + t.row * groups;
+  const uint32_t* offsets = t.x->offsets + t.row * groups;
+  const uint8_t* w = t.weights;
+  Ahead ahead = t.ahead;
+  for (int i = 0; i < R * kPanel; i += kLanes) store(t.sums + i, f32v{});
+  for (int64_t g = 0; g < groups; g++) {
+    i32v dot[R][2];
+    for (int r = 0; r < R; r++) dot[r][0] = dot[r][1] = splat(int32_t(offsets[r * groups + g]));
+    for (int i = 0; i < kInt8Group; i += 4, a.advance(4), w += 4 * kPanel) {
+      const u8v w0 = load<u8v>(w), w1 = load<u8v>(w + 4 * kLanes);
+      ahead.go();
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++) {
+        int32_t four;
+        memcpy(&four, a.row(r), 4);
+        const u8v x = (u8v)splat(four);
+        dot[r][0] = dot_i8(dot[r][0], w0, x);
+        dot[r][1] = dot_i8(dot[r][1], w1, x);
+      }
+    }
+    const f32v s0 = load<f32v>(w), s1 = load<f32v>(w + 4 * kLanes);
+    w += 4 * kPanel;
+    asm volatile("" ::: "memory");
+    for (int r = 0; r < R; r++) {
+      const f32v s = splat(scales[r * groups + g]);
+      float* sum = t.sums + r * kPanel;
+      store(sum, fma(to_float(dot[r][0]) * s0, s, load<f32v>(sum)));
+      store(sum + kLanes, fma(to_float(dot[r][1]) * s1, s, load<f32v>(sum + kLanes)));
+    }
+    asm volatile("" ::: "memory");
+  }
+}
+
+template <int R>
+void tile_int4(const Tile& t) {
+  const int64_t stride = t.x->stride, groups = (t.end + kInt4Group - 1) / kInt4Group;
+  RowPointers<int8_t, R> a(t.x->quantized + t.row * stride, stride);
+  const float* scales = t.x->scales + t.row * groups;
+  const uint32_t* offsets = t.x->offsets + t.row * groups;
+  const uint8_t* w = t.weights;
+  Ahead ahead = t.ahead;
+  const u8v low = (u8v)splat(0x0f0f0f0fu);
+  for (int i = 0; i < R * kPanel; i += kLanes) store(t.sums + i, f32v{});
+  for (int64_t g = 0; g < groups; g++) {
+    i32v dot[R][2];
+    for (int r = 0; r < R; r++) dot[r][0] = dot[r][1] = i32v{};
+    for (int i = 0; i < kInt4Group; i += 8, a.advance(8), w += 4 * kPanel) {
+      const u8v b0 = load<u8v>(w), b1 = load<u8v>(w + 4 * kLanes);
+      ahead.go();
+      const u8v w0 = b0 & low, w1 = b1 & low, v0 = (u8v)((u32v)b0 >> 4) & low, v1 = (u8v)((u32v)b1 >> 4) & low;
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++) {
+        int32_t four[2];
+        memcpy(four, a.row(r), 8);
+        const u8v x = (u8v)splat(four[0]), y = (u8v)splat(four[1]);
+        dot[r][0] = dot_i8(dot_i8(dot[r][0], w0, x), v0, y);
+        dot[r][1] = dot_i8(dot_i8(dot[r][1], w1, x), v1, y);
+      }
+    }
+    f32v s0, s1, m0, m1;
+    widen_half_pairs(load<u32v>(w), &s0, &m0);
+    widen_half_pairs(load<u32v>(w + 4 * kLanes), &s1, &m1);
+    w += 4 * kPanel;
+    asm volatile("" ::: "memory");
+    for (int r = 0; r < R; r++) {
+      const f32v s = splat(scales[r * groups + g]);
+      float owed;
+      memcpy(&owed, offsets + r * groups + g, 4);
+      const f32v o = splat(owed);
+      float* sum = t.sums + r * kPanel;
+      store(sum, fma(m0, o, fma(to_float(dot[r][0]) * s0, s, load<f32v>(sum))));
+      store(sum + kLanes, fma(m1, o, fma(to_float(dot[r][1]) * s1, s, load<f32v>(sum + kLanes))));
+    }
+    asm volatile("" ::: "memory");
+  }
+}
+
+using TileFunction = void (*)(const Tile&);
+
+// By number of rows.
+template <int R = 1>
+TileFunction tile_function(Format format, int rows) {
+  if constexpr (R <= kTileRows) {
+    if (rows > R) return tile_function<R + 1>(format, rows);
+    switch (format) {
+      case Format::float32:
+        return tile_float32<R>;
+      case Format::bfloat16:
+        return tile_bfloat16<R>;
+      case Format::int8:
+        return tile_int8<R>;
+      case Format::int4:
+        return tile_int4<R>;
+    }
+  }
+  return nullptr;
+}
+
+void widen_panel(const uint8_t* from, int64_t inputs, float* to) {
+  const uint32_t* w = reinterpret_cast<const uint32_t*>(from);
+  for (int64_t i = 0; i < inputs; i += 2, w += kPanel, to += 2 * kPanel)
+    for (int c = 0; c < kPanel; c += kLanes) {
+      const u32v pairs = load<u32v>(w + c);
+      store(to + c, widen_first(pairs));
+      store(to + kPanel + c, widen_second(pairs));
+    }
+}
+
+INFLIGHT_INLINE f32v silu(f32v x) { return x / (exp(-x) + 1.0f); }
+
+// Only the first `count` lanes are there.
+INFLIGHT_INLINE void put(float* to, f32v x, int64_t count, bool add) {
+  if (count >= kLanes) {
+    store(to, add ? load<f32v>(to) + x : x);
+    return;
+  }
+  float lane[kLanes];
+  store(lane, x);
+  for (int64_t i = 0; i < count; i++) to[i] = add ? to[i] + lane[i] : lane[i];
+}
+
+void finish(const Output& out, const float* sums, int64_t row, int rows, int64_t panel) {
+  f32v bias[2] = {};
+  for (int c = 0; c < 2 && out.bias; c++) bias[c] = load<f32v>(out.bias + panel * kPanel + c * kLanes);
+  for (int r = 0; r < rows; r++, sums += kPanel) {
+    const f32v first = load<f32v>(sums) + bias[0], second = load<f32v>(sums + kLanes) + bias[1];
+    float* to = out.values + (row + r) * out.stride;
+    if (out.kind == Output::kSiluMul) {
+      put(to + panel * kLanes, silu(first) * second, out.columns - panel * kLanes, false);
+    } else {
+      const bool add = out.kind == Output::kAdd;
+      const int64_t left = out.columns - panel * kPanel;
+      put(to + panel * kPanel, first, left, add);
+      if (left > kLanes) put(to + panel * kPanel + kLanes, second, left - kLanes, add);
+    }
+  }
+}
+
+// Rows [row, row + rows), at most kBlockRows, with panels [begin, end).
+void multiply_block(const Matrix& m, const Input& x, const Output& out, int64_t row, int rows, int64_t begin,
+                    int64_t end) {
+  alignas(kCacheLine) float sums[kBlockRows * kPanel];
+  alignas(kCacheLine) static thread_local float widened[kBlockInputs * kPanel];
+  const int tiles = (rows + kTileRows - 1) / kTileRows;
+  const bool widen_once = m.format == Format::bfloat16 && tiles >= 3;
+  const Format format = widen_once ? Format::float32 : m.format;
+  const int64_t block = m.quantized() ? m.inputs : kBlockInputs;
+  const int64_t input_bytes = m.quantized() ? 0 : m.panel_bytes() / m.inputs;
+  // A register pair of weights is 8 * kLanes bytes; of a panel that is widened first, nothing is left to fetch.
+  const int64_t step = widen_once ? 0 : (8 * kLanes + tiles - 1) / tiles;
+
+  for (int64_t panel = begin; panel < end; panel++) {
+    const uint8_t* weights = m.panel(panel);
+    for (int64_t from = 0; from < m.inputs; from += block) {
+      const int64_t to = from + block < m.inputs ? from + block : m.inputs;
+      const uint8_t* part = weights + from * input_bytes;
+      if (widen_once) {
+        widen_panel(part, to - from, widened);
+        part = reinterpret_cast<const uint8_t*>(widened);
+      }
+      const uint8_t* next = panel + 1 < end ? weights + m.panel_bytes() + from * input_bytes : part;
+      for (int tile = 0; tile < tiles; tile++) {
+        const int first = rows * tile / tiles, count = rows * (tile + 1) / tiles - first;
+        const Ahead ahead{widen_once ? part : next + (to - from) / 2 * step * tile, step};
+        tile_function(format, count)({&x, row + first, part, from, to, ahead, sums + first * kPanel, from == 0});
+      }
+    }
+    finish(out, sums, row, rows, panel);
+  }
+}
+
+}  // namespace
+
+void quantize_row(const Matrix& m, const float* values, int8_t* quantized, float* scales, uint32_t* offsets) {
+  const int group = m.group();
+  for (int64_t g = 0; g < m.num_groups(); g++) {
+    const int64_t from = g * group;
+    const int count = int(m.inputs - from < group ? m.inputs - from : group);
+    alignas(kCacheLine) float x[kInt8Group] = {};
+    memcpy(x, values + from, 4 * count);
+    float largest = 0;
+    for (int i = 0; i < group; i++) largest = std::fabs(x[i]) > largest ? std::fabs(x[i]) : largest;
+    const float scale = largest / 127, inverse = largest > 0 ? 127 / largest : 0;
+    int32_t sum = 0;
+    for (int i = 0; i < group; i += kLanes) {
+      const i32v q = round_to_int(load<f32v>(x + i) * inverse);
+      int32_t lane[kLanes];
+      store(lane, q);
+      for (int j = 0; j < kLanes; j++) {
+        quantized[from + i + j] = int8_t(lane[j]);
+        sum += lane[j];
+      }
+    }
+    scales[g] = scale;
+    const int32_t owed = -128 * sum;
+    const float share = scale * float(sum);
+    memcpy(offsets + g, m.format == Format::int8 ? static_cast<const void*>(&owed) : &share, 4);
+  }
+}
+
+void multiply(Team* team, int tid, const Matrix& m, const Input& x, int64_t rows, const Output& out) {
+  const int64_t panels = m.num_panels();
+  if (rows <= kBlockRows) {
+    const Range mine = share(panels, tid, team->size());
+    multiply_block(m, x, out, 0, int(rows), mine.begin, mine.end);
+    return;
+  }
+  const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows, chunks = (panels + kChunkPanels - 1) / kChunkPanels;
+  for (int64_t piece; (piece = team->take()) < blocks * chunks;) {
+    const int64_t block = piece / chunks, chunk = piece % chunks;
+    const int64_t first = rows * block / blocks, begin = chunk * kChunkPanels;
+    multiply_block(m, x, out, first, int(rows * (block + 1) / blocks - first), begin,
+                   begin + kChunkPanels < panels ? begin + kChunkPanels : panels);
+  }
+}
+
+}  // namespace inflight
+
+using namespace inflight;
+
+// out [rows, outputs] = x [rows, inputs] * m^T, all float32 and contiguous.
+INFLIGHT_EXPORT int inflight_matmul(Team* team, const Matrix* m, const float* x, int64_t rows, float* out) {
+  Input input{x, m->inputs, nullptr, nullptr, nullptr};
+  int8_t* quantized = nullptr;
+  float* scales = nullptr;
+  uint32_t* offsets = nullptr;
+  const int64_t groups = m->quantized() ? m->num_groups() : 0, width = groups * m->group();
+  if (m->quantized()) {
+    quantized = new (std::nothrow) int8_t[rows * width];
+    scales = new (std::nothrow) float[rows * groups];
+    offsets = new (std::nothrow) uint32_t[rows * groups];
+    if (!quantized || !scales || !offsets) return ENOMEM;
+    input = {nullptr, width, quantized, scales, offsets};
+  }
+  const Output output{Output::kStore, out, m->outputs, m->outputs, nullptr};
+  team->run([&](int tid) {
+    if (m->quantized()) {
+      const Range mine = share(rows, tid, team->size());
+      for (int64_t r = mine.begin; r < mine.end; r++)
+        quantize_row(*m, x + r * m->inputs, quantized + r * width, scales + r * groups, offsets + r * groups);
+      team->barrier();
+    }
+    multiply(team, tid, *m, input, rows, output);
+  });
+  delete[] quantized;
+  delete[] scales;
+  delete[] offsets;
+  return 0;
+}
+
+INFLIGHT_EXPORT int inflight_lanes() { return kLanes; }

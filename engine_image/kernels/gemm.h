@@ -1,0 +1,45 @@
+// Products of activations, float32 rows, with packed weights.
+//
+// Every element of a result is one sum over the inputs in ascending order, whatever the number of rows, the tiles and
+// the threads: a row's result does not depend on the rows beside it, bit for bit.
+#pragma once
+
+#include <cstdint>
+
+#include "matrix.h"
+#include "team.h"
+
+namespace inflight {
+
+// Space from a row to the next, in elements of the row: rows that lie a multiple of 4 KiB apart would fight for the same
+// lines of the first cache.
+inline int64_t padded(int64_t columns) { return (columns + 63) / 64 * 64 + 64; }
+
+// Activations [rows, inputs].
+struct Input {
+  const float* values;     // for float formats
+  int64_t stride;
+  const int8_t* quantized;  // for int8 and int4: [rows, stride], a row's groups of inputs, zeros after the last
+  const float* scales;      // [rows, groups]
+  const uint32_t* offsets;  // [rows, groups], see `quantize_row`
+};
+
+// Round a row to 8 bits by groups, each with its own scale: -127 .. 127. `offset` of a group is what the products owe to
+// the weights' own: int8 (weights are stored + 128): -128 times the sum of the group's integers, an int32; int4 (weights
+// have a minimum): scale times that sum, a float32.
+void quantize_row(const Matrix& m, const float* values, int8_t* quantized, float* scales, uint32_t* offsets);
+
+// What becomes of a product.
+struct Output {
+  enum Kind { kStore, kAdd, kSiluMul } kind;  // kSiluMul: of pairs of registers, silu(first) * second
+  float* values;
+  int64_t stride;
+  int64_t columns;    // of `values`
+  const float* bias;  // in the order of the panels, as many as they have columns; null: none
+};
+
+// Inside `Team::run`, by every thread, nothing `take`n since the last barrier: out = x * m^T. Complete after the next
+// barrier. `after`: what the team reads next from memory, or null.
+void multiply(Team* team, int tid, const Matrix& m, const Input& x, int64_t rows, const Output& out);
+
+}  // namespace inflight

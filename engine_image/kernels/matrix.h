@@ -1,0 +1,58 @@
+// A weight matrix [outputs, inputs], packed once into the order in which the products read it.
+#pragma once
+
+#include <cstdint>
+
+#include "simd.h"
+
+namespace inflight {
+
+enum class Format : int32_t { float32 = 0, bfloat16 = 1, int8 = 2, int4 = 3 };
+
+// A panel is this many outputs side by side: two registers.
+constexpr int kPanel = 2 * kLanes;
+constexpr int kInt8Group = 64;
+constexpr int kInt4Group = 32;
+
+// Panels follow each other. Within one, by format:
+//   float32   [inputs][kPanel]
+//   bfloat16  [inputs / 2][kPanel][2], inputs even
+//   int8      groups of 64 inputs: [16][kPanel][4] bytes w + 128, then [kPanel] float32 scales
+//   int4      groups of 32 inputs: [4][2][kLanes][4] bytes, of which the lower halves are inputs 8 i .. 8 i + 3 and the
+//             upper ones 8 i + 4 .. 8 i + 7 of one of the panel's two registers; then [kPanel][2] float16: scale and
+//             minimum, w = scale * q + minimum
+// Missing inputs and outputs are zero.
+struct Matrix {
+  Format format;
+  int32_t reserved;
+  int64_t outputs;
+  int64_t inputs;
+  uint8_t* data;
+
+  int64_t num_panels() const { return (outputs + kPanel - 1) / kPanel; }
+  int64_t panel_bytes() const;
+  const uint8_t* panel(int64_t i) const { return data + i * panel_bytes(); }
+  int group() const { return format == Format::int8 ? kInt8Group : kInt4Group; }
+  bool quantized() const { return format == Format::int8 || format == Format::int4; }
+  int64_t num_groups() const { return (inputs + group() - 1) / group(); }
+  // One output's weights in float32 [inputs]: what an embedding looks up.
+  void read_row(int64_t output, float* row) const;
+};
+
+// The two halves of a u32 of float16: see `int4` above.
+INFLIGHT_INLINE void widen_half_pairs(u32v pairs, f32v* first, f32v* second) {
+#if defined(__AVX512F__)
+  *first = (f32v)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)pairs));
+  *second = (f32v)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)(pairs >> 16)));
+#else
+  // Exponents move from bias 15 to 127 by a product, which is exact for denormals too; there are no infinities here.
+  const f32v rebias = splat(5.192296858534828e33f);  // 2^112
+  const u32v low = pairs & 0xffffu, high = pairs >> 16;
+  *first = (f32v)((low & 0x7fffu) << 13) * rebias;
+  *second = (f32v)((high & 0x7fffu) << 13) * rebias;
+  *first = (f32v)((u32v)*first | (low & 0x8000u) << 16);
+  *second = (f32v)((u32v)*second | (high & 0x8000u) << 16);
+#endif
+}
+
+}  // namespace inflight
