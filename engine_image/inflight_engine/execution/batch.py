@@ -12,20 +12,24 @@ from inflight_engine.request import TokenIds
 from inflight_engine.scheduling.plan import Slots, SlotStart, StepPlan
 
 IntArray = npt.NDArray[np.int64]
+_NO_TOKENS: IntArray = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedStep:
-    """The inputs of one forward pass over T packed tokens.
+    """The inputs of one forward pass over T packed tokens: the D decodes, then the chunks.
 
     Attributes:
-        token_ids, positions: int64 [T].
+        decode_slots: intp [D]: each one's token is its slot's last, which only the device may know yet.
+        chunk_token_ids: int64 [T - D].
+        positions: int64 [T].
         sampled_rows: int64 [N]: packed tokens whose successor is sampled; None when all of them are, in order.
         sampled_slots: intp [N]: whose they are.
         sampled_positions: int64 [N]: index of each token to sample in its sequence.
     """
 
-    token_ids: IntArray
+    decode_slots: Slots
+    chunk_token_ids: IntArray
     positions: IntArray
     attention: AttentionBatch
     sampled_rows: IntArray | None
@@ -34,7 +38,8 @@ class PackedStep:
 
 
 class PersistentBatch:
-    """All slots of the engine.
+    """All slots of the engine: how many tokens each has and where their keys and values are. Which tokens a running
+    sequence has sampled it does not know, so a step can be packed before the one before it is done.
 
     Args:
         max_num_seqs: number of slots.
@@ -46,7 +51,6 @@ class PersistentBatch:
         # Stale or unset entries are read as padding and masked, so they only have to be valid block ids.
         self._block_table = np.zeros((max_num_seqs, -(-max_model_len // block_size)), np.int64)
         self._num_tokens = np.zeros(max_num_seqs, np.int64)
-        self._last_token = np.zeros(max_num_seqs, np.int64)
         self._known_tokens: dict[int, TokenIds] = {}
 
     def apply(self, plan: StepPlan) -> None:
@@ -60,7 +64,8 @@ class PersistentBatch:
             self._block_table[growth.slots, growth.indices] = growth.block_ids
 
     def pack(self, plan: StepPlan) -> PackedStep:
-        """Lay the plan's tokens out in one sequence: the decodes, then the chunks."""
+        """Lay the plan's tokens out in one sequence: the decodes, then the chunks. From here on the sequences are as
+        much longer as the plan samples."""
         slots = plan.decode_slots
         decode_lens = self._num_tokens[slots]
         decode_positions = decode_lens - 1
@@ -69,15 +74,17 @@ class PersistentBatch:
         decode_blocks = decode_table[np.arange(len(slots)), decode_positions // self._block_size]
         decode_kv_slots = self._kv_slots(decode_blocks, decode_positions)
         if not plan.prefills:
+            self._num_tokens[slots] += 1
             return PackedStep(
-                token_ids=self._last_token[slots],
+                decode_slots=slots,
+                chunk_token_ids=_NO_TOKENS,
                 positions=decode_positions,
                 attention=AttentionBatch(decode_kv_slots, decode_table, decode_lens, ()),
                 sampled_rows=None,
                 sampled_slots=slots,
                 sampled_positions=decode_lens,
             )
-        tokens: list[npt.NDArray[np.integer]] = [self._last_token[slots]]
+        tokens: list[npt.NDArray[np.integer]] = []
         positions = [decode_positions]
         kv_slots = [decode_kv_slots]
         chunks = []
@@ -95,25 +102,22 @@ class PersistentBatch:
             if chunk.samples:
                 sampled_rows.append(first - 1)
         sampled_slots = plan.sampled_slots
+        sampled_positions = self._num_tokens[sampled_slots]
+        self._num_tokens[sampled_slots] += 1
         return PackedStep(
-            token_ids=np.concatenate(tokens).astype(np.int64, copy=False),
+            decode_slots=slots,
+            chunk_token_ids=np.concatenate(tokens).astype(np.int64, copy=False),
             positions=np.concatenate(positions),
             attention=AttentionBatch(np.concatenate(kv_slots), decode_table, decode_lens, tuple(chunks)),
             sampled_rows=np.concatenate([np.arange(len(slots)), np.array(sampled_rows, np.int64)]),
             sampled_slots=sampled_slots,
-            sampled_positions=self._num_tokens[sampled_slots],
+            sampled_positions=sampled_positions,
         )
-
-    def append(self, slots: Slots, token_ids: TokenIds) -> None:
-        """Take over what was sampled: each slot's last token, not yet computed."""
-        self._last_token[slots] = token_ids
-        self._num_tokens[slots] += 1
 
     def _start(self, start: SlotStart) -> None:
         slot, token_ids = start.slot, start.token_ids
         self._known_tokens[slot] = token_ids
         self._num_tokens[slot] = len(token_ids)
-        self._last_token[slot] = token_ids[-1]
         self._block_table[slot, : len(start.block_ids)] = start.block_ids
 
     def _kv_slots(self, block_ids: IntArray, positions: IntArray) -> IntArray:

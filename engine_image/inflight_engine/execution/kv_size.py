@@ -11,8 +11,7 @@ CPU_MEMORY_SHARE = 0.5
 cache; in a container, going over the limit is a kill."""
 CPU_MEMORY_CAP = 2 << 30
 """On CPU: more is taken only when one sequence of full length needs it."""
-GPU_MEMORY_SHARE = 0.9
-"""On a GPU: share of what is free after the weights; the rest is for activations."""
+MIB = 1 << 20
 
 
 class KVCacheSizeError(ValueError):
@@ -26,25 +25,59 @@ class KVDemand:
     Attributes:
         bytes_per_token: over all layers.
         max_model_len: one sequence of this many tokens has to fit.
-        on_gpu: which share of `available` to take.
-        available: bytes that can still be taken on the device, after the weights.
     """
 
     bytes_per_token: int
     max_model_len: int
-    on_gpu: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """On CPU. `available`: bytes that can still be taken, after the weights."""
+
     available: int
 
 
-def num_kv_blocks(config: EngineConfig, demand: KVDemand) -> int:
-    """`num_kv_blocks` if given, else what `kv_cache_memory` holds, else what a share of the available memory holds, but
-    no more than `max_num_seqs` sequences of full length could use.
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """Bytes of a GPU.
+
+    Attributes:
+        total: of the device.
+        used: by the weights, the CUDA context and whatever else is on the device, other processes included.
+        activations: the most that a step takes beside weights and KV cache, measured on the largest one.
+        graphs: what all CUDA graphs take.
+    """
+
+    total: int
+    used: int
+    activations: int
+    graphs: int
+
+
+def gpu_budget(utilization: float, memory: GpuMemory) -> int:
+    """Bytes for the KV cache such that `utilization` of the device is in use by all together; never negative."""
+    return max(0, int(memory.total * utilization) - memory.used - memory.activations - memory.graphs)
+
+
+def is_given(config: EngineConfig) -> bool:
+    """Whether the configuration says how large the KV cache is, so that nothing needs to be measured."""
+    return config.num_kv_blocks is not None or config.kv_cache_memory is not None
+
+
+def num_kv_blocks(config: EngineConfig, demand: KVDemand, memory: HostMemory | GpuMemory) -> int:
+    """`num_kv_blocks` if given, else what `kv_cache_memory` holds, else what a share of the memory holds, but no more
+    than `max_num_seqs` sequences of full length could use.
 
     With `num_kv_blocks` given, a sequence of full length need not fit: requests that could never fit are refused.
 
     Raises:
         KVCacheSizeError: see its docstring.
     """
+    if not 0 < config.gpu_memory_utilization <= 1:
+        raise KVCacheSizeError(
+            f"gpu_memory_utilization must be above 0 and at most 1, not {config.gpu_memory_utilization}"
+        )
     if config.num_kv_blocks is not None:
         if config.num_kv_blocks < 1:
             raise KVCacheSizeError(f"num_kv_blocks must be at least 1, not {config.num_kv_blocks}")
@@ -54,21 +87,26 @@ def num_kv_blocks(config: EngineConfig, demand: KVDemand) -> int:
     useful = blocks_per_sequence * config.max_num_seqs
     if config.kv_cache_memory is not None:
         blocks = min(config.kv_cache_memory // block_bytes, useful)
-        what, change = f"kv_cache_memory {config.kv_cache_memory}", "raise kv_cache_memory"
+        what, change = f"kv_cache_memory {config.kv_cache_memory}", "or raise kv_cache_memory"
+    elif isinstance(memory, GpuMemory):
+        blocks = min(gpu_budget(config.gpu_memory_utilization, memory) // block_bytes, useful)
+        what = (
+            f"gpu_memory_utilization {config.gpu_memory_utilization} of {memory.total // MIB} MiB, less "
+            f"{memory.used // MIB} MiB in use, {memory.activations // MIB} MiB for a step of "
+            f"{config.max_num_batched_tokens} tokens and {memory.graphs // MIB} MiB for CUDA graphs,"
+        )
+        change = "or max_num_batched_tokens, raise gpu_memory_utilization, or set kv_cache_dtype to fp8"
     else:
-        share = GPU_MEMORY_SHARE if demand.on_gpu else CPU_MEMORY_SHARE
-        # On a CPU the host memory for preempted requests comes out of the same memory.
-        available = demand.available if demand.on_gpu else max(0, demand.available - config.swap_space)
-        budget = int(available * share)
-        if not demand.on_gpu:
-            budget = min(budget, max(CPU_MEMORY_CAP, blocks_per_sequence * block_bytes))
+        # The host memory for preempted requests comes out of the same memory.
+        available = max(0, memory.available - config.swap_space)
+        budget = min(int(available * CPU_MEMORY_SHARE), max(CPU_MEMORY_CAP, blocks_per_sequence * block_bytes))
         blocks = min(budget // block_bytes, useful)
-        what = f"{share:.0%} of the {available / 2**20:.0f} MiB available after the weights and the swap space"
-        change = "give it more memory"
+        what = f"{CPU_MEMORY_SHARE:.0%} of the {available / MIB:.0f} MiB available after the weights and the swap space"
+        change = "or give it more memory"
     if blocks < blocks_per_sequence:
         raise KVCacheSizeError(
             f"the KV cache is too small: {what} holds {blocks * config.block_size} tokens at {demand.bytes_per_token} "
-            f"bytes each, but max_model_len is {demand.max_model_len} tokens; lower max_model_len or {change}"
+            f"bytes each, but max_model_len is {demand.max_model_len} tokens; lower max_model_len {change}"
         )
     return blocks
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from inflight_engine.execution.slot_tokens import SlotTokens
+from inflight_engine.execution.staging import upload
 from inflight_engine.scheduling.plan import Slots
 
 
@@ -34,5 +35,5 @@ class LogitBias:
             logits: float32 [N, vocab_size]. slots: [N].
         """
         biases = self._biases.select(slots)
-        index = tuple(torch.from_numpy(ids).to(logits.device) for ids in (biases.rows, biases.token_ids))
-        logits[index] = logits[index] + torch.from_numpy(biases.values).to(logits.device)
+        index = tuple(upload(ids, logits.device) for ids in (biases.rows, biases.token_ids))
+        logits[index] = logits[index] + upload(biases.values, logits.device)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from inflight_engine.execution.slot_tokens import SlotTokens
+from inflight_engine.execution.staging import upload
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import Slots, SlotStart
 
@@ -66,7 +67,7 @@ class Penalties:
         """
 
         def tensor(array: npt.NDArray[np.generic]) -> torch.Tensor:
-            return torch.from_numpy(array).to(logits.device)
+            return upload(array, logits.device)
 
         met = self._met.select(slots)
         where = tensor(met.rows * logits.shape[1] + met.token_ids)

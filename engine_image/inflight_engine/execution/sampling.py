@@ -7,20 +7,39 @@ ask for it; a batch in which none does is one argmax.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from inflight_engine.execution.logit_bias import LogitBias
-from inflight_engine.execution.logprobs import token_logprobs
+from inflight_engine.execution.logprobs import LogprobTensors, gather_logprobs
 from inflight_engine.execution.penalties import Penalties, is_penalised
 from inflight_engine.execution.sampler import DrawBatch, argmax, draw
-from inflight_engine.output import StepOutput
+from inflight_engine.execution.staging import upload
 from inflight_engine.request import TokenIds
 from inflight_engine.scheduling.plan import Slots, SlotStart, StepPlan
 
 _DRAWN, _LOGPROBS, _BIASED, _PENALISED = 1, 2, 4, 8
 """What a slot asks for beyond the likeliest token: bits of a number."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reported:
+    """Log-probabilities that were asked for: of which slots, and how many likeliest tokens of each."""
+
+    tensors: LogprobTensors
+    slots: Slots
+    num_top: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """`token_ids`: int64 [N], on the device."""
+
+    token_ids: torch.Tensor
+    reported: Reported | None
 
 
 class SamplingState:
@@ -50,37 +69,58 @@ class SamplingState:
             self._release(start.slot)
             self._start(start)
 
-    def sample(self, logits: torch.Tensor, slots: Slots, positions: npt.NDArray[np.int64]) -> StepOutput:
-        """Choose one token for each of some slots, and remember it where penalties need it.
+    def needs_tokens(self, slots: Slots) -> bool:
+        """Whether what is chosen next for these slots depends on what was chosen for them: the host has to learn one
+        token of each through `learn` before the next `choose` or `apply`."""
+        return bool((self._asks[slots] & _PENALISED).any())
+
+    def choose(
+        self,
+        logits: torch.Tensor,
+        slots: Slots,
+        positions: npt.NDArray[np.int64],
+        likeliest: torch.Tensor | None = None,
+    ) -> Choice:
+        """Choose one token for each of some slots; nothing of it waits for the device.
 
         Args:
             logits: float32 [N, vocab_size]; overwritten.
             slots: [N], no slot twice.
             positions: [N]: index of each token in its sequence.
+            likeliest: int64 [N]: `argmax(logits)`, where it is there already; the result when nobody asks for more.
         """
-
         asks = self._asks[slots]
         asked = int(np.bitwise_or.reduce(asks))
         if not asked:
-            return StepOutput(_on_host(argmax(logits)), [])
+            return Choice(argmax(logits) if likeliest is None else likeliest, None)
         reported = np.flatnonzero(asks & _LOGPROBS)
-        logprobs = logits[_indices(reported, logits)].log_softmax(dim=-1)
+        logprobs = logits[upload(reported, logits.device)].log_softmax(dim=-1) if asked & _LOGPROBS else None
         if asked & _BIASED:
             self._bias.apply(logits, slots)
         if asked & _PENALISED:
             self._penalties.apply(logits, slots)
-        chosen = argmax(logits)
+        if likeliest is None or asked & (_BIASED | _PENALISED):
+            likeliest = argmax(logits)
+        chosen = likeliest
         if asked & _DRAWN:
             drawn = np.flatnonzero(asks & _DRAWN)
-            rows = _indices(drawn, logits)
-            chosen[rows] = draw(logits[rows], self._draw_batch(slots[drawn], positions[drawn]))
-        token_ids = _on_host(chosen)
-        if asked & _PENALISED:
-            penalised = np.flatnonzero(asks & _PENALISED)
-            self._penalties.append(slots[penalised], token_ids[penalised])
+            batch = self._draw_batch(slots[drawn], positions[drawn])
+            if len(drawn) == len(slots):
+                chosen = draw(logits, batch)
+            else:
+                rows = upload(drawn, logits.device)
+                chosen = likeliest.index_copy(0, rows, draw(logits[rows], batch))
+        if logprobs is None:
+            return Choice(chosen, None)
         whose = slots[reported]
-        sampled = chosen[_indices(reported, logits)]
-        return StepOutput(token_ids, token_logprobs(logprobs, sampled, whose, self._num_top_logprobs[whose]))
+        num_top = self._num_top_logprobs[whose]
+        sampled = chosen[upload(reported, logits.device)]
+        return Choice(chosen, Reported(gather_logprobs(logprobs, sampled, int(num_top.max())), whose, num_top))
+
+    def learn(self, slots: Slots, token_ids: TokenIds) -> None:
+        """What was chosen; those whose penalties count it, do."""
+        penalised = np.flatnonzero(self._asks[slots] & _PENALISED)
+        self._penalties.append(slots[penalised], token_ids[penalised])
 
     def _start(self, start: SlotStart) -> None:
         slot, sampling = start.slot, start.sampling
@@ -120,12 +160,3 @@ class SamplingState:
             seed=self._seed[slots],
             position=positions,
         )
-
-
-def _indices(rows: Slots, like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(rows).to(like.device)
-
-
-def _on_host(token_ids: torch.Tensor) -> TokenIds:
-    host: TokenIds = token_ids.to("cpu", torch.int32).numpy()
-    return host

@@ -1,4 +1,4 @@
-"""How a step's small arrays get to the device: packed into pinned memory, in one copy that the host does not wait for."""
+"""How a step's small arrays get to the device: packed into pinned memory, in one copy that the host need not await."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Staging:
         self._capacity = capacity
         self._hosts = [torch.empty(capacity, dtype=torch.uint8, pin_memory=on_gpu) for _ in range(2)]
         self._host_arrays = [host.numpy() for host in self._hosts]
-        self._sent = [torch.cuda.Event() if on_gpu else None for _ in range(2)]
+        self._sent = [_event() if on_gpu else None for _ in range(2)]
         self._device_buffer = torch.empty(capacity, dtype=torch.uint8, device=device)
 
     def send(self, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:
@@ -72,12 +72,18 @@ def staged_bytes(*sizes: int) -> int:
     return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
 
 
+def step_bytes(max_num_seqs: int, max_num_batched_tokens: int) -> int:
+    """Capacity for the largest step: slots and rows of all sequences, tokens and positions, 8 bytes each."""
+    seqs, tokens = 8 * max_num_seqs, 8 * max_num_batched_tokens
+    return staged_bytes(seqs, tokens, tokens, seqs, seqs)
+
+
 def upload(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     """An array of any size on a device, without waiting for what the device is doing. For what few steps need: torch
     finds pinned memory for it and keeps that until the copy is made."""
     if device.type == "cpu":
         return _shared(array)
-    return torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
+    return _shared(array).pin_memory().to(device, non_blocking=True)
 
 
 def _ends(arrays: Sequence[npt.NDArray[Any]]) -> list[int]:
@@ -93,10 +99,14 @@ def _shared(array: npt.NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+
 def _dtype(array: npt.NDArray[Any]) -> torch.dtype:
     return _TORCH_DTYPES[array.dtype]
 
 
-_TORCH_DTYPES = {
+_TORCH_DTYPES: dict[np.dtype[Any], torch.dtype] = {
     np.dtype(name): getattr(torch, name) for name in ("bool", "uint8", "int32", "int64", "float32", "float64")
 }

@@ -5,66 +5,93 @@ from dataclasses import replace
 import pytest
 
 from inflight_engine.config import EngineConfig
-from inflight_engine.execution.kv_size import CPU_MEMORY_CAP, KVCacheSizeError, KVDemand, num_host_blocks, num_kv_blocks
+from inflight_engine.execution.kv_size import (
+    CPU_MEMORY_CAP,
+    GpuMemory,
+    HostMemory,
+    KVCacheSizeError,
+    KVDemand,
+    gpu_budget,
+    num_host_blocks,
+    num_kv_blocks,
+)
 
 CONFIG = EngineConfig("model", max_num_seqs=256, block_size=16)
-DEMAND = KVDemand(bytes_per_token=46080, max_model_len=8192, on_gpu=False, available=100 << 30)
+DEMAND = KVDemand(bytes_per_token=46080, max_model_len=8192)
+PLENTY = HostMemory(100 << 30)
+GPU = GpuMemory(total=80 << 30, used=20 << 30, activations=3 << 30, graphs=1 << 30)
 BLOCK_BYTES = 46080 * 16
 
 
 def test_a_given_number_of_blocks_is_taken_as_it_is():
-    assert num_kv_blocks(replace(CONFIG, num_kv_blocks=3), DEMAND) == 3
+    assert num_kv_blocks(replace(CONFIG, num_kv_blocks=3), DEMAND, PLENTY) == 3
 
 
 def test_no_blocks_at_all_are_refused():
     with pytest.raises(KVCacheSizeError, match="num_kv_blocks must be at least 1, not 0"):
-        num_kv_blocks(replace(CONFIG, num_kv_blocks=0), DEMAND)
+        num_kv_blocks(replace(CONFIG, num_kv_blocks=0), DEMAND, PLENTY)
 
 
 def test_given_bytes_are_filled_with_whole_blocks():
-    assert num_kv_blocks(replace(CONFIG, kv_cache_memory=512 * BLOCK_BYTES + 5), DEMAND) == 512
+    assert num_kv_blocks(replace(CONFIG, kv_cache_memory=512 * BLOCK_BYTES + 5), DEMAND, PLENTY) == 512
 
 
 def test_a_cpu_with_much_memory_is_capped():
-    assert num_kv_blocks(CONFIG, DEMAND) == CPU_MEMORY_CAP // BLOCK_BYTES
+    assert num_kv_blocks(CONFIG, DEMAND, PLENTY) == CPU_MEMORY_CAP // BLOCK_BYTES
 
 
 def test_swap_space_comes_out_of_the_same_memory_on_a_cpu_only():
-    config, demand = replace(CONFIG, swap_space=1 << 30), replace(DEMAND, available=2 << 30)
-    assert num_kv_blocks(config, demand) == (1 << 29) // BLOCK_BYTES
-    on_gpu = replace(demand, on_gpu=True)
-    assert num_kv_blocks(config, on_gpu) == num_kv_blocks(CONFIG, on_gpu)
+    config = replace(CONFIG, swap_space=1 << 30)
+    assert num_kv_blocks(config, DEMAND, HostMemory(2 << 30)) == (1 << 29) // BLOCK_BYTES
+    assert num_kv_blocks(config, DEMAND, GPU) == num_kv_blocks(CONFIG, DEMAND, GPU)
 
 
 def test_a_cpu_takes_half_of_what_is_available():
-    assert num_kv_blocks(CONFIG, replace(DEMAND, available=2 << 30)) == (1 << 30) // BLOCK_BYTES
+    assert num_kv_blocks(CONFIG, DEMAND, HostMemory(2 << 30)) == (1 << 30) // BLOCK_BYTES
 
 
 def test_the_cap_gives_way_to_one_sequence_of_full_length():
-    demand = replace(DEMAND, max_model_len=131072)
-    assert num_kv_blocks(CONFIG, demand) == 131072 // 16
+    assert num_kv_blocks(CONFIG, replace(DEMAND, max_model_len=131072), PLENTY) == 131072 // 16
 
 
-def test_a_gpu_takes_nine_tenths_of_what_is_free():
-    demand = replace(DEMAND, on_gpu=True)
-    assert num_kv_blocks(CONFIG, demand) == int((100 << 30) * 0.9) // BLOCK_BYTES
+def test_on_a_gpu_all_together_take_the_share_that_is_given():
+    assert gpu_budget(0.9, GPU) == (72 - 24) << 30
+    assert num_kv_blocks(CONFIG, DEMAND, GPU) == (48 << 30) // BLOCK_BYTES
+    assert gpu_budget(0.25, GPU) == 0
+    assert gpu_budget(1.0, replace(GPU, used=0, activations=0, graphs=0)) == GPU.total
+
+
+@pytest.mark.parametrize("utilization", [0.0, -0.1, 1.01])
+def test_a_utilization_that_is_no_share_is_refused(utilization):
+    with pytest.raises(KVCacheSizeError, match="gpu_memory_utilization must be above 0 and at most 1"):
+        num_kv_blocks(replace(CONFIG, gpu_memory_utilization=utilization, num_kv_blocks=3), DEMAND, GPU)
 
 
 def test_no_more_than_all_slots_can_use():
     config = replace(CONFIG, max_num_seqs=2)
     demand = replace(DEMAND, max_model_len=100)
-    assert num_kv_blocks(config, demand) == 2 * 7
+    assert num_kv_blocks(config, demand, PLENTY) == num_kv_blocks(config, demand, GPU) == 2 * 7
 
 
 def test_too_little_memory_says_how_many_tokens_fit_and_what_to_change():
-    demand = replace(DEMAND, available=400 * BLOCK_BYTES)
     with pytest.raises(KVCacheSizeError, match=r"holds 3200 tokens.*lower max_model_len or give it more memory"):
-        num_kv_blocks(CONFIG, demand)
+        num_kv_blocks(CONFIG, DEMAND, HostMemory(400 * BLOCK_BYTES))
+
+
+def test_too_little_on_a_gpu_says_what_took_it_and_which_settings_to_change():
+    full = replace(GPU, used=68 << 30)
+    expected = (
+        r"gpu_memory_utilization 0.9 of 81920 MiB, less 69632 MiB in use, 3072 MiB for a step of 8192 tokens and 1024 "
+        r"MiB for CUDA graphs, holds 0 tokens.*lower max_model_len or max_num_batched_tokens, raise "
+        r"gpu_memory_utilization, or set kv_cache_dtype to fp8"
+    )
+    with pytest.raises(KVCacheSizeError, match=expected):
+        num_kv_blocks(CONFIG, DEMAND, full)
 
 
 def test_too_little_given_names_the_setting():
-    with pytest.raises(KVCacheSizeError, match=r"kv_cache_memory 1000 holds 0 tokens.*raise kv_cache_memory"):
-        num_kv_blocks(replace(CONFIG, kv_cache_memory=1000), DEMAND)
+    with pytest.raises(KVCacheSizeError, match=r"kv_cache_memory 1000 holds 0 tokens.*or raise kv_cache_memory"):
+        num_kv_blocks(replace(CONFIG, kv_cache_memory=1000), DEMAND, PLENTY)
 
 
 def test_swap_space_is_filled_with_whole_blocks():

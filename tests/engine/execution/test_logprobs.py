@@ -8,9 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight_engine.execution.logprobs import token_logprobs
+from inflight_engine.execution.logprobs import gather_logprobs, token_logprobs
 
 VOCAB = 30
+
+
+def reports_of(logits, token_ids, slots, num_top):
+    tensors = gather_logprobs(logits.log_softmax(-1), token_ids, int(num_top.max()))
+    return token_logprobs(*(tensor.numpy() for tensor in tensors), slots, num_top)
 
 
 @given(st.integers(0, 10**6), st.lists(st.integers(0, VOCAB + 5), min_size=1, max_size=5), st.booleans())
@@ -20,7 +25,7 @@ def test_each_row_reports_its_token_and_as_many_likeliest_as_it_asked_for(seed, 
     logits = logits.round() if ties else logits
     sampled = torch.arange(len(num_top)) * 3 % VOCAB
     slots = np.arange(len(num_top)) + 7
-    reports = token_logprobs(logits.log_softmax(-1), sampled, slots, np.array(num_top))
+    reports = reports_of(logits, sampled, slots, np.array(num_top))
     for row, report, slot, token, count in zip(logits, reports, slots, sampled.tolist(), num_top, strict=True):
         total = math.log(math.fsum(math.exp(float(logit)) for logit in row))
         exact = [float(logit) - total for logit in row]
@@ -35,13 +40,13 @@ def test_each_row_reports_its_token_and_as_many_likeliest_as_it_asked_for(seed, 
 def test_a_certain_token_has_the_logarithm_zero_and_comes_first():
     logits = torch.full((1, VOCAB), -1000.0)
     logits[0, 4] = 1000.0
-    (report,) = token_logprobs(logits.log_softmax(-1), torch.tensor([4]), np.array([0]), np.array([2]))
+    (report,) = reports_of(logits, torch.tensor([4]), np.array([0]), np.array([2]))
     assert (report.logprob, report.top_token_ids, report.top_logprobs) == (0.0, [4, 0], [0.0, -2000.0])
 
 
 def test_a_token_that_cannot_be_is_reported_last():
     logits = torch.zeros(1, 3)
     logits[0, 0] = -torch.inf
-    (report,) = token_logprobs(logits.log_softmax(-1), torch.tensor([1]), np.array([0]), np.array([3]))
+    (report,) = reports_of(logits, torch.tensor([1]), np.array([0]), np.array([3]))
     assert report.top_token_ids == [1, 2, 0]
     assert report.top_logprobs[2] == -math.inf

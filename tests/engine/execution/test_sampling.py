@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
+from inflight_engine.execution.logprobs import token_logprobs
 from inflight_engine.execution.sampling import SamplingState
+from inflight_engine.output import StepOutput
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import SlotStart
 from tests.engine.execution.driver import make_plan
@@ -51,7 +53,20 @@ def sample(state, logits, requests):
     """requests: slot -> (prompt, output, sampling). Returns what the state samples for them, in the given order."""
     slots = np.array(list(requests), np.intp)
     positions = np.array([len(prompt) + len(output) for prompt, output, _ in requests.values()], np.int64)
-    return state.sample(logits.clone(), slots, positions)
+    return chosen(state, logits.clone(), slots, positions)
+
+
+def chosen(state, logits, slots, positions):
+    """What the state chooses, and learns."""
+    choice = state.choose(logits, slots, positions)
+    token_ids = choice.token_ids.int().numpy()
+    if state.needs_tokens(slots):
+        state.learn(slots, token_ids)
+    reported = choice.reported
+    if reported is None:
+        return StepOutput(token_ids, [])
+    tensors = (tensor.numpy() for tensor in reported.tensors)
+    return StepOutput(token_ids, token_logprobs(*tensors, reported.slots, reported.num_top))
 
 
 class Sampling(RuleBasedStateMachine):
@@ -161,7 +176,7 @@ def test_bias_and_penalties_change_logits_as_the_reference_does_to_the_last_bit(
         logits = torch.randn(len(some), VOCAB, generator=generator) * 4
         given_logits = logits.numpy().copy()
         lengths = np.array([len(prompt) + len(output) for prompt, output, _ in rows])
-        token_ids = state.sample(logits, np.array(some), lengths[some]).token_ids.tolist()
+        token_ids = chosen(state, logits, np.array(some), lengths[some]).token_ids.tolist()
         expected = [changed_logits(row, *requests[slot]) for row, slot in zip(given_logits, some, strict=True)]
         assert np.array_equal(logits.numpy(), expected)
         for slot, token in zip(some, token_ids, strict=True):
@@ -187,7 +202,7 @@ def test_rows_that_ask_for_nothing_are_not_touched_to_the_last_bit():
     requests = {slot: ([1, 2], [3, 3], penalised if slot == 2 else plain) for slot in range(5)}
     logits = torch.randn(5, VOCAB)
     given_logits = logits.clone()
-    running(requests).sample(logits, np.arange(5), np.full(5, 4))
+    running(requests).choose(logits, np.arange(5), np.full(5, 4))
     others = [0, 1, 3, 4]
     assert torch.equal(logits[others], given_logits[others])
     assert not torch.equal(logits[2], given_logits[2])
@@ -198,7 +213,7 @@ def test_requests_that_ask_for_nothing_cost_one_argmax(monkeypatch):
 
     requests = {slot: ([1, 2], [3], SamplingParams(max_tokens=9, top_p=0.5, top_k=3, seed=5)) for slot in range(3)}
     state = running(requests)
-    for part in ("draw", "token_logprobs"):
+    for part in ("draw", "gather_logprobs"):
         monkeypatch.setattr(sampling, part, None)
     state._penalties = state._bias = None
     assert sample(state, logits_of(1, 3), requests).token_ids.tolist() == logits_of(1, 3).argmax(-1).tolist()

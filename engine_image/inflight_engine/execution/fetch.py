@@ -1,0 +1,37 @@
+"""How a step's results get to the host: asynchronous copies into pinned memory, and one wait for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+
+class Fetch:
+    """Copies of tensors to the host, begun at once, in the order of the device's stream.
+
+    On CPU the results share the tensors' memory.
+
+    Args:
+        tensors: on `device`; none: only the end of what was begun before is waited for.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
+        self._done: torch.cuda.Event | None = None
+        if device.type == "cpu":
+            self._on_host = list(tensors)
+            return
+        self._on_host = [
+            torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+            for tensor in tensors
+        ]
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._done.record()
+
+    def wait(self) -> list[npt.NDArray[Any]]:
+        """The tensors' contents, once the device has come this far; waits without holding Python's lock."""
+        if self._done is not None:
+            self._done.synchronize()
+        return [tensor.numpy() for tensor in self._on_host]

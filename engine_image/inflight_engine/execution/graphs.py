@@ -1,0 +1,152 @@
+"""Decode-only steps as CUDA graphs: one launch instead of hundreds, over a ladder of batch sizes.
+
+A graph replays kernels with the shapes and addresses they were captured with. So a step of n decodes runs the graph of
+the next size on the ladder, its further rows being padding that belongs to nobody; whatever a graph reads or writes
+lies in buffers that stay where they are. The graph of a size takes its tokens from the feed, computes logits, and feeds
+the likeliest tokens to the next step; what requests ask for beyond that is launched behind it.
+
+All graphs are captured at start, largest first, into one memory pool: they never run at once, so the smaller ones fit
+into what the largest took. That costs tens of milliseconds a size at start, and no request then meets a step that is
+ten times as long as its neighbours.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from inflight_engine.execution.attention.base import AttentionBackend, AttentionBatch, IntArray
+from inflight_engine.execution.batch import PackedStep
+from inflight_engine.execution.sampler import argmax
+from inflight_engine.execution.staging import Staging
+from inflight_engine.execution.token_feed import TokenFeed
+from inflight_engine.models.protocol import Model
+
+log = logging.getLogger(__name__)
+
+Capture = Callable[[Callable[[], None]], Callable[[], None]]
+"""Takes what is to be captured, and returns what replays it."""
+
+_NOBODY: IntArray = np.empty(0, np.int64)
+
+
+def ladder(max_num_seqs: int) -> tuple[int, ...]:
+    """Batch sizes that get a graph, ascending: 1, 2, 4, 8, then multiples of 8 up to 64, of 16 up to 256, of 32 beyond,
+    and the capacity itself.
+
+    A decode step is bound by reading weights and keys and values, and padding reads neither; matrix products compute
+    whole tiles of 8 rows or more anyway. What padding costs is its logits and activations: with at most 7 rows of it
+    below 64, 15 below 256 and 31 beyond, little. More sizes would cost start-up time: these are 23 for 256.
+    """
+    sizes = {1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_seqs, 32)}
+    return tuple(sorted({size for size in sizes if size < max_num_seqs} | {max_num_seqs}))
+
+
+def padded_size(sizes: Sequence[int], num_decodes: int) -> int | None:
+    """The least of the ascending `sizes` that holds a batch; None: all are smaller."""
+    index = int(np.searchsorted(sizes, num_decodes))
+    return sizes[index] if index < len(sizes) else None
+
+
+class Replayed(NamedTuple):
+    """Of a replayed step of n decodes; valid until the next one. `slots`: int64 [n]. `logits`: float32 [n, vocab_size].
+    `likeliest`: int64 [n], fed to the next step already."""
+
+    slots: torch.Tensor
+    logits: torch.Tensor
+    likeliest: torch.Tensor
+
+
+class DecodeGraphs:
+    """The graphs of one model.
+
+    Args:
+        sizes: ascending; see `ladder`.
+        vocab_size: of the logits.
+        staging: its first arrays of a step are the graphs' inputs.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        attention: AttentionBackend,
+        feed: TokenFeed,
+        staging: Staging,
+        sizes: Sequence[int],
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._feed = feed
+        self._staging = staging
+        self._sizes = tuple(sizes)
+        self._graphs: dict[int, Callable[[], None]] = {}
+        # Shared by all graphs, which would otherwise keep logits for every size of the ladder.
+        self._logits = torch.empty((sizes[-1], vocab_size), dtype=torch.float32, device=device)
+        self._likeliest = torch.empty(sizes[-1], dtype=torch.int64, device=device)
+
+    def try_capture(self, capture: Capture) -> bool:
+        """Capture every size, largest first. False, and a line in the log: the model or its attention does something
+        that cannot be captured; nothing may be replayed then."""
+        try:
+            self._capture(capture)
+        except Exception as error:
+            log.warning("no CUDA graphs, so small batches will be slower: %s", error)
+            return False
+        return True
+
+    def replay(self, packed: PackedStep) -> Replayed | None:
+        """Run a step of decodes alone; None: it is larger than every graph."""
+        num_decodes = len(packed.decode_slots)
+        size = padded_size(self._sizes, num_decodes)
+        if size is None:
+            return None
+        slots, _ = self._send(packed.decode_slots, packed.positions, size)
+        self._attention.prepare(packed.attention, num_padded=size - num_decodes)
+        self._graphs[size]()
+        return Replayed(slots[:num_decodes], self._logits[:num_decodes], self._likeliest[:num_decodes])
+
+    @torch.inference_mode()
+    def _capture(self, capture: Capture) -> None:
+        for size in reversed(self._sizes):
+            slots, positions = self._send(_NOBODY, _NOBODY, size)
+            nobody = AttentionBatch(_NOBODY, _NOBODY[:, None], _NOBODY, ())
+            self._attention.prepare(nobody, num_padded=size)
+            self._graphs[size] = capture(self._step(slots, positions))
+
+    def _send(self, decode_slots: IntArray, decode_positions: IntArray, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        slots = np.full(size, self._feed.padding_slot)
+        positions = np.zeros(size, np.int64)
+        slots[: len(decode_slots)] = decode_slots
+        positions[: len(decode_positions)] = decode_positions
+        on_device = self._staging.send(slots, positions)
+        return on_device[0], on_device[1]
+
+    def _step(self, slots: torch.Tensor, positions: torch.Tensor) -> Callable[[], None]:
+        def step() -> None:
+            hidden = self._model.hidden_states(self._feed.take(slots), positions, self._attention)
+            logits, likeliest = self._logits[: len(slots)], self._likeliest[: len(slots)]
+            logits.copy_(self._model.logits(hidden))
+            likeliest.copy_(argmax(logits))
+            self._feed.put(slots, likeliest)
+
+        return step
+
+
+class CudaCapture:
+    """Captures into one memory pool."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
+        step()  # What happens once (compiling, choosing kernels, workspaces) must not be part of the graph.
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            step()
+        return graph.replay

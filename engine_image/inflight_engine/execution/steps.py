@@ -1,0 +1,200 @@
+"""Computes step plans in the order of their launches, one step ahead of what the host knows where that is allowed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from inflight_engine.execution.attention.base import AttentionBackend, AttentionSpec
+from inflight_engine.execution.batch import PackedStep, PersistentBatch
+from inflight_engine.execution.fetch import Fetch
+from inflight_engine.execution.graphs import Capture, DecodeGraphs
+from inflight_engine.execution.host_cache import HostCache
+from inflight_engine.execution.logprobs import token_logprobs
+from inflight_engine.execution.sampling import Choice, Reported, SamplingState
+from inflight_engine.execution.staging import Staging, step_bytes
+from inflight_engine.execution.token_feed import TokenFeed
+from inflight_engine.models.protocol import Model
+from inflight_engine.output import StepOutput
+from inflight_engine.request import NO_TOKENS, TokenIds
+from inflight_engine.scheduling.plan import Slots, StepPlan
+
+_NOTHING = StepOutput(NO_TOKENS, [])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepParts:
+    """What steps are computed with; each belongs to one `Steps`.
+
+    Attributes:
+        graphs: of decode-only steps; None: all steps are launched kernel by kernel.
+    """
+
+    model: Model
+    attention: AttentionBackend
+    batch: PersistentBatch
+    feed: TokenFeed
+    staging: Staging
+    host_cache: HostCache
+    graphs: DecodeGraphs | None
+    device: torch.device
+
+
+class Steps:
+    """Launches and collects.
+
+    Positions, lengths and block tables of a step follow from the plans alone, and its decodes read their tokens on the
+    device. So a step can be launched while the one before it runs. Where the tokens of that one change what may be
+    chosen (penalties), the launch waits for them first: correct, and as slow as without a step ahead.
+
+    Args:
+        lookahead: whether a second step may be launched before the first is collected.
+    """
+
+    def __init__(self, parts: StepParts, max_num_seqs: int, *, lookahead: bool) -> None:
+        self._parts = parts
+        self._sampling = SamplingState(max_num_seqs)
+        self._most_in_flight = 2 if lookahead else 1
+        self._in_flight: deque[_InFlight] = deque()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> None:
+        """See `StepExecutor`."""
+        if len(self._in_flight) == self._most_in_flight:
+            raise AssertionError(f"{self._most_in_flight} steps are launched and not collected")
+        for step in self._in_flight:
+            if step.needs_tokens:
+                step.wait(self._sampling)
+        self._in_flight.append(self._compute(plan))
+
+    def collect(self) -> StepOutput:
+        """See `StepExecutor`."""
+        step = self._in_flight.popleft()
+        try:
+            return step.wait(self._sampling)
+        except Exception:
+            self._in_flight.clear()
+            raise
+
+    def _compute(self, plan: StepPlan) -> _InFlight:
+        """What the plan copies out, what it changes, what it copies in, then its tokens."""
+        parts = self._parts
+        for preemption in plan.preemptions:
+            parts.host_cache.copy_out(preemption.block_ids.tolist(), preemption.host_block_ids)
+        parts.batch.apply(plan)
+        self._sampling.apply(plan)
+        parts.feed.start(plan.starts)
+        for start in plan.starts:
+            if start.host_block_ids:
+                parts.host_cache.copy_in(start.host_block_ids, start.block_ids[: len(start.host_block_ids)].tolist())
+        if plan.num_tokens == 0:
+            return _InFlight(Fetch((), parts.device))
+        packed = parts.batch.pack(plan)
+        choice = self._mixed(packed) if plan.prefills else self._decode(packed)
+        if choice is None:
+            return _InFlight(Fetch((), parts.device))
+        slots, reported = packed.sampled_slots, choice.reported
+        tensors = () if reported is None else reported.tensors
+        fetch = Fetch((choice.token_ids.int(), *tensors), parts.device)
+        return _InFlight(fetch, slots, reported, self._sampling.needs_tokens(slots))
+
+    def _decode(self, packed: PackedStep) -> Choice | None:
+        """Decodes alone, by replaying a graph where there is one of their number."""
+        parts = self._parts
+        replayed = parts.graphs.replay(packed) if parts.graphs is not None else None
+        if replayed is None:
+            return self._mixed(packed)
+        choice = self._sampling.choose(
+            replayed.logits, packed.sampled_slots, packed.sampled_positions, replayed.likeliest
+        )
+        if choice.token_ids is not replayed.likeliest:
+            parts.feed.put(replayed.slots, choice.token_ids)
+        return choice
+
+    def _mixed(self, packed: PackedStep) -> Choice | None:
+        """Any step, launched kernel by kernel."""
+        parts = self._parts
+        arrays = [packed.decode_slots, packed.positions]
+        if packed.sampled_rows is not None:
+            arrays += [packed.chunk_token_ids, packed.sampled_slots, packed.sampled_rows]
+        slots, positions, *rest = parts.staging.send(*arrays)
+        token_ids = parts.feed.take(slots)
+        if rest:
+            token_ids = torch.cat([token_ids, rest[0]])
+        parts.attention.prepare(packed.attention)
+        hidden = parts.model.hidden_states(token_ids, positions, parts.attention)
+        if len(packed.sampled_slots) == 0:
+            return None
+        if rest:
+            slots = rest[1]
+            hidden = hidden.index_select(0, rest[2])
+        choice = self._sampling.choose(parts.model.logits(hidden), packed.sampled_slots, packed.sampled_positions)
+        parts.feed.put(slots, choice.token_ids)
+        return choice
+
+
+def make_steps(
+    model: Model,
+    attention: AttentionBackend,
+    spec: AttentionSpec,
+    host_cache: HostCache,
+    graph_sizes: Sequence[int],
+    capture: Capture | None,
+    *,
+    lookahead: bool,
+) -> Steps:
+    """Allocate what steps need besides the KV cache, and capture the graphs.
+
+    Args:
+        capture: None: no graphs. Where it fails for this model, there are none either, and the log says why.
+    """
+    device = spec.device
+    feed = TokenFeed(spec.max_num_seqs, device)
+    copies = device.type != "cpu" or capture is not None
+    staging = Staging(step_bytes(spec.max_num_seqs, spec.max_num_batched_tokens), device, copies=copies)
+    graphs = None
+    if capture is not None:
+        graphs = DecodeGraphs(model, attention, feed, staging, graph_sizes, spec.shape.vocab_size, device)
+        if not graphs.try_capture(capture):
+            graphs = None
+    batch = PersistentBatch(spec.max_num_seqs, spec.max_model_len, spec.block_size)
+    parts = StepParts(model, attention, batch, feed, staging, host_cache, graphs, device)
+    return Steps(parts, spec.max_num_seqs, lookahead=lookahead)
+
+
+class _InFlight:
+    """A launched step.
+
+    Attributes:
+        needs_tokens: the next launch has to wait for this step's tokens.
+    """
+
+    def __init__(
+        self,
+        fetch: Fetch,
+        slots: Slots | None = None,
+        reported: Reported | None = None,
+        needs_tokens: bool = False,
+    ) -> None:
+        self.needs_tokens = needs_tokens
+        self._fetch = fetch
+        self._slots = slots
+        self._reported = reported
+
+    def wait(self, sampling: SamplingState) -> StepOutput:
+        """The step's output, once it is computed; may be asked for twice."""
+        on_host = self._fetch.wait()
+        if self._slots is None:
+            return _NOTHING
+        token_ids: TokenIds = on_host[0]
+        if self.needs_tokens:
+            sampling.learn(self._slots, token_ids)
+            self.needs_tokens = False
+        if self._reported is None:
+            return StepOutput(token_ids, [])
+        sampled, top_token_ids, top = on_host[1:]
+        reports = token_logprobs(sampled, top_token_ids, top, self._reported.slots, self._reported.num_top)
+        return StepOutput(token_ids, reports)

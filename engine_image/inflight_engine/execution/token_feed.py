@@ -1,0 +1,45 @@
+"""Sampled tokens feed the next step where they are: on the device, one for each slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from inflight_engine.execution.staging import upload
+from inflight_engine.scheduling.plan import SlotStart
+
+
+class TokenFeed:
+    """The last token of each slot, which its next decode computes.
+
+    Everything here runs in the order of the device's stream. So a token that a step samples for a slot is there for the
+    next step, and what a slot starts with outlasts a late token of the request that had the slot before.
+
+    Args:
+        max_num_seqs: number of slots.
+
+    Attributes:
+        padding_slot: one more, for rows that belong to nobody.
+    """
+
+    def __init__(self, max_num_seqs: int, device: torch.device) -> None:
+        self.padding_slot = max_num_seqs
+        self._device = device
+        self._last_token = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=device)
+
+    def start(self, starts: Sequence[SlotStart]) -> None:
+        """Slots begin with the last of the tokens that they are given."""
+        if starts:
+            known = np.array([(start.slot, start.token_ids[-1]) for start in starts], np.int64)
+            slots, token_ids = upload(known.T.copy(), self._device)
+            self.put(slots, token_ids)
+
+    def take(self, slots: torch.Tensor) -> torch.Tensor:
+        """int64 [n] of int64 [n]."""
+        return self._last_token.index_select(0, slots)
+
+    def put(self, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """Both int64 [n]; no slot twice, but the padding's."""
+        self._last_token.index_copy_(0, slots, token_ids)
