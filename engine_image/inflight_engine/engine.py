@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from inflight_engine.messages import (
@@ -56,11 +58,29 @@ class StepExecutor(Protocol):
         ...
 
 
+class _Launched(msgspec.Struct):
+    """A step that is under way.
+
+    Attributes:
+        started, planned: clock when its planning began and when it was over.
+        error: what its launch raised.
+    """
+
+    plan: StepPlan
+    admitted: list[Admission]
+    started: float
+    planned: float
+    error: Exception | None = None
+
+
 class Engine:
     """The engine process's state. Single-threaded.
 
-    A step that raises ends the requests that were in it with an error and spares the rest; after
-    `MAX_CONSECUTIVE_FAILURES` in a row the exception goes up.
+    Where the runner looks ahead, a step is planned and launched while the one before is computed, so the device goes
+    from one to the next without waiting for what is done with the tokens.
+
+    A step that raises ends the requests that were in it with an error and spares the rest; what was launched after it
+    is computed again. After `MAX_CONSECUTIVE_FAILURES` in a row the exception goes up.
 
     Args:
         recorder: told of everything the scheduler is told and decides; None: nothing is recorded.
@@ -84,13 +104,16 @@ class Engine:
         self._clock = clock
         self._ended_outside: list[Finished] = []
         self._failures = 0
+        self._under_way: _Launched | None = None
+        """A step that is launched and not taken in, between two iterations; only where the runner looks ahead."""
+        self._collected = self._done = -math.inf
         self._slots: Slots | None = None
         self._slots_bytes = b""
 
     @property
     def has_work(self) -> bool:
         """Something to compute, or something to report."""
-        return self._scheduler.has_work or bool(self._ended_outside)
+        return self._scheduler.has_work or self._under_way is not None or bool(self._ended_outside)
 
     def handle(self, message: AddRequest | CancelRequest | Configure | FlushRecord) -> FromEngine | None:
         """Take in one message between two steps; returns the answer it has, if any."""
@@ -108,46 +131,29 @@ class Engine:
                 return RecordFlushed(message.call_id)
         return None
 
-    def step(self) -> StepReport:
-        """Run one iteration. Call it only when there is work."""
-        started = self._clock()
-        ended, self._ended_outside = self._ended_outside, []
-        plan = self._scheduler.schedule()
-        if plan is None:
-            return StepReport(-1, [], b"", b"", [], ended, self._stats())
-        admitted = [Admission(start.request_id, start.slot) for start in plan.starts]
-        planned = self._clock()
-        try:
-            self._runner.launch(plan)
-            token_ids, logprobs = self._runner.collect()
-        except Exception:
-            self._failures += 1
-            if self._failures >= MAX_CONSECUTIVE_FAILURES:
-                raise
-            log.exception("step %d failed; its requests end with an error", plan.step)
-            failed = self._scheduler.requests_in(plan)
-            if self._recorder is not None:
-                self._recorder.failed(plan, self._clock() - started)
-            for request in failed:
-                self._cancel(request.request_id, FinishReason.ERROR)
-            ended += map(_finished, failed)
-            return StepReport(plan.step, admitted, b"", b"", [], ended, self._stats())
-        self._failures = 0
-        computed = self._clock()
-        finished = self._scheduler.update(plan, token_ids)
-        done = self._clock()
-        if self._recorder is not None:
-            self._recorder.stepped(plan, finished, done - started)
-        num_prefill_tokens = plan.num_tokens - len(plan.decode_slots)
-        self._measure_rates(num_prefill_tokens, len(plan.decode_slots), computed - planned)
-        stats = self._stats(
-            num_prefill_tokens=num_prefill_tokens,
-            num_decode_tokens=len(plan.decode_slots),
-            step_seconds=done - started,
-            schedule_seconds=(planned - started) + (done - computed),
-        )
-        ended += map(_finished, finished)
-        return self._report(plan, admitted, token_ids, logprobs, ended, stats)
+    def step(self) -> StepReport | None:
+        """Run one iteration: launch the next step, and take in the oldest that is under way. Call it only when there is
+        work.
+
+        Returns:
+            The news of the step that was taken in; None when the first of a run of overlapping steps was launched.
+        """
+        oldest = self._under_way
+        if oldest is None or oldest.error is None:
+            launched = self._launch()
+            if oldest is None:
+                oldest, launched = launched, None
+                if oldest is None:
+                    ended, self._ended_outside = self._ended_outside, []
+                    return StepReport(-1, [], b"", b"", [], ended, self._stats())
+                if self._runner.lookahead and oldest.error is None:
+                    self._under_way = oldest
+                    return None
+            self._under_way = launched
+            return self._take_in(oldest, ahead=self._runner.lookahead and oldest.error is None)
+        # The launch failed while the step before it was computed, which is taken in now.
+        self._under_way = None
+        return self._take_in(oldest, ahead=False)
 
     def flush_record(self) -> None:
         """Write what is recorded so far."""
@@ -158,6 +164,75 @@ class Engine:
         """Write what is recorded. Nothing may be done afterwards."""
         if self._recorder is not None:
             self._recorder.close()
+
+    def _launch(self) -> _Launched | None:
+        """Plan the next step and launch it; None: there is nothing to compute, or not yet."""
+        started = self._clock()
+        plan = self._scheduler.schedule()
+        if plan is None:
+            return None
+        admitted = [Admission(start.request_id, start.slot) for start in plan.starts]
+        launched = _Launched(plan, admitted, started, self._clock())
+        try:
+            self._runner.launch(plan)
+        except Exception as error:
+            launched.error = error
+        return launched
+
+    def _take_in(self, step: _Launched, *, ahead: bool) -> StepReport:
+        """Wait for a step's tokens. `ahead`: the scheduler was asked for the next step already."""
+        scheduler, plan = self._scheduler, step.plan
+        try:
+            if step.error is not None:
+                raise step.error
+            token_ids, logprobs = self._runner.collect()
+        except Exception as error:
+            return self._fail(step, error, ahead=ahead)
+        self._failures = 0
+        collected = self._clock()
+        left = scheduler.left_since(plan)
+        finished = scheduler.update(plan, token_ids)
+        done = self._clock()
+        step_seconds = done - max(step.started, self._done)
+        if self._recorder is not None:
+            self._recorder.stepped(plan, finished, step_seconds, ahead=ahead)
+        num_decode_tokens = len(plan.decode_slots)
+        num_prefill_tokens = plan.num_tokens - num_decode_tokens
+        self._measure_rates(num_prefill_tokens, num_decode_tokens, collected - max(step.planned, self._collected))
+        self._collected, self._done = collected, done
+        stats = self._stats(
+            num_prefill_tokens=num_prefill_tokens,
+            num_decode_tokens=num_decode_tokens,
+            step_seconds=step_seconds,
+            schedule_seconds=(step.planned - step.started) + (done - collected),
+        )
+        ended, self._ended_outside = self._ended_outside, []
+        ended += map(_finished, finished)
+        slots = plan.sampled_slots
+        if left:
+            kept = ~np.isin(slots, list(left))
+            slots, token_ids = slots[kept], token_ids[kept]
+            logprobs = [each for each in logprobs if each.slot not in left]
+        return self._report(plan, step.admitted, slots, token_ids, logprobs, ended, stats)
+
+    def _fail(self, step: _Launched, error: Exception, *, ahead: bool) -> StepReport:
+        """End the requests of a step that raised. What was launched after it is gone with it."""
+        self._failures += 1
+        if self._failures >= MAX_CONSECUTIVE_FAILURES:
+            raise error
+        plan, recorder = step.plan, self._recorder
+        log.error("step %d failed; its requests end with an error", plan.step, exc_info=error)
+        failed = self._scheduler.fail(plan)
+        if recorder is not None:
+            recorder.failed(plan, self._clock() - max(step.started, self._done), ahead=ahead)
+            if self._under_way is not None:
+                recorder.failed(self._under_way.plan, 0.0)
+        self._under_way = None
+        ended, self._ended_outside = self._ended_outside, []
+        for request in failed:
+            self._cancel(request.request_id, FinishReason.ERROR)
+        ended += map(_finished, failed)
+        return StepReport(plan.step, step.admitted, b"", b"", [], ended, self._stats())
 
     def _configure(self, limits: Limits, class_weights: dict[str, float]) -> None:
         scheduler, recorder = self._scheduler, self._recorder
@@ -236,12 +311,12 @@ class Engine:
         self,
         plan: StepPlan,
         admitted: list[Admission],
+        slots: Slots,
         token_ids: TokenIds,
         logprobs: list[TokenLogprobs],
         ended: list[Finished],
         stats: StepStats,
     ) -> StepReport:
-        slots = plan.sampled_slots
         if slots is not self._slots:  # the same object in steady decode
             self._slots, self._slots_bytes = slots, slots.astype(np.int32).tobytes()
         return StepReport(plan.step, admitted, self._slots_bytes, token_ids.tobytes(), logprobs, ended, stats)

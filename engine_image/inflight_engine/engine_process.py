@@ -90,7 +90,9 @@ def serve(engine: Engine, channel: EngineChannel) -> None:
             if answer is not None:
                 channel.send(answer)
         if engine.has_work:
-            channel.send(engine.step())
+            report = engine.step()
+            if report is not None:
+                channel.send(report)
 
 
 def main() -> int:

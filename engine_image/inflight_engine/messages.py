@@ -103,7 +103,10 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
         num_preemptions: since start.
         num_swapped_blocks: blocks of host memory that hold swapped requests.
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache and found there, since start.
-        step_seconds: the whole step; schedule_seconds: the scheduler's part of it.
+        step_seconds: from the moment when the step was planned, or when the step before it was done if that came later,
+            until it was done: steps that overlap share no time, so all of them together are the time spent in steps.
+        schedule_seconds: what the scheduler took to plan the step and to take its tokens in. Where steps overlap the
+            planning happens while the step before is computed.
     """
 
     num_running: int
@@ -121,11 +124,13 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepReport(msgspec.Struct, frozen=True, tag=True):
-    """One step's news. Also sent, without tokens, when something ended or was cancelled outside a step.
+    """One step's news, in the order of the steps. Also sent, without tokens, when something ended or was cancelled
+    outside a step.
 
     Attributes:
         admitted: before the tokens of this step.
-        slots, token_ids: int32 little-endian bytes of equal length: the token sampled for each slot.
+        slots, token_ids: int32 little-endian bytes of equal length: the token sampled for each slot. A slot whose
+            request ended while the step was under way is not among them.
         logprobs: of the tokens whose requests asked for them.
         finished: after the tokens of this step; a finishing request's last token is among them.
     """

@@ -115,7 +115,9 @@ def test_what_this_program_cannot_replay_is_2_with_a_sentence(path, capsys):
     path.write_bytes(header.replace(b'"policy":"fcfs"', b'"policy":"whim"') + b"".join(rest))
     assert main(["replay", str(path)]) == 2
     assert f"{path} cannot be replayed: policy must be one of" in capsys.readouterr().err
-    path.write_bytes(header.replace(b'"version":1', b'"version":%d' % (FORMAT_VERSION + 1)) + b"".join(rest))
+    path.write_bytes(
+        header.replace(b'"version":%d' % FORMAT_VERSION, b'"version":%d' % (FORMAT_VERSION + 1)) + b"".join(rest)
+    )
     assert main(["replay", str(path)]) == 2
     assert "replay it with that version or a later one" in capsys.readouterr().err
 

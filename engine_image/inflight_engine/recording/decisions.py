@@ -27,7 +27,7 @@ class Decisions:
         self.decode_slots = _NO_SLOTS
         self.decoding = np.zeros_like(self.decoding)
 
-    def of(self, plan: StepPlan, micros: int, ended: list[Ended] | None) -> Step:
+    def of(self, plan: StepPlan, micros: int, ended: list[Ended] | None, *, ahead: bool) -> Step:
         """The plan as a line."""
         return Step(
             step=plan.step,
@@ -42,6 +42,7 @@ class Decisions:
             decodes=self._joined_or_left(plan.decode_slots),
             num_tokens=plan.num_tokens,
             ended=ended,
+            ahead=ahead,
         )
 
     def repeats(self, plan: StepPlan) -> bool:

@@ -2,7 +2,8 @@
 
 The first line is a `Header`. Each later line is one of `Event`: its first element says which, the rest are the fields
 in order. What the scheduler was told and what it decided stand in the order in which it happened, so `zcat` shows a
-run, and a line can be changed by hand and replayed.
+run, and a line can be changed by hand and replayed. A step's line stands where its tokens were taken in; where the
+next step was planned just before that, it says so.
 
 No token is ever written. Of prompts and outputs there are only their lengths, and numbers for the content of full
 blocks: equal numbers mean that the prefix cache saw equal blocks.
@@ -19,8 +20,9 @@ from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.config import SchedulerConfig
 
 HEADER_TAG = "inflight-engine schedule"
-FORMAT_VERSION = 1
-"""Raised when an older program could not replay what is written. A reader refuses versions newer than its own."""
+FORMAT_VERSION = 2
+"""Raised when an older program could not replay what is written. A reader refuses versions newer than its own, and
+reads all older ones: in format 1 no step was planned ahead."""
 
 MAX_INT32 = 2**31 - 1
 
@@ -148,6 +150,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
         decodes: slots that joined or left those which compute one token, since the step before; ascending.
         num_tokens: tokens computed.
         ended: None if the step failed: it gave no tokens, and the scheduler took none in.
+        ahead: the scheduler was asked for the next step before it took this one's tokens in; whether it had one to give
+            or not.
     """
 
     step: Count
@@ -159,11 +163,12 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     decodes: list[Slot]
     num_tokens: Count
     ended: list[Ended] | None
+    ahead: bool = False
 
 
 class Repeated(msgspec.Struct, frozen=True, array_like=True, tag="same"):
-    """Steps in which the same slots computed one token each as in the step before, and nothing else happened: how
-    long each took, microseconds."""
+    """Steps in which the same slots computed one token each as in the step before, planned ahead or not as that one,
+    and nothing else happened: how long each took, microseconds."""
 
     micros: list[Micros]
 

@@ -55,9 +55,10 @@ class PseudoTokens:
         self._num_tokens[slots] = positions + 1
         tokens = np.full(len(slots), NO_CONTENT, np.int32)
         for index in np.flatnonzero((positions + 1) % self._block_size == 0).tolist():
-            content_ids = self._content_ids[self.request_in[int(slots[index])]]
+            # None of a request that had ended when its last step was computed.
+            content_ids = self._content_ids.get(self.request_in[int(slots[index])])
             block = int(positions[index]) // self._block_size
-            if block < len(content_ids):
+            if content_ids is not None and block < len(content_ids):
                 tokens[index] = content_ids[block]
         if stopping:
             for index, slot in enumerate(slots.tolist()):

@@ -73,6 +73,8 @@ class Recorder:
         self._encoder = msgspec.json.Encoder()
         self._lines = bytearray()
         self._decisions = Decisions(config.capacity.max_num_seqs)
+        self._ahead = False
+        """Of the last line of a step."""
         self._repeated: list[float] = []
         self._unflushed_seconds = 0.0
         self._requests: dict[int, Request] = {}
@@ -130,28 +132,30 @@ class Recorder:
         if self._sink is not None:
             self._write(RatesChanged(None if rates is None else (rates.prefill, rates.copy)))
 
-    def stepped(self, plan: StepPlan, ended: list[Request], seconds: float) -> None:
+    def stepped(self, plan: StepPlan, ended: list[Request], seconds: float, *, ahead: bool = False) -> None:
         """A step was planned, computed and taken in.
 
         Args:
             ended: what `Scheduler.update` returned.
             seconds: how long the whole step took.
+            ahead: between the step's plan and its `update` the scheduler was asked for the next one.
         """
         # One number is all that a steady step costs.
-        if not ended and self._decisions.repeats(plan):
+        if not ended and ahead is self._ahead and self._decisions.repeats(plan):
             self._repeated.append(seconds)
         elif self._sink is None:
             return
         else:
-            self._write_step(plan, ended, seconds)
+            self._write_step(plan, ended, seconds, ahead=ahead)
         self._unflushed_seconds += seconds
         if self._unflushed_seconds >= FLUSH_SECONDS:
             self.flush()
 
-    def failed(self, plan: StepPlan, seconds: float) -> None:
-        """A step was planned but gave no tokens, and `Scheduler.update` was not called."""
+    def failed(self, plan: StepPlan, seconds: float, *, ahead: bool = False) -> None:
+        """A step was planned but gave no tokens: `Scheduler.fail` was called for it or for the step before, and
+        `Scheduler.update` was not. `ahead` as in `stepped`."""
         if self._sink is not None:
-            self._write_step(plan, None, seconds)
+            self._write_step(plan, None, seconds, ahead=ahead)
 
     def flush(self) -> None:
         """Compress and write all there is: the file then holds everything recorded so far."""
@@ -175,8 +179,9 @@ class Recorder:
         self._put(self._compressed() + self._compressor.flush(zlib.Z_FINISH))
         self._end()
 
-    def _write_step(self, plan: StepPlan, ended: list[Request] | None, seconds: float) -> None:
-        step = self._decisions.of(plan, _micros(seconds), None if ended is None else ended_lines(ended))
+    def _write_step(self, plan: StepPlan, ended: list[Request] | None, seconds: float, *, ahead: bool) -> None:
+        step = self._decisions.of(plan, _micros(seconds), None if ended is None else ended_lines(ended), ahead=ahead)
+        self._ahead = ahead
         self._write(step)
         for preemption in step.preemptions:
             self._write_filled_blocks(preemption.request_id)

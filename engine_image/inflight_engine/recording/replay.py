@@ -64,6 +64,10 @@ class _Replayer:
         self._decisions = Decisions(num_slots)
         self._tokens = PseudoTokens(num_slots, config.block_size)
         self._blocks = iter(survey.blocks)
+        self._next: StepPlan | None = None
+        """Planned ahead, not compared with its line yet."""
+        self._ahead = False
+        """Of the last line of a step."""
 
     def take(self, event: Event) -> Difference | None:
         match event:
@@ -119,21 +123,26 @@ class _Replayer:
         """Replay one step; `recorded` is None for one that repeats the step before."""
         number = self.num_steps
         self.num_steps += 1
-        plan = self._scheduler.schedule()
+        plan = self._next or self._scheduler.schedule()
         if plan is None:
             return Difference(number, self._someone_in(recorded), "step", "a step computed", "nothing to run")
         if recorded is not None or not self._decisions.repeats(plan):
             decoding = np.flatnonzero(self._decisions.decoding)
-            recorded = recorded or _repetition(number, len(decoding))
-            replayed = self._decisions.of(plan, recorded.micros, [])
+            recorded = recorded or _repetition(number, len(decoding), self._ahead)
+            replayed = self._decisions.of(plan, recorded.micros, [], ahead=recorded.ahead)
             difference = plan_difference(recorded, replayed, self._tokens.request_in, decoding.tolist())
             if difference is not None:
                 return difference
             self._tokens.place(plan)
+            self._ahead = recorded.ahead
+        self._next = self._scheduler.schedule() if self._ahead else None
         if recorded is None:
             return self._update(plan, number, [])
-        # A step that failed gave no tokens.
-        return None if recorded.ended is None else self._update(plan, number, recorded.ended)
+        if recorded.ended is None:
+            # It gave no tokens. Those whom it ended are cancelled in the lines that follow.
+            self._scheduler.fail(plan)
+            return None
+        return self._update(plan, number, recorded.ended)
 
     def _someone_in(self, recorded: Step | None) -> int | None:
         """A request that the recorded step computed for."""
@@ -151,6 +160,6 @@ class _Replayer:
         return end_difference(number, recorded, ended_lines(ended))
 
 
-def _repetition(number: int, num_decodes: int) -> Step:
+def _repetition(number: int, num_decodes: int, ahead: bool) -> Step:
     """What the line of a step would say that repeats the one before."""
-    return Step(number, 0, [], [], [], [], [], num_decodes, [])
+    return Step(number, 0, [], [], [], [], [], num_decodes, [], ahead)

@@ -3,7 +3,8 @@
 In steady decode each member's length grows by one in each step, so everything that will happen to it is known when it
 joins: a member joined with `n` tokens at clock `c` has `base + clock` tokens from then on, with base = n - c. When its
 table must grow and when it reaches its length are entries in two calendars keyed by the clock; the tokens of a step are
-one row of a page, and a member's output is a slice of its column over the pages since it joined.
+one row of a page, and a member's output is a slice of its column over the pages since it joined. So all but the tokens
+themselves is known before a step is computed: the clock may be one step ahead of the rows that are filled.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class DecodeGroup:
     """Members are slots of `table`; each gets one token in each step.
 
     Attributes:
-        clock: steps so far.
+        clock: steps so far, the one that is not filled yet included.
         slots: intp, the members, ascending; the same read-only array object until the group changes.
     """
 
@@ -67,6 +68,10 @@ class DecodeGroup:
         """[_PAGE_ROWS, num_slots] each, of the clocks from _pages_begin to before _pages_end."""
         self._pages_begin = self._pages_end = 0
         self._columns: Slots | slice = slice(0, 0)
+        self._row = NO_TOKENS
+        self._row_columns: Slots | slice = self._columns
+        """Where the tokens of the last step that was counted belong."""
+        self._num_filled = 0
         self._stale = False
 
     def join(self, slot: int, num_tokens: int, length: int) -> None:
@@ -88,7 +93,7 @@ class DecodeGroup:
         self._phases[phase].stale = self._stale = True
 
     def leave(self, slot: int) -> TokenIds:
-        """Let a slot go; returns what it generated as a member, int32."""
+        """Let a slot go; returns what it generated as a member, int32, as far as that is filled."""
         generated = self._column(slot)
         finish_at, phase = int(self._finish_at[slot]), self._phases[int(self._phase_of[slot])]
         finishing = self._finishing[finish_at]
@@ -138,18 +143,30 @@ class DecodeGroup:
         table.num_blocks[phase.slots] = phase.indices
         return growth
 
-    def advance(self, token_ids: TokenIds) -> list[int]:
-        """A step has been computed. `token_ids`: int32, one for each of `slots`. Returns the members that reached
-        their length."""
-        if self.clock == self._pages_end:
+    def advance(self) -> list[int]:
+        """Count a step of `slots`: each is one token longer, and `fill` will say which. Returns the members that reach
+        their length with it."""
+        clock = self.clock
+        if clock == self._pages_end:
             self._turn_page()
-        self._pages[-1][self.clock % _PAGE_ROWS][self._columns] = token_ids
-        self.clock += 1
-        finished = self._finishing.get(self.clock)
+        self._row = self._pages[-1][clock % _PAGE_ROWS]
+        self._row_columns = self._columns
+        self.clock = clock = clock + 1
+        finished = self._finishing.get(clock)
         return list(finished) if finished else []
 
+    def fill(self, token_ids: TokenIds) -> None:
+        """The tokens of the step that was counted last: int32, one for each of what `slots` was then. Those of slots
+        that left since are of no use to anybody, and harmless: whoever takes such a slot joins at a later clock."""
+        self._row[self._row_columns] = token_ids
+        self._num_filled = self.clock
+
+    def last_token(self, slot: int) -> int:
+        """What the step that was filled last brought to one of its slots, a member still or not."""
+        return int(self._row[slot])
+
     def _column(self, slot: int) -> TokenIds:
-        begin, end = int(self._first_row[slot]) - self._pages_begin, self.clock - self._pages_begin
+        begin, end = int(self._first_row[slot]) - self._pages_begin, self._num_filled - self._pages_begin
         parts = [NO_TOKENS]
         for page in range(begin // _PAGE_ROWS, -(-end // _PAGE_ROWS)):
             first = page * _PAGE_ROWS

@@ -16,11 +16,17 @@ from inflight_engine.scheduling.stops import StopTokens
 
 
 class Running:
-    """Moves requests through their stay in a slot: `start`, chunks, `begin_decoding`, now and then `pause` and
-    `resume`, and `leave`.
+    """Moves requests through their stay in a slot: `start`, chunks, decodes, now and then `pause` and `resume`, and
+    `leave`.
+
+    A step is counted (`count_chunk`) when it is sure to be computed, which may be before its tokens are known
+    (`end_chunk`): between the two another step can be planned. Only what `end_chunk` and the decodes' `fill` confirm is
+    told to the prefix cache, because a step that is under way may still fail.
 
     Attributes:
         prefilling: slots with tokens still to be computed, in order of admission.
+        unsampled: slots whose last chunk is counted and whose first token is not known yet; they decode already.
+        ending: slots that reach their length with a step that is counted, so they are in no later one.
         paused: slots that would decode but for a token budget smaller than the number of decodes.
         releases: slots that were left since the list was last taken.
         num_uncomputed_tokens: of the slots in prefill.
@@ -32,6 +38,8 @@ class Running:
         self.decodes = DecodeGroup(self.table, config.block_size)
         self.stops = StopTokens()
         self.prefilling: dict[int, None] = {}
+        self.unsampled: dict[int, None] = {}
+        self.ending: dict[int, None] = {}
         self.paused: dict[int, None] = {}
         self.releases: list[int] = []
         self.num_uncomputed_tokens = 0
@@ -59,20 +67,39 @@ class Running:
         length = min(remaining, budget)
         return PrefillChunk(slot, start, length, samples=length == remaining)
 
-    def end_chunk(self, chunk: PrefillChunk) -> None:
-        """The chunk has been computed."""
-        computed = chunk.start + chunk.length
-        self.table.num_computed[chunk.slot] = computed
+    def count_chunk(self, chunk: PrefillChunk) -> bool:
+        """The chunk is computed before anything that is planned from now on; where it samples, its slot decodes. True:
+        with that token the request has its full length."""
+        slot = chunk.slot
+        self.table.num_computed[slot] = chunk.start + chunk.length
         self.num_uncomputed_tokens -= chunk.length
-        self._register(self.table.request(chunk.slot), chunk.slot, computed)
-
-    def begin_decoding(self, slot: int, token_id: int) -> bool:
-        """The prefill is over and `token_id` was sampled from it. True: with it the request has its full length."""
+        if not chunk.samples:
+            return False
         request = self.table.request(slot)
-        request.output_token_ids = np.append(request.output_token_ids, np.int32(token_id))
         del self.prefilling[slot]
-        self.resume(slot)
-        return request.num_tokens == request.max_total_tokens
+        self.unsampled[slot] = None
+        num_tokens, length = request.num_tokens + 1, request.max_total_tokens
+        self.decodes.join(slot, num_tokens, length)
+        self._queues.decode_started(request, self.decodes.clock)
+        return num_tokens == length
+
+    def end_chunk(self, chunk: PrefillChunk, token_id: int) -> None:
+        """A chunk that was counted has been computed. `token_id`: what it sampled, if it does."""
+        slot = chunk.slot
+        request = self.table.request(slot)
+        self._register(request, slot, chunk.start + chunk.length)
+        if chunk.samples:
+            del self.unsampled[slot]
+            self._append(request, token_id)
+
+    def end_decoding(self, slot: int) -> None:
+        """Reach the full length with the step that was counted last, whose token is not known yet."""
+        self._stop_decoding(slot)
+        self.ending[slot] = None
+
+    def take_last_token(self, slot: int) -> None:
+        """Of a slot that is ending with a decode that is filled now."""
+        self._append(self.table.request(slot), self.decodes.last_token(slot))
 
     def pause(self, slot: int) -> None:
         """Stop decoding for a while; slot and blocks are kept."""
@@ -101,10 +128,16 @@ class Running:
         else:
             if slot in self.paused:
                 del self.paused[slot]
+            elif slot in self.ending:
+                del self.ending[slot]
             else:
                 self._stop_decoding(slot)
+            # Of the tokens that are known; a step under way may be computing the last one.
             computed = request.num_tokens - 1
-            self._register(request, slot, computed)
+            if slot in self.unsampled:
+                del self.unsampled[slot]
+            else:
+                self._register(request, slot, computed)
         blocks = self.table.table(slot).copy()
         self.pool.free(blocks)
         self.table.release(slot)
@@ -117,6 +150,9 @@ class Running:
         request = self.table.request(slot)
         request.output_token_ids = np.concatenate([request.output_token_ids, self.decodes.leave(slot)])
         self._queues.decode_ended(request, self.decodes.clock)
+
+    def _append(self, request: Request, token_id: int) -> None:
+        request.output_token_ids = np.append(request.output_token_ids, np.int32(token_id))
 
     def _register(self, request: Request, slot: int, num_computed: int) -> None:
         """Tell the prefix cache what the slot's full computed blocks contain."""

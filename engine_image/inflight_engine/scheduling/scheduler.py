@@ -3,6 +3,8 @@ mixed with decodes, Sarathi-Serve, Agrawal et al. 2024)."""
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import numpy as np
 
 from inflight_engine.cache.block_pool import BlockPool
@@ -15,6 +17,8 @@ from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_engine.scheduling.running import Running, all_tokens, hash_blocks, longest_request
 from inflight_engine.scheduling.victims import VICTIMS
 
+_NOBODY: Set[int] = frozenset()
+
 
 class CannotFitError(ValueError):
     """The request could never run: its tokens exceed the context or the whole KV cache."""
@@ -23,7 +27,21 @@ class CannotFitError(ValueError):
 class Scheduler:
     """Decides from numbers, never from tensors; it has no clock and does no I/O.
 
-    The caller alternates `schedule` and `update`; all else comes between the two pairs. Equal calls give equal plans.
+    The caller alternates `schedule` and `update`, and all else may come between any two calls. Equal calls give equal
+    plans.
+
+    `schedule` may run one step ahead: called again before `update` has brought the tokens of the plan before, it plans
+    what follows from that plan whatever those tokens are. Decodes are then one token longer, chunks are computed, and
+    who reaches its length is not planned again, though it keeps slot and blocks until `update`. A stop token shows
+    when its request is in the next plan already: what that plan samples for it goes to nobody (`left_since`).
+
+    Nobody is paused or preempted in a plan made ahead: a victim would go with a token that nobody knows, to be queued,
+    swapped out and counted without it. Where blocks or budget run out `schedule` returns None and decides after
+    `update`, which costs one step without overlap, next to the recomputing or copying that follows.
+
+    Slots and blocks that `update` frees may be in the step under way still. Steps are computed in the order of their
+    plans, copies included, so what a later plan puts there comes after what that step writes. It writes behind the last
+    full block only, so never to a block whose content can be found.
 
     A step in which nothing arrives, ends or runs out costs the same few microseconds however many requests run: what
     grows and what ends comes from the decode group's calendars. Everything else goes the long way, `_decide`.
@@ -57,6 +75,14 @@ class Scheduler:
         self._num_orders = 0
         self._num_steps = 0
         self._headroom_blocks = int(config.kv_headroom * config.num_blocks)
+        self._planned: StepPlan | None = None
+        """The last plan, not taken in yet, and nothing planned after it."""
+        self._counted: StepPlan | None = None
+        """The plan that is not taken in yet though another was asked for."""
+        self._full: list[int] = []
+        """Slots that reach their length with `_counted`."""
+        self._left: dict[int, set[int]] = {}
+        """By the step of a plan that is not taken in yet: slots whose request left since it was made."""
         self._changed = False
         """Something other than growth may have to be decided."""
         self._blocked: Request | None = None
@@ -150,9 +176,12 @@ class Scheduler:
         return True
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or None when nothing is left to run."""
+        """The next step, or None when nothing is left to run, or nothing can be decided before `update` of the plan
+        that is under way. At most one may be."""
         if not self._requests:
             return None
+        if self._planned is not None:
+            self._count_ahead(self._planned)
         if self._changed or self._head_moved():
             return self._decide()
         decodes, pool = self._running.decodes, self._running.pool
@@ -163,25 +192,39 @@ class Scheduler:
             growth = decodes.grow(pool.allocate(len(growing)))
         step = self._num_steps
         self._num_steps = step + 1
-        return StepPlan(step, (), (), (), growth, (), decodes.slots, len(decodes.slots))
+        plan = self._planned = StepPlan(step, (), (), (), growth, (), decodes.slots, len(decodes.slots))
+        return plan
 
     def update(self, plan: StepPlan, token_ids: TokenIds) -> list[Request]:
-        """Take in a step's sampled tokens (int32, in the plan's order); returns the requests that ended with it."""
+        """Take in a step's sampled tokens (int32, in the plan's order), of the older plan where two are under way;
+        returns the requests that ended with it."""
         running = self._running
         stopped = running.stops.candidates(token_ids)
+        ahead = self._counted is not None
+        if ahead:
+            full = self._full
+            self._counted = None
+        else:
+            full = self._count(plan) if plan.prefills else running.decodes.advance()
+            self._planned = None
+        if not plan.prefills:
+            running.decodes.fill(token_ids)
+            if not stopped and not full and not self._left:
+                return []
+        left = self._left.pop(plan.step, _NOBODY)
         if plan.prefills:
             num_decodes = len(plan.decode_slots)
-            full = running.decodes.advance(token_ids[:num_decodes])
-            full += self._end_chunks(plan.prefills, token_ids[num_decodes:])
-        else:
-            full = running.decodes.advance(token_ids)
-            if not stopped and not full:
-                return []
+            running.decodes.fill(token_ids[:num_decodes])
+            self._end_chunks(plan.prefills, token_ids[num_decodes:], left)
+        if ahead:
+            full = self._take_last_tokens(plan, full, left)
         ended: dict[int, FinishReason] = {}
         if stopped:
             sampled = plan.sampled_slots
             for index in stopped:
                 slot = int(sampled[index])
+                if slot in left:
+                    continue
                 if token_ids[index] in running.table.request(slot).sampling.stop_token_ids:
                     ended[slot] = FinishReason.STOP
         for slot in full:
@@ -191,21 +234,81 @@ class Scheduler:
             self._finish(request, reason)
         return finished
 
-    def requests_in(self, plan: StepPlan) -> list[Request]:
-        """The requests whose keys and values the plan computes or copies: where it fails they may be missing. In the
-        order of the plan's tokens, then those that it swaps out."""
+    def left_since(self, plan: StepPlan) -> Set[int]:
+        """Slots of a plan under way whose requests ended since it was made: its tokens for them go to nobody."""
+        return self._left.get(plan.step, _NOBODY)
+
+    def fail(self, plan: StepPlan) -> list[Request]:
+        """A plan under way, and one that was made after it, give no tokens and are not to be taken in.
+
+        Returns:
+            The requests whose keys and values the plan computes or copies, in the order of its tokens, then those that
+            it swaps out: they may be missing, so the caller has to end these requests before anything else. Those that
+            only the later plan computes have lost no more than that: they are queued to be computed from the start.
+            Nobody where the plan fell with an earlier one.
+        """
+        under_way = [each for each in (self._counted, self._planned) if each is not None]
+        steps = [each.step for each in under_way]
+        if plan.step not in steps:
+            return []
+        if plan.step != steps[0]:
+            raise AssertionError(f"step {plan.step} cannot fail before step {steps[0]} is taken in")
+        lost = self._requests_in(plan)
+        spared = {} if len(under_way) == 1 else dict.fromkeys(self._requests_in(under_way[1]))
+        self._planned = self._counted = None
+        self._left.clear()
+        self._changed = True
+        for request in spared:
+            if request not in lost:
+                self._running.leave(request)
+                self._put_back(request, RequestState.PREEMPTED)
+        return lost
+
+    def _requests_in(self, plan: StepPlan) -> list[Request]:
+        left = self.left_since(plan)
         slots = [*plan.decode_slots.tolist(), *(chunk.slot for chunk in plan.prefills)]
-        swapped_out = [self._requests[each.request_id] for each in plan.preemptions if each.swapped]
-        return [self._running.table.request(slot) for slot in slots] + swapped_out
+        swapped_out = [self._requests.get(each.request_id) for each in plan.preemptions if each.swapped]
+        in_slots = [self._running.table.request(slot) for slot in slots if slot not in left]
+        return in_slots + [request for request in swapped_out if request is not None]
+
+    def _count(self, plan: StepPlan) -> list[int]:
+        """The plan is computed before whatever is planned from now on. Returns the slots that are complete with it."""
+        running = self._running
+        full = running.decodes.advance()
+        if plan.prefills:
+            left = self.left_since(plan)
+            full += [chunk.slot for chunk in plan.prefills if chunk.slot not in left and running.count_chunk(chunk)]
+            self._changed = True
+        return full
+
+    def _count_ahead(self, plan: StepPlan) -> None:
+        if self._counted is not None:
+            raise AssertionError(f"step {self._counted.step} has to be taken in before another step is planned")
+        self._counted, self._planned = plan, None
+        self._full = self._count(plan)
+        for slot in self._full:
+            self._running.end_decoding(slot)
+            self._changed = True
+
+    def _take_last_tokens(self, plan: StepPlan, full: list[int], left: Set[int]) -> list[int]:
+        """Complete the requests that ended ahead; returns their slots."""
+        full = [slot for slot in full if slot not in left]
+        sampling_chunks = {chunk.slot for chunk in plan.prefills if chunk.samples}
+        for slot in full:
+            if slot not in sampling_chunks:
+                self._running.take_last_token(slot)
+        return full
 
     def _head_moved(self) -> bool:
         blocked = self._blocked
         return blocked is not None and self._queues.head(self._running.decodes.clock) is not blocked
 
-    def _decide(self) -> StepPlan:
+    def _decide(self) -> StepPlan | None:
         """A step in which something changes: every running decode the budget allows goes first, oldest first; then
         prefills under way; then admissions."""
         running = self._running
+        if self._counted is not None and self._runs_out():
+            return None
         self._blocked = None
         growth = self._grow_decodes()
         decode_slots = running.decodes.slots
@@ -220,7 +323,9 @@ class Scheduler:
         self._changed = bool(self._preemptions)
         starts = [] if self._preemptions else self._admit(budget, chunks)
         self._changed |= bool(running.prefilling)
-        plan = StepPlan(
+        if not chunks and not len(decode_slots):
+            return None  # Whoever runs ends with the step under way.
+        plan = self._planned = StepPlan(
             step=self._num_steps,
             preemptions=tuple(self._preemptions),
             releases=tuple(running.releases),
@@ -234,6 +339,15 @@ class Scheduler:
         self._preemptions.clear()
         running.releases.clear()
         return plan
+
+    def _runs_out(self) -> bool:
+        """Somebody pauses, or would have to pause or to give way, in the next step."""
+        running = self._running
+        running.decodes.settle()
+        if running.paused or len(running.decodes.slots) > self._limits.max_num_batched_tokens:
+            return True
+        growing = running.decodes.growing()
+        return growing is not None and len(growing) > running.pool.num_free
 
     def _grow_decodes(self) -> BlockGrowth | None:
         """Settle who decodes, and give each of them that crosses a block boundary its next block. Where none is free,
@@ -320,16 +434,13 @@ class Scheduler:
             host_block_ids=host_block_ids,
         )
 
-    def _end_chunks(self, chunks: tuple[PrefillChunk, ...], sampled: TokenIds) -> list[int]:
-        """Count what was computed; those that sampled become decodes. Returns the slots that are complete with it."""
+    def _end_chunks(self, chunks: tuple[PrefillChunk, ...], sampled: TokenIds, left: Set[int]) -> None:
         tokens = iter(sampled.tolist())
-        full = []
         for chunk in chunks:
-            self._running.end_chunk(chunk)
-            if chunk.samples and self._running.begin_decoding(chunk.slot, next(tokens)):
-                full.append(chunk.slot)
+            token_id = next(tokens) if chunk.samples else -1
+            if chunk.slot not in left:
+                self._running.end_chunk(chunk, token_id)
         self._changed = True
-        return full
 
     def _preempt(self, request: Request) -> None:
         """Take the slot and blocks away; the tokens are kept, and their keys and values where that pays."""
@@ -339,16 +450,16 @@ class Scheduler:
         self._preemptions.append(
             Preemption(slot, request.request_id, blocks[: len(host_block_ids)], host_block_ids),
         )
-        request.state = RequestState.PREEMPTED
+        if host_block_ids:
+            request.host_block_ids, request.num_computed_tokens = host_block_ids, computed
+            self.num_swaps += 1
+        self._put_back(request, RequestState.SWAPPED if host_block_ids else RequestState.PREEMPTED)
+
+    def _put_back(self, request: Request, state: RequestState) -> None:
+        """Queue a request that has lost its slot."""
+        request.state = state
         request.num_preemptions += 1
         self.num_preemptions += 1
-        if host_block_ids:
-            request.state, request.host_block_ids, request.num_computed_tokens = (
-                RequestState.SWAPPED,
-                host_block_ids,
-                computed,
-            )
-            self.num_swaps += 1
         self._queue(request)
 
     def _host_blocks_for(self, num_computed: int) -> tuple[int, ...]:
@@ -373,6 +484,9 @@ class Scheduler:
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         if request.slot >= 0:
+            for plan in (self._counted, self._planned):
+                if plan is not None:
+                    self._left.setdefault(plan.step, set()).add(request.slot)
             self._running.leave(request)
         else:
             self._queues.remove(request)

@@ -54,10 +54,12 @@ def test_a_run_reads_like_this():
     record.stepped(plan(1, decodes), [], 0.001)
     record.stepped(plan(2, decodes), [], 0.0020004)
     record.stepped(plan(3, decodes), [], 0.003)
+    record.stepped(plan(4, decodes), [], 0.004, ahead=True)
+    record.stepped(plan(5, decodes), [], 0.005, ahead=True)
     record.limits(Limits(2, 8, 5))
     record.weights({"chat": 2.0})
     record.rates(None)
-    record.failed(plan(4, decodes), 0.004)
+    record.failed(plan(6, decodes), 0.006)
     first.block_hashes.append(b"B")
     record.cancelled(7, FinishReason.ERROR)
     record.close()
@@ -66,13 +68,15 @@ def test_a_run_reads_like_this():
     assert header["config"]["capacity"]["max_num_seqs"] == CONFIG.capacity.max_num_seqs
     assert events == [
         ["add", 7, 1.5, 5, 9, "default", "", 2, 4, [2, 1]],
-        ["step", 0, 250000, [], [], [[7, 3, 0, False]], [[3, 0, 5]], [], 5, []],
-        ["step", 1, 1000, [], [], [], [], [3], 1, []],
+        ["step", 0, 250000, [], [], [[7, 3, 0, False]], [[3, 0, 5]], [], 5, [], False],
+        ["step", 1, 1000, [], [], [], [], [3], 1, [], False],
         ["same", [2000, 3000]],
+        ["step", 4, 4000, [], [], [], [], [], 1, [], True],
+        ["same", [5000]],
         ["limits", 2, 8, 5],
         ["weights", {"chat": 2.0}],
         ["rates", None],
-        ["step", 4, 4000, [], [], [], [], [], 1, None],
+        ["step", 6, 6000, [], [], [], [], [], 1, None, False],
         ["cancel", 7, "error"],
         ["blocks", 7, [3, 1]],
     ]
@@ -253,4 +257,4 @@ def test_a_failed_step_is_told_from_one_that_gave_no_end():
     record.stepped(plan(0, np.array([0])), [], 0.001)
     record.failed(plan(1, np.array([0])), 0.001)
     record.close()
-    assert [line[-1] for line in lines(sink.content)[1:]] == [[], None]
+    assert [line[-2] for line in lines(sink.content)[1:]] == [[], None]

@@ -136,7 +136,7 @@ class Workload:
         work = self.work_of(plan, seconds)
         if fails:
             self.recorder.failed(plan, seconds)
-            for request in self.scheduler.requests_in(plan):
+            for request in self.scheduler.fail(plan):
                 self.scheduler.cancel(request.request_id, FinishReason.ERROR)
                 self.recorder.cancelled(request.request_id, FinishReason.ERROR)
                 self.forget(request.request_id)

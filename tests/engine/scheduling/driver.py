@@ -112,10 +112,10 @@ class Driver:
             self.admission_order.append(start.request_id)
         computing = [self.slot_owner[slot] for slot in plan.decode_slots.tolist() + [c.slot for c in plan.prefills]]
         copied_out = [preemption.request_id for preemption in plan.preemptions if preemption.host_block_ids]
-        assert [request.request_id for request in self.scheduler.requests_in(plan)] == computing + copied_out, (
-            "requests_in is not what a failed step may have left without its keys and values"
-        )
         if token_ids is None:
+            assert [request.request_id for request in self.scheduler.fail(plan)] == computing + copied_out, (
+                "fail does not return what a failed step may have left without its keys and values"
+            )
             for request_id in computing + copied_out:
                 self.cancel(request_id, FinishReason.ERROR)
             return plan

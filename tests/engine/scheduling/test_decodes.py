@@ -82,7 +82,8 @@ def test_growth_ends_and_tokens_are_those_of_a_walk_over_all_members(block_size,
                 tokens = list(range(next_token, next_token + len(walked.members)))
                 next_token += len(tokens)
                 finished = walked.advance(tokens)
-                assert set(group.advance(np.array(tokens, np.int32))) == finished
+                assert set(group.advance()) == finished
+                group.fill(np.array(tokens, np.int32))
                 for slot in finished:
                     assert group.leave(slot).tolist() == walked.members.pop(slot)["generated"]
     for slot, member in walked.members.items():
@@ -96,7 +97,8 @@ def test_slots_is_the_same_read_only_array_until_the_group_changes():
     group.join(1, 3, 9)
     group.settle()
     slots = group.slots
-    group.advance(np.array([5], np.int32))
+    group.advance()
+    group.fill(np.array([5], np.int32))
     group.settle()
     assert group.slots is slots
     with pytest.raises(ValueError, match="read-only"):
@@ -116,7 +118,8 @@ def test_tokens_are_kept_only_as_long_as_a_member_needs_them(monkeypatch):
             group.settle()
             if (growing := group.growing()) is not None:
                 group.grow(np.zeros(len(growing), np.int32))
-            group.advance(np.zeros(len(group.slots), np.int32))
+            group.advance()
+            group.fill(np.zeros(len(group.slots), np.int32))
 
     group.join(0, 2, 200)
     steps(40)

@@ -222,8 +222,8 @@ def caches_what_was_not_copied_back(scheduler: Scheduler, patch: Patch) -> None:
     patch.setattr(running, "leave", leave_wrongly)
 
 
-def forgets_what_it_swaps_out(requests_in, plan):
-    return requests_in(changed(plan, preemptions=()))
+def forgets_what_it_swaps_out(fail, plan):
+    return fail(changed(plan, preemptions=()))
 
 
 def drops_the_last_token(leave, slot):
@@ -325,7 +325,7 @@ FAULTS = {
         caches_what_was_not_copied_back, "lost though|do not hold its tokens|in the prefix cache", SWAPPING
     ),
     "a failed step spares what it swapped out": Fault(
-        wrap("", "requests_in", forgets_what_it_swaps_out), "requests_in is not what", SWAPPING
+        wrap("", "fail", forgets_what_it_swaps_out), "fail does not return what", SWAPPING
     ),
     "it swaps though computing is cheaper": Fault(
         set_attribute(scheduler_module, "swapping_is_cheaper", lambda computed, rates: True),
@@ -362,7 +362,7 @@ FAULTS = {
     ),
     "the queue is overlooked": Fault(
         wrap("_queues", "head", overlooks_the_queue),
-        "nobody is admitted though the next request fits|a step computes nothing",
+        "nobody is admitted though the next request fits|no step though requests are there",
     ),
     "the last come is first served": Fault(
         set_attribute(Fcfs, "key", lambda policy, request: -request.order), "fcfs: request .* overtakes"
@@ -405,7 +405,7 @@ FAULTS = {
         {"prefix_caching": False},
     ),
     "a request ends too late": Fault(
-        wrap("_running.decodes", "advance", lambda advance, tokens: (advance(tokens), [])[1]),
+        wrap("_running.decodes", "advance", lambda advance: (advance(), [])[1]),
         "must end with their last token",
     ),
 }
