@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 
 from inflight_engine.execution.attention.base import AttentionBackend, AttentionSpec
+from inflight_engine.execution.attention.cpu_native import CpuNativeBackend
 from inflight_engine.execution.attention.torch_sdpa import TorchSdpaBackend
 
 log = logging.getLogger(__name__)
 
-BACKENDS: tuple[type[AttentionBackend], ...] = (TorchSdpaBackend,)
+BACKENDS: tuple[type[AttentionBackend], ...] = (CpuNativeBackend, TorchSdpaBackend)
 
 
 def choose_backend(name: str, spec: AttentionSpec) -> type[AttentionBackend]:

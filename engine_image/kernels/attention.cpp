@@ -1,0 +1,395 @@
+#include "attention.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <limits>
+#include <new>
+
+#include "attention_plan.h"
+#include "attention_tile.h"
+#include "simd.h"
+
+namespace inflight {
+
+namespace {
+
+constexpr int64_t kMostHeadDim = 256;
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+static_assert(kPiece % (kTileVectors * kLanes) == 0);
+
+// The softmax of one row so far: sums of values, not yet divided by the sum of weights, relative to the greatest score.
+struct Row {
+  float* mixed;  // [head_dim]
+  float* top;    // greatest score
+  float* total;  // sum of weights
+};
+
+// Where a thread keeps a unit's rows.
+struct Scratch {
+  Scratch(float* memory, int64_t tile_rows, int64_t head_dim)
+      : queries(memory),
+        mixed(queries + tile_rows * head_dim),
+        piece_mixed(mixed + tile_rows * head_dim),
+        weights(piece_mixed + kMostRows * head_dim),
+        top(weights + kMostRows * kPiece),
+        total(top + tile_rows) {}
+
+  float* queries;      // [tile_rows][head_dim], scaled
+  float* mixed;        // [tile_rows][head_dim]
+  float* piece_mixed;  // [kMostRows][head_dim]
+  float* weights;      // [kMostRows][kPiece]: scores, then their exponentials
+  float* top;          // [tile_rows]
+  float* total;        // [tile_rows]
+};
+
+// What a unit is about, for one kv head.
+struct Job {
+  const KVCache& cache;
+  const Sequence& sequence;
+  const Unit& unit;
+  int64_t window;
+  int64_t group;
+  const uint8_t* layer;  // the layer's cache
+  int64_t kv_head;
+
+  int64_t num_rows() const { return unit.num_queries * group; }
+  // Row r is query r / group in the kv head's query head r % group.
+  Context context(int64_t row) const {
+    return context_of(sequence.start + unit.first_query + row / group, window);
+  }
+  int64_t head_bytes() const { return cache.head_dim * cache.block_size * cache.element_bytes; }
+  int64_t block_bytes() const { return 2 * cache.num_kv_heads * head_bytes(); }
+  const uint8_t* keys() const { return layer + kv_head * head_bytes(); }
+  const uint8_t* values() const { return layer + (cache.num_kv_heads + kv_head) * head_bytes(); }
+};
+
+uint8_t* layer_of(const KVCache& cache, int layer) {
+  return cache.data + layer * cache.num_blocks * 2 * cache.num_kv_heads * cache.head_dim * cache.block_size *
+                          cache.element_bytes;
+}
+
+// Scores of tokens lo .. hi - 1 and what fills the registers up; lo is a multiple of kLanes.
+template <class Element, int ROWS>
+void score_rows(const Job& job, const float* queries, int64_t lo, int64_t hi, float* scores) {
+  const KVCache& cache = job.cache;
+  const int64_t stride = cache.block_size * 4;
+  const int64_t num_vectors = (hi - lo + kLanes - 1) / kLanes;
+  const uint8_t* keys[kPiece / kLanes + kTileVectors];
+  const uint8_t* last = nullptr;
+  for (int64_t v = 0; v < num_vectors; v++) {
+    const int64_t token = lo + v * kLanes;
+    keys[v] = last = job.keys() + job.sequence.block_ids[token / cache.block_size] * job.block_bytes() +
+                     token % cache.block_size * 4;
+  }
+  for (int v = 0; v < kTileVectors; v++) keys[num_vectors + v] = last;
+  int64_t v = 0;
+  for (; v + kTileVectors <= num_vectors; v += kTileVectors)
+    score_tile<Element, ROWS, kTileVectors>(queries, cache.head_dim, keys + v, stride, keys + v + kTileVectors,
+                                            scores + v * kLanes, kPiece);
+  for (; v < num_vectors; v++)
+    score_tile<Element, ROWS, 1>(queries, cache.head_dim, keys + v, stride, keys + v + 1, scores + v * kLanes, kPiece);
+}
+
+template <class Element, int ROWS>
+void value_rows(const Job& job, const float* weights, int64_t lo, int64_t hi, float* mixed) {
+  const int64_t head_dim = job.cache.head_dim;
+  const ValueBlocks blocks{job.values(), job.block_bytes(), job.sequence.block_ids, job.cache.block_size};
+  int64_t d = 0;
+  for (; d + kTileVectors * kLanes <= head_dim; d += kTileVectors * kLanes)
+    value_tile<Element, ROWS, kTileVectors>(weights, kPiece, blocks, lo, hi, head_dim, d, mixed);
+  for (; d < head_dim; d += kLanes)
+    value_tile<Element, ROWS, 1>(weights, kPiece, blocks, lo, hi, head_dim, d, mixed);
+}
+
+INFLIGHT_INLINE f32v tanh(f32v x) {
+  const f32v square = x * x;
+  f32v p = splat(-5.70498872745e-3f);  // Cephes' polynomial of tanhf near 0, where the quotient below would cancel
+  p = fma(p, square, splat(2.06390887954e-2f));
+  p = fma(p, square, splat(-5.37397155531e-2f));
+  p = fma(p, square, splat(1.33314422036e-1f));
+  p = fma(p, square, splat(-3.33332819422e-1f));
+  const f32v near = fma(p * square, x, x), far = 1.0f - 2.0f / (exp(x + x) + 1.0f);
+  return (x < 0.625f) & (x > -0.625f) ? near : far;
+}
+
+// One row's scores of tokens base .. base + count - 1 become weights relative to the greatest; 0 outside its context.
+// Gives that greatest score and the weights' sum. The context holds at least one of the tokens.
+void softmax(float* scores, int64_t base, int64_t count, Context context, float softcap, float* top, float* total) {
+  i32v lane;
+  for (int i = 0; i < kLanes; i++) lane[i] = i;
+  const int32_t lo = int32_t(std::max(context.lo - base, int64_t(0)));
+  const int32_t hi = int32_t(std::min(context.hi - base, count));
+  f32v greatest = splat(kMinusInfinity);
+  for (int32_t i = 0; i < count; i += kLanes) {
+    f32v x = load<f32v>(scores + i);
+    if (softcap > 0) x = softcap * tanh(x);
+    if (i < lo || i + kLanes > hi) {
+      const i32v position = lane + i;
+      x = ((position >= lo) & (position < hi)) ? x : splat(kMinusInfinity);
+    }
+    greatest = max(x, greatest);
+    store(scores + i, x);
+  }
+  *top = reduce_max(greatest);
+  f32v sum = {};
+  for (int32_t i = 0; i < count; i += kLanes) {
+    const f32v weight = exp(load<f32v>(scores + i) - *top);
+    sum += weight;
+    store(scores + i, weight);
+  }
+  *total = reduce_add(sum);
+}
+
+// Add a piece's result to that of the pieces before it (Dao et al. 2022). Not inlined, so that all its callers round
+// alike.
+__attribute__((noinline)) void fold(Row row, const float* mixed, float top, float total, int64_t head_dim) {
+  const float greatest = std::max(*row.top, top);
+  const f32v old_factor = exp(splat(*row.top - greatest)), new_factor = exp(splat(top - greatest));
+  for (int64_t d = 0; d < head_dim; d += kLanes)
+    store(row.mixed + d, fma(load<f32v>(row.mixed + d), old_factor, load<f32v>(mixed + d) * new_factor));
+  *row.total = fma(splat(*row.total), old_factor, total * new_factor)[0];
+  *row.top = greatest;
+}
+
+void begin(Row row, const float* mixed, float top, float total, int64_t head_dim) {
+  std::copy(mixed, mixed + head_dim, row.mixed);
+  *row.top = top;
+  *row.total = total;
+}
+
+// The first piece of a row's context: there it begins.
+int64_t first_piece(Context context) { return context.lo / kPiece; }
+
+// Rows first .. first + ROWS - 1 over one piece.
+template <class Element, int ROWS>
+void attend_rows(const Job& job, const Scratch& scratch, int64_t piece, int64_t first) {
+  const int64_t head_dim = job.cache.head_dim;
+  const int64_t piece_lo = piece * kPiece, piece_hi = piece_lo + kPiece;
+  // Contexts grow with the rows: the first row's begins first, the last row's ends last.
+  const int64_t lo = std::max(job.context(first).lo, piece_lo) / kLanes * kLanes;
+  const int64_t hi = std::min(job.context(first + ROWS - 1).hi, piece_hi);
+  if (lo >= hi) return;
+  score_rows<Element, ROWS>(job, scratch.queries + first * head_dim, lo, hi, scratch.weights);
+  const int64_t count = (hi - lo + kLanes - 1) / kLanes * kLanes;
+  float top[ROWS], total[ROWS];
+  for (int r = 0; r < ROWS; r++) {
+    const Context context = job.context(first + r);
+    float* weights = scratch.weights + r * kPiece;
+    if (context.hi <= piece_lo || context.lo >= piece_hi)
+      std::fill(weights, weights + count, 0.0f);
+    else
+      softmax(weights, lo, count, context, job.cache.softcap, &top[r], &total[r]);
+  }
+  value_rows<Element, ROWS>(job, scratch.weights, lo, hi, scratch.piece_mixed);
+  for (int r = 0; r < ROWS; r++) {
+    const Context context = job.context(first + r);
+    if (context.hi <= piece_lo || context.lo >= piece_hi) continue;
+    const int64_t i = first + r;
+    const Row row{scratch.mixed + i * head_dim, scratch.top + i, scratch.total + i};
+    const float* mixed = scratch.piece_mixed + r * head_dim;
+    if (piece == job.unit.first_piece || piece == first_piece(context))
+      begin(row, mixed, top[r], total[r], head_dim);
+    else
+      fold(row, mixed, top[r], total[r], head_dim);
+  }
+}
+
+template <class Element>
+void attend_rows(const Job& job, const Scratch& scratch, int64_t piece, int64_t first, int64_t count) {
+  static_assert(kMostRows == 6);
+  switch (count) {
+    case 1: return attend_rows<Element, 1>(job, scratch, piece, first);
+    case 2: return attend_rows<Element, 2>(job, scratch, piece, first);
+    case 3: return attend_rows<Element, 3>(job, scratch, piece, first);
+    case 4: return attend_rows<Element, 4>(job, scratch, piece, first);
+    case 5: return attend_rows<Element, 5>(job, scratch, piece, first);
+    case 6: return attend_rows<Element, 6>(job, scratch, piece, first);
+  }
+}
+
+void attend_unit(const Job& job, const Scratch& scratch) {
+  const int64_t num_rows = job.num_rows(), num_tiles = (num_rows + kMostRows - 1) / kMostRows;
+  for (int64_t piece = job.unit.first_piece; piece < job.unit.end_piece; piece++) {
+    for (int64_t tile = 0; tile < num_tiles; tile++) {
+      const int64_t first = num_rows * tile / num_tiles, end = num_rows * (tile + 1) / num_tiles;
+      if (job.cache.element_bytes == 2)
+        attend_rows<BFloat16>(job, scratch, piece, first, end - first);
+      else
+        attend_rows<Float32>(job, scratch, piece, first, end - first);
+    }
+  }
+}
+
+// The queries of a unit, times what the scores are to be multiplied with.
+void gather(const Job& job, const float* q, int64_t stride, float* queries) {
+  const KVCache& cache = job.cache;
+  const float factor = cache.softcap > 0 ? cache.scale / cache.softcap : cache.scale;
+  for (int64_t row = 0; row < job.num_rows(); row++) {
+    const int64_t token = job.sequence.first_row + job.unit.first_query + row / job.group;
+    const float* from = q + token * stride + (job.kv_head * job.group + row % job.group) * cache.head_dim;
+    for (int64_t d = 0; d < cache.head_dim; d += kLanes)
+      store(queries + row * cache.head_dim + d, load<f32v>(from + d) * factor);
+  }
+}
+
+void scatter(const Job& job, const Scratch& scratch, float* out, int64_t stride) {
+  const int64_t head_dim = job.cache.head_dim;
+  for (int64_t row = 0; row < job.num_rows(); row++) {
+    const int64_t token = job.sequence.first_row + job.unit.first_query + row / job.group;
+    float* to = out + token * stride + (job.kv_head * job.group + row % job.group) * head_dim;
+    const float factor = 1.0f / scratch.total[row];
+    for (int64_t d = 0; d < head_dim; d += kLanes)
+      store(to + d, load<f32v>(scratch.mixed + row * head_dim + d) * factor);
+  }
+}
+
+// Partial results of a split lie by piece, then kv head, then row.
+int64_t partial_row(const Job& job, const Split& split, int64_t piece, int64_t row) {
+  return split.partials + ((piece - split.first_piece) * job.cache.num_kv_heads + job.kv_head) * job.num_rows() + row;
+}
+
+Row partial(AttentionStep* step, int64_t row) {
+  float* mixed = step->partial(row);
+  return {mixed, mixed + step->cache->head_dim, mixed + step->cache->head_dim + 1};
+}
+
+void leave_partials(const Job& job, const Scratch& scratch, const Split& split, AttentionStep* step) {
+  const int64_t head_dim = job.cache.head_dim;
+  for (int64_t r = 0; r < job.num_rows(); r++)
+    begin(partial(step, partial_row(job, split, job.unit.first_piece, r)), scratch.mixed + r * head_dim,
+          scratch.top[r], scratch.total[r], head_dim);
+}
+
+// In the order of the pieces, whoever has computed them.
+void fold_partials(const Job& job, const Scratch& scratch, const Split& split, AttentionStep* step) {
+  const int64_t head_dim = job.cache.head_dim;
+  for (int64_t r = 0; r < job.num_rows(); r++) {
+    const Context context = job.context(r);
+    const Row row{scratch.mixed + r * head_dim, scratch.top + r, scratch.total + r};
+    for (int64_t piece = first_piece(context); piece * kPiece < context.hi; piece++) {
+      const Row part = partial(step, partial_row(job, split, piece, r));
+      if (piece == first_piece(context))
+        begin(row, part.mixed, *part.top, *part.total, head_dim);
+      else
+        fold(row, part.mixed, *part.top, *part.total, head_dim);
+    }
+  }
+}
+
+void write_keys(const KVCache& cache, uint8_t* keys, int64_t offset, const float* k) {
+  const int64_t stride = cache.block_size * 4;
+  uint8_t* to = keys + offset * 4;
+  if (cache.element_bytes == 2) {
+    uint16_t row[kMostHeadDim];
+    for (int64_t d = 0; d < cache.head_dim; d += kLanes) store_bf16(row + d, load<f32v>(k + d));
+    for (int64_t d = 0; d < cache.head_dim; d += 2, to += stride) memcpy(to, row + d, 4);
+  } else {
+    for (int64_t d = 0; d < cache.head_dim; d++, to += stride) memcpy(to, k + d, 4);
+  }
+}
+
+void write_values(const KVCache& cache, uint8_t* values, int64_t offset, const float* v) {
+  if (cache.element_bytes == 4) {
+    memcpy(values + offset * cache.head_dim * 4, v, cache.head_dim * 4);
+    return;
+  }
+  uint8_t* to = values + offset / 2 * cache.head_dim * 4;
+  for (int64_t d = 0; d < cache.head_dim; d += kLanes) {
+    const u32v upper = narrow_to_upper(load<f32v>(v + d));
+    // The first of a pair comes before the second: what lies there is of no use to anyone.
+    const u32v pair = offset % 2 == 0 ? upper >> 16 : (load<u32v>(to + d * 4) & 0xffffu) | (upper & 0xffff0000u);
+    store(to + d * 4, pair);
+  }
+}
+
+// Two tokens that share lanes of the values belong to one thread.
+bool shares_lanes(const AttentionStep* step, int64_t token) {
+  return token > 0 && token < step->num_tokens && step->kv_slots[token] % 2 == 1 &&
+         step->kv_slots[token - 1] == step->kv_slots[token] - 1;
+}
+
+}  // namespace
+
+int64_t attend_scratch_floats(int64_t tile_rows, int64_t head_dim) {
+  return (2 * tile_rows + kMostRows) * head_dim + kMostRows * kPiece + 2 * tile_rows;
+}
+
+void write_kv(const AttentionStep* step, int layer, const float* k, const float* v, int64_t stride, int tid) {
+  const KVCache& cache = *step->cache;
+  const int64_t head_bytes = cache.head_dim * cache.block_size * cache.element_bytes;
+  uint8_t* data = layer_of(cache, layer);
+  Range tokens = share(step->num_tokens, tid, step->team->size());
+  if (shares_lanes(step, tokens.begin)) tokens.begin++;
+  if (shares_lanes(step, tokens.end)) tokens.end++;
+  for (int64_t token = tokens.begin; token < tokens.end; token++) {
+    const int64_t slot = step->kv_slots[token], offset = slot % cache.block_size;
+    uint8_t* block = data + slot / cache.block_size * 2 * cache.num_kv_heads * head_bytes;
+    for (int64_t head = 0; head < cache.num_kv_heads; head++) {
+      const int64_t column = token * stride + head * cache.head_dim;
+      write_keys(cache, block + head * head_bytes, offset, k + column);
+      write_values(cache, block + (cache.num_kv_heads + head) * head_bytes, offset, v + column);
+    }
+  }
+}
+
+void attend(AttentionStep* step, int layer, const float* q, int64_t q_stride, float* out, int64_t out_stride, int tid) {
+  const KVCache& cache = *step->cache;
+  Plan& plan = step->plan_of(layer);
+  const Scratch scratch(step->scratch(tid), step->tile_queries * step->group, cache.head_dim);
+  const int64_t num_jobs = int64_t(plan.units.size()) * cache.num_kv_heads;
+  for (int64_t taken; (taken = step->team->take()) < num_jobs;) {
+    const Unit& unit = plan.units[taken / cache.num_kv_heads];
+    const Job job{cache,       step->sequences[unit.sequence], unit, plan.window, step->group, layer_of(cache, layer),
+                  taken % cache.num_kv_heads};
+    gather(job, q, q_stride, scratch.queries);
+    attend_unit(job, scratch);
+    if (unit.split >= 0) {
+      const Split& split = plan.splits[unit.split];
+      leave_partials(job, scratch, split, step);
+      int32_t* num_finished = &plan.num_finished[unit.split * cache.num_kv_heads + job.kv_head];
+      if (__atomic_add_fetch(num_finished, 1, __ATOMIC_ACQ_REL) < split.num_pieces) continue;
+      *num_finished = 0;
+      fold_partials(job, scratch, split, step);
+    }
+    scatter(job, scratch, out, out_stride);
+  }
+}
+
+}  // namespace inflight
+
+using inflight::AttentionStep;
+using inflight::Chunk;
+using inflight::KVCache;
+using inflight::Team;
+
+// The cache's description and the team must live as long as the step. Gives EINVAL for sizes that are not served.
+INFLIGHT_EXPORT int inflight_attention_new(const KVCache* cache, Team* team, AttentionStep** step) {
+  const bool served = cache->block_size % 16 == 0 && cache->head_dim % 16 == 0 &&
+                      cache->head_dim <= inflight::kMostHeadDim && cache->num_heads % cache->num_kv_heads == 0 &&
+                      (cache->element_bytes == 2 || cache->element_bytes == 4);
+  if (!served) return EINVAL;
+  *step = new AttentionStep(cache, team);
+  return 0;
+}
+
+INFLIGHT_EXPORT void inflight_attention_free(AttentionStep* step) { delete step; }
+
+// What is pointed to must stay until the step has run. block_table: of the decodes, table_stride from one to the next.
+INFLIGHT_EXPORT void inflight_attention_prepare(AttentionStep* step, int64_t num_tokens, const int64_t* kv_slots,
+                                               int64_t num_decodes, const int64_t* block_table, int64_t table_stride,
+                                               const int64_t* context_lens, int64_t num_chunks, const Chunk* chunks) {
+  step->prepare(num_tokens, kv_slots, num_decodes, block_table, table_stride, context_lens, num_chunks, chunks);
+}
+
+// Write the keys and values of a layer, then attend. All float32, [num_tokens][heads][head_dim] without gaps.
+INFLIGHT_EXPORT void inflight_attention(AttentionStep* step, int layer, const float* q, const float* k, const float* v,
+                                        float* out) {
+  const KVCache& cache = *step->cache;
+  const int64_t q_stride = cache.num_heads * cache.head_dim, kv_stride = cache.num_kv_heads * cache.head_dim;
+  step->team->run([&](int tid) {
+    inflight::write_kv(step, layer, k, v, kv_stride, tid);
+    step->team->barrier();
+    inflight::attend(step, layer, q, q_stride, out, q_stride, tid);
+  });
+}
