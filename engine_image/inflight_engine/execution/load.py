@@ -2,26 +2,76 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
+from typing import TypeAlias
+
 import torch
 
 from inflight_engine.config import EngineConfig
-from inflight_engine.models.config import DecoderConfig
+from inflight_engine.execution.parallel import Parallel
+from inflight_engine.models.config import DecoderConfig, UnsupportedModelError, load_model_config
 from inflight_engine.models.llama import LlamaModel
 from inflight_engine.models.ops import TorchOps
 from inflight_engine.models.protocol import Model
 from inflight_engine.models.source import ModelFiles
+from inflight_engine.models.transformers_config import TransformersConfig, load_transformers_config
+from inflight_engine.models.transformers_model import TransformersModel
 from inflight_engine.models.weights import open_weights
+
+log = logging.getLogger(__name__)
+
+ModelConfig: TypeAlias = DecoderConfig | TransformersConfig
+
+
+def load_config(files: ModelFiles) -> ModelConfig:
+    """Read a model's configuration: the native decoder's, or else what transformers' modules make of it.
+
+    Raises:
+        UnsupportedModelError: neither can compute it; the message says why.
+        ValueError: a field is missing or the file cannot be read.
+    """
+    try:
+        return load_model_config(files)
+    except UnsupportedModelError as error:
+        if files.gguf is not None:
+            raise
+        if importlib.util.find_spec("transformers") is None:
+            raise UnsupportedModelError(f"{error}; install transformers for other architectures") from error
+        return load_transformers_config(files)
 
 
 def load_model(
-    config: EngineConfig, files: ModelFiles, model_config: DecoderConfig, dtype: torch.dtype, device: torch.device
+    config: EngineConfig,
+    files: ModelFiles,
+    model_config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    parallel: Parallel,
 ) -> Model:
     """Make the fastest forward pass that there is for a model on a device.
 
     Raises:
-        ValueError: `quantization` where no forward pass has it, or weights that are not of this configuration.
+        ValueError: `quantization` or `tensor_parallel_size` where no forward pass has it, or weights that are not of
+            this configuration.
     """
+    if isinstance(model_config, TransformersConfig):
+        _refuse_with_transformers(config, model_config)
+        return TransformersModel(model_config, files, dtype, device)
     if config.quantization != "none":
         raise ValueError(f"quantization {config.quantization} needs the native CPU kernels, which are not here")
     max_model_len = config.max_model_len or model_config.max_position_embeddings
-    return LlamaModel(model_config, open_weights(files, model_config), dtype, device, TorchOps(), max_model_len)
+    weights = open_weights(files, model_config)
+    return LlamaModel(model_config, weights, dtype, device, TorchOps(), max_model_len, parallel)
+
+
+def _refuse_with_transformers(config: EngineConfig, model_config: TransformersConfig) -> None:
+    for option, value, only in (
+        ("quantization", config.quantization, "none"),
+        ("tensor_parallel_size", config.tensor_parallel_size, 1),
+    ):
+        if value != only:
+            raise ValueError(
+                f"{option} {value} cannot be had with {model_config.shape.architecture}, which runs through "
+                f"transformers' modules; set it to {only}"
+            )

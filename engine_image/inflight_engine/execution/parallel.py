@@ -31,6 +31,10 @@ class Parallel(Protocol):
         """Rank 0's x; overwrites the others'."""
         ...
 
+    def minimum(self, value: int) -> int:
+        """The smallest of all ranks' values; waits for all of them."""
+        ...
+
 
 class SingleProcess:
     """No peers."""
@@ -46,3 +50,6 @@ class SingleProcess:
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         return x
+
+    def minimum(self, value: int) -> int:
+        return value

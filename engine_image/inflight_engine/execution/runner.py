@@ -14,11 +14,11 @@ from inflight_engine.execution.device import choose_device, choose_dtype
 from inflight_engine.execution.graphs import CudaCapture, ladder
 from inflight_engine.execution.host_cache import HostCache
 from inflight_engine.execution.kv_size import HostMemory, KVDemand, is_given, num_host_blocks, num_kv_blocks
-from inflight_engine.execution.load import load_model
+from inflight_engine.execution.load import ModelConfig, load_config, load_model
 from inflight_engine.execution.memory_profile import measure
+from inflight_engine.execution.parallel import Parallel, SingleProcess
 from inflight_engine.execution.resources import read_resources
 from inflight_engine.execution.steps import make_steps
-from inflight_engine.models.config import DecoderConfig, load_model_config
 from inflight_engine.models.source import resolve
 from inflight_engine.output import StepOutput
 from inflight_engine.scheduling.plan import StepPlan
@@ -56,22 +56,28 @@ class Runner:
     A GPU looks one step ahead unless `async_scheduling` is off. A CPU has nothing to gain by it: while it schedules it
     does not compute.
 
+    Args:
+        parallel: the runners that share every layer, each with its part of the weights and of the KV cache; all are
+            given the same plans. `kv_cache_memory` and `swap_space` are of each.
+
     Raises:
         ModelSourceError, UnsupportedModelError, KVCacheSizeError, ValueError: all are ValueErrors whose message is one
             sentence that says what to do.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, parallel: Parallel | None = None) -> None:
+        parallel = parallel or SingleProcess()
         started = time.monotonic()
         files = resolve(config.model, config.revision)
-        model_config = load_model_config(files)
+        model_config = load_config(files)
+        shape = model_config.shape.for_rank(parallel.size)
         max_model_len = _max_model_len(config, model_config)
         device = choose_device(config.device)
         dtype = choose_dtype(config.dtype, device)
         torch.set_num_threads(config.num_threads or read_resources().cpus)
-        model = load_model(config, files, model_config, dtype, device)
+        model = load_model(config, files, model_config, dtype, device, parallel)
         spec = AttentionSpec(
-            shape=model_config.shape,
+            shape=shape,
             num_blocks=0,  # not known yet
             block_size=config.block_size,
             dtype=dtype,
@@ -85,16 +91,17 @@ class Runner:
         backend = choose_backend(config.attention_backend, spec)
         on_gpu = device.type == "cuda"
         graph_sizes = ladder(config.max_num_seqs) if on_gpu and not config.enforce_eager else ()
-        host_memory = read_resources().memory
-        kv_bytes_per_token = model_config.shape.kv_bytes_per_token(spec.cache_dtype.itemsize)
+        host_memory = read_resources().memory // parallel.size
+        kv_bytes_per_token = shape.kv_bytes_per_token(spec.cache_dtype.itemsize)
         measured = on_gpu and not is_given(config)
         memory = measure(model, backend, spec, graph_sizes) if measured else HostMemory(host_memory)
-        num_blocks = num_kv_blocks(config, KVDemand(kv_bytes_per_token, max_model_len), memory)
+        num_blocks = parallel.minimum(num_kv_blocks(config, KVDemand(kv_bytes_per_token, max_model_len), memory))
         spec = replace(spec, num_blocks=num_blocks)
         block_bytes = kv_bytes_per_token * config.block_size
         attention = backend(spec)
+        host_memory -= 0 if on_gpu else num_blocks * block_bytes
         host_cache = HostCache(
-            num_host_blocks(config.swap_space, block_bytes, host_memory - (0 if on_gpu else num_blocks * block_bytes)),
+            parallel.minimum(num_host_blocks(config.swap_space, block_bytes, host_memory)),
             config.block_size,
             block_bytes,
             device,
@@ -107,8 +114,8 @@ class Runner:
             num_blocks=num_blocks,
             block_size=config.block_size,
             max_model_len=max_model_len,
-            kv_bytes_per_token=kv_bytes_per_token,
-            vocab_size=model_config.vocab_size,
+            kv_bytes_per_token=model_config.shape.kv_bytes_per_token(spec.cache_dtype.itemsize),
+            vocab_size=shape.vocab_size,
             device=str(device),
             dtype=str(dtype).removeprefix("torch."),
             attention_backend=backend.name,
@@ -130,8 +137,8 @@ def _cache_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     return torch.float8_e4m3fn if name == "fp8" else dtype
 
 
-def _max_model_len(config: EngineConfig, model_config: DecoderConfig) -> int:
-    own = model_config.max_position_embeddings
+def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
+    own = model_config.shape.max_position_embeddings
     if config.max_model_len is None:
         return own
     if not 1 <= config.max_model_len <= own:

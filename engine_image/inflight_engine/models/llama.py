@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from inflight_engine.execution.parallel import Parallel
 from inflight_engine.models.config import DecoderConfig
 from inflight_engine.models.ops import Ops
 from inflight_engine.models.protocol import Attention
@@ -45,12 +46,16 @@ class DecoderLayer:
 class LlamaModel:
     """Weights on one device, and the forward pass.
 
+    With peers (`parallel`), each has its share of the attention heads and of the MLP's columns, and the sum of what
+    they make of a token is taken after attention and after the MLP. The embedding is every rank's own: a lookup reads a
+    few rows, and a shared one would cost another sum. The head is cut by rows, because each step reads all of it.
+
     Args:
-        weights: read once, tensor by tensor.
+        weights: read once, tensor by tensor; with peers only this rank's parts.
         max_model_len: longest sequence in tokens that will be served.
 
     Raises:
-        ValueError: a tensor is missing, or its shape is not what `config` says.
+        ValueError: a tensor is missing, or its shape is not what `config` says; or its parts would not be equal.
     """
 
     def __init__(
@@ -61,59 +66,51 @@ class LlamaModel:
         device: torch.device,
         ops: Ops,
         max_model_len: int,
+        parallel: Parallel,
     ) -> None:
         self.config = config
         self._ops = ops
+        self._parallel = parallel
+        self._shape = config.shape.for_rank(parallel.size)
+        reader = _Reader(weights, dtype, device, parallel)
 
-        hidden, intermediate = config.hidden_size, config.intermediate_size
-        queries = config.num_attention_heads * config.head_dim
-        keys = config.num_key_value_heads * config.head_dim
-        qkv = (("q", queries), ("k", keys), ("v", keys))
+        hidden, intermediate, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+        queries, keys = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
+        of_queries = reader.share(queries, "attention heads")
+        of_mlp = reader.share(intermediate, "intermediate_size")
+        kv_head = parallel.rank * config.num_key_value_heads // parallel.size
+        of_keys = range(kv_head * head_dim, (kv_head + self._shape.num_kv_heads) * head_dim)
+        qkv = {"q": (queries, of_queries), "k": (keys, of_keys), "v": (keys, of_keys)}
 
-        def tensor(name: str, *shape: int) -> torch.Tensor:
-            found = weights.get(name)
-            if found.shape != shape:
-                raise ValueError(
-                    f"tensor {name} has the shape {list(found.shape)}, but the model's configuration asks for "
-                    f"{list(shape)}: weights and configuration are of different models"
-                )
-            return found.to(device=device, dtype=dtype).contiguous()
-
-        def linear(has_bias: bool, inputs: int, outputs: dict[str, int]) -> Linear:
-            """One product for several projections: `outputs` are their names and sizes."""
-
-            def joined(kind: str, *rest: int) -> torch.Tensor:
-                parts = [tensor(f"{name}.{kind}", size, *rest) for name, size in outputs.items()]
-                return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-            return Linear(joined("weight", inputs), joined("bias") if has_bias else None)
-
-        self._embedding = tensor("model.embed_tokens.weight", config.vocab_size, hidden)
+        self._embedding = reader.tensor("model.embed_tokens.weight", config.vocab_size, hidden)
         self._layers: list[DecoderLayer] = []
         for index in range(config.num_hidden_layers):
             layer = f"model.layers.{index}"
             attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
             self._layers.append(
                 DecoderLayer(
-                    input_norm=tensor(f"{layer}.input_layernorm.weight", hidden),
-                    qkv=linear(config.qkv_bias, hidden, {f"{attention}.{name}_proj": size for name, size in qkv}),
+                    input_norm=reader.tensor(f"{layer}.input_layernorm.weight", hidden),
+                    qkv=reader.by_columns(
+                        config.qkv_bias, hidden, {f"{attention}.{name}_proj": part for name, part in qkv.items()}
+                    ),
                     head_norms=(
-                        tensor(f"{attention}.q_norm.weight", config.head_dim),
-                        tensor(f"{attention}.k_norm.weight", config.head_dim),
+                        reader.tensor(f"{attention}.q_norm.weight", head_dim),
+                        reader.tensor(f"{attention}.k_norm.weight", head_dim),
                     )
                     if config.qk_norm
                     else None,
-                    output=linear(config.output_bias, queries, {f"{attention}.o_proj": hidden}),
-                    post_attention_norm=tensor(f"{layer}.post_attention_layernorm.weight", hidden),
-                    gate_up=linear(
-                        config.mlp_bias, hidden, {f"{mlp}.{name}_proj": intermediate for name in ("gate", "up")}
+                    output=reader.by_rows(config.output_bias, queries, of_queries, f"{attention}.o_proj", hidden),
+                    post_attention_norm=reader.tensor(f"{layer}.post_attention_layernorm.weight", hidden),
+                    gate_up=reader.by_columns(
+                        config.mlp_bias,
+                        hidden,
+                        {f"{mlp}.{name}_proj": (intermediate, of_mlp) for name in ("gate", "up")},
                     ),
-                    down=linear(config.mlp_bias, intermediate, {f"{mlp}.down_proj": hidden}),
+                    down=reader.by_rows(config.mlp_bias, intermediate, of_mlp, f"{mlp}.down_proj", hidden),
                 )
             )
-        self._final_norm = tensor("model.norm.weight", hidden)
-        tied = config.tie_word_embeddings
-        self._lm_head = self._embedding if tied else tensor("lm_head.weight", config.vocab_size, hidden)
+        self._final_norm = reader.tensor("model.norm.weight", hidden)
+        self._lm_head = self._head_part(reader)
         self._rotation_table = rotation_table(config, max_model_len).to(device)
 
     def hidden_states(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
@@ -127,7 +124,7 @@ class LlamaModel:
         Returns:
             [T, hidden_size], after the final norm.
         """
-        config, ops, eps = self.config, self._ops, self.config.rms_norm_eps
+        ops, eps, total = self._ops, self.config.rms_norm_eps, self._parallel.all_reduce
         norms_after = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
         residual = F.embedding(token_ids, self._embedding)
         normed = ops.rms_norm(residual, self._layers[0].input_norm, eps)
@@ -136,17 +133,75 @@ class LlamaModel:
                 layer.qkv(normed),
                 positions,
                 self._rotation_table,
-                config.num_attention_heads,
-                config.num_key_value_heads,
+                self._shape.num_heads,
+                self._shape.num_kv_heads,
                 layer.head_norms,
                 eps,
             )
-            mixed = layer.output(attention.forward(index, queries, keys, values))
+            mixed = total(layer.output(attention.forward(index, queries, keys, values)))
             normed, residual = ops.add_rms_norm(mixed, residual, layer.post_attention_norm, eps)
-            mixed = layer.down(ops.silu_mul(layer.gate_up(normed)))
+            mixed = total(layer.down(ops.silu_mul(layer.gate_up(normed))))
             normed, residual = ops.add_rms_norm(mixed, residual, norm_after, eps)
         return normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 [N, vocab_size] of hidden states [N, hidden_size]."""
-        return F.linear(hidden, self._lm_head).float()
+        return self._parallel.all_gather(F.linear(hidden, self._lm_head))[:, : self.config.vocab_size].float()
+
+    def _head_part(self, reader: _Reader) -> torch.Tensor:
+        """This rank's rows of the head, the last rank's filled up with zeros so that all have as many."""
+        vocab_size, hidden = self.config.vocab_size, self.config.hidden_size
+        num_rows = -(-vocab_size // self._parallel.size)
+        first = self._parallel.rank * num_rows
+        rows = range(first, min(first + num_rows, vocab_size))
+        if self.config.tie_word_embeddings:
+            head = self._embedding[rows.start : rows.stop]
+        else:
+            head = reader.tensor("lm_head.weight", vocab_size, hidden, dim=0, part=rows)
+        return head if len(head) == num_rows else F.pad(head, (0, 0, 0, num_rows - len(head)))
+
+
+class _Reader:
+    """Reads tensors as a configuration describes them, cut for this rank."""
+
+    def __init__(self, weights: WeightSource, dtype: torch.dtype, device: torch.device, parallel: Parallel) -> None:
+        self._weights = weights
+        self._dtype = dtype
+        self._device = device
+        self._parallel = parallel
+
+    def share(self, count: int, what: str) -> range:
+        """This rank's of `count` rows or columns."""
+        rank, size = self._parallel.rank, self._parallel.size
+        if count % size:
+            raise ValueError(f"tensor_parallel_size {size} cannot share out {count} of {what} evenly")
+        return range(rank * count // size, (rank + 1) * count // size)
+
+    def tensor(self, name: str, *shape: int, dim: int = 0, part: range | None = None) -> torch.Tensor:
+        """All of a tensor of this shape, or a part of one dimension."""
+        found = self._weights.shape(name)
+        if found != shape:
+            raise ValueError(
+                f"tensor {name} has the shape {list(found)}, but the model's configuration asks for "
+                f"{list(shape)}: weights and configuration are of different models"
+            )
+        if part is None or len(part) == shape[dim]:
+            tensor = self._weights.get(name)
+        else:
+            tensor = self._weights.part(name, dim, part.start, part.stop)
+        return tensor.to(device=self._device, dtype=self._dtype).contiguous()
+
+    def by_columns(self, has_bias: bool, inputs: int, outputs: dict[str, tuple[int, range]]) -> Linear:
+        """One product for several projections: `outputs` are their names, whole sizes, and parts of this rank."""
+
+        def joined(kind: str, *rest: int) -> torch.Tensor:
+            return torch.cat(
+                [self.tensor(f"{name}.{kind}", size, *rest, part=part) for name, (size, part) in outputs.items()]
+            )
+
+        return Linear(joined("weight", inputs), joined("bias") if has_bias else None)
+
+    def by_rows(self, has_bias: bool, inputs: int, part: range, name: str, outputs: int) -> Linear:
+        """A product whose result is a summand of the whole; the bias is the first rank's."""
+        bias = self.tensor(f"{name}.bias", outputs) if has_bias and self._parallel.rank == 0 else None
+        return Linear(self.tensor(f"{name}.weight", outputs, inputs, dim=1, part=part), bias)

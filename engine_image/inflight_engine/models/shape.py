@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +30,18 @@ class ModelShape:
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """Bytes of KV cache that one token takes over all layers: keys and values."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
+
+    def for_rank(self, size: int) -> ModelShape:
+        """What one of `size` processes that share every layer has of it. With fewer key/value heads than processes,
+        each head is kept by several.
+
+        Raises:
+            ValueError: the heads cannot be shared out evenly.
+        """
+        if self.num_heads % size or max(self.num_kv_heads, size) % min(self.num_kv_heads, size):
+            raise ValueError(
+                f"tensor_parallel_size {size} cannot share out {self.num_heads} attention heads and "
+                f"{self.num_kv_heads} key/value heads evenly; give a number that divides the attention heads, and "
+                "divides or is a multiple of the key/value heads"
+            )
+        return replace(self, num_heads=self.num_heads // size, num_kv_heads=max(1, self.num_kv_heads // size))

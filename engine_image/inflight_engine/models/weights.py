@@ -24,6 +24,12 @@ class WeightSource(Protocol):
             ValueError: there is none; the message names it and the file.
         """
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Raises ValueError as `get`."""
+
+    def part(self, name: str, dim: int, start: int, end: int) -> torch.Tensor:
+        """Rows (`dim` 0) or columns (`dim` 1) from `start` to `end` of a tensor alone. Raises ValueError as `get`."""
+
 
 class SafetensorsWeights:
     """A folder's model.safetensors, or the shards that model.safetensors.index.json lists.
@@ -46,11 +52,22 @@ class SafetensorsWeights:
             self._shard_of.update(dict.fromkeys(shard.keys(), shard))
 
     def get(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._shard(name).get_tensor(name)
+        return tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._shard(name).get_slice(name).get_shape())
+
+    def part(self, name: str, dim: int, start: int, end: int) -> torch.Tensor:
+        part = self._shard(name).get_slice(name)
+        tensor: torch.Tensor = part[start:end] if dim == 0 else part[:, start:end]
+        return tensor
+
+    def _shard(self, name: str) -> Any:
         shard = self._shard_of.get(name)
         if shard is None:
             raise ValueError(f"model folder {self._folder} has no tensor {name}")
-        tensor: torch.Tensor = shard.get_tensor(name)
-        return tensor
+        return shard
 
 
 class GGUFWeights:
@@ -61,12 +78,23 @@ class GGUFWeights:
         self._heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
 
     def get(self, name: str) -> torch.Tensor:
-        gguf_name = _gguf_name(name)
-        if gguf_name not in self._gguf.tensors:
-            raise ValueError(f"{self._gguf.path} has no tensor {gguf_name} (for {name})")
+        gguf_name = self._find(name)
         tensor = torch.from_numpy(self._gguf.read_tensor(gguf_name))
         heads = self._heads.get(gguf_name.split(".")[-2])
         return tensor if heads is None else _rotate_half_order(tensor, heads)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._gguf.tensors[self._find(name)].shape
+
+    def part(self, name: str, dim: int, start: int, end: int) -> torch.Tensor:
+        tensor = self.get(name)
+        return tensor[start:end] if dim == 0 else tensor[:, start:end]
+
+    def _find(self, name: str) -> str:
+        gguf_name = _gguf_name(name)
+        if gguf_name not in self._gguf.tensors:
+            raise ValueError(f"{self._gguf.path} has no tensor {gguf_name} (for {name})")
+        return gguf_name
 
 
 def open_weights(files: ModelFiles, config: DecoderConfig) -> WeightSource:

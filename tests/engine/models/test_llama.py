@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from inflight_engine.execution.parallel import SingleProcess
 from inflight_engine.models.config import load_model_config
 from inflight_engine.models.llama import LlamaModel
 from inflight_engine.models.ops import TorchOps
@@ -41,7 +42,7 @@ class Causal:
 def our_logits(folder, ids, dtype):
     files = ModelFiles("test", folder)
     config = load_model_config(files)
-    model = LlamaModel(config, open_weights(files, config), dtype, torch.device("cpu"), TorchOps(), 64)
+    model = LlamaModel(config, open_weights(files, config), dtype, torch.device("cpu"), TorchOps(), 64, SingleProcess())
     return model.logits(model.hidden_states(ids, torch.arange(len(ids)), Causal()))
 
 
@@ -56,7 +57,9 @@ def test_weights_of_another_shape_than_the_configuration_says_are_refused(folder
     files = ModelFiles("test", folder)
     config = replace(load_model_config(files), intermediate_size=97)
     with pytest.raises(ValueError, match=r"gate_proj.weight has the shape \[96, 64\].* asks for \[97, 64\]"):
-        LlamaModel(config, open_weights(files, config), torch.float32, torch.device("cpu"), TorchOps(), 64)
+        LlamaModel(
+            config, open_weights(files, config), torch.float32, torch.device("cpu"), TorchOps(), 64, SingleProcess()
+        )
 
 
 @torch.inference_mode()
