@@ -54,9 +54,10 @@ def blocks_of_largest_step(spec: AttentionSpec) -> int:
 
 
 def largest_batch(spec: AttentionSpec) -> AttentionBatch:
-    """`max_num_batched_tokens` in chunks as long as sequences can be."""
+    """`max_num_batched_tokens` in chunks as long as sequences can be, of at most `max_num_seqs` sequences."""
     lengths = [spec.max_model_len] * (spec.max_num_batched_tokens // spec.max_model_len)
     lengths += [rest] if (rest := spec.max_num_batched_tokens % spec.max_model_len) else []
+    lengths = lengths[: spec.max_num_seqs]
     firsts = np.cumsum([0, *lengths])
     blocks = np.arange(blocks_of_largest_step(spec))
     chunks = tuple(

@@ -17,6 +17,10 @@ def make_plan(*, preemptions=(), releases=(), starts=(), growth=None, prefills=(
     return StepPlan(0, tuple(preemptions), tuple(releases), tuple(starts), growth, tuple(prefills), slots, num_tokens)
 
 
+NOT_KNOWN = -1
+"""A token that is sampled and not collected."""
+
+
 @dataclass
 class Sequence:
     """`computed`: tokens whose keys and values are in the cache, or in host memory while `host_blocks` is not empty."""
@@ -55,12 +59,28 @@ class Driver:
         preempt_every: every so many steps, the last sequence to come loses its slot and blocks.
         swap: a preempted sequence's blocks are copied out, and back in when it resumes.
         share_prefixes: full blocks are kept, and a sequence that begins with the same tokens starts behind them.
+        cancel_every: every so many steps, a running sequence is cancelled after the launch.
+
+    Where the runner looks ahead, each step is launched before the one before it is collected; only a preemption waits,
+    since its sequence starts again from known tokens.
     """
 
     def __init__(
-        self, runner, *, chunk=10**9, max_running=32, preempt_every=0, swap=False, share_prefixes=False, rng=None
+        self,
+        runner,
+        *,
+        chunk=10**9,
+        max_running=32,
+        preempt_every=0,
+        swap=False,
+        share_prefixes=False,
+        cancel_every=0,
+        rng=None,
     ):
         self.runner = runner
+        self.cancel_every, self.rng = cancel_every, rng
+        self.in_flight = []
+        self.cancelled: list[Sequence] = []
         self.chunk, self.max_running, self.preempt_every = chunk, max_running, preempt_every
         self.swap, self.share_prefixes = swap, share_prefixes
         self.free_blocks = list(range(runner.info.num_blocks))
@@ -84,10 +104,12 @@ class Driver:
             self.step += 1
             preemptions = []
             if self.preempt_every and self.step % self.preempt_every == 0 and len(running) > 1:
+                self._collect(0)
                 victim = running.pop()
                 preemptions.append(self._preempt(victim))
                 waiting.insert(1, victim)
             self._one_step(preemptions, waiting, running)
+        self._collect(0)
         return [s.output for s in self.sequences]
 
     def _one_step(self, preemptions, waiting, running):
@@ -126,25 +148,42 @@ class Driver:
         self._execute(plan, decodes, sampled)
         for sequence in running:
             self._keep_full_blocks(sequence)
-        for sequence in [s for s in running if s.finished]:
+        ended = [s for s in running if s.finished]
+        if self.cancel_every and self.step % self.cancel_every == 0 and len(running) > len(ended):
+            victim = self.rng.choice([s for s in running if s not in ended])
+            self.cancelled.append(victim)
+            ended.append(victim)
+        for sequence in ended:
             running.remove(sequence)
             self._release(sequence)
+        self._collect(1 if self.runner.lookahead else 0)
 
     def _execute(self, plan, decodes, sampled):
+        """Launch; what is sampled is not known yet, but how many tokens there are then is."""
         self.runner.launch(plan)
-        output = self.runner.collect()
-        assert isinstance(output, StepOutput)
-        assert output.token_ids.dtype == np.int32
         for sequence in decodes:
             sequence.computed += 1
-        for sequence, token in zip(sampled, output.token_ids.tolist(), strict=True):
-            sequence.output.append(token)
-        owners = {s.slot: s for s in sampled}
-        assert [entry.slot for entry in output.logprobs] == [
-            s.slot for s in sampled if s.sampling.logprobs is not None
-        ], "each sampled slot that asks for them reports its log-probabilities, and no other"
-        for entry in output.logprobs:
-            owners[entry.slot].logprobs.append(entry)
+        for sequence in sampled:
+            sequence.output.append(NOT_KNOWN)
+        self.in_flight.append([(s, s.slot, len(s.output) - 1) for s in sampled])
+        if not self.runner.lookahead:
+            self._collect(0)
+
+    def _collect(self, leave):
+        """Collect launched steps, but the last `leave`."""
+        while len(self.in_flight) > leave:
+            sampled = self.in_flight.pop(0)
+            output = self.runner.collect()
+            assert isinstance(output, StepOutput)
+            assert output.token_ids.dtype == np.int32
+            for (sequence, _, index), token in zip(sampled, output.token_ids.tolist(), strict=True):
+                sequence.output[index] = token
+            owners = {slot: sequence for sequence, slot, _ in sampled}
+            assert [entry.slot for entry in output.logprobs] == [
+                slot for sequence, slot, _ in sampled if sequence.sampling.logprobs is not None
+            ], "each sampled slot that asks for them reports its log-probabilities, and no other"
+            for entry in output.logprobs:
+                owners[entry.slot].logprobs.append(entry)
 
     def _start(self, sequence):
         sequence.slot = self.free_slots.pop()

@@ -1,9 +1,10 @@
 """Random small models of every supported kind, made by transformers, and a runner for them."""
 
+import pytest
 import torch
 
 from inflight_engine.config import EngineConfig
-from inflight_engine.execution.runner import Runner
+from inflight_engine.execution import graphs, runner, steps
 
 VOCAB = 97
 SWAP_SPACE = 1 << 20
@@ -73,6 +74,20 @@ def generate(model, prompt, num_tokens):
     return output[0, len(prompt) :].tolist()
 
 
-def tiny_runner(folder, **options):
+def tiny_runner(folder, *, lookahead=False, capture=None, backend=None, **options):
+    """A runner on the CPU. `lookahead`, `capture` (of graphs) and `backend` (of attention) are what a CPU does not have
+    by itself."""
     defaults = {"dtype": "float32", "device": "cpu", "max_num_seqs": 32, "block_size": 4, "num_kv_blocks": 256}
-    return Runner(EngineConfig(str(folder), **defaults | options))
+    config = EngineConfig(str(folder), **defaults | options)
+
+    def make_steps(model, attention, spec, host_cache, graph_sizes, no_capture, **on_cpu):
+        sizes = graphs.ladder(spec.max_num_seqs)
+        return steps.make_steps(model, attention, spec, host_cache, sizes, capture, lookahead=lookahead)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "make_steps", make_steps)
+        if backend is not None:
+            patch.setattr(runner, "choose_backend", lambda name, spec: backend)
+        made = runner.Runner(config)
+    made.lookahead = lookahead
+    return made
