@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from inflight_engine.execution.native import sampling as native
+
 _CANDIDATES = 1024
 """Sorting the whole vocabulary is slow, and top_k and top_p rarely keep more than this; where they do, it is sorted."""
 
@@ -37,24 +39,40 @@ class DrawBatch:
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
     """int64 [N]: the likeliest token of each row; on CPU, the smallest of equally likely ones."""
+    if native.can_sample(logits):
+        return native.argmax(logits)
     if logits.device.type == "cpu":  # numpy's is vectorised; torch's was measured to take six times as long
         return torch.from_numpy(logits.numpy().argmax(axis=-1))
     return logits.argmax(dim=-1)
 
 
-def draw(logits: torch.Tensor, batch: DrawBatch) -> torch.Tensor:
+def draw(logits: torch.Tensor, batch: DrawBatch, rows: npt.NDArray[np.int64] | None = None) -> torch.Tensor:
     """Draw one token a row.
 
     By inverting the cumulative distribution over token ids. In float64: the sum runs over the whole vocabulary, and a
-    draw must not change when the last bit of some logit does.
+    draw must not change when the last bit of some logit does. The CPU kernels add in another order than torch, so the
+    two differ where the drawn number is within rounding of the boundary between two tokens.
 
     Args:
-        logits: float32 [N, vocab_size].
+        logits: float32 [M, vocab_size].
+        rows: [N]: the rows to draw from; None: all.
 
     Returns:
         int64 [N].
     """
+    number = uniform(batch.seed, batch.position)
+    if native.can_sample(logits):
+        how = np.empty(len(number), native.DRAW)
+        for name in ("temperature", "min_p", "top_k", "top_p"):
+            how[name] = getattr(batch, name)
+        how["number"] = number
+        return native.draw(logits, rows, how)
+    if rows is not None:
+        logits = logits[torch.from_numpy(rows).to(logits.device)]
+    return _draw(logits, batch, number)
 
+
+def _draw(logits: torch.Tensor, batch: DrawBatch, number: npt.NDArray[np.float64]) -> torch.Tensor:
     def column(values: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(values).to(logits.device)[:, None]
 
@@ -72,7 +90,7 @@ def draw(logits: torch.Tensor, batch: DrawBatch) -> torch.Tensor:
     total = cumulative[:, -1:]
     # Rounding must not push the target to the total: behind it there is no token.
     below_total = total.nextafter(torch.zeros_like(total))
-    target = torch.minimum(column(uniform(batch.seed, batch.position)) * total, below_total)
+    target = torch.minimum(column(number) * total, below_total)
     return torch.searchsorted(cumulative, target, right=True).squeeze(-1)
 
 
