@@ -9,8 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inflight_engine.execution.logprobs import gather_logprobs, token_logprobs
+from inflight_engine.execution.native import sampling as native
 
 VOCAB = 30
+
+
+@pytest.fixture(scope="module", params=["kernels", "torch"], autouse=True)
+def way(request):
+    """Both ways to find the likeliest; where no kernels are compiled, both are torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(native, "can_sample", lambda logits: False)
+        yield
 
 
 def reports_of(logits, token_ids, slots, num_top):

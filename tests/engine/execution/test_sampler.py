@@ -1,14 +1,25 @@
 """Which tokens a sampler may choose, how often, and that nothing but the row itself decides it."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inflight_engine.execution import sampler
+from inflight_engine.execution.native import sampling as native
 from inflight_engine.execution.sampler import DrawBatch, draw, uniform
 
 VOCAB = 50
+
+
+@pytest.fixture(scope="module", params=["kernels", "torch"], autouse=True)
+def way(request):
+    """Both ways to draw; where no kernels are compiled, both are torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(native, "can_sample", lambda logits: False)
+        yield
 
 
 def batch_of(rows):
