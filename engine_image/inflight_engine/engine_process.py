@@ -33,9 +33,9 @@ def load(config: EngineConfig) -> tuple[Engine, EngineReady]:
         ValueError: the model or a size is wrong; the message says what to do.
         OSError: the file to record to cannot be written.
     """
-    from inflight_engine.execution.runner import Runner  # Imports torch: seconds, so not before it is needed.
+    from inflight_engine.execution.ranks import make_runner  # Imports torch: seconds, so not before it is needed.
 
-    runner = Runner(config)
+    runner = make_runner(config)
     info = runner.info
     capacity = Limits(config.max_num_seqs, config.max_num_batched_tokens)
     max_model_len = min(info.max_model_len, info.num_blocks * info.block_size)

@@ -41,9 +41,9 @@ class TorchDistributed:
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        gathered = x.new_empty(self.size, *x.shape)
+        gathered = x.new_empty(self.size * len(x), *x.shape[1:])  # the ranks' tensors below each other
         dist.all_gather_into_tensor(gathered, x.contiguous())
-        return gathered.movedim(0, -2).flatten(-2)
+        return gathered.view(self.size, *x.shape).movedim(0, -2).flatten(-2)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         dist.broadcast(x, 0)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 from typing import TypeAlias
 
 import torch
 
 from inflight_engine.config import EngineConfig
+from inflight_engine.execution.native.decoder import NativeDecoder
 from inflight_engine.execution.parallel import Parallel
 from inflight_engine.models.config import DecoderConfig, UnsupportedModelError, load_model_config
 from inflight_engine.models.llama import LlamaModel
@@ -18,8 +18,6 @@ from inflight_engine.models.source import ModelFiles
 from inflight_engine.models.transformers_config import TransformersConfig, load_transformers_config
 from inflight_engine.models.transformers_model import TransformersModel
 from inflight_engine.models.weights import open_weights
-
-log = logging.getLogger(__name__)
 
 ModelConfig: TypeAlias = DecoderConfig | TransformersConfig
 
@@ -55,23 +53,34 @@ def load_model(
         ValueError: `quantization` or `tensor_parallel_size` where no forward pass has it, or weights that are not of
             this configuration.
     """
+    refuse_options(config, model_config)
     if isinstance(model_config, TransformersConfig):
-        _refuse_with_transformers(config, model_config)
         return TransformersModel(model_config, files, dtype, device)
-    if config.quantization != "none":
-        raise ValueError(f"quantization {config.quantization} needs the native CPU kernels, which are not here")
     max_model_len = config.max_model_len or model_config.max_position_embeddings
     weights = open_weights(files, model_config)
+    reason = NativeDecoder.why_not(config, model_config, dtype, device)
+    if reason is None:
+        return NativeDecoder(model_config, weights, dtype, config.quantization, max_model_len)
+    if config.quantization != "none":
+        raise ValueError(f"quantization {config.quantization}: the native CPU decoder cannot be used: {reason}")
     return LlamaModel(model_config, weights, dtype, device, TorchOps(), max_model_len, parallel)
 
 
-def _refuse_with_transformers(config: EngineConfig, model_config: TransformersConfig) -> None:
-    for option, value, only in (
-        ("quantization", config.quantization, "none"),
-        ("tensor_parallel_size", config.tensor_parallel_size, 1),
-    ):
-        if value != only:
-            raise ValueError(
-                f"{option} {value} cannot be had with {model_config.shape.architecture}, which runs through "
-                f"transformers' modules; set it to {only}"
-            )
+def refuse_options(config: EngineConfig, model_config: ModelConfig) -> None:
+    """Refuse what no forward pass of a model has.
+
+    Raises:
+        ValueError: it names the option and what to set.
+    """
+    quantization, size = config.quantization, config.tensor_parallel_size
+    if isinstance(model_config, TransformersConfig):
+        for option, value, only in (("quantization", quantization, "none"), ("tensor_parallel_size", size, 1)):
+            if value != only:
+                raise ValueError(
+                    f"{option} {value} cannot be had with {model_config.shape.architecture}, which runs through "
+                    f"transformers' modules; set it to {only}"
+                )
+    if quantization != "none" and size != 1:
+        raise ValueError(
+            f"quantization {quantization} cannot be had with tensor_parallel_size {size}; set it to none or that to 1"
+        )

@@ -53,3 +53,6 @@ class SingleProcess:
 
     def minimum(self, value: int) -> int:
         return value
+
+
+ALONE = SingleProcess()

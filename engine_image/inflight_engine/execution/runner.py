@@ -16,7 +16,7 @@ from inflight_engine.execution.host_cache import HostCache
 from inflight_engine.execution.kv_size import HostMemory, KVDemand, is_given, num_host_blocks, num_kv_blocks
 from inflight_engine.execution.load import ModelConfig, load_config, load_model
 from inflight_engine.execution.memory_profile import measure
-from inflight_engine.execution.parallel import Parallel, SingleProcess
+from inflight_engine.execution.parallel import ALONE, Parallel
 from inflight_engine.execution.resources import read_resources
 from inflight_engine.execution.steps import make_steps
 from inflight_engine.models.source import resolve
@@ -65,8 +65,7 @@ class Runner:
             sentence that says what to do.
     """
 
-    def __init__(self, config: EngineConfig, parallel: Parallel | None = None) -> None:
-        parallel = parallel or SingleProcess()
+    def __init__(self, config: EngineConfig, parallel: Parallel = ALONE) -> None:
         started = time.monotonic()
         files = resolve(config.model, config.revision)
         model_config = load_config(files)
@@ -109,7 +108,9 @@ class Runner:
         )
         self.lookahead = on_gpu and config.async_scheduling
         capture = CudaCapture() if graph_sizes else None
-        self._steps = make_steps(model, attention, spec, host_cache, graph_sizes, capture, lookahead=self.lookahead)
+        self._steps = make_steps(
+            model, attention, spec, host_cache, graph_sizes, capture, parallel, lookahead=self.lookahead
+        )
         self.info = RunnerInfo(
             num_blocks=num_blocks,
             block_size=config.block_size,

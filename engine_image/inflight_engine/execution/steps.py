@@ -14,6 +14,7 @@ from inflight_engine.execution.fetch import Fetch
 from inflight_engine.execution.graphs import Capture, DecodeGraphs
 from inflight_engine.execution.host_cache import HostCache
 from inflight_engine.execution.logprobs import token_logprobs
+from inflight_engine.execution.parallel import ALONE, Parallel
 from inflight_engine.execution.sampling import Choice, Reported, SamplingState
 from inflight_engine.execution.staging import Staging, step_bytes
 from inflight_engine.execution.token_feed import TokenFeed
@@ -143,6 +144,7 @@ def make_steps(
     host_cache: HostCache,
     graph_sizes: Sequence[int],
     capture: Capture | None,
+    parallel: Parallel = ALONE,
     *,
     lookahead: bool,
 ) -> Steps:
@@ -152,7 +154,7 @@ def make_steps(
         capture: None: no graphs. Where it fails for this model, there are none either, and the log says why.
     """
     device = spec.device
-    feed = TokenFeed(spec.max_num_seqs, device)
+    feed = TokenFeed(spec.max_num_seqs, device, parallel)
     copies = device.type != "cpu" or capture is not None
     staging = Staging(step_bytes(spec.max_num_seqs, spec.max_num_batched_tokens), device, copies=copies)
     graphs = None

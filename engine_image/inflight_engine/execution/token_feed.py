@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from inflight_engine.execution.parallel import ALONE, Parallel
 from inflight_engine.execution.staging import upload
 from inflight_engine.scheduling.plan import SlotStart
 
@@ -19,12 +20,14 @@ class TokenFeed:
 
     Args:
         max_num_seqs: number of slots.
+        parallel: sampled tokens are those of rank 0, on all ranks.
 
     Attributes:
         padding_slot: one more, for rows that belong to nobody.
     """
 
-    def __init__(self, max_num_seqs: int, device: torch.device) -> None:
+    def __init__(self, max_num_seqs: int, device: torch.device, parallel: Parallel = ALONE) -> None:
+        self._parallel = parallel
         self.padding_slot = max_num_seqs
         self._device = device
         self._last_token = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=device)
@@ -34,12 +37,12 @@ class TokenFeed:
         if starts:
             known = np.array([(start.slot, start.token_ids[-1]) for start in starts], np.int64)
             slots, token_ids = upload(known.T.copy(), self._device)
-            self.put(slots, token_ids)
+            self._last_token.index_copy_(0, slots, token_ids)
 
     def take(self, slots: torch.Tensor) -> torch.Tensor:
         """int64 [n] of int64 [n]."""
         return self._last_token.index_select(0, slots)
 
     def put(self, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Both int64 [n]; no slot twice, but the padding's."""
-        self._last_token.index_copy_(0, slots, token_ids)
+        """What is sampled. Both int64 [n]; no slot twice, but the padding's."""
+        self._last_token.index_copy_(0, slots, self._parallel.broadcast(token_ids))

@@ -1,0 +1,171 @@
+"""Rank 0 of tensor parallelism: the engine process's own runner, and the processes of the other ranks.
+
+Every step plan goes to all ranks before any computes it, and all run the same code over it; they meet in the sums of
+the layers. Ranks that do not do the same wait for each other for ever. So what goes wrong on one ends all of them: the
+engine process leaves when a worker ends or when one of its own steps fails, and workers leave when it does, however
+that comes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import numpy as np
+import torch
+
+from inflight_engine.config import EngineConfig
+from inflight_engine.execution.device import choose_device
+from inflight_engine.execution.distributed import TorchDistributed
+from inflight_engine.execution.load import load_config, refuse_options
+from inflight_engine.execution.resources import read_resources
+from inflight_engine.execution.runner import Runner
+from inflight_engine.models.source import resolve
+from inflight_engine.output import StepOutput
+from inflight_engine.scheduling.plan import Slots, StepPlan
+
+log = logging.getLogger(__name__)
+
+_LOADING_GRACE = 5.0
+"""Seconds between the end of a worker while loading and that of this process: what failed there often fails here too,
+and then this process can say why itself."""
+_SAME_SLOTS: Slots = np.empty(0, np.intp)
+
+
+class TensorParallelRunner:
+    """A `StepExecutor` over `tensor_parallel_size` processes, one for each GPU.
+
+    On CPU the processes share the machine's cores among them.
+
+    Raises:
+        ValueError: the model, the device or an option does not allow it; the message says which.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        size = config.tensor_parallel_size
+        device = choose_device(config.device)
+        _refuse(config, device)
+        if device.type == "cuda":
+            device = torch.device("cuda", 0)
+            torch.cuda.set_device(device)
+        else:
+            cpus = config.num_threads or read_resources().cpus
+            config = replace(config, device="cpu", num_threads=max(1, cpus // size))
+        with tempfile.TemporaryDirectory(prefix="inflight-ranks-") as folder:
+            meeting_place = Path(folder) / "store"
+            self._loaded = False
+            self._workers = [_Worker(rank, meeting_place, config) for rank in range(1, size)]
+            for worker in self._workers:
+                threading.Thread(target=self._watch, args=[worker], daemon=True).start()
+            self._runner = Runner(config, TorchDistributed(0, size, meeting_place, device))
+        self._loaded = True
+        self.lookahead = self._runner.lookahead
+        self.info = self._runner.info
+        self._encoder = PlanEncoder()
+
+    def launch(self, plan: StepPlan) -> None:
+        try:
+            frame = self._encoder.encode(plan)
+            for worker in self._workers:
+                worker.plans.send_bytes(frame)
+            self._runner.launch(plan)
+        except Exception:
+            _leave()
+
+    def collect(self) -> StepOutput:
+        try:
+            return self._runner.collect()
+        except Exception:
+            _leave()
+
+    def _watch(self, worker: _Worker) -> None:
+        status = worker.process.wait()
+        log.error("rank %d ended with status %d; the engine cannot go on without it", worker.rank, status)
+        if not self._loaded:
+            time.sleep(_LOADING_GRACE)
+        os._exit(1)  # The main thread may wait for the worker in a sum that never comes.
+
+
+class PlanEncoder:
+    """Plans as bytes. Plans are told apart by the identity of their slots where these do not change, and so are what
+    comes of them by `PlanDecoder`."""
+
+    def __init__(self) -> None:
+        self._slots: Slots | None = None
+
+    def encode(self, plan: StepPlan) -> bytes:
+        if plan.decode_slots is self._slots:
+            plan = msgspec.structs.replace(plan, decode_slots=_SAME_SLOTS)
+            return b"=" + pickle.dumps(plan, pickle.HIGHEST_PROTOCOL)
+        self._slots = plan.decode_slots
+        return b"+" + pickle.dumps(plan, pickle.HIGHEST_PROTOCOL)
+
+
+class PlanDecoder:
+    """The reverse of `PlanEncoder`."""
+
+    def __init__(self) -> None:
+        self._slots: Slots = _SAME_SLOTS
+
+    def decode(self, frame: bytes) -> StepPlan:
+        plan: StepPlan = pickle.loads(memoryview(frame)[1:])
+        if frame[:1] == b"=":
+            return msgspec.structs.replace(plan, decode_slots=self._slots)
+        self._slots = plan.decode_slots
+        return plan
+
+
+class _Worker:
+    """The process of one rank. Its ends of the connections close when this process ends."""
+
+    def __init__(self, rank: int, meeting_place: Path, config: EngineConfig) -> None:
+        self.rank = rank
+        ours, theirs = socket.socketpair()
+        lifeline, self._lifeline = os.pipe()
+        self.plans = Connection(ours.detach(), readable=False)
+        command = [sys.executable, "-m", "inflight_engine.execution.worker"]
+        arguments = [str(rank), str(theirs.fileno()), str(lifeline), str(meeting_place)]
+        with theirs:
+            self.process = subprocess.Popen(
+                [*command, *arguments, msgspec.json.encode(config).decode()],
+                pass_fds=(theirs.fileno(), lifeline),
+                stdin=subprocess.DEVNULL,
+            )
+        os.close(lifeline)
+
+
+def make_runner(config: EngineConfig) -> Runner | TensorParallelRunner:
+    """What computes steps for a configuration.
+
+    Raises:
+        ValueError: as `Runner` and `TensorParallelRunner`.
+    """
+    if config.tensor_parallel_size < 1:
+        raise ValueError(f"tensor_parallel_size must be at least 1, not {config.tensor_parallel_size}")
+    return Runner(config) if config.tensor_parallel_size == 1 else TensorParallelRunner(config)
+
+
+def _refuse(config: EngineConfig, device: torch.device) -> None:
+    size = config.tensor_parallel_size
+    if device.type == "cuda" and torch.cuda.device_count() < size:
+        raise ValueError(f"tensor_parallel_size {size} needs as many GPUs, but there are {torch.cuda.device_count()}")
+    model_config = load_config(resolve(config.model, config.revision))
+    refuse_options(config, model_config)
+    model_config.shape.for_rank(size)
+
+
+def _leave() -> NoReturn:
+    log.exception("a step failed; with other ranks at work, the engine cannot go on")
+    raise SystemExit(1)  # no Exception: the engine survives those
