@@ -24,7 +24,7 @@ COMMON = [
     *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-math-errno"),
     *("-fno-trapping-math", "-ffp-contract=fast", "-Wall", "-Wextra", "-Wno-psabi"),
     # What GCC 12 says of its own intrinsics; clang does not know it.
-    *("-Wno-maybe-uninitialized", "-Wno-unknown-warning-option"),
+    *("-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-unknown-warning-option"),
 ]
 LINK = ["-shared", "-pthread", "-static-libgcc", "-static-libstdc++", "-Wl,--no-undefined"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi2"]

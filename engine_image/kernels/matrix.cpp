@@ -37,91 +37,85 @@ float from_half(uint16_t half) {
   return half & 0x8000 ? -x : x;
 }
 
-// Where rows of a source go: row i becomes output first + i, or with `interleaved` every other register of the panels.
-struct Rows {
-  const uint8_t* data;
+// Rows of a source that belong to one panel, by its columns; null where a column is of another source.
+struct Columns {
+  const uint8_t* row[kPanel] = {};
   Source source;
-  int64_t count, stride;  // bytes
-  int64_t first;
-  bool interleaved;
 
-  int64_t output(int64_t i) const { return first + (interleaved ? i / kLanes * kPanel + i % kLanes : i); }
+  float value(int c, int64_t i) const { return source_value(row[c], source, i); }
 };
 
-void pack_float32(const Matrix& m, const void* row, Source source, float* to) {
-  for (int64_t i = 0; i < m.inputs; i++) to[i * kPanel] = source_value(row, source, i);
+void pack_float32(const Matrix& m, const Columns& from, float* to) {
+  for (int64_t i = 0; i < m.inputs; i++)
+    for (int c = 0; c < kPanel; c++)
+      if (from.row[c]) to[i * kPanel + c] = from.value(c, i);
 }
 
-void pack_bfloat16(const Matrix& m, const void* row, Source source, uint16_t* to) {
-  if (source == Source::bfloat16) {
-    const auto* from = static_cast<const uint16_t*>(row);
-    for (int64_t i = 0; i + 1 < m.inputs; i += 2) memcpy(to + i * kPanel, from + i, 4);
-  } else {
-    const auto* from = static_cast<const float*>(row);
-    for (int64_t i = 0; i < m.inputs; i++) to[i / 2 * 2 * kPanel + i % 2] = narrow(from[i]);
+void pack_bfloat16(const Matrix& m, const Columns& from, uint16_t* to) {
+  for (int64_t i = 0; i < m.inputs; i += 2, to += 2 * kPanel)
+    for (int c = 0; c < kPanel; c++) {
+      if (!from.row[c]) continue;
+      if (from.source == Source::bfloat16) {
+        memcpy(to + 2 * c, from.row[c] + 2 * i, 4);
+      } else {
+        to[2 * c] = narrow(from.value(c, i));
+        to[2 * c + 1] = narrow(from.value(c, i + 1));
+      }
+    }
+}
+
+void pack_int8_group(const float* values, int count, uint8_t* group, int column) {
+  float largest = 0;
+  for (int i = 0; i < count; i++) largest = std::fabs(values[i]) > largest ? std::fabs(values[i]) : largest;
+  const float scale = largest / 127, inverse = largest > 0 ? 127 / largest : 0;
+  for (int i = 0; i < count; i++)
+    group[(i / 4 * kPanel + column) * 4 + i % 4] = uint8_t(128 + int(std::nearbyint(values[i] * inverse)));
+  memcpy(group + kInt8Group * kPanel + 4 * column, &scale, 4);
+}
+
+void pack_int4_group(const float* values, int count, uint8_t* group, int column) {
+  float least = values[0], greatest = values[0];
+  for (int i = 1; i < count; i++) {
+    least = values[i] < least ? values[i] : least;
+    greatest = values[i] > greatest ? values[i] : greatest;
   }
+  // As in llama.cpp's Q4_1: weights that were quantized by it are met again.
+  const uint16_t halves[2] = {to_half((greatest - least) / 15), to_half(least)};
+  const float scale = from_half(halves[0]), minimum = from_half(halves[1]), inverse = scale > 0 ? 1 / scale : 0;
+  for (int i = 0; i < count; i++) {
+    const float q = std::nearbyint((values[i] - minimum) * inverse);
+    const int bounded = q < 0 ? 0 : q > 15 ? 15 : int(q);
+    group[i / 8 * kPanel * 4 + column * 4 + i % 4] |= uint8_t(bounded << (i % 8 < 4 ? 0 : 4));
+  }
+  memcpy(group + kInt4Group / 2 * kPanel + 4 * column, halves, 4);
 }
 
-void pack_int8(const Matrix& m, const void* row, Source source, uint8_t* panel, int column) {
-  constexpr int64_t group_bytes = kInt8Group * kPanel + 4 * kPanel;
+void pack_groups(const Matrix& m, const Columns& from, uint8_t* panel) {
+  const int64_t group_bytes = m.panel_bytes() / m.num_groups();
   for (int64_t g = 0; g < m.num_groups(); g++, panel += group_bytes) {
-    const int64_t from = g * kInt8Group;
-    const int count = int(m.inputs - from < kInt8Group ? m.inputs - from : kInt8Group);
-    float values[kInt8Group], largest = 0;
-    for (int i = 0; i < count; i++) {
-      values[i] = source_value(row, source, from + i);
-      largest = std::fmax(largest, std::fabs(values[i]));
+    const int64_t begin = g * m.group();
+    const int count = int(m.inputs - begin < m.group() ? m.inputs - begin : m.group());
+    for (int c = 0; c < kPanel; c++) {
+      if (!from.row[c]) continue;
+      float values[kInt8Group];
+      for (int i = 0; i < count; i++) values[i] = from.value(c, begin + i);
+      if (m.format == Format::int8) {
+        pack_int8_group(values, count, panel, c);
+      } else {
+        pack_int4_group(values, count, panel, c);
+      }
     }
-    const float scale = largest / 127, inverse = largest > 0 ? 127 / largest : 0;
-    for (int i = 0; i < count; i++)
-      panel[(i / 4 * kPanel + column) * 4 + i % 4] = uint8_t(128 + std::lrint(values[i] * inverse));
-    memcpy(panel + kInt8Group * kPanel + 4 * column, &scale, 4);
   }
 }
 
-void pack_int4(const Matrix& m, const void* row, Source source, uint8_t* panel, int column) {
-  constexpr int64_t group_bytes = kInt4Group / 2 * kPanel + 4 * kPanel;
-  uint8_t* lane = panel + column / kLanes * kLanes * 4 + column % kLanes * 4;
-  uint8_t* scales = panel + kInt4Group / 2 * kPanel + 4 * column;
-  for (int64_t g = 0; g < m.num_groups(); g++, lane += group_bytes, scales += group_bytes) {
-    const int64_t from = g * kInt4Group;
-    const int count = int(m.inputs - from < kInt4Group ? m.inputs - from : kInt4Group);
-    float values[kInt4Group], least = INFINITY, greatest = -INFINITY;
-    for (int i = 0; i < count; i++) {
-      values[i] = source_value(row, source, from + i);
-      least = std::fmin(least, values[i]);
-      greatest = std::fmax(greatest, values[i]);
-    }
-    // As in llama.cpp's Q4_1: weights that were quantized by it are met again.
-    const uint16_t halves[2] = {to_half((greatest - least) / 15), to_half(least)};
-    const float scale = from_half(halves[0]), minimum = from_half(halves[1]), inverse = scale > 0 ? 1 / scale : 0;
-    for (int i = 0; i < count; i++) {
-      const float q = std::fmin(std::fmax(std::round((values[i] - minimum) * inverse), 0.0f), 15.0f);
-      lane[i / 8 * kPanel * 4 + i % 4] |= uint8_t(q) << (i % 8 < 4 ? 0 : 4);
-    }
-    memcpy(scales, halves, 4);
+void pack_panel(const Matrix& m, const Columns& from, uint8_t* panel) {
+  if (m.format == Format::float32) {
+    pack_float32(m, from, reinterpret_cast<float*>(panel));
+  } else if (m.format == Format::bfloat16) {
+    pack_bfloat16(m, from, reinterpret_cast<uint16_t*>(panel));
+  } else {
+    pack_groups(m, from, panel);
   }
-}
-
-void pack_row(const Matrix& m, int64_t output, const void* row, Source source) {
-  uint8_t* panel = m.data + output / kPanel * m.panel_bytes();
-  const int column = int(output % kPanel);
-  switch (m.format) {
-    case Format::float32:
-      return pack_float32(m, row, source, reinterpret_cast<float*>(panel) + column);
-    case Format::bfloat16:
-      return pack_bfloat16(m, row, source, reinterpret_cast<uint16_t*>(panel) + 2 * column);
-    case Format::int8:
-      return pack_int8(m, row, source, panel, column);
-    case Format::int4:
-      return pack_int4(m, row, source, panel, column);
-  }
-}
-
-// The sum's 128 must be there for absent weights too, or they would count as -128.
-void clear_int8(const Matrix& m) {
-  constexpr int64_t weights = kInt8Group * kPanel;
-  for (int64_t g = 0; g < m.num_panels() * m.num_groups(); g++) memset(m.data + g * (weights + 4 * kPanel), 128, weights);
 }
 
 }  // namespace
@@ -177,7 +171,6 @@ void Matrix::read_row(int64_t output, float* row) const {
 
 using namespace inflight;
 
-// Zeroed memory in huge pages, as products read weights from end to end. Null where there is none.
 INFLIGHT_EXPORT void* inflight_allocate(int64_t bytes) {
   const int64_t size = (bytes + kHugePage - 1) / kHugePage * kHugePage;
   void* at = mmap(nullptr, size + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -207,15 +200,24 @@ INFLIGHT_EXPORT int64_t inflight_matrix_bytes(int format, int64_t outputs, int64
 // gate and its partner are computed together. The memory was zero before the first call, which is the one for first 0.
 INFLIGHT_EXPORT int inflight_matrix_pack(Team* team, const Matrix* m, const void* rows, int source, int64_t count,
                                          int64_t first, int interleaved) {
-  const Source kind = Source(source);
-  const Rows from{static_cast<const uint8_t*>(rows), kind, count, m->inputs * (kind == Source::float32 ? 4 : 2),
-                  interleaved ? first * kLanes : first, interleaved != 0};
-  if (count > 0 && from.output(count - 1) >= m->outputs) return EINVAL;
   if (m->format == Format::bfloat16 && m->inputs % 2) return EINVAL;
-  if (m->format == Format::int8 && first == 0) clear_int8(*m);
+  const int64_t begin = interleaved ? 0 : first, end = interleaved ? m->outputs : first + count;
+  if (begin < 0 || end > m->outputs || (interleaved && (first < 0 || first > 1))) return EINVAL;
+  const auto* bytes = static_cast<const uint8_t*>(rows);
+  const int64_t stride = m->inputs * (Source(source) == Source::float32 ? 4 : 2);
+  const int64_t first_panel = begin / kPanel, num_panels = (end + kPanel - 1) / kPanel - first_panel;
   team->run([&](int tid) {
-    const Range mine = share(count, tid, team->size(), kLanes);
-    for (int64_t i = mine.begin; i < mine.end; i++) pack_row(*m, from.output(i), from.data + i * from.stride, kind);
+    const Range mine = share(num_panels, tid, team->size());
+    for (int64_t panel = first_panel + mine.begin; panel < first_panel + mine.end; panel++) {
+      Columns from;
+      from.source = Source(source);
+      for (int c = 0; c < kPanel; c++) {
+        const int64_t row = interleaved ? panel * kLanes + c % kLanes : panel * kPanel + c - first;
+        const bool is_of_source = !interleaved || c / kLanes == first;
+        if (is_of_source && row >= 0 && row < count) from.row[c] = bytes + row * stride;
+      }
+      pack_panel(*m, from, m->data + panel * m->panel_bytes());
+    }
   });
   return 0;
 }

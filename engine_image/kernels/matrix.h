@@ -21,7 +21,7 @@ constexpr int kInt4Group = 32;
 //   int4      groups of 32 inputs: [4][2][kLanes][4] bytes, of which the lower halves are inputs 8 i .. 8 i + 3 and the
 //             upper ones 8 i + 4 .. 8 i + 7 of one of the panel's two registers; then [kPanel][2] float16: scale and
 //             minimum, w = scale * q + minimum
-// Missing inputs and outputs are zero.
+// Missing outputs are zero; so are the activations of missing inputs.
 struct Matrix {
   Format format;
   int32_t reserved;
@@ -56,3 +56,7 @@ INFLIGHT_INLINE void widen_half_pairs(u32v pairs, f32v* first, f32v* second) {
 }
 
 }  // namespace inflight
+
+// Zeroed memory in huge pages, as products read weights from end to end; null where there is none.
+INFLIGHT_EXPORT void* inflight_allocate(int64_t bytes);
+INFLIGHT_EXPORT void inflight_release(void* memory, int64_t bytes);

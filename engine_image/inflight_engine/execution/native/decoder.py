@@ -1,0 +1,320 @@
+"""The native decoder's forward pass in the CPU kernels: one call for all layers of a step.
+
+It computes what `models/llama.py` computes. Activations are float32 whatever the dtype; weights are packed once into
+the order in which the products read them, and only the packed copy is kept.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import ClassVar
+
+import torch
+
+from inflight_engine.config import EngineConfig
+from inflight_engine.execution.attention.base import AttentionSpec
+from inflight_engine.execution.attention.cpu_native import CpuNativeBackend
+from inflight_engine.execution.native.library import KernelError, check, library, team
+from inflight_engine.models.config import DecoderConfig
+from inflight_engine.models.protocol import Attention
+from inflight_engine.models.rope import rotation_table
+from inflight_engine.models.weights import WeightSource
+
+_FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
+_CACHE_LINE = 64
+_Pointer = ctypes.c_void_p
+_int64 = ctypes.c_int64
+
+
+class Matrix(ctypes.Structure):
+    """`Matrix` of matrix.h."""
+
+    _fields_: ClassVar = [
+        *(("format", ctypes.c_int32), ("reserved", ctypes.c_int32), ("outputs", _int64), ("inputs", _int64)),
+        ("data", _Pointer),
+    ]
+
+
+class _Layer(ctypes.Structure):
+    """`Layer` of decoder.cpp."""
+
+    _fields_: ClassVar = [
+        ("input_norm", _Pointer),
+        *(("qkv", Matrix), ("qkv_bias", _Pointer), ("query_norm", _Pointer), ("key_norm", _Pointer)),
+        *(("output", Matrix), ("output_bias", _Pointer), ("mlp_norm", _Pointer)),
+        *(("gate_up", Matrix), ("gate_up_bias", _Pointer), ("down", Matrix), ("down_bias", _Pointer)),
+    ]
+
+
+class _Decoder(ctypes.Structure):
+    """`Decoder` of decoder.cpp."""
+
+    _fields_: ClassVar = [
+        *((name, _int64) for name in ("hidden", "intermediate", "num_layers", "num_heads", "num_kv_heads")),
+        *(("head_dim", _int64), ("num_positions", _int64), ("eps", ctypes.c_float)),
+        *(("embedding", Matrix), ("head", Matrix), ("layers", _Pointer), ("final_norm", _Pointer)),
+        ("rotation", _Pointer),
+    ]
+
+
+def declare(kernels: ctypes.CDLL) -> None:
+    """Tell ctypes the arguments of the functions that matrices and decoders need."""
+    signatures = {
+        "inflight_lanes": ((), ctypes.c_int),
+        "inflight_allocate": ((_int64,), _Pointer),
+        "inflight_release": ((_Pointer, _int64), None),
+        "inflight_matrix_bytes": ((ctypes.c_int, _int64, _int64), _int64),
+        "inflight_matrix_pack": (
+            (_Pointer, _Pointer, _Pointer, ctypes.c_int, _int64, _int64, ctypes.c_int),
+            ctypes.c_int,
+        ),
+        "inflight_matrix_rows": ((_Pointer, _Pointer, _int64, _Pointer), ctypes.c_int),
+        "inflight_matmul": ((_Pointer, _Pointer, _Pointer, _int64, _Pointer), ctypes.c_int),
+        "inflight_decoder_new": ((_Pointer, _Pointer, _Pointer), ctypes.c_int),
+        "inflight_decoder_free": ((_Pointer,), None),
+        "inflight_decoder_forward": ((_Pointer, _Pointer, _Pointer, _Pointer, _int64, _Pointer), ctypes.c_int),
+        "inflight_decoder_logits": ((_Pointer, _Pointer, _int64, _Pointer), ctypes.c_int),
+    }
+    for name, (arguments, result) in signatures.items():
+        function = getattr(kernels, name)
+        function.argtypes, function.restype = list(arguments), result
+
+
+class NativeDecoder:
+    """Weights on CPU, and the forward pass; its attention is `CpuNativeBackend`'s.
+
+    With `quantization`, the products' weights have 8 or 4 bits in groups, and their activations 8; the embedding and
+    the head, which are often one matrix, have 8. Norms and biases stay float32.
+
+    Args:
+        weights: read once, tensor by tensor.
+        quantization: `none`, `int8` or `int4`.
+        max_model_len: longest sequence in tokens that will be served.
+
+    Raises:
+        ValueError: a tensor is missing, or its shape is not what `config` says.
+        KernelError: no memory.
+    """
+
+    @staticmethod
+    def why_not(
+        config: EngineConfig, model_config: DecoderConfig, dtype: torch.dtype, device: torch.device
+    ) -> str | None:
+        """Why this cannot serve a model here, as the end of "... cannot be used: "; None: it can."""
+        if config.attention_backend not in ("auto", CpuNativeBackend.name):
+            return f"attention_backend is {config.attention_backend}"
+        if config.tensor_parallel_size > 1:
+            return f"tensor_parallel_size is {config.tensor_parallel_size}"
+        if dtype == torch.bfloat16 and (model_config.hidden_size % 2 or model_config.intermediate_size % 2):
+            return "hidden_size or intermediate_size is odd"
+        spec = AttentionSpec(
+            shape=model_config.shape,
+            num_blocks=1,  # how many there will be depends on the memory that the weights leave
+            block_size=config.block_size,
+            dtype=dtype,
+            cache_dtype=dtype,
+            device=device,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=config.max_model_len or model_config.max_position_embeddings,
+        )
+        return CpuNativeBackend.why_not(spec)
+
+    def __init__(
+        self, config: DecoderConfig, weights: WeightSource, dtype: torch.dtype, quantization: str, max_model_len: int
+    ) -> None:
+        kernels = library()
+        assert kernels is not None, "why_not is asked first"
+        declare(kernels)
+        self._kernels = kernels
+        self._config = config
+        self._kept: list[object] = []  # what the kernels hold pointers to
+        self._hidden = torch.empty(0)
+        self._logits = torch.empty(0)
+        packer = _Packer(kernels, weights, self._kept)
+
+        plain = str(dtype).removeprefix("torch.")
+        of_layers = plain if quantization == "none" else quantization
+        of_head = plain if quantization == "none" else "int8"
+        hidden, vocab = config.hidden_size, config.vocab_size
+        queries = config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
+        lanes = kernels.inflight_lanes()
+        gate_up = -(-config.intermediate_size // lanes) * 2 * lanes
+        layer_shapes = [(queries + 2 * keys, hidden), (hidden, queries), (gate_up, hidden)]
+        layer_shapes.append((hidden, config.intermediate_size))
+        shapes = [(of_layers, *shape) for shape in layer_shapes] * config.num_hidden_layers
+        shapes.append((of_head, vocab, hidden))
+        if not config.tie_word_embeddings:
+            shapes.append((plain, vocab, hidden))
+        packer.allocate(shapes)
+
+        layers = (_Layer * config.num_hidden_layers)()
+        for index, layer in enumerate(layers):
+            name = f"model.layers.{index}"
+            attention, mlp = f"{name}.self_attn", f"{name}.mlp"
+            qkv = {f"{attention}.{part}_proj": size for part, size in (("q", queries), ("k", keys), ("v", keys))}
+            pair = {f"{mlp}.{part}_proj": config.intermediate_size for part in ("gate", "up")}
+            layer.input_norm = packer.vector(f"{name}.input_layernorm.weight", hidden)
+            layer.qkv, layer.qkv_bias = packer.linear(of_layers, config.qkv_bias, hidden, qkv)
+            if config.qk_norm:
+                layer.query_norm = packer.vector(f"{attention}.q_norm.weight", config.head_dim)
+                layer.key_norm = packer.vector(f"{attention}.k_norm.weight", config.head_dim)
+            layer.output, layer.output_bias = packer.linear(
+                of_layers, config.output_bias, queries, {f"{attention}.o_proj": hidden}
+            )
+            layer.mlp_norm = packer.vector(f"{name}.post_attention_layernorm.weight", hidden)
+            layer.gate_up, layer.gate_up_bias = packer.linear(
+                of_layers, config.mlp_bias, hidden, pair, interleaved=True
+            )
+            layer.down, layer.down_bias = packer.linear(
+                of_layers, config.mlp_bias, config.intermediate_size, {f"{mlp}.down_proj": hidden}
+            )
+        self._kept.append(layers)
+
+        tied = config.tie_word_embeddings
+        head, _ = packer.linear(of_head, False, hidden, {"model.embed_tokens" if tied else "lm_head": vocab})
+        embedding = head if tied else packer.linear(plain, False, hidden, {"model.embed_tokens": vocab})[0]
+        rotation = rotation_table(config, max_model_len)
+        self._kept.append(rotation)
+        decoder = _Decoder(
+            hidden=hidden,
+            intermediate=config.intermediate_size,
+            num_layers=config.num_hidden_layers,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            num_positions=len(rotation),
+            eps=config.rms_norm_eps,
+            embedding=embedding,
+            head=head,
+            layers=ctypes.addressof(layers),
+            final_norm=packer.vector("model.norm.weight", hidden),
+            rotation=rotation.data_ptr(),
+        )
+        self._run = ctypes.c_void_p()
+        check(kernels.inflight_decoder_new(team(), ctypes.byref(decoder), ctypes.byref(self._run)), "making a decoder")
+        weakref.finalize(self, kernels.inflight_decoder_free, self._run)
+
+    def hidden_states(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
+        """Run all layers.
+
+        Args:
+            token_ids: int64 [T], packed.
+            positions: int64 [T], of each token in its own sequence.
+            attention: a `CpuNativeBackend`; its `prepare` has been called for these tokens.
+
+        Returns:
+            float32 [T, hidden_size], after the final norm; the next call overwrites it.
+        """
+        if not isinstance(attention, CpuNativeBackend):
+            raise TypeError("the native decoder attends with the CPU kernels only")
+        num_tokens = len(token_ids)
+        if len(self._hidden) < num_tokens:
+            self._hidden = torch.empty((num_tokens, self._config.hidden_size))
+        error = self._kernels.inflight_decoder_forward(
+            self._run,
+            attention.step,
+            token_ids.contiguous().data_ptr(),
+            positions.contiguous().data_ptr(),
+            num_tokens,
+            self._hidden.data_ptr(),
+        )
+        check(error, f"running {num_tokens} tokens through the decoder")
+        return self._hidden[:num_tokens]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 [N, vocab_size] of hidden states [N, hidden_size]; the next call overwrites it."""
+        num_rows = len(hidden)
+        if len(self._logits) < num_rows:
+            self._logits = torch.empty((num_rows, self._config.vocab_size))
+        rows = hidden.contiguous()
+        check(
+            self._kernels.inflight_decoder_logits(self._run, rows.data_ptr(), num_rows, self._logits.data_ptr()),
+            f"computing the logits of {num_rows} tokens",
+        )
+        return self._logits[:num_rows]
+
+
+class _Packer:
+    """Reads tensors as a configuration describes them and packs them into one piece of memory.
+
+    Args:
+        kept: takes what must live as long as the decoder.
+    """
+
+    def __init__(self, kernels: ctypes.CDLL, weights: WeightSource, kept: list[object]) -> None:
+        self._kernels = kernels
+        self._weights = weights
+        self._kept = kept
+        self._at = 0
+
+    def allocate(self, shapes: list[tuple[str, int, int]]) -> None:
+        """Take memory for matrices of these formats, outputs and inputs."""
+        total = sum(self._bytes(*shape) for shape in shapes)
+        memory = self._kernels.inflight_allocate(total)
+        if not memory:
+            raise KernelError(f"no memory for {total} bytes of weights")
+        self._kept.append(_Memory(self._kernels, memory, total))
+        self._at = memory
+
+    def vector(self, name: str, size: int) -> int:
+        """Address of a tensor in float32."""
+        tensor = self._tensor(name, size).float().contiguous()
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+    def linear(
+        self, format_: str, has_bias: bool, inputs: int, parts: dict[str, int], interleaved: bool = False
+    ) -> tuple[Matrix, int | None]:
+        """One product for several projections, one after the other or, of two, register by register: `parts` are
+        their names and sizes. Gives the matrix, and the address of the bias in its order."""
+        lanes = self._kernels.inflight_lanes()
+        panels = -(-next(iter(parts.values())) // lanes) if interleaved else -(-sum(parts.values()) // (2 * lanes))
+        outputs = panels * 2 * lanes if interleaved else sum(parts.values())
+        matrix = Matrix(_FORMATS[format_], 0, outputs, inputs, self._at)
+        self._at += self._bytes(format_, outputs, inputs)
+        bias = torch.zeros(panels * 2 * lanes)
+        first = 0
+        for index, (name, size) in enumerate(parts.items()):
+            rows = self._tensor(f"{name}.weight", size, inputs)
+            is_bfloat16 = rows.dtype == torch.bfloat16
+            rows = (rows if is_bfloat16 else rows.float()).contiguous()
+            begin = index if interleaved else first
+            error = self._kernels.inflight_matrix_pack(
+                team(), ctypes.byref(matrix), rows.data_ptr(), int(is_bfloat16), size, begin, interleaved
+            )
+            check(error, f"packing {name}")
+            if has_bias:
+                values = self._tensor(f"{name}.bias", size).float()
+                if interleaved:
+                    padded = torch.nn.functional.pad(values, (0, panels * lanes - size))
+                    bias.view(panels, 2, lanes)[:, index] = padded.view(panels, lanes)
+                else:
+                    bias[first : first + size] = values
+            first += size
+        if not has_bias:
+            return matrix, None
+        self._kept.append(bias)
+        return matrix, bias.data_ptr()
+
+    def _bytes(self, format_: str, outputs: int, inputs: int) -> int:
+        count: int = self._kernels.inflight_matrix_bytes(_FORMATS[format_], outputs, inputs)
+        return -(-count // _CACHE_LINE) * _CACHE_LINE
+
+    def _tensor(self, name: str, *shape: int) -> torch.Tensor:
+        tensor = self._weights.get(name)
+        if tensor.shape != shape:
+            raise ValueError(
+                f"tensor {name} has the shape {list(tensor.shape)}, but the model's configuration asks for "
+                f"{list(shape)}: weights and configuration are of different models"
+            )
+        return tensor
+
+
+class _Memory:
+    """Gives memory of the kernels back when nothing holds it any more."""
+
+    def __init__(self, kernels: ctypes.CDLL, address: int, num_bytes: int) -> None:
+        weakref.finalize(self, kernels.inflight_release, address, num_bytes)
