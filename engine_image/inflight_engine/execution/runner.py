@@ -109,7 +109,7 @@ class Runner:
         self.lookahead = on_gpu and config.async_scheduling
         capture = CudaCapture() if graph_sizes else None
         self._steps = make_steps(
-            model, attention, spec, host_cache, graph_sizes, capture, parallel, lookahead=self.lookahead
+            model, attention, spec, host_cache, graph_sizes, capture, lookahead=self.lookahead, parallel=parallel
         )
         self.info = RunnerInfo(
             num_blocks=num_blocks,

@@ -144,9 +144,9 @@ def make_steps(
     host_cache: HostCache,
     graph_sizes: Sequence[int],
     capture: Capture | None,
-    parallel: Parallel = ALONE,
     *,
     lookahead: bool,
+    parallel: Parallel = ALONE,
 ) -> Steps:
     """Allocate what steps need besides the KV cache, and capture the graphs.
 
