@@ -1,0 +1,243 @@
+"""The engine beside other engines, on the same model and requests, on this machine's CPU.
+
+The model is the built-in SmolLM2-135M-Instruct in bfloat16, the requests are random token ids with the end-of-sequence
+token ignored. Each peer is installed once into an environment of its own in the cache folder; one that cannot be, or
+that fails, is in the table with the reason. Run it on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from bench.engine import peers as known_peers
+from bench.engine import rows
+from bench.engine.compare import Contender, run_rows
+from bench.engine.figures import Failure
+from bench.engine.model import Model, exported
+from bench.engine.peers import InstallError, Peer, driver_environment, installed
+from bench.engine.process import EngineError, EngineProcess, started
+from bench.engine.report import Report, Result, as_json, markdown, text
+from bench.engine.roofline import Ceilings, Costs, limit
+from bench.engine.rows import Row
+from bench.engine.servers import OURS, http, ready
+from bench.machine import cpu_model
+from e2e.cluster.layout import REPOSITORY, current
+
+_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "asimd", "bf16")
+_WEIGHT_BYTES = {"none": 2.0, "int8": 1.0, "int4": 0.5}
+"""Of a parameter, without scales: a bound from below for what is read."""
+_KV_CACHE_BYTES = 1 << 30
+_READY_RUNS = 5
+_HTTP_RUNS = 3
+
+
+def say(line: str) -> None:
+    """Progress, so that standard output has the report alone."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def machine_lines(cpus: int, ceilings: Ceilings) -> tuple[str, ...]:
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"{time.strftime('%Y-%m-%d')}, {cpu_model()}, {cpus} cores ({' '.join(f for f in _FEATURES if f in flags)}), "
+        f"{memory:.0f} GiB, Linux {platform.release()}, Python {platform.python_version()}, "
+        f"load {os.getloadavg()[0]:.1f} at the start",
+        f"measured ceilings: {ceilings.bytes_per_second / 1e9:.1f} GB/s read, "
+        f"{ceilings.flops_per_second / 1e9:.0f} GFLOP/s in matrix products",
+    )
+
+
+def measure_ceilings(threads: int) -> Ceilings:
+    """Raises subprocess.CalledProcessError."""
+    command = [sys.executable, "-m", "bench.engine.drivers.ceilings", str(threads)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
+    return Ceilings(**json.loads(done.stdout))
+
+
+def our_settings(model: Model, quantization: str) -> dict[str, Any]:
+    """Fields of `EngineConfig`."""
+    return {
+        "model": str(model.folder),
+        "dtype": "bfloat16",
+        "device": "cpu",
+        "quantization": quantization,
+        "prefix_caching": False,
+        "kv_cache_memory": _KV_CACHE_BYTES,
+    }
+
+
+class Bench:
+    """One run of the benchmark."""
+
+    def __init__(self, flags: argparse.Namespace, wanted: tuple[Peer, ...], logs: Path) -> None:
+        self._flags = flags
+        self._wanted = wanted
+        self._logs = logs
+        self._cpus = sorted(os.sched_getaffinity(0))
+        self._cache = current().root / "bench"
+        self._runs_at_most = 1 if flags.quick else 100
+        self._engines: list[str] = []
+        self._venvs: dict[Peer, Path] = {}
+        self._failed_installs: dict[Peer, Failure] = {}
+
+    def run(self) -> Report:
+        model = exported(self._cache, say)
+        for peer in self._wanted:
+            try:
+                self._venvs[peer] = installed(peer, self._cache, say)
+            except InstallError as error:
+                self._failed_installs[peer] = Failure(f"{peer.title}: {error}")
+        say("measuring the machine's ceilings")
+        ceilings = measure_ceilings(len(self._cpus))
+        machine = machine_lines(len(self._cpus), ceilings)
+        only = self._flags.only or rows.NAMES
+        results: list[Result] = []
+        chosen = [row for row in rows.ROWS if row.name in only]
+        if chosen:
+            results += self._throughput(chosen, model, ceilings)
+        if rows.READY in only:
+            say("start to ready")
+            result = ready(model, self._venvs, self._cpus, self._logs, min(_READY_RUNS, self._runs_at_most))
+            failed = {peer.title: failure for peer, failure in self._failed_installs.items() if peer.server}
+            result.peers.update(failed)
+            results.append(result)
+        if rows.HTTP in only:
+            say("over HTTP")
+            results += http(
+                our_settings(model, "none"), rows.ROWS[0].job, self._logs, min(_HTTP_RUNS, self._runs_at_most)
+            )
+        return Report(machine, tuple(self._engines), tuple(peer.title for peer in self._wanted), tuple(results))
+
+    def _throughput(self, chosen: list[Row], model: Model, ceilings: Ceilings) -> list[Result]:
+        quantizations = ["none", *self._flags.quantization]
+        with ExitStack() as stack:
+            ours = {
+                quantization: self._start(
+                    stack, _name(quantization), Path(sys.executable), OURS, our_settings(model, quantization), {}
+                )
+                for quantization in quantizations
+            }
+            theirs = {peer.name: self._start_peer(stack, peer, model) for peer in self._wanted}
+            run_rows(chosen, list(ours.values()), theirs, say, runs_at_most=self._runs_at_most)
+        return [
+            self._result(row, quantization, ours[quantization], theirs, model, ceilings)
+            for row in chosen
+            for quantization in quantizations
+        ]
+
+    def _start_peer(self, stack: ExitStack, peer: Peer, model: Model) -> Contender:
+        if peer in self._failed_installs:
+            return Contender(peer.title, None, failure=self._failed_installs[peer])
+        venv = self._venvs[peer]
+        contender = self._start(
+            stack,
+            peer.title,
+            venv / "bin" / "python",
+            peer.module,
+            peer.settings(model, len(self._cpus)),
+            dict(driver_environment(peer, venv, self._cpus)),
+        )
+        contender.runs_at_most = peer.runs_at_most
+        return contender
+
+    def _start(
+        self,
+        stack: ExitStack,
+        name: str,
+        python: Path,
+        module: str,
+        settings: dict[str, Any],
+        environment: dict[str, str],
+    ) -> Contender:
+        say(f"starting {name}")
+        log = self._logs / f"{name.replace(' ', '-')}.log"
+        try:
+            engine: EngineProcess = stack.enter_context(started(python, module, settings, environment, log))
+        except EngineError as error:
+            return Contender(name, None, failure=Failure(f"{name}: {error}"))
+        self._engines.append(engine.engine)
+        return Contender(name, engine)
+
+    def _result(
+        self,
+        row: Row,
+        quantization: str,
+        ours: Contender,
+        theirs: dict[str, Contender],
+        model: Model,
+        ceilings: Ceilings,
+    ) -> Result:
+        least = limit(row.job, Costs.of_folder(model.folder, _WEIGHT_BYTES[quantization]), ceilings)
+        return Result(
+            title=row.title if quantization == "none" else f"{row.title}, {quantization} weights",
+            unit=f"{row.counted} tokens/s",
+            more_is_better=True,
+            ours=ours.cell(row),
+            peers={peer.title: theirs[peer.name].cell(row) for peer in self._wanted if peer.name in row.peers},
+            limit=row.tokens_per_second(least.seconds),
+            limit_by=least.by,
+        )
+
+
+def _name(quantization: str) -> str:
+    return "inflight" if quantization == "none" else f"inflight {quantization}"
+
+
+def parse() -> tuple[argparse.Namespace, tuple[Peer, ...]]:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.engine",
+        description=__doc__,
+        epilog="rows: " + "; ".join(
+            [*(f"{row.name} ({row.title})" for row in rows.ROWS), "ready (start to ready)",
+             "http (short over HTTP against offline, one engine thread)", "loop (between two forward passes)"]
+        ) + ". Example: python -m bench.engine --only decode-1 prefill --peers vllm --json figures.json",
+    )  # fmt: skip
+    parser.add_argument(
+        "--only", nargs="+", choices=rows.NAMES, metavar="ROW", help="measure these rows (default: all)"
+    )
+    parser.add_argument(
+        "--peers", default=",".join(known_peers.NAMES), metavar="LIST",
+        help="with commas, or none (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--quantization", nargs="+", choices=["int8", "int4"], default=[],
+        help="measure ours with quantized weights, too, in rows of their own",
+    )  # fmt: skip
+    parser.add_argument(
+        "--quick", action="store_true", help="one run of everything: to see that it works, not to quote"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    parser.add_argument("--markdown", action="store_true", help="print Markdown instead of a table for a terminal")
+    flags = parser.parse_args()
+    try:
+        return flags, known_peers.named(flags.peers)
+    except ValueError as error:
+        parser.error(f"argument --peers: {error}")
+
+
+def main() -> int:
+    """Exit 0 when every figure that was asked for is there, 1 when one of ours is missing."""
+    flags, wanted = parse()
+    began = time.monotonic()
+    logs = Path(tempfile.mkdtemp(prefix="inflight-bench-"))
+    report = Bench(flags, wanted, logs).run()
+    print(markdown(report) if flags.markdown else text(report))
+    if flags.json:
+        flags.json.write_text(json.dumps(as_json(report), indent=2) + "\n")
+    say(f"{time.monotonic() - began:.0f} s; the engines' logs are in {logs}")
+    return int(any(isinstance(result.ours, Failure) for result in report.results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
