@@ -12,7 +12,7 @@ from inflight_engine.execution.native.decoder import NativeDecoder
 from inflight_engine.execution.parallel import Parallel
 from inflight_engine.models.config import DecoderConfig, UnsupportedModelError, load_model_config
 from inflight_engine.models.llama import LlamaModel
-from inflight_engine.models.ops import TorchOps
+from inflight_engine.models.ops import Ops, TorchOps
 from inflight_engine.models.protocol import Model
 from inflight_engine.models.source import ModelFiles
 from inflight_engine.models.transformers_config import TransformersConfig, load_transformers_config
@@ -63,7 +63,15 @@ def load_model(
         return NativeDecoder(model_config, weights, dtype, config.quantization, max_model_len)
     if config.quantization != "none":
         raise ValueError(f"quantization {config.quantization}: the native CPU decoder cannot be used: {reason}")
-    return LlamaModel(model_config, weights, dtype, device, TorchOps(), max_model_len, parallel)
+    return LlamaModel(model_config, weights, dtype, device, _small_operators(device), max_model_len, parallel)
+
+
+def _small_operators(device: torch.device) -> Ops:
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return TorchOps()
+    from inflight_engine.execution.triton_ops import TritonOps  # not before it is needed: Triton takes a second
+
+    return TritonOps()
 
 
 def refuse_options(config: EngineConfig, model_config: ModelConfig) -> None:

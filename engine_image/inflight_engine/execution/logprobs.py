@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from inflight_engine.execution.native import sampling as native
+from inflight_engine.execution.staging import upload
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.scheduling.plan import Slots
 
@@ -40,7 +41,7 @@ def log_softmax(logits: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tens
     """float32 [N, vocab_size]: the log-probabilities of some rows of logits."""
     if native.can_sample(logits):
         return native.log_softmax(logits, rows)
-    return logits[torch.from_numpy(rows).to(logits.device)].log_softmax(dim=-1)
+    return logits[upload(rows, logits.device)].log_softmax(dim=-1)
 
 
 def token_logprobs(

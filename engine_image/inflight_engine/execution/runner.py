@@ -74,6 +74,10 @@ class Runner:
         device = choose_device(config.device)
         dtype = choose_dtype(config.dtype, device)
         torch.set_num_threads(config.num_threads or read_resources().cpus)
+        if config.batch_invariant and device.type == "cuda":
+            from inflight_engine.execution.invariant_matmul import use_for_all_products  # imports Triton: a second
+
+            use_for_all_products()
         model = load_model(config, files, model_config, dtype, device, parallel)
         spec = AttentionSpec(
             shape=shape,

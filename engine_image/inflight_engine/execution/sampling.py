@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from inflight_engine.execution.logit_bias import LogitBias
-from inflight_engine.execution.logprobs import LogprobTensors, gather_logprobs
+from inflight_engine.execution.logprobs import LogprobTensors, gather_logprobs, log_softmax
 from inflight_engine.execution.penalties import Penalties, is_penalised
 from inflight_engine.execution.sampler import DrawBatch, argmax, draw
 from inflight_engine.execution.staging import upload
@@ -94,7 +94,7 @@ class SamplingState:
         if not asked:
             return Choice(argmax(logits) if likeliest is None else likeliest, None)
         reported = np.flatnonzero(asks & _LOGPROBS)
-        logprobs = logits[upload(reported, logits.device)].log_softmax(dim=-1) if asked & _LOGPROBS else None
+        logprobs = log_softmax(logits, reported) if asked & _LOGPROBS else None
         if asked & _BIASED:
             self._bias.apply(logits, slots)
         if asked & _PENALISED:
@@ -108,8 +108,7 @@ class SamplingState:
             if len(drawn) == len(slots):
                 chosen = draw(logits, batch)
             else:
-                rows = upload(drawn, logits.device)
-                chosen = likeliest.index_copy(0, rows, draw(logits[rows], batch))
+                chosen = likeliest.index_copy(0, upload(drawn, logits.device), draw(logits, batch, drawn))
         if logprobs is None:
             return Choice(chosen, None)
         whose = slots[reported]

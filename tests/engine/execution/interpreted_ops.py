@@ -1,0 +1,111 @@
+"""The Triton kernels beside attention in Triton's interpreter, against plain torch. `test_triton_ops` runs this file
+in a process of its own, because whether Triton interprets is settled when it is imported."""
+
+import pytest
+import torch
+
+from inflight_engine.execution import invariant_matmul
+from inflight_engine.execution.triton_ops import TritonOps
+from inflight_engine.models.ops import TorchOps
+
+TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+DTYPES = list(TOLERANCES)
+PRODUCT_DTYPES = [torch.float32, torch.float16]
+"""The interpreter has no products of bfloat16."""
+plain, fused = TorchOps(), TritonOps()
+
+
+def random(*shape, dtype=torch.float32, seed=1):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def assert_close(found, expected, dtype):
+    tolerance = TOLERANCES[dtype]
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [576, 48, 1000])
+def test_norms_equal_torchs(dtype, width):
+    x, residual, weight = (
+        random(3, width, dtype=dtype),
+        random(3, width, dtype=dtype, seed=2),
+        random(width, dtype=dtype),
+    )
+    strided = random(3, 2 * width, dtype=dtype)[:, :width]
+    assert_close(fused.rms_norm(x, weight, 1e-5), plain.rms_norm(x, weight, 1e-5), dtype)
+    assert_close(fused.rms_norm(strided, weight, 1e-5), plain.rms_norm(strided, weight, 1e-5), dtype)
+    expected_normed, expected_sum = plain.add_rms_norm(x, residual.clone(), weight, 1e-5)
+    normed, total = fused.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5)
+    assert_close(total, expected_sum, dtype)  # the interpreter cuts bfloat16 off where a GPU rounds
+    assert_close(normed, expected_normed, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "has_norms"),
+    [(9, 3, 64, False), (16, 8, 128, True), (6, 2, 12, True), (40, 8, 128, False), (2, 1, 80, True)],
+)
+def test_rotary_equals_torchs(dtype, heads, kv_heads, head_dim, has_norms):
+    qkv = random(4, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    table = random(50, head_dim)
+    positions = torch.tensor([0, 49, 7, 7])
+    norms = (random(head_dim, dtype=dtype, seed=3), random(head_dim, dtype=dtype, seed=4)) if has_norms else None
+    expected = plain.rotary(qkv.clone(), positions, table, heads, kv_heads, norms, 1e-6)
+    found = fused.rotary(qkv.clone(), positions, table, heads, kv_heads, norms, 1e-6)
+    for one, other in zip(found, expected, strict=True):
+        # torch rounds cosines, products and sums to the dtype; the kernel only the result.
+        torch.testing.assert_close(one, other, atol=8 * TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [80, 1536, 2500])
+def test_silu_mul_equals_torchs(dtype, width):
+    gate_up = 3 * random(3, 2 * width, dtype=dtype)
+    assert_close(fused.silu_mul(gate_up), plain.silu_mul(gate_up), dtype)
+
+
+def test_no_tokens_are_no_fault():
+    assert fused.rms_norm(random(0, 48), random(48), 1e-5).shape == (0, 48)
+    assert fused.silu_mul(random(0, 96)).shape == (0, 48)
+    assert [
+        t.shape for t in fused.rotary(random(0, 40), torch.zeros(0, dtype=torch.int64), random(9, 8), 3, 1, None, 0.0)
+    ] == [
+        (0, 3, 8),
+        (0, 1, 8),
+        (0, 1, 8),
+    ]
+
+
+@pytest.mark.parametrize("dtype", PRODUCT_DTYPES)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 70, 100), (130, 64, 64), (3, 200, 33)])
+def test_products_equal_torchs(dtype, m, n, k):
+    a, weight, bias = random(m, k, dtype=dtype), random(n, k, dtype=dtype, seed=2), random(n, dtype=dtype, seed=3)
+    tolerance = 20 * TOLERANCES[dtype]
+    expected = (a.double() @ weight.double().T).to(dtype)
+    torch.testing.assert_close(invariant_matmul.matmul(a, weight.t()), expected, atol=tolerance, rtol=tolerance)
+    expected = (a.double() @ weight.double().T + bias.double()).to(dtype)
+    torch.testing.assert_close(invariant_matmul.addmm(bias, a, weight.t()), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", PRODUCT_DTYPES)
+def test_a_row_alone_is_the_row_in_a_batch_bit_for_bit(dtype):
+    x, weight = random(131, 200, dtype=dtype), random(96, 200, dtype=dtype, seed=2)
+    norm, table = random(200, dtype=dtype, seed=3), random(131, 20)
+    positions = torch.arange(131)
+
+    def computed(rows):
+        product = invariant_matmul.matmul(x[rows], weight.t())
+        normed = fused.rms_norm(x[rows], norm, 1e-5)
+        rotated = fused.rotary(x[rows].clone(), positions[rows], table, 6, 2, None, 0.0)
+        return [product, normed, *rotated, fused.silu_mul(x[rows])]
+
+    together = computed(slice(None))
+    for row in (0, 63, 64, 130):
+        alone = computed(slice(row, row + 1))
+        assert all(torch.equal(one[0], all_[row]) for one, all_ in zip(alone, together, strict=True))
+
+
+def test_what_no_linear_layer_asks_for_is_refused():
+    with pytest.raises(ValueError, match="batch_invariant has no scaled products"):
+        invariant_matmul.addmm(random(3), random(2, 4), random(4, 3), alpha=2)
