@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from safetensors import safe_open
 
+from inflight_engine.execution.native.dequantize import can_dequantize, dequantize
 from inflight_engine.models.config import DecoderConfig, read_json
 from inflight_engine.models.gguf import GGUFFile, read_gguf
 from inflight_engine.models.source import ModelFiles
@@ -18,7 +19,7 @@ class WeightSource(Protocol):
     """Where a model's tensors come from, one at a time, so that no second copy of the model is ever in memory."""
 
     def get(self, name: str) -> torch.Tensor:
-        """The tensor of a Hugging Face parameter name, on CPU, in the file's dtype.
+        """The tensor of a Hugging Face parameter name, on CPU, in the file's dtype; float32 where that is quantized.
 
         Raises:
             ValueError: there is none; the message names it and the file.
@@ -79,7 +80,7 @@ class GGUFWeights:
 
     def get(self, name: str) -> torch.Tensor:
         gguf_name = self._find(name)
-        tensor = torch.from_numpy(self._gguf.read_tensor(gguf_name))
+        tensor = self._read(gguf_name)
         heads = self._heads.get(gguf_name.split(".")[-2])
         return tensor if heads is None else _rotate_half_order(tensor, heads)
 
@@ -89,6 +90,15 @@ class GGUFWeights:
     def part(self, name: str, dim: int, start: int, end: int) -> torch.Tensor:
         tensor = self.get(name)
         return tensor[start:end] if dim == 0 else tensor[:, start:end]
+
+    def _read(self, gguf_name: str) -> torch.Tensor:
+        info = self._gguf.tensors[gguf_name]
+        if info.ggml_type in _PLAIN:
+            plain = torch.from_numpy(self._gguf.raw(gguf_name)).view(_PLAIN[info.ggml_type])
+            return plain.reshape(info.shape)
+        if can_dequantize(info.ggml_type):
+            return dequantize(self._gguf.raw(gguf_name), info.ggml_type, info.shape)
+        return torch.from_numpy(self._gguf.read_tensor(gguf_name))
 
     def _find(self, name: str) -> str:
         gguf_name = _gguf_name(name)
@@ -103,6 +113,9 @@ def open_weights(files: ModelFiles, config: DecoderConfig) -> WeightSource:
         return GGUFWeights(read_gguf(files.gguf), config)
     return SafetensorsWeights(files.folder)
 
+
+_PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
+"""GGML types that are not quantized."""
 
 _GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
