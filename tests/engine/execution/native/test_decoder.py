@@ -1,0 +1,170 @@
+"""The forward pass in the CPU kernels: against transformers, against the torch forward pass, and against itself."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from inflight_engine.config import EngineConfig
+from inflight_engine.execution.attention.base import AttentionBatch, AttentionSpec, ChunkSpan
+from inflight_engine.execution.attention.cpu_native import CpuNativeBackend
+from inflight_engine.execution.load import load_model
+from inflight_engine.execution.native.decoder import NativeDecoder
+from inflight_engine.execution.native.library import KernelError
+from inflight_engine.execution.parallel import SingleProcess
+from inflight_engine.models.config import load_model_config
+from inflight_engine.models.llama import LlamaModel
+from inflight_engine.models.source import resolve
+from inflight_engine.request import SamplingParams
+from tests.engine.execution import tiny_model
+from tests.engine.execution.driver import Driver
+from tests.engine.execution.native.variants import VARIANTS, kernels, needs_kernels
+from tests.engine.execution.tiny_model import SWAP_SPACE, VOCAB, generate, make_model, prompts_for, tiny_runner
+
+pytestmark = needs_kernels
+# As in `tiny_model`, but with heads that the kernels take, and sizes that fill no panel and no group.
+SIZES = {"hidden_size": 66, "intermediate_size": 74, "head_dim": 16}
+BLOCK = 16
+CPU = torch.device("cpu")
+FASTEST = VARIANTS[0] if VARIANTS else "off"
+
+
+@pytest.fixture(autouse=True)
+def sizes(monkeypatch):
+    kinds = {kind: (family, options | SIZES) for kind, (family, options) in tiny_model.KINDS.items()}
+    monkeypatch.setattr(tiny_model, "KINDS", kinds)
+
+
+@pytest.mark.parametrize("kind", tiny_model.KINDS)
+@pytest.mark.parametrize("variant", [FASTEST, "off"])
+def test_tokens_equal_transformers(tmp_path, kind, variant):
+    check_tokens(tmp_path, kind, variant)
+
+
+@pytest.mark.parametrize("variant", VARIANTS[1:])
+def test_tokens_equal_transformers_in_every_variant(tmp_path, variant):
+    check_tokens(tmp_path, "qwen3", variant)
+
+
+def check_tokens(tmp_path, kind, variant):
+    model = make_model(tmp_path, kind)
+    prompts = prompts_for(random.Random(kind))
+    expected = [generate(model, prompt, 10) for prompt in prompts]
+    with kernels(variant):
+        runner = tiny_runner(tmp_path, block_size=BLOCK, swap_space=SWAP_SPACE)
+        assert runner.info.attention_backend == ("torch-sdpa" if variant == "off" else "cpu-native")
+        driver = Driver(runner, rng=random.Random(1))
+        assert driver.run(prompts, SamplingParams(max_tokens=10)) == expected
+        driver = Driver(runner, chunk=9, max_running=3, preempt_every=3, swap=True, rng=random.Random(2))
+        assert driver.run(prompts, SamplingParams(max_tokens=10)) == expected
+
+
+class Bench:
+    """A model and the attention it runs with, on sequences of their own blocks."""
+
+    def __init__(self, folder, dtype="float32", quantization="none", variant=FASTEST, native=True):
+        number_type = getattr(torch, dtype)
+        backend = "auto" if native else "torch-sdpa"
+        config = EngineConfig(str(folder), quantization=quantization, block_size=BLOCK, attention_backend=backend)
+        files = resolve(str(folder), "main")
+        model_config = load_model_config(files)
+        spec = AttentionSpec(model_config.shape, 64, BLOCK, number_type, number_type, CPU, 32, 512, 256)
+        with kernels(variant):
+            self.model = load_model(config, files, model_config, number_type, CPU, SingleProcess())
+            self.attention = CpuNativeBackend(spec)
+        assert isinstance(self.model, NativeDecoder if native else LlamaModel)
+
+    def logits(self, *steps):
+        """Of every token of the steps, each a list of (sequence, start, token ids)."""
+        return [self._step(chunks) for chunks in steps]
+
+    def _step(self, chunks):
+        ids, positions, slots, spans = [], [], [], []
+        for sequence, start, tokens in chunks:
+            at = np.arange(start, start + len(tokens))
+            blocks = np.arange(sequence * 8, sequence * 8 + -(-(start + len(tokens)) // BLOCK))
+            spans.append(ChunkSpan(len(ids), len(tokens), start, blocks))
+            slots += list(blocks[at // BLOCK] * BLOCK + at % BLOCK)
+            ids += tokens
+            positions += list(at)
+        no_decodes = np.zeros((0, 1), np.int64)
+        self.attention.prepare(AttentionBatch(np.array(slots), no_decodes, np.zeros(0, np.int64), tuple(spans)))
+        hidden = self.model.hidden_states(torch.tensor(ids), torch.tensor(positions), self.attention)
+        return self.model.logits(hidden).clone()
+
+
+def tokens(seed, count):
+    return [random.Random(seed).randrange(VOCAB) for _ in range(count)]
+
+
+@pytest.mark.parametrize("kind", ["llama-biases", "qwen3", "llama-mha-tied"])
+def test_logits_are_those_of_the_torch_forward_pass(tmp_path, kind):
+    make_model(tmp_path, kind)
+    step = [(0, 0, tokens(1, 60)), (1, 0, tokens(2, 7))]
+    [expected] = Bench(tmp_path, native=False).logits(step)
+    for variant in VARIANTS:
+        [found] = Bench(tmp_path, variant=variant).logits(step)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.std()))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "most"),
+    [("bfloat16", "none", 0.05), ("float32", "int8", 0.05), ("bfloat16", "int8", 0.07), ("float32", "int4", 0.5)],
+)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_fewer_bits_move_the_logits_no_further_than_this(tmp_path, dtype, quantization, most, variant):
+    """Share of the logits' spread, root mean square; the spread is that of random weights."""
+    make_model(tmp_path, "llama-gqa-untied")
+    step = [(0, 0, tokens(1, 60))]
+    [exact] = Bench(tmp_path, native=False).logits(step)
+    [found] = Bench(tmp_path, dtype, quantization, variant).logits(step)
+    distance = float((found - exact).pow(2).mean().sqrt() / exact.std())
+    assert 0 < distance < most
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization"), [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8"), ("float32", "int4")]
+)
+def test_a_token_is_the_same_bits_in_any_company_and_in_any_chunks(tmp_path, dtype, quantization):
+    make_model(tmp_path, "llama-biases")
+    mine, others = tokens(3, 100), [tokens(seed, 70) for seed in (4, 5)]
+    bench = Bench(tmp_path, dtype, quantization)
+    [whole] = bench.logits([(0, 0, mine)])
+    parts = bench.logits(
+        [(1, 0, others[0][:3]), (0, 0, mine[:40])],
+        [(0, 40, mine[40:41])],
+        [(0, 41, mine[41:99]), (1, 3, others[0][3:]), (2, 0, others[1])],
+        [(2, 70, [1]), (0, 99, mine[99:])],
+    )
+    rows = [parts[0][3:], parts[1], parts[2][:58], parts[3][1:]]
+    assert torch.equal(torch.cat(rows), whole)
+
+
+def test_what_the_model_does_not_have_is_refused(tmp_path):
+    make_model(tmp_path, "llama-mqa")
+    bench = Bench(tmp_path)
+    for chunk in [(0, 0, [VOCAB]), (0, 0, [-1]), (0, 256, [0])]:
+        with pytest.raises(KernelError):
+            bench.logits([chunk])
+
+
+def test_what_cannot_be_native_says_why(tmp_path):
+    make_model(tmp_path, "llama-mqa")
+    model_config = load_model_config(resolve(str(tmp_path), "main"))
+
+    def reason(dtype=torch.float32, device=CPU, **options):
+        config = EngineConfig(str(tmp_path), **{"block_size": BLOCK} | options)
+        return NativeDecoder.why_not(config, model_config, dtype, device)
+
+    assert reason() is None
+    assert "torch-sdpa" in reason(attention_backend="torch-sdpa")
+    assert "block_size" in reason(block_size=8)
+    assert "float16" in reason(dtype=torch.float16)
+    assert "tensor_parallel_size" in reason(tensor_parallel_size=2)
+    assert "CPU only" in reason(device=torch.device("cuda"))
+    with kernels("off"):
+        assert "off" in reason()
+        config = EngineConfig(str(tmp_path), quantization="int8")
+        with pytest.raises(ValueError, match=r"quantization int8.*off"):
+            load_model(config, resolve(str(tmp_path), "main"), model_config, torch.float32, CPU, SingleProcess())

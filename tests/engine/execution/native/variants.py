@@ -1,0 +1,32 @@
+"""Every compiled variant of the CPU kernels that runs here, one after the other in one process."""
+
+import contextlib
+import os
+
+import pytest
+
+from inflight_engine.execution.native.library import ENVIRONMENT, library, runnable_variants, team
+
+VARIANTS = runnable_variants()
+needs_kernels = pytest.mark.skipif(not VARIANTS, reason="no CPU kernels are compiled for this CPU")
+
+
+@contextlib.contextmanager
+def kernels(variant):
+    """Within, everything made uses this variant; `off`: none."""
+    before = os.environ.get(ENVIRONMENT)
+    os.environ[ENVIRONMENT] = variant
+    forget()
+    try:
+        yield library()
+    finally:
+        if before is None:
+            del os.environ[ENVIRONMENT]
+        else:
+            os.environ[ENVIRONMENT] = before
+        forget()
+
+
+def forget():
+    library.cache_clear()
+    team.cache_clear()
