@@ -6,11 +6,20 @@ import logging
 
 from inflight_engine.execution.attention.base import AttentionBackend, AttentionSpec
 from inflight_engine.execution.attention.cpu_native import CpuNativeBackend
+from inflight_engine.execution.attention.flash_attn import FlashAttnBackend
 from inflight_engine.execution.attention.torch_sdpa import TorchSdpaBackend
+from inflight_engine.execution.attention.torch_varlen import TorchVarlenBackend
+from inflight_engine.execution.attention.triton_paged import TritonBackend
 
 log = logging.getLogger(__name__)
 
-BACKENDS: tuple[type[AttentionBackend], ...] = (CpuNativeBackend, TorchSdpaBackend)
+BACKENDS: tuple[type[AttentionBackend], ...] = (
+    FlashAttnBackend,
+    TorchVarlenBackend,
+    TritonBackend,
+    CpuNativeBackend,
+    TorchSdpaBackend,
+)
 
 
 def choose_backend(name: str, spec: AttentionSpec) -> type[AttentionBackend]:

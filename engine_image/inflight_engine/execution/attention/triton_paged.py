@@ -1,0 +1,110 @@
+"""Paged attention by our own Triton kernels, which need nothing but torch and Triton."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from inflight_engine.execution.attention.base import AttentionSpec
+from inflight_engine.execution.attention.gpu_step import GpuStep
+from inflight_engine.execution.attention.paged_gpu import PagedGpuBackend, why_no_triton
+from inflight_engine.execution.attention.triton_tiles import SplitPlan, decode_tiles, prefill_tiles, split_plan
+
+_INTERPRETED_MULTIPROCESSORS = 8
+"""On CPU there are none; few enough that both one program and several share a sequence."""
+_INTERPRETED_SHARED_MEMORY = 228 << 10
+
+
+class TritonBackend(PagedGpuBackend):
+    """See the module. On CPU it runs in Triton's interpreter only, which is for tests."""
+
+    name = "triton"
+    _full_table = False
+
+    @classmethod
+    def why_not(cls, spec: AttentionSpec) -> str | None:
+        if spec.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+            return "it needs a GPU"
+        if spec.shape.head_dim > 256:
+            return f"it has heads of up to 256 dimensions, not {spec.shape.head_dim}"
+        if spec.shape.num_heads // spec.shape.num_kv_heads > 128:
+            return "more than 128 query heads share a key/value head"
+        return why_no_triton(spec)
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        from inflight_engine.execution.attention.triton_decode import decode
+        from inflight_engine.execution.attention.triton_prefill import prefill
+
+        shape = spec.shape
+        self._group = shape.num_heads // shape.num_kv_heads
+        self._num_multiprocessors, shared_memory = _chip(spec.device)
+        tile_arguments = (shape.head_dim, self._group, spec.dtype.itemsize, shared_memory)
+        self._decode_tiles = decode_tiles(*tile_arguments)
+        self._prefill_tiles = prefill_tiles(*tile_arguments)
+        super().__init__(spec)
+        self._decode, self._prefill = decode, prefill
+        self._softcap = shape.softcap or 0.0
+        # What the programs that share a sequence found; at one address for all graphs, which never run at once.
+        shares = max(rows * self._plan(rows).num_splits for rows in range(1, spec.max_num_seqs + 1)) * shape.num_heads
+        self._partials = torch.empty(shares * shape.head_dim, dtype=torch.float32, device=spec.device)
+        self._partial_stats = torch.empty(shares * 2, dtype=torch.float32, device=spec.device)
+
+    def _tile_queries(self) -> int:
+        return self._prefill_tiles.queries(self._group)
+
+    def _plan(self, rows: int) -> SplitPlan:
+        spec = self._spec
+        return split_plan(
+            rows,
+            spec.shape.num_kv_heads,
+            self._num_multiprocessors,
+            spec.max_model_len,
+            self._decode_tiles.keys,
+            spec.batch_invariant,
+        )
+
+    def _attend(self, layer: int, queries: torch.Tensor, step: GpuStep) -> torch.Tensor:
+        cache, window = self._cache[layer], self._spec.shape.sliding_windows[layer] or 0
+        num_tokens, heads, head_dim = queries.shape
+        out = queries.new_empty(num_tokens, heads * head_dim)
+        if step.num_rows:
+            self._decode(
+                queries,
+                cache,
+                step.block_table,
+                step.table_width,
+                step.context_lens,
+                out,
+                self._partials,
+                self._partial_stats,
+                rows=step.num_rows,
+                scale=self._scale,
+                window=window,
+                softcap=self._softcap,
+                plan=self._plan(step.num_rows),
+                tiles=self._decode_tiles,
+            )
+        if step.num_chunks:
+            self._prefill(
+                queries,
+                cache,
+                step.block_table,
+                step.table_width,
+                step.query_tiles,
+                out,
+                scale=self._scale,
+                window=window,
+                softcap=self._softcap,
+                invariant=self._spec.batch_invariant,
+                tiles=self._prefill_tiles,
+            )
+        return out
+
+
+def _chip(device: torch.device) -> tuple[int, int]:
+    """(multiprocessors, bytes of shared memory that a program can have)."""
+    if device.type != "cuda":
+        return _INTERPRETED_MULTIPROCESSORS, _INTERPRETED_SHARED_MEMORY
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, properties.shared_memory_per_block_optin

@@ -1,0 +1,220 @@
+"""The Triton backend in Triton's interpreter against plain float32 attention. `test_triton_interpreted` runs this file
+in a process of its own, because whether Triton interprets is settled when it is imported."""
+
+import random
+
+import pytest
+import torch
+
+from inflight_engine.execution.attention.triton_paged import TritonBackend
+from inflight_engine.execution.attention.triton_tiles import Tiles
+from tests.engine.execution.attention.reference import Workload, make_spec
+
+TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3}
+
+
+def small_tiles(backend):
+    """Tiles so small that short sequences have many of them."""
+    group = backend._group
+    backend._decode_tiles = backend._prefill_tiles = Tiles(rows=16, keys=16, num_warps=4, num_stages=1)
+    backend._staging._tile_queries = backend._prefill_tiles.queries(group)
+
+
+def make_backend(spec, poison=True):
+    assert TritonBackend.why_not(spec) is None
+    backend = TritonBackend(spec)
+    if poison:  # nothing that was not written may be looked at
+        backend._cache.fill_(float("nan"))
+    return backend
+
+
+def check(workload, results, decodes, chunks):
+    tolerance = TOLERANCES[workload.spec.dtype]
+    for layer, result in enumerate(results):
+        row = 0
+        for sequence, position in decodes.items():
+            expected = workload.expected(layer, sequence, [position])
+            torch.testing.assert_close(result[row : row + 1].float(), expected, atol=tolerance, rtol=tolerance)
+            row += 1
+        for sequence, (start, length) in chunks.items():
+            expected = workload.expected(layer, sequence, range(start, start + length))
+            torch.testing.assert_close(result[row : row + length].float(), expected, atol=tolerance, rtol=tolerance)
+            row += length
+
+
+def run_mixed_steps(spec, tiles=None):
+    """Prompts in chunks of many sizes, beside decodes, until all sequences are through."""
+    rng = random.Random(7)
+    lengths = [2, 19, 43]
+    workload = Workload(spec, lengths)
+    backend = make_backend(spec)
+    if tiles is not None:
+        tiles(backend)
+    computed = [0] * len(lengths)
+    prompts = [1, 17, 40]
+    while computed != lengths:
+        decodes = {s: n for s, n in enumerate(computed) if prompts[s] <= n < lengths[s]}
+        chunks = {}
+        for sequence, n in enumerate(computed):
+            if n < prompts[sequence] and (rng.random() < 0.7 or not decodes):
+                chunks[sequence] = (n, rng.randint(1, prompts[sequence] - n))
+        check(workload, workload.step(backend, decodes, chunks), decodes, chunks)
+        for sequence in decodes:
+            computed[sequence] += 1
+        for sequence, (_, length) in chunks.items():
+            computed[sequence] += length
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"heads": 6, "kv_heads": 2},
+        {"heads": 3, "kv_heads": 3, "head_dim": 16},
+        {"heads": 7, "kv_heads": 1, "head_dim": 80, "block_size": 48},
+        {"heads": 4, "kv_heads": 2, "head_dim": 96, "scale": 0.3},
+        {"heads": 4, "kv_heads": 2, "head_dim": 128, "block_size": 256, "num_blocks": 6},
+        {"heads": 2, "kv_heads": 2, "head_dim": 256},
+        {"windows": (11,), "head_dim": 32},
+        {"windows": (1, 25), "layers": 2, "head_dim": 16, "softcap": 3.0},
+        {"softcap": 0.7, "scale": 0.5, "head_dim": 32},
+        {"dtype": torch.float16, "head_dim": 32},
+        {"cache_dtype": torch.float8_e4m3fn, "head_dim": 32},
+        {"dtype": torch.float16, "cache_dtype": torch.float8_e4m3fn, "head_dim": 32, "windows": (20,)},
+        {"batch_invariant": True, "windows": (20,), "head_dim": 32},
+    ],
+    ids=str,
+)
+def test_mixed_steps_equal_plain_attention(options):
+    run_mixed_steps(make_spec(**options), small_tiles)
+
+
+def test_a_decode_split_over_programs_equals_plain_attention():
+    spec = make_spec(heads=4, kv_heads=1, head_dim=32, max_model_len=4096, max_num_seqs=4, num_blocks=80)
+    workload = Workload(spec, [300, 1, 129, 600])
+    backend = make_backend(spec)
+    chunks = {sequence: (0, len(data.keys[0]) - 1) for sequence, data in enumerate(workload.sequences)}
+    del chunks[1]
+    fill(workload, backend, chunks)
+    decodes = {3: 599, 1: 0, 0: 299, 2: 128}
+    assert backend._plan(4).num_splits > 1
+    check(workload, workload.step(backend, decodes, {}), decodes, {})
+
+
+def fill(workload, backend, chunks):
+    """Put the chunks' keys and values into the cache without attending."""
+    batch = workload.batch({}, chunks)
+    for layer in range(workload.spec.shape.num_layers):
+        keys, values = (workload._packed(layer, name, {}, chunks, 0) for name in ("keys", "values"))
+        blocks, offsets = batch.kv_slots // workload.spec.block_size, batch.kv_slots % workload.spec.block_size
+        backend._cache[layer][blocks, 0, :, offsets] = keys.to(backend._cache.dtype)
+        backend._cache[layer][blocks, 1, :, offsets] = values.to(backend._cache.dtype)
+
+
+@pytest.mark.parametrize("window", [None, 70])
+def test_batch_invariant_results_are_the_same_bits_in_any_company_and_any_chunks(window):
+    spec = make_spec(
+        head_dim=16,
+        windows=(window,),
+        max_model_len=4096,
+        num_blocks=100,
+        batch_invariant=True,
+        max_num_batched_tokens=99,
+    )
+    workload = Workload(spec, [1, 200, 33, 1100])
+    alone, together = make_backend(spec), make_backend(spec)
+    for backend in (alone, together):
+        small_tiles(backend)
+        fill(workload, backend, {1: (0, 199), 2: (0, 32), 3: (0, 1099)})
+    company = workload.step(together, {0: 0, 1: 199, 2: 32, 3: 1099}, {})[0]
+    for row, (sequence, position) in enumerate({0: 0, 1: 199, 2: 32, 3: 1099}.items()):
+        (result,) = workload.step(alone, {sequence: position}, {})
+        assert torch.equal(result[0], company[row])
+    (whole,) = workload.step(alone, {}, {1: (100, 99)})
+    (first,) = workload.step(together, {}, {1: (100, 27)})
+    (rest,) = workload.step(together, {0: 0}, {1: (127, 72)})
+    assert torch.equal(torch.cat([first, rest[1:]]), whole)
+
+
+def test_padded_rows_are_not_written_and_change_nothing():
+    spec = make_spec(head_dim=16, layers=2)
+    workload = Workload(spec, [20, 35])
+    backend, padded = make_backend(spec), make_backend(spec)
+    for each in (backend, padded):
+        workload.step(each, {}, {0: (0, 19), 1: (0, 34)})
+    before = padded._cache.clone()
+    expected = workload.step(backend, {0: 19, 1: 34}, {})
+    results = workload.step(padded, {0: 19, 1: 34}, {}, num_padded=5)
+    for layer in range(2):
+        # Their queries are NaN, which must reach nobody.
+        torch.testing.assert_close(results[layer][:2], expected[layer], atol=1e-6, rtol=1e-6)
+    changed = (padded._cache != before) & ~(padded._cache.isnan() & before.isnan())
+    assert int(changed.sum()) == 2 * 2 * 2 * 2 * 16  # layers, sequences, keys and values, heads, dimensions
+
+
+def test_a_forward_of_the_same_rows_finds_its_numbers_at_the_same_addresses():
+    spec = make_spec(head_dim=16)
+    workload = Workload(spec, [2, 100, 30])
+    backend = make_backend(spec)
+
+    def addresses(decodes, num_padded):
+        backend.prepare(workload.batch(decodes, {}), num_padded)
+        step = backend._step
+        names = ("table_width", "context_lens", "kv_slots", "block_table")
+        return [getattr(step, name).data_ptr() for name in names]
+
+    short = addresses({0: 1}, 2)
+    backend.prepare(workload.batch({1: 99}, {2: (3, 20)}))
+    assert addresses({1: 99, 2: 29}, 1) == short
+
+
+def test_blocks_copied_out_and_in_again_hold_the_same_bytes():
+    spec = make_spec(head_dim=16, layers=2, cache_dtype=torch.float8_e4m3fn)
+    workload = Workload(spec, [40])
+    backend = make_backend(spec)
+    workload.step(backend, {}, {0: (0, 39)})
+    block_bytes = spec.shape.kv_bytes_per_token(1) * spec.block_size
+    host = torch.zeros(4, block_bytes, dtype=torch.uint8)
+    ids = workload.sequences[0].block_ids.tolist()
+    backend.copy_out(ids, host, [3, 0, 1])
+    free = [block for block in range(spec.num_blocks) if block not in ids][:3]
+    backend.copy_in(host, [3, 0, 1], free)
+    workload.sequences[0].block_ids[:] = free
+    decodes = {0: 39}
+    check(workload, workload.step(backend, decodes, {}), decodes, {})
+
+
+def test_fp8_keeps_what_is_out_of_its_range_as_its_largest():
+    spec = make_spec(head_dim=16, cache_dtype=torch.float8_e4m3fn)
+    workload = Workload(spec, [3])
+    workload.sequences[0].keys.fill_(1e4)
+    workload.sequences[0].values.fill_(-1e4)
+    backend = make_backend(spec)
+    workload.step(backend, {}, {0: (0, 3)})
+    block = backend._cache[0, workload.sequences[0].block_ids[0], :, :, :3].float()
+    assert (block[0] == 448).all()
+    assert (block[1] == -448).all()
+
+
+def test_keys_and_values_may_be_parts_of_one_projection():
+    spec = make_spec(heads=2, kv_heads=2, head_dim=16)
+    workload = Workload(spec, [9])
+    backend = make_backend(spec)
+    backend.prepare(workload.batch({}, {0: (0, 9)}))
+    data = workload.sequences[0]
+    projection = torch.cat([data.queries[0], data.keys[0], data.values[0]], dim=1)  # [9, 6, 16]
+    result = backend.forward(0, projection[:, :2], projection[:, 2:4], projection[:, 4:]).view(9, 2, 16)
+    torch.testing.assert_close(result, workload.expected(0, 0, range(9)), atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["llama-gqa-untied", "qwen3"])
+def test_the_runner_gives_transformers_tokens(tmp_path, kind):
+    from inflight_engine.request import SamplingParams
+    from tests.engine.execution.driver import Driver
+    from tests.engine.execution.tiny_model import SWAP_SPACE, generate, make_model, tiny_runner
+
+    model = make_model(tmp_path, kind)
+    prompts = [[5, 6, 7], [11] * 2 + [3, 9, 40, 2] * 5]
+    runner = tiny_runner(tmp_path, attention_backend="triton", block_size=16, swap_space=SWAP_SPACE)
+    assert runner.info.attention_backend == "triton"
+    driver = Driver(runner, chunk=15, max_running=2, preempt_every=3, swap=True, rng=random.Random(2))
+    assert driver.run(prompts, SamplingParams(max_tokens=4)) == [generate(model, prompt, 4) for prompt in prompts]

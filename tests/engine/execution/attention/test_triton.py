@@ -1,0 +1,21 @@
+"""The Triton kernels, each way in a process of its own: whether Triton interprets is settled when it is imported."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize(("file", "interpreted"), [("interpreted_triton.py", "1"), ("compiled_triton.py", "0")])
+def test_in_a_process_of_its_own(file, interpreted):
+    command = [sys.executable, "-m", "pytest", str(HERE / file), "-x", "-p", "no:cacheprovider"]
+    environment = os.environ | {"TRITON_INTERPRET": interpreted}
+    result = subprocess.run(
+        command, env=environment, cwd=HERE.parents[3], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert result.returncode == 0, result.stdout
+    assert " passed" in result.stdout
