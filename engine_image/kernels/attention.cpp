@@ -59,9 +59,10 @@ struct Job {
     return context_of(sequence.start + unit.first_query + row / group, window);
   }
   int64_t head_bytes() const { return cache.head_dim * cache.block_size * cache.element_bytes; }
-  int64_t block_bytes() const { return 2 * cache.num_kv_heads * head_bytes(); }
-  const uint8_t* keys() const { return layer + kv_head * head_bytes(); }
-  const uint8_t* values() const { return layer + (cache.num_kv_heads + kv_head) * head_bytes(); }
+  // The kv head's part of a block: its keys, then its values.
+  const uint8_t* block(int64_t id) const {
+    return layer + (id * cache.num_kv_heads + kv_head) * 2 * head_bytes();
+  }
 };
 
 uint8_t* layer_of(const KVCache& cache, int layer) {
@@ -69,37 +70,46 @@ uint8_t* layer_of(const KVCache& cache, int layer) {
                           cache.element_bytes;
 }
 
-// Scores of tokens lo .. hi - 1 and what fills the registers up; lo is a multiple of kLanes.
-template <class Element, int ROWS>
-void score_rows(const Job& job, const float* queries, int64_t lo, int64_t hi, float* scores) {
+void find_columns(const Job& job, int64_t piece, Columns* columns) {
   const KVCache& cache = job.cache;
-  const int64_t stride = cache.block_size * 4;
-  const int64_t num_vectors = (hi - lo + kLanes - 1) / kLanes;
-  const uint8_t* keys[kPiece / kLanes + kTileVectors];
-  const uint8_t* last = nullptr;
-  for (int64_t v = 0; v < num_vectors; v++) {
-    const int64_t token = lo + v * kLanes;
-    keys[v] = last = job.keys() + job.sequence.block_ids[token / cache.block_size] * job.block_bytes() +
-                     token % cache.block_size * 4;
+  const int64_t pair = 4 / cache.element_bytes, lo = piece * kPiece;
+  const int64_t hi = std::min(lo + kPiece, job.context(job.num_rows() - 1).hi);
+  columns->key_stride = cache.block_size * 4;
+  columns->head_dim = cache.head_dim;
+  columns->num_steps = cache.head_dim / pair;
+  const int64_t* block_id = job.sequence.block_ids + lo / cache.block_size;
+  int64_t offset = lo % cache.block_size;
+  const uint8_t *keys = nullptr, *values = nullptr;
+  int64_t column = 0;
+  for (int64_t token = lo; token < hi; token += kLanes, column++) {
+    const uint8_t* block = job.block(*block_id);
+    columns->keys[column] = keys = block + offset * 4;
+    columns->values[column] = values = block + job.head_bytes() + offset / pair * cache.head_dim * 4;
+    offset += kLanes;
+    if (offset == cache.block_size) block_id++, offset = 0;
   }
-  for (int v = 0; v < kTileVectors; v++) keys[num_vectors + v] = last;
-  int64_t v = 0;
-  for (; v + kTileVectors <= num_vectors; v += kTileVectors)
-    score_tile<Element, ROWS, kTileVectors>(queries, cache.head_dim, keys + v, stride, keys + v + kTileVectors,
-                                            scores + v * kLanes, kPiece);
-  for (; v < num_vectors; v++)
-    score_tile<Element, ROWS, 1>(queries, cache.head_dim, keys + v, stride, keys + v + 1, scores + v * kLanes, kPiece);
+  columns->num_columns = column;
+  for (const int64_t end = column + kTileVectors; column < end; column++)
+    columns->keys[column] = keys, columns->values[column] = values;
 }
 
 template <class Element, int ROWS>
-void value_rows(const Job& job, const float* weights, int64_t lo, int64_t hi, float* mixed) {
-  const int64_t head_dim = job.cache.head_dim;
-  const ValueBlocks blocks{job.values(), job.block_bytes(), job.sequence.block_ids, job.cache.block_size};
+void score_rows(const float* queries, const Columns& columns, int64_t begin, int64_t end, float* scores) {
+  int64_t column = begin / kLanes;
+  const int64_t end_column = (end + kLanes - 1) / kLanes;
+  for (; column + kTileVectors <= end_column; column += kTileVectors)
+    score_tile<Element, ROWS, kTileVectors>(queries, columns, column, scores);
+  for (; column < end_column; column++) score_tile<Element, ROWS, 1>(queries, columns, column, scores);
+}
+
+template <class Element, int ROWS>
+void value_rows(const float* weights, const Columns& columns, int64_t begin, int64_t end, KeyFetcher* next_keys,
+                float* mixed) {
   int64_t d = 0;
-  for (; d + kTileVectors * kLanes <= head_dim; d += kTileVectors * kLanes)
-    value_tile<Element, ROWS, kTileVectors>(weights, kPiece, blocks, lo, hi, head_dim, d, mixed);
-  for (; d < head_dim; d += kLanes)
-    value_tile<Element, ROWS, 1>(weights, kPiece, blocks, lo, hi, head_dim, d, mixed);
+  for (; d + kTileVectors * kLanes <= columns.head_dim; d += kTileVectors * kLanes)
+    value_tile<Element, ROWS, kTileVectors>(weights, columns, begin, end, d, next_keys, mixed);
+  for (; d < columns.head_dim; d += kLanes)
+    value_tile<Element, ROWS, 1>(weights, columns, begin, end, d, next_keys, mixed);
 }
 
 INFLIGHT_INLINE f32v tanh(f32v x) {
@@ -113,27 +123,26 @@ INFLIGHT_INLINE f32v tanh(f32v x) {
   return (x < 0.625f) & (x > -0.625f) ? near : far;
 }
 
-// One row's scores of tokens base .. base + count - 1 become weights relative to the greatest; 0 outside its context.
-// Gives that greatest score and the weights' sum. The context holds at least one of the tokens.
-void softmax(float* scores, int64_t base, int64_t count, Context context, float softcap, float* top, float* total) {
+// One row's scores of tokens begin .. end - 1 of a piece become weights relative to the greatest; 0 outside its
+// context, which is given relative to the piece too. Gives that greatest score and the weights' sum. The context holds
+// at least one of the tokens; begin and end are multiples of kLanes.
+void softmax(float* scores, int64_t begin, int64_t end, Context context, float softcap, float* top, float* total) {
   i32v lane;
   for (int i = 0; i < kLanes; i++) lane[i] = i;
-  const int32_t lo = int32_t(std::max(context.lo - base, int64_t(0)));
-  const int32_t hi = int32_t(std::min(context.hi - base, count));
   f32v greatest = splat(kMinusInfinity);
-  for (int32_t i = 0; i < count; i += kLanes) {
+  for (int64_t i = begin; i < end; i += kLanes) {
     f32v x = load<f32v>(scores + i);
     if (softcap > 0) x = softcap * tanh(x);
-    if (i < lo || i + kLanes > hi) {
-      const i32v position = lane + i;
-      x = ((position >= lo) & (position < hi)) ? x : splat(kMinusInfinity);
+    if (i < context.lo || i + kLanes > context.hi) {
+      const i32v token = lane + int32_t(i);
+      x = ((token >= int32_t(context.lo)) & (token < int32_t(context.hi))) ? x : splat(kMinusInfinity);
     }
     greatest = max(x, greatest);
     store(scores + i, x);
   }
   *top = reduce_max(greatest);
   f32v sum = {};
-  for (int32_t i = 0; i < count; i += kLanes) {
+  for (int64_t i = begin; i < end; i += kLanes) {
     const f32v weight = exp(load<f32v>(scores + i) - *top);
     sum += weight;
     store(scores + i, weight);
@@ -152,7 +161,7 @@ __attribute__((noinline)) void fold(Row row, const float* mixed, float top, floa
   *row.top = greatest;
 }
 
-void begin(Row row, const float* mixed, float top, float total, int64_t head_dim) {
+void start(Row row, const float* mixed, float top, float total, int64_t head_dim) {
   std::copy(mixed, mixed + head_dim, row.mixed);
   *row.top = top;
   *row.total = total;
@@ -163,60 +172,70 @@ int64_t first_piece(Context context) { return context.lo / kPiece; }
 
 // Rows first .. first + ROWS - 1 over one piece.
 template <class Element, int ROWS>
-void attend_rows(const Job& job, const Scratch& scratch, int64_t piece, int64_t first) {
-  const int64_t head_dim = job.cache.head_dim;
-  const int64_t piece_lo = piece * kPiece, piece_hi = piece_lo + kPiece;
+void attend_rows(const Job& job, const Scratch& scratch, int64_t piece, int64_t first, const Columns& columns,
+                 KeyFetcher next_keys) {
+  const int64_t head_dim = job.cache.head_dim, base = piece * kPiece;
   // Contexts grow with the rows: the first row's begins first, the last row's ends last.
-  const int64_t lo = std::max(job.context(first).lo, piece_lo) / kLanes * kLanes;
-  const int64_t hi = std::min(job.context(first + ROWS - 1).hi, piece_hi);
-  if (lo >= hi) return;
-  score_rows<Element, ROWS>(job, scratch.queries + first * head_dim, lo, hi, scratch.weights);
-  const int64_t count = (hi - lo + kLanes - 1) / kLanes * kLanes;
+  const int64_t begin = std::max(job.context(first).lo - base, int64_t(0)) / kLanes * kLanes;
+  const int64_t end = std::min(job.context(first + ROWS - 1).hi - base, kPiece);
+  if (begin >= end) return;
+  score_rows<Element, ROWS>(scratch.queries + first * head_dim, columns, begin, end, scratch.weights);
+  const int64_t whole_end = (end + kLanes - 1) / kLanes * kLanes;
   float top[ROWS], total[ROWS];
+  bool sees[ROWS];
   for (int r = 0; r < ROWS; r++) {
-    const Context context = job.context(first + r);
+    const Context context = job.context(first + r), here{context.lo - base, context.hi - base};
     float* weights = scratch.weights + r * kPiece;
-    if (context.hi <= piece_lo || context.lo >= piece_hi)
-      std::fill(weights, weights + count, 0.0f);
+    sees[r] = here.lo < kPiece && here.hi > 0;
+    if (sees[r])
+      softmax(weights, begin, whole_end, here, job.cache.softcap, &top[r], &total[r]);
     else
-      softmax(weights, lo, count, context, job.cache.softcap, &top[r], &total[r]);
+      std::fill(weights + begin, weights + whole_end, 0.0f);
   }
-  value_rows<Element, ROWS>(job, scratch.weights, lo, hi, scratch.piece_mixed);
+  value_rows<Element, ROWS>(scratch.weights, columns, begin, end, &next_keys, scratch.piece_mixed);
   for (int r = 0; r < ROWS; r++) {
-    const Context context = job.context(first + r);
-    if (context.hi <= piece_lo || context.lo >= piece_hi) continue;
+    if (!sees[r]) continue;
     const int64_t i = first + r;
     const Row row{scratch.mixed + i * head_dim, scratch.top + i, scratch.total + i};
     const float* mixed = scratch.piece_mixed + r * head_dim;
-    if (piece == job.unit.first_piece || piece == first_piece(context))
-      begin(row, mixed, top[r], total[r], head_dim);
+    if (piece == job.unit.first_piece || piece == first_piece(job.context(i)))
+      start(row, mixed, top[r], total[r], head_dim);
     else
       fold(row, mixed, top[r], total[r], head_dim);
   }
 }
 
 template <class Element>
-void attend_rows(const Job& job, const Scratch& scratch, int64_t piece, int64_t first, int64_t count) {
+void attend_rows(const Job& job, const Scratch& scratch, int64_t piece, int64_t first, int64_t count,
+                 const Columns& columns, const KeyFetcher& next) {
   static_assert(kMostRows == 6);
   switch (count) {
-    case 1: return attend_rows<Element, 1>(job, scratch, piece, first);
-    case 2: return attend_rows<Element, 2>(job, scratch, piece, first);
-    case 3: return attend_rows<Element, 3>(job, scratch, piece, first);
-    case 4: return attend_rows<Element, 4>(job, scratch, piece, first);
-    case 5: return attend_rows<Element, 5>(job, scratch, piece, first);
-    case 6: return attend_rows<Element, 6>(job, scratch, piece, first);
+    case 1: return attend_rows<Element, 1>(job, scratch, piece, first, columns, next);
+    case 2: return attend_rows<Element, 2>(job, scratch, piece, first, columns, next);
+    case 3: return attend_rows<Element, 3>(job, scratch, piece, first, columns, next);
+    case 4: return attend_rows<Element, 4>(job, scratch, piece, first, columns, next);
+    case 5: return attend_rows<Element, 5>(job, scratch, piece, first, columns, next);
+    case 6: return attend_rows<Element, 6>(job, scratch, piece, first, columns, next);
   }
 }
 
-void attend_unit(const Job& job, const Scratch& scratch) {
+// after: what the thread does next, or the same once more.
+void attend_unit(const Job& job, const Job& after, const Scratch& scratch) {
   const int64_t num_rows = job.num_rows(), num_tiles = (num_rows + kMostRows - 1) / kMostRows;
-  for (int64_t piece = job.unit.first_piece; piece < job.unit.end_piece; piece++) {
+  Columns columns[2];
+  Columns *here = &columns[0], *next = &columns[1];
+  find_columns(job, job.unit.first_piece, here);
+  for (int64_t piece = job.unit.first_piece; piece < job.unit.end_piece; piece++, std::swap(here, next)) {
+    if (piece + 1 < job.unit.end_piece)
+      find_columns(job, piece + 1, next);
+    else
+      find_columns(after, after.unit.first_piece, next);
     for (int64_t tile = 0; tile < num_tiles; tile++) {
-      const int64_t first = num_rows * tile / num_tiles, end = num_rows * (tile + 1) / num_tiles;
+      const int64_t first = num_rows * tile / num_tiles, count = num_rows * (tile + 1) / num_tiles - first;
       if (job.cache.element_bytes == 2)
-        attend_rows<BFloat16>(job, scratch, piece, first, end - first);
+        attend_rows<BFloat16>(job, scratch, piece, first, count, *here, KeyFetcher(*next));
       else
-        attend_rows<Float32>(job, scratch, piece, first, end - first);
+        attend_rows<Float32>(job, scratch, piece, first, count, *here, KeyFetcher(*next));
     }
   }
 }
@@ -257,7 +276,7 @@ Row partial(AttentionStep* step, int64_t row) {
 void leave_partials(const Job& job, const Scratch& scratch, const Split& split, AttentionStep* step) {
   const int64_t head_dim = job.cache.head_dim;
   for (int64_t r = 0; r < job.num_rows(); r++)
-    begin(partial(step, partial_row(job, split, job.unit.first_piece, r)), scratch.mixed + r * head_dim,
+    start(partial(step, partial_row(job, split, job.unit.first_piece, r)), scratch.mixed + r * head_dim,
           scratch.top[r], scratch.total[r], head_dim);
 }
 
@@ -270,7 +289,7 @@ void fold_partials(const Job& job, const Scratch& scratch, const Split& split, A
     for (int64_t piece = first_piece(context); piece * kPiece < context.hi; piece++) {
       const Row part = partial(step, partial_row(job, split, piece, r));
       if (piece == first_piece(context))
-        begin(row, part.mixed, *part.top, *part.total, head_dim);
+        start(row, part.mixed, *part.top, *part.total, head_dim);
       else
         fold(row, part.mixed, *part.top, *part.total, head_dim);
     }
@@ -327,8 +346,9 @@ void write_kv(const AttentionStep* step, int layer, const float* k, const float*
     uint8_t* block = data + slot / cache.block_size * 2 * cache.num_kv_heads * head_bytes;
     for (int64_t head = 0; head < cache.num_kv_heads; head++) {
       const int64_t column = token * stride + head * cache.head_dim;
-      write_keys(cache, block + head * head_bytes, offset, k + column);
-      write_values(cache, block + (cache.num_kv_heads + head) * head_bytes, offset, v + column);
+      uint8_t* keys = block + head * 2 * head_bytes;
+      write_keys(cache, keys, offset, k + column);
+      write_values(cache, keys + head_bytes, offset, v + column);
     }
   }
 }
@@ -338,16 +358,21 @@ void attend(AttentionStep* step, int layer, const float* q, int64_t q_stride, fl
   Plan& plan = step->plan_of(layer);
   const Scratch scratch(step->scratch(tid), step->tile_queries * step->group, cache.head_dim);
   const int64_t num_jobs = int64_t(plan.units.size()) * cache.num_kv_heads;
-  for (int64_t taken; (taken = step->team->take()) < num_jobs;) {
-    const Unit& unit = plan.units[taken / cache.num_kv_heads];
-    const Job job{cache,       step->sequences[unit.sequence], unit, plan.window, step->group, layer_of(cache, layer),
-                  taken % cache.num_kv_heads};
+  const auto job_of = [&](int64_t number) {
+    const Unit& unit = plan.units[number / cache.num_kv_heads];
+    return Job{cache,       step->sequences[unit.sequence], unit,                        plan.window,
+               step->group, layer_of(cache, layer),         number % cache.num_kv_heads};
+  };
+  // Each thread takes its next job early, so that it can bring what that begins with nearer in time.
+  for (int64_t number = step->team->take(), next; number < num_jobs; number = next) {
+    next = step->team->take();
+    const Job job = job_of(number);
     gather(job, q, q_stride, scratch.queries);
-    attend_unit(job, scratch);
-    if (unit.split >= 0) {
-      const Split& split = plan.splits[unit.split];
+    attend_unit(job, job_of(next < num_jobs ? next : number), scratch);
+    if (job.unit.split >= 0) {
+      const Split& split = plan.splits[job.unit.split];
       leave_partials(job, scratch, split, step);
-      int32_t* num_finished = &plan.num_finished[unit.split * cache.num_kv_heads + job.kv_head];
+      int32_t* num_finished = &plan.num_finished[job.unit.split * cache.num_kv_heads + job.kv_head];
       if (__atomic_add_fetch(num_finished, 1, __ATOMIC_ACQ_REL) < split.num_pieces) continue;
       *num_finished = 0;
       fold_partials(job, scratch, split, step);

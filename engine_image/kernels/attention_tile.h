@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "attention_plan.h"
 #include "simd.h"
 
 namespace inflight {
@@ -26,18 +27,58 @@ struct BFloat16 {
   }
 };
 
-// scores[r][v] = q[r] . keys of kLanes tokens at keys[v], for ROWS rows and VECTORS registers of tokens.
+// One kv head's part of a piece of context, in columns of kLanes tokens.
+struct Columns {
+  const uint8_t* keys[kPiece / kLanes + kTileVectors];  // past the last, the last again
+  const uint8_t* values[kPiece / kLanes + kTileVectors];
+  int64_t num_columns;
+  int64_t key_stride;  // bytes from a (pair of) dimensions to the next
+  int64_t head_dim, num_steps;  // num_steps: (pairs of) dimensions
+};
+
+// Brings the keys of columns into the second-level cache, some at each call.
+class KeyFetcher {
+ public:
+  explicit KeyFetcher(const Columns& columns)
+      : column_(columns.keys), last_(columns.keys + columns.num_columns - 1), at_(*column_), left_(columns.num_steps),
+        stride_(columns.key_stride), num_steps_(columns.num_steps) {}
+
+  template <int COUNT>
+  INFLIGHT_INLINE void fetch() {
+    for (int i = 0; i < COUNT; i++) prefetch_far(at_ + i * stride_);
+    at_ += COUNT * stride_;
+    left_ -= COUNT;
+    if (left_ == 0) {
+      if (column_ < last_) column_++;
+      at_ = *column_;
+      left_ = num_steps_;
+    }
+  }
+
+ private:
+  const uint8_t* const* column_;
+  const uint8_t* const* last_;
+  const uint8_t* at_;
+  int64_t left_, stride_, num_steps_;
+};
+
+// scores[r][v] = q[r] . keys of column first + v, for ROWS rows and VECTORS columns. The values of the same tokens and
+// the next columns' keys are brought nearer on the way.
 //
-// q: rows of head_dim. stride: bytes from a (pair of) dimensions to the next. row_floats: from a row of scores to the
-// next. ahead: keys that will be wanted next, brought in on the way.
+// q: rows of head_dim. scores: rows of kPiece.
 template <class Element, int ROWS, int VECTORS>
-INFLIGHT_INLINE void score_tile(const float* q, int64_t head_dim, const uint8_t* const* keys, int64_t stride,
-                                const uint8_t* const* ahead, float* scores, int64_t row_floats) {
+INFLIGHT_INLINE void score_tile(const float* q, const Columns& columns, int64_t first, float* scores) {
   f32v sums[ROWS][VECTORS] = {};
-  const uint8_t *key[VECTORS], *next[VECTORS];
-  for (int v = 0; v < VECTORS; v++) key[v] = keys[v], next[v] = ahead[v];
-  for (int64_t d = 0, at = 0; d < head_dim; d += Element::kPair, at += stride) {
+  const uint8_t *key[VECTORS], *next[VECTORS], *value[VECTORS];
+  for (int v = 0; v < VECTORS; v++) {
+    key[v] = columns.keys[first + v];
+    next[v] = columns.keys[first + VECTORS + v];
+    value[v] = columns.values[first + v];
+  }
+  const int64_t head_dim = columns.head_dim, stride = columns.key_stride;
+  for (int64_t d = 0, at = 0, value_at = 0; d < head_dim; d += Element::kPair, at += stride, value_at += 4 * kLanes) {
     for (int v = 0; v < VECTORS; v++) prefetch(next[v] + at);
+    for (int v = 0; v < VECTORS; v++) prefetch_far(value[v] + value_at);
     for (int which = 0; which < Element::kPair; which++) {
       f32v k[VECTORS];
       for (int v = 0; v < VECTORS; v++) k[v] = Element::element(key[v] + at, which);
@@ -48,45 +89,41 @@ INFLIGHT_INLINE void score_tile(const float* q, int64_t head_dim, const uint8_t*
     }
   }
   for (int r = 0; r < ROWS; r++)
-    for (int v = 0; v < VECTORS; v++) store(scores + r * row_floats + v * kLanes, sums[r][v]);
+    for (int v = 0; v < VECTORS; v++) store(scores + r * kPiece + (first + v) * kLanes, sums[r][v]);
 }
 
-// Where the values of one kv head lie, block by block.
-struct ValueBlocks {
-  const uint8_t* base;       // of block 0
-  int64_t block_bytes;       // from a block to the next
-  const int64_t* block_ids;  // by position / block_size
-  int64_t block_size;
-};
-
-// mixed[r][v] = sum over tokens lo .. hi - 1 of weights[r][token - lo] * values of kLanes dimensions from `first` on.
+// mixed[r][v] = sum over tokens begin .. end - 1 of the piece, of weights[r] * values of kLanes dimensions from
+// `dimension` on. The next piece's keys are brought nearer on the way.
 //
-// lo is even. Nothing at or after hi is read as a number: it may be left over from another sequence.
+// weights: rows of kPiece. begin: a multiple of kLanes. Nothing at or after `end` is read as a number: it may be left
+// over from another sequence. mixed: rows of head_dim.
 template <class Element, int ROWS, int VECTORS>
-INFLIGHT_INLINE void value_tile(const float* weights, int64_t row_floats, const ValueBlocks& blocks, int64_t lo,
-                                int64_t hi, int64_t head_dim, int64_t first, float* mixed) {
+INFLIGHT_INLINE void value_tile(const float* weights, const Columns& columns, int64_t begin, int64_t end,
+                                int64_t dimension, KeyFetcher* next_keys, float* mixed) {
   f32v sums[ROWS][VECTORS] = {};
-  const int64_t pair_bytes = head_dim * 4;
+  KeyFetcher fetcher = *next_keys;
   const auto add = [&](const uint8_t* values, int which, const float* weight) {
     f32v x[VECTORS];
     for (int v = 0; v < VECTORS; v++) x[v] = Element::element(values + v * kLanes * 4, which);
     for (int r = 0; r < ROWS; r++) {
-      const f32v w = splat(weight[r * row_floats]);
+      const f32v w = splat(weight[r * kPiece]);
       for (int v = 0; v < VECTORS; v++) sums[r][v] = fma(w, x[v], sums[r][v]);
     }
   };
-  int64_t index = lo / blocks.block_size, offset = lo % blocks.block_size;
-  for (int64_t token = lo; token < hi; index++, offset = 0) {
-    const uint8_t* values = blocks.base + blocks.block_ids[index] * blocks.block_bytes + first * 4 +
-                            offset / Element::kPair * pair_bytes;
-    const int64_t in_block = blocks.block_size - offset;
-    const int64_t end = hi - token < in_block ? hi : token + in_block;
-    for (; token + Element::kPair <= end; token += Element::kPair, values += pair_bytes)
-      for (int which = 0; which < Element::kPair; which++) add(values, which, weights + (token - lo) + which);
-    if (token < end) add(values, 0, weights + (token++ - lo));
+  const int64_t pair_bytes = columns.head_dim * 4;
+  for (int64_t token = begin; token < end;) {
+    const uint8_t* values = columns.values[token / kLanes] + dimension * 4;
+    const int64_t column_end = end - token < kLanes ? end : token + kLanes;
+    for (; token + Element::kPair <= column_end; token += Element::kPair, values += pair_bytes) {
+      fetcher.template fetch<VECTORS>();
+      for (int which = 0; which < Element::kPair; which++) add(values, which, weights + token + which);
+    }
+    if (token < column_end) add(values, 0, weights + token++);
   }
   for (int r = 0; r < ROWS; r++)
-    for (int v = 0; v < VECTORS; v++) store(mixed + r * head_dim + first + v * kLanes, sums[r][v]);
+    for (int v = 0; v < VECTORS; v++)
+      store(mixed + r * columns.head_dim + dimension + v * kLanes, sums[r][v]);
+  *next_keys = fetcher;
 }
 
 }  // namespace inflight
