@@ -131,29 +131,18 @@ class Engine:
                 return RecordFlushed(message.call_id)
         return None
 
-    def step(self) -> StepReport | None:
-        """Run one iteration: launch the next step, and take in the oldest that is under way. Call it only when there is
-        work.
-
-        Returns:
-            The news of the step that was taken in; None when the first of a run of overlapping steps was launched.
-        """
-        oldest = self._under_way
-        if oldest is None or oldest.error is None:
-            launched = self._launch()
-            if oldest is None:
-                oldest, launched = launched, None
-                if oldest is None:
-                    ended, self._ended_outside = self._ended_outside, []
-                    return StepReport(-1, [], b"", b"", [], ended, self._stats())
-                if self._runner.lookahead and oldest.error is None:
-                    self._under_way = oldest
-                    return None
-            self._under_way = launched
-            return self._take_in(oldest, ahead=self._runner.lookahead and oldest.error is None)
-        # The launch failed while the step before it was computed, which is taken in now.
+    def step(self) -> StepReport:
+        """Run one iteration: take in the oldest step that is under way, or else the next, once the step after it is
+        launched where the runner looks ahead. Call it only when there is work."""
+        step = self._under_way or self._launch()
         self._under_way = None
-        return self._take_in(oldest, ahead=False)
+        if step is None:
+            ended, self._ended_outside = self._ended_outside, []
+            return StepReport(-1, [], b"", b"", [], ended, self._stats())
+        ahead = self._runner.lookahead and step.error is None
+        if ahead:
+            self._under_way = self._launch()
+        return self._take_in(step, ahead=ahead)
 
     def flush_record(self) -> None:
         """Write what is recorded so far."""

@@ -90,9 +90,7 @@ def serve(engine: Engine, channel: EngineChannel) -> None:
             if answer is not None:
                 channel.send(answer)
         if engine.has_work:
-            report = engine.step()
-            if report is not None:
-                channel.send(report)
+            channel.send(engine.step())
 
 
 def main() -> int:

@@ -52,6 +52,36 @@ class StandIn:
         return self.output
 
 
+class AheadStandIn(StandIn):
+    """One whose steps overlap: tokens are there when they are collected, and a step may fail then instead.
+
+    Attributes:
+        log: what it was asked, in order.
+    """
+
+    lookahead = True
+
+    def __init__(self, failing_launches=frozenset(), failing_collections=frozenset()):
+        super().__init__(failing_launches)
+        self.failing_collections = failing_collections
+        self.launched = []
+        self.log = []
+
+    def launch(self, plan):
+        assert len(self.launched) < 2
+        self.log.append(("launch", plan.step))
+        super().launch(plan)
+        self.launched.append((plan.step, self.output))
+
+    def collect(self):
+        step, output = self.launched.pop(0)
+        self.log.append(("collect", step))
+        if step in self.failing_collections:
+            self.launched.clear()
+            raise RuntimeError("made to fail")
+        return output
+
+
 CONFIG = SchedulerConfig(
     Limits(4, 32), num_blocks=64, block_size=4, max_model_len=64, classes=(ServiceClass("a"), ServiceClass("b"))
 )
@@ -85,15 +115,33 @@ def swapping_engine(breaks):
     return engine, scheduler, runner
 
 
-def make_engine(failing_steps=frozenset(), record=None, **parts):
+def make_engine(failing_steps=frozenset(), record=None, runner=None, **parts):
     scheduler = Scheduler(CONFIG)
     if record is not None:
         parts["recorder"] = Recorder.to_file(str(record), CONFIG, scheduler.is_cached)
-    return Engine(scheduler, StandIn(failing_steps), **parts)
+    return Engine(scheduler, StandIn(failing_steps) if runner is None else runner, **parts)
 
 
-def add(request_id, prompt, max_tokens=4):
-    sampling = SamplingParams(max_tokens=max_tokens)
+def run(engine):
+    """All reports until nothing is left to do."""
+    reports = []
+    while engine.has_work:
+        reports.append(engine.step())
+    return reports
+
+
+def outputs(reports):
+    """What an API process makes of the reports: the tokens of each request."""
+    owners, found = {}, {}
+    for report in reports:
+        owners |= {admission.slot: admission.request_id for admission in report.admitted}
+        for slot, token in tokens(report).items():
+            found.setdefault(owners[slot], []).append(token)
+    return found
+
+
+def add(request_id, prompt, max_tokens=4, stop=()):
+    sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop)
     return AddRequest(request_id, np.array(prompt, np.int32).tobytes(), sampling, 0.0, service_class="a")
 
 
@@ -242,10 +290,93 @@ def test_measured_rates_reach_the_scheduler():
     assert engine._scheduler.rates == SwapRates(prefill=3.0, copy=1000.0)
 
 
-@pytest.mark.parametrize("failing_steps", [set(), {2, 5}])
-def test_what_the_engine_records_replays_without_a_difference(tmp_path, failing_steps):
+def test_the_next_step_is_launched_before_the_tokens_of_one_are_collected():
+    runner = AheadStandIn()
+    engine = make_engine(runner=runner)
+    engine.handle(add(7, [1, 2, 3]))
+    reports = run(engine)
+    assert runner.log == [
+        *(("launch", 0), ("launch", 1), ("collect", 0), ("launch", 2), ("collect", 1)),
+        *(("launch", 3), ("collect", 2), ("collect", 3)),
+    ]
+    assert [report.step for report in reports] == [0, 1, 2, 3]
+    assert outputs(reports) == {7: reference_output([1, 2, 3], 4)}
+    assert [(f.request_id, f.reason) for f in reports[-1].finished] == [(7, FinishReason.LENGTH)]
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_overlapping_steps_report_the_same_tokens_for_every_request(stops):
+    expected, found = {}, []
+    for runner in (StandIn(frozenset()), AheadStandIn()):
+        engine = make_engine(runner=runner)
+        reports = []
+        for number in range(30):
+            prompt = [number % 3] * (1 + number % 7)
+            stop = tuple(reference_output(prompt, 9)[number % 4 :][:1]) if stops else ()
+            engine.handle(add(number, prompt, 1 + number % 9, stop))
+            expected[number] = reference_output(prompt, 1 + number % 9, stop)
+            reports.append(engine.step())
+        found.append(outputs(reports + run(engine)))
+    assert found == [expected, expected]
+
+
+def test_tokens_of_a_request_that_was_cancelled_under_way_go_to_nobody():
+    engine = make_engine(runner=AheadStandIn())
+    for request_id in range(5):
+        engine.handle(add(request_id, [request_id + 1], max_tokens=8))
+    reports = [engine.step()]
+    slot = {admission.request_id: admission.slot for admission in reports[0].admitted}[2]
+    engine.handle(CancelRequest(2, FinishReason.ABORT))
+    reports.append(engine.step())
+    assert slot not in tokens(reports[1])
+    assert slot not in [each.slot for each in reports[1].logprobs]
+    assert [(f.request_id, f.reason) for f in reports[1].finished] == [(2, FinishReason.ABORT)]
+    found = outputs(reports + run(engine))
+    assert found.pop(2) == reference_output([3], 1)
+    assert found == {request_id: reference_output([request_id + 1], 8) for request_id in (0, 1, 3, 4)}
+
+
+def test_a_launch_that_fails_spares_the_step_before_it():
+    engine = make_engine(runner=AheadStandIn(failing_launches={1}))
+    engine.handle(add(1, [1], max_tokens=4))
+    reports = run(engine)
+    assert outputs(reports) == {1: reference_output([1], 1)}
+    assert [[(f.request_id, f.reason) for f in report.finished] for report in reports] == [
+        [],
+        [(1, FinishReason.ERROR)],
+    ]
+
+
+def test_a_step_that_was_launched_after_one_that_fails_is_computed_again():
+    engine = make_engine(runner=AheadStandIn(failing_collections={1}))
+    engine.handle(add(1, [1], max_tokens=8))
+    reports = [engine.step()]
+    engine.handle(add(2, [2], max_tokens=8))
+    reports += run(engine)
+    assert outputs(reports) == {1: reference_output([1], 1), 2: reference_output([2], 8)}
+    ended = {f.request_id: f.reason for report in reports for f in report.finished}
+    assert ended == {1: FinishReason.ERROR, 2: FinishReason.LENGTH}
+    assert [a.request_id for report in reports for a in report.admitted] == [1, 2]
+
+
+def test_overlapping_steps_share_no_time():
+    now = iter(range(1000))
+    engine = make_engine(runner=AheadStandIn(), clock=now.__next__)
+    engine.handle(add(1, [1], max_tokens=6))
+    reports = run(engine)
+    # From the first reading of the clock to the last; a loop without overlap would count nothing twice either.
+    assert sum(report.stats.step_seconds for report in reports) == next(now) - 1
+    assert all(report.stats.schedule_seconds > 0 for report in reports)
+
+
+@pytest.mark.parametrize(
+    "runner",
+    [StandIn(set()), StandIn({2, 5}), AheadStandIn(), AheadStandIn({2, 9}), AheadStandIn({15}, {3, 6, 11, 40})],
+    ids=["", "failing", "ahead", "ahead, failing launches", "ahead, failing"],
+)
+def test_what_the_engine_records_replays_without_a_difference(tmp_path, runner):
     path = tmp_path / "record.jsonl.gz"
-    engine = make_engine(failing_steps, path, swap_rates=SwapRateMeter(1000.0))
+    engine = make_engine((), path, runner, swap_rates=SwapRateMeter(1000.0))
     for number in range(40):
         engine.handle(add(number, [number % 3] * (5 + number), max_tokens=1 + number % 7))
         if number % 5 == 0:

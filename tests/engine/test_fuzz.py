@@ -28,6 +28,10 @@ ALWAYS = (
     "limit_changes",
     "rate_changes",
     "weight_changes",
+    "ahead",
+    "late_tokens",
+    "put_back",
+    "waited",
 )
 
 
@@ -45,6 +49,7 @@ def test_every_policy_victim_rule_and_way_of_preemption_is_drawn():
     assert {each["preemption_victim"] for each in drawn} == set(VICTIMS)
     assert {each["preemption"] for each in drawn} == set(PREEMPTION_MODES)
     assert {each["prefix_caching"] for each in drawn} == {True, False}
+    assert {each["lookahead"] for each in drawn} == {True, False}
     assert {len(each["classes"]) for each in drawn} == {1, 2, 3}
 
 

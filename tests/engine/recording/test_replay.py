@@ -2,12 +2,12 @@
 
 import gzip
 import json
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 from msgspec.structs import replace as altered
 
-from inflight_engine.recording.lines import Added, Cancelled, Chunk, Step
+from inflight_engine.recording.lines import FORMAT_VERSION, Added, Cancelled, Chunk, Step
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.replay import replay
 from inflight_engine.recording.survey import Survey
@@ -69,6 +69,49 @@ def test_any_configuration_replays_without_a_difference(tmp_path, configuration,
     path = tmp_path / "run.gz"
     path.write_bytes(Workload(configuration, seed).run(600))
     assert replay_file(path) is None
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_a_run_planned_ahead_replays_without_a_difference(tmp_path, preemption, seed):
+    path = tmp_path / "run.gz"
+    run = Workload(config(preemption=preemption), seed, lookahead=True)
+    path.write_bytes(run.run(1500))
+    survey = Survey(Recording(path).events())
+    assert replay_file(path) is None
+    assert survey.num_steps == run.num_steps
+    assert min(run.hits, run.stopped, run.cancelled, run.late_tokens, run.scheduler.num_preemptions) > 0
+
+
+def test_a_failed_step_and_the_one_launched_after_it_replay_without_a_difference(tmp_path):
+    path = tmp_path / "run.gz"
+    run = Workload(seed=8, lookahead=True)
+    path.write_bytes(run.run(4000))
+    steps = [each for each in Recording(path).events() if isinstance(each, Step)]
+    assert run.failed > 1
+    assert any(
+        first.ended is None and second.ended is None and first.ahead and not second.ahead
+        for first, second in pairwise(steps)
+    )
+    assert replay_file(path) is None
+
+
+def test_a_file_that_says_nothing_of_steps_planned_ahead_replays_as_it_did(tmp_path):
+    path = tmp_path / "run.gz"
+    header, *lines = gzip.decompress(Workload(seed=3).run(1500)).decode().splitlines()
+    older = [header.replace(f'"version":{FORMAT_VERSION}', '"version":1')]
+    for line in map(json.loads, lines):
+        older.append(json.dumps(line[:-1] if line[0] == "step" else line))
+    path.write_text("\n".join(older) + "\n")
+    assert Recording(path).header.version == 1
+    assert replay_file(path) is None
+
+
+def test_a_run_planned_ahead_differs_where_its_lines_say_otherwise(tmp_path):
+    path = tmp_path / "run.gz"
+    path.write_bytes(Workload(seed=5, lookahead=True).run(1500))
+    steps = [altered(each, ahead=False) if isinstance(each, Step) else each for each in Recording(path).events()]
+    assert difference_in(steps) is not None
 
 
 def test_a_run_with_failed_steps_replays_without_a_difference(events, run):

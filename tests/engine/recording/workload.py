@@ -31,12 +31,15 @@ class Keep(io.BytesIO):
 
 
 class Workload:
-    """Everything random comes from `seed`; what it counts shows a test that the recording holds what it should."""
+    """Everything random comes from `seed`; what it counts shows a test that the recording holds what it should. With
+    `lookahead` it does not follow the work of a step."""
 
-    def __init__(self, config: SchedulerConfig = CONFIG, seed: int = 0, sink=None, **recorder):
+    def __init__(self, config: SchedulerConfig = CONFIG, seed: int = 0, sink=None, lookahead=False, **recorder):
         self.random = random.Random(seed)
         self.scheduler = Scheduler(config)
         self.config = config
+        self.lookahead = lookahead
+        self.under_way = None
         self.sink = Keep() if sink is None else sink
         self.recorder = Recorder(config, self.sink, is_cached=self._is_cached, **recorder)
         self.now = 1000 * self.random.random()
@@ -47,7 +50,7 @@ class Workload:
         self.work = []
         self.next_id = 0
         self.num_added = self.num_steps = 0
-        self.hits = self.swapped_in = self.stopped = self.cancelled = self.failed = 0
+        self.hits = self.swapped_in = self.stopped = self.cancelled = self.failed = self.late_tokens = 0
 
     def _is_cached(self, block_hash):
         return len(self.scheduler._running.pool.match([block_hash])) > 0
@@ -56,7 +59,7 @@ class Workload:
         """Returns the file."""
         for _ in range(num_events):
             self.event()
-        while self.scheduler.has_work:
+        while self.scheduler.has_work or self.under_way is not None:
             self.step()
         self.recorder.close()
         return self.sink.content
@@ -77,7 +80,7 @@ class Workload:
             rates = self.random.choice([None, SwapRates(1000.0, 1.5e5), SwapRates(1e5, 10.0)])
             self.scheduler.rates = rates
             self.recorder.rates(rates)
-        elif self.scheduler.has_work:
+        elif self.scheduler.has_work or self.under_way is not None:
             self.step(fails=chance > 0.999)
 
     def add(self):
@@ -125,32 +128,53 @@ class Workload:
         self.recorder.limits(limits)
 
     def step(self, fails=False):
+        """With lookahead: the next step is planned, then the one before is taken in."""
+        oldest = self.under_way or self.launch()
+        assert oldest is not None
+        self.under_way = self.launch() if self.lookahead else None
+        ahead = self.lookahead
+        plan, owners, work, seconds = oldest
+        if fails:
+            self.fail(plan, seconds, ahead)
+            return
+        self.work.append(work)
+        sampled = self.random.choices(range(VOCAB), k=len(owners))
+        left = self.scheduler.left_since(plan)
+        for slot, request_id, token in zip(plan.sampled_slots.tolist(), owners, sampled, strict=True):
+            if slot in left:
+                self.late_tokens += 1
+            else:
+                self.tokens[request_id].append(token)
+        ended = self.scheduler.update(plan, np.array(sampled, np.int32))
+        self.recorder.stepped(plan, ended, seconds, ahead=ahead)
+        for request in ended:
+            self.stopped += request.finish_reason is FinishReason.STOP
+            self.forget(request.request_id)
+
+    def launch(self):
         plan = self.scheduler.schedule()
-        assert plan is not None
+        if plan is None:
+            return None
         seconds = self.random.uniform(0.001, 0.01)
         for start in plan.starts:
             self.request_in[start.slot] = start.request_id
             self.hits += bool(start.num_computed_tokens and not start.host_block_ids)
             self.swapped_in += bool(start.host_block_ids)
         self.num_steps += 1
-        work = self.work_of(plan, seconds)
-        if fails:
-            self.recorder.failed(plan, seconds)
-            for request in self.scheduler.fail(plan):
-                self.scheduler.cancel(request.request_id, FinishReason.ERROR)
-                self.recorder.cancelled(request.request_id, FinishReason.ERROR)
-                self.forget(request.request_id)
-            self.failed += 1
-            return
-        self.work.append(work)
-        sampled = self.random.choices(range(VOCAB), k=len(plan.sampled_slots))
-        for slot, token in zip(plan.sampled_slots.tolist(), sampled, strict=True):
-            self.tokens[self.request_in[slot]].append(token)
-        ended = self.scheduler.update(plan, np.array(sampled, np.int32))
-        self.recorder.stepped(plan, ended, seconds)
-        for request in ended:
-            self.stopped += request.finish_reason is FinishReason.STOP
+        owners = [self.request_in[slot] for slot in plan.sampled_slots.tolist()]
+        return plan, owners, None if self.lookahead else self.work_of(plan, seconds), seconds
+
+    def fail(self, plan, seconds, ahead):
+        lost = self.scheduler.fail(plan)
+        self.recorder.failed(plan, seconds, ahead=ahead)
+        if self.under_way is not None:
+            self.recorder.failed(self.under_way[0], 0.0)
+            self.under_way = None
+        for request in lost:
+            self.scheduler.cancel(request.request_id, FinishReason.ERROR)
+            self.recorder.cancelled(request.request_id, FinishReason.ERROR)
             self.forget(request.request_id)
+        self.failed += 1
 
     def work_of(self, plan, seconds):
         """What the step computes, from the requests' own tokens and states; after `schedule`."""

@@ -6,9 +6,9 @@ from tests.engine.scheduling.model_runner import ModelSequence
 
 
 class CacheRules:
-    """Full blocks are found by content: those of a prompt once they are computed, all others once their request gives
-    up its slot. What nobody owns is given out in this order: blocks without findable content, then the least recently
-    used, of one table the last block first.
+    """Full blocks are found by content: those of a prompt once the step that computed them is taken in, all others
+    once their request gives up its slot. What nobody owns is given out in this order: blocks without findable content,
+    then the least recently used, of one table the last block first.
 
     A stamp says all that came before, so the stamp of a block's last entry names the block's content.
 
@@ -58,10 +58,10 @@ class CacheRules:
         self._evictable.pop(block, None)
 
     def computed(self, sequence: ModelSequence) -> None:
-        """Its full computed blocks can be found from now on. Of equal ones only the first, even if it goes earlier."""
+        """Its full confirmed blocks can be found from now on. Of equal ones only the first, even if it goes earlier."""
         if not self.enabled:
             return
-        size, full = self.block_size, sequence.computed // self.block_size
+        size, full = self.block_size, sequence.confirmed // self.block_size
         for index in range(self._offered.get(sequence.request_id, 0), full):
             block, stamp = sequence.blocks[index], sequence.stamps[(index + 1) * size - 1]
             if stamp not in self._holder and block not in self._content:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from inflight_engine.request import FinishReason, Request, SamplingParams
+from inflight_engine.request import FinishReason, Request, SamplingParams, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig, SwapRates
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import StepPlan
@@ -25,9 +25,35 @@ def never(plan: StepPlan) -> bool:
     return False
 
 
+def nothing() -> None:
+    pass
+
+
+@dataclass(slots=True)
+class Launched:
+    """A step under way.
+
+    Attributes:
+        owners: request of each slot it computes, as it was planned.
+        token_ids: that it sampled; None where its launch broke. written: entries of blocks that it computed.
+        breaks: it gives no tokens.
+    """
+
+    plan: StepPlan
+    owners: dict[int, int]
+    token_ids: TokenIds | None
+    written: list[tuple[int, int]]
+    breaks: bool
+
+    @property
+    def breaks_in_launch(self) -> bool:
+        return self.token_ids is None
+
+
 class Driver:
     """
     Args:
+        lookahead: each step is planned and launched before the tokens of the one before are taken in.
         max_num_seqs, max_num_batched_tokens: capacity, and the limits at first.
         fields: of `SchedulerConfig`, instead of `SMALL`'s.
 
@@ -37,7 +63,11 @@ class Driver:
         admission_order: request of each start, resumed ones too.
         slot_owner: request that had each slot last.
         expected: what each request that did not end generates alone.
-        plan: the last one, also when it broke a rule.
+        plan: what the scheduler gave last, also when it broke a rule.
+        plans: launched in the last iteration; two where no step was under way before it, with lookahead.
+        under_way: with lookahead, the step that is launched and not taken in.
+        late_tokens: sampled for requests that had ended. put_back: requests that a broken step before theirs cost
+            their slot. waited: how often nothing was planned before the tokens of the step under way.
     """
 
     def __init__(
@@ -45,6 +75,7 @@ class Driver:
         *,
         max_num_seqs: int = SMALL.capacity.max_num_seqs,
         max_num_batched_tokens: int = SMALL.capacity.max_num_batched_tokens,
+        lookahead: bool = False,
         **fields: Any,
     ) -> None:
         config = replace(SMALL, capacity=Limits(max_num_seqs, max_num_batched_tokens), **fields)
@@ -58,6 +89,10 @@ class Driver:
         self.slot_owner: dict[int, int] = {}
         self.expected: dict[int, list[int]] = {}
         self.plan: StepPlan | None = None
+        self.plans: list[StepPlan] = []
+        self.lookahead = lookahead
+        self.under_way: Launched | None = None
+        self.late_tokens = self.put_back = self.waited = 0
         self._domains: dict[tuple[str, str], int] = {}
 
     def add(
@@ -93,42 +128,70 @@ class Driver:
             self.rules.check_counters(self.scheduler)
         return known
 
-    def step(self, fails: Fails = never) -> StepPlan | None:
-        """One iteration. Where `fails` says so the runner breaks in it, and the requests that it was for end."""
+    def step(self, fails: Fails = never, meanwhile: Callable[[], None] = nothing) -> StepPlan | None:
+        """One iteration, of the plan that is returned: with lookahead the next one is launched before it is taken in.
+
+        Where `fails` says so the runner breaks in a step, and the requests that it was for end: it breaks when it is
+        launched, and with lookahead every other time when its tokens are collected. `meanwhile` happens while steps are
+        under way.
+        """
+        self.plans = []
+        step = self.under_way or self._launch(fails, ahead=False)
+        self.under_way = None
+        if step is None:
+            return None
+        if self.lookahead and not step.breaks_in_launch:
+            self.rules.counted(step.plan)
+            self.under_way = self._launch(fails, ahead=True)
+        meanwhile()
+        self._take_in(step)
+        return step.plan
+
+    def _launch(self, fails: Fails, *, ahead: bool) -> Launched | None:
         plan = self.plan = self.scheduler.schedule()
         if plan is None:
-            assert not self.rules.requests, "no step though requests are there"
+            self.rules.nothing_planned(ahead=ahead)
+            self.waited += bool(self.rules.requests)
             return None
-        self.rules.before(plan)
-        token_ids = None
-        if fails(plan):
+        self.rules.before(plan, ahead=ahead)
+        breaks = fails(plan)
+        token_ids, written = None, []
+        self.plans.append(plan)
+        if breaks and not (self.lookahead and plan.step % 2):
             self.runner.fail(plan)
             self.rules.failed(plan)
         else:
             token_ids = self.runner.execute(plan)
+            written = list(self.runner.written)
             self.rules.after(plan)
         for start in plan.starts:
             self.slot_owner[start.slot] = start.request_id
             self.admission_order.append(start.request_id)
-        computing = [self.slot_owner[slot] for slot in plan.decode_slots.tolist() + [c.slot for c in plan.prefills]]
-        copied_out = [preemption.request_id for preemption in plan.preemptions if preemption.host_block_ids]
-        if token_ids is None:
-            assert [request.request_id for request in self.scheduler.fail(plan)] == computing + copied_out, (
-                "fail does not return what a failed step may have left without its keys and values"
-            )
-            for request_id in computing + copied_out:
-                self.cancel(request_id, FinishReason.ERROR)
-            return plan
+        computing = plan.decode_slots.tolist() + [chunk.slot for chunk in plan.prefills]
+        return Launched(plan, {slot: self.slot_owner[slot] for slot in computing}, token_ids, written, breaks)
+
+    def _take_in(self, step: Launched) -> None:
+        plan = step.plan
+        left = {slot for slot, request_id in step.owners.items() if request_id in self.finished}
+        assert self.scheduler.left_since(plan) & step.owners.keys() == left, "left_since is not who has ended"
+        if step.breaks:
+            self._fail(step)
+            return
+        assert step.token_ids is not None
         complete = set()
-        for slot, token in zip(plan.sampled_slots.tolist(), token_ids.tolist(), strict=True):
-            request_id = self.slot_owner[slot]
+        for slot, token in zip(plan.sampled_slots.tolist(), step.token_ids.tolist(), strict=True):
+            if slot in left:
+                self.late_tokens += 1
+                continue
+            request_id = step.owners[slot]
             output, expected = self.outputs[request_id], self.expected[request_id]
             assert token == expected[len(output)], f"request {request_id} generates another token than alone"
             output.append(token)
             if len(output) == len(expected):
                 complete.add(request_id)
+        self.rules.confirmed(plan)
         ended = set()
-        for request in self.scheduler.update(plan, token_ids):
+        for request in self.scheduler.update(plan, step.token_ids):
             assert request.finish_reason is not None
             ended.add(request.request_id)
             stopped = self.outputs[request.request_id][-1] in request.sampling.stop_token_ids
@@ -136,7 +199,34 @@ class Driver:
             self._end(request.request_id, request.finish_reason)
         assert ended == complete, "requests must end with their last token, and no others"
         self.rules.check_counters(self.scheduler)
-        return plan
+
+    def _fail(self, step: Launched) -> None:
+        """The step breaks, and the one that was launched after it with it."""
+        plan, later = step.plan, self.under_way
+        self.under_way = None
+        copied_out = [preemption.request_id for preemption in plan.preemptions if preemption.host_block_ids]
+        lost = [each for each in (*step.owners.values(), *copied_out) if each not in self.finished]
+        assert [request.request_id for request in self.scheduler.fail(plan)] == lost, (
+            "fail does not return what a failed step may have left without its keys and values"
+        )
+        for each in (later, step):
+            if each is not None and each.token_ids is not None:
+                self.runner.spoil(each.plan, each.written)
+                self.rules.broken(each.plan)
+        if later is not None:
+            sampling = {chunk.slot for chunk in later.plan.prefills if chunk.samples and later.token_ids is not None}
+            for slot, request_id in later.owners.items():
+                if request_id not in self.finished and request_id not in lost:
+                    self.rules.put_back(request_id)
+                    self.runner.put_back(request_id, sampled=slot in sampling)
+                    self.put_back += 1
+        for request_id in lost:
+            self.cancel(request_id, FinishReason.ERROR)
+
+    def check_uncomputed(self) -> None:
+        """Unless a step has broken that the scheduler believes to be under way."""
+        if self.under_way is None or not self.under_way.breaks_in_launch:
+            self.rules.check_uncomputed(self.scheduler)
 
     def run(self, most_steps: int = 10_000) -> int:
         """Steps until nothing is left."""

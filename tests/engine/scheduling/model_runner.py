@@ -48,6 +48,7 @@ class ModelSequence:
         token_ids: known so far.
         stamps: what the entry of each known token has to hold.
         computed: how many of them are in `blocks`; in `host_blocks` while it is swapped out.
+        confirmed: how many of those a hit brought, or steps whose tokens the scheduler took in.
         slot: -1 while it has none.
         started: number of its last start among all starts.
         samples: tokens sampled since its last start; a request that has one decodes.
@@ -58,6 +59,7 @@ class ModelSequence:
     token_ids: list[int] = field(default_factory=list)
     stamps: list[int] = field(default_factory=list)
     computed: int = 0
+    confirmed: int = 0
     blocks: list[int] = field(default_factory=list)
     host_blocks: tuple[int, ...] = ()
     slot: int = -1
@@ -90,6 +92,7 @@ class ModelRunner:
         num_owned: device blocks that any table holds.
         num_host_owned: host blocks that hold swapped requests.
         hit_tokens: tokens that starts found in the cache.
+        written: (block, offset) of each entry that the last plan executed computed.
     """
 
     def __init__(self, max_num_seqs: int, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
@@ -108,6 +111,7 @@ class ModelRunner:
         self.starts = 0
         self.hit_tokens = 0
         self.owed_releases: set[int] = set()
+        self.written: list[tuple[int, int]] = []
 
     @property
     def num_host_owned(self) -> int:
@@ -152,6 +156,29 @@ class ModelRunner:
             for block in start.block_ids[: len(start.host_block_ids)].tolist():
                 self.memory[block][:] = nothing
 
+    def spoil(self, plan: StepPlan, written: list[tuple[int, int]]) -> None:
+        """A plan that was executed turns out to have broken: whatever it wrote or copied holds nothing."""
+        nothing = [UNWRITTEN] * self.block_size
+        for block, offset in written:
+            self.memory[block][offset] = UNWRITTEN
+        for preemption in plan.preemptions:
+            for host in preemption.host_block_ids:
+                self.host_memory[host][:] = nothing
+        for start in plan.starts:
+            for block in start.block_ids[: len(start.host_block_ids)].tolist():
+                self.memory[block][:] = nothing
+
+    def put_back(self, request_id: int, *, sampled: bool) -> None:
+        """A request loses its slot outside a plan, to be computed from its tokens again. `sampled`: the last of them
+        is of a step that broke, and never was."""
+        sequence = self.sequences[request_id]
+        if sampled:
+            sequence.token_ids.pop()
+            sequence.stamps.pop()
+        sequence.computed = sequence.confirmed = 0
+        self._drop_blocks(sequence)
+        self.owed_releases.add(sequence.slot)
+
     def _apply(self, plan: StepPlan) -> None:
         assert plan.step == self.steps, "steps are numbered without gaps"
         self.steps += 1
@@ -187,6 +214,7 @@ class ModelRunner:
             else:
                 assert not blocks, "blocks are copied out to nowhere"
                 sequence.computed = 0
+            sequence.confirmed = 0
             self._drop_blocks(sequence)
             self.owed_releases.add(preemption.slot)
 
@@ -234,6 +262,7 @@ class ModelRunner:
         for block in fresh:
             assert not self.refs[block], f"block {block} is given out while it is owned"
         sequence.slot, sequence.blocks, sequence.computed, sequence.samples = slot, blocks, computed, 0
+        sequence.confirmed = 0 if hosts else computed
         sequence.started = self.starts
         self.starts += 1
         self._take(blocks)
@@ -260,7 +289,8 @@ class ModelRunner:
             self._take([block])
 
     def _write(self, plan: StepPlan, decodes: list[int]) -> None:
-        size, memory = self.block_size, self.memory
+        size, memory, written = self.block_size, self.memory, self.written
+        written.clear()
         assert plan.num_tokens == len(decodes) + sum(chunk.length for chunk in plan.prefills), "num_tokens is wrong"
         assert plan.num_tokens > 0, "a step computes nothing"
         assert decodes == sorted(decodes), "decode slots are not ascending"
@@ -273,6 +303,7 @@ class ModelRunner:
             index, offset = divmod(position, size)
             assert index < len(sequence.blocks), "a token has no block"
             memory[sequence.blocks[index]][offset] = sequence.stamps[position]
+            written.append((sequence.blocks[index], offset))
             sequence.computed += 1
         for chunk in plan.prefills:
             sequence = self.slots[chunk.slot]
@@ -284,6 +315,7 @@ class ModelRunner:
             assert chunk.samples == (end == len(sequence.stamps)), "a chunk samples before the last token, or does not"
             for position in range(chunk.start, end):
                 memory[sequence.blocks[position // size]][position % size] = sequence.stamps[position]
+                written.append((sequence.blocks[position // size], position % size))
             sequence.computed = end
 
     def _read_and_sample(self, plan: StepPlan, decodes: list[int]) -> TokenIds:

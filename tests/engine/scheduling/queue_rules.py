@@ -17,6 +17,7 @@ class Known:
         order: place in the order of arrival.
         state: what it must be in.
         decoding: it generates a token in each step: it is past its prefill, and within the budget.
+        ending: it has its full length with a step that is not taken in yet.
     """
 
     request: Request
@@ -24,6 +25,7 @@ class Known:
     state: RequestState = RequestState.WAITING
     num_preemptions: int = 0
     decoding: bool = False
+    ending: bool = False
 
 
 class QueueRules:

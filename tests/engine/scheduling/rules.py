@@ -3,11 +3,15 @@
 Written from the rules alone (states, limits, order within an iteration, policies, preemption, admission by KV budget),
 not from the scheduler's code. It sees each request as it arrived, each plan, and what the model runner rebuilt from the
 plans; every broken rule raises AssertionError with the rule in words.
+
+The runner executes a plan when it is launched, the scheduler may take its tokens in later. What the scheduler must know
+of a plan in between is said by `counted` and `confirmed`.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from inflight_engine.request import Request, RequestState
 from inflight_engine.scheduling.config import SchedulerConfig, SwapRates
@@ -17,6 +21,20 @@ from inflight_engine.scheduling.scheduler import Scheduler
 from tests.engine.scheduling.cache_rules import CacheRules
 from tests.engine.scheduling.model_runner import ModelRunner, ModelSequence
 from tests.engine.scheduling.queue_rules import Known, QueueRules
+
+
+@dataclass(slots=True)
+class UnderWay:
+    """A plan that was carried out and not taken in.
+
+    Attributes:
+        computed: by slot, whom the plan computed for and how many of its tokens were in its blocks then.
+        counted: the scheduler plans on the grounds of it.
+    """
+
+    plan: StepPlan
+    computed: dict[int, tuple[int, int]]
+    counted: bool = False
 
 
 class Rules:
@@ -47,6 +65,7 @@ class Rules:
         self.num_throttled = 0
         self._decode_slots: tuple[Slots | None, list[int]] = (None, [])
         self._set_may_change = True
+        self._under_way: dict[int, UnderWay] = {}
 
     def added(self, request: Request) -> None:
         known = Known(request, self.num_added)
@@ -64,12 +83,32 @@ class Rules:
             self.queues.remove(known)
         self.runner.end(request_id)
 
+    def put_back(self, request_id: int) -> None:
+        """It lost its slot because a step broke that it was not in."""
+        known, sequence = self.requests[request_id], self.runner.sequences[request_id]
+        assert known.state is RequestState.RUNNING, "a request is put back that does not run"
+        known.state = RequestState.PREEMPTED
+        assert known.request.state is known.state, "the state of a request that is put back is wrong"
+        known.num_preemptions += 1
+        self.num_preemptions += 1
+        if known.decoding:
+            self.queues.decode_ends(known)
+        self._cache.leave(sequence)
+        self.queues.pause(known)
+
     # One step.
 
-    def before(self, plan: StepPlan) -> None:
-        """Checks the decisions of a plan that is not carried out yet."""
+    def before(self, plan: StepPlan, *, ahead: bool = False) -> None:
+        """Checks the decisions of a plan that is not carried out yet. `ahead`: the tokens of the one before are not
+        known."""
         running = self.runner.running
         self._check_steady(plan)
+        if ahead:
+            assert not plan.preemptions, "a request is preempted with a token that nobody knows"
+            decoding = self._decoding(running)
+            due = self._oldest(decoding, self.limits.max_num_batched_tokens)
+            pausing = [each for each in decoding if self.requests[each.request_id].decoding != (each in due)]
+            assert not pausing, "a request pauses with a token that nobody knows, or resumes in a plan made ahead"
         if plan.preemptions:
             assert not plan.starts, "somebody is admitted in a step that preempted"
             running = self._check_preemptions(plan.preemptions, running)
@@ -88,14 +127,83 @@ class Rules:
         if plan.num_tokens < budget:
             for sequence in running:
                 assert sequence.computed == len(sequence.stamps) - 1, "budget is left over while a prompt waits for it"
-            self._check_nobody_fits(plan, running)
+            if not plan.preemptions:
+                self._check_nobody_fits(running)
         elif plan.prefills:
             self._check_chunk_order(plan, running)
-        self._count_work(plan)
+        slots = self.runner.slots
+        computed = plan.decode_slots.tolist() + [chunk.slot for chunk in plan.prefills]
+        self._under_way[plan.step] = UnderWay(
+            plan, {slot: (slots[slot].request_id, slots[slot].computed) for slot in computed}
+        )
+
+    def nothing_planned(self, *, ahead: bool) -> None:
+        """There was no plan."""
+        if not self.requests:
+            return
+        assert ahead, "no step though requests are there"
+        running, budget, size = self.runner.running, self.limits.max_num_batched_tokens, self.config.block_size
+        decoding = self._decoding(running)
+        growing = sum(each.computed == len(each.blocks) * size for each in decoding)
+        if self._throttled() or growing > self.config.num_blocks - self.runner.num_owned:
+            return  # Somebody would have to give way.
+        assert not decoding, "nothing is planned though requests decode"
+        assert all(each.computed == len(each.stamps) - 1 for each in running), "nothing is planned though prompts wait"
+        assert budget > 0
+        self._check_nobody_fits(running)
 
     def failed(self, plan: StepPlan) -> None:
         """Takes in a plan of which nothing was computed."""
         self._check_blocks(plan)
+
+    def counted(self, plan: StepPlan) -> None:
+        """Another plan follows, or the tokens are taken in: lengths and shares of service include this one."""
+        under_way = self._under_way[plan.step]
+        under_way.counted = True
+        started = {start.slot for start in plan.starts}
+        for slot in plan.decode_slots.tolist():
+            known = self.requests.get(under_way.computed[slot][0])
+            if known is not None:
+                (self.queues.decode_starts if slot in started else self.queues.generated)(known)
+                self._check_ending(known)
+        for chunk in plan.prefills:
+            known = self.requests.get(under_way.computed[chunk.slot][0])
+            if known is not None and chunk.samples:
+                self.queues.decode_starts(known)
+                self._check_ending(known)
+
+    def confirmed(self, plan: StepPlan) -> None:
+        """The tokens are taken in: what was computed may be found by others."""
+        under_way = self._under_way[plan.step]
+        if not under_way.counted:
+            self.counted(plan)
+        del self._under_way[plan.step]
+        chunks = {chunk.slot for chunk in plan.prefills}
+        for slot, (request_id, computed) in under_way.computed.items():
+            if request_id in self.requests:
+                sequence = self.runner.sequences[request_id]
+                sequence.confirmed = computed
+                if slot in chunks:
+                    self._cache.computed(sequence)
+
+    def broken(self, plan: StepPlan) -> None:
+        """A plan that was carried out has broken, and its tokens will not be taken in."""
+        self._under_way.pop(plan.step, None)
+
+    def _check_ending(self, known: Known) -> None:
+        sequence = self.runner.sequences[known.request.request_id]
+        if len(sequence.token_ids) == known.request.max_total_tokens:
+            known.ending = True
+            self.queues.decode_ends(known)
+
+    def _decoding(self, running: list[ModelSequence]) -> list[ModelSequence]:
+        return [each for each in running if each.decodes and not self.requests[each.request_id].ending]
+
+    def _throttled(self) -> bool:
+        """Requests that could decode pause, or would have to."""
+        decoding = self._decoding(self.runner.running)
+        paused = any(not self.requests[each.request_id].decoding for each in decoding)
+        return paused or len(decoding) > self.limits.max_num_batched_tokens
 
     def _check_steady(self, plan: StepPlan) -> None:
         array, slots = self._decode_slots
@@ -109,7 +217,7 @@ class Rules:
 
     def _check_decodes(self, plan: StepPlan, running: list[ModelSequence]) -> None:
         budget = self.limits.max_num_batched_tokens
-        decoding = [sequence for sequence in running if sequence.decodes]
+        decoding = self._decoding(running)
         throttled = len(decoding) > budget
         self.num_throttled += throttled
         due = {sequence.slot for sequence in self._oldest(decoding, budget)}
@@ -132,17 +240,6 @@ class Rules:
 
     def _order(self, sequence: ModelSequence) -> int:
         return self.requests[sequence.request_id].order
-
-    def _count_work(self, plan: StepPlan) -> None:
-        slots = self.runner.slots
-        started = {start.slot for start in plan.starts}
-        for slot in plan.decode_slots.tolist():
-            known = self.requests[slots[slot].request_id]
-            (self.queues.decode_starts if slot in started else self.queues.generated)(known)
-        for chunk in plan.prefills:
-            self._cache.computed(slots[chunk.slot])
-            if chunk.samples:
-                self.queues.decode_starts(self.requests[slots[chunk.slot].request_id])
 
     # Preemption.
 
@@ -261,9 +358,9 @@ class Rules:
         free = self.config.num_blocks - self.runner.num_owned
         assert free >= math.floor(self.config.kv_headroom * self.config.num_blocks), "admission takes the headroom"
 
-    def _check_nobody_fits(self, plan: StepPlan, running: list[ModelSequence]) -> None:
+    def _check_nobody_fits(self, running: list[ModelSequence]) -> None:
         """A step that has budget and slots left and preempted nobody must have admitted whoever is next and fits."""
-        if plan.preemptions or len(running) >= self.limits.max_num_seqs or len(running) == len(self.requests):
+        if len(running) >= self.limits.max_num_seqs or len(running) == len(self.requests):
             return
         free = self.config.num_blocks - self.runner.num_owned
         headroom = math.ceil(self.config.kv_headroom * self.config.num_blocks) if running else 0
@@ -312,4 +409,8 @@ class Rules:
             sequence = self.runner.sequences[request_id]
             if known.state is not RequestState.RUNNING or not sequence.decodes:
                 total += len(sequence.stamps) - sequence.computed
+        for under_way in self._under_way.values():
+            for chunk in () if under_way.counted else under_way.plan.prefills:
+                if under_way.computed[chunk.slot][0] in self.requests:
+                    total += chunk.length
         assert scheduler.num_uncomputed_tokens == total, "num_uncomputed_tokens is wrong"

@@ -60,6 +60,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_blocks=st.sampled_from([0, 3, 40]),
         prefix_caching=st.booleans(),
         headroom=st.sampled_from([0.0, 0.1, 0.5]),
+        lookahead=st.booleans(),
     )
     def start(
         self,
@@ -73,6 +74,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_blocks,
         prefix_caching,
         headroom,
+        lookahead,
     ):
         self.classes = CLASSES[:num_classes]
         num_blocks = math.ceil(room * MAX_LEN / block_size)
@@ -91,6 +93,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             preemption_victim=victim,
             num_host_blocks=num_host_blocks,
             prefix_caching=prefix_caching,
+            lookahead=lookahead,
         )
         self.references = {}
         self.now = 0.0
@@ -130,7 +133,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 12))
     def step(self, count):
         for _ in range(count):
-            had_work = self.driver.scheduler.has_work
+            had_work = self.driver.scheduler.has_work or self.driver.under_way is not None
             assert (self.driver.step() is not None) == had_work, "every step with work makes progress"
             self.now += 1.0
 
@@ -142,7 +145,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def what_is_said_of_the_state_is_right(self):
         if hasattr(self, "driver"):
             self.driver.rules.check_counters(self.driver.scheduler)
-            self.driver.rules.check_uncomputed(self.driver.scheduler)
+            self.driver.check_uncomputed()
 
     def teardown(self):
         if not hasattr(self, "driver"):

@@ -43,8 +43,10 @@ BUSY: dict[str, Any] = {
     "preemption_victim": "last_arrived",
     "num_host_blocks": 0,
     "prefix_caching": True,
+    "lookahead": False,
 }
 SWAPPING = {"preemption": "swap", "num_host_blocks": 40}
+LOOKAHEAD = {"lookahead": True}
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Scheduler, Patch], None]
@@ -226,6 +228,90 @@ def forgets_what_it_swaps_out(fail, plan):
     return fail(changed(plan, preemptions=()))
 
 
+class Forgetful(dict[int, set[int]]):
+    """Keeps nothing."""
+
+    def setdefault(self, key: int, default: Any = None) -> Any:
+        return default
+
+
+def forgets_who_left(scheduler: Scheduler, patch: Patch) -> None:
+    patch.setattr(scheduler, "_left", Forgetful())
+
+
+def knows_who_left_but_takes_their_tokens(scheduler: Scheduler, patch: Patch) -> None:
+    """Slots are taken for whom they belong to now."""
+    update = scheduler.update
+
+    def update_wrongly(plan, token_ids):
+        left = scheduler._left.pop(plan.step, set())
+        taken = {slot for slot in left if scheduler._running.table.requests[slot] is not None}
+        scheduler._left[plan.step] = left - taken
+        return update(plan, token_ids)
+
+    patch.setattr(scheduler, "update", update_wrongly)
+
+
+def plans_a_complete_request_again(scheduler: Scheduler, patch: Patch) -> None:
+    running = scheduler._running
+    patch.setattr(running, "end_decoding", lambda slot: None)
+    patch.setattr(running, "take_last_token", lambda slot: None)
+
+
+def caches_what_is_not_confirmed(scheduler: Scheduler, patch: Patch) -> None:
+    running = scheduler._running
+    count_chunk = running.count_chunk
+
+    def count_wrongly(chunk):
+        full = count_chunk(chunk)
+        running._register(running.table.request(chunk.slot), chunk.slot, chunk.start + chunk.length)
+        return full
+
+    patch.setattr(running, "count_chunk", count_wrongly)
+
+
+def caches_a_prefill_under_way_when_it_leaves(scheduler: Scheduler, patch: Patch) -> None:
+    running = scheduler._running
+    leave = running.leave
+
+    def leave_wrongly(request):
+        running.unsampled.pop(request.slot, None)
+        return leave(request)
+
+    patch.setattr(running, "leave", leave_wrongly)
+
+
+def forgets_the_later_plan(scheduler: Scheduler, patch: Patch) -> None:
+    fail = scheduler.fail
+
+    def fail_wrongly(plan):
+        if scheduler._counted is not None:
+            scheduler._planned = None
+        return fail(plan)
+
+    patch.setattr(scheduler, "fail", fail_wrongly)
+
+
+def takes_the_step_under_way_for_done(leave, slot):
+    """The tokens of a request that leaves include one that is not known."""
+    return np.append(leave(slot), np.int32(0))
+
+
+def plans_on_old_lengths(scheduler: Scheduler, patch: Patch) -> None:
+    """A plan made ahead takes the step under way for one that never was."""
+    decodes = scheduler._running.decodes
+    growing = decodes.growing
+
+    def growing_wrongly():
+        decodes.clock -= scheduler._counted is not None
+        try:
+            return growing()
+        finally:
+            decodes.clock += scheduler._counted is not None
+
+    patch.setattr(decodes, "growing", growing_wrongly)
+
+
 def drops_the_last_token(leave, slot):
     return leave(slot)[:-1]
 
@@ -301,7 +387,7 @@ FAULTS = {
     ),
     "a block's hash forgets what came before": Fault(
         with_hashes(lambda parent: b""),
-        "do not hold its tokens|the content of block",
+        "do not hold its tokens|the content of block|named twice",
         {"block_size": 1, "num_blocks": 32},
     ),
     "tenants share blocks": Fault(
@@ -365,11 +451,12 @@ FAULTS = {
         "nobody is admitted though the next request fits|no step though requests are there",
     ),
     "the last come is first served": Fault(
-        set_attribute(Fcfs, "key", lambda policy, request: -request.order), "fcfs: request .* overtakes"
+        set_attribute(Fcfs, "key", lambda policy, request: -request.order),
+        "fcfs: request .* overtakes|nobody is admitted",
     ),
     "priorities do not age": Fault(
         set_attribute(Priority, "key", lambda policy, request: request.priority),
-        "priority: request .* overtakes",
+        "priority: request .* overtakes|nobody is admitted",
         {"policy": "priority"},
     ),
     "output tokens cost a tenant nothing": Fault(
@@ -404,6 +491,41 @@ FAULTS = {
         "a preempted request loses tokens",
         {"prefix_caching": False},
     ),
+    "it is forgotten who left since a plan was made": Fault(
+        forgets_who_left, "left_since is not who has ended|is empty", LOOKAHEAD
+    ),
+    "a late token goes to the slot's new owner": Fault(
+        knows_who_left_but_takes_their_tokens,
+        "left_since|must end with|blocks but . hashes|^[0-9]+$|another token|lost though",
+        LOOKAHEAD,
+    ),
+    "a complete request is planned again": Fault(
+        plans_a_complete_request_again, "a slot decodes that is not due", LOOKAHEAD
+    ),
+    "what a step under way computes is cached": Fault(
+        caches_what_is_not_confirmed,
+        "tokens are in the prefix cache|lost though|used less recently|do not hold its tokens",
+        LOOKAHEAD,
+    ),
+    "a prefill under way is cached when its request leaves": Fault(
+        caches_a_prefill_under_way_when_it_leaves,
+        "tokens are in the prefix cache|lost though|used less recently",
+        LOOKAHEAD,
+    ),
+    "a request preempted ahead loses its token": Fault(
+        wrap("", "_runs_out", lambda runs_out: False), "with a token that nobody knows|is empty", LOOKAHEAD
+    ),
+    "a step that fell with the one before leaves its requests running": Fault(
+        forgets_the_later_plan, "the state of a request that is put back is wrong", LOOKAHEAD
+    ),
+    "a token that is not known is hashed": Fault(
+        wrap("_running.decodes", "leave", takes_the_step_under_way_for_done),
+        "tokens are in the prefix cache|lost though|used less recently|loses tokens",
+        LOOKAHEAD,
+    ),
+    "a plan made ahead grows tables as if no step were under way": Fault(
+        plans_on_old_lengths, "a table grows|a token has no block|nothing is planned|growth leaves", LOOKAHEAD
+    ),
     "a request ends too late": Fault(
         wrap("_running.decodes", "advance", lambda advance: (advance(), [])[1]),
         "must end with their last token",
@@ -422,7 +544,7 @@ def run(fault: Fault, plant: bool, patch: Patch) -> None:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_caught(name, monkeypatch):
-    with pytest.raises(AssertionError, match=FAULTS[name].caught):
+    with pytest.raises((AssertionError, LookupError, ValueError), match=FAULTS[name].caught):
         run(FAULTS[name], True, monkeypatch)
 
 

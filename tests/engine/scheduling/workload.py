@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -17,7 +18,7 @@ from inflight_engine.scheduling.config import PREEMPTION_MODES, ServiceClass, Sw
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
-from tests.engine.scheduling.driver import Driver, Fails, never
+from tests.engine.scheduling.driver import Driver, Fails, never, nothing
 from tests.engine.scheduling.model_runner import VOCAB
 
 TENANTS = ("", "", "", "a", "b")
@@ -72,6 +73,7 @@ def random_fields(random: Random) -> dict[str, Any]:
         "preemption_victim": random.choice(sorted(VICTIMS)),
         "num_host_blocks": random.choice((0, num_blocks // 2, num_blocks, 4 * num_blocks)),
         "prefix_caching": random.random() < 0.7,
+        "lookahead": random.random() < 0.5,
     }
 
 
@@ -112,45 +114,58 @@ class Workload:
             self.load = random.choice((0.0, 0.2, 0.5, 0.8, 0.8))
         while random.random() < self.load and self.driver.scheduler.num_waiting < self.most_waiting:
             self._add()
-        if random.random() < 0.08:
-            random.choice((self._cancel, self._cancel, self._set_limits, self._set_rates, self._set_class_weights))()
-        self._step(self._fails)
+        self._interfere()
+        self._step(self._fails, self._meanwhile)
 
     def finish(self) -> None:
         """Steps until nothing is left."""
-        while self.driver.rules.requests:
+        while self.driver.rules.requests or self.driver.under_way is not None:
             self._step()
         self._step()
+
+    def _interfere(self) -> None:
+        random = self.random
+        if random.random() < 0.08:
+            random.choice((self._cancel, self._cancel, self._set_limits, self._set_rates, self._set_class_weights))()
+
+    def _meanwhile(self) -> None:
+        if self.random.random() < 0.3:
+            self.events.append("while the step is under way:")
+            self._interfere()
+            if self.random.random() < self.load / 4:
+                self._add()
 
     def _fails(self, plan: StepPlan) -> bool:
         """Whether the runner breaks in a step, oftener where there is more to break."""
         copies = any(each.swapped for each in plan.preemptions) or any(start.host_block_ids for start in plan.starts)
-        fails = self.failures.random() < (0.05 if copies else 0.003)
+        fails = self.failures.random() < (0.05 if copies else 0.02 if self.driver.lookahead else 0.003)
         self.counts["failed"] += fails
         self.counts["failed_copies"] += fails and copies
         return fails
 
-    def _step(self, fails: Fails = never) -> None:
+    def _step(self, fails: Fails = never, meanwhile: Callable[[], None] = nothing) -> None:
         driver = self.driver
         swapped, hits, throttled = driver.rules.num_swaps, driver.runner.hit_tokens, driver.rules.num_throttled
-        plan = driver.step(fails)
+        late_tokens, put_back, waited = driver.late_tokens, driver.put_back, driver.waited
         counts = self.counts
-        counts["steps"] += 1
-        if counts["steps"] % 8 == 0:
-            driver.rules.check_uncomputed(driver.scheduler)
-        if plan is None:
+        if driver.step(fails, meanwhile) is None:
             counts["idle"] += 1
-            return
-        self.events.append(plan)
-        if plan.starts:
+        counts["steps"] += 1
+        counts["late_tokens"] += driver.late_tokens - late_tokens
+        counts["put_back"] += driver.put_back - put_back
+        counts["waited"] += driver.waited - waited
+        counts["throttled"] += driver.rules.num_throttled - throttled
+        counts["swaps"] += driver.rules.num_swaps - swapped
+        counts["hit_tokens"] += driver.runner.hit_tokens - hits
+        counts["ahead"] += driver.under_way is not None
+        if counts["steps"] % 8 == 0:
+            driver.check_uncomputed()
+        for plan in driver.plans:
+            self.events.append(plan)
             counts["starts"] += len(plan.starts)
             counts["swaps_in"] += sum(bool(start.host_block_ids) for start in plan.starts)
-            counts["hit_tokens"] += driver.runner.hit_tokens - hits
-        if plan.preemptions:
             counts["preemptions"] += len(plan.preemptions)
-            counts["swaps"] += driver.rules.num_swaps - swapped
-        counts["throttled"] += driver.rules.num_throttled - throttled
-        counts["chunked"] += any(not chunk.samples for chunk in plan.prefills)
+            counts["chunked"] += any(not chunk.samples for chunk in plan.prefills)
 
     def _tokens(self, count: int) -> list[int]:
         return self.random.choices(range(VOCAB), k=count)
