@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import socket
 import subprocess
 import sys
@@ -23,25 +22,24 @@ from pathlib import Path
 from typing import NoReturn
 
 import msgspec
-import numpy as np
 import torch
 
 from inflight_engine.config import EngineConfig
 from inflight_engine.execution.device import choose_device
 from inflight_engine.execution.distributed import TorchDistributed
 from inflight_engine.execution.load import load_config, refuse_options
+from inflight_engine.execution.plan_frames import PlanEncoder
 from inflight_engine.execution.resources import read_resources
 from inflight_engine.execution.runner import Runner
 from inflight_engine.models.source import resolve
 from inflight_engine.output import StepOutput
-from inflight_engine.scheduling.plan import Slots, StepPlan
+from inflight_engine.scheduling.plan import StepPlan
 
 log = logging.getLogger(__name__)
 
 _LOADING_GRACE = 5.0
 """Seconds between the end of a worker while loading and that of this process: what failed there often fails here too,
 and then this process can say why itself."""
-_SAME_SLOTS: Slots = np.empty(0, np.intp)
 
 
 class TensorParallelRunner:
@@ -96,35 +94,6 @@ class TensorParallelRunner:
         if not self._loaded:
             time.sleep(_LOADING_GRACE)
         os._exit(1)  # The main thread may wait for the worker in a sum that never comes.
-
-
-class PlanEncoder:
-    """Plans as bytes. Plans are told apart by the identity of their slots where these do not change, and so are what
-    comes of them by `PlanDecoder`."""
-
-    def __init__(self) -> None:
-        self._slots: Slots | None = None
-
-    def encode(self, plan: StepPlan) -> bytes:
-        if plan.decode_slots is self._slots:
-            plan = msgspec.structs.replace(plan, decode_slots=_SAME_SLOTS)
-            return b"=" + pickle.dumps(plan, pickle.HIGHEST_PROTOCOL)
-        self._slots = plan.decode_slots
-        return b"+" + pickle.dumps(plan, pickle.HIGHEST_PROTOCOL)
-
-
-class PlanDecoder:
-    """The reverse of `PlanEncoder`."""
-
-    def __init__(self) -> None:
-        self._slots: Slots = _SAME_SLOTS
-
-    def decode(self, frame: bytes) -> StepPlan:
-        plan: StepPlan = pickle.loads(memoryview(frame)[1:])
-        if frame[:1] == b"=":
-            return msgspec.structs.replace(plan, decode_slots=self._slots)
-        self._slots = plan.decode_slots
-        return plan
 
 
 class _Worker:

@@ -19,7 +19,7 @@ import msgspec
 
 from inflight_engine.config import EngineConfig
 from inflight_engine.engine import StepExecutor
-from inflight_engine.execution.ranks import PlanDecoder
+from inflight_engine.execution.plan_frames import PlanDecoder
 
 log = logging.getLogger(__name__)
 

@@ -30,6 +30,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {"rope_type": "yarn", "rope_theta": 50.0, "factor": 4.0, "original_max_position_embeddings": 64}
 KINDS = {
     "llama-gqa-untied": ("Llama", {"tie_word_embeddings": False}),
     "llama-mha-tied": ("Llama", {"num_key_value_heads": 6, "tie_word_embeddings": True}),
@@ -38,18 +39,21 @@ KINDS = {
     "llama-wide-heads": ("Llama", {"head_dim": 16}),
     "llama-rope-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 3.0}}),
     "llama-rope-llama3": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama-rope-yarn": ("Llama", {"rope_parameters": YARN}),
+    "llama-rope-dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 50.0, "factor": 2.0}}),
     "mistral": ("Mistral", {"sliding_window": None}),
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {"head_dim": 8}),
 }
 
 
-def make_model(folder, kind, **save_options):
+def make_model(folder, kind, changes=None, **save_options):
+    """`changes`: of the kind's configuration."""
     import transformers
 
     family, options = KINDS[kind]
     torch.manual_seed(len(kind))
-    config = getattr(transformers, f"{family}Config")(**COMMON | options)
+    config = getattr(transformers, f"{family}Config")(**COMMON | options | (changes or {}))
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,0 +1,41 @@
+"""Step plans on their way from one process to others of this machine."""
+
+from __future__ import annotations
+
+import pickle
+
+import msgspec
+import numpy as np
+
+from inflight_engine.scheduling.plan import Slots, StepPlan
+
+_SAME_SLOTS: Slots = np.empty(0, np.intp)
+
+
+class PlanEncoder:
+    """Plans as bytes. Their slots are sent when they change; while they do not, all plans share one array, before and
+    after."""
+
+    def __init__(self) -> None:
+        self._slots: Slots | None = None
+
+    def encode(self, plan: StepPlan) -> bytes:
+        if plan.decode_slots is self._slots:
+            plan = msgspec.structs.replace(plan, decode_slots=_SAME_SLOTS)
+            return b"=" + pickle.dumps(plan, pickle.HIGHEST_PROTOCOL)
+        self._slots = plan.decode_slots
+        return b"+" + pickle.dumps(plan, pickle.HIGHEST_PROTOCOL)
+
+
+class PlanDecoder:
+    """The reverse of `PlanEncoder`."""
+
+    def __init__(self) -> None:
+        self._slots: Slots = _SAME_SLOTS
+
+    def decode(self, frame: bytes) -> StepPlan:
+        plan: StepPlan = pickle.loads(memoryview(frame)[1:])
+        if frame[:1] == b"=":
+            return msgspec.structs.replace(plan, decode_slots=self._slots)
+        self._slots = plan.decode_slots
+        return plan
