@@ -6,7 +6,9 @@ in the batch, however the prompt was chunked, and after a preemption.
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -50,8 +52,8 @@ def draw(logits: torch.Tensor, batch: DrawBatch, rows: npt.NDArray[np.int64] | N
     """Draw one token a row.
 
     By inverting the cumulative distribution over token ids. In float64: the sum runs over the whole vocabulary, and a
-    draw must not change when the last bit of some logit does. The CPU kernels add in another order than torch, so the
-    two differ where the drawn number is within rounding of the boundary between two tokens.
+    draw must not change when the last bit of some logit does. The kernels, on CPU and on a GPU, add in another order
+    than torch, so the results differ where the drawn number is within rounding of the boundary between two tokens.
 
     Args:
         logits: float32 [M, vocab_size].
@@ -67,9 +69,20 @@ def draw(logits: torch.Tensor, batch: DrawBatch, rows: npt.NDArray[np.int64] | N
             how[name] = getattr(batch, name)
         how["number"] = number
         return native.draw(logits, rows, how)
+    if logits.device.type == "cuda" and _has_triton():
+        from inflight_engine.execution.triton_draw import draw_rows  # not before it is needed: Triton takes a second
+
+        top_k = np.where(batch.top_k > 0, batch.top_k, logits.shape[1])
+        filters = np.stack([batch.temperature, batch.min_p, top_k, batch.top_p, number])
+        return draw_rows(logits, np.arange(len(logits)) if rows is None else rows, filters)
     if rows is not None:
         logits = logits[torch.from_numpy(rows).to(logits.device)]
     return _draw(logits, batch, number)
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def _draw(logits: torch.Tensor, batch: DrawBatch, number: npt.NDArray[np.float64]) -> torch.Tensor:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from inflight_engine.execution import invariant_matmul, triton_ops
+from inflight_engine.execution import invariant_matmul, triton_draw, triton_ops
 from tests.engine.execution.triton_compile import ARCHITECTURES, compile_kernel
 
 
 def test_in_the_interpreter_they_equal_plain_torch():
-    file = Path(__file__).with_name("interpreted_ops.py")
+    files = [str(Path(__file__).with_name(name)) for name in ("interpreted_ops.py", "interpreted_draw.py")]
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", str(file)],
+        [sys.executable, "-m", "pytest", "-q", *files],
         env=os.environ | {"TRITON_INTERPRET": "1"},
         stdout=subprocess.PIPE,
         text=True,
@@ -73,6 +73,18 @@ def test_the_invariant_product_compiles_to_tensor_cores(architecture, dtype):
     )
     if dtype == "bf16":
         assert ("wgmma" if architecture == 90 else "mma.sync") in compiled.asm["ptx"]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_draw_compiles(architecture):
+    compile_kernel(
+        triton_draw.draw_kernel,
+        architecture,
+        {"logits": "*fp32", "rows": "*i64", "how": "*fp64", "drawn": "*i64"}
+        | dict.fromkeys(("stride", "num_rows", "vocab_size"), "i32"),
+        {"BLOCK": triton_draw._BLOCK},
+        num_warps=8,
+    )
 
 
 def test_linear_layers_come_to_the_two_operators_that_are_overridden():
