@@ -11,13 +11,13 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from inflight_engine.recording import command as replay
-from inflight_engine.server.config import ServerConfig
-from inflight_engine.server.config_file import parse_with_file
+from inflight_engine import placement as placing
 from inflight_engine.server.process import EngineProcess
-from inflight_engine.server.serve_flags import DESCRIPTION, EXAMPLE, add_serve_flags, server_config
+
+if TYPE_CHECKING:
+    from inflight_engine.server.config import ServerConfig
 
 LISTEN_BACKLOG = 2048
 
@@ -25,6 +25,25 @@ LISTEN_BACKLOG = 2048
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 1 the thing asked for failed (the last line says what), 2 wrong usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] != ["serve"] or not {"-h", "--help"}.isdisjoint(arguments):
+        return _run(arguments, None)
+    # Until the server has its own handlers. As a container's first process, one without a handler would not end at all.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)
+    # What the engine process imports takes longer than all that is done here, so it starts before anything is read.
+    process = EngineProcess()
+    try:
+        return _run(arguments, process)
+    finally:
+        process.kill()
+
+
+def _run(arguments: list[str], process: EngineProcess | None) -> int:
+    # Imported only now, as the engine process has been started.
+    from inflight_engine.recording import command as replay
+    from inflight_engine.server.config_file import parse_with_file
+    from inflight_engine.server.serve_flags import DESCRIPTION, EXAMPLE, add_serve_flags, server_config
+
     parser = argparse.ArgumentParser(
         prog="inflight-engine",
         description="Serve a language model with continuous batching.",
@@ -59,14 +78,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = parse_with_file(serve_parser, arguments[1:])
     if flags.model is None:
         serve_parser.error("MODEL is missing; for example: inflight-engine serve builtin://smollm2")
-    return serve(server_config(flags))
+    assert process is not None, "only for --help it is not there, and the parser has answered that"
+    return serve(server_config(flags), process)
 
 
-def serve(config: ServerConfig) -> int:
+def serve(config: ServerConfig, process: EngineProcess) -> int:
     """Serve until told to stop."""
-    # Until the server has its own handlers. As a container's first process, one without a handler would not end at all.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _leave)
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
@@ -78,8 +95,10 @@ def serve(config: ServerConfig) -> int:
     except OSError as error:
         return _failed(f"cannot listen on {config.host} port {config.port}: {error.strerror or error}")
     logging.info("listening on %s port %d", *listener.getsockname()[:2])
-    process = EngineProcess(config.engine)
-    # Imported only now: both processes load at the same time.
+    process.load(config.engine)
+    placement = placing.here(config.engine.num_threads)
+    if placement is not None:
+        placing.bind(placement.api)
     from inflight_engine.server.run import run
 
     failure = run(config, process, listener)

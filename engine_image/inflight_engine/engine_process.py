@@ -1,11 +1,12 @@
 """The engine process: loads the model, then alternates messages and steps until it is told to leave.
 
-Started by the API process as `python -m inflight_engine.engine_process FD CONFIG`, where FD is an inherited socket and
-CONFIG is an `EngineConfig` as JSON.
+Started by the API process as `python -m inflight_engine.engine_process FD`, where FD is an inherited socket; what to
+load, an `EngineConfig` as JSON, comes on standard input a little later.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import socket
@@ -13,6 +14,7 @@ import sys
 
 import msgspec
 
+from inflight_engine import placement as placing
 from inflight_engine.channel import ChannelClosedError, EngineChannel
 from inflight_engine.config import EngineConfig
 from inflight_engine.engine import Engine
@@ -93,6 +95,41 @@ def serve(engine: Engine, channel: EngineChannel) -> None:
             channel.send(engine.step())
 
 
+def start(channel: EngineChannel) -> Engine | None:
+    """Load what standard input says. None: that failed, and the API process has been told why.
+
+    Raises:
+        ChannelClosedError: the API process is gone.
+    """
+    gc.disable()  # In the next seconds a million objects are made, and hardly one is garbage.
+    what = "the engine"
+    try:
+        import inflight_engine.execution.runner  # noqa: F401  Takes longest, so not after the configuration has come.
+
+        text = sys.stdin.buffer.read()
+        if not text:
+            raise ChannelClosedError("the API process is gone")
+        config = msgspec.json.decode(text, type=EngineConfig)
+        what = f"model {config.model}"
+        placement = placing.here(config.num_threads)
+        if placement is not None:
+            placing.bind(placement.engine)
+        engine, ready = load(config)
+    except ChannelClosedError:
+        raise
+    except (ValueError, OSError, MemoryError) as error:
+        channel.send(EngineFailed(str(error)))
+        return None
+    except Exception as error:
+        log.exception("loading %s failed", what)
+        channel.send(EngineFailed(f"loading {what} failed: {error}"))
+        return None
+    channel.send(ready)
+    gc.freeze()  # What was imported stays; to look through it for garbage again and again would be long pauses.
+    gc.enable()
+    return engine
+
+
 def main() -> int:
     """Exit 0 when told to leave or left alone, 1 when the engine cannot go on."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -100,18 +137,10 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     channel = EngineChannel(socket.socket(fileno=int(sys.argv[1])))
-    config = msgspec.json.decode(sys.argv[2], type=EngineConfig)
     try:
-        try:
-            engine, ready = load(config)
-        except (ValueError, OSError, MemoryError) as error:
-            channel.send(EngineFailed(str(error)))
+        engine = start(channel)
+        if engine is None:
             return 1
-        except Exception as error:
-            log.exception("loading model %s failed", config.model)
-            channel.send(EngineFailed(f"loading model {config.model} failed: {error}"))
-            return 1
-        channel.send(ready)
         try:
             serve(engine, channel)
         finally:

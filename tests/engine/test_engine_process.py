@@ -1,17 +1,20 @@
 """What the engine process says last when it cannot go on, and that it leaves when nobody listens any more."""
 
+import io
 import socket
 import sys
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 
-from inflight_engine import engine_process
+from inflight_engine import engine_process, placement
 from inflight_engine.channel import FrameDecoder
 from inflight_engine.config import EngineConfig
 from inflight_engine.messages import EngineFailed, EngineReady
 from inflight_engine.scheduling.limits import Limits
 
+CONFIG = EngineConfig("some-model")
 READY = EngineReady(Limits(1, 1), 1, 1, 1, 1, 1, "cpu", "float32", "none", 0.0)
 
 
@@ -28,13 +31,15 @@ class Broken:
         self.closed = True
 
 
-def run_main(monkeypatch, load, *, listening=True):
-    """Exit status of `main` with another `load`, and what it sent."""
+def run_main(monkeypatch, load, *, config=CONFIG, listening=True):
+    """Exit status of `main` with another `load`, and what it sent. No `config`: the API process left before."""
     ours, theirs = socket.socketpair()
     monkeypatch.setattr(engine_process, "load", load)
     monkeypatch.setattr(engine_process.signal, "signal", lambda number, handler: None)
-    config = msgspec.json.encode(EngineConfig("some-model")).decode()
-    monkeypatch.setattr(sys, "argv", ["engine_process", str(theirs.detach()), config])
+    config = b"" if config is None else msgspec.json.encode(config)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(config)))
+    monkeypatch.setattr(sys, "argv", ["engine_process", str(theirs.detach())])
+    monkeypatch.setattr(engine_process, "gc", Mock())  # which is this process's
     if not listening:
         ours.close()
         return engine_process.main(), []
@@ -69,3 +74,20 @@ def test_failed_step_is_told_as_one_and_the_recording_is_closed(monkeypatch):
 
 def test_without_a_listener_it_leaves(monkeypatch):
     assert run_main(monkeypatch, lambda config: (Broken(), READY), listening=False) == (0, [])
+
+
+def test_without_a_configuration_it_leaves(monkeypatch):
+    assert run_main(monkeypatch, raising(AssertionError("nothing to load")), config=None) == (0, [])
+
+
+def test_it_is_bound_to_its_cpus_before_it_loads(monkeypatch):
+    done = []
+    monkeypatch.setattr(placement, "here", lambda num_threads: placement.place(num_threads, frozenset({2, 3}), 8))
+    monkeypatch.setattr(placement, "bind", done.append)
+
+    def load(config):
+        done.append("loaded")
+        return Broken(), READY
+
+    run_main(monkeypatch, load, config=EngineConfig("some-model", num_threads=1))
+    assert done == [{3}, "loaded"]

@@ -1,34 +1,37 @@
-"""Starts the engine process. Imports only what is light: it comes first, so that both processes load together."""
+"""Starts the engine process. Imports only what is light: the process starts before anything else is done."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from inflight_engine.config import EngineConfig
+if TYPE_CHECKING:
+    from inflight_engine.config import EngineConfig
 
 
 class EngineProcess:
     """The child process and the socket to it. Its end of the socket closes when it dies, however it dies."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        """Starts it; loading goes on while the caller does something else."""
+    def __init__(self) -> None:
+        """Starts it. It imports what it needs, which takes seconds, and waits for its configuration."""
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "inflight_engine.engine_process",
-                    str(theirs.fileno()),
-                    msgspec.json.encode(config).decode(),
-                ],
+                [sys.executable, "-m", "inflight_engine.engine_process", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
             )
+
+    def load(self, config: EngineConfig) -> None:
+        """Tells it what to load; loading goes on while the caller does something else."""
+        import msgspec
+
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:  # its death is seen on the socket
+            pipe.write(msgspec.json.encode(config))
 
     def wait(self, timeout: float) -> int | None:
         """Its exit status (negative: the signal that ended it); None if it still runs after `timeout` seconds."""
