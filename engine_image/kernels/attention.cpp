@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
-#include <limits>
-#include <new>
 
 #include "attention_plan.h"
+#include "attention_softmax.h"
 #include "attention_tile.h"
 #include "simd.h"
 
@@ -15,15 +13,7 @@ namespace inflight {
 namespace {
 
 constexpr int64_t kMostHeadDim = 256;
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 static_assert(kPiece % (kTileVectors * kLanes) == 0);
-
-// The softmax of one row so far: sums of values, not yet divided by the sum of weights, relative to the greatest score.
-struct Row {
-  float* mixed;  // [head_dim]
-  float* top;    // greatest score
-  float* total;  // sum of weights
-};
 
 // Where a thread keeps a unit's rows.
 struct Scratch {
@@ -112,61 +102,6 @@ void value_rows(const float* weights, const Columns& columns, int64_t begin, int
     value_tile<Element, ROWS, 1>(weights, columns, begin, end, d, next_keys, mixed);
 }
 
-INFLIGHT_INLINE f32v tanh(f32v x) {
-  const f32v square = x * x;
-  f32v p = splat(-5.70498872745e-3f);  // Cephes' polynomial of tanhf near 0, where the quotient below would cancel
-  p = fma(p, square, splat(2.06390887954e-2f));
-  p = fma(p, square, splat(-5.37397155531e-2f));
-  p = fma(p, square, splat(1.33314422036e-1f));
-  p = fma(p, square, splat(-3.33332819422e-1f));
-  const f32v near = fma(p * square, x, x), far = 1.0f - 2.0f / (exp(x + x) + 1.0f);
-  return (x < 0.625f) & (x > -0.625f) ? near : far;
-}
-
-// One row's scores of tokens begin .. end - 1 of a piece become weights relative to the greatest; 0 outside its
-// context, which is given relative to the piece too. Gives that greatest score and the weights' sum. The context holds
-// at least one of the tokens; begin and end are multiples of kLanes.
-void softmax(float* scores, int64_t begin, int64_t end, Context context, float softcap, float* top, float* total) {
-  i32v lane;
-  for (int i = 0; i < kLanes; i++) lane[i] = i;
-  f32v greatest = splat(kMinusInfinity);
-  for (int64_t i = begin; i < end; i += kLanes) {
-    f32v x = load<f32v>(scores + i);
-    if (softcap > 0) x = softcap * tanh(x);
-    if (i < context.lo || i + kLanes > context.hi) {
-      const i32v token = lane + int32_t(i);
-      x = ((token >= int32_t(context.lo)) & (token < int32_t(context.hi))) ? x : splat(kMinusInfinity);
-    }
-    greatest = max(x, greatest);
-    store(scores + i, x);
-  }
-  *top = reduce_max(greatest);
-  f32v sum = {};
-  for (int64_t i = begin; i < end; i += kLanes) {
-    const f32v weight = exp(load<f32v>(scores + i) - *top);
-    sum += weight;
-    store(scores + i, weight);
-  }
-  *total = reduce_add(sum);
-}
-
-// Add a piece's result to that of the pieces before it (Dao et al. 2022). Not inlined, so that all its callers round
-// alike.
-__attribute__((noinline)) void fold(Row row, const float* mixed, float top, float total, int64_t head_dim) {
-  const float greatest = std::max(*row.top, top);
-  const f32v old_factor = exp(splat(*row.top - greatest)), new_factor = exp(splat(top - greatest));
-  for (int64_t d = 0; d < head_dim; d += kLanes)
-    store(row.mixed + d, fma(load<f32v>(row.mixed + d), old_factor, load<f32v>(mixed + d) * new_factor));
-  *row.total = fma(splat(*row.total), old_factor, total * new_factor)[0];
-  *row.top = greatest;
-}
-
-void start(Row row, const float* mixed, float top, float total, int64_t head_dim) {
-  std::copy(mixed, mixed + head_dim, row.mixed);
-  *row.top = top;
-  *row.total = total;
-}
-
 // The first piece of a row's context: there it begins.
 int64_t first_piece(Context context) { return context.lo / kPiece; }
 
@@ -243,7 +178,7 @@ void attend_unit(const Job& job, const Job& after, const Scratch& scratch) {
 // The queries of a unit, times what the scores are to be multiplied with.
 void gather(const Job& job, const float* q, int64_t stride, float* queries) {
   const KVCache& cache = job.cache;
-  const float factor = cache.softcap > 0 ? cache.scale / cache.softcap : cache.scale;
+  const float factor = query_factor(cache);
   for (int64_t row = 0; row < job.num_rows(); row++) {
     const int64_t token = job.sequence.first_row + job.unit.first_query + row / job.group;
     const float* from = q + token * stride + (job.kv_head * job.group + row % job.group) * cache.head_dim;
