@@ -23,8 +23,6 @@ class FlashAttnBackend(FlashBackend):
     def why_not(cls, spec: AttentionSpec) -> str | None:
         if importlib.util.find_spec("flash_attn") is None:
             return "the package flash-attn is not installed"
-        if spec.batch_invariant:
-            return "it cuts a sequence as the batch around it allows"
         reason = why_no_flash(spec)
         if reason is not None:
             return reason

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from inflight_engine.execution.attention.base import AttentionBatch, AttentionSpec
+from inflight_engine.execution.attention.base import AttentionBatch, AttentionSpec, ChunkSpan
 from inflight_engine.execution.staging import Staging, staged_bytes
 
 Int32Array = npt.NDArray[np.int32]
@@ -25,10 +26,10 @@ class GpuStep:
         table_width: [1]: columns of the block table.
         context_lens: [R + C]: tokens that each sequence has in the cache after the step; 0: padded.
         kv_slots: [T]: where each packed token's key and value go; -1: nowhere.
+        query_tiles: [N, 4]: pieces of the chunks, and each decode where that was asked for, see `cut`; else empty.
         block_table: [R + C, table_width].
         chunk_starts: [C + 1]: packed tokens before each chunk, and after the last; empty without chunks.
         chunk_contexts: [C + 1]: the chunks' context lengths, summed up; empty without chunks.
-        query_tiles: [N, 4]: pieces of the chunks, see `cut_chunks`; empty without.
     """
 
     num_rows: int
@@ -37,10 +38,10 @@ class GpuStep:
     table_width: torch.Tensor
     context_lens: torch.Tensor
     kv_slots: torch.Tensor
+    query_tiles: torch.Tensor
     block_table: torch.Tensor
     chunk_starts: torch.Tensor
     chunk_contexts: torch.Tensor
-    query_tiles: torch.Tensor
 
 
 class StepStaging:
@@ -51,14 +52,18 @@ class StepStaging:
         full_table: the block table always has room for the longest sequence in each row; else it is as wide as the
             step needs, and its width is read on the device.
         tile_queries: longest piece that chunks are cut into; None: `query_tiles` stays empty.
+        decode_tiles: decodes are among the `query_tiles`.
     """
 
-    def __init__(self, spec: AttentionSpec, *, full_table: bool, tile_queries: int | None) -> None:
+    def __init__(
+        self, spec: AttentionSpec, *, full_table: bool, tile_queries: int | None = None, decode_tiles: bool = False
+    ) -> None:
         self._max_rows = spec.max_num_seqs
         self._max_tokens = max(spec.max_num_batched_tokens, spec.max_num_seqs)
         self._full_width = -(-spec.max_model_len // spec.block_size)
         self._full_table = full_table
         self._tile_queries = tile_queries
+        self._decode_tiles = decode_tiles
         sequences = self._max_rows
         num_tiles = 0 if tile_queries is None else self._max_tokens // tile_queries + sequences
         sizes = (1, sequences, self._max_tokens, sequences * self._full_width, sequences + 1, sequences + 1)
@@ -95,14 +100,14 @@ class StepStaging:
             chunk_starts = np.array([*(chunk.first for chunk in chunks), num_tokens], np.int32)
             chunk_contexts = np.concatenate([[0], np.cumsum(context_lens[rows:])]).astype(np.int32)
         tiles = np.zeros((0, 4), np.int32)
-        if chunks and self._tile_queries is not None:
-            tiles = cut_chunks(batch, rows, self._tile_queries)
+        if self._tile_queries is not None:
+            tiles = cut(context_lens[: rows if self._decode_tiles else 0], chunks, rows, self._tile_queries)
         width = np.array([table.shape[1]], np.int32)
         return GpuStep(
             rows,
             len(chunks),
             max((chunk.length for chunk in chunks), default=0),
-            *self._staging.send(width, context_lens, kv_slots, table, chunk_starts, chunk_contexts, tiles),
+            *self._staging.send(width, context_lens, kv_slots, tiles, table, chunk_starts, chunk_contexts),
         )
 
     def _block_table(self, batch: AttentionBatch, rows: int) -> Int32Array:
@@ -117,18 +122,22 @@ class StepStaging:
         return table
 
 
-def cut_chunks(batch: AttentionBatch, first_row: int, tile_queries: int) -> Int32Array:
-    """Cut the chunks into pieces of at most `tile_queries` tokens, those with the most keys first: programs start in
-    order, and a long one that starts last is waited for.
+def cut(
+    decode_context_lens: Int32Array, chunks: Sequence[ChunkSpan], first_chunk_row: int, tile_queries: int
+) -> Int32Array:
+    """Cut a step's queries into pieces of at most `tile_queries` tokens of one sequence, those with the most keys
+    first: programs start in order, and a long one that starts last is waited for.
 
     Args:
-        first_row: the first chunk's row in the block table.
+        decode_context_lens: of the first rows; 0: padded, a piece of no tokens.
+        first_chunk_row: the first chunk's row in the block table.
 
     Returns:
         [N, 4]: row of the block table, first packed token, its position, tokens.
     """
-    pieces = []
-    for row, chunk in enumerate(batch.chunks, first_row):
+    rows = np.arange(len(decode_context_lens), dtype=np.int32)
+    pieces = [np.stack([rows, rows, np.maximum(decode_context_lens - 1, 0), np.minimum(decode_context_lens, 1)], 1)]
+    for row, chunk in enumerate(chunks, first_chunk_row):
         offsets = np.arange(0, chunk.length, tile_queries, dtype=np.int32)
         lengths = np.minimum(tile_queries, chunk.length - offsets)
         pieces.append(np.stack([np.full_like(offsets, row), chunk.first + offsets, chunk.start + offsets, lengths], 1))

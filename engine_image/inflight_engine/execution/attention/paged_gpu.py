@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 
@@ -19,9 +18,7 @@ class PagedGpuBackend(AttentionBackend):
     reads of a block is contiguous. A cache of float8_e4m3fn has a scale of 1; keys and values beyond +-448 are kept as
     +-448."""
 
-    _full_table: ClassVar[bool]
-
-    def __init__(self, spec: AttentionSpec) -> None:
+    def __init__(self, spec: AttentionSpec, staging: StepStaging) -> None:
         # Triton takes a good part of a second to import, so only who needs it does.
         from inflight_engine.execution.attention.triton_cache import write_kv
 
@@ -31,7 +28,7 @@ class PagedGpuBackend(AttentionBackend):
         self._scale = shape.head_dim**-0.5 if shape.scale is None else shape.scale
         cache_shape = (shape.num_layers, spec.num_blocks, 2, shape.num_kv_heads, spec.block_size, shape.head_dim)
         self._cache = zeros(cache_shape, spec.cache_dtype, spec.device)
-        self._staging = StepStaging(spec, full_table=self._full_table, tile_queries=self._tile_queries())
+        self._staging = staging
 
     def prepare(self, batch: AttentionBatch, num_padded: int = 0) -> None:
         self._step = self._staging.send(batch, num_padded)
@@ -51,10 +48,6 @@ class PagedGpuBackend(AttentionBackend):
     def _view(self, host: torch.Tensor, host_block: int) -> torch.Tensor:
         return host[host_block].view(self._cache.dtype).view_as(self._cache[:, 0])
 
-    def _tile_queries(self) -> int | None:
-        """Longest piece that chunks are cut into; None: they are not cut."""
-        return None
-
     @abstractmethod
     def _attend(self, layer: int, queries: torch.Tensor, step: GpuStep) -> torch.Tensor:
         """[T, heads * D] of queries [T, heads, D]; the step's keys and values are in the cache."""
@@ -63,10 +56,8 @@ class PagedGpuBackend(AttentionBackend):
 class FlashBackend(PagedGpuBackend):
     """FlashAttention-2's kernels (Dao 2023), from whichever library: one call for the decodes, one for the chunks."""
 
-    _full_table = True  # its width is a parameter of their launches
-
     def __init__(self, spec: AttentionSpec) -> None:
-        super().__init__(spec)
+        super().__init__(spec, StepStaging(spec, full_table=True))  # its width is a parameter of their launches
         # The kernels take [num_blocks, block_size, kv_heads, D] of any strides but the last.
         self._keys = [layer[:, 0].transpose(1, 2) for layer in self._cache]
         self._values = [layer[:, 1].transpose(1, 2) for layer in self._cache]
@@ -120,6 +111,8 @@ def why_no_flash(spec: AttentionSpec) -> str | None:
         return f"it keeps keys and values in {spec.dtype}, not in {spec.cache_dtype}"
     if shape.head_dim > 256 or shape.head_dim % 8:
         return f"it has heads of up to 256 dimensions, a multiple of 8, not {shape.head_dim}"
+    if spec.batch_invariant:
+        return "its decodes and its prefill differ in the last bits"
     if spec.block_size % 256:
         return f"it needs a block_size that is a multiple of 256, not {spec.block_size}"
     return why_no_triton(spec)

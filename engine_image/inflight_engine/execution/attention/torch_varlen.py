@@ -41,7 +41,7 @@ class TorchVarlenBackend(FlashBackend):
             window = (-1, -1)
         # Their step that joins the shares of a split sequence takes a batch of sequences of equal length, which only
         # such products are.
-        splits = None if self._grouped and window[0] < 0 and not self._spec.batch_invariant else 1
+        splits = None if self._grouped and window[0] < 0 else 1
         return self._attention(
             layer,
             queries,

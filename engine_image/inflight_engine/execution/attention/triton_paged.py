@@ -7,7 +7,7 @@ import os
 import torch
 
 from inflight_engine.execution.attention.base import AttentionSpec
-from inflight_engine.execution.attention.gpu_step import GpuStep
+from inflight_engine.execution.attention.gpu_step import GpuStep, StepStaging
 from inflight_engine.execution.attention.paged_gpu import PagedGpuBackend, why_no_triton
 from inflight_engine.execution.attention.triton_tiles import SplitPlan, decode_tiles, prefill_tiles, split_plan
 
@@ -17,10 +17,14 @@ _INTERPRETED_SHARED_MEMORY = 228 << 10
 
 
 class TritonBackend(PagedGpuBackend):
-    """See the module. On CPU it runs in Triton's interpreter only, which is for tests."""
+    """See the module. On CPU it runs in Triton's interpreter only, which is for tests.
+
+    With `batch_invariant` one kernel computes decodes and chunks alike, so that a token's result is the same to the
+    last bit whether it came in a prompt, in whichever chunk, as a decode, or again after a preemption. Decodes pay:
+    no sequence is shared by several programs.
+    """
 
     name = "triton"
-    _full_table = False
 
     @classmethod
     def why_not(cls, spec: AttentionSpec) -> str | None:
@@ -42,16 +46,19 @@ class TritonBackend(PagedGpuBackend):
         tile_arguments = (shape.head_dim, self._group, spec.dtype.itemsize, shared_memory)
         self._decode_tiles = decode_tiles(*tile_arguments)
         self._prefill_tiles = prefill_tiles(*tile_arguments)
-        super().__init__(spec)
+        staging = StepStaging(
+            spec,
+            full_table=False,
+            tile_queries=self._prefill_tiles.queries(self._group),
+            decode_tiles=spec.batch_invariant,
+        )
+        super().__init__(spec, staging)
         self._decode, self._prefill = decode, prefill
         self._softcap = shape.softcap or 0.0
         # What the programs that share a sequence found; at one address for all graphs, which never run at once.
         shares = max(rows * self._plan(rows).num_splits for rows in range(1, spec.max_num_seqs + 1)) * shape.num_heads
         self._partials = torch.empty(shares * shape.head_dim, dtype=torch.float32, device=spec.device)
         self._partial_stats = torch.empty(shares * 2, dtype=torch.float32, device=spec.device)
-
-    def _tile_queries(self) -> int:
-        return self._prefill_tiles.queries(self._group)
 
     def _plan(self, rows: int) -> SplitPlan:
         spec = self._spec
@@ -61,14 +68,13 @@ class TritonBackend(PagedGpuBackend):
             self._num_multiprocessors,
             spec.max_model_len,
             self._decode_tiles.keys,
-            spec.batch_invariant,
         )
 
     def _attend(self, layer: int, queries: torch.Tensor, step: GpuStep) -> torch.Tensor:
         cache, window = self._cache[layer], self._spec.shape.sliding_windows[layer] or 0
         num_tokens, heads, head_dim = queries.shape
         out = queries.new_empty(num_tokens, heads * head_dim)
-        if step.num_rows:
+        if step.num_rows and not self._spec.batch_invariant:
             self._decode(
                 queries,
                 cache,
@@ -85,7 +91,7 @@ class TritonBackend(PagedGpuBackend):
                 plan=self._plan(step.num_rows),
                 tiles=self._decode_tiles,
             )
-        if step.num_chunks:
+        if len(step.query_tiles):
             self._prefill(
                 queries,
                 cache,

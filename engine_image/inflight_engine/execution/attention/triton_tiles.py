@@ -88,16 +88,15 @@ def prefill_tiles(head_dim: int, group: int, dtype_bytes: int, shared_memory: in
     return Tiles(max(rows, _power_of_2(group)), keys, num_warps, num_stages)
 
 
-def split_plan(
-    rows: int, num_kv_heads: int, num_multiprocessors: int, max_model_len: int, tile: int, batch_invariant: bool
-) -> SplitPlan:
-    """How many programs share each of `rows` sequences; no function of their lengths.
+def split_plan(rows: int, num_kv_heads: int, num_multiprocessors: int, max_model_len: int, tile: int) -> SplitPlan:
+    """How many programs share each of `rows` sequences, whose lengths only the device knows.
 
-    With `batch_invariant` it is no function of `rows` either, so a sequence is always cut in the same places.
+    Args:
+        tile: keys in a step of a program's loop.
     """
     long_splits = min(_MAX_LONG_SPLITS, max(1, max_model_len // _LONG_SPLIT))
     wanted = -(-_PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors // (rows * num_kv_heads))
-    if batch_invariant or wanted <= long_splits:
+    if wanted <= long_splits:
         return SplitPlan(long_splits, _LONG_SPLIT // tile)
     return SplitPlan(min(wanted, _MAX_SPLITS, max(1, -(-max_model_len // tile))), 1)
 
