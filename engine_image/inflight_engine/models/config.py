@@ -60,7 +60,6 @@ class DecoderConfig:
         qkv_bias, output_bias, mlp_bias: whether the query/key/value, attention output and MLP projections have one.
         qk_norm: whether queries and keys are normalised per head (Qwen3).
         sliding_windows: of each layer, as in `ModelShape`.
-        eos_token_ids: what config.json or the GGUF file says ends an answer.
     """
 
     architecture: str
@@ -80,7 +79,6 @@ class DecoderConfig:
     mlp_bias: bool
     qk_norm: bool
     sliding_windows: tuple[int | None, ...]
-    eos_token_ids: tuple[int, ...]
 
     @property
     def shape(self) -> ModelShape:
@@ -152,7 +150,6 @@ def config_from_hf(raw: dict[str, Any]) -> DecoderConfig:
         mlp_bias=bool(raw.get("mlp_bias", False)),
         qk_norm=architecture == "Qwen3ForCausalLM",
         sliding_windows=_sliding_windows(architecture, raw),
-        eos_token_ids=token_ids(raw.get("eos_token_id")),
     )
 
 
@@ -196,7 +193,6 @@ def config_from_gguf(gguf: GGUFFile) -> DecoderConfig:
         mlp_bias="blk.0.ffn_up.bias" in gguf.tensors,
         qk_norm=False,
         sliding_windows=(None,) * int(number("block_count")),
-        eos_token_ids=token_ids(meta.get("tokenizer.ggml.eos_token_id")),
     )
 
 
@@ -213,13 +209,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds no JSON object")
     return value
-
-
-def token_ids(value: Any) -> tuple[int, ...]:
-    """Hugging Face writes one id, a list of ids, or null."""
-    if value is None:
-        return ()
-    return tuple(int(v) for v in value) if isinstance(value, list) else (int(value),)
 
 
 def _rope_from_hf(raw: dict[str, Any]) -> RopeConfig:

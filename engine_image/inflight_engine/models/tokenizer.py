@@ -10,7 +10,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from inflight_engine.models.chat_template import ChatTemplate
-from inflight_engine.models.config import config_from_gguf, config_from_hf, read_json, token_ids
+from inflight_engine.models.config import read_json
 from inflight_engine.models.detokenizer import ByteDetokenizer, IncrementalDetokenizer, WindowDetokenizer
 from inflight_engine.models.gguf import GGUFFile, read_gguf
 from inflight_engine.models.source import ModelFiles, ModelSourceError
@@ -29,7 +29,6 @@ class Tokenizer:
         backend: the tokenizers library's object.
         chat_template: None for a model that is not for chat.
         eos_token_ids: any of them ends an answer.
-        max_model_len: the model's own context length in tokens.
     """
 
     def __init__(
@@ -37,12 +36,10 @@ class Tokenizer:
         backend: Backend,
         chat_template: ChatTemplate | None,
         eos_token_ids: tuple[int, ...],
-        max_model_len: int,
     ) -> None:
         self._backend = backend
         self._chat_template = chat_template
         self.eos_token_ids = eos_token_ids
-        self.max_model_len = max_model_len
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self._special_ids = frozenset(id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special)
         self._byte_level = _is_byte_level(backend.decoder)
@@ -134,24 +131,20 @@ def _from_folder(files: ModelFiles) -> Tokenizer:
         raise ValueError(f"{path} cannot be read: {error}") from error
     backend.no_truncation()
     backend.no_padding()
-    config = config_from_hf(read_json(files.folder / "config.json"))
+    config = read_json(files.folder / "config.json")
     settings = _optional_json(files, "tokenizer_config.json")
     special_tokens = {
         name: token["content"] if isinstance(token, dict) else token
         for name, token in settings.items()
         if name.endswith("_token") and isinstance(token, str | dict)
     }
-    eos = token_ids(_optional_json(files, "generation_config.json").get("eos_token_id")) or config.eos_token_ids
+    generation = _optional_json(files, "generation_config.json")
+    eos = _token_ids(generation.get("eos_token_id")) or _token_ids(config.get("eos_token_id"))
     if not eos and "eos_token" in special_tokens:
         eos_id = backend.token_to_id(special_tokens["eos_token"])
         eos = () if eos_id is None else (eos_id,)
     template = _folder_template(files, settings)
-    return Tokenizer(
-        backend,
-        ChatTemplate(template, special_tokens) if template else None,
-        eos,
-        config.max_position_embeddings,
-    )
+    return Tokenizer(backend, ChatTemplate(template, special_tokens) if template else None, eos)
 
 
 def _folder_template(files: ModelFiles, settings: dict[str, Any]) -> str | None:
@@ -163,6 +156,13 @@ def _folder_template(files: ModelFiles, settings: dict[str, Any]) -> str | None:
     if isinstance(template, list):
         return next((t["template"] for t in template if t["name"] == "default"), None)
     return template
+
+
+def _token_ids(value: Any) -> tuple[int, ...]:
+    """Hugging Face writes one id, a list of ids, or null."""
+    if value is None:
+        return ()
+    return tuple(int(v) for v in value) if isinstance(value, list) else (int(value),)
 
 
 def _optional_json(files: ModelFiles, name: str) -> dict[str, Any]:
@@ -191,7 +191,6 @@ def _from_gguf(files: ModelFiles, gguf: GGUFFile) -> Tokenizer:
             if type_ in (_CONTROL, _USER_DEFINED)
         ]
     )
-    config = config_from_gguf(gguf)
     template = meta.get("tokenizer.chat_template")
     special_tokens = {
         f"{name}_token": tokens[meta[key]]
@@ -203,12 +202,8 @@ def _from_gguf(files: ModelFiles, gguf: GGUFFile) -> Tokenizer:
         )
         if key in meta
     }
-    return Tokenizer(
-        backend,
-        ChatTemplate(template, special_tokens) if template else None,
-        config.eos_token_ids,
-        config.max_position_embeddings,
-    )
+    eos = _token_ids(meta.get("tokenizer.ggml.eos_token_id"))
+    return Tokenizer(backend, ChatTemplate(template, special_tokens) if template else None, eos)
 
 
 _GGUF_PRE_TOKENIZERS = {

@@ -89,14 +89,28 @@ def load_transformers_config(files: ModelFiles) -> TransformersConfig:
 
 
 def fix_rope(config: Any) -> None:
-    """Rotary embeddings that change with the longest sequence at hand would make a request depend on its company.
-
-    `dynamic` does not change up to `max_position_embeddings`, and nothing longer is served: it is the default then.
-    """
-    rope = getattr(config, "rope_parameters", None) or {}
-    for parameters in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+    """`dynamic` rotary embeddings change with the longest sequence at hand, so a request would depend on its company;
+    but not up to `max_position_embeddings`, and nothing longer is served: until there they are the default."""
+    for parameters in _rope_parameters(config):
         if parameters.get("rope_type") == "dynamic":
             parameters["rope_type"] = "default"
+
+
+def _rope_parameters(config: Any) -> list[dict[str, Any]]:
+    """One, or one for each type of layer."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return [rope, *(part for part in rope.values() if isinstance(part, dict))]
+
+
+def _context(config: Any) -> int:
+    """Longest sequence in tokens. `longrope` changes all of a sequence's angles once the longest at hand is past the
+    original context, so it is served up to there."""
+    originals = [
+        int(parameters["original_max_position_embeddings"])
+        for parameters in _rope_parameters(config)
+        if parameters.get("rope_type") == "longrope"
+    ]
+    return min([int(config.max_position_embeddings), *originals])
 
 
 def _why_not(config: Any, architecture: str) -> str | None:
@@ -190,7 +204,7 @@ def _shape(config: Any, architecture: str, calls: list[_Call]) -> ModelShape:
     def refuse(reason: str) -> UnsupportedModelError:
         return UnsupportedModelError(f"model architecture {architecture} is not supported: {reason}")
 
-    context = int(config.max_position_embeddings)
+    context = _context(config)
     num_layers = int(config.num_hidden_layers)
     if not calls:
         raise refuse("its modules compute attention themselves (often with biases of positions, such as ALiBi)")

@@ -79,8 +79,8 @@ class TransformersModel:
         distances = []
         for probe in range(_PROBES):
             token, before, after = (int(at * vocab_size) + probe for at in (0.4, 0.1, 0.7))
-            alike = self._observe([token, token, token], [5, 5, 5], device)
-            mixed = self._observe([before, token, after], [7, 5, 0], device)
+            alike = self._observe([token, token, token], [5, 5, 5], 1, device)
+            mixed = self._observe([before, after, token], [7, 0, 5], 2, device)
             distances.append(float((alike - mixed).norm() / alike.norm().clamp(min=1e-6)))
             if distances[-1] < _TOLERANCE:
                 return
@@ -89,14 +89,14 @@ class TransformersModel:
             "otherwise than by attention, or their positions are not those they are given"
         )
 
-    def _observe(self, token_ids: list[int], positions: list[int], device: torch.device) -> torch.Tensor:
-        """What is computed of the second token, when attention contributes nothing: one flat vector."""
+    def _observe(self, token_ids: list[int], positions: list[int], which: int, device: torch.device) -> torch.Tensor:
+        """What is computed of one of the tokens, when attention contributes nothing: one flat vector."""
         vocab_size, context = self._step.shape.vocab_size, self._step.shape.max_position_embeddings
         ids = torch.tensor(token_ids, device=device) % vocab_size
         notes = _Notes()
         hidden = self.hidden_states(ids, torch.tensor(positions, device=device) % context, notes)
         rows = [hidden, *notes.rows]
-        return torch.cat([row[1].float().flatten() / row[1].float().norm().clamp(min=1e-6) for row in rows])
+        return torch.cat([F.normalize(row[which].float(), dim=0) for row in rows])
 
 
 @dataclass(slots=True, eq=False)

@@ -19,7 +19,7 @@ def sentencepiece_like():
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     backend.add_special_tokens(["<s>"])
-    return Tokenizer(backend, None, (), 64)
+    return Tokenizer(backend, None, ())
 
 
 SPM = sentencepiece_like()
