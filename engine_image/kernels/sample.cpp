@@ -87,7 +87,15 @@ float greatest(const float* row, int64_t width, float* maxima) {
         }
       most = reduce_max(max(max(four[0], four[1]), max(four[2], four[3])));
     } else {
-      for (int64_t i = begin; i < width; i++) {
+      f32v last = f32v{} - kInfinity;
+      int64_t i = begin;
+      for (; i + kLanes <= width; i += kLanes) {
+        const f32v x = load<f32v>(row + i);
+        last = max(x, last);
+        nan |= x != x;
+      }
+      most = reduce_max(last);
+      for (; i < width; i++) {
         most = row[i] > most ? row[i] : most;
         nan[0] |= row[i] != row[i];
       }
@@ -392,10 +400,12 @@ INFLIGHT_EXPORT int inflight_argmax(Team* team, const Rows* rows, int64_t* token
   return 0;
 }
 
-// Bytes of scratch memory that each thread needs to draw.
-INFLIGHT_EXPORT int64_t inflight_draw_scratch(int64_t width) { return DrawScratch::bytes(width); }
+// Bytes of scratch memory that a team needs to draw.
+INFLIGHT_EXPORT int64_t inflight_draw_scratch(const Team* team, int64_t width) {
+  return team->size() * DrawScratch::bytes(width);
+}
 
-// how: one for each row. scratch: what all threads together need, aligned to a cache line.
+// how: one for each row. scratch: inflight_draw_scratch bytes, aligned to a cache line.
 INFLIGHT_EXPORT int inflight_draw(Team* team, const Rows* rows, const Draw* how, char* scratch, int64_t* tokens) {
   if (rows->width < 1 || rows->width > INT32_MAX) return EINVAL;
   each_row(team, rows, [&](int64_t i, int tid) {

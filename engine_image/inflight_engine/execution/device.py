@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from inflight_engine.execution.native.library import library
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -25,8 +27,9 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The number type of a name: `auto` is bfloat16 where matrix products are faster in it (GPUs that have it, CPUs
-    with AMX), else float32: on a CPU with AVX512-BF16 alone, prefill and batches were measured slower than in float32.
+    """The number type of a name: `auto` is bfloat16 where it is faster: on GPUs that have it, and on CPUs with the
+    kernels (weights of half the size; they still compute in float32) or with AMX. Else it is float32: torch alone was
+    measured to be slower in bfloat16 on a CPU with AVX512-BF16.
 
     Raises:
         ValueError: an unknown name.
@@ -41,4 +44,4 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 def _is_faster_in_bfloat16(device: torch.device) -> bool:
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    return bool(torch.cpu.get_capabilities().get("amx_bf16"))
+    return library() is not None or bool(torch.cpu.get_capabilities().get("amx_bf16"))

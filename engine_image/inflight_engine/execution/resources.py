@@ -38,6 +38,20 @@ def read_resources(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgro
     return Resources(max(1, math.floor(cpus)), max(0, min(memory)))
 
 
+def choose_num_threads(asked: int | None, cpus: int) -> int:
+    """Threads that compute: as many as configured, by default one for each CPU. With more than four, one is left to the
+    API process: a step waits for its slowest thread, and a thread that shares its CPU is slow.
+
+    Raises:
+        ValueError: there are not so many CPUs.
+    """
+    if asked is None:
+        return cpus if cpus <= 4 else cpus - 1
+    if not 1 <= asked <= cpus:
+        raise ValueError(f"num_threads must be between 1 and {cpus}, the CPUs that this process may use, not {asked}")
+    return asked
+
+
 def _cgroup_folders(proc: Path, cgroup: Path) -> list[Path]:
     """This process's cgroups and all above them. Lines of /proc/self/cgroup are `id:controllers:path`, with no
     controllers in version 2. Inside a container the path may be the host's and not be there: then the root is it."""

@@ -17,7 +17,7 @@ from inflight_engine.execution.kv_size import HostMemory, KVDemand, is_given, nu
 from inflight_engine.execution.load import ModelConfig, load_config, load_model
 from inflight_engine.execution.memory_profile import measure
 from inflight_engine.execution.parallel import ALONE, Parallel
-from inflight_engine.execution.resources import read_resources
+from inflight_engine.execution.resources import choose_num_threads, read_resources
 from inflight_engine.execution.steps import make_steps
 from inflight_engine.models.source import resolve
 from inflight_engine.output import StepOutput
@@ -73,7 +73,7 @@ class Runner:
         max_model_len = _max_model_len(config, model_config)
         device = choose_device(config.device)
         dtype = choose_dtype(config.dtype, device)
-        torch.set_num_threads(config.num_threads or read_resources().cpus)
+        torch.set_num_threads(choose_num_threads(config.num_threads, read_resources().cpus))
         if config.batch_invariant and device.type == "cuda":
             from inflight_engine.execution.invariant_matmul import use_for_all_products  # imports Triton: a second
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from inflight_engine.execution.resources import read_resources
+from inflight_engine.execution.resources import choose_num_threads, read_resources
 
 GIB = 1 << 30
 
@@ -84,3 +84,15 @@ def test_this_machine_has_some():
     found = read_resources()
     assert found.cpus >= 1
     assert found.memory > 0
+
+
+@pytest.mark.parametrize(("cpus", "threads"), [(1, 1), (2, 2), (4, 4), (5, 4), (64, 63)])
+def test_every_cpu_computes_but_one_of_many(cpus, threads):
+    assert choose_num_threads(None, cpus) == threads
+
+
+def test_as_many_threads_as_asked_for_where_there_are_cpus_for_them():
+    assert [choose_num_threads(asked, 8) for asked in (1, 7, 8)] == [1, 7, 8]
+    for asked in (0, 9):
+        with pytest.raises(ValueError, match=f"num_threads must be between 1 and 8, .* not {asked}"):
+            choose_num_threads(asked, 8)

@@ -91,7 +91,7 @@ def _rows(matrix: torch.Tensor, index: npt.NDArray[np.int64] | None) -> _Rows:
 @cache
 def _scratch(width: int) -> npt.NDArray[np.uint8]:
     """What all threads together need to draw. Of uninitialised memory, so only what is used is ever there."""
-    return np.empty(torch.get_num_threads() * _kernels().inflight_draw_scratch(width) + _CACHE_LINE, np.uint8)
+    return np.empty(_kernels().inflight_draw_scratch(team(), width) + _CACHE_LINE, np.uint8)
 
 
 @cache
@@ -100,7 +100,7 @@ def _kernels() -> ctypes.CDLL:
     assert kernels is not None, "who comes here has asked can_sample"
     pointer, rows, integer = ctypes.c_void_p, ctypes.POINTER(_Rows), ctypes.c_int64
     kernels.inflight_argmax.argtypes = [pointer, rows, pointer]
-    kernels.inflight_draw_scratch.argtypes = [integer]
+    kernels.inflight_draw_scratch.argtypes = [pointer, integer]
     kernels.inflight_draw_scratch.restype = integer
     kernels.inflight_draw.argtypes = [pointer, rows, pointer, pointer, pointer]
     kernels.inflight_log_softmax.argtypes = [pointer, rows, pointer]
