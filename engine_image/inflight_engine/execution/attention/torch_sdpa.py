@@ -3,7 +3,8 @@
 The cache of a layer is [num_blocks, block_size, kv_heads, D] for keys and the same for values. Reading copies whole
 blocks (`index_select` over the first dimension); gathering token by token costs several times more on a CPU. Decodes
 attend as one padded batch with a mask. Heads that share a key/value head are folded into the query dimension, so
-grouped-query attention repeats nothing.
+grouped-query attention repeats nothing. Scores with a soft cap are computed in the open, all others by torch's fused
+attention.
 """
 
 from __future__ import annotations
@@ -30,9 +31,6 @@ class TorchSdpaBackend(AttentionBackend):
 
     @classmethod
     def why_not(cls, spec: AttentionSpec) -> str | None:
-        shape = spec.shape
-        if shape.softcap is not None or any(shape.sliding_windows):
-            return "it has neither sliding windows nor soft caps"
         if spec.cache_dtype != spec.dtype:
             return f"it keeps keys and values in {spec.dtype}, not in {spec.cache_dtype}"
         return None
@@ -43,10 +41,11 @@ class TorchSdpaBackend(AttentionBackend):
         self._kv_heads = shape.num_kv_heads
         self._group = shape.num_heads // shape.num_kv_heads
         self._head_dim = shape.head_dim
-        self._scale = shape.scale
+        self._scale = shape.head_dim**-0.5 if shape.scale is None else shape.scale
+        self._softcap = shape.softcap
+        self._windows = shape.sliding_windows
         self._device = spec.device
         cache_shape = (shape.num_layers, 2, spec.num_blocks, spec.block_size, self._kv_heads, self._head_dim)
-        # Zeros, because padding is read and then masked, and a NaN would go through a mask.
         self._cache = zeros(cache_shape, spec.cache_dtype, spec.device)
         self._num_decodes = 0
         self._chunks: list[tuple[ChunkSpan, torch.Tensor]] = []
@@ -60,8 +59,12 @@ class TorchSdpaBackend(AttentionBackend):
             longest = int(batch.decode_context_lens.max())
             num_blocks = -(-longest // self._block_size)
             self._decode_blocks = self._tensor(batch.decode_block_table[:, :num_blocks].reshape(-1))
-            visible = np.arange(num_blocks * self._block_size) < batch.decode_context_lens[:, None]
-            self._decode_mask = self._tensor(visible)[:, None, None, :]  # [B, 1, 1, L]
+            positions, ends = np.arange(num_blocks * self._block_size), batch.decode_context_lens[:, None]
+            self._decode_masks = {
+                window: self._tensor((positions < ends) & (positions >= ends - (window or longest)))[:, None, None, :]
+                for window in set(self._windows)
+            }  # [B, 1, 1, L] each
+            self._decode_padding = self._tensor(positions >= ends)[:, :, None, None]  # [B, L, 1, 1]
         self._chunks = [(chunk, self._tensor(chunk.block_ids)) for chunk in batch.chunks]
 
     def forward(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -70,13 +73,15 @@ class TorchSdpaBackend(AttentionBackend):
         value_cache.view(-1, self._kv_heads, self._head_dim).index_copy_(0, self._kv_slots, values)
         parts = []
         if self._num_decodes:
-            parts.append(self._decode(queries[: self._num_decodes], key_cache, value_cache))
+            parts.append(self._decode(layer, queries[: self._num_decodes], key_cache, value_cache))
         for chunk, blocks in self._chunks:
             span = slice(chunk.first, chunk.first + chunk.length)
-            if chunk.start == 0:  # nothing before the chunk: its own keys are all there is
+            window = self._windows[layer] or chunk.length
+            if chunk.start == 0 and chunk.length <= window and self._softcap is None:
+                # Nothing before the chunk: its own keys are all there is.
                 parts.append(self._attend(queries[span], keys[span], values[span], None))
             else:
-                parts.append(self._prefill(queries[span], key_cache, value_cache, blocks, chunk.start))
+                parts.append(self._prefill(layer, queries[span], key_cache, value_cache, blocks, chunk.start))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def copy_out(self, block_ids: Sequence[int], host: torch.Tensor, host_block_ids: Sequence[int]) -> None:
@@ -90,17 +95,23 @@ class TorchSdpaBackend(AttentionBackend):
     def _view(self, host: torch.Tensor, host_block: int) -> torch.Tensor:
         return host[host_block].view(self._cache.dtype).view_as(self._cache[:, :, 0])
 
-    def _decode(self, queries: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> torch.Tensor:
+    def _decode(
+        self, layer: int, queries: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor
+    ) -> torch.Tensor:
         batch = queries.shape[0]
         shape = (batch, -1, self._kv_heads, self._head_dim)
-        keys = key_cache.index_select(0, self._decode_blocks).view(shape).transpose(1, 2)  # [B, kv_heads, L, D]
-        values = value_cache.index_select(0, self._decode_blocks).view(shape).transpose(1, 2)
+        # What another request left in the padding may be no number, which no mask takes away.
+        keys, values = (
+            cache.index_select(0, self._decode_blocks).view(shape).masked_fill_(self._decode_padding, 0).transpose(1, 2)
+            for cache in (key_cache, value_cache)
+        )  # [B, kv_heads, L, D] each
         grouped = queries.reshape(batch, self._kv_heads, self._group, self._head_dim)
-        mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._decode_mask, scale=self._scale)
+        mixed = self._mix(grouped, keys, values, self._decode_masks[self._windows[layer]])
         return mixed.reshape(batch, -1)
 
     def _prefill(
         self,
+        layer: int,
         queries: torch.Tensor,
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
@@ -114,9 +125,12 @@ class TorchSdpaBackend(AttentionBackend):
         for first in range(0, queries.shape[0], _MASKED_QUERIES):
             piece = queries[first : first + _MASKED_QUERIES]
             end = start + first + piece.shape[0]
-            positions = torch.arange(end, device=self._device)
-            mask = positions <= positions[start + first :, None]  # [piece, end], True where a query may look
-            parts.append(self._attend(piece, keys[:end], values[:end], mask))
+            window = self._windows[layer] or end
+            begin = max(0, start + first + 1 - window)
+            seen = torch.arange(begin, end, device=self._device)
+            own = torch.arange(start + first, end, device=self._device)[:, None]
+            mask = (seen <= own) & (seen > own - window)  # [piece, end - begin], True where a query may look
+            parts.append(self._attend(piece, keys[begin:end], values[begin:end], mask))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _attend(
@@ -126,15 +140,26 @@ class TorchSdpaBackend(AttentionBackend):
         # [kv_heads, group, length, D] against keys and values expanded over the group (a view).
         grouped = queries.view(length, self._kv_heads, self._group, self._head_dim).permute(1, 2, 0, 3)
         shape = (self._kv_heads, self._group, keys.shape[0], self._head_dim)
-        mixed = F.scaled_dot_product_attention(
+        mixed = self._mix(
             grouped,
             keys.transpose(0, 1)[:, None].expand(shape),
             values.transpose(0, 1)[:, None].expand(shape),
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=self._scale,
+            mask,
         )
         return mixed.permute(2, 0, 1, 3).reshape(length, -1)
+
+    def _mix(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """[..., queries, D] against [..., keys, D]; without a mask causally, which needs no soft cap."""
+        if self._softcap is None or mask is None:
+            return F.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=self._scale
+            )
+        scores = (queries @ keys.transpose(-1, -2)).float() * self._scale
+        scores = self._softcap * torch.tanh(scores / self._softcap)
+        weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+        return weights.to(values.dtype) @ values
 
     def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
