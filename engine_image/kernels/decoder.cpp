@@ -90,11 +90,13 @@ struct Rows {
   int8_t* quantized;
   float* scales;
   uint32_t* offsets;
+  int64_t count;
 
   float* row(int64_t i) const { return values + i * stride; }
 
   void take(Workspace* workspace, const Matrix* m, int64_t rows, int64_t columns) {
     stride = padded(columns);
+    count = rows;
     values = workspace->take<float>(rows * stride);
     if (m == nullptr || !m->quantized()) return;
     quantized = workspace->take<int8_t>(rows * stride);
@@ -103,14 +105,12 @@ struct Rows {
   }
 
   void quantize(const Matrix& m, int64_t i) const {
-    const int64_t groups = m.num_groups();
-    if (m.quantized()) quantize_row(m, row(i), quantized + i * stride, scales + i * groups, offsets + i * groups);
+    if (m.quantized()) quantize_row(m, row(i), quantized + i * stride, scales + i, offsets + i, count);
   }
 
   Input input(const Matrix& m, int64_t from = 0) const {
-    if (!m.quantized()) return {row(from), stride, nullptr, nullptr, nullptr};
-    const int64_t groups = m.num_groups();
-    return {nullptr, stride, quantized + from * stride, scales + from * groups, offsets + from * groups};
+    if (!m.quantized()) return {row(from), stride, nullptr, nullptr, nullptr, count};
+    return {nullptr, stride, quantized + from * stride, scales + from, offsets + from, count};
   }
 };
 

@@ -12,7 +12,7 @@ namespace {
 constexpr int kTileRows = kLanes == 16 ? 12 : 5;
 // Rows that are multiplied with one panel after the other while they stay in the second cache.
 constexpr int kBlockRows = 8 * kTileRows;
-// Inputs at a time; so many of a panel, widened, stay in the second cache.
+// Inputs at a time; so many of a panel stay in the first or second cache.
 constexpr int64_t kBlockInputs = 768;
 // Panels in one piece of work when there are many rows.
 constexpr int64_t kChunkPanels = 6;
@@ -58,142 +58,150 @@ struct Tile {
   bool first;
 };
 
+// Add to the sums what one input's two registers of weights give.
 template <int R>
-void tile_float32(const Tile& t) {
-  RowPointers<float, R> a(t.x->values + t.row * t.x->stride + t.begin, t.x->stride);
-  const float* w = reinterpret_cast<const float*>(t.weights);
-  Ahead ahead = t.ahead;
-  f32v sum[R][2];
+INFLIGHT_INLINE void accumulate(f32v (&sum)[R][2], const RowPointers<float, R>& x, int input, f32v w0, f32v w1) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++) {
+    const f32v v = splat(x.row(r)[input]);
+    sum[r][0] = fma(v, w0, sum[r][0]);
+    sum[r][1] = fma(v, w1, sum[r][1]);
+  }
+}
+
+template <int R>
+INFLIGHT_INLINE void load_sums(f32v (&sum)[R][2], const Tile& t) {
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++)
     for (int c = 0; c < 2; c++) sum[r][c] = t.first ? f32v{} : load<f32v>(t.sums + r * kPanel + c * kLanes);
-  for (int64_t i = t.begin; i < t.end; i++, a.advance(1), w += kPanel) {
-    const f32v w0 = load<f32v>(w), w1 = load<f32v>(w + kLanes);
-    ahead.go();
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
-      const f32v x = splat(a.row(r)[0]);
-      sum[r][0] = fma(x, w0, sum[r][0]);
-      sum[r][1] = fma(x, w1, sum[r][1]);
-    }
-  }
+}
+
+template <int R>
+INFLIGHT_INLINE void store_sums(const f32v (&sum)[R][2], const Tile& t) {
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++)
     for (int c = 0; c < 2; c++) store(t.sums + r * kPanel + c * kLanes, sum[r][c]);
 }
 
 template <int R>
+void tile_float32(const Tile& t) {
+  RowPointers<float, R> x(t.x->values + t.row * t.x->stride + t.begin, t.x->stride);
+  const float* w = reinterpret_cast<const float*>(t.weights);
+  Ahead ahead = t.ahead;
+  f32v sum[R][2];
+  load_sums(sum, t);
+  int64_t i = t.begin;
+  for (; i + 4 <= t.end; i += 4, x.advance(4), w += 4 * kPanel)
+#pragma GCC unroll 4
+    for (int u = 0; u < 4; u++) {
+      ahead.go();
+      accumulate(sum, x, u, load<f32v>(w + u * kPanel), load<f32v>(w + u * kPanel + kLanes));
+    }
+  for (; i < t.end; i++, x.advance(1), w += kPanel) accumulate(sum, x, 0, load<f32v>(w), load<f32v>(w + kLanes));
+  store_sums(sum, t);
+}
+
+template <int R>
 void tile_bfloat16(const Tile& t) {
-  RowPointers<float, R> a(t.x->values + t.row * t.x->stride + t.begin, t.x->stride);
+  RowPointers<float, R> x(t.x->values + t.row * t.x->stride + t.begin, t.x->stride);
   const uint32_t* w = reinterpret_cast<const uint32_t*>(t.weights);
   Ahead ahead = t.ahead;
   f32v sum[R][2];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++)
-    for (int c = 0; c < 2; c++) sum[r][c] = t.first ? f32v{} : load<f32v>(t.sums + r * kPanel + c * kLanes);
-  for (int64_t i = t.begin; i < t.end; i += 2, a.advance(2), w += kPanel) {
-    const f32v w0 = widen_first(load<u32v>(w)), w1 = widen_first(load<u32v>(w + kLanes));
+  load_sums(sum, t);
+  for (int64_t i = t.begin; i < t.end; i += 2, x.advance(2), w += kPanel) {
     ahead.go();
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
-      const f32v x = splat(a.row(r)[0]);
-      sum[r][0] = fma(x, w0, sum[r][0]);
-      sum[r][1] = fma(x, w1, sum[r][1]);
-    }
+    accumulate(sum, x, 0, widen_first(load<u32v>(w)), widen_first(load<u32v>(w + kLanes)));
     asm volatile("" : "+r"(w));  // read again rather than kept: there are no registers left
-    const f32v v0 = widen_second(load<u32v>(w)), v1 = widen_second(load<u32v>(w + kLanes));
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
-      const f32v x = splat(a.row(r)[1]);
-      sum[r][0] = fma(x, v0, sum[r][0]);
-      sum[r][1] = fma(x, v1, sum[r][1]);
-    }
+    accumulate(sum, x, 1, widen_second(load<u32v>(w)), widen_second(load<u32v>(w + kLanes)));
   }
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++)
-    for (int c = 0; c < 2; c++) store(t.sums + r * kPanel + c * kLanes, sum[r][c]);
+  store_sums(sum, t);
 }
 
 // Integers are summed within a group, exactly; groups are summed in float32. The float sums stay in memory, so that the
 // integers have the registers.
 template <int R>
 void tile_int8(const Tile& t) {
-  const int64_t stride = t.x->stride, groups = (t.end + kInt8Group - 1) / kInt8Group;
-  RowPointers<int8_t, R> a(t.x->quantized + t.row * stride, stride);
-  const float* scales = t.x->scales + t.row * groups;
-  const uint32_t* offsets = t.x->offsets + t.row * groups;
+  const int64_t groups = (t.end + kInt8Group - 1) / kInt8Group;
+  RowPointers<int8_t, R> x(t.x->quantized + t.row * t.x->stride, t.x->stride);
+  const float* scales = t.x->scales + t.row;
+  const uint32_t* offsets = t.x->offsets + t.row;
   const uint8_t* w = t.weights;
   Ahead ahead = t.ahead;
   for (int i = 0; i < R * kPanel; i += kLanes) store(t.sums + i, f32v{});
-  for (int64_t g = 0; g < groups; g++) {
+  for (int64_t g = 0; g < groups; g++, scales += t.x->rows, offsets += t.x->rows) {
     i32v dot[R][2];
-    for (int r = 0; r < R; r++) dot[r][0] = dot[r][1] = splat(int32_t(offsets[r * groups + g]));
-    for (int i = 0; i < kInt8Group; i += 4, a.advance(4), w += 4 * kPanel) {
-      const u8v w0 = load<u8v>(w), w1 = load<u8v>(w + 4 * kLanes);
-      ahead.go();
 #pragma GCC unroll 16
-      for (int r = 0; r < R; r++) {
-        int32_t four;
-        memcpy(&four, a.row(r), 4);
-        const u8v x = (u8v)splat(four);
-        dot[r][0] = dot_i8(dot[r][0], w0, x);
-        dot[r][1] = dot_i8(dot[r][1], w1, x);
+    for (int r = 0; r < R; r++) dot[r][0] = dot[r][1] = splat(int32_t(offsets[r]));
+    for (int i = 0; i < kInt8Group; i += 16, x.advance(16)) {
+#pragma GCC unroll 4
+      for (int u = 0; u < 16; u += 4, w += 4 * kPanel) {
+        ahead.go();
+        const u8v w0 = load<u8v>(w), w1 = load<u8v>(w + 4 * kLanes);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) {
+          const u8v v = (u8v)splat(load<int32_t>(x.row(r) + u));
+          dot[r][0] = dot_i8(dot[r][0], w0, v);
+          dot[r][1] = dot_i8(dot[r][1], w1, v);
+        }
       }
     }
     const f32v s0 = load<f32v>(w), s1 = load<f32v>(w + 4 * kLanes);
     w += 4 * kPanel;
-    asm volatile("" ::: "memory");
+#pragma GCC unroll 16
     for (int r = 0; r < R; r++) {
-      const f32v s = splat(scales[r * groups + g]);
+      const f32v s = splat(scales[r]);
       float* sum = t.sums + r * kPanel;
       store(sum, fma(to_float(dot[r][0]) * s0, s, load<f32v>(sum)));
       store(sum + kLanes, fma(to_float(dot[r][1]) * s1, s, load<f32v>(sum + kLanes)));
     }
-    asm volatile("" ::: "memory");
   }
 }
 
 template <int R>
 void tile_int4(const Tile& t) {
-  const int64_t stride = t.x->stride, groups = (t.end + kInt4Group - 1) / kInt4Group;
-  RowPointers<int8_t, R> a(t.x->quantized + t.row * stride, stride);
-  const float* scales = t.x->scales + t.row * groups;
-  const uint32_t* offsets = t.x->offsets + t.row * groups;
+  const int64_t groups = (t.end + kInt4Group - 1) / kInt4Group;
+  RowPointers<int8_t, R> x(t.x->quantized + t.row * t.x->stride, t.x->stride);
+  const float* scales = t.x->scales + t.row;
+  const uint32_t* offsets = t.x->offsets + t.row;
   const uint8_t* w = t.weights;
   Ahead ahead = t.ahead;
   const u8v low = (u8v)splat(0x0f0f0f0fu);
   for (int i = 0; i < R * kPanel; i += kLanes) store(t.sums + i, f32v{});
-  for (int64_t g = 0; g < groups; g++) {
+  for (int64_t g = 0; g < groups; g++, scales += t.x->rows, offsets += t.x->rows) {
     i32v dot[R][2];
+#pragma GCC unroll 16
     for (int r = 0; r < R; r++) dot[r][0] = dot[r][1] = i32v{};
-    for (int i = 0; i < kInt4Group; i += 8, a.advance(8), w += 4 * kPanel) {
-      const u8v b0 = load<u8v>(w), b1 = load<u8v>(w + 4 * kLanes);
+#pragma GCC unroll 4
+    for (int i = 0; i < kInt4Group; i += 8, w += 4 * kPanel) {
       ahead.go();
+      const u8v b0 = load<u8v>(w), b1 = load<u8v>(w + 4 * kLanes);
       const u8v w0 = b0 & low, w1 = b1 & low, v0 = (u8v)((u32v)b0 >> 4) & low, v1 = (u8v)((u32v)b1 >> 4) & low;
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++) {
-        int32_t four[2];
-        memcpy(four, a.row(r), 8);
-        const u8v x = (u8v)splat(four[0]), y = (u8v)splat(four[1]);
-        dot[r][0] = dot_i8(dot_i8(dot[r][0], w0, x), v0, y);
-        dot[r][1] = dot_i8(dot_i8(dot[r][1], w1, x), v1, y);
+        const u8v v = (u8v)splat(load<int32_t>(x.row(r) + i));
+        dot[r][0] = dot_i8(dot[r][0], w0, v);
+        dot[r][1] = dot_i8(dot[r][1], w1, v);
+      }
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++) {
+        const u8v v = (u8v)splat(load<int32_t>(x.row(r) + i + 4));
+        dot[r][0] = dot_i8(dot[r][0], v0, v);
+        dot[r][1] = dot_i8(dot[r][1], v1, v);
       }
     }
+    x.advance(kInt4Group);
     f32v s0, s1, m0, m1;
     widen_half_pairs(load<u32v>(w), &s0, &m0);
     widen_half_pairs(load<u32v>(w + 4 * kLanes), &s1, &m1);
     w += 4 * kPanel;
-    asm volatile("" ::: "memory");
+#pragma GCC unroll 16
     for (int r = 0; r < R; r++) {
-      const f32v s = splat(scales[r * groups + g]);
-      float owed;
-      memcpy(&owed, offsets + r * groups + g, 4);
-      const f32v o = splat(owed);
+      const f32v s = splat(scales[r]);
+      const f32v o = (f32v)splat(offsets[r]);
       float* sum = t.sums + r * kPanel;
       store(sum, fma(m0, o, fma(to_float(dot[r][0]) * s0, s, load<f32v>(sum))));
       store(sum + kLanes, fma(m1, o, fma(to_float(dot[r][1]) * s1, s, load<f32v>(sum + kLanes))));
     }
-    asm volatile("" ::: "memory");
   }
 }
 
@@ -216,16 +224,6 @@ TileFunction tile_function(Format format, int rows) {
     }
   }
   return nullptr;
-}
-
-void widen_panel(const uint8_t* from, int64_t inputs, float* to) {
-  const uint32_t* w = reinterpret_cast<const uint32_t*>(from);
-  for (int64_t i = 0; i < inputs; i += 2, w += kPanel, to += 2 * kPanel)
-    for (int c = 0; c < kPanel; c += kLanes) {
-      const u32v pairs = load<u32v>(w + c);
-      store(to + c, widen_first(pairs));
-      store(to + kPanel + c, widen_second(pairs));
-    }
 }
 
 INFLIGHT_INLINE f32v silu(f32v x) { return x / (exp(-x) + 1.0f); }
@@ -258,33 +256,37 @@ void finish(const Output& out, const float* sums, int64_t row, int rows, int64_t
   }
 }
 
+// So that a tile's results need not wait for the lines that they go to.
+void prefetch_output(const Output& out, int64_t row, int rows, int64_t panel) {
+  const int64_t column = panel * (out.kind == Output::kSiluMul ? kLanes : kPanel);
+  for (int r = 0; r < rows; r++) {
+    const float* to = out.values + (row + r) * out.stride + column;
+    __builtin_prefetch(to, 1);
+    __builtin_prefetch(to + kLanes, 1);
+  }
+}
+
 // Rows [row, row + rows), at most kBlockRows, with panels [begin, end).
 void multiply_block(const Matrix& m, const Input& x, const Output& out, int64_t row, int rows, int64_t begin,
                     int64_t end) {
   alignas(kCacheLine) float sums[kBlockRows * kPanel];
-  alignas(kCacheLine) static thread_local float widened[kBlockInputs * kPanel];
   const int tiles = (rows + kTileRows - 1) / kTileRows;
-  const bool widen_once = m.format == Format::bfloat16 && tiles >= 3;
-  const Format format = widen_once ? Format::float32 : m.format;
   const int64_t block = m.quantized() ? m.inputs : kBlockInputs;
   const int64_t input_bytes = m.quantized() ? 0 : m.panel_bytes() / m.inputs;
-  // A register pair of weights is 8 * kLanes bytes; of a panel that is widened first, nothing is left to fetch.
-  const int64_t step = widen_once ? 0 : (8 * kLanes + tiles - 1) / tiles;
+  constexpr int64_t step_bytes = 2 * sizeof(f32v);  // a tile's step in any format: two registers of weights
+  const int64_t step = (step_bytes + tiles - 1) / tiles;
 
   for (int64_t panel = begin; panel < end; panel++) {
-    const uint8_t* weights = m.panel(panel);
     for (int64_t from = 0; from < m.inputs; from += block) {
       const int64_t to = from + block < m.inputs ? from + block : m.inputs;
-      const uint8_t* part = weights + from * input_bytes;
-      if (widen_once) {
-        widen_panel(part, to - from, widened);
-        part = reinterpret_cast<const uint8_t*>(widened);
-      }
-      const uint8_t* next = panel + 1 < end ? weights + m.panel_bytes() + from * input_bytes : part;
+      const int64_t share_bytes = m.panel_bytes() * (to - from) / m.inputs / step_bytes * step;
+      const uint8_t* part = m.panel(panel) + from * input_bytes;
+      const uint8_t* next = panel + 1 < end ? part + m.panel_bytes() : part;
       for (int tile = 0; tile < tiles; tile++) {
         const int first = rows * tile / tiles, count = rows * (tile + 1) / tiles - first;
-        const Ahead ahead{widen_once ? part : next + (to - from) / 2 * step * tile, step};
-        tile_function(format, count)({&x, row + first, part, from, to, ahead, sums + first * kPanel, from == 0});
+        const Ahead ahead{next + share_bytes * tile, step};
+        prefetch_output(out, row + first, count, panel);
+        tile_function(m.format, count)({&x, row + first, part, from, to, ahead, sums + first * kPanel, from == 0});
       }
     }
     finish(out, sums, row, rows, panel);
@@ -293,7 +295,8 @@ void multiply_block(const Matrix& m, const Input& x, const Output& out, int64_t 
 
 }  // namespace
 
-void quantize_row(const Matrix& m, const float* values, int8_t* quantized, float* scales, uint32_t* offsets) {
+void quantize_row(const Matrix& m, const float* values, int8_t* quantized, float* scales, uint32_t* offsets,
+                  int64_t rows) {
   const int group = m.group();
   for (int64_t g = 0; g < m.num_groups(); g++) {
     const int64_t from = g * group;
@@ -313,10 +316,10 @@ void quantize_row(const Matrix& m, const float* values, int8_t* quantized, float
         sum += lane[j];
       }
     }
-    scales[g] = scale;
+    scales[g * rows] = scale;
     const int32_t owed = -128 * sum;
     const float share = scale * float(sum);
-    memcpy(offsets + g, m.format == Format::int8 ? static_cast<const void*>(&owed) : &share, 4);
+    memcpy(offsets + g * rows, m.format == Format::int8 ? static_cast<const void*>(&owed) : &share, 4);
   }
 }
 
@@ -342,7 +345,7 @@ using namespace inflight;
 
 // out [rows, outputs] = x [rows, inputs] * m^T, all float32 and contiguous.
 INFLIGHT_EXPORT int inflight_matmul(Team* team, const Matrix* m, const float* x, int64_t rows, float* out) {
-  Input input{x, m->inputs, nullptr, nullptr, nullptr};
+  Input input{x, m->inputs, nullptr, nullptr, nullptr, rows};
   int8_t* quantized = nullptr;
   float* scales = nullptr;
   uint32_t* offsets = nullptr;
@@ -352,14 +355,14 @@ INFLIGHT_EXPORT int inflight_matmul(Team* team, const Matrix* m, const float* x,
     scales = new (std::nothrow) float[rows * groups];
     offsets = new (std::nothrow) uint32_t[rows * groups];
     if (!quantized || !scales || !offsets) return ENOMEM;
-    input = {nullptr, width, quantized, scales, offsets};
+    input = {nullptr, width, quantized, scales, offsets, rows};
   }
   const Output output{Output::kStore, out, m->outputs, m->outputs, nullptr};
   team->run([&](int tid) {
     if (m->quantized()) {
       const Range mine = share(rows, tid, team->size());
       for (int64_t r = mine.begin; r < mine.end; r++)
-        quantize_row(*m, x + r * m->inputs, quantized + r * width, scales + r * groups, offsets + r * groups);
+        quantize_row(*m, x + r * m->inputs, quantized + r * width, scales + r, offsets + r, rows);
       team->barrier();
     }
     multiply(team, tid, *m, input, rows, output);

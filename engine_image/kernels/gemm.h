@@ -20,14 +20,17 @@ struct Input {
   const float* values;     // for float formats
   int64_t stride;
   const int8_t* quantized;  // for int8 and int4: [rows, stride], a row's groups of inputs, zeros after the last
-  const float* scales;      // [rows, groups]
-  const uint32_t* offsets;  // [rows, groups], see `quantize_row`
+  const float* scales;      // [groups, rows]
+  const uint32_t* offsets;  // [groups, rows], see `quantize_row`
+  int64_t rows;             // space from a group to the next
 };
 
 // Round a row to 8 bits by groups, each with its own scale: -127 .. 127. `offset` of a group is what the products owe to
 // the weights' own: int8 (weights are stored + 128): -128 times the sum of the group's integers, an int32; int4 (weights
 // have a minimum): scale times that sum, a float32.
-void quantize_row(const Matrix& m, const float* values, int8_t* quantized, float* scales, uint32_t* offsets);
+// Space from a group's scale or offset to the next one's is `rows`.
+void quantize_row(const Matrix& m, const float* values, int8_t* quantized, float* scales, uint32_t* offsets,
+                  int64_t rows);
 
 // What becomes of a product.
 struct Output {
@@ -39,7 +42,7 @@ struct Output {
 };
 
 // Inside `Team::run`, by every thread, nothing `take`n since the last barrier: out = x * m^T. Complete after the next
-// barrier. `after`: what the team reads next from memory, or null.
+// barrier.
 void multiply(Team* team, int tid, const Matrix& m, const Input& x, int64_t rows, const Output& out);
 
 }  // namespace inflight
