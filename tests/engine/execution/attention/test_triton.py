@@ -11,15 +11,16 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize(
-    ("file", "interpreted", "chosen"),
+    ("files", "interpreted", "chosen"),
     [
-        ("interpreted_triton.py", "1", "not slow"),
-        ("compiled_triton.py", "0", "not slow"),
-        pytest.param("compiled_triton.py", "0", "slow", marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+        (["interpreted_triton.py", "interpreted_flash.py"], "1", "not slow"),
+        (["compiled_triton.py"], "0", "not slow"),
+        pytest.param(["compiled_triton.py"], "0", "slow", marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
     ],
 )
-def test_in_a_process_of_its_own(file, interpreted, chosen):
-    command = [sys.executable, "-m", "pytest", str(HERE / file), "-x", "-p", "no:cacheprovider", "-m", chosen]
+def test_in_a_process_of_its_own(files, interpreted, chosen):
+    paths = [str(HERE / file) for file in files]
+    command = [sys.executable, "-m", "pytest", *paths, "-x", "-p", "no:cacheprovider", "-m", chosen]
     environment = os.environ | {"TRITON_INTERPRET": interpreted}
     result = subprocess.run(
         command, env=environment, cwd=HERE.parents[3], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

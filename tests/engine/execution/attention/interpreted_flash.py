@@ -1,0 +1,171 @@
+"""The backends on FlashAttention's kernels, which need a GPU: stand-ins with their parameters, layouts and conditions
+compute in plain torch what those are documented to compute. The kernel that writes the cache is Triton's, interpreted,
+so `test_triton` runs this file in a process of its own."""
+
+import types
+
+import pytest
+import torch
+
+from inflight_engine.execution.attention import flash_attn
+from inflight_engine.execution.attention.flash_attn import FlashAttnBackend
+from inflight_engine.execution.attention.torch_varlen import TorchVarlenBackend
+from tests.engine.execution.attention.reference import Workload, make_spec
+
+CHECKED = 8
+"""Queries of a chunk, the last ones, that are computed and looked at: plain torch takes its time."""
+
+
+def paged(query, position, keys, values, blocks, scale, window, softcap):
+    """[H, D] of one query [H, D]; keys and values: [num_blocks, block_size, kv_heads, D]."""
+    group = query.shape[0] // keys.shape[2]
+    first = 0 if window[0] < 0 else max(0, position - window[0])
+    seen = [(blocks[n // keys.shape[1]], n % keys.shape[1]) for n in range(first, position + 1)]
+    key, value = (
+        torch.stack([cache[block, offset] for block, offset in seen]).float().repeat_interleave(group, 1)
+        for cache in (keys, values)
+    )
+    scores = torch.einsum("hd,nhd->hn", query.float(), key) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    return torch.einsum("hn,nhd->hd", scores.softmax(-1), value).to(query.dtype)
+
+
+def check_cache(keys, values, block_table, *int_tensors):
+    for cache in (keys, values):
+        assert cache.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256"
+        assert cache.stride(-1) == 1
+    for tensor in (block_table, *int_tensors):
+        assert tensor.dtype == torch.int32
+        assert tensor.stride(-1) == 1
+
+
+def flash_attn_with_kvcache(
+    q, k_cache, v_cache, *, cache_seqlens, block_table, softmax_scale, window_size=(-1, -1), softcap=0.0
+):
+    batch, length = q.shape[:2]
+    check_cache(k_cache, v_cache, block_table, cache_seqlens)
+    assert (length, cache_seqlens.shape, len(block_table)) == (1, (batch,), batch)
+    assert block_table.shape[1] == 4, "a graph's launches have the width they were captured with"
+    out = torch.zeros_like(q)
+    for row, context in enumerate(cache_seqlens.tolist()):
+        if context:
+            blocks = block_table[row].tolist()
+            out[row, 0] = paged(q[row, 0], context - 1, k_cache, v_cache, blocks, softmax_scale, window_size, softcap)
+    return out
+
+
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    *,
+    softmax_scale,
+    causal,
+    window_size=(-1, -1),
+    softcap=0.0,
+    block_table,
+):
+    check_cache(k, v, block_table, cu_seqlens_q, cu_seqlens_k)
+    assert causal
+    out = torch.full_like(q, float("nan"))
+    starts, key_starts = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    for row in range(len(starts) - 1):
+        length, context = starts[row + 1] - starts[row], key_starts[row + 1] - key_starts[row]
+        assert length <= max_seqlen_q
+        assert context <= max_seqlen_k
+        for i in range(length)[-CHECKED:]:
+            at = (context - length + i, k, v, block_table[row].tolist(), softmax_scale, window_size, softcap)
+            out[starts[row] + i] = paged(q[starts[row] + i], *at)
+    return out
+
+
+def aten_flash_attention_forward(
+    query,
+    key,
+    value,
+    cum_seq_q,
+    cum_seq_k,
+    max_q,
+    max_k,
+    dropout_p,
+    is_causal,
+    return_debug_mask,
+    *,
+    scale,
+    window_size_left,
+    window_size_right,
+    seqused_k,
+    block_table,
+    num_splits,
+):
+    check_cache(key, value, block_table, cum_seq_q, cum_seq_k, seqused_k)
+    assert (dropout_p, return_debug_mask) == (0.0, False)
+    assert len(cum_seq_q) == len(cum_seq_k) == len(seqused_k) + 1 == len(block_table) + 1
+    assert is_causal or max_q == 1 or window_size_right == 0
+    swapped = max_q == 1 and query.shape[1] > key.shape[2] and window_size_left < 0 and window_size_right < 0
+    assert swapped or num_splits == 1, "splits of packed queries are not put together rightly"
+    starts, contexts = cum_seq_q.tolist(), seqused_k.tolist()
+    key_starts = torch.tensor([0, *contexts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    used = [row for row, context in enumerate(contexts) if context]  # padded rows come last
+    starts = torch.tensor(starts[: len(used) + 1], dtype=torch.int32)
+    window = (window_size_left, window_size_right)
+    result = flash_attn_varlen_func(
+        query,
+        key,
+        value,
+        starts,
+        key_starts[: len(used) + 1],
+        max_q,
+        max_k,
+        softmax_scale=scale,
+        causal=True,
+        window_size=window,
+        block_table=block_table[: len(used)],
+    )
+    return result, None, None, None, None
+
+
+@pytest.fixture(autouse=True)
+def stand_ins(monkeypatch):
+    library = types.SimpleNamespace(
+        flash_attn_with_kvcache=flash_attn_with_kvcache, flash_attn_varlen_func=flash_attn_varlen_func
+    )
+    monkeypatch.setattr(flash_attn, "_library", lambda: library)
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", aten_flash_attention_forward)
+
+
+@pytest.mark.parametrize(
+    ("backend_class", "options"),
+    [
+        (FlashAttnBackend, {}),
+        (FlashAttnBackend, {"windows": (None, 9), "layers": 2, "softcap": 2.0, "scale": 0.7}),
+        (TorchVarlenBackend, {}),
+        (TorchVarlenBackend, {"windows": (None, 9), "layers": 2, "scale": 0.7}),
+        (TorchVarlenBackend, {"kv_heads": 4}),
+    ],
+    ids=str,
+)
+def test_steps_equal_plain_attention(backend_class, options):
+    spec = make_spec(head_dim=16, block_size=256, num_blocks=5, max_model_len=1024, **options)
+    workload = Workload(spec, [21, 14, 260])
+    backend = backend_class(spec)
+    for decodes, chunks, num_padded in [
+        ({}, {0: (0, 20), 1: (0, 6), 2: (0, 200)}, 0),
+        ({0: 20}, {1: (6, 7), 2: (200, 59)}, 0),
+        ({1: 13, 2: 259}, {}, 3),
+    ]:
+        results = workload.step(backend, decodes, chunks, num_padded)
+        for layer, result in enumerate(results):
+            spans = {sequence: (position, 1) for sequence, position in decodes.items()} | chunks
+            row = 0
+            for sequence, (start, length) in spans.items():
+                checked = range(start, start + length)[-CHECKED:]
+                expected = workload.expected(layer, sequence, checked)
+                got = result[row : row + length][-CHECKED:]
+                torch.testing.assert_close(got, expected, atol=2e-5, rtol=2e-5)
+                row += length

@@ -1,0 +1,149 @@
+"""Which backend for GPUs serves what, on a machine that has no GPU: what torch would say of one is given."""
+
+import importlib.machinery
+import sys
+import types
+from dataclasses import replace
+
+import pytest
+import torch
+
+from inflight_engine.execution.attention import BACKENDS, choose_backend
+from inflight_engine.execution.attention.flash_attn import FlashAttnBackend
+from inflight_engine.execution.attention.torch_varlen import TorchVarlenBackend
+from inflight_engine.execution.attention.triton_paged import TritonBackend
+from tests.engine.execution.attention.reference import make_spec
+
+FP8 = torch.float8_e4m3fn
+
+
+def on_gpu(**options):
+    return make_spec(device="cuda", **{"dtype": torch.bfloat16, "block_size": 256} | options)
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+@pytest.fixture
+def flash_attn(monkeypatch):
+    """A package with the two functions' parameters as of version 2.6, and nothing behind them."""
+    package = types.ModuleType("flash_attn")
+    package.__spec__ = importlib.machinery.ModuleSpec("flash_attn", None)
+    package.flash_attn_with_kvcache = lambda q, k_cache, v_cache, block_table=None, softcap=0.0: None
+    package.flash_attn_varlen_func = lambda q, k, v, block_table=None, softcap=0.0: None
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
+    return package
+
+
+def test_the_fastest_that_can_is_chosen(flash_attn, monkeypatch):
+    assert [backend.name for backend in BACKENDS] == [
+        "flash-attn",
+        "torch-varlen",
+        "triton",
+        "cpu-native",
+        "torch-sdpa",
+    ]
+    assert choose_backend("auto", on_gpu()) is FlashAttnBackend
+    monkeypatch.delitem(sys.modules, "flash_attn")
+    assert choose_backend("auto", on_gpu()) is TorchVarlenBackend
+    assert choose_backend("auto", on_gpu(block_size=16)) is TritonBackend
+    assert choose_backend("triton", on_gpu()) is TritonBackend
+
+
+def test_the_log_says_how_to_get_a_faster_one(caplog):
+    with caplog.at_level("INFO"):
+        choose_backend("auto", on_gpu(block_size=16))
+    assert "attention: triton" in caplog.text
+    assert "torch-varlen cannot be used: it needs a block_size that is a multiple of 256, not 16" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"dtype": torch.float32}, "it computes in float16 and bfloat16, not in torch.float32"),
+        ({"cache_dtype": FP8}, "it keeps keys and values in torch.bfloat16, not in torch.float8_e4m3fn"),
+        ({"head_dim": 288}, "it has heads of up to 256 dimensions, a multiple of 8, not 288"),
+        ({"head_dim": 68}, "it has heads of up to 256 dimensions, a multiple of 8, not 68"),
+        ({"block_size": 128}, "it needs a block_size that is a multiple of 256, not 128"),
+        ({"batch_invariant": True}, "its decodes and its prefill differ in the last bits"),
+    ],
+)
+def test_flash_attention_is_refused_where_its_kernels_cannot_serve(flash_attn, options, reason):
+    for backend in (FlashAttnBackend, TorchVarlenBackend):
+        assert backend.why_not(on_gpu(**options)) == reason
+
+
+def test_flash_attention_takes_windows(flash_attn):
+    for backend in (FlashAttnBackend, TorchVarlenBackend):
+        assert backend.why_not(on_gpu(windows=(1024,))) is None
+
+
+def test_only_the_package_and_triton_have_soft_caps(flash_attn):
+    spec = on_gpu(softcap=50.0)
+    assert FlashAttnBackend.why_not(spec) is None
+    assert TorchVarlenBackend.why_not(spec) == "it has no soft caps"
+    assert TritonBackend.why_not(spec) is None
+
+
+def test_an_older_or_another_flash_attn_is_refused(flash_attn):
+    flash_attn.flash_attn_varlen_func = lambda q, k, v, block_table=None: None
+    assert "needs version 2.6 or later" in FlashAttnBackend.why_not(on_gpu())
+    del flash_attn.flash_attn_with_kvcache
+    assert "needs version 2.6 or later" in FlashAttnBackend.why_not(on_gpu())
+
+
+def test_a_flash_attn_that_cannot_be_imported_is_refused(monkeypatch):
+    from inflight_engine.execution.attention import flash_attn
+
+    def broken():
+        raise ImportError("undefined symbol")
+
+    monkeypatch.setattr(flash_attn.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(flash_attn, "_library", broken)
+    assert FlashAttnBackend.why_not(on_gpu()) == "the package flash-attn cannot be imported (undefined symbol)"
+
+
+def test_a_torch_without_paged_keys_is_refused(monkeypatch):
+    schema = types.SimpleNamespace(arguments=[types.SimpleNamespace(name="seqused_k")])
+    operator = types.SimpleNamespace(default=types.SimpleNamespace(_schema=schema))
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", operator)
+    assert TorchVarlenBackend.why_not(on_gpu()).startswith("paged keys came with torch 2.12, and this is ")
+
+
+def test_triton_serves_what_the_others_do_not():
+    for options in (
+        {"dtype": torch.float32},
+        {"cache_dtype": FP8},
+        {"block_size": 16},
+        {"batch_invariant": True},
+        {"head_dim": 80, "windows": (7,), "softcap": 3.0},
+    ):
+        assert TritonBackend.why_not(on_gpu(**options)) is None
+
+
+def test_what_triton_cannot_serve():
+    assert TritonBackend.why_not(on_gpu(head_dim=512)) == "it has heads of up to 256 dimensions, not 512"
+    many = on_gpu(heads=129, kv_heads=1)
+    assert TritonBackend.why_not(many) == "more than 128 query heads share a key/value head"
+    spec = on_gpu(cache_dtype=torch.float16)
+    assert "not in torch.float16" in TritonBackend.why_not(spec)
+
+
+def test_older_gpus_are_told(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    assert TritonBackend.why_not(on_gpu()) is None
+    assert TritonBackend.why_not(on_gpu(cache_dtype=FP8)) == (
+        "fp8 needs a GPU of compute capability 8.9 (this one has 8.6)"
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    for backend in (TorchVarlenBackend, TritonBackend):
+        assert backend.why_not(on_gpu()) == "it needs a GPU of compute capability 8.0 (this one has 7.5)"
+
+
+@pytest.mark.parametrize("backend", [FlashAttnBackend, TorchVarlenBackend, TritonBackend])
+def test_without_a_gpu_none_is_chosen(flash_attn, backend):
+    spec = replace(on_gpu(), device=torch.device("cpu"))
+    assert backend.why_not(spec) == "it needs a GPU"
