@@ -1,0 +1,146 @@
+"""Whether the engine computes on a device what transformers computes there: a small random Llama in bfloat16."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+from bench.engine.in_process import Generated, InProcessEngine
+from inflight_engine.config import EngineConfig
+from inflight_engine.execution.attention import BACKENDS
+
+VOCAB = 1024
+_OUTPUT_TOKENS = 24
+_TOLERANCE = 2**-5
+"""Of the spread of a position's logits: a token may be this much below the best one of transformers. bfloat16 keeps 8
+bits, and errors of several layers add up; the mean distance between the best and the second best is larger."""
+_SIZES = {"max_num_seqs": 32, "max_num_batched_tokens": 2048, "num_kv_blocks": 512, "max_model_len": 512}
+_SMALL_POOL = {"num_kv_blocks": 40, "kv_headroom": 0.0, "preemption": "swap", "swap_space": 64 << 20}
+"""Too few blocks for what runs at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """`ok`: None where it cannot be had on this machine; `detail` then says why."""
+
+    name: str
+    ok: bool | None
+    detail: str
+
+
+def make_reference(folder: Path, device: str) -> Any:
+    """A model on the device; what the engine needs of it is in `folder`."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=512,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=512,
+        initializer_range=0.1,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    model.save_pretrained(folder)
+    return model.to(device)
+
+
+def make_prompts() -> list[list[int]]:
+    """Of 1 to 200 tokens, around the sizes of blocks."""
+    rng = Random(1)
+    lengths = [1, 2, 15, 16, 17, 64, 127, 128, 129, 200, *(rng.randint(3, 150) for _ in range(6))]
+    return [[rng.randrange(VOCAB) for _ in range(length)] for length in lengths]
+
+
+@torch.inference_mode()
+def distance(model: Any, prompt: list[int], output: list[int]) -> float:
+    """How far below the best logit of transformers the worst token of an output is, in spreads of its position.
+
+    The model is given the output itself, so that after a token that differs it looks at the same text.
+    """
+    ids = torch.tensor([prompt + output[:-1]], device=model.device)
+    logits = model(ids).logits[0, len(prompt) - 1 :].float()
+    chosen = logits.gather(1, torch.tensor(output, device=model.device)[:, None])[:, 0]
+    return float(((logits.max(dim=1).values - chosen) / logits.std(dim=1)).max())
+
+
+class Checks:
+    """All checks of one device."""
+
+    def __init__(self, folder: Path, device: str) -> None:
+        self._device = device
+        self._folder = folder / "reference"
+        self._model = make_reference(self._folder, device)
+        self._prompts = make_prompts()
+
+    def run(self) -> Iterator[Check]:
+        """One after the other, each as soon as it is known."""
+        whole = self._generate()
+        yield self._near("greedy, as transformers", whole)
+        yield self._near("chunked prefill, as whole", self._generate(max_num_batched_tokens=48), whole)
+        yield self._near("eager, as with graphs", self._generate(enforce_eager=True), whole)
+        yield self._near("each step waited for, as overlapped", self._generate(async_scheduling=False), whole)
+        yield self._swapped(whole)
+        for backend in BACKENDS:
+            yield self._attempt(f"attention {backend.name}", lambda b=backend: self._generate(attention_backend=b.name))  # type: ignore[misc]
+        yield self._attempt("keys and values in fp8", lambda: self._generate(kv_cache_dtype="fp8"), check=False)
+        yield self._invariant()
+
+    def _generate(self, prompts: list[list[int]] | None = None, **options: Any) -> Generated:
+        config: dict[str, Any] = {"dtype": "bfloat16", "device": self._device, "prefix_caching": False}
+        engine = InProcessEngine(EngineConfig(str(self._folder), **config | _SIZES | options))
+        wanted = self._prompts if prompts is None else prompts
+        generated = engine.generate(wanted, [_OUTPUT_TOKENS] * len(wanted))
+        del engine
+        gc.collect()  # the next engine wants its memory
+        return generated
+
+    def _near(self, name: str, generated: Generated, other: Generated | None = None) -> Check:
+        """Within the tolerance of transformers; how many outputs equal those of another way to compute is told."""
+        complete = all(len(output) == _OUTPUT_TOKENS for output in generated.outputs)
+        if not complete:
+            return Check(name, False, "not all tokens came")
+        worst = max(map(distance, [self._model] * len(self._prompts), self._prompts, generated.outputs))
+        detail = f"at most {worst:.4f} of a spread below the best logit, {_TOLERANCE} allowed"
+        if other is not None:
+            same = sum(map(list.__eq__, generated.outputs, other.outputs))
+            detail += f"; {same} of {len(self._prompts)} outputs the same"
+        return Check(name, worst <= _TOLERANCE, detail)
+
+    def _swapped(self, whole: Generated) -> Check:
+        name = "swapped to host memory and back"
+        generated = self._generate(**_SMALL_POOL)
+        if generated.most_swapped_blocks == 0:
+            return Check(name, False, "nothing was swapped, so nothing was checked")
+        return self._near(name, generated, whole)
+
+    def _attempt(self, name: str, generate: Callable[[], Generated], *, check: bool = True) -> Check:
+        """`check` off: in fewer bits no tolerance is known; all tokens must come."""
+        try:
+            generated = generate()
+        except ValueError as error:
+            return Check(name, None, str(error))
+        near = self._near(name, generated)
+        return near if check or near.detail == "not all tokens came" else Check(name, True, near.detail)
+
+    def _invariant(self) -> Check:
+        name = "batch-invariant: alone as in a batch, bit for bit"
+        try:
+            together = self._generate(batch_invariant=True)
+            alone = [self._generate([prompt], batch_invariant=True).outputs[0] for prompt in self._prompts[5:10]]
+        except ValueError as error:
+            return Check(name, None, str(error))
+        return Check(name, alone == together.outputs[5:10], f"{len(alone)} prompts of {len(self._prompts)}")
