@@ -6,17 +6,14 @@ at replay gets no arguments: it runs the same function again, over the buffers t
 
 import random
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_engine.execution.attention.base import AttentionBatch
-from inflight_engine.execution.attention.torch_sdpa import TorchSdpaBackend
 from inflight_engine.execution.graphs import ladder, padded_size
 from inflight_engine.request import SamplingParams
 from tests.engine.execution.driver import Driver
+from tests.engine.execution.padded_backend import PaddedBackend
 from tests.engine.execution.test_runner_tiny import mixed_sampling
 from tests.engine.execution.tiny_model import SWAP_SPACE, make_model, prompts_for, tiny_runner
 
@@ -39,40 +36,6 @@ def test_the_sizes_that_are_documented():
     assert ladder(1) == (1,)
     assert ladder(20) == (1, 2, 4, 8, 16, 20)
     assert padded_size(ladder(256), 257) is None
-
-
-class PaddedBackend(TorchSdpaBackend):
-    """Plain attention with padding, whose rows use a block of their own. What `forward` reads lies where it always
-    does, as a graph needs it: in the widest shape that there can be."""
-
-    def __init__(self, spec):
-        super().__init__(spec)
-        self._spare = spec.num_blocks
-        shape = list(self._cache.shape)
-        shape[2] += 1
-        self._cache = torch.zeros(shape, dtype=self._cache.dtype)
-        self._width = -(-spec.max_model_len // spec.block_size)
-        self._fixed = {}
-
-    def prepare(self, batch, num_padded=0):
-        if num_padded == 0 and batch.chunks:
-            super().prepare(batch)
-            return
-        rows = len(batch.decode_context_lens) + num_padded
-        table = np.full((rows, self._width), self._spare)
-        table[: len(batch.decode_block_table), : batch.decode_block_table.shape[1]] = batch.decode_block_table
-        lens = np.ones(rows, np.int64)
-        lens[: len(batch.decode_context_lens)] = batch.decode_context_lens
-        kv_slots = np.full(rows, self._spare * self._block_size)
-        kv_slots[: len(batch.kv_slots)] = batch.kv_slots
-        longest = np.append(lens, self._width * self._block_size)  # so that the mask is always as wide
-        super().prepare(AttentionBatch(np.append(kv_slots, 0), np.vstack([table, table[:1]]), longest, ()))
-        self._kv_slots, self._num_decodes = self._kv_slots[:-1], rows
-        self._decode_blocks, self._decode_mask = self._decode_blocks[: rows * self._width], self._decode_mask[:-1]
-        fixed = self._fixed.setdefault(rows, [self._kv_slots, self._decode_blocks, self._decode_mask])
-        for there, now in zip(fixed, [self._kv_slots, self._decode_blocks, self._decode_mask], strict=True):
-            there.copy_(now)
-        self._kv_slots, self._decode_blocks, self._decode_mask = fixed
 
 
 class Recorded:
@@ -139,8 +102,7 @@ def test_a_model_that_cannot_be_captured_runs_eagerly_and_says_so(folder, caplog
 
     prompts = prompts_for(random.Random(5), 6)
     expected = Driver(tiny_runner(folder)).run(prompts, GREEDY)
-    for options in ({"backend": PaddedBackend}, {}):  # torch-sdpa itself refuses padding
-        caplog.clear()
-        runner = tiny_runner(folder, capture=capture, **options)
-        assert "no CUDA graphs" in caplog.text
-        assert Driver(runner).run(prompts, GREEDY) == expected
+    runner = tiny_runner(folder, capture=capture, backend=PaddedBackend)
+    assert "no CUDA graphs" in caplog.text
+    assert "not permitted when stream is capturing" in caplog.text
+    assert Driver(runner).run(prompts, GREEDY) == expected

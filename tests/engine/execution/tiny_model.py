@@ -30,6 +30,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 YARN = {"rope_type": "yarn", "rope_theta": 50.0, "factor": 4.0, "original_max_position_embeddings": 64}
 KINDS = {
     "llama-gqa-untied": ("Llama", {"tie_word_embeddings": False}),
@@ -42,8 +43,12 @@ KINDS = {
     "llama-rope-yarn": ("Llama", {"rope_parameters": YARN}),
     "llama-rope-dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 50.0, "factor": 2.0}}),
     "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral-window": ("Mistral", {"sliding_window": 7}),
     "qwen2": ("Qwen2", {}),
+    "qwen2-windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 8}),
+    "qwen3-biases": ("Qwen3", {"head_dim": 8, "attention_bias": True}),
+    "qwen3-windows": ("Qwen3", {"head_dim": 8, "use_sliding_window": True, "sliding_window": 5, "layer_types": LAYERS}),
 }
 
 
@@ -82,6 +87,8 @@ def tiny_runner(folder, *, lookahead=False, capture=None, backend=None, **option
     """A runner on the CPU. `lookahead`, `capture` (of graphs) and `backend` (of attention) are what a CPU does not have
     by itself."""
     defaults = {"dtype": "float32", "device": "cpu", "max_num_seqs": 32, "block_size": 4, "num_kv_blocks": 256}
+    if backend is not None:
+        defaults["attention_backend"] = "torch-sdpa"  # the native decoder has attention of its own
     config = EngineConfig(str(folder), **defaults | options)
 
     def make_steps(model, attention, spec, host_cache, graph_sizes, no_capture, **on_cpu):

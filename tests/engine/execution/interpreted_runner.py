@@ -1,0 +1,28 @@
+"""The whole GPU path on CPU tensors, in Triton's interpreter: fused operators, paged attention, decode graphs (by the
+stand-in of `test_graphs`), and a step ahead; run as `interpreted_ops` is."""
+
+import random
+
+from inflight_engine.execution import load
+from inflight_engine.execution.attention.triton_paged import TritonBackend
+from inflight_engine.execution.triton_ops import TritonOps
+from inflight_engine.request import SamplingParams
+from tests.engine.execution.driver import Driver
+from tests.engine.execution.test_graphs import Recorded
+from tests.engine.execution.tiny_model import make_model, tiny_runner
+
+SAMPLING = [SamplingParams(max_tokens=3, temperature=0.7 * (i % 2), seed=i) for i in range(3)]
+
+
+def test_tokens_are_those_of_plain_torch(tmp_path, monkeypatch):
+    make_model(tmp_path, "llama-wide-heads")
+    options = {"max_num_seqs": 3, "max_model_len": 64, "max_num_batched_tokens": 32, "block_size": 16}
+    prompts = [[5, 6, 7], [8], [(i * 7) % 50 for i in range(20)]]
+    plain = tiny_runner(tmp_path, attention_backend="torch-sdpa", **options)
+    expected = Driver(plain, max_running=3).run(prompts, SAMPLING)
+    monkeypatch.setattr(load, "_small_operators", lambda device: TritonOps())
+    capture = Recorded()
+    runner = tiny_runner(tmp_path, lookahead=True, capture=capture, backend=TritonBackend, **options)
+    driver = Driver(runner, chunk=16, max_running=3, rng=random.Random(1))
+    assert driver.run(prompts, SAMPLING) == expected
+    assert capture.num_replays > 1
