@@ -29,7 +29,7 @@ from inflight_engine.execution.device import choose_device
 from inflight_engine.execution.distributed import TorchDistributed
 from inflight_engine.execution.load import load_config, refuse_options
 from inflight_engine.execution.plan_frames import PlanEncoder
-from inflight_engine.execution.resources import read_resources
+from inflight_engine.execution.resources import choose_num_threads, read_resources
 from inflight_engine.execution.runner import Runner
 from inflight_engine.models.source import resolve
 from inflight_engine.output import StepOutput
@@ -59,8 +59,8 @@ class TensorParallelRunner:
             device = torch.device("cuda", 0)
             torch.cuda.set_device(device)
         else:
-            cpus = config.num_threads or read_resources().cpus
-            config = replace(config, device="cpu", num_threads=max(1, cpus // size))
+            num_threads = choose_num_threads(config.num_threads, read_resources().cpus)
+            config = replace(config, device="cpu", num_threads=max(1, num_threads // size))
         with tempfile.TemporaryDirectory(prefix="inflight-ranks-") as folder:
             meeting_place = Path(folder) / "store"
             self._loaded = False

@@ -110,9 +110,9 @@ def test_logits_equal_transformers(tmp_path, family):
     torch.testing.assert_close(logits, model(ids[None], use_cache=False).logits[0], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "opt", "phi", "stablelm", "granite", "qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["gpt2", "opt", "phi", "stablelm", "granite", "qwen3_moe", "deepseek_v3", *WINDOWED])
 def test_tokens_equal_transformers(tmp_path, family):
-    model = make(tmp_path, family, GLOBAL[family])
+    model = make(tmp_path, family, (GLOBAL | WINDOWED)[family])
     prompts = prompts_for(random.Random(family))
     expected = [generate(model, prompt, 8) for prompt in prompts]
     runner = tiny_runner(tmp_path, swap_space=SWAP_SPACE)
