@@ -11,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 wheels=${WHEELS:-}
-packages=$PWD/.gpu-packages
+packages=${XDG_CACHE_HOME:-$HOME/.cache}/inflight/bench/gpu-packages
 export PYTHONPATH="$PWD:$PWD/engine_image:$packages${PYTHONPATH:+:$PYTHONPATH}"
 if ! "$python" -c 'import msgspec' 2>/dev/null; then
   "$python" -m pip install --quiet --no-deps --target "$packages" ${wheels:+--no-index --find-links "$wheels"} msgspec==0.22.0

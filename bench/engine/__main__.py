@@ -23,6 +23,7 @@ from bench.engine import peers as known_peers
 from bench.engine import rows
 from bench.engine.compare import Contender, run_rows
 from bench.engine.figures import Failure
+from bench.engine.loop import loop
 from bench.engine.model import Model, exported
 from bench.engine.peers import InstallError, Peer, driver_environment, installed
 from bench.engine.process import EngineError, EngineProcess, started
@@ -39,6 +40,7 @@ _WEIGHT_BYTES = {"none": 2.0, "int8": 1.0, "int4": 0.5}
 _KV_CACHE_BYTES = 1 << 30
 _READY_RUNS = 5
 _HTTP_RUNS = 3
+_LOOP_STEPS, _QUICK_LOOP_STEPS = 1000, 100
 
 
 def say(line: str) -> None:
@@ -117,6 +119,9 @@ class Bench:
             results += http(
                 our_settings(model, "none"), rows.ROWS[0].job, self._logs, min(_HTTP_RUNS, self._runs_at_most)
             )
+        if rows.LOOP in only:
+            say("the engine's loop")
+            results += loop(_QUICK_LOOP_STEPS if self._flags.quick else _LOOP_STEPS)
         return Report(machine, tuple(self._engines), tuple(peer.title for peer in self._wanted), tuple(results))
 
     def _throughput(self, chosen: list[Row], model: Model, ceilings: Ceilings) -> list[Result]:

@@ -57,7 +57,7 @@ READY = "ready"
 HTTP = "http"
 """The job of `short` over HTTP, and offline with as many engine threads: one."""
 LOOP = "loop"
-"""Microseconds of the engine's loop between two forward passes."""
+"""Microseconds between two forward passes: `bench.engine_loop`."""
 NAMES = (*(row.name for row in ROWS), READY, HTTP, LOOP)
 
 WARM_UPS = (Job("generate", (128, 96, 64), 4), Job("generate", (1024,), 2))

@@ -1,4 +1,5 @@
-"""Whether the engine computes on a device what transformers computes there: a small random Llama in bfloat16."""
+"""Whether the engine computes on a device what transformers computes there: a small random Llama in bfloat16,
+held against float32."""
 
 from __future__ import annotations
 
@@ -16,12 +17,13 @@ from inflight_engine.config import EngineConfig
 from inflight_engine.execution.attention import BACKENDS
 
 VOCAB = 1024
-_OUTPUT_TOKENS = 24
-_TOLERANCE = 2**-5
-"""Of the spread of a position's logits: a token may be this much below the best one of transformers. bfloat16 keeps 8
-bits, and errors of several layers add up; the mean distance between the best and the second best is larger."""
+_OUTPUT_TOKENS = 16
+_WORST, _MEAN = 0.125, 0.005
+"""In standard deviations of a position's logits: how far below the best logit a token may be, and all of them on
+average. transformers itself in bfloat16 was measured at 0.05 and 0.0003 from its float32; positions that are 2% off at
+0.9 and 0.06, a key that is missing at 3.9 and 0.3."""
 _SIZES = {"max_num_seqs": 32, "max_num_batched_tokens": 2048, "num_kv_blocks": 512, "max_model_len": 512}
-_SMALL_POOL = {"num_kv_blocks": 40, "kv_headroom": 0.0, "preemption": "swap", "swap_space": 64 << 20}
+_SMALL_POOL: dict[str, Any] = {"num_kv_blocks": 28, "kv_headroom": 0.0, "preemption": "swap", "swap_space": 64 << 20}
 """Too few blocks for what runs at once."""
 
 
@@ -35,46 +37,47 @@ class Check:
 
 
 def make_reference(folder: Path, device: str) -> Any:
-    """A model on the device; what the engine needs of it is in `folder`."""
+    """A model in float32 on the device; the engine finds it in `folder`, in bfloat16, which is exact."""
     import transformers
 
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=VOCAB,
-        hidden_size=512,
-        intermediate_size=1024,
-        num_hidden_layers=4,
-        num_attention_heads=8,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=3,
+        num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,
         max_position_embeddings=512,
-        initializer_range=0.1,
+        initializer_range=0.05,
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=None,
     )
     model = transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval()
     model.save_pretrained(folder)
-    return model.to(device)
+    return model.to(device, torch.float32)
 
 
 def make_prompts() -> list[list[int]]:
     """Of 1 to 200 tokens, around the sizes of blocks."""
     rng = Random(1)
-    lengths = [1, 2, 15, 16, 17, 64, 127, 128, 129, 200, *(rng.randint(3, 150) for _ in range(6))]
+    lengths = [1, 2, 15, 16, 17, 64, 127, 128, 129, 200]
     return [[rng.randrange(VOCAB) for _ in range(length)] for length in lengths]
 
 
 @torch.inference_mode()
-def distance(model: Any, prompt: list[int], output: list[int]) -> float:
-    """How far below the best logit of transformers the worst token of an output is, in spreads of its position.
+def distances(model: Any, prompt: list[int], output: list[int]) -> torch.Tensor:
+    """How far below the best logit each token of an output is, in standard deviations of its position's logits.
 
     The model is given the output itself, so that after a token that differs it looks at the same text.
     """
     ids = torch.tensor([prompt + output[:-1]], device=model.device)
-    logits = model(ids).logits[0, len(prompt) - 1 :].float()
+    logits = model(ids).logits[0, len(prompt) - 1 :]
     chosen = logits.gather(1, torch.tensor(output, device=model.device)[:, None])[:, 0]
-    return float(((logits.max(dim=1).values - chosen) / logits.std(dim=1)).max())
+    far: torch.Tensor = (logits.max(dim=1).values - chosen) / logits.std(dim=1)
+    return far
 
 
 class Checks:
@@ -113,12 +116,13 @@ class Checks:
         complete = all(len(output) == _OUTPUT_TOKENS for output in generated.outputs)
         if not complete:
             return Check(name, False, "not all tokens came")
-        worst = max(map(distance, [self._model] * len(self._prompts), self._prompts, generated.outputs))
-        detail = f"at most {worst:.4f} of a spread below the best logit, {_TOLERANCE} allowed"
+        far = torch.cat([distances(self._model, *each) for each in zip(self._prompts, generated.outputs, strict=True)])
+        worst, mean = float(far.max()), float(far.mean())
+        detail = f"below the best logit by at most {worst:.3f}, on average {mean:.5f} ({_WORST} and {_MEAN} allowed)"
         if other is not None:
             same = sum(map(list.__eq__, generated.outputs, other.outputs))
             detail += f"; {same} of {len(self._prompts)} outputs the same"
-        return Check(name, worst <= _TOLERANCE, detail)
+        return Check(name, worst <= _WORST and mean <= _MEAN, detail)
 
     def _swapped(self, whole: Generated) -> Check:
         name = "swapped to host memory and back"
@@ -140,7 +144,7 @@ class Checks:
         name = "batch-invariant: alone as in a batch, bit for bit"
         try:
             together = self._generate(batch_invariant=True)
-            alone = [self._generate([prompt], batch_invariant=True).outputs[0] for prompt in self._prompts[5:10]]
+            alone = [self._generate([prompt], batch_invariant=True).outputs[0] for prompt in self._prompts[3:8]]
         except ValueError as error:
             return Check(name, None, str(error))
-        return Check(name, alone == together.outputs[5:10], f"{len(alone)} prompts of {len(self._prompts)}")
+        return Check(name, alone == together.outputs[3:8], f"{len(alone)} prompts of {len(self._prompts)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
+from torch._C._autograd import DeviceType
 
 
 def busy_share(intervals: Iterable[tuple[float, float]]) -> float:
@@ -33,5 +34,5 @@ def profile(work: Callable[[], None]) -> float:
     return busy_share(
         (event.time_range.start, event.time_range.end)
         for event in profiler.events() or ()
-        if event.device_type == torch.autograd.DeviceType.CUDA
+        if event.device_type == DeviceType.CUDA
     )

@@ -95,5 +95,6 @@ def write_config(folder: Path, config: dict[str, Any]) -> None:
 @contextmanager
 def random_weights(config: dict[str, Any], device: str) -> Iterator[None]:
     """Whatever engine is loaded inside has random weights."""
-    with mock.patch("inflight_engine.execution.load.open_weights", lambda *_: RandomWeights(config, device)):
+    weights = RandomWeights(config, device)
+    with mock.patch("inflight_engine.execution.load.open_weights", return_value=weights):
         yield

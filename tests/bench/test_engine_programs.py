@@ -19,6 +19,7 @@ from bench.engine.peers import InstallError, installed
 from bench.engine.process import EngineError, started
 from bench.engine.rows import ROWS
 from bench.engine.startup import seconds_to_ready
+from e2e.demo_engine import free_port
 
 DRIVER = """
 import os, sys, time
@@ -177,8 +178,14 @@ def test_vllm_is_found_under_the_name_that_it_looks_for(tmp_path, uv):
 
 
 def test_start_to_ready_is_measured_until_the_server_answers(tmp_path):
-    server = "import http.server, time; time.sleep(0.3); http.server.test(port=8765, bind='127.0.0.1')"
-    seconds = seconds_to_ready([sys.executable, "-c", server], "http://127.0.0.1:8765/", {}, tmp_path / "log")
+    port = free_port(8765)
+    server = (
+        "import http.server as h, time; time.sleep(0.3); "
+        f"h.test(h.SimpleHTTPRequestHandler, port={port}, bind='127.0.0.1')"
+    )
+    seconds = seconds_to_ready(
+        [sys.executable, "-c", server], f"http://127.0.0.1:{port}/", {}, tmp_path / "log", at_most=30
+    )
     assert 0.3 < seconds < 30
 
 
