@@ -8,9 +8,24 @@ namespace inflight {
 
 namespace {
 
+// A sequence is split into pieces when it is more than one of so many shares of a thread's work: fewer leave threads
+// waiting for the last, more are of no use, and partial results take memory.
+constexpr int64_t kShares = 8;
+
 constexpr int64_t kLineFloats = kCacheLine / sizeof(float);
 
 int64_t whole_lines(int64_t floats) { return (floats + kLineFloats - 1) / kLineFloats * kLineFloats; }
+
+struct Pieces {
+  int32_t first, end;
+  int64_t count() const { return end - first; }
+};
+
+// The pieces that a sequence's queries see.
+Pieces pieces_of(const Sequence& sequence, int64_t window) {
+  const int64_t last = sequence.start + sequence.length - 1;
+  return {int32_t(context_of(sequence.start, window).lo / kPiece), int32_t(last / kPiece + 1)};
+}
 
 }  // namespace
 
@@ -47,8 +62,11 @@ void AttentionStep::prepare(int64_t num_tokens, const int64_t* kv_slots, int64_t
   for (Plan& plan : plans_) {
     plan.units.clear();
     plan.splits.clear();
+    int64_t work = 0;
+    for (const Sequence& sequence : sequences) work += sequence.length * pieces_of(sequence, plan.window).count();
+    const int64_t split_from = work / (team->size() * kShares) + 1;
     int64_t partials = 0;
-    for (size_t i = 0; i < sequences.size(); i++) partials = add_units(&plan, int32_t(i), partials);
+    for (size_t i = 0; i < sequences.size(); i++) partials = add_units(&plan, int32_t(i), split_from, partials);
     plan.num_finished.assign(plan.splits.size() * cache->num_kv_heads, 0);
     most_partials = std::max(most_partials, partials);
   }
@@ -57,25 +75,25 @@ void AttentionStep::prepare(int64_t num_tokens, const int64_t* kv_slots, int64_t
 }
 
 // Gives the number of partial results up to and with this sequence's.
-int64_t AttentionStep::add_units(Plan* plan, int32_t index, int64_t partials) const {
+int64_t AttentionStep::add_units(Plan* plan, int32_t index, int64_t split_from, int64_t partials) const {
   const Sequence& sequence = sequences[index];
   const int64_t num_tiles = (sequence.length + tile_queries - 1) / tile_queries;
   // From the last tile, which has the longest context: so no thread begins it when the others are done.
   for (int64_t tile = num_tiles - 1; tile >= 0; tile--) {
     const int64_t first = tile * tile_queries;
     const int64_t num_queries = std::min(tile_queries, sequence.length - first);
-    const int32_t first_piece = int32_t(context_of(sequence.start + first, plan->window).lo / kPiece);
-    const int32_t end_piece = int32_t((sequence.start + first + num_queries - 1) / kPiece + 1);
-    Unit unit{index, int32_t(first), int32_t(num_queries), first_piece, end_piece, -1};
-    // Sequences with more tiles than this divide well enough by tiles.
-    if (num_tiles > 1 || end_piece - first_piece == 1) {
+    const Pieces pieces =
+        pieces_of({sequence.first_row, num_queries, sequence.start + first, sequence.block_ids}, plan->window);
+    Unit unit{index, int32_t(first), int32_t(num_queries), pieces.first, pieces.end, -1};
+    // Sequences with more tiles than one divide well enough by tiles.
+    if (num_tiles > 1 || pieces.count() == 1 || num_queries * pieces.count() < split_from) {
       plan->units.push_back(unit);
       continue;
     }
     unit.split = int32_t(plan->splits.size());
-    plan->splits.push_back({partials, first_piece, end_piece - first_piece});
-    partials += (end_piece - first_piece) * cache->num_heads * num_queries;
-    for (int32_t piece = first_piece; piece < end_piece; piece++) {
+    plan->splits.push_back({partials, pieces.first, int32_t(pieces.count())});
+    partials += pieces.count() * cache->num_heads * num_queries;
+    for (int32_t piece = pieces.first; piece < pieces.end; piece++) {
       unit.first_piece = piece;
       unit.end_piece = piece + 1;
       plan->units.push_back(unit);

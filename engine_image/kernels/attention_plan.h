@@ -74,7 +74,7 @@ class AttentionStep {
   std::vector<Sequence> sequences;
 
  private:
-  int64_t add_units(Plan* plan, int32_t sequence, int64_t partials) const;
+  int64_t add_units(Plan* plan, int32_t sequence, int64_t split_from, int64_t partials) const;
   static float* aligned(std::vector<float>& floats);
 
   std::vector<Plan> plans_;
