@@ -28,6 +28,7 @@ class PagedGpuBackend(AttentionBackend):
         self._scale = shape.head_dim**-0.5 if shape.scale is None else shape.scale
         cache_shape = (shape.num_layers, spec.num_blocks, 2, shape.num_kv_heads, spec.block_size, shape.head_dim)
         self._cache = zeros(cache_shape, spec.cache_dtype, spec.device)
+        self._cache_bytes = self._cache.view(torch.uint8)
         self._staging = staging
 
     def prepare(self, batch: AttentionBatch, num_padded: int = 0) -> None:
@@ -39,14 +40,14 @@ class PagedGpuBackend(AttentionBackend):
 
     def copy_out(self, block_ids: Sequence[int], host: torch.Tensor, host_block_ids: Sequence[int]) -> None:
         for block, host_block in zip(block_ids, host_block_ids, strict=True):
-            self._view(host, host_block).copy_(self._cache[:, block], non_blocking=True)
+            self._view(host, host_block).copy_(self._cache_bytes[:, block], non_blocking=True)
 
     def copy_in(self, host: torch.Tensor, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
         for block, host_block in zip(block_ids, host_block_ids, strict=True):
-            self._cache[:, block].copy_(self._view(host, host_block), non_blocking=True)
+            self._cache_bytes[:, block].copy_(self._view(host, host_block), non_blocking=True)
 
     def _view(self, host: torch.Tensor, host_block: int) -> torch.Tensor:
-        return host[host_block].view(self._cache.dtype).view_as(self._cache[:, 0])
+        return host[host_block].view_as(self._cache_bytes[:, 0])
 
     @abstractmethod
     def _attend(self, layer: int, queries: torch.Tensor, step: GpuStep) -> torch.Tensor:

@@ -169,3 +169,20 @@ def test_steps_equal_plain_attention(backend_class, options):
                 got = result[row : row + length][-CHECKED:]
                 torch.testing.assert_close(got, expected, atol=2e-5, rtol=2e-5)
                 row += length
+
+
+@pytest.mark.parametrize("backend_class", [FlashAttnBackend, TorchVarlenBackend])
+def test_what_a_graph_captured_serves_later_steps_of_the_same_rows(backend_class):
+    spec = make_spec(head_dim=16, block_size=256, num_blocks=5, max_model_len=1024, max_num_batched_tokens=300)
+    workload = Workload(spec, [3, 262, 1])
+    backend = backend_class(spec)
+    workload.step(backend, {}, {0: (0, 2), 1: (0, 261)})
+    backend.prepare(workload.batch({2: 0}, {}), num_padded=2)
+    captured = backend._step
+    decodes = {1: 261, 0: 2}
+    backend.prepare(workload.batch(decodes, {}), num_padded=1)
+    backend._step = captured
+    parts = [workload.packed(0, name, decodes, {}, 1) for name in ("queries", "keys", "values")]
+    result = backend.forward(0, *parts).view(3, 4, 16)
+    for row, (sequence, position) in enumerate(decodes.items()):
+        torch.testing.assert_close(result[row], workload.expected(0, sequence, [position])[0], atol=2e-5, rtol=2e-5)

@@ -89,7 +89,7 @@ class Workload:
         backend.prepare(batch, num_padded) if num_padded else backend.prepare(batch)
         results = []
         for layer in range(spec.shape.num_layers):
-            rows = [self._packed(layer, name, decodes, chunks, num_padded) for name in ("queries", "keys", "values")]
+            rows = [self.packed(layer, name, decodes, chunks, num_padded) for name in ("queries", "keys", "values")]
             results.append(backend.forward(layer, *rows).view(len(rows[0]), spec.shape.num_heads, -1))
         return results
 
@@ -133,7 +133,7 @@ class Workload:
         ids = self.sequences[sequence].block_ids
         return np.array([ids[position // size] * size + position % size for position in positions], np.int64)
 
-    def _packed(self, layer, name, decodes, chunks, num_padded):
+    def packed(self, layer, name, decodes, chunks, num_padded):
         parts = [
             getattr(self.sequences[sequence], name)[layer, position : position + 1]
             for sequence, position in decodes.items()
