@@ -28,7 +28,8 @@ class EngineConfig:
         enforce_eager: no CUDA graphs.
         async_scheduling: on a GPU, schedule the next step while one runs.
         batch_invariant: the same tokens whatever else is in the batch, at some cost in speed; on CPU it always holds.
-        num_threads: on CPU, threads that compute; None takes as many as the process may use cores.
+        num_threads: on CPU, threads that compute; None takes as many as the process may use CPUs, less one where there
+            are more than four.
         max_model_len: longest prompt plus output in tokens; None takes the model's own.
         max_num_seqs: capacity: most requests running at once.
         max_num_batched_tokens: capacity: most tokens in one step.

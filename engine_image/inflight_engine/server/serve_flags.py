@@ -78,7 +78,12 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         default=default["tensor_parallel_size"],
         metavar="N",
     )
-    add("--num-threads", "on CPU, threads that compute (default: the cores it may use)", type=_count, metavar="N")
+    add(
+        "--num-threads",
+        "on CPU, threads that compute (default: the CPUs it may use, less one where there are more than four)",
+        type=_count,
+        metavar="N",
+    )
     parser.add_argument("--enforce-eager", help="do without CUDA graphs", action="store_true")
     parser.add_argument(
         "--no-async-scheduling",
