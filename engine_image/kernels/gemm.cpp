@@ -127,7 +127,8 @@ void tile_int8(const Tile& t) {
   const uint32_t* offsets = t.x->offsets + t.row;
   const uint8_t* w = t.weights;
   Ahead ahead = t.ahead;
-  for (int i = 0; i < R * kPanel; i += kLanes) store(t.sums + i, f32v{});
+  float* sums = t.sums;
+  for (int i = 0; i < R * kPanel; i += kLanes) store(sums + i, f32v{});
   for (int64_t g = 0; g < groups; g++, scales += t.x->rows, offsets += t.x->rows) {
     i32v dot[R][2];
 #pragma GCC unroll 16
@@ -150,7 +151,7 @@ void tile_int8(const Tile& t) {
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) {
       const f32v s = splat(scales[r]);
-      float* sum = t.sums + r * kPanel;
+      float* sum = sums + r * kPanel;
       store(sum, fma(to_float(dot[r][0]) * s0, s, load<f32v>(sum)));
       store(sum + kLanes, fma(to_float(dot[r][1]) * s1, s, load<f32v>(sum + kLanes)));
     }
@@ -165,8 +166,9 @@ void tile_int4(const Tile& t) {
   const uint32_t* offsets = t.x->offsets + t.row;
   const uint8_t* w = t.weights;
   Ahead ahead = t.ahead;
+  float* sums = t.sums;
   const u8v low = (u8v)splat(0x0f0f0f0fu);
-  for (int i = 0; i < R * kPanel; i += kLanes) store(t.sums + i, f32v{});
+  for (int i = 0; i < R * kPanel; i += kLanes) store(sums + i, f32v{});
   for (int64_t g = 0; g < groups; g++, scales += t.x->rows, offsets += t.x->rows) {
     i32v dot[R][2];
 #pragma GCC unroll 16
@@ -198,7 +200,7 @@ void tile_int4(const Tile& t) {
     for (int r = 0; r < R; r++) {
       const f32v s = splat(scales[r]);
       const f32v o = (f32v)splat(offsets[r]);
-      float* sum = t.sums + r * kPanel;
+      float* sum = sums + r * kPanel;
       store(sum, fma(m0, o, fma(to_float(dot[r][0]) * s0, s, load<f32v>(sum))));
       store(sum + kLanes, fma(m1, o, fma(to_float(dot[r][1]) * s1, s, load<f32v>(sum + kLanes))));
     }
@@ -297,25 +299,29 @@ void multiply_block(const Matrix& m, const Input& x, const Output& out, int64_t 
 
 void quantize_row(const Matrix& m, const float* values, int8_t* quantized, float* scales, uint32_t* offsets,
                   int64_t rows) {
+  typedef int8_t i8v __attribute__((vector_size(kLanes)));
   const int group = m.group();
   for (int64_t g = 0; g < m.num_groups(); g++) {
     const int64_t from = g * group;
-    const int count = int(m.inputs - from < group ? m.inputs - from : group);
-    alignas(kCacheLine) float x[kInt8Group] = {};
-    memcpy(x, values + from, 4 * count);
-    float largest = 0;
-    for (int i = 0; i < group; i++) largest = std::fabs(x[i]) > largest ? std::fabs(x[i]) : largest;
+    const float* x = values + from;
+    alignas(kCacheLine) float padded_group[kInt8Group] = {};
+    if (m.inputs - from < group) {
+      memcpy(padded_group, x, 4 * (m.inputs - from));
+      x = padded_group;
+    }
+    f32v magnitudes = {};
+    for (int i = 0; i < group; i += kLanes)
+      magnitudes = max(magnitudes, (f32v)((u32v)load<f32v>(x + i) & 0x7fffffffu));
+    const float largest = reduce_max(magnitudes);
     const float scale = largest / 127, inverse = largest > 0 ? 127 / largest : 0;
-    int32_t sum = 0;
+    i32v sums = {};
     for (int i = 0; i < group; i += kLanes) {
       const i32v q = round_to_int(load<f32v>(x + i) * inverse);
-      int32_t lane[kLanes];
-      store(lane, q);
-      for (int j = 0; j < kLanes; j++) {
-        quantized[from + i + j] = int8_t(lane[j]);
-        sum += lane[j];
-      }
+      store(quantized + from + i, __builtin_convertvector(q, i8v));
+      sums += q;
     }
+    int32_t sum = 0;
+    for (int i = 0; i < kLanes; i++) sum += sums[i];
     scales[g * rows] = scale;
     const int32_t owed = -128 * sum;
     const float share = scale * float(sum);
