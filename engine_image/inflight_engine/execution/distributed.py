@@ -10,6 +10,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from inflight_engine.config import EngineConfig
+from inflight_engine.execution.device import choose_device
+
 _FOREVER = timedelta(days=365)
 """Between two steps there may be hours; that a peer is dead is noticed by its closed connection or its end."""
 
@@ -18,12 +21,17 @@ class TorchDistributed:
     """Implements `Parallel`: NCCL between GPUs, gloo between CPU processes and for what the host has to know.
 
     Args:
-        meeting_place: a file that all ranks can open, not there yet; needed only until all of them are here.
+        meeting_place: a file that all ranks can open, not there yet; it stays as long as they do.
         device: this rank's.
+        batch_invariant: sums of more than two ranks are taken in their order. NCCL and gloo part a tensor into pieces
+            by its size and begin each piece at another rank, so a row's sum would depend on how many rows there are.
     """
 
-    def __init__(self, rank: int, size: int, meeting_place: Path, device: torch.device) -> None:
+    def __init__(
+        self, rank: int, size: int, meeting_place: Path, device: torch.device, *, batch_invariant: bool
+    ) -> None:
         self.rank, self.size = rank, size
+        self._in_order = batch_invariant and size > 2
         if "lo" in (name for _, name in socket.if_nameindex()):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else it listens on a network that others see
         on_gpu = device.type == "cuda"
@@ -37,13 +45,14 @@ class TorchDistributed:
         )
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        if self._in_order:
+            first, *others = self._everyones(x)
+            return sum(others, first)
         dist.all_reduce(x)
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        gathered = x.new_empty(self.size * len(x), *x.shape[1:])  # the ranks' tensors below each other
-        dist.all_gather_into_tensor(gathered, x.contiguous())
-        return gathered.view(self.size, *x.shape).movedim(0, -2).flatten(-2)
+        return self._everyones(x).movedim(0, -2).flatten(-2)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         dist.broadcast(x, 0)
@@ -53,3 +62,19 @@ class TorchDistributed:
         smallest = torch.tensor(value)
         dist.all_reduce(smallest, dist.ReduceOp.MIN)
         return int(smallest)
+
+    def _everyones(self, x: torch.Tensor) -> torch.Tensor:
+        """[size, *shape of x]."""
+        below_each_other = x.new_empty(self.size * len(x), *x.shape[1:])
+        dist.all_gather_into_tensor(below_each_other, x.contiguous())
+        return below_each_other.view(self.size, *x.shape)
+
+
+def join(config: EngineConfig, rank: int, meeting_place: Path) -> TorchDistributed:
+    """Take a rank's device, and wait for the others."""
+    device = choose_device(config.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    batch_invariant = config.batch_invariant or device.type == "cpu"  # on CPU it always holds
+    return TorchDistributed(rank, config.tensor_parallel_size, meeting_place, device, batch_invariant=batch_invariant)

@@ -26,7 +26,7 @@ import torch
 
 from inflight_engine.config import EngineConfig
 from inflight_engine.execution.device import choose_device
-from inflight_engine.execution.distributed import TorchDistributed
+from inflight_engine.execution.distributed import join
 from inflight_engine.execution.load import load_config, refuse_options
 from inflight_engine.execution.plan_frames import PlanEncoder
 from inflight_engine.execution.resources import choose_num_threads, read_resources
@@ -55,19 +55,16 @@ class TensorParallelRunner:
         size = config.tensor_parallel_size
         device = choose_device(config.device)
         _refuse(config, device)
-        if device.type == "cuda":
-            device = torch.device("cuda", 0)
-            torch.cuda.set_device(device)
-        else:
+        if device.type == "cpu":
             num_threads = choose_num_threads(config.num_threads, read_resources().cpus)
             config = replace(config, device="cpu", num_threads=max(1, num_threads // size))
-        with tempfile.TemporaryDirectory(prefix="inflight-ranks-") as folder:
-            meeting_place = Path(folder) / "store"
-            self._loaded = False
-            self._workers = [_Worker(rank, meeting_place, config) for rank in range(1, size)]
-            for worker in self._workers:
-                threading.Thread(target=self._watch, args=[worker], daemon=True).start()
-            self._runner = Runner(config, TorchDistributed(0, size, meeting_place, device))
+        self._loaded = False
+        self._folder = tempfile.TemporaryDirectory(prefix="inflight-ranks-")
+        meeting_place = Path(self._folder.name) / "store"
+        self._workers = [_Worker(rank, meeting_place, config) for rank in range(1, size)]
+        for worker in self._workers:
+            threading.Thread(target=self._watch, args=[worker], daemon=True).start()
+        self._runner = Runner(config, join(config, 0, meeting_place))
         self._loaded = True
         self.lookahead = self._runner.lookahead
         self.info = self._runner.info
@@ -93,6 +90,7 @@ class TensorParallelRunner:
         log.error("rank %d ended with status %d; the engine cannot go on without it", worker.rank, status)
         if not self._loaded:
             time.sleep(_LOADING_GRACE)
+        self._folder.cleanup()
         os._exit(1)  # The main thread may wait for the worker in a sum that never comes.
 
 

@@ -51,18 +51,11 @@ def main() -> int:
     threading.Thread(target=_leave_with_rank_zero, args=[lifeline], daemon=True).start()
     config = msgspec.json.decode(sys.argv[5], type=EngineConfig)
     try:
-        import torch
-
-        from inflight_engine.execution.device import choose_device
-        from inflight_engine.execution.distributed import TorchDistributed
+        from inflight_engine.execution.distributed import join  # Imports torch, as does the next.
         from inflight_engine.execution.runner import Runner
 
-        device = choose_device(config.device)
-        if device.type == "cuda":
-            device = torch.device("cuda", rank)
-            torch.cuda.set_device(device)
-        parallel = TorchDistributed(rank, config.tensor_parallel_size, Path(sys.argv[4]), device)
-        serve(Runner(config, parallel), Connection(plans, writable=False).recv_bytes)
+        runner = Runner(config, join(config, rank, Path(sys.argv[4])))
+        serve(runner, Connection(plans, writable=False).recv_bytes)
     except Exception:
         log.exception("this rank cannot go on")
         return 1

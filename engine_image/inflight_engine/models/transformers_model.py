@@ -39,7 +39,9 @@ class TransformersModel:
     def __init__(self, config: TransformersConfig, files: ModelFiles, dtype: torch.dtype, device: torch.device) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+        from transformers.utils.logging import disable_progress_bar
 
+        disable_progress_bar()
         shape = config.shape
         log.info("%s runs through transformers' modules, slower than a native architecture", shape.architecture)
         ALL_ATTENTION_FUNCTIONS.register(_IMPLEMENTATION, _attend)

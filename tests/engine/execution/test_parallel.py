@@ -13,10 +13,12 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
 from inflight_engine.config import EngineConfig
 from inflight_engine.engine_process import load
+from inflight_engine.execution.distributed import TorchDistributed
 from inflight_engine.execution.parallel import ALONE
 from inflight_engine.execution.plan_frames import PlanDecoder, PlanEncoder
 from inflight_engine.execution.ranks import make_runner
@@ -111,6 +113,18 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     make_model(folder, "llama-biases")
     return folder
+
+
+@pytest.mark.parametrize(("batch_invariant", "total"), [(True, 0.0), (False, 1.0)])
+def test_sums_of_more_than_two_ranks_are_taken_in_order_where_the_batch_must_not_matter(
+    monkeypatch, tmp_path, batch_invariant, total
+):
+    terms = torch.tensor([[1e8], [1.0], [-1e8]])  # (1e8 + 1) - 1e8 is 0 in float32, (1e8 - 1e8) + 1 is 1
+    monkeypatch.setattr(dist, "init_process_group", lambda *arguments, **options: None)
+    monkeypatch.setattr(dist, "all_gather_into_tensor", lambda out, x: out.copy_(terms.view_as(out)))
+    monkeypatch.setattr(dist, "all_reduce", lambda x: x.copy_(terms[0] + terms[2] + terms[1]))
+    ranks = TorchDistributed(1, 3, tmp_path / "store", torch.device("cpu"), batch_invariant=batch_invariant)
+    assert ranks.all_reduce(terms[1:2].clone()).item() == total
 
 
 def config_for(folder, **options):
