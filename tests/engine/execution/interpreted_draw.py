@@ -37,14 +37,14 @@ def by_kernel(logits, rows, batch):
 
 @pytest.mark.parametrize("ties", [False, True])
 def test_draws_are_torchs(ties):
-    count = 20
+    count = 12
     logits = torch.randn(count, VOCAB, generator=torch.Generator().manual_seed(3)) * 2
     if ties:
         logits = logits.round()
     batch = batch_of(count, 1)
     expected = sampler._draw(logits, batch, uniform(batch.seed, batch.position)).tolist()
     assert by_kernel(logits, range(count), batch) == expected
-    assert len(set(expected)) > 8
+    assert len(set(expected)) > 5
 
 
 def test_rows_are_chosen_and_alone_they_draw_the_same():

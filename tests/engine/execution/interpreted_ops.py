@@ -9,7 +9,7 @@ from inflight_engine.execution.triton_ops import TritonOps
 from inflight_engine.models.ops import TorchOps
 
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-DTYPES = list(TOLERANCES)
+DTYPES = [torch.float32, torch.bfloat16]
 PRODUCT_DTYPES = [torch.float32, torch.float16]
 """The interpreter has no products of bfloat16."""
 plain, fused = TorchOps(), TritonOps()
@@ -25,7 +25,7 @@ def assert_close(found, expected, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [576, 48, 1000])
+@pytest.mark.parametrize("width", [48, 1000])
 def test_norms_equal_torchs(dtype, width):
     x, residual, weight = (
         random(3, width, dtype=dtype),
@@ -44,7 +44,7 @@ def test_norms_equal_torchs(dtype, width):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "has_norms"),
-    [(9, 3, 64, False), (16, 8, 128, True), (6, 2, 12, True), (40, 8, 128, False), (2, 1, 80, True)],
+    [(9, 3, 64, False), (6, 2, 12, True), (20, 4, 128, True), (2, 1, 80, False)],
 )
 def test_rotary_equals_torchs(dtype, heads, kv_heads, head_dim, has_norms):
     qkv = random(4, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
@@ -59,7 +59,7 @@ def test_rotary_equals_torchs(dtype, heads, kv_heads, head_dim, has_norms):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [80, 1536, 2500])
+@pytest.mark.parametrize("width", [80, 1500])
 def test_silu_mul_equals_torchs(dtype, width):
     gate_up = 3 * random(3, 2 * width, dtype=dtype)
     assert_close(fused.silu_mul(gate_up), plain.silu_mul(gate_up), dtype)
@@ -78,7 +78,7 @@ def test_no_tokens_are_no_fault():
 
 
 @pytest.mark.parametrize("dtype", PRODUCT_DTYPES)
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 70, 100), (130, 64, 64), (3, 200, 33)])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 70, 100), (67, 130, 33)])
 def test_products_equal_torchs(dtype, m, n, k):
     a, weight, bias = random(m, k, dtype=dtype), random(n, k, dtype=dtype, seed=2), random(n, dtype=dtype, seed=3)
     tolerance = 20 * TOLERANCES[dtype]
@@ -88,11 +88,11 @@ def test_products_equal_torchs(dtype, m, n, k):
     torch.testing.assert_close(invariant_matmul.addmm(bias, a, weight.t()), expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", PRODUCT_DTYPES)
-def test_a_row_alone_is_the_row_in_a_batch_bit_for_bit(dtype):
-    x, weight = random(131, 200, dtype=dtype), random(96, 200, dtype=dtype, seed=2)
-    norm, table = random(200, dtype=dtype, seed=3), random(131, 20)
-    positions = torch.arange(131)
+def test_a_row_alone_is_the_row_in_a_batch_bit_for_bit():
+    dtype = torch.float16
+    x, weight = random(67, 200, dtype=dtype), random(96, 200, dtype=dtype, seed=2)
+    norm, table = random(200, dtype=dtype, seed=3), random(67, 20)
+    positions = torch.arange(67)
 
     def computed(rows):
         product = invariant_matmul.matmul(x[rows], weight.t())
@@ -101,7 +101,7 @@ def test_a_row_alone_is_the_row_in_a_batch_bit_for_bit(dtype):
         return [product, normed, *rotated, fused.silu_mul(x[rows])]
 
     together = computed(slice(None))
-    for row in (0, 63, 64, 130):
+    for row in (0, 63, 64, 66):
         alone = computed(slice(row, row + 1))
         assert all(torch.equal(one[0], all_[row]) for one, all_ in zip(alone, together, strict=True))
 

@@ -1,6 +1,7 @@
 """The whole GPU path on CPU tensors, in Triton's interpreter: fused operators, paged attention, decode graphs (by the
-stand-in of `test_graphs`), and a step ahead; run as `interpreted_ops` is."""
+stand-in of `test_graphs`), and a step ahead. Run as `interpreted_ops` is, with a model in the folder TINY_MODEL."""
 
+import os
 import random
 
 from inflight_engine.execution import load
@@ -9,20 +10,20 @@ from inflight_engine.execution.triton_ops import TritonOps
 from inflight_engine.request import SamplingParams
 from tests.engine.execution.driver import Driver
 from tests.engine.execution.test_graphs import Recorded
-from tests.engine.execution.tiny_model import make_model, tiny_runner
+from tests.engine.execution.tiny_model import tiny_runner
 
-SAMPLING = [SamplingParams(max_tokens=3, temperature=0.7 * (i % 2), seed=i) for i in range(3)]
+SAMPLING = [SamplingParams(max_tokens=3, temperature=0.7 * (i % 2), seed=i) for i in range(2)]
 
 
-def test_tokens_are_those_of_plain_torch(tmp_path, monkeypatch):
-    make_model(tmp_path, "llama-wide-heads")
-    options = {"max_num_seqs": 3, "max_model_len": 64, "max_num_batched_tokens": 32, "block_size": 16}
-    prompts = [[5, 6, 7], [8], [(i * 7) % 50 for i in range(20)]]
-    plain = tiny_runner(tmp_path, attention_backend="torch-sdpa", **options)
-    expected = Driver(plain, max_running=3).run(prompts, SAMPLING)
+def test_tokens_are_those_of_plain_torch(monkeypatch):
+    folder = os.environ["TINY_MODEL"]
+    options = {"max_num_seqs": 2, "max_model_len": 64, "max_num_batched_tokens": 32, "block_size": 16}
+    prompts = [[5, 6, 7], [(i * 7) % 50 for i in range(18)]]
+    plain = tiny_runner(folder, attention_backend="torch-sdpa", **options)
+    expected = Driver(plain, max_running=2).run(prompts, SAMPLING)
     monkeypatch.setattr(load, "_small_operators", lambda device: TritonOps())
     capture = Recorded()
-    runner = tiny_runner(tmp_path, lookahead=True, capture=capture, backend=TritonBackend, **options)
-    driver = Driver(runner, chunk=16, max_running=3, rng=random.Random(1))
+    runner = tiny_runner(folder, lookahead=True, capture=capture, backend=TritonBackend, **options)
+    driver = Driver(runner, chunk=16, max_running=2, rng=random.Random(1))
     assert driver.run(prompts, SAMPLING) == expected
     assert capture.num_replays > 1

@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from inflight_engine.execution import invariant_matmul, triton_draw, triton_ops
+from tests.engine.execution.tiny_model import make_model
 from tests.engine.execution.triton_compile import ARCHITECTURES, compile_kernel
 
 
-def test_in_the_interpreter_they_equal_plain_torch():
+def test_in_the_interpreter_they_equal_plain_torch(tmp_path):
+    make_model(tmp_path, "llama-wide-heads")
     files = [Path(__file__).with_name(f"interpreted_{name}.py") for name in ("ops", "draw", "runner")]
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *map(str, files)],
-        env=os.environ | {"TRITON_INTERPRET": "1", "INFLIGHT_CPU_KERNELS": "off"},
+        env=os.environ | {"TRITON_INTERPRET": "1", "INFLIGHT_CPU_KERNELS": "off", "TINY_MODEL": str(tmp_path)},
         stdout=subprocess.PIPE,
         text=True,
         timeout=200,
