@@ -72,6 +72,8 @@ class EngineChannel:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._decoder = FrameDecoder.for_engine()
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
 
     def send(self, message: FromEngine) -> None:
         try:
@@ -97,4 +99,4 @@ class EngineChannel:
         return messages
 
     def _readable(self, *, wait: bool) -> bool:
-        return bool(select.select([self._socket], [], [], None if wait else 0)[0])
+        return bool(self._poll.poll(None if wait else 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -37,6 +38,17 @@ class PackedStep:
     sampled_positions: IntArray
 
 
+class _Decodes(msgspec.Struct, frozen=True, eq=False):
+    """The decodes of a step: their slots, and int64 [D] positions, lengths and places in the KV cache; int64 [D, >=
+    blocks of the longest] block table."""
+
+    slots: Slots
+    positions: IntArray
+    lens: IntArray
+    kv_slots: IntArray
+    table: IntArray
+
+
 class PersistentBatch:
     """All slots of the engine: how many tokens each has and where their keys and values are. Which tokens a running
     sequence has sampled it does not know, so a step can be packed before the one before it is done.
@@ -52,6 +64,8 @@ class PersistentBatch:
         self._block_table = np.zeros((max_num_seqs, -(-max_model_len // block_size)), np.int64)
         self._num_tokens = np.zeros(max_num_seqs, np.int64)
         self._known_tokens: dict[int, TokenIds] = {}
+        self._decodes: _Decodes | None = None
+        """Of the last plan. While the same slots decode, each step follows from the one before."""
 
     def apply(self, plan: StepPlan) -> None:
         """Edit the rows that the plan names."""
@@ -67,26 +81,21 @@ class PersistentBatch:
         """Lay the plan's tokens out in one sequence: the decodes, then the chunks. From here on the sequences are as
         much longer as the plan samples."""
         slots = plan.decode_slots
-        decode_lens = self._num_tokens[slots]
-        decode_positions = decode_lens - 1
-        num_blocks = -(-int(decode_lens.max(initial=0)) // self._block_size)
-        decode_table = self._block_table[:, :num_blocks][slots]
-        decode_blocks = decode_table[np.arange(len(slots)), decode_positions // self._block_size]
-        decode_kv_slots = self._kv_slots(decode_blocks, decode_positions)
+        decodes = self._decodes = self._next_decodes(plan) or self._new_decodes(slots)
         if not plan.prefills:
             self._num_tokens[slots] += 1
             return PackedStep(
                 decode_slots=slots,
                 chunk_token_ids=_NO_TOKENS,
-                positions=decode_positions,
-                attention=AttentionBatch(decode_kv_slots, decode_table, decode_lens, ()),
+                positions=decodes.positions,
+                attention=AttentionBatch(decodes.kv_slots, decodes.table, decodes.lens, ()),
                 sampled_rows=None,
                 sampled_slots=slots,
-                sampled_positions=decode_lens,
+                sampled_positions=decodes.lens,
             )
         tokens: list[npt.NDArray[np.integer]] = []
-        positions = [decode_positions]
-        kv_slots = [decode_kv_slots]
+        positions = [decodes.positions]
+        kv_slots = [decodes.kv_slots]
         chunks = []
         sampled_rows = []
         first = len(slots)
@@ -108,11 +117,33 @@ class PersistentBatch:
             decode_slots=slots,
             chunk_token_ids=np.concatenate(tokens).astype(np.int64, copy=False),
             positions=np.concatenate(positions),
-            attention=AttentionBatch(np.concatenate(kv_slots), decode_table, decode_lens, tuple(chunks)),
+            attention=AttentionBatch(np.concatenate(kv_slots), decodes.table, decodes.lens, tuple(chunks)),
             sampled_rows=np.concatenate([np.arange(len(slots)), np.array(sampled_rows, np.int64)]),
             sampled_slots=sampled_slots,
             sampled_positions=sampled_positions,
         )
+
+    def _new_decodes(self, slots: Slots) -> _Decodes:
+        lens = self._num_tokens[slots]
+        positions = lens - 1
+        table = self._block_table[:, : -(-int(lens.max(initial=0)) // self._block_size)][slots]
+        blocks = table[np.arange(len(slots)), positions // self._block_size]
+        return _Decodes(slots, positions, lens, self._kv_slots(blocks, positions), table)
+
+    def _next_decodes(self, plan: StepPlan) -> _Decodes | None:
+        """Those of the plan before, one token on; None: they are others, or one is longer than the table is wide."""
+        before, growth, size = self._decodes, plan.growth, self._block_size
+        if before is None or plan.decode_slots is not before.slots:
+            return None
+        kv_slots, table = before.kv_slots + 1, before.table
+        if growth is not None:
+            if growth.indices.max() >= table.shape[1]:
+                return None
+            rows = np.searchsorted(before.slots, growth.slots)
+            table = table.copy()  # the step before may be under way
+            table[rows, growth.indices] = growth.block_ids
+            kv_slots[rows] = growth.block_ids.astype(np.int64) * size
+        return _Decodes(before.slots, before.lens, before.lens + 1, kv_slots, table)
 
     def _start(self, start: SlotStart) -> None:
         slot, token_ids = start.slot, start.token_ids

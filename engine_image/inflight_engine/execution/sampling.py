@@ -36,10 +36,17 @@ class Reported:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
-    """`token_ids`: int64 [N], on the device."""
+    """What was chosen for some slots.
+
+    Attributes:
+        token_ids: int64 [N], on the device.
+        needs_tokens: what is chosen next for these slots depends on it: the host has to learn the tokens through
+            `learn` before the next `choose` or `apply`.
+    """
 
     token_ids: torch.Tensor
     reported: Reported | None
+    needs_tokens: bool
 
 
 class SamplingState:
@@ -69,11 +76,6 @@ class SamplingState:
             self._release(start.slot)
             self._start(start)
 
-    def needs_tokens(self, slots: Slots) -> bool:
-        """Whether what is chosen next for these slots depends on what was chosen for them: the host has to learn one
-        token of each through `learn` before the next `choose` or `apply`."""
-        return bool((self._asks[slots] & _PENALISED).any())
-
     def choose(
         self,
         logits: torch.Tensor,
@@ -92,7 +94,8 @@ class SamplingState:
         asks = self._asks[slots]
         asked = int(np.bitwise_or.reduce(asks))
         if not asked:
-            return Choice(argmax(logits) if likeliest is None else likeliest, None)
+            return Choice(argmax(logits) if likeliest is None else likeliest, None, needs_tokens=False)
+        needs_tokens = bool(asked & _PENALISED)
         reported = np.flatnonzero(asks & _LOGPROBS)
         logprobs = log_softmax(logits, reported) if asked & _LOGPROBS else None
         if asked & _BIASED:
@@ -110,11 +113,12 @@ class SamplingState:
             else:
                 chosen = likeliest.index_copy(0, upload(drawn, logits.device), draw(logits, batch, drawn))
         if logprobs is None:
-            return Choice(chosen, None)
+            return Choice(chosen, None, needs_tokens)
         whose = slots[reported]
         num_top = self._num_top_logprobs[whose]
         sampled = chosen[upload(reported, logits.device)]
-        return Choice(chosen, Reported(gather_logprobs(logprobs, sampled, int(num_top.max())), whose, num_top))
+        tensors = gather_logprobs(logprobs, sampled, int(num_top.max()))
+        return Choice(chosen, Reported(tensors, whose, num_top), needs_tokens)
 
     def learn(self, slots: Slots, token_ids: TokenIds) -> None:
         """What was chosen; those whose penalties count it, do."""

@@ -100,7 +100,7 @@ class Steps:
         slots, reported = packed.sampled_slots, choice.reported
         tensors = () if reported is None else reported.tensors
         fetch = Fetch((choice.token_ids.int(), *tensors), parts.device)
-        return _InFlight(fetch, slots, reported, self._sampling.needs_tokens(slots))
+        return _InFlight(fetch, slots, reported, choice.needs_tokens)
 
     def _decode(self, packed: PackedStep) -> Choice | None:
         """Decodes alone, by replaying a graph where there is one of their number."""

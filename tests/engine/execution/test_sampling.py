@@ -60,7 +60,7 @@ def chosen(state, logits, slots, positions):
     """What the state chooses, and learns."""
     choice = state.choose(logits, slots, positions)
     token_ids = choice.token_ids.int().numpy()
-    if state.needs_tokens(slots):
+    if choice.needs_tokens:
         state.learn(slots, token_ids)
     reported = choice.reported
     if reported is None:
