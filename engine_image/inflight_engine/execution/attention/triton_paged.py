@@ -11,7 +11,7 @@ from inflight_engine.execution.attention.gpu_step import GpuStep, StepStaging
 from inflight_engine.execution.attention.paged_gpu import PagedGpuBackend, why_no_triton
 from inflight_engine.execution.attention.triton_tiles import SplitPlan, decode_tiles, prefill_tiles, split_plan
 
-_INTERPRETED_MULTIPROCESSORS = 8
+_INTERPRETED_MULTIPROCESSORS = 2
 """On CPU there are none; few enough that both one program and several share a sequence."""
 _INTERPRETED_SHARED_MEMORY = 228 << 10
 

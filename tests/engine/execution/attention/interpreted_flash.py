@@ -154,9 +154,10 @@ def test_steps_equal_plain_attention(backend_class, options):
     spec = make_spec(head_dim=16, block_size=256, num_blocks=5, max_model_len=1024, **options)
     workload = Workload(spec, [21, 14, 260])
     backend = backend_class(spec)
+    workload.fill(backend, {2: (0, 252)})
     for decodes, chunks, num_padded in [
-        ({}, {0: (0, 20), 1: (0, 6), 2: (0, 200)}, 0),
-        ({0: 20}, {1: (6, 7), 2: (200, 59)}, 0),
+        ({}, {0: (0, 20), 1: (0, 6)}, 0),
+        ({0: 20}, {1: (6, 7), 2: (252, 7)}, 0),
         ({1: 13, 2: 259}, {}, 3),
     ]:
         results = workload.step(backend, decodes, chunks, num_padded)
@@ -173,10 +174,10 @@ def test_steps_equal_plain_attention(backend_class, options):
 
 @pytest.mark.parametrize("backend_class", [FlashAttnBackend, TorchVarlenBackend])
 def test_what_a_graph_captured_serves_later_steps_of_the_same_rows(backend_class):
-    spec = make_spec(head_dim=16, block_size=256, num_blocks=5, max_model_len=1024, max_num_batched_tokens=300)
+    spec = make_spec(head_dim=16, block_size=256, num_blocks=5, max_model_len=1024)
     workload = Workload(spec, [3, 262, 1])
     backend = backend_class(spec)
-    workload.step(backend, {}, {0: (0, 2), 1: (0, 261)})
+    workload.fill(backend, {0: (0, 2), 1: (0, 261)})
     backend.prepare(workload.batch({2: 0}, {}), num_padded=2)
     captured = backend._step
     decodes = {1: 261, 0: 2}

@@ -45,7 +45,7 @@ def check(workload, results, decodes, chunks):
 def run_mixed_steps(spec, tiles=None):
     """Prompts in chunks of many sizes, beside decodes, until all sequences are through."""
     rng = random.Random(7)
-    lengths = [2, 19, 43]
+    lengths = [2, 18, 42]
     workload = Workload(spec, lengths)
     backend = make_backend(spec)
     if tiles is not None:
@@ -68,19 +68,15 @@ def run_mixed_steps(spec, tiles=None):
 @pytest.mark.parametrize(
     "options",
     [
-        {"heads": 6, "kv_heads": 2},
-        {"heads": 3, "kv_heads": 3, "head_dim": 16},
-        {"heads": 7, "kv_heads": 1, "head_dim": 80, "block_size": 48},
-        {"heads": 4, "kv_heads": 2, "head_dim": 96, "scale": 0.3},
-        {"heads": 4, "kv_heads": 2, "head_dim": 128, "block_size": 256, "num_blocks": 6},
-        {"heads": 2, "kv_heads": 2, "head_dim": 256},
-        {"windows": (11,), "head_dim": 32},
-        {"windows": (1, 25), "layers": 2, "head_dim": 16, "softcap": 3.0},
-        {"softcap": 0.7, "scale": 0.5, "head_dim": 32},
-        {"dtype": torch.float16, "head_dim": 32},
-        {"cache_dtype": torch.float8_e4m3fn, "head_dim": 32},
-        {"dtype": torch.float16, "cache_dtype": torch.float8_e4m3fn, "head_dim": 32, "windows": (20,)},
-        {"batch_invariant": True, "windows": (20,), "head_dim": 32},
+        {"heads": 6, "kv_heads": 2, "block_size": 48},
+        {"heads": 3, "kv_heads": 3, "head_dim": 16, "windows": (11,)},
+        {"heads": 7, "kv_heads": 1, "head_dim": 80, "softcap": 0.7},
+        {"kv_heads": 1, "head_dim": 96, "scale": 0.3},
+        {"heads": 2, "kv_heads": 1, "head_dim": 256, "block_size": 256, "num_blocks": 6},
+        {"kv_heads": 1, "head_dim": 16, "windows": (1, 25), "layers": 2, "softcap": 3.0, "scale": 0.5},
+        {"kv_heads": 1, "head_dim": 128, "dtype": torch.float16},
+        {"kv_heads": 1, "head_dim": 32, "dtype": torch.float16, "cache_dtype": torch.float8_e4m3fn, "windows": (20,)},
+        {"kv_heads": 1, "head_dim": 32, "cache_dtype": torch.float8_e4m3fn, "batch_invariant": True},
     ],
     ids=str,
 )
@@ -94,20 +90,10 @@ def test_a_decode_split_over_programs_equals_plain_attention():
     backend = make_backend(spec)
     chunks = {sequence: (0, len(data.keys[0]) - 1) for sequence, data in enumerate(workload.sequences)}
     del chunks[1]
-    fill(workload, backend, chunks)
+    workload.fill(backend, chunks)
     decodes = {3: 599, 1: 0, 0: 299, 2: 128}
     assert backend._plan(4).num_splits > 1
     check(workload, workload.step(backend, decodes, {}), decodes, {})
-
-
-def fill(workload, backend, chunks):
-    """Put the chunks' keys and values into the cache without attending."""
-    batch = workload.batch({}, chunks)
-    for layer in range(workload.spec.shape.num_layers):
-        keys, values = (workload.packed(layer, name, {}, chunks, 0) for name in ("keys", "values"))
-        blocks, offsets = batch.kv_slots // workload.spec.block_size, batch.kv_slots % workload.spec.block_size
-        backend._cache[layer][blocks, 0, :, offsets] = keys.to(backend._cache.dtype)
-        backend._cache[layer][blocks, 1, :, offsets] = values.to(backend._cache.dtype)
 
 
 @pytest.mark.parametrize("window", [None, 17])
@@ -117,7 +103,7 @@ def test_batch_invariant_results_are_the_same_bits_however_a_token_came(window):
     alone, together = make_backend(spec), make_backend(spec)
     for backend in (alone, together):
         small_tiles(backend)
-        fill(workload, backend, {1: (0, 59), 2: (0, 32), 3: (0, 159)})
+        workload.fill(backend, {1: (0, 59), 2: (0, 32), 3: (0, 159)})
     decodes = {0: 0, 1: 59, 2: 32, 3: 159}
     (company,) = workload.step(together, decodes, {}, num_padded=1)
     for row, (sequence, position) in enumerate(decodes.items()):
@@ -151,7 +137,7 @@ def test_what_a_graph_captured_serves_later_steps_of_the_same_rows(batch_invaria
     spec = make_spec(head_dim=16, batch_invariant=batch_invariant)
     workload = Workload(spec, [2, 100, 30])
     backend = make_backend(spec)
-    fill(workload, backend, {0: (0, 1), 1: (0, 99), 2: (0, 29)})
+    workload.fill(backend, {0: (0, 1), 1: (0, 99), 2: (0, 29)})
     backend.prepare(workload.batch({0: 1}, {}), num_padded=2)
     captured = backend._step  # all that a graph's kernels know: addresses, and the number of rows
     workload.step(backend, {1: 99}, {2: (3, 20)})
@@ -201,15 +187,15 @@ def test_keys_and_values_may_be_parts_of_one_projection():
     torch.testing.assert_close(result, workload.expected(0, 0, range(9)), atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("kind", ["llama-gqa-untied", "qwen3"])
-def test_the_runner_gives_transformers_tokens(tmp_path, kind):
+def test_the_runner_gives_transformers_tokens(tmp_path):
     from inflight_engine.request import SamplingParams
     from tests.engine.execution.driver import Driver
     from tests.engine.execution.tiny_model import SWAP_SPACE, generate, make_model, tiny_runner
 
-    model = make_model(tmp_path, kind)
+    model = make_model(tmp_path, "qwen3")
     prompts = [[5, 6, 7], [11] * 2 + [3, 9, 40, 2] * 5]
     runner = tiny_runner(tmp_path, attention_backend="triton", block_size=16, swap_space=SWAP_SPACE)
     assert runner.info.attention_backend == "triton"
     driver = Driver(runner, chunk=15, max_running=2, preempt_every=3, swap=True, rng=random.Random(2))
     assert driver.run(prompts, SamplingParams(max_tokens=4)) == [generate(model, prompt, 4) for prompt in prompts]
+    assert driver.num_swaps > 0

@@ -93,6 +93,15 @@ class Workload:
             results.append(backend.forward(layer, *rows).view(len(rows[0]), spec.shape.num_heads, -1))
         return results
 
+    def fill(self, backend, chunks):
+        """Put the chunks' keys and values into a GPU backend's cache without attending, which takes its time."""
+        slots = self.batch({}, chunks).kv_slots
+        blocks, offsets = slots // self.spec.block_size, slots % self.spec.block_size
+        for layer in range(self.spec.shape.num_layers):
+            for which, name in enumerate(("keys", "values")):
+                rows = self.packed(layer, name, {}, chunks, 0)
+                backend._cache[layer][blocks, which, :, offsets] = rows.to(self.spec.cache_dtype)
+
     def batch(self, decodes, chunks):
         spec = self.spec
         slots = [self._slots(sequence, [position]) for sequence, position in decodes.items()]
