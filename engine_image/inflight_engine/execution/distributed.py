@@ -46,7 +46,7 @@ class TorchDistributed:
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         if self._in_order:
-            first, *others = self._everyones(x)
+            first, *others = self._everyones(x).unbind()
             return sum(others, first)
         dist.all_reduce(x)
         return x

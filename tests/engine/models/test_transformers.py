@@ -3,12 +3,15 @@ not served is told."""
 
 import json
 import random
+import subprocess
+import sys
 
 import pytest
 import torch
 
 from inflight_engine.config import EngineConfig
 from inflight_engine.execution.load import load_config, load_model
+from inflight_engine.execution.native.library import library
 from inflight_engine.execution.parallel import ALONE
 from inflight_engine.models import transformers_config
 from inflight_engine.models.config import UnsupportedModelError
@@ -121,6 +124,17 @@ def test_tokens_equal_transformers(tmp_path, family):
     assert swapping.run(prompts, SamplingParams(max_tokens=8)) == expected
 
 
+@pytest.mark.parametrize(("family", "num_threads"), [("gemma2", 1), ("granite", 2)])
+def test_tokens_equal_transformers_with_attention_by_the_cpu_kernels(tmp_path, family, num_threads):
+    model = make(tmp_path, family, (GLOBAL | WINDOWED)[family] | {"hidden_size": 96, "head_dim": 16})
+    prompts = prompts_for(random.Random(family))
+    expected = [generate(model, prompt, 8) for prompt in prompts]
+    runner = tiny_runner(tmp_path, block_size=16, num_threads=num_threads, swap_space=SWAP_SPACE)
+    assert runner.info.attention_backend == ("torch-sdpa" if library() is None else "cpu-native")
+    chunked = Driver(runner, chunk=9, max_running=3, preempt_every=3, swap=True, rng=random.Random(2))
+    assert chunked.run(prompts, SamplingParams(max_tokens=8)) == expected
+
+
 def test_the_shape_is_what_the_modules_ask_for(tmp_path):
     make(tmp_path, "gemma2", WINDOWED["gemma2"])
     shape = read(tmp_path).shape
@@ -223,6 +237,16 @@ def test_options_of_native_models_are_refused(tmp_path, options):
     config = EngineConfig(str(tmp_path), **options)
     with pytest.raises(ValueError, match="cannot be had with GPT2LMHeadModel"):
         load_model(config, ModelFiles("test", tmp_path), read(tmp_path), torch.float32, torch.device("cpu"), ALONE)
+
+
+def test_native_architectures_do_not_import_transformers(tmp_path):
+    make(tmp_path, "llama", {})
+    code = (
+        "import sys; from pathlib import Path; import inflight_engine.execution.ranks;"
+        "from inflight_engine.execution.load import load_config; from inflight_engine.models.source import ModelFiles;"
+        f"load_config(ModelFiles('m', Path({str(tmp_path)!r}))); assert 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_masks_are_told_apart():
