@@ -16,16 +16,19 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bench.machine import cpu_model
-from bench.scheduler import Nanoseconds, Spread, spread, timer_cost_ns, whole_number
+from bench.scheduler import Spread, spread, timer_cost_ns, whole_number
+from bench.scheduler_load import Nanoseconds
 from inflight_engine import engine_process
 from inflight_engine.channel import EngineChannel, FrameDecoder, encode
 from inflight_engine.config import EngineConfig
+from inflight_engine.engine import Engine
 from inflight_engine.messages import AddRequest, FromEngine, Shutdown, StepReport, ToEngine
 from inflight_engine.output import StepOutput
 from inflight_engine.request import SamplingParams
@@ -72,8 +75,8 @@ class Marks:
         num_running: rows are kept of steps with this many decodes and nothing else.
     """
 
-    def __init__(self) -> None:
-        self.num_running = 0
+    def __init__(self, num_running: int) -> None:
+        self.num_running = num_running
         self.rows: list[list[int]] = []
         self._row: list[int] = []
 
@@ -91,7 +94,8 @@ class Marks:
 
     def times(self) -> Nanoseconds:
         """[steps, parts]."""
-        return np.diff(np.array(self.rows, np.int64), axis=1)
+        marks = np.array(self.rows, np.int64).reshape(-1, len(PARTS) + 1)
+        return marks[:, 1:] - marks[:, :-1]
 
 
 class MarkedRunner:
@@ -133,10 +137,10 @@ class MarkedChannel(EngineChannel):
         return messages
 
 
-def load_marked(config: EngineConfig, marks: Marks) -> engine_process.Engine:
+def load_marked(config: EngineConfig, marks: Marks) -> Engine:
     """The engine process's own way of loading, with marks around its runner's model and around its runner."""
-    from inflight_engine.execution import ranks, runner
-
+    ranks: Any = import_module("inflight_engine.execution.ranks")
+    runner: Any = import_module("inflight_engine.execution.runner")
     load_model, make_runner = runner.load_model, ranks.make_runner
     holder: list[MarkedRunner] = []
 
@@ -207,8 +211,7 @@ def write_model(folder: Path) -> None:
 
 def measure(folder: Path, num_running: int, num_steps: int, num_threads: int | None) -> Nanoseconds:
     """Times [steps, parts] of steady decode."""
-    marks = Marks()
-    marks.num_running = num_running
+    marks = Marks(num_running)
     config = EngineConfig(
         str(folder),
         device="cpu",
