@@ -8,7 +8,6 @@ any weight is read.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,8 +18,6 @@ import torch
 from inflight_engine.models.config import UnsupportedModelError, read_json
 from inflight_engine.models.shape import ModelShape
 from inflight_engine.models.source import ModelFiles
-
-log = logging.getLogger(__name__)
 
 _OBSERVER = "inflight-observer"
 """Name of the attention function that takes notes."""
@@ -73,14 +70,14 @@ def load_transformers_config(files: ModelFiles) -> TransformersConfig:
     path = files.folder / "config.json"
     raw = read_json(path)
     architecture = (raw.get("architectures") or [raw.get("model_type", "unknown")])[0]
-    if raw.get("auto_map"):
-        log.info("%s brings its own code (auto_map), which is not run", files.source)
     try:
-        config = AutoConfig.from_pretrained(files.folder)
+        # A folder's own code is never run, nor asked for.
+        config = AutoConfig.from_pretrained(files.folder, trust_remote_code=False)
     except Exception as error:  # of many kinds: what its checks raise, and what comes of fields of a wrong type
-        raise UnsupportedModelError(
-            f"model architecture {architecture} is not supported: transformers cannot read {path}: {error}"
-        ) from error
+        reason = f"transformers cannot read {path}: {_first_line(error)}"
+        if raw.get("auto_map"):
+            reason = "the model brings code of its own (auto_map in config.json), which is never run"
+        raise UnsupportedModelError(f"model architecture {architecture} is not supported: {reason}") from error
     reason = _why_not(config, architecture)
     if reason is not None:
         raise UnsupportedModelError(f"model architecture {architecture} is not supported: {reason}")
@@ -162,9 +159,13 @@ def _observe(config: Any, architecture: str) -> list[_Call]:
     except Exception as error:  # another's code, with an attention it was not written for
         raise UnsupportedModelError(
             f"model architecture {architecture} is not supported: its modules do not run with another attention "
-            f"function ({type(error).__name__}: {error})"
+            f"function ({type(error).__name__}: {_first_line(error)})"
         ) from error
     return _notes.calls
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or "no message").splitlines()[0]
 
 
 def _note_attention(

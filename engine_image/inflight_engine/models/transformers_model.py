@@ -45,7 +45,7 @@ class TransformersModel:
         shape = config.shape
         log.info("%s runs through transformers' modules, slower than a native architecture", shape.architecture)
         ALL_ATTENTION_FUNCTIONS.register(_IMPLEMENTATION, _attend)
-        their_config = AutoConfig.from_pretrained(files.folder)
+        their_config = AutoConfig.from_pretrained(files.folder, trust_remote_code=False)
         fix_rope(their_config)
         self._model = AutoModelForCausalLM.from_pretrained(
             files.folder,
@@ -54,6 +54,7 @@ class TransformersModel:
             attn_implementation=_IMPLEMENTATION,
             device_map={"": str(device)},
             use_safetensors=True,
+            trust_remote_code=False,
         ).eval()
         self._step = _Step(shape)
         for module in self._model.modules():

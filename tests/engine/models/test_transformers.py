@@ -207,6 +207,10 @@ def test_what_cannot_work_is_refused_by_its_reason(tmp_path, family):
     ("config", "reason"),
     [
         ({"architectures": ["OurOwnForCausalLM"], "model_type": "our-own"}, "transformers cannot read"),
+        (
+            {"architectures": ["X"], "model_type": "x", "auto_map": {"AutoConfig": "code.Config"}},
+            "brings code of its own",
+        ),
         ({"architectures": ["BertForMaskedLM"], "model_type": "bert"}, "knows no decoder-only architecture"),
         (
             {
