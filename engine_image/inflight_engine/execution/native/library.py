@@ -13,7 +13,7 @@ import torch
 
 log = logging.getLogger(__name__)
 
-VARIANTS = ("avx512bf16", "avx512", "avx2", "generic")
+VARIANTS = ("avx512", "avx2", "generic")
 """Names of the compiled libraries, fastest first."""
 ENVIRONMENT = "INFLIGHT_CPU_KERNELS"
 """Names a variant to use instead of the fastest one, or `off`."""
@@ -21,7 +21,7 @@ ENVIRONMENT = "INFLIGHT_CPU_KERNELS"
 _FOLDER = Path(__file__).parent / "lib"
 _AVX2 = {"avx2", "fma", "f16c", "bmi2"}
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
-_X86_FLAGS = {"avx512bf16": _AVX512 | {"avx512_bf16"}, "avx512": _AVX512, "avx2": _AVX2, "generic": set[str]()}
+_X86_FLAGS = {"avx512": _AVX512, "avx2": _AVX2, "generic": set[str]()}
 
 
 class KernelError(RuntimeError):
