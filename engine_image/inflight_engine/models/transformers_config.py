@@ -74,10 +74,10 @@ def load_transformers_config(files: ModelFiles) -> TransformersConfig:
         # A folder's own code is never run, nor asked for.
         config = AutoConfig.from_pretrained(files.folder, trust_remote_code=False)
     except Exception as error:  # of many kinds: what its checks raise, and what comes of fields of a wrong type
-        reason = f"transformers cannot read {path}: {_first_line(error)}"
+        fault = f"transformers cannot read {path}: {_first_line(error)}"
         if raw.get("auto_map"):
-            reason = "the model brings code of its own (auto_map in config.json), which is never run"
-        raise UnsupportedModelError(f"model architecture {architecture} is not supported: {reason}") from error
+            fault = "the model brings code of its own (auto_map in config.json), which is never run"
+        raise UnsupportedModelError(f"model architecture {architecture} is not supported: {fault}") from error
     reason = _why_not(config, architecture)
     if reason is not None:
         raise UnsupportedModelError(f"model architecture {architecture} is not supported: {reason}")
