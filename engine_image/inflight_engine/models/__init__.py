@@ -9,4 +9,6 @@ For the engine process:
 
 - `config.load_model_config(files) -> DecoderConfig`; `config.UnsupportedModelError`.
 - `llama.LlamaModel`, filled from `weights.open_weights(files, config)`.
+- for every other architecture `transformers_config.load_transformers_config(files) -> TransformersConfig` and
+  `transformers_model.TransformersModel`.
 """
