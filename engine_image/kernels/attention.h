@@ -9,8 +9,8 @@ namespace inflight {
 
 // The KV cache of all layers, as `cpu_native.py` describes it (the same fields, in this order).
 //
-// Layer by layer, block by block: the keys of every kv head, then the values of every kv head. A head's keys lie
-// [head_dim / P][block_size][P], its values [block_size / P][head_dim][P], where P = 2 for bfloat16 and 1 for float32:
+// Layer by layer, block by block, kv head by kv head: the head's keys, then its values. The keys lie
+// [head_dim / P][block_size][P], the values [block_size / P][head_dim][P], where P = 2 for bfloat16 and 1 for float32:
 // a register of keys holds one dimension (a pair of them) of many tokens, a register of values one token (a pair) in
 // many dimensions, so neither product needs a sum across lanes.
 struct KVCache {

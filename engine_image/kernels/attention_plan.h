@@ -15,6 +15,14 @@ constexpr int64_t kPiece = 256;
 // Rows (a query of one head) that go over the same keys one after another, while those are in the core's cache.
 constexpr int64_t kTileRows = 48;
 
+constexpr int64_t kMostHeadDim = 256;
+
+// Where a layer's part of the cache begins.
+inline uint8_t* layer_of(const KVCache& cache, int layer) {
+  return cache.data + layer * cache.num_blocks * 2 * cache.num_kv_heads * cache.head_dim * cache.block_size *
+                          cache.element_bytes;
+}
+
 // Packed tokens of one sequence; the first lies at position `start`.
 struct Sequence {
   int64_t first_row, length, start;
