@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -234,6 +235,7 @@ def parse() -> tuple[argparse.Namespace, tuple[Peer, ...]]:
 def main() -> int:
     """Exit 0 when every figure that was asked for is there, 1 when one of ours is missing."""
     flags, wanted = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and the engines end with it
     began = time.monotonic()
     logs = Path(tempfile.mkdtemp(prefix="inflight-bench-"))
     report = Bench(flags, wanted, logs).run()
