@@ -30,7 +30,7 @@ LINK = ["-shared", "-pthread", "-static-libgcc", "-static-libstdc++", "-Wl,--no-
 AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi2"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mprefer-vector-width=512"]
 # By name, as in libinflight-NAME.so. `native/library.py` knows which CPU can run which.
-X86_VARIANTS = {"avx512": AVX512, "avx2": AVX2, "generic": []}
+X86_VARIANTS = {"avx512bf16": [*AVX512, "-mavx512bf16"], "avx512": AVX512, "avx2": AVX2, "generic": []}
 OTHER_VARIANTS: dict[str, list[str]] = {"generic": []}
 
 

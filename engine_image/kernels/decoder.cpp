@@ -83,11 +83,11 @@ class Workspace {
   int64_t capacity_ = 0, used_ = 0;
 };
 
-// Float32 rows, and the memory to have them quantized.
+// Float32 rows, and the memory to have them rounded.
 struct Rows {
   float* values;
   int64_t stride;
-  int8_t* quantized;
+  uint8_t* rounded;
   float* scales;
   uint32_t* offsets;
   int64_t count;
@@ -98,19 +98,19 @@ struct Rows {
     stride = padded(columns);
     count = rows;
     values = workspace->take<float>(rows * stride);
-    if (m == nullptr || !m->quantized()) return;
-    quantized = workspace->take<int8_t>(rows * stride);
+    if (m == nullptr || !m->rounds()) return;
+    rounded = workspace->take<uint8_t>(rows * stride * m->rounded_bytes());
     scales = workspace->take<float>(rows * m->num_groups());
     offsets = workspace->take<uint32_t>(rows * m->num_groups());
   }
 
-  void quantize(const Matrix& m, int64_t i) const {
-    if (m.quantized()) quantize_row(m, row(i), quantized + i * stride, scales + i, offsets + i, count);
+  void round(const Matrix& m, int64_t i) const {
+    if (m.rounds()) round_row(m, row(i), rounded + i * stride * m.rounded_bytes(), scales + i, offsets + i, count);
   }
 
   Input input(const Matrix& m, int64_t from = 0) const {
-    if (!m.quantized()) return {row(from), stride, nullptr, nullptr, nullptr, count};
-    return {nullptr, stride, quantized + from * stride, scales + from, offsets + from, count};
+    if (!m.rounds()) return {row(from), stride, nullptr, nullptr, nullptr, count};
+    return {nullptr, stride, rounded + from * stride * m.rounded_bytes(), scales + from, offsets + from, count};
   }
 };
 
@@ -186,7 +186,7 @@ class DecoderRun {
       const Range mine = share(rows, tid, team_->size());
       for (int64_t r = mine.begin; r < mine.end; r++) {
         memcpy(normed_.row(r), hidden + r * d_.hidden, d_.hidden * sizeof(float));
-        normed_.quantize(d_.head, r);
+        normed_.round(d_.head, r);
       }
       team_->barrier();
       multiply(team_, tid, d_.head, normed_.input(d_.head), rows,
@@ -199,7 +199,7 @@ class DecoderRun {
   // The input of the product with `next`.
   void norm_row(const float* weight, const Matrix& next, int64_t t) {
     rms_norm(residual_.row(t), weight, d_.hidden, d_.eps, normed_.row(t));
-    normed_.quantize(next, t);
+    normed_.round(next, t);
   }
 
   void attention(const Layer& layer, int index, AttentionStep* step, const int64_t* positions, int64_t num_tokens,
@@ -222,8 +222,8 @@ class DecoderRun {
     team_->barrier();
     attend(step, index, qkv_.values, qkv_.stride, attended_.values, attended_.stride, tid);
     team_->barrier();
-    if (layer.output.quantized()) {
-      for (int64_t t = mine.begin; t < mine.end; t++) attended_.quantize(layer.output, t);
+    if (layer.output.rounds()) {
+      for (int64_t t = mine.begin; t < mine.end; t++) attended_.round(layer.output, t);
       team_->barrier();
     }
     multiply(team_, tid, layer.output, attended_.input(layer.output), num_tokens,
@@ -239,9 +239,9 @@ class DecoderRun {
       multiply(team_, tid, layer.gate_up, normed_.input(layer.gate_up, from), rows,
                {Output::kSiluMul, mlp_.values, mlp_.stride, d_.intermediate, layer.gate_up_bias});
       team_->barrier();
-      if (layer.down.quantized()) {
+      if (layer.down.rounds()) {
         const Range part = share(rows, tid, team_->size());
-        for (int64_t r = part.begin; r < part.end; r++) mlp_.quantize(layer.down, r);
+        for (int64_t r = part.begin; r < part.end; r++) mlp_.round(layer.down, r);
         team_->barrier();
       }
       multiply(team_, tid, layer.down, mlp_.input(layer.down), rows,

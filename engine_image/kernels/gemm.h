@@ -17,20 +17,28 @@ inline int64_t padded(int64_t columns) { return (columns + 63) / 64 * 64 + 64; }
 
 // Activations [rows, inputs].
 struct Input {
-  const float* values;     // for float formats
-  int64_t stride;
-  const int8_t* quantized;  // for int8 and int4: [rows, stride], a row's groups of inputs, zeros after the last
+  const float* values;      // for formats that do not round
+  int64_t stride;           // in elements
+  const uint8_t* rounded;   // for those that do, see `round_row`
   const float* scales;      // [groups, rows]
-  const uint32_t* offsets;  // [groups, rows], see `quantize_row`
+  const uint32_t* offsets;  // [groups, rows]
   int64_t rows;             // space from a group to the next
+
+  template <class T>
+  const T* rounded_row(int64_t i) const {
+    return reinterpret_cast<const T*>(rounded) + i * stride;
+  }
 };
 
-// Round a row to 8 bits by groups, each with its own scale: -127 .. 127. `offset` of a group is what the products owe to
-// the weights' own: int8 (weights are stored + 128): -128 times the sum of the group's integers, an int32; int4 (weights
-// have a minimum): scale times that sum, a float32.
-// Space from a group's scale or offset to the next one's is `rows`.
-void quantize_row(const Matrix& m, const float* values, int8_t* quantized, float* scales, uint32_t* offsets,
-                  int64_t rows);
+// Round a row to what products with a matrix take.
+//
+// bfloat16, where the CPU multiplies it faster than float32: to bfloat16.
+//
+// int8 and int4: to 8 bits by groups, -127 .. 127, zeros after the last, each group with its own scale. `offset` of a
+// group is what the products owe to the weights' own: int8 (weights are stored + 128): -128 times the sum of the
+// group's integers, an int32; int4 (weights have a minimum): scale times that sum, a float32. Space from a group's scale
+// or offset to the next one's is `rows`.
+void round_row(const Matrix& m, const float* values, uint8_t* rounded, float* scales, uint32_t* offsets, int64_t rows);
 
 // What becomes of a product.
 struct Output {

@@ -34,7 +34,10 @@ struct Matrix {
   const uint8_t* panel(int64_t i) const { return data + i * panel_bytes(); }
   int group() const { return format == Format::int8 ? kInt8Group : kInt4Group; }
   bool quantized() const { return format == Format::int8 || format == Format::int4; }
-  int64_t num_groups() const { return (inputs + group() - 1) / group(); }
+  // Products take activations in fewer bits than float32, see `round_row`.
+  bool rounds() const { return quantized() || (kHasDotBf16 && format == Format::bfloat16); }
+  int64_t rounded_bytes() const { return quantized() ? 1 : 2; }
+  int64_t num_groups() const { return quantized() ? (inputs + group() - 1) / group() : 0; }
   // One output's weights in float32 [inputs]: what an embedding looks up.
   void read_row(int64_t output, float* row) const;
 };
