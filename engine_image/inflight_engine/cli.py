@@ -25,7 +25,7 @@ LISTEN_BACKLOG = 2048
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 1 the thing asked for failed (the last line says what), 2 wrong usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] != ["serve"] or not {"-h", "--help"}.isdisjoint(arguments):
+    if arguments[:1] != ["serve"]:
         return _run(arguments, None)
     # Until the server has its own handlers. As a container's first process, one without a handler would not end at all.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -78,7 +78,8 @@ def _run(arguments: list[str], process: EngineProcess | None) -> int:
     flags = parse_with_file(serve_parser, arguments[1:])
     if flags.model is None:
         serve_parser.error("MODEL is missing; for example: inflight-engine serve builtin://smollm2")
-    assert process is not None, "only for --help it is not there, and the parser has answered that"
+    if process is None:
+        parser.error("serve has to be the first argument")
     return serve(server_config(flags), process)
 
 
@@ -121,7 +122,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """Nothing is served yet, so there is nothing to drain; the engine process sees its socket close and ends."""
+    """Nothing is served yet, so there is nothing to drain; the engine process sees its socket close and leaves."""
     os._exit(0)
 
 

@@ -1,16 +1,18 @@
 """The engine process: loads the model, then alternates messages and steps until it is told to leave.
 
 Started by the API process as `python -m inflight_engine.engine_process FD`, where FD is an inherited socket; what to
-load, an `EngineConfig` as JSON, comes on standard input a little later.
+load, an `EngineConfig` as JSON, comes on standard input a little later. SIGINT and SIGTERM are blocked.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
-import signal
+import os
+import select
 import socket
 import sys
+import threading
 
 import msgspec
 
@@ -26,6 +28,9 @@ from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.swap_rates import SwapRateMeter
 
 log = logging.getLogger(__name__)
+
+_LOOK_MILLISECONDS = 200
+"""Between two looks whether the model is loaded, of the thread that watches for the end of the API process."""
 
 
 def load(config: EngineConfig) -> tuple[Engine, EngineReady]:
@@ -133,12 +138,12 @@ def start(channel: EngineChannel) -> Engine | None:
 def main() -> int:
     """Exit 0 when told to leave or left alone, 1 when the engine cannot go on."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    # A terminal's Ctrl-C reaches the whole process group; draining is the API process's decision.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    channel = EngineChannel(socket.socket(fileno=int(sys.argv[1])))
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    channel, started = EngineChannel(sock), threading.Event()
+    threading.Thread(target=_leave_if_alone, args=[sock, started], daemon=True).start()
     try:
         engine = start(channel)
+        started.set()
         if engine is None:
             return 1
         try:
@@ -152,6 +157,15 @@ def main() -> int:
         channel.send(EngineFailed(f"a step failed: {error}"))
         return 1
     return 0
+
+
+def _leave_if_alone(sock: socket.socket, started: threading.Event) -> None:
+    """Until the loop reads the socket: end the process when the other end is closed, whatever loading waits for."""
+    poll = select.poll()
+    poll.register(sock, 0)  # no events: poll still reports a hang-up
+    while not started.is_set():
+        if poll.poll(_LOOK_MILLISECONDS) and not started.is_set():
+            os._exit(0)
 
 
 if __name__ == "__main__":

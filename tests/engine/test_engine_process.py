@@ -1,8 +1,11 @@
 """What the engine process says last when it cannot go on, and that it leaves when nobody listens any more."""
 
 import io
+import os
+import signal
 import socket
 import sys
+from pathlib import Path
 from unittest.mock import Mock
 
 import msgspec
@@ -13,6 +16,7 @@ from inflight_engine.channel import FrameDecoder
 from inflight_engine.config import EngineConfig
 from inflight_engine.messages import EngineFailed, EngineReady
 from inflight_engine.scheduling.limits import Limits
+from inflight_engine.server.process import EngineProcess
 
 CONFIG = EngineConfig("some-model")
 READY = EngineReady(Limits(1, 1), 1, 1, 1, 1, 1, "cpu", "float32", "none", 0.0)
@@ -35,7 +39,7 @@ def run_main(monkeypatch, load, *, config=CONFIG, listening=True):
     """Exit status of `main` with another `load`, and what it sent. No `config`: the API process left before."""
     ours, theirs = socket.socketpair()
     monkeypatch.setattr(engine_process, "load", load)
-    monkeypatch.setattr(engine_process.signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(engine_process, "_leave_if_alone", lambda *_: None)  # it would end this process
     config = b"" if config is None else msgspec.json.encode(config)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(config)))
     monkeypatch.setattr(sys, "argv", ["engine_process", str(theirs.detach())])
@@ -91,3 +95,21 @@ def test_it_is_bound_to_its_cpus_before_it_loads(monkeypatch):
 
     run_main(monkeypatch, load, config=EngineConfig("some-model", num_threads=1))
     assert done == [{3}, "loaded"]
+
+
+def test_while_it_loads_no_signal_ends_it_but_the_end_of_the_api_process_does():
+    before = children()
+    process = EngineProcess()
+    try:
+        (pid,) = children() - before
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(pid, number)
+        assert process.wait(0.5) is None
+        process.socket.close()  # It waits for its configuration, on a pipe that is open.
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+
+
+def children():
+    return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}

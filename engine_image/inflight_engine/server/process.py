@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ class EngineProcess:
     def __init__(self) -> None:
         """Starts it. It imports what it needs, which takes seconds, and waits for its configuration."""
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
+        with theirs, _blocked(signal.SIGINT, signal.SIGTERM):
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "inflight_engine.engine_process", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
@@ -43,6 +45,17 @@ class EngineProcess:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
+
+
+@contextlib.contextmanager
+def _blocked(*signals: signal.Signals) -> Iterator[None]:
+    """A process that is started now has these signals blocked from its first moment to its last: a terminal's Ctrl-C
+    reaches the whole process group, and to drain is the API process's decision. Here they wait until this is over."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def describe_exit(status: int | None) -> str:

@@ -7,11 +7,12 @@ import socket
 import subprocess
 import sys
 from importlib.metadata import version
+from unittest.mock import Mock, call
 
 import msgspec
 import pytest
 
-from inflight_engine.cli import main
+from inflight_engine import cli
 from inflight_engine.config import EngineConfig
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.config_file import parse_with_file
@@ -199,11 +200,24 @@ def test_model_in_a_file_is_no_flag(tmp_path, capsys, model):
         ("serve m --service-class a:max_queued=0", "class a: max_queued must be at least 1"),
     ],
 )
-def test_wrong_usage_exits_2_and_says_what_is_wrong(capsys, arguments, says):
+def test_wrong_usage_exits_2_and_says_what_is_wrong(monkeypatch, capsys, arguments, says):
+    process = Mock()
+    monkeypatch.setattr(cli, "EngineProcess", lambda: process)
+    monkeypatch.setattr(cli.signal, "signal", lambda number, handler: None)
     with pytest.raises(SystemExit) as exit_:
-        main(arguments.split())
+        cli.main(arguments.split())
     assert exit_.value.code == 2
     assert says in capsys.readouterr().err
+    assert process.mock_calls == ([call.kill()] if arguments.split()[:1] == ["serve"] else [])
+
+
+def test_model_that_looks_like_a_flag_is_a_model(monkeypatch):
+    served = []
+    monkeypatch.setattr(cli, "EngineProcess", Mock)
+    monkeypatch.setattr(cli.signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(cli, "serve", lambda config, process: served.append(config.engine.model) or 0)
+    assert cli.main(["serve", "--", "--help"]) == 0
+    assert served == ["--help"]
 
 
 @pytest.mark.parametrize(
