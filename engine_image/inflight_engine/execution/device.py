@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from inflight_engine.execution.native.library import library
-
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -26,22 +24,25 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cpu")
 
 
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The number type of a name: `auto` is bfloat16 where it is faster: on GPUs that have it, and on CPUs with the
-    kernels (weights of half the size; they still compute in float32) or with AMX. Else it is float32: torch alone was
-    measured to be slower in bfloat16 on a CPU with AVX512-BF16.
+def choose_dtype(name: str, device: torch.device, *, in_kernels: bool) -> torch.dtype:
+    """The number type of a name: `auto` is bfloat16 where it is faster: on GPUs that have it, and on CPUs in the native
+    decoder (weights of half the size; it still computes in float32) or with AMX. Else it is float32, which is exact:
+    torch alone was measured to be slower in bfloat16 on a CPU with AVX512-BF16.
+
+    Args:
+        in_kernels: whether the CPU kernels compute the whole model.
 
     Raises:
         ValueError: an unknown name.
     """
     if name == "auto":
-        return torch.bfloat16 if _is_faster_in_bfloat16(device) else torch.float32
+        return torch.bfloat16 if _is_faster_in_bfloat16(device, in_kernels) else torch.float32
     if name not in DTYPES:
         raise ValueError(f"dtype must be auto, {', '.join(DTYPES)}, not {name}")
     return DTYPES[name]
 
 
-def _is_faster_in_bfloat16(device: torch.device) -> bool:
+def _is_faster_in_bfloat16(device: torch.device, in_kernels: bool) -> bool:
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    return library() is not None or bool(torch.cpu.get_capabilities().get("amx_bf16"))
+    return in_kernels or bool(torch.cpu.get_capabilities().get("amx_bf16"))

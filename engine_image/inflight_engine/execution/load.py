@@ -39,6 +39,13 @@ def load_config(files: ModelFiles) -> ModelConfig:
         return load_transformers_config(files)
 
 
+def is_in_kernels(config: EngineConfig, model_config: ModelConfig, device: torch.device) -> bool:
+    """Whether the CPU kernels can compute the whole model with bfloat16 weights."""
+    if isinstance(model_config, TransformersConfig):
+        return False
+    return NativeDecoder.why_not(config, model_config, torch.bfloat16, device) is None
+
+
 def load_model(
     config: EngineConfig,
     files: ModelFiles,

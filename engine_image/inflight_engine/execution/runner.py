@@ -14,7 +14,7 @@ from inflight_engine.execution.device import choose_device, choose_dtype
 from inflight_engine.execution.graphs import CudaCapture, ladder
 from inflight_engine.execution.host_cache import HostCache
 from inflight_engine.execution.kv_size import HostMemory, KVDemand, is_given, num_host_blocks, num_kv_blocks
-from inflight_engine.execution.load import ModelConfig, load_config, load_model
+from inflight_engine.execution.load import ModelConfig, is_in_kernels, load_config, load_model
 from inflight_engine.execution.memory_profile import measure
 from inflight_engine.execution.parallel import ALONE, Parallel
 from inflight_engine.execution.resources import choose_num_threads, read_resources
@@ -72,7 +72,7 @@ class Runner:
         shape = model_config.shape.for_rank(parallel.size)
         max_model_len = _max_model_len(config, model_config)
         device = choose_device(config.device)
-        dtype = choose_dtype(config.dtype, device)
+        dtype = choose_dtype(config.dtype, device, in_kernels=is_in_kernels(config, model_config, device))
         torch.set_num_threads(choose_num_threads(config.num_threads, read_resources().cpus))
         if config.batch_invariant and device.type == "cuda":
             from inflight_engine.execution.invariant_matmul import use_for_all_products  # imports Triton: a second

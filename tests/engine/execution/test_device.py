@@ -3,8 +3,12 @@
 import pytest
 import torch
 
-from inflight_engine.execution import device
+from inflight_engine.config import EngineConfig
 from inflight_engine.execution.device import choose_device, choose_dtype
+from inflight_engine.execution.load import is_in_kernels
+from inflight_engine.execution.native.library import library
+from inflight_engine.models.config import load_model_config
+from inflight_engine.models.source import resolve
 
 CPU = torch.device("cpu")
 
@@ -13,16 +17,31 @@ CPU = torch.device("cpu")
     ("kernels", "amx", "dtype"),
     [(True, False, torch.bfloat16), (False, True, torch.bfloat16), (False, False, torch.float32)],
 )
-def test_on_a_cpu_auto_is_bfloat16_with_the_kernels_or_with_amx(kernels, amx, dtype, monkeypatch):
-    monkeypatch.setattr(device, "library", lambda: object() if kernels else None)
+def test_on_a_cpu_auto_is_bfloat16_in_the_kernels_or_with_amx(kernels, amx, dtype, monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": amx})
-    assert choose_dtype("auto", CPU) == dtype
+    assert choose_dtype("auto", CPU, in_kernels=kernels) == dtype
+
+
+@pytest.mark.parametrize(
+    ("options", "possible"),
+    [
+        ({}, True),
+        ({"quantization": "int8"}, True),
+        ({"tensor_parallel_size": 3}, False),
+        ({"attention_backend": "torch-sdpa"}, False),
+        ({"block_size": 4}, False),
+    ],
+)
+def test_the_kernels_compute_a_native_model_unless_an_option_is_against_it(options, possible):
+    config = EngineConfig("builtin://smollm2", **options)
+    model_config = load_model_config(resolve(config.model))
+    assert is_in_kernels(config, model_config, CPU) == (possible and library() is not None)
 
 
 def test_a_named_type_is_taken_and_an_unknown_one_refused():
-    assert choose_dtype("float16", CPU) == torch.float16
+    assert choose_dtype("float16", CPU, in_kernels=False) == torch.float16
     with pytest.raises(ValueError, match="dtype must be auto, float32, bfloat16, float16, not int8"):
-        choose_dtype("int8", CPU)
+        choose_dtype("int8", CPU, in_kernels=True)
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):

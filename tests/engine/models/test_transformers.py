@@ -135,6 +135,12 @@ def test_tokens_equal_transformers_with_attention_by_the_cpu_kernels(tmp_path, f
     assert chunked.run(prompts, SamplingParams(max_tokens=8)) == expected
 
 
+def test_auto_is_float32_where_torch_computes_on_a_cpu_without_amx(tmp_path, monkeypatch):
+    make(tmp_path, "gpt2", {})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": False})
+    assert tiny_runner(tmp_path, dtype="auto").info.dtype == "float32"
+
+
 def test_the_shape_is_what_the_modules_ask_for(tmp_path):
     make(tmp_path, "gemma2", WINDOWED["gemma2"])
     shape = read(tmp_path).shape
