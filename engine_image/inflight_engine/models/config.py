@@ -18,6 +18,12 @@ SUPPORTED_GGUF_ARCHITECTURES = ("llama",)
 SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 
 
+_DEFAULT_KV_HEADS = {"MistralForCausalLM": 8, "Qwen2ForCausalLM": 32, "Qwen3ForCausalLM": 32}
+_DEFAULT_HEAD_DIM = {"Qwen3ForCausalLM": 128}
+"""What transformers' configurations take where config.json has no such field; by default all heads, hidden_size over
+heads."""
+
+
 class UnsupportedModelError(ValueError):
     """The model's architecture, or an option of it, has no forward pass here; the message names it."""
 
@@ -130,7 +136,8 @@ def config_from_hf(raw: dict[str, Any]) -> DecoderConfig:
         raise UnsupportedModelError(f"weights quantized by {method} are not supported; give the unquantized model")
     num_heads = int(raw["num_attention_heads"])
     rope = _rope_from_hf(raw)
-    # Only these two families make the attention's biases an option; Qwen2 has three of the four, Mistral none.
+    # Only these two families make the attention's biases an option; Qwen2 has three of the four, Mistral none. In
+    # the MLP only Llama has them.
     attention_bias = bool(raw.get("attention_bias", False)) and architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
     return DecoderConfig(
         architecture=architecture,
@@ -139,15 +146,15 @@ def config_from_hf(raw: dict[str, Any]) -> DecoderConfig:
         intermediate_size=int(raw["intermediate_size"]),
         num_hidden_layers=int(raw["num_hidden_layers"]),
         num_attention_heads=num_heads,
-        num_key_value_heads=int(raw.get("num_key_value_heads") or num_heads),
-        head_dim=int(raw.get("head_dim") or raw["hidden_size"] // num_heads),
+        num_key_value_heads=int(raw.get("num_key_value_heads", _DEFAULT_KV_HEADS.get(architecture)) or num_heads),
+        head_dim=int(raw.get("head_dim", _DEFAULT_HEAD_DIM.get(architecture)) or raw["hidden_size"] // num_heads),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         max_position_embeddings=_context_length(raw, rope),
         rope=rope,
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
         output_bias=attention_bias,
-        mlp_bias=bool(raw.get("mlp_bias", False)),
+        mlp_bias=bool(raw.get("mlp_bias", False)) and architecture == "LlamaForCausalLM",
         qk_norm=architecture == "Qwen3ForCausalLM",
         sliding_windows=_sliding_windows(architecture, raw),
     )
@@ -212,8 +219,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _rope_from_hf(raw: dict[str, Any]) -> RopeConfig:
-    # transformers 5 writes everything in `rope_parameters`; before, `rope_theta` beside `rope_scaling`.
-    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    # transformers 5 writes everything in `rope_parameters`; before, it was `rope_theta` beside `rope_scaling`. Where there
+    # are both, the latter was added by hand, and counts.
+    scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
     if rope_type not in SUPPORTED_ROPE_TYPES:
         supported = ", ".join(SUPPORTED_ROPE_TYPES)
@@ -283,4 +291,6 @@ def _sliding_windows(architecture: str, raw: dict[str, Any]) -> tuple[int | None
         return (None,) * num_layers
     first = int(raw.get("max_window_layers", 28))
     types = raw.get("layer_types") or ["full_attention"] * first + ["sliding_attention"] * (num_layers - first)
+    if len(types) < num_layers or set(types) - {"full_attention", "sliding_attention"}:
+        raise ValueError(f"layer_types must say full_attention or sliding_attention for each of {num_layers} layers")
     return tuple(int(window) if kind == "sliding_attention" else None for kind in types[:num_layers])

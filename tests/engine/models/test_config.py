@@ -103,6 +103,45 @@ def test_mistrals_window_is_4096_where_config_json_does_not_say():
     assert config_from_hf(mistral).sliding_windows == (4096, 4096)
 
 
+SMALL = {
+    "vocab_size": 10,
+    "hidden_size": 256,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_fields_that_config_json_leaves_out_are_what_transformers_takes(family):
+    import transformers
+
+    theirs = getattr(transformers, f"{family}Config")(**SMALL)
+    ours = config_from_hf(SMALL | {"architectures": [f"{family}ForCausalLM"]})
+    assert ours.num_key_value_heads == theirs.num_key_value_heads
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 256 // 32)
+    assert (ours.rms_norm_eps, ours.tie_word_embeddings) == (theirs.rms_norm_eps, theirs.tie_word_embeddings)
+    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+
+
+def test_only_llama_has_biases_in_the_mlp():
+    assert config_from_hf(LLAMA | {"mlp_bias": True}).mlp_bias
+    assert not config_from_hf(LLAMA | {"architectures": ["Qwen3ForCausalLM"], "mlp_bias": True}).mlp_bias
+
+
+def test_scaling_that_was_added_to_a_file_of_the_new_generation_counts():
+    raw = LLAMA | {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}
+    rope = config_from_hf(raw | {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_theta": 7.0}}).rope
+    assert (rope.rope_type, rope.factor, rope.theta) == ("linear", 2.0, 7.0)
+
+
+@pytest.mark.parametrize("types", [["full_attention"], ["full_attention", "linear_attention"] * 2])
+def test_types_of_layers_that_are_missing_or_unknown_are_refused(types):
+    with pytest.raises(ValueError, match="layer_types must say full_attention or sliding_attention for each of 4"):
+        config_from_hf(QWEN2 | {"use_sliding_window": True, "layer_types": types})
+
+
 def test_yarn_lengthens_the_context():
     qwen = LLAMA | {"max_position_embeddings": 40960}
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
