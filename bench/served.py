@@ -38,4 +38,3 @@ def served_engine(log: Path, *flags: str) -> Iterator[str]:
             except subprocess.TimeoutExpired:
                 engine.kill()
                 engine.wait()
-                engine.wait()
