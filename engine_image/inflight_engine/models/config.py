@@ -219,8 +219,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _rope_from_hf(raw: dict[str, Any]) -> RopeConfig:
-    # transformers 5 writes everything in `rope_parameters`; before, it was `rope_theta` beside `rope_scaling`. Where there
-    # are both, the latter was added by hand, and counts.
+    # transformers 5 writes everything in `rope_parameters`; before, it was `rope_theta` beside `rope_scaling`.
+    # With both there, the latter was added by hand, and counts.
     scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
     if rope_type not in SUPPORTED_ROPE_TYPES:
