@@ -78,20 +78,20 @@ class Runner:
             from inflight_engine.execution.invariant_matmul import use_for_all_products  # imports Triton: a second
 
             use_for_all_products()
-        model = load_model(config, files, model_config, dtype, device, parallel)
         spec = AttentionSpec(
             shape=shape,
             num_blocks=0,  # not known yet
             block_size=config.block_size,
             dtype=dtype,
-            cache_dtype=_cache_dtype(config.kv_cache_dtype, dtype),
+            cache_dtype=_cache_dtype(config.kv_cache_dtype, dtype, device),
             device=device,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=max_model_len,
             batch_invariant=config.batch_invariant,
         )
-        backend = choose_backend(config.attention_backend, spec)
+        backend = choose_backend(config.attention_backend, spec)  # before the weights, which may take minutes
+        model = load_model(config, files, model_config, dtype, device, parallel)
         on_gpu = device.type == "cuda"
         graph_sizes = ladder(config.max_num_seqs) if on_gpu and not config.enforce_eager else ()
         host_memory = read_resources().memory // parallel.size
@@ -136,9 +136,11 @@ class Runner:
         return self._steps.collect()
 
 
-def _cache_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+def _cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
     if name not in KV_CACHE_DTYPES:
         raise ValueError(f"kv_cache_dtype must be {' or '.join(KV_CACHE_DTYPES)}, not {name}")
+    if name == "fp8" and device.type == "cpu":
+        raise ValueError("kv_cache_dtype fp8 needs a GPU; on a CPU set it to auto")
     return torch.float8_e4m3fn if name == "fp8" else dtype
 
 

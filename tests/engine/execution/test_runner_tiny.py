@@ -164,6 +164,20 @@ def test_a_longer_context_than_the_models_own_is_refused(tmp_path):
         tiny_runner(tmp_path, max_model_len=257)
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype fp8 needs a GPU; on a CPU set it to auto"),
+        ({"attention_backend": "triton"}, "attention_backend triton: triton cannot be used: it needs a GPU"),
+    ],
+)
+def test_what_cannot_be_served_here_is_refused_before_the_weights_are_read(tmp_path, options, says):
+    make_model(tmp_path, "llama-mqa")
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ValueError, match=says):
+        tiny_runner(tmp_path, **options)
+
+
 def test_a_missing_tensor_is_named(tmp_path):
     from safetensors.torch import load_file, save_file
 
