@@ -13,6 +13,7 @@ ten times as long as its neighbours.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -139,14 +140,38 @@ class DecodeGraphs:
 
 
 class CudaCapture:
-    """Captures into one memory pool."""
+    """Captures into one memory pool.
+
+    A step that waits for the device cannot be captured, and after the attempt some versions of torch can free no memory
+    any more. So the first step is tried with such waits forbidden before any is captured.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._tried = False
 
     def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
         step()  # What happens once (compiling, choosing kernels, workspaces) must not be part of the graph.
+        if not self._tried:
+            _run_without_waiting(step)
+            self._tried = True
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        # Some versions of torch leave the capture's stream the current one when it fails.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),
+            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+        ):
             step()
         return graph.replay
+
+
+def _run_without_waiting(step: Callable[[], None]) -> None:
+    """Raises RuntimeError where the step waits for the device."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that the mode does not find every wait
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

@@ -5,12 +5,15 @@ at replay gets no arguments: it runs the same function again, over the buffers t
 """
 
 import random
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_engine.execution.graphs import ladder, padded_size
+from inflight_engine.execution.graphs import CudaCapture, ladder, padded_size
 from inflight_engine.request import SamplingParams
 from tests.engine.execution.driver import Driver
 from tests.engine.execution.padded_backend import PaddedBackend
@@ -106,3 +109,73 @@ def test_a_model_that_cannot_be_captured_runs_eagerly_and_says_so(folder, caplog
     assert "no CUDA graphs" in caplog.text
     assert "not permitted when stream is capturing" in caplog.text
     assert Driver(runner).run(prompts, GREEDY) == expected
+
+
+class FakeCuda:
+    """torch.cuda as far as `CudaCapture` uses it, and what was done with it."""
+
+    def __init__(self, monkeypatch):
+        self.done, self.mode, self.stream_now = [], 0, "default"
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+        monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: self.mode)
+        monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", self.set_mode)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: self.done.append("replay")))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.stream_now)
+        monkeypatch.setattr(torch.cuda, "stream", self.stream)
+        monkeypatch.setattr(torch.cuda, "graph", self.graph)
+
+    def set_mode(self, mode):
+        self.mode = mode
+
+    @contextmanager
+    def stream(self, stream):
+        before, self.stream_now = self.stream_now, stream
+        try:
+            yield
+        finally:
+            self.stream_now = before
+
+    @contextmanager
+    def graph(self, graph, *, pool, capture_error_mode):
+        self.done.append(f"capture into {pool}")
+        self.stream_now = "capture"
+        yield  # as before torch 2.15: on an error everything stays as it is
+        self.stream_now = "default"
+        self.done.append("captured")
+
+    def step(self):
+        self.done.append(f"step, {self.mode}")
+
+
+def test_one_step_is_tried_without_waiting_before_any_is_captured(monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+    capture = CudaCapture()
+    capture(cuda.step)()
+    first = ["step, 0", "step, error", "capture into pool", "step, 0", "captured", "replay"]
+    assert cuda.done == first
+    capture(cuda.step)
+    assert cuda.done == [*first, "step, 0", "capture into pool", "step, 0", "captured"]
+
+
+def test_a_step_that_waits_is_not_captured(monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+
+    def step():
+        if cuda.mode == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
+
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        CudaCapture()(step)
+    assert (cuda.done, cuda.mode) == ([], 0)
+
+
+def test_a_capture_that_fails_leaves_the_stream_as_it_was(monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+
+    def step():
+        if cuda.stream_now == "capture":
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        CudaCapture()(step)
+    assert cuda.stream_now == "default"
