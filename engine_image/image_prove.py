@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 SERVING_MODULES = (
+    "accelerate",
     "fastapi",
     "gguf",
     "httptools",
@@ -23,6 +24,7 @@ SERVING_MODULES = (
     "prometheus_client",
     "safetensors.torch",
     "tokenizers",
+    "transformers.modeling_utils",
     "uvicorn",
     "uvloop",
     "yaml",

@@ -1,6 +1,8 @@
 """What can be said of the Dockerfiles without building them."""
 
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -112,6 +114,39 @@ def test_the_engine_image_can_be_built_with_another_torch_and_for_gpus():
     assert arguments["TORCH_INDEX"] == ""
 
 
+@pytest.fixture
+def without_a_compiler(tmp_path):
+    """Runs the step that gets the compiler of the CPU kernels on a machine without one, where apt-get does as told."""
+    parsed = instructions("engine")
+    stage = parsed.index(("FROM", "${BASE} AS kernels"))
+    (step,) = [a for i, a in parsed[stage : stage + 4] if i == "RUN" and "apt-get" in a]
+
+    def run(apt_get, **arguments):
+        program = tmp_path / "apt-get"
+        program.write_text(f"#!/bin/sh\n{apt_get}\n")
+        program.chmod(0o755)
+        environment = {"PATH": str(tmp_path), "CPU_KERNELS": "yes"} | arguments
+        return subprocess.run([shutil.which("sh"), "-c", step], env=environment, capture_output=True, text=True)
+
+    return run
+
+
+def test_an_image_without_the_cpu_kernels_is_only_built_where_that_is_asked_for(without_a_compiler):
+    assert ("ARG", "CPU_KERNELS=yes") in instructions("engine")
+    assert without_a_compiler("exit 0").returncode == 0
+    for apt_get in ("exit 100", '[ "$*" != "${*#*install}" ] && exit 100; exit 0'):
+        failed = without_a_compiler(apt_get)
+        assert failed.returncode == 1
+        assert "CPU_KERNELS=no" in failed.stderr
+    assert without_a_compiler("exit 100", CPU_KERNELS="no").returncode == 0
+    assert without_a_compiler("exit 0", CPU_KERNELS="maybe").returncode == 2
+
+
+def test_kernels_compiled_for_this_machine_stay_out_of_the_images():
+    ignored = (PROJECT / ".dockerignore").read_text().splitlines()
+    assert "engine_image/inflight_engine/execution/native/lib" in ignored
+
+
 def test_bytecode_is_made_by_the_build_and_never_by_the_run():
     for name in DOCKERFILES:
         assert "PYTHONDONTWRITEBYTECODE=1" in value(name, "ENV")
@@ -152,6 +187,7 @@ def test_the_engine_image_proves_what_it_installs():
         "prometheus-client": "prometheus_client",
         "pyyaml": "yaml",
         "safetensors": "safetensors.torch",
+        "transformers": "transformers.modeling_utils",
     }
     apart = {"torch", "numpy"}  # proved by more than an import
     required = {r.split("==")[0].lower() for r in PYPROJECT["project"]["optional-dependencies"]["engine"]}
