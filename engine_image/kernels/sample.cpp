@@ -383,10 +383,19 @@ using inflight::Team;
 
 namespace {
 
-// work(row, thread) for each row. One row alone is not worth waking the team for.
+// Numbers that one thread compares while others would still wake up: some tens of microseconds' worth.
+constexpr int64_t kAlone = 1 << 18;
+// What a number costs in the others' terms, roughly: an exponential, in float32 and in float64.
+constexpr int64_t kExponential = 4, kDraw = 16;
+
+// work(row, thread) for each row. The team is not woken for one row, nor for what the caller has done by itself before
+// they would be awake. `cost`: of a number, in comparisons.
 template <class Work>
-void each_row(Team* team, const Rows* rows, const Work& work) {
-  if (rows->count == 1) return work(0, 0);
+void each_row(Team* team, const Rows* rows, int64_t cost, const Work& work) {
+  if (rows->count == 1 || rows->count * rows->width < kAlone / cost) {
+    for (int64_t i = 0; i < rows->count; i++) work(i, 0);
+    return;
+  }
   team->run([&](int tid) {
     for (int64_t i; (i = team->take()) < rows->count;) work(i, tid);
   });
@@ -396,7 +405,7 @@ void each_row(Team* team, const Rows* rows, const Work& work) {
 
 INFLIGHT_EXPORT int inflight_argmax(Team* team, const Rows* rows, int64_t* tokens) {
   if (rows->width < 1) return EINVAL;
-  each_row(team, rows, [&](int64_t i, int) { tokens[i] = inflight::argmax((*rows)[i], rows->width); });
+  each_row(team, rows, 1, [&](int64_t i, int) { tokens[i] = inflight::argmax((*rows)[i], rows->width); });
   return 0;
 }
 
@@ -408,7 +417,7 @@ INFLIGHT_EXPORT int64_t inflight_draw_scratch(const Team* team, int64_t width) {
 // how: one for each row. scratch: inflight_draw_scratch bytes, aligned to a cache line.
 INFLIGHT_EXPORT int inflight_draw(Team* team, const Rows* rows, const Draw* how, char* scratch, int64_t* tokens) {
   if (rows->width < 1 || rows->width > INT32_MAX) return EINVAL;
-  each_row(team, rows, [&](int64_t i, int tid) {
+  each_row(team, rows, kDraw, [&](int64_t i, int tid) {
     const DrawScratch own(scratch + tid * DrawScratch::bytes(rows->width), rows->width);
     tokens[i] = inflight::draw((*rows)[i], rows->width, how[i], own);
   });
@@ -418,7 +427,7 @@ INFLIGHT_EXPORT int inflight_draw(Team* team, const Rows* rows, const Draw* how,
 // out: [count, width].
 INFLIGHT_EXPORT int inflight_log_softmax(Team* team, const Rows* rows, float* out) {
   if (rows->width < 1) return EINVAL;
-  each_row(team, rows,
+  each_row(team, rows, kExponential,
            [&](int64_t i, int) { inflight::log_softmax((*rows)[i], rows->width, out + i * rows->width); });
   return 0;
 }
@@ -426,7 +435,7 @@ INFLIGHT_EXPORT int inflight_log_softmax(Team* team, const Rows* rows, float* ou
 // places: [rows->count, count].
 INFLIGHT_EXPORT int inflight_likeliest(Team* team, const Rows* rows, int64_t count, int64_t* places) {
   if (count < 0 || count > rows->width) return EINVAL;
-  each_row(team, rows,
+  each_row(team, rows, 1,
            [&](int64_t i, int) { inflight::likeliest((*rows)[i], rows->width, count, places + i * count); });
   return 0;
 }

@@ -145,6 +145,16 @@ def test_log_probabilities_and_the_likeliest_are_torchs(count, width, seed, ties
     assert native.likeliest(ours, top).tolist() == expected
 
 
+def test_a_batch_that_threads_share_gives_what_its_rows_give_alone():
+    """Small batches are one thread's, and so is every row here that is alone."""
+    logits = logits_of(2, 6, 60_000, ties=True)
+    rows = np.arange(6)
+    together = logprobs.log_softmax(logits, rows)
+    assert native.argmax(logits).tolist() == [int(native.argmax(row[None])[0]) for row in logits]
+    assert all(torch.equal(together[row], logprobs.log_softmax(logits, rows[row : row + 1])[0]) for row in rows)
+    assert native.likeliest(logits, 7).tolist() == [native.likeliest(row[None], 7)[0].tolist() for row in logits]
+
+
 def test_all_tokens_can_be_asked_for_in_order():
     values = logits_of(5, 2, 1500, ties=True)
     order = native.likeliest(values, 1500)
