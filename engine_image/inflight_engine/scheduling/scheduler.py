@@ -15,9 +15,8 @@ from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import BlockGrowth, Preemption, PrefillChunk, SlotStart, StepPlan
 from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_engine.scheduling.running import Running, all_tokens, hash_blocks, longest_request
+from inflight_engine.scheduling.under_way import PlansUnderWay
 from inflight_engine.scheduling.victims import VICTIMS
-
-_NOBODY: Set[int] = frozenset()
 
 
 class CannotFitError(ValueError):
@@ -63,6 +62,7 @@ class Scheduler:
         self._limits = config.capacity
         self._queues = WaitingQueues(config)
         self._running = Running(config, self._queues)
+        self._under_way = PlansUnderWay(self._running)
         self._host_pool = BlockPool(config.num_host_blocks, config.block_size) if config.num_host_blocks else None
         if config.preemption_victim not in VICTIMS:
             raise ValueError(f"preemption_victim must be one of {', '.join(VICTIMS)}, not {config.preemption_victim!r}")
@@ -75,14 +75,6 @@ class Scheduler:
         self._num_orders = 0
         self._num_steps = 0
         self._headroom_blocks = int(config.kv_headroom * config.num_blocks)
-        self._planned: StepPlan | None = None
-        """The last plan, not taken in yet, and nothing planned after it."""
-        self._counted: StepPlan | None = None
-        """The plan that is not taken in yet though another was asked for."""
-        self._full: list[int] = []
-        """Slots that reach their length with `_counted`."""
-        self._left: dict[int, set[int]] = {}
-        """By the step of a plan that is not taken in yet: slots whose request left since it was made."""
         self._changed = False
         """Something other than growth may have to be decided."""
         self._blocked: Request | None = None
@@ -180,8 +172,9 @@ class Scheduler:
         that is under way. At most one may be."""
         if not self._requests:
             return None
-        if self._planned is not None:
-            self._count_ahead(self._planned)
+        under_way = self._under_way
+        if under_way.newest is not None and under_way.count_ahead(under_way.newest):
+            self._changed = True
         if self._changed or self._head_moved():
             return self._decide()
         decodes, pool = self._running.decodes, self._running.pool
@@ -192,7 +185,7 @@ class Scheduler:
             growth = decodes.grow(pool.allocate(len(growing)))
         step = self._num_steps
         self._num_steps = step + 1
-        plan = self._planned = StepPlan(step, (), (), (), growth, (), decodes.slots, len(decodes.slots))
+        plan = under_way.newest = StepPlan(step, (), (), (), growth, (), decodes.slots, len(decodes.slots))
         return plan
 
     def update(self, plan: StepPlan, token_ids: TokenIds) -> list[Request]:
@@ -200,24 +193,11 @@ class Scheduler:
         returns the requests that ended with it."""
         running = self._running
         stopped = running.stops.candidates(token_ids)
-        ahead = self._counted is not None
-        if ahead:
-            full = self._full
-            self._counted = None
-        else:
-            full = self._count(plan) if plan.prefills else running.decodes.advance()
-            self._planned = None
-        if not plan.prefills:
-            running.decodes.fill(token_ids)
-            if not stopped and not full and not self._left:
-                return []
-        left = self._left.pop(plan.step, _NOBODY)
+        full, left = self._under_way.take_in(plan, token_ids)
         if plan.prefills:
-            num_decodes = len(plan.decode_slots)
-            running.decodes.fill(token_ids[:num_decodes])
-            self._end_chunks(plan.prefills, token_ids[num_decodes:], left)
-        if ahead:
-            full = self._take_last_tokens(plan, full, left)
+            self._changed = True
+        if not stopped and not full:
+            return []
         ended: dict[int, FinishReason] = {}
         if stopped:
             sampled = plan.sampled_slots
@@ -236,7 +216,7 @@ class Scheduler:
 
     def left_since(self, plan: StepPlan) -> Set[int]:
         """Slots of a plan under way whose requests ended since it was made: its tokens for them go to nobody."""
-        return self._left.get(plan.step, _NOBODY)
+        return self._under_way.left_since(plan)
 
     def fail(self, plan: StepPlan) -> list[Request]:
         """A plan under way, and one that was made after it, give no tokens and are not to be taken in.
@@ -247,57 +227,21 @@ class Scheduler:
             only the later plan computes have lost no more than that: they are queued to be computed from the start.
             Nobody where the plan fell with an earlier one.
         """
-        under_way = [each for each in (self._counted, self._planned) if each is not None]
-        steps = [each.step for each in under_way]
-        if plan.step not in steps:
+        dropped = self._under_way.drop(plan)
+        if not dropped:
             return []
-        if plan.step != steps[0]:
-            raise AssertionError(f"step {plan.step} cannot fail before step {steps[0]} is taken in")
-        lost = self._requests_in(plan)
-        spared = {} if len(under_way) == 1 else dict.fromkeys(self._requests_in(under_way[1]))
-        self._planned = self._counted = None
-        self._left.clear()
+        lost, *later = [self._requests_in(each, left) for each, left in dropped]
         self._changed = True
-        for request in spared:
-            if request not in lost:
-                self._running.leave(request)
-                self._put_back(request, RequestState.PREEMPTED)
+        for request in [each for requests in later for each in requests if each not in lost]:
+            self._running.leave(request)
+            self._put_back(request, RequestState.PREEMPTED)
         return lost
 
-    def _requests_in(self, plan: StepPlan) -> list[Request]:
-        left = self.left_since(plan)
+    def _requests_in(self, plan: StepPlan, left: Set[int]) -> list[Request]:
         slots = [*plan.decode_slots.tolist(), *(chunk.slot for chunk in plan.prefills)]
         swapped_out = [self._requests.get(each.request_id) for each in plan.preemptions if each.swapped]
         in_slots = [self._running.table.request(slot) for slot in slots if slot not in left]
         return in_slots + [request for request in swapped_out if request is not None]
-
-    def _count(self, plan: StepPlan) -> list[int]:
-        """The plan is computed before whatever is planned from now on. Returns the slots that are complete with it."""
-        running = self._running
-        full = running.decodes.advance()
-        if plan.prefills:
-            left = self.left_since(plan)
-            full += [chunk.slot for chunk in plan.prefills if chunk.slot not in left and running.count_chunk(chunk)]
-            self._changed = True
-        return full
-
-    def _count_ahead(self, plan: StepPlan) -> None:
-        if self._counted is not None:
-            raise AssertionError(f"step {self._counted.step} has to be taken in before another step is planned")
-        self._counted, self._planned = plan, None
-        self._full = self._count(plan)
-        for slot in self._full:
-            self._running.end_decoding(slot)
-            self._changed = True
-
-    def _take_last_tokens(self, plan: StepPlan, full: list[int], left: Set[int]) -> list[int]:
-        """Complete the requests that ended ahead; returns their slots."""
-        full = [slot for slot in full if slot not in left]
-        sampling_chunks = {chunk.slot for chunk in plan.prefills if chunk.samples}
-        for slot in full:
-            if slot not in sampling_chunks:
-                self._running.take_last_token(slot)
-        return full
 
     def _head_moved(self) -> bool:
         blocked = self._blocked
@@ -307,7 +251,7 @@ class Scheduler:
         """A step in which something changes: every running decode the budget allows goes first, oldest first; then
         prefills under way; then admissions."""
         running = self._running
-        if self._counted is not None and self._runs_out():
+        if self._under_way.counted is not None and self._runs_out():
             return None
         self._blocked = None
         growth = self._grow_decodes()
@@ -325,7 +269,7 @@ class Scheduler:
         self._changed |= bool(running.prefilling)
         if not chunks and not len(decode_slots):
             return None  # Whoever runs ends with the step under way.
-        plan = self._planned = StepPlan(
+        plan = self._under_way.newest = StepPlan(
             step=self._num_steps,
             preemptions=tuple(self._preemptions),
             releases=tuple(running.releases),
@@ -434,14 +378,6 @@ class Scheduler:
             host_block_ids=host_block_ids,
         )
 
-    def _end_chunks(self, chunks: tuple[PrefillChunk, ...], sampled: TokenIds, left: Set[int]) -> None:
-        tokens = iter(sampled.tolist())
-        for chunk in chunks:
-            token_id = next(tokens) if chunk.samples else -1
-            if chunk.slot not in left:
-                self._running.end_chunk(chunk, token_id)
-        self._changed = True
-
     def _preempt(self, request: Request) -> None:
         """Take the slot and blocks away; the tokens are kept, and their keys and values where that pays."""
         slot = request.slot
@@ -484,9 +420,7 @@ class Scheduler:
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         if request.slot >= 0:
-            for plan in (self._counted, self._planned):
-                if plan is not None:
-                    self._left.setdefault(plan.step, set()).add(request.slot)
+            self._under_way.leave(request.slot)
             self._running.leave(request)
         else:
             self._queues.remove(request)

@@ -224,8 +224,8 @@ def caches_what_was_not_copied_back(scheduler: Scheduler, patch: Patch) -> None:
     patch.setattr(running, "leave", leave_wrongly)
 
 
-def forgets_what_it_swaps_out(fail, plan):
-    return fail(changed(plan, preemptions=()))
+def forgets_what_it_swaps_out(requests_in, plan, left):
+    return requests_in(changed(plan, preemptions=()), left)
 
 
 class Forgetful(dict[int, set[int]]):
@@ -236,17 +236,17 @@ class Forgetful(dict[int, set[int]]):
 
 
 def forgets_who_left(scheduler: Scheduler, patch: Patch) -> None:
-    patch.setattr(scheduler, "_left", Forgetful())
+    patch.setattr(scheduler._under_way, "_left", Forgetful())
 
 
 def knows_who_left_but_takes_their_tokens(scheduler: Scheduler, patch: Patch) -> None:
     """Slots are taken for whom they belong to now."""
-    update = scheduler.update
+    update, under_way = scheduler.update, scheduler._under_way
 
     def update_wrongly(plan, token_ids):
-        left = scheduler._left.pop(plan.step, set())
+        left = under_way._left.pop(plan.step, set())
         taken = {slot for slot in left if scheduler._running.table.requests[slot] is not None}
-        scheduler._left[plan.step] = left - taken
+        under_way._left[plan.step] = left - taken
         return update(plan, token_ids)
 
     patch.setattr(scheduler, "update", update_wrongly)
@@ -282,11 +282,11 @@ def caches_a_prefill_under_way_when_it_leaves(scheduler: Scheduler, patch: Patch
 
 
 def forgets_the_later_plan(scheduler: Scheduler, patch: Patch) -> None:
-    fail = scheduler.fail
+    fail, under_way = scheduler.fail, scheduler._under_way
 
     def fail_wrongly(plan):
-        if scheduler._counted is not None:
-            scheduler._planned = None
+        if under_way.counted is not None:
+            under_way.newest = None
         return fail(plan)
 
     patch.setattr(scheduler, "fail", fail_wrongly)
@@ -299,15 +299,15 @@ def takes_the_step_under_way_for_done(leave, slot):
 
 def plans_on_old_lengths(scheduler: Scheduler, patch: Patch) -> None:
     """A plan made ahead takes the step under way for one that never was."""
-    decodes = scheduler._running.decodes
+    decodes, under_way = scheduler._running.decodes, scheduler._under_way
     growing = decodes.growing
 
     def growing_wrongly():
-        decodes.clock -= scheduler._counted is not None
+        decodes.clock -= under_way.counted is not None
         try:
             return growing()
         finally:
-            decodes.clock += scheduler._counted is not None
+            decodes.clock += under_way.counted is not None
 
     patch.setattr(decodes, "growing", growing_wrongly)
 
@@ -411,7 +411,7 @@ FAULTS = {
         caches_what_was_not_copied_back, "lost though|do not hold its tokens|in the prefix cache", SWAPPING
     ),
     "a failed step spares what it swapped out": Fault(
-        wrap("", "fail", forgets_what_it_swaps_out), "fail does not return what", SWAPPING
+        wrap("", "_requests_in", forgets_what_it_swaps_out), "fail does not return what", SWAPPING
     ),
     "it swaps though computing is cheaper": Fault(
         set_attribute(scheduler_module, "swapping_is_cheaper", lambda computed, rates: True),
