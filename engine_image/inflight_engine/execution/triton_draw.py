@@ -95,7 +95,7 @@ def measure(
     return num_above, mass_above, num_equal, weight
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def draw_kernel(
     logits: tl.tensor,
     rows: tl.tensor,
