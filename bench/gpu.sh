@@ -8,14 +8,15 @@
 #   WHEELS=wheels bench/gpu.sh correctness
 # A stage takes at most ten minutes. Results: JSON and Markdown in $OUT, else ./gpu-results.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+stage=${1:?which stage: correctness, qwen, llama or all}
+shift
 python=${PYTHON:-python3}
-wheels=${WHEELS:-}
+wheels=${WHEELS:+$(realpath "$WHEELS")}
+out=$(realpath -m "${OUT:-gpu-results}")
+cd "$(dirname "$0")/.."
 packages=${XDG_CACHE_HOME:-$HOME/.cache}/inflight/bench/gpu-packages
 export PYTHONPATH="$PWD:$PWD/engine_image:$packages${PYTHONPATH:+:$PYTHONPATH}"
 if ! "$python" -c 'import msgspec' 2>/dev/null; then
-  "$python" -m pip install --quiet --no-deps --target "$packages" ${wheels:+--no-index --find-links "$wheels"} msgspec==0.22.0
+  "$python" -m pip install --quiet --no-deps --upgrade --target "$packages" ${wheels:+--no-index --find-links "$wheels"} msgspec==0.22.0
 fi
-stage=${1:?which stage: correctness, qwen, llama or all}
-shift
-exec "$python" -m bench.gpu "$stage" --out "${OUT:-gpu-results}" "$@"
+exec "$python" -m bench.gpu "$stage" --out "$out" "$@"

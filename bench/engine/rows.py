@@ -20,7 +20,7 @@ class Row:
     Attributes:
         name: for `--only`.
         counted: which tokens.
-        num_runs: of each engine, and of the slow ones in `SLOW_PEERS`.
+        num_runs: of each engine; of slow ones fewer, see `Peer.runs_at_most`.
         peers: that are asked for it.
     """
 

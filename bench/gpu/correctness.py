@@ -4,6 +4,7 @@ held against float32."""
 from __future__ import annotations
 
 import gc
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,14 @@ average. transformers itself in bfloat16 was measured at 0.05 and 0.0003 from it
 _SIZES = {"max_num_seqs": 32, "max_num_batched_tokens": 2048, "num_kv_blocks": 512, "max_model_len": 512}
 _SMALL_POOL: dict[str, Any] = {"num_kv_blocks": 28, "kv_headroom": 0.0, "preemption": "swap", "swap_space": 64 << 20}
 """Too few blocks for what runs at once."""
+_SAME: dict[str, dict[str, Any]] = {
+    "chunked prefill, as whole": {"max_num_batched_tokens": 48},
+    "eager, as with graphs": {"enforce_eager": True},
+    "each step waited for, as overlapped": {"async_scheduling": False},
+}
+"""Other ways to compute the same."""
+_INCOMPLETE = "not all tokens came"
+_REASON_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +100,28 @@ class Checks:
 
     def run(self) -> Iterator[Check]:
         """One after the other, each as soon as it is known."""
-        whole = self._generate()
-        yield self._near("greedy, as transformers", whole)
-        yield self._near("chunked prefill, as whole", self._generate(max_num_batched_tokens=48), whole)
-        yield self._near("eager, as with graphs", self._generate(enforce_eager=True), whole)
-        yield self._near("each step waited for, as overlapped", self._generate(async_scheduling=False), whole)
+        name = "greedy, as transformers"
+        try:
+            whole = self._generate()
+        except Exception as error:  # it is in the report; nothing can be held against what did not come
+            yield _failed(name, error)
+            return
+        yield self._near(name, whole)
+        for name, options in _SAME.items():
+            yield self._attempt(name, lambda options=options: self._generate(**options), whole)  # type: ignore[misc]
         yield self._swapped(whole)
         for backend in BACKENDS:
-            yield self._attempt(f"attention {backend.name}", lambda b=backend: self._generate(attention_backend=b.name))  # type: ignore[misc]
-        yield self._attempt("keys and values in fp8", lambda: self._generate(kv_cache_dtype="fp8"), check=False)
+            yield self._attempt(
+                f"attention {backend.name}",
+                lambda b=backend: self._generate(attention_backend=b.name),  # type: ignore[misc]
+                may_be_missing=True,
+            )
+        yield self._attempt(
+            "keys and values in fp8",
+            lambda: self._generate(kv_cache_dtype="fp8"),
+            may_be_missing=True,
+            has_tolerance=False,
+        )
         yield self._invariant()
 
     def _generate(self, prompts: list[list[int]] | None = None, **options: Any) -> Generated:
@@ -115,7 +137,7 @@ class Checks:
         """Within the tolerance of transformers; how many outputs equal those of another way to compute is told."""
         complete = all(len(output) == _OUTPUT_TOKENS for output in generated.outputs)
         if not complete:
-            return Check(name, False, "not all tokens came")
+            return Check(name, False, _INCOMPLETE)
         far = torch.cat([distances(self._model, *each) for each in zip(self._prompts, generated.outputs, strict=True)])
         worst, mean = float(far.max()), float(far.mean())
         detail = f"below the best logit by at most {worst:.3f}, on average {mean:.5f} ({_WORST} and {_MEAN} allowed)"
@@ -126,19 +148,32 @@ class Checks:
 
     def _swapped(self, whole: Generated) -> Check:
         name = "swapped to host memory and back"
-        generated = self._generate(**_SMALL_POOL)
+        try:
+            generated = self._generate(**_SMALL_POOL)
+        except Exception as error:
+            return _failed(name, error)
         if generated.most_swapped_blocks == 0:
             return Check(name, False, "nothing was swapped, so nothing was checked")
         return self._near(name, generated, whole)
 
-    def _attempt(self, name: str, generate: Callable[[], Generated], *, check: bool = True) -> Check:
-        """`check` off: in fewer bits no tolerance is known; all tokens must come."""
+    def _attempt(
+        self,
+        name: str,
+        generate: Callable[[], Generated],
+        other: Generated | None = None,
+        *,
+        may_be_missing: bool = False,
+        has_tolerance: bool = True,
+    ) -> Check:
+        """`may_be_missing`: a ValueError says that this machine has no such thing. `has_tolerance` off: in fewer bits
+        none is known; all tokens must come."""
         try:
             generated = generate()
-        except ValueError as error:
-            return Check(name, None, str(error))
-        near = self._near(name, generated)
-        return near if check or near.detail == "not all tokens came" else Check(name, True, near.detail)
+        except Exception as error:  # it is in the report, and the other checks are made all the same
+            missing = may_be_missing and isinstance(error, ValueError)
+            return Check(name, None, str(error)) if missing else _failed(name, error)
+        near = self._near(name, generated, other)
+        return near if has_tolerance or near.detail == _INCOMPLETE else Check(name, True, near.detail)
 
     def _invariant(self) -> Check:
         name = "batch-invariant: alone as in a batch, bit for bit"
@@ -147,4 +182,11 @@ class Checks:
             alone = [self._generate([prompt], batch_invariant=True).outputs[0] for prompt in self._prompts[3:8]]
         except ValueError as error:
             return Check(name, None, str(error))
+        except Exception as error:
+            return _failed(name, error)
         return Check(name, alone == together.outputs[3:8], f"{len(alone)} prompts of {len(self._prompts)}")
+
+
+def _failed(name: str, error: Exception) -> Check:
+    traceback.print_exception(error)
+    return Check(name, False, " ".join(f"{type(error).__name__}: {error}".split())[:_REASON_CHARACTERS])

@@ -12,7 +12,7 @@ from typing import Any
 from bench.gpu.peers import NotHereError, transformers, vllm
 from bench.gpu.speed import FULL, SMALL, measure
 
-ENGINES = {"inflight": measure, "transformers": transformers, "vllm": vllm}
+ENGINES = {"inflight": measure, "vllm": vllm, "transformers": transformers}
 SIZES = {"full": FULL, "small": SMALL}
 _REASON_CHARACTERS = 300
 

@@ -25,15 +25,17 @@ def transformers(shape: str, device: str, size: Size, folder: Path) -> dict[str,
     config = package.AutoConfig.from_pretrained(folder)
     with torch.device(device):
         model = package.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
-    # No token has the id -1, so nothing ends before its length.
     generation = package.GenerationConfig(
-        do_sample=True, temperature=TEMPERATURE, top_k=0, top_p=1.0, eos_token_id=-1, pad_token_id=0
+        do_sample=True,
+        temperature=TEMPERATURE,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=max(size.workload.output_tokens),
+        eos_token_id=-1,  # No token has this id, so nothing ends before its length.
+        pad_token_id=0,
     )
-    most = max(size.workload.output_tokens)
     sizes = {} if device == "cuda" else {"num_blocks": 64, "page_size": 16, "max_batch_tokens": 64}
     batching = package.ContinuousBatchingConfig(allow_block_sharing=False, **sizes)
-    hints = {"max_new_tokens": most}
-    generation.update(**hints)
     with model.eval().continuous_batching_context_manager(
         generation_config=generation, continuous_batching_config=batching
     ) as manager:

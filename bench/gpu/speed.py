@@ -57,7 +57,7 @@ def ceilings(device: str) -> Ceilings:
 
 
 def measure(shape: str, device: str, size: Size, folder: Path) -> dict[str, Any]:
-    """All figures of this engine, by name; see `report.LINES`."""
+    """All figures of this engine, by name; `report` says what they are."""
     found = ceilings(device)
     config = SHAPES[shape]
     write_config(folder, config)

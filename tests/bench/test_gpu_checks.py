@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from bench.engine.in_process import Generated
 from bench.gpu import __main__ as gpu
 from bench.gpu import report
 from bench.gpu.correctness import Check, Checks, distances
@@ -35,6 +36,33 @@ def test_every_check_holds_on_a_cpu_or_says_why_it_cannot_be_had(checks):
     )
     assert found["attention torch-sdpa"].ok
     assert found["swapped to host memory and back"].ok
+
+
+def test_a_way_to_compute_that_breaks_is_wrong_and_holds_up_no_other(checks, monkeypatch):
+    def generate(prompts=None, **options):
+        if "kv_cache_dtype" in options or options.get("attention_backend") == "triton":
+            raise ValueError("no such thing here")
+        if options:
+            raise RuntimeError("an illegal\nmemory access")
+        return Generated([[0] * 16] * 10)
+
+    monkeypatch.setattr(checks, "_generate", generate)
+    found = {check.name: check for check in checks.run()}
+    broken = Check("eager, as with graphs", False, "RuntimeError: an illegal memory access")
+    assert found["eager, as with graphs"] == broken
+    assert found["swapped to host memory and back"].detail == broken.detail
+    assert found["attention flash-attn"].detail == broken.detail
+    assert found["attention triton"] == Check("attention triton", None, "no such thing here")
+    assert found["keys and values in fp8"].ok is None
+    assert found["batch-invariant: alone as in a batch, bit for bit"].ok is False
+
+
+def test_without_the_first_tokens_nothing_else_is_checked(checks, monkeypatch):
+    def generate(prompts=None, **options):
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(checks, "_generate", generate)
+    assert list(checks.run()) == [Check("greedy, as transformers", False, "RuntimeError: no kernel")]
 
 
 def test_a_wrong_token_is_seen(checks):
