@@ -33,7 +33,8 @@ class TorchDistributed:
         self.rank, self.size = rank, size
         self._in_order = batch_invariant and size > 2
         if "lo" in (name for _, name in socket.if_nameindex()):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else it listens on a network that others see
+            for library in ("GLOO", "NCCL"):
+                os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")  # else it listens on a network that others see
         on_gpu = device.type == "cuda"
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
