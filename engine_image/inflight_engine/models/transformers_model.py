@@ -68,7 +68,10 @@ class TransformersModel:
 
     def hidden_states(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
         self._step.attention = attention
-        output = self._decode(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
+        try:
+            output = self._decode(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
+        finally:
+            self._step.attention = None  # else the cache that memory is measured with would stay
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
 

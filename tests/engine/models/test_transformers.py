@@ -5,6 +5,7 @@ import json
 import random
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -111,6 +112,18 @@ def test_logits_equal_transformers(tmp_path, family):
     ids = torch.randint(VOCAB, (40,), generator=torch.Generator().manual_seed(1))
     logits = ours.logits(ours.hidden_states(ids, torch.arange(40), PlainAttention(config.shape)))
     torch.testing.assert_close(logits, model(ids[None], use_cache=False).logits[0], rtol=1e-3, atol=1e-3)
+
+
+def test_attention_and_its_cache_are_let_go_after_a_step(tmp_path):
+    make(tmp_path, "gpt2", {})
+    config = read(tmp_path)
+    model = TransformersModel(config, ModelFiles("test", tmp_path), torch.float32, torch.device("cpu"))
+    attention = PlainAttention(config.shape)
+    gone = weakref.ref(attention)
+    with torch.inference_mode():
+        model.hidden_states(torch.tensor([5, 6]), torch.arange(2), attention)
+    del attention
+    assert gone() is None
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt", "phi", "stablelm", "granite", "qwen3_moe", "deepseek_v3", *WINDOWED])
