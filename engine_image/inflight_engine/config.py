@@ -27,7 +27,8 @@ class EngineConfig:
         tensor_parallel_size: GPUs (or on CPU processes) that share each layer.
         enforce_eager: no CUDA graphs.
         async_scheduling: on a GPU, schedule the next step while one runs.
-        batch_invariant: the same tokens whatever else is in the batch, at some cost in speed; on CPU it always holds.
+        batch_invariant: the same tokens whatever else is in the batch, at some cost in speed; on CPU it always holds
+            where the native kernels compute. Refused where it cannot be had, as through transformers' modules.
         num_threads: on CPU, threads that compute; None takes as many as the process may use CPUs, less one where there
             are more than four.
         max_model_len: longest prompt plus output in tokens; None takes the model's own.

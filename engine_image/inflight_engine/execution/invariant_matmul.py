@@ -105,8 +105,8 @@ def addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float =
 
 
 def use_for_all_products() -> None:
-    """From here on every product of two matrices on a GPU in this process is computed by `matmul`, whichever code asks
-    for it: linear layers, the head, transformers' modules."""
+    """From here on every product of two matrices on a GPU in this process is computed by `matmul`: all linear layers
+    and the head."""
     if _overrides:
         return
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]

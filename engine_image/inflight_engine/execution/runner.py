@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,7 @@ from inflight_engine.execution.parallel import ALONE, Parallel
 from inflight_engine.execution.resources import choose_num_threads, read_resources
 from inflight_engine.execution.steps import make_steps
 from inflight_engine.models.source import resolve
+from inflight_engine.models.transformers_config import TransformersConfig
 from inflight_engine.output import StepOutput
 from inflight_engine.scheduling.plan import StepPlan
 
@@ -74,10 +76,8 @@ class Runner:
         device = choose_device(config.device)
         dtype = choose_dtype(config.dtype, device, in_kernels=is_in_kernels(config, model_config, device))
         torch.set_num_threads(choose_num_threads(config.num_threads, read_resources().cpus))
-        if config.batch_invariant and device.type == "cuda":
-            from inflight_engine.execution.invariant_matmul import use_for_all_products  # imports Triton: a second
-
-            use_for_all_products()
+        if config.batch_invariant:
+            _make_batch_invariant(config, model_config, device)
         spec = AttentionSpec(
             shape=shape,
             num_blocks=0,  # not known yet
@@ -142,6 +142,31 @@ def _cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.d
     if name == "fp8" and device.type == "cpu":
         raise ValueError("kv_cache_dtype fp8 needs a GPU; on a CPU set it to auto")
     return torch.float8_e4m3fn if name == "fp8" else dtype
+
+
+def _make_batch_invariant(config: EngineConfig, model_config: ModelConfig, device: torch.device) -> None:
+    """See to it that a token's result does not depend on the others in its step; attention has its own ways.
+
+    Raises:
+        ValueError: no forward pass of this model here is so.
+    """
+    if device.type == "cpu":
+        if not is_in_kernels(config, model_config, device):
+            raise ValueError(
+                "batch_invariant cannot be had on a CPU where torch computes the model, as with this one or with these "
+                "options; turn it off"
+            )
+        return
+    if isinstance(model_config, TransformersConfig):
+        raise ValueError(
+            f"batch_invariant cannot be had with {model_config.shape.architecture}, which runs through transformers' "
+            "modules; turn it off"
+        )
+    if importlib.util.find_spec("triton") is None:
+        raise ValueError("batch_invariant on a GPU needs the package triton; install it or turn batch_invariant off")
+    from inflight_engine.execution.invariant_matmul import use_for_all_products  # imports Triton: a second
+
+    use_for_all_products()
 
 
 def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:

@@ -93,7 +93,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--batch-invariant",
-        help="on a GPU, the same tokens whatever else is in the batch, at some cost in speed; on CPU it always holds",
+        help="on a GPU, the same tokens whatever else is in the batch, at some cost in speed; CPU kernels always do",
         action="store_true",
     )
     add("--max-model-len", "longest prompt plus output, in tokens (default: the model's own)", type=_count, metavar="N")

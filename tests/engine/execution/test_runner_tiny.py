@@ -1,10 +1,16 @@
 """Random small models of every supported kind, made by transformers, give the same tokens here as there."""
 
+import importlib.util
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from inflight_engine.config import EngineConfig
+from inflight_engine.execution.runner import _make_batch_invariant
+from inflight_engine.models.shape import ModelShape
+from inflight_engine.models.transformers_config import TransformersConfig
 from inflight_engine.request import SamplingParams
 from tests.engine.execution.driver import Driver
 from tests.engine.execution.tiny_model import KINDS, SWAP_SPACE, VOCAB, generate, make_model, prompts_for, tiny_runner
@@ -169,6 +175,7 @@ def test_a_longer_context_than_the_models_own_is_refused(tmp_path):
     [
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype fp8 needs a GPU; on a CPU set it to auto"),
         ({"attention_backend": "triton"}, "attention_backend triton: triton cannot be used: it needs a GPU"),
+        ({"attention_backend": "torch-sdpa", "batch_invariant": True}, "batch_invariant cannot be had on a CPU where"),
     ],
 )
 def test_what_cannot_be_served_here_is_refused_before_the_weights_are_read(tmp_path, options, says):
@@ -176,6 +183,16 @@ def test_what_cannot_be_served_here_is_refused_before_the_weights_are_read(tmp_p
     (tmp_path / "model.safetensors").write_bytes(b"no weights")
     with pytest.raises(ValueError, match=says):
         tiny_runner(tmp_path, **options)
+
+
+def test_on_a_gpu_batch_invariance_is_refused_where_it_cannot_be_had(monkeypatch):
+    config, gpu = EngineConfig("somewhere", batch_invariant=True), torch.device("cuda")
+    shape = ModelShape("GemmaForCausalLM", 9, 9, 1, 1, 1, 8, (None,))
+    with pytest.raises(ValueError, match="batch_invariant cannot be had with GemmaForCausalLM"):
+        _make_batch_invariant(config, TransformersConfig(shape), gpu)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="batch_invariant on a GPU needs the package triton"):
+        _make_batch_invariant(config, SimpleNamespace(), gpu)
 
 
 def test_a_missing_tensor_is_named(tmp_path):
