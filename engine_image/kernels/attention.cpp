@@ -251,8 +251,8 @@ void attend(AttentionStep* step, int layer, const float* q, int64_t q_stride, fl
       const Split& split = plan.splits[job.unit.split];
       leave_partials(job, scratch, split, step);
       int32_t* num_finished = &plan.num_finished[job.unit.split * cache.num_kv_heads + job.kv_head];
-      if (__atomic_add_fetch(num_finished, 1, __ATOMIC_ACQ_REL) < split.num_pieces) continue;
-      *num_finished = 0;
+      // Layers follow each other, so the last of a layer's pieces makes it a multiple.
+      if (__atomic_add_fetch(num_finished, 1, __ATOMIC_ACQ_REL) % split.num_pieces != 0) continue;
       fold_partials(job, scratch, split, step);
     }
     scatter(job, scratch, out, out_stride);

@@ -36,6 +36,9 @@ struct Chunk {
 // What runs in one step on a team's threads, and how its work is divided. Made once, prepared anew for every step.
 class AttentionStep;
 
+// Whether the step is one of this team, and prepared for so many tokens.
+bool fits(const AttentionStep* step, const Team* team, int64_t num_tokens);
+
 // Both are called inside `Team::run` of the step's team by every thread, with a barrier between them; `attend` must be
 // the first to `take` work after that barrier, and its results are complete after the next.
 //

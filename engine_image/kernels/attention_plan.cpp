@@ -102,6 +102,10 @@ int64_t AttentionStep::add_units(Plan* plan, int32_t index, int64_t split_from, 
   return partials;
 }
 
+bool fits(const AttentionStep* step, const Team* team, int64_t num_tokens) {
+  return step->team == team && step->num_tokens == num_tokens;
+}
+
 float* AttentionStep::aligned(std::vector<float>& floats) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(floats.data());
   return floats.data() + (kCacheLine - address % kCacheLine) % kCacheLine / sizeof(float);

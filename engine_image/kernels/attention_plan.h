@@ -48,7 +48,7 @@ struct Plan {
   int64_t window;  // tokens a query sees; 0: all
   std::vector<Unit> units;
   std::vector<Split> splits;
-  std::vector<int32_t> num_finished;  // by split and kv head; zero between layers
+  std::vector<int32_t> num_finished;  // by split and kv head: pieces, in all layers of the step
 };
 
 // [lo, hi): the positions that the query at `position` sees.

@@ -37,7 +37,7 @@ INFLIGHT_INLINE f32v tanh(f32v x) {
   p = fma(p, square, splat(1.33314422036e-1f));
   p = fma(p, square, splat(-3.33332819422e-1f));
   const f32v near = fma(p * square, x, x), far = 1.0f - 2.0f / (exp(x + x) + 1.0f);
-  return (x < 0.625f) & (x > -0.625f) ? near : far;
+  return ((x < 0.625f) & (x > -0.625f)) ? near : far;
 }
 
 // What a query is multiplied with so that `softmax` gets its scores as it wants them.

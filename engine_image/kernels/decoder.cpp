@@ -49,7 +49,7 @@ class Workspace {
   // What `layout` takes is counted first and handed out then.
   template <class Layout>
   int reserve(const Layout& layout) {
-    begin_ = nullptr;
+    begin_ = 0;
     used_ = 0;
     layout();
     if (used_ > capacity_) {
@@ -58,7 +58,7 @@ class Workspace {
       if (memory_ == nullptr) return ENOMEM;
       capacity_ = used_;
     }
-    begin_ = memory_;
+    begin_ = reinterpret_cast<uintptr_t>(memory_);
     used_ = 0;
     layout();
     return 0;
@@ -79,7 +79,7 @@ class Workspace {
   }
 
   uint8_t* memory_ = nullptr;
-  uint8_t* begin_ = nullptr;
+  uintptr_t begin_ = 0;
   int64_t capacity_ = 0, used_ = 0;
 };
 
@@ -143,6 +143,8 @@ class DecoderRun {
   DecoderRun(Team* team, const Decoder* decoder) : team_(team), d_(*decoder) {}
 
   int forward(AttentionStep* step, const int64_t* token_ids, const int64_t* positions, int64_t num_tokens, float* out) {
+    if (!fits(step, team_, num_tokens)) return EINVAL;
+    if (num_tokens == 0) return 0;
     for (int64_t t = 0; t < num_tokens; t++) {
       if (token_ids[t] < 0 || token_ids[t] >= d_.embedding.outputs) return EINVAL;
       if (positions[t] < 0 || positions[t] >= d_.num_positions) return EINVAL;
@@ -180,6 +182,7 @@ class DecoderRun {
   }
 
   int logits(const float* hidden, int64_t rows, float* out) {
+    if (rows == 0) return 0;
     const int error = workspace_.reserve([&] { normed_.take(&workspace_, &d_.head, rows, d_.hidden); });
     if (error != 0) return error;
     team_->run([&](int tid) {
@@ -269,7 +272,8 @@ INFLIGHT_EXPORT int inflight_decoder_new(inflight::Team* team, const inflight::D
 INFLIGHT_EXPORT void inflight_decoder_free(DecoderRun* run) { delete run; }
 
 // All layers for num_tokens packed tokens -> out [num_tokens, hidden], after the final norm. EINVAL: a token or a
-// position that the model does not have. ENOMEM: no memory for the activations.
+// position that the model does not have, or a step of another team or number of tokens. ENOMEM: no memory for the
+// activations.
 INFLIGHT_EXPORT int inflight_decoder_forward(DecoderRun* run, inflight::AttentionStep* step, const int64_t* token_ids,
                                              const int64_t* positions, int64_t num_tokens, float* out) {
   return run->forward(step, token_ids, positions, num_tokens, out);

@@ -5,7 +5,6 @@
 
 #if defined(__linux__)
 #include <linux/futex.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -63,22 +62,10 @@ void WaitWord::advance() {
   if (sleepers_.load() > 0) wake_all(&word_);
 }
 
-Team::Team(int size, const int* cpus) : size_(size), workers_(new Worker[size]) {
+Team::Team(int size) : size_(size), workers_(new Worker[size]) {
   for (int tid = 1; tid < size; tid++) {
     workers_[tid] = {this, tid, {}};
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-#if defined(__linux__)
-    if (cpus != nullptr) {
-      cpu_set_t set;
-      CPU_ZERO(&set);
-      CPU_SET(cpus[tid], &set);
-      pthread_attr_setaffinity_np(&attributes, sizeof(set), &set);
-    }
-#endif
-    const int error = pthread_create(&workers_[tid].thread, &attributes, work, &workers_[tid]);
-    pthread_attr_destroy(&attributes);
-    if (error != 0) break;
+    if (pthread_create(&workers_[tid].thread, nullptr, work, &workers_[tid]) != 0) break;
     num_started_++;
   }
 }
@@ -126,25 +113,15 @@ void Team::barrier() {
 
 using inflight::Team;
 
-// cpus: null, or `size` CPU numbers. Gives ENOMEM or EAGAIN when the threads cannot be started.
-INFLIGHT_EXPORT int inflight_team_new(int size, const int* cpus, Team** team) {
+// Gives EAGAIN when the threads cannot be started. A team stays until the process ends: its threads sleep when it has
+// nothing to do, and whatever computes with it may do so until then.
+INFLIGHT_EXPORT int inflight_team_new(int size, Team** team) {
   if (size < 1) return EINVAL;
-  auto* made = new Team(size, cpus);
+  auto* made = new Team(size);
   if (!made->complete()) {
     delete made;
     return EAGAIN;
   }
   *team = made;
   return 0;
-}
-
-INFLIGHT_EXPORT void inflight_team_free(Team* team) { delete team; }
-
-// Nanoseconds that one `run` of `num_barriers` barriers takes: what a parallel region costs.
-INFLIGHT_EXPORT int64_t inflight_team_time(Team* team, int num_barriers) {
-  const int64_t begin = inflight::now();
-  team->run([&](int) {
-    for (int i = 0; i < num_barriers; i++) team->barrier();
-  });
-  return inflight::now() - begin;
 }

@@ -22,9 +22,8 @@ class WaitWord {
 
 class Team {
  public:
-  // The caller of `run` is thread 0; size - 1 threads are started. cpus: null, or for each thread the CPU it is
-  // bound to, of which the first is the caller's own affair.
-  Team(int size, const int* cpus);
+  // The caller of `run` is thread 0; size - 1 threads are started, which may run where the caller may.
+  explicit Team(int size);
   ~Team();
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;

@@ -130,8 +130,8 @@ class NativeDecoder:
         self._kernels = kernels
         self._config = config
         self._kept: list[object] = []  # what the kernels hold pointers to
-        self._hidden = torch.empty(0)
-        self._logits = torch.empty(0)
+        self._hidden = torch.empty((0, config.hidden_size))
+        self._logits = torch.empty((0, config.vocab_size))
         packer = _Packer(kernels, weights, self._kept)
 
         plain = str(dtype).removeprefix("torch.")
@@ -210,14 +210,15 @@ class NativeDecoder:
         """
         if not isinstance(attention, CpuNativeBackend):
             raise TypeError("the native decoder attends with the CPU kernels only")
+        token_ids, positions = token_ids.contiguous(), positions.contiguous()  # a copy must outlive the call
         num_tokens = len(token_ids)
         if len(self._hidden) < num_tokens:
             self._hidden = torch.empty((num_tokens, self._config.hidden_size))
         error = self._kernels.inflight_decoder_forward(
             self._run,
             attention.step,
-            token_ids.contiguous().data_ptr(),
-            positions.contiguous().data_ptr(),
+            token_ids.data_ptr(),
+            positions.data_ptr(),
             num_tokens,
             self._hidden.data_ptr(),
         )

@@ -96,7 +96,7 @@ def team() -> ctypes.c_void_p:
     kernels = library()
     assert kernels is not None, "who asks for the team has the library"
     made = ctypes.c_void_p()
-    check(kernels.inflight_team_new(torch.get_num_threads(), None, ctypes.byref(made)), "starting the CPU threads")
+    check(kernels.inflight_team_new(torch.get_num_threads(), ctypes.byref(made)), "starting the CPU threads")
     return made
 
 

@@ -149,6 +149,38 @@ def test_what_the_model_does_not_have_is_refused(tmp_path):
             bench.logits([chunk])
 
 
+def test_a_step_that_was_not_prepared_for_these_tokens_is_refused(tmp_path, monkeypatch):
+    make_model(tmp_path, "llama-mqa")
+    bench = Bench(tmp_path)
+    bench.logits([(0, 0, tokens(1, 5))])
+    with pytest.raises(KernelError, match="6 tokens"):
+        bench.model.hidden_states(torch.zeros(6, dtype=torch.int64), torch.arange(6), bench.attention)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 3)
+    bench.attention = Bench(tmp_path).attention  # of another team
+    with pytest.raises(KernelError, match="5 tokens"):
+        bench.logits([(0, 0, tokens(1, 5))])
+
+
+def test_a_step_without_tokens_and_a_choice_without_rows_are_nothing(tmp_path):
+    make_model(tmp_path, "llama-mqa")
+    bench = Bench(tmp_path)
+    for _ in range(2):
+        [logits] = bench.logits([])
+        assert logits.shape == (0, VOCAB)
+        [logits] = bench.logits([(0, 0, tokens(1, 5))])
+        assert logits.isfinite().all()
+
+
+def test_tokens_and_positions_may_lie_apart(tmp_path):
+    make_model(tmp_path, "llama-mqa")
+    bench = Bench(tmp_path)
+    ids = tokens(1, 60)
+    [expected] = bench.logits([(0, 0, ids)])
+    both = torch.stack([torch.tensor(ids), torch.arange(60)], dim=1)
+    hidden = bench.model.hidden_states(both[:, 0], both[:, 1], bench.attention)
+    assert torch.equal(bench.model.logits(hidden), expected)
+
+
 def test_what_cannot_be_native_says_why(tmp_path):
     make_model(tmp_path, "llama-mqa")
     model_config = load_model_config(resolve(str(tmp_path), "main"))
