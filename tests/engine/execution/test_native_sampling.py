@@ -7,26 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inflight_engine.execution import logprobs, sampler
-from inflight_engine.execution.native import library
 from inflight_engine.execution.native import sampling as native
 from inflight_engine.request import SamplingParams
+from tests.engine.execution.native.variants import VARIANTS, kernels
 from tests.engine.execution.reference_sampler import reference_token
 
-CACHED = (library.library, library.team, native._kernels, native._scratch)
 
-
-def forget_library():
-    for function in CACHED:
-        function.cache_clear()
-
-
-@pytest.fixture(scope="module", params=library.runnable_variants(), autouse=True)
+@pytest.fixture(scope="module", params=VARIANTS, autouse=True)
 def variant(request):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(library.ENVIRONMENT, request.param)
-        forget_library()
+    with kernels(request.param):
         yield request.param
-    forget_library()
 
 
 def logits_of(seed, count, width, scale=3.0, ties=False):

@@ -60,7 +60,8 @@ def draw(logits: torch.Tensor, rows: npt.NDArray[np.int64] | None, how: npt.NDAr
         how: DRAW [N].
     """
     tokens = torch.empty(len(how), dtype=torch.int64)
-    matrix, scratch = _rows(logits, rows), _scratch(logits.shape[-1])
+    matrix = _rows(logits, rows)
+    scratch = _scratch(_kernels().inflight_draw_scratch(team(), matrix.width))
     aligned = -(-scratch.ctypes.data // _CACHE_LINE) * _CACHE_LINE
     check(_kernels().inflight_draw(team(), matrix, how.ctypes.data, aligned, tokens.data_ptr()), "draw")
     return tokens
@@ -89,9 +90,9 @@ def _rows(matrix: torch.Tensor, index: npt.NDArray[np.int64] | None) -> _Rows:
 
 
 @cache
-def _scratch(width: int) -> npt.NDArray[np.uint8]:
+def _scratch(num_bytes: int) -> npt.NDArray[np.uint8]:
     """What all threads together need to draw. Of uninitialised memory, so only what is used is ever there."""
-    return np.empty(_kernels().inflight_draw_scratch(team(), width) + _CACHE_LINE, np.uint8)
+    return np.empty(num_bytes + _CACHE_LINE, np.uint8)
 
 
 @cache

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from inflight_engine.execution.native.library import ENVIRONMENT, library, runnable_variants, team
+from inflight_engine.execution.native.sampling import _kernels
 
 VARIANTS = runnable_variants()
 needs_kernels = pytest.mark.skipif(not VARIANTS, reason="no CPU kernels are compiled for this CPU")
@@ -28,5 +29,5 @@ def kernels(variant):
 
 
 def forget():
-    library.cache_clear()
-    team.cache_clear()
+    for cached in (library, team, _kernels):
+        cached.cache_clear()
