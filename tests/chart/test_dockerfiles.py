@@ -116,12 +116,13 @@ def test_the_engine_image_can_be_built_with_another_torch_and_for_gpus():
 
 @pytest.fixture
 def without_a_compiler(tmp_path):
-    """Runs the step that gets the compiler of the CPU kernels on a machine without one, where apt-get does as told."""
-    parsed = instructions("engine")
-    stage = parsed.index(("FROM", "${BASE} AS kernels"))
-    (step,) = [a for i, a in parsed[stage : stage + 4] if i == "RUN" and "apt-get" in a]
+    """Runs the step of a stage that gets a compiler on a machine without one, where apt-get does as told."""
 
-    def run(apt_get, **arguments):
+    def run(apt_get, stage="${BASE} AS kernels", **arguments):
+        parsed = instructions("engine")
+        first = parsed.index(("FROM", stage))
+        (step,) = [a for i, a in parsed[first : first + 4] if i == "RUN" and "apt-get" in a]
+        step = step.replace("/var/lib/apt", str(tmp_path))
         program = tmp_path / "apt-get"
         program.write_text(f"#!/bin/sh\n{apt_get}\n")
         program.chmod(0o755)
@@ -140,6 +141,16 @@ def test_an_image_without_the_cpu_kernels_is_only_built_where_that_is_asked_for(
         assert "CPU_KERNELS=no" in failed.stderr
     assert without_a_compiler("exit 100", CPU_KERNELS="no").returncode == 0
     assert without_a_compiler("exit 0", CPU_KERNELS="maybe").returncode == 2
+
+
+def test_the_image_for_gpus_has_the_c_compiler_that_triton_needs(without_a_compiler):
+    fails = 'echo "$*" >&2; exit 100'
+    assert "update" not in without_a_compiler(fails, "${BASE}", VARIANT="cpu").stderr
+    failed = without_a_compiler(fails, "${BASE}", VARIANT="gpu")
+    assert failed.returncode == 1
+    assert "take a BASE that has one" in failed.stderr
+    installed = without_a_compiler('echo "$*" >&2; exit 0', "${BASE}", VARIANT="gpu")
+    assert "install -y --no-install-recommends gcc libc6-dev" in installed.stderr
 
 
 def test_kernels_compiled_for_this_machine_stay_out_of_the_images():
