@@ -89,7 +89,7 @@ class Lifecycle:
             "ready after %.1f s (the model's loading took %.1f s): model %s as %s, %s on %s (%s attention), at most %d "
             "tokens a request; KV cache %d blocks of %d, %d tokens, %d bytes a token; max_num_seqs %d of %d, "
             "max_num_batched_tokens %d of %d, revision %d",
-            time.monotonic() - service.started,
+            time.monotonic() - self._process.started,
             ready.load_seconds,
             service.config.engine.model,
             service.config.served_model_name,

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,15 @@ if TYPE_CHECKING:
 
 
 class EngineProcess:
-    """The child process and the socket to it. Its end of the socket closes when it dies, however it dies."""
+    """The child process and the socket to it. Its end of the socket closes when it dies, however it dies.
+
+    Attributes:
+        started: seconds, monotonic.
+    """
 
     def __init__(self) -> None:
         """Starts it. It imports what it needs, which takes seconds, and waits for its configuration."""
+        self.started = time.monotonic()
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs, _blocked(signal.SIGINT, signal.SIGTERM):
             self._process = subprocess.Popen(
