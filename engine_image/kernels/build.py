@@ -2,7 +2,8 @@
 
     python engine_image/kernels/build.py [--out FOLDER] [--force]
 
-Needs nothing but Python and a C++17 compiler: $CXX, c++, g++ or clang++. Without one it exits with status 3.
+Needs nothing but Python and a C++17 compiler: $CXX where that is set, else c++, g++ or clang++. Without one it exits
+with status 3.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -35,13 +37,17 @@ OTHER_VARIANTS: dict[str, list[str]] = {"generic": []}
 
 
 class NoCompilerError(Exception):
-    """There is no C++ compiler on the path."""
+    """There is no C++ compiler on the path, or not the one that is asked for."""
 
 
-def compiler() -> str:
-    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
-        if name and shutil.which(name):
-            return name
+def compiler() -> list[str]:
+    """The beginning of its command line: CXX may hold a launcher or options too."""
+    asked = shlex.split(os.environ.get("CXX", ""))
+    for command in [asked] if asked else [["c++"], ["g++"], ["clang++"]]:
+        if shutil.which(command[0]):
+            return command
+    if asked:
+        raise NoCompilerError(f"CXX is {asked[0]}, which is not on the path")
     raise NoCompilerError("no C++ compiler: set CXX, or install g++ or clang++")
 
 
@@ -66,7 +72,7 @@ def build(out: Path = OUT, force: bool = False) -> list[Path]:
         def compile_one(job: tuple[str, Path]) -> str:
             variant, source = job
             made = f"{folder}/{variant}-{source.stem}.o"
-            subprocess.run([cxx, *COMMON, *variants[variant], "-c", str(source), "-o", made], check=True)
+            subprocess.run([*cxx, *COMMON, *variants[variant], "-c", str(source), "-o", made], check=True)
             return made
 
         jobs = [(variant, source) for source in sources for variant in stale]
@@ -74,7 +80,7 @@ def build(out: Path = OUT, force: bool = False) -> list[Path]:
         for variant in stale:
             parts = [objects[variant, source] for source in sources]
             made = f"{folder}/{variant}.so"
-            subprocess.run([cxx, *parts, *LINK, "-o", made], check=True)
+            subprocess.run([*cxx, *parts, *LINK, "-o", made], check=True)
             # A process that has the old library open keeps it.
             Path(made).replace(libraries[variant])
     return [libraries[name] for name in stale]
