@@ -90,9 +90,12 @@ class Recorder:
         """Record to a new file; one that is there is overwritten.
 
         Raises:
-            OSError: it cannot be opened.
+            OSError: it cannot be opened; the message says why.
         """
-        return cls(config, open(path, "wb"), is_cached=is_cached)
+        try:
+            return cls(config, open(path, "wb"), is_cached=is_cached)
+        except OSError as error:
+            raise OSError(f"cannot record to {path}: {error.strerror}") from error
 
     def added(self, request: Request) -> None:
         if self._sink is None:
