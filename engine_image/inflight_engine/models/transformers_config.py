@@ -74,7 +74,7 @@ def load_transformers_config(files: ModelFiles) -> TransformersConfig:
         # A folder's own code is never run, nor asked for.
         config = AutoConfig.from_pretrained(files.folder, trust_remote_code=False)
     except Exception as error:  # of many kinds: what its checks raise, and what comes of fields of a wrong type
-        fault = f"transformers cannot read {path}: {_first_line(error)}"
+        fault = f"transformers cannot read {path}: {first_line(error)}"
         if raw.get("auto_map"):
             fault = "the model brings code of its own (auto_map in config.json), which is never run"
         raise UnsupportedModelError(f"model architecture {architecture} is not supported: {fault}") from error
@@ -159,12 +159,13 @@ def _observe(config: Any, architecture: str) -> list[_Call]:
     except Exception as error:  # another's code, with an attention it was not written for
         raise UnsupportedModelError(
             f"model architecture {architecture} is not supported: its modules do not run with another attention "
-            f"function ({type(error).__name__}: {_first_line(error)})"
+            f"function ({type(error).__name__}: {first_line(error)})"
         ) from error
     return _notes.calls
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What another's exception says, cut to fit a sentence."""
     return (str(error).strip() or "no message").splitlines()[0]
 
 

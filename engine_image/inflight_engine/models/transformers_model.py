@@ -17,7 +17,7 @@ from inflight_engine.models.config import UnsupportedModelError
 from inflight_engine.models.protocol import Attention
 from inflight_engine.models.shape import ModelShape
 from inflight_engine.models.source import ModelFiles
-from inflight_engine.models.transformers_config import TransformersConfig, fix_rope
+from inflight_engine.models.transformers_config import TransformersConfig, first_line, fix_rope
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ class TransformersModel:
 
     Raises:
         UnsupportedModelError: tokens influence each other otherwise than by attention.
+        ValueError: a weight is missing, has another shape than the configuration says, or cannot be read.
     """
 
     def __init__(self, config: TransformersConfig, files: ModelFiles, dtype: torch.dtype, device: torch.device) -> None:
@@ -47,15 +48,22 @@ class TransformersModel:
         ALL_ATTENTION_FUNCTIONS.register(_IMPLEMENTATION, _attend)
         their_config = AutoConfig.from_pretrained(files.folder, trust_remote_code=False)
         fix_rope(their_config)
-        self._model = AutoModelForCausalLM.from_pretrained(
-            files.folder,
-            config=their_config,
-            dtype=dtype,
-            attn_implementation=_IMPLEMENTATION,
-            device_map={"": str(device)},
-            use_safetensors=True,
-            trust_remote_code=False,
-        ).eval()
+        try:
+            self._model, loaded = AutoModelForCausalLM.from_pretrained(
+                files.folder,
+                config=their_config,
+                dtype=dtype,
+                attn_implementation=_IMPLEMENTATION,
+                device_map={"": str(device)},
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by their names
+            )
+        except Exception as error:  # of many kinds, from the file's format to the device's memory
+            raise ValueError(f"the weights in {files.folder} cannot be loaded: {first_line(error)}") from error
+        _refuse_incomplete(files, loaded)
+        self._model.eval()
         self._step = _Step(shape)
         for module in self._model.modules():
             if hasattr(module, "layer_idx"):
@@ -103,6 +111,17 @@ class TransformersModel:
         hidden = self.hidden_states(ids, torch.tensor(positions, device=device) % context, notes)
         rows = [hidden, *notes.rows]
         return torch.cat([F.normalize(row[which].float(), dim=0) for row in rows])
+
+
+def _refuse_incomplete(files: ModelFiles, loaded: dict[str, Any]) -> None:
+    """Weights that were not loaded would be random."""
+    for name in sorted(loaded["missing_keys"]):
+        raise ValueError(f"model folder {files.folder} has no tensor {name}")
+    for name, found, expected in sorted(loaded["mismatched_keys"]):
+        raise ValueError(
+            f"tensor {name} has the shape {list(found)}, but the model's configuration asks for {list(expected)}: "
+            "weights and configuration are of different models"
+        )
 
 
 @dataclass(slots=True, eq=False)

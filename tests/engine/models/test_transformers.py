@@ -9,6 +9,7 @@ import weakref
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from inflight_engine.config import EngineConfig
 from inflight_engine.execution.load import load_config, load_model
@@ -23,6 +24,7 @@ from inflight_engine.request import SamplingParams
 from tests.engine.execution.driver import Driver
 from tests.engine.execution.tiny_model import COMMON, SWAP_SPACE, VOCAB, generate, prompts_for, tiny_runner
 
+PT = {"format": "pt"}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 GLOBAL = {
     "gpt2": {},
@@ -245,6 +247,36 @@ def test_what_transformers_does_not_know_is_refused(tmp_path, config, reason):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnsupportedModelError, match=reason):
         read(tmp_path)
+
+
+def load(folder):
+    return TransformersModel(read(folder), ModelFiles("test", folder), torch.float32, torch.device("cpu"))
+
+
+def test_a_weight_that_is_missing_is_named(tmp_path):
+    make(tmp_path, "phi", {})
+    file = tmp_path / "model.safetensors"
+    save_file({name: tensor for name, tensor in load_file(file).items() if "1.mlp.fc1" not in name}, file, PT)
+    with pytest.raises(ValueError, match=r"has no tensor model\.layers\.1\.mlp\.fc1\.bias"):
+        load(tmp_path)
+
+
+def test_a_weight_of_another_shape_is_refused(tmp_path):
+    make(tmp_path, "phi", {})
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"intermediate_size": 82}))
+    with pytest.raises(ValueError, match=r"fc1\.bias has the shape \[80\], but .* asks for \[82\]"):
+        load(tmp_path)
+
+
+def test_a_file_of_weights_that_is_missing_or_damaged_is_a_sentence_about_the_folder(tmp_path):
+    make(tmp_path, "phi", {})
+    (tmp_path / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"the weights in .* cannot be loaded: .*header"):
+        load(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"the weights in .* cannot be loaded: .*model\.safetensors"):
+        load(tmp_path)
 
 
 def test_without_transformers_the_reason_says_what_to_install(tmp_path, monkeypatch):
