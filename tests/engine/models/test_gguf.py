@@ -4,11 +4,11 @@ import gguf
 import numpy as np
 import pytest
 
-from inflight_engine.execution.native import library
 from inflight_engine.execution.native.dequantize import can_dequantize, dequantize
 from inflight_engine.models.config import UnsupportedModelError, config_from_gguf
 from inflight_engine.models.gguf import GGUFError, TensorInfo, read_gguf
 from inflight_engine.models.source import resolve
+from tests.engine.execution.native.variants import VARIANTS, kernels
 
 WORDS = ["eins", "zwei", "größer"]
 QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
@@ -65,22 +65,18 @@ def test_the_builtin_models_tensors_equal_the_gguf_packages(small):
         np.testing.assert_array_equal(ours.read_tensor(tensor.name), expected)
 
 
-@pytest.mark.parametrize("variant", library.runnable_variants())
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("kind", QUANTIZED)
-def test_the_kernels_dequantize_as_the_gguf_package_does_to_the_last_bit(kind, variant, monkeypatch):
-    monkeypatch.setenv(library.ENVIRONMENT, variant)
-    library.library.cache_clear()
-    library.team.cache_clear()
+def test_the_kernels_dequantize_as_the_gguf_package_does_to_the_last_bit(kind, variant):
     qtype = gguf.GGMLQuantizationType[kind]
     block_values, block_bytes = gguf.GGML_QUANT_SIZES[qtype]
     raw = np.random.default_rng(1).integers(0, 256, (7, block_bytes), np.uint8)
     # The scales are float16; random bits are now and then an infinity, of which both make the same.
     with np.errstate(all="ignore"):
         expected = gguf.quants.dequantize(raw, qtype)
-    assert can_dequantize(qtype)
-    np.testing.assert_array_equal(dequantize(raw, qtype, (7, block_values)).numpy(), expected)
-    library.library.cache_clear()
-    library.team.cache_clear()
+    with kernels(variant):
+        assert can_dequantize(qtype)
+        np.testing.assert_array_equal(dequantize(raw, qtype, (7, block_values)).numpy(), expected)
 
 
 def test_a_type_without_a_kernel_is_the_packages():

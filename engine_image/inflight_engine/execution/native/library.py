@@ -85,18 +85,22 @@ def check(error: int, what: str) -> None:
         raise KernelError(f"{what}: {os.strerror(error)}")
 
 
-@cache
 def team() -> ctypes.c_void_p:
-    """The threads that all kernels of this process compute with: as many as torch computes with when this is first
-    called, the caller's among them. One kernel runs at a time.
+    """The threads that kernels compute with: as many as torch does, the caller's among them. All that compute with as
+    many share them, so one kernel runs at a time. They stay until the process ends.
 
     Raises:
         KernelError: the threads cannot be started.
     """
     kernels = library()
     assert kernels is not None, "who asks for the team has the library"
+    return _team(kernels, torch.get_num_threads())
+
+
+@cache
+def _team(kernels: ctypes.CDLL, size: int) -> ctypes.c_void_p:
     made = ctypes.c_void_p()
-    check(kernels.inflight_team_new(torch.get_num_threads(), ctypes.byref(made)), "starting the CPU threads")
+    check(kernels.inflight_team_new(size, ctypes.byref(made)), f"starting {size} CPU threads")
     return made
 
 

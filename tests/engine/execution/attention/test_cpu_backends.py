@@ -9,7 +9,6 @@ import torch
 from inflight_engine.execution.attention import choose_backend
 from inflight_engine.execution.attention.cpu_native import CpuNativeBackend
 from inflight_engine.execution.attention.torch_sdpa import TorchSdpaBackend
-from inflight_engine.execution.native.library import team
 from tests.engine.execution.attention.reference import Workload, make_spec
 from tests.engine.execution.native.variants import VARIANTS, kernels, needs_kernels
 
@@ -113,7 +112,6 @@ def test_the_bits_depend_neither_on_chunks_nor_on_the_batch_nor_on_threads(nativ
     monkeypatch.setattr("torch.get_num_threads", lambda: 3)
     together = run(work, native(spec), random_steps(rng, lengths))
     monkeypatch.setattr("torch.get_num_threads", lambda: 1)
-    team.cache_clear()
     alone = run(work, native(spec), whole_prompts(lengths))
     for mixed, whole in zip(together, alone, strict=True):
         assert torch.equal(mixed, whole)

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from inflight_engine.execution.native.library import ENVIRONMENT, library, runnable_variants, team
+from inflight_engine.execution.native.library import ENVIRONMENT, library, runnable_variants
 from inflight_engine.execution.native.sampling import _kernels
 
 VARIANTS = runnable_variants()
@@ -29,5 +29,5 @@ def kernels(variant):
 
 
 def forget():
-    for cached in (library, team, _kernels):
-        cached.cache_clear()
+    library.cache_clear()
+    _kernels.cache_clear()
