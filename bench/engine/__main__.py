@@ -39,6 +39,9 @@ _FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "am
 _WEIGHT_BYTES = {"none": 2.0, "int8": 1.0, "int4": 0.5}
 """Of a parameter, without scales: a bound from below for what is read."""
 _KV_CACHE_BYTES = 1 << 30
+_QUANTIZED = "its products are of 8-bit integers, which may be faster than the limit's"
+_SETTLE_SECONDS = 0.5
+"""OpenMP's threads spin for 0.2."""
 _READY_RUNS = 5
 _HTTP_RUNS = 3
 _LOOP_STEPS, _QUICK_LOOP_STEPS = 1000, 100
@@ -135,7 +138,14 @@ class Bench:
                 for quantization in quantizations
             }
             theirs = {peer.name: self._start_peer(stack, peer, model) for peer in self._wanted}
-            run_rows(chosen, list(ours.values()), theirs, say, runs_at_most=self._runs_at_most)
+            run_rows(
+                chosen,
+                list(ours.values()),
+                theirs,
+                say,
+                runs_at_most=self._runs_at_most,
+                settle_seconds=_SETTLE_SECONDS,
+            )
         return [
             self._result(row, quantization, ours[quantization], theirs, model, ceilings)
             for row in chosen
@@ -193,6 +203,7 @@ class Bench:
             peers={peer.title: theirs[peer.name].cell(row) for peer in self._wanted if peer.name in row.peers},
             limit=row.tokens_per_second(least.seconds),
             limit_by=least.by,
+            note="" if quantization == "none" else _QUANTIZED,
         )
 
 

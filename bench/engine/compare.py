@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -81,8 +82,13 @@ def run_rows(
     say: Callable[[str], None],
     *,
     runs_at_most: int,
+    settle_seconds: float,
 ) -> None:
-    """Ours and the peers in turn, so that a machine that slows down or speeds up does so for all of them."""
+    """Ours and the peers in turn, so that a machine that slows down or speeds up does so for all of them.
+
+    Args:
+        settle_seconds: before each run: the threads of the engine before spin for a while after its last product.
+    """
     for contender in (*ours, *peers.values()):
         contender.warm_up()
     for row in rows:
@@ -91,6 +97,7 @@ def run_rows(
         say(f"{row.title}: {num_runs} runs")
         for _ in range(num_runs):
             for contender in contenders:
+                time.sleep(settle_seconds)
                 contender.run(row)
         for contender in contenders:
             cell = contender.cell(row)

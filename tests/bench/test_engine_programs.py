@@ -109,7 +109,7 @@ def test_engines_take_turns_and_each_has_its_own_figure():
         "vllm": Contender("vLLM", Engine("vllm", order, [8.0, 4.0, 2.0])),
         "transformers": Contender("CB", Engine("cb", order, [16.0]), runs_at_most=1),
     }
-    run_rows([row], [ours], theirs, lambda _line: None, runs_at_most=3)
+    run_rows([row], [ours], theirs, lambda _line: None, runs_at_most=3, settle_seconds=0)
     assert order == ["ours", "vllm", "cb", "ours", "vllm", "ours", "vllm"]
     assert ours.cell(row) == Figure(1024, 512, 2048, 3)
     assert theirs["transformers"].cell(row) == Figure(128, 128, 128, 1)
@@ -123,7 +123,7 @@ def test_a_peer_that_fails_is_in_the_table_with_its_reason_and_is_not_asked_agai
         "transformers": Contender("CB", None, failure=Failure("CB: cannot be installed")),
     }
     said = []
-    run_rows([row], [ours], theirs, said.append, runs_at_most=3)
+    run_rows([row], [ours], theirs, said.append, runs_at_most=3, settle_seconds=0)
     assert order == ["ours", "vllm", "ours", "ours"]
     assert theirs["vllm"].cell(row) == Failure("vLLM: no memory")
     assert theirs["transformers"].cell(row) == Failure("CB: cannot be installed")
