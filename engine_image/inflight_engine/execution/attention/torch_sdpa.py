@@ -33,6 +33,8 @@ class TorchSdpaBackend(AttentionBackend):
     def why_not(cls, spec: AttentionSpec) -> str | None:
         if spec.cache_dtype != spec.dtype:
             return f"it keeps keys and values in {spec.dtype}, not in {spec.cache_dtype}"
+        if spec.batch_invariant:
+            return "its sums are as long as the longest sequence of the batch"
         return None
 
     def __init__(self, spec: AttentionSpec) -> None:

@@ -1,4 +1,4 @@
-"""Paged attention by the FlashAttention-2 kernels that torch carries, from torch 2.12.
+"""Paged attention by the FlashAttention-2 kernels that torch carries, from torch 2.13.
 
 They are what `torch.nn.attention.varlen.varlen_attn` calls. It is called here without that module, whose import brings
 torch's compiler along, seconds of it, and which may take another library's kernels instead.
@@ -20,9 +20,9 @@ class TorchVarlenBackend(FlashBackend):
 
     @classmethod
     def why_not(cls, spec: AttentionSpec) -> str | None:
-        arguments = {argument.name for argument in torch.ops.aten._flash_attention_forward.default._schema.arguments}
-        if not {"seqused_k", "block_table", "num_splits"} <= arguments:
-            return f"paged keys came with torch 2.12, and this is {torch.__version__}"
+        # 2.12 has the parameters too, but for another library's kernels only. (A TorchVersion compares as versions do.)
+        if torch.__version__ < "2.13":
+            return f"paged keys came with torch 2.13, and this is {torch.__version__}"
         if spec.shape.softcap is not None:
             return "it has no soft caps"
         return why_no_flash(spec)

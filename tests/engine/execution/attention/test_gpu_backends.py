@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from inflight_engine.execution.attention import BACKENDS, choose_backend
 from inflight_engine.execution.attention.flash_attn import FlashAttnBackend
+from inflight_engine.execution.attention.torch_sdpa import TorchSdpaBackend
 from inflight_engine.execution.attention.torch_varlen import TorchVarlenBackend
 from inflight_engine.execution.attention.triton_paged import TritonBackend
 from tests.engine.execution.attention.reference import make_spec
@@ -106,11 +108,11 @@ def test_a_flash_attn_that_cannot_be_imported_is_refused(monkeypatch):
     assert FlashAttnBackend.why_not(on_gpu()) == "the package flash-attn cannot be imported (undefined symbol)"
 
 
-def test_a_torch_without_paged_keys_is_refused(monkeypatch):
-    schema = types.SimpleNamespace(arguments=[types.SimpleNamespace(name="seqused_k")])
-    operator = types.SimpleNamespace(default=types.SimpleNamespace(_schema=schema))
-    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", operator)
-    assert TorchVarlenBackend.why_not(on_gpu()).startswith("paged keys came with torch 2.12, and this is ")
+@pytest.mark.parametrize(("version", "is_refused"), [("2.9.1", True), ("2.12.1+cu130", True), ("2.13.0+cu130", False)])
+def test_a_torch_without_paged_keys_is_refused(monkeypatch, version, is_refused):
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    reason = f"paged keys came with torch 2.13, and this is {version}" if is_refused else None
+    assert TorchVarlenBackend.why_not(on_gpu()) == reason
 
 
 def test_triton_serves_what_the_others_do_not():
@@ -122,6 +124,11 @@ def test_triton_serves_what_the_others_do_not():
         {"head_dim": 80, "windows": (7,), "softcap": 3.0},
     ):
         assert TritonBackend.why_not(on_gpu(**options)) is None
+
+
+def test_plain_torch_is_not_batch_invariant():
+    assert TorchSdpaBackend.why_not(on_gpu()) is None
+    assert "the longest sequence of the batch" in TorchSdpaBackend.why_not(on_gpu(batch_invariant=True))
 
 
 def test_what_triton_cannot_serve():
