@@ -320,6 +320,17 @@ def test_overlapping_steps_report_the_same_tokens_for_every_request(stops):
     assert found == [expected, expected]
 
 
+def test_a_step_under_way_is_taken_in_though_nobody_is_left_in_it():
+    runner = AheadStandIn()
+    engine = make_engine(runner=runner)
+    engine.handle(add(1, [1], max_tokens=8, stop=tuple(reference_output([1], 2)[1:])))
+    reports = run(engine)
+    assert runner.launched == []
+    assert [report.step for report in reports] == [0, 1, 2]
+    assert [len(report.finished) for report in reports] == [0, 1, 0]
+    assert tokens(reports[2]) == {}
+
+
 def test_tokens_of_a_request_that_was_cancelled_under_way_go_to_nobody():
     engine = make_engine(runner=AheadStandIn())
     for request_id in range(5):
@@ -367,6 +378,20 @@ def test_overlapping_steps_share_no_time():
     # From the first reading of the clock to the last; a loop without overlap would count nothing twice either.
     assert sum(report.stats.step_seconds for report in reports) == next(now) - 1
     assert all(report.stats.schedule_seconds > 0 for report in reports)
+
+
+def test_time_in_which_steps_overlap_is_measured_once():
+    class Meter:
+        total = 0.0
+
+        def observe(self, num_prefill_tokens, num_decode_tokens, seconds):
+            self.total += seconds
+
+    now, meter = iter(range(1000)), Meter()
+    engine = make_engine(runner=AheadStandIn(), clock=now.__next__, swap_rates=meter)
+    engine.handle(add(1, [1], max_tokens=6))
+    run(engine)
+    assert 0 < meter.total < next(now)
 
 
 @pytest.mark.parametrize(
