@@ -89,6 +89,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -
             HAS_BIAS=bias is not None,
             num_warps=4,
             num_stages=3,
+            enable_fp_fusion=True,
         )
     return c
 

@@ -175,5 +175,6 @@ def draw_rows(logits: torch.Tensor, rows: npt.NDArray[np.int64], how: npt.NDArra
         logits.shape[1],
         BLOCK=_BLOCK,
         num_warps=8,
+        enable_fp_fusion=True,
     )
     return drawn

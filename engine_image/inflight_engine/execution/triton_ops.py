@@ -145,6 +145,7 @@ class TritonOps:
                 PADDED_HALF=padded,
                 HEADS_PER_PROGRAM=heads_per_program,
                 NORMS=norms is not None,
+                enable_fp_fusion=True,
             )
         return heads[:, :num_heads], heads[:, num_heads:num_rotated], heads[:, num_rotated:]
 
@@ -153,7 +154,7 @@ class TritonOps:
         mixed = gate_up.new_empty(rows, width)
         if rows:
             silu_mul_kernel[(rows, triton.cdiv(width, _COLUMNS))](
-                gate_up, mixed, gate_up.stride(0), WIDTH=width, COLUMNS=_COLUMNS
+                gate_up, mixed, gate_up.stride(0), WIDTH=width, COLUMNS=_COLUMNS, enable_fp_fusion=True
             )
         return mixed
 
@@ -175,5 +176,6 @@ def _rms_norm(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tens
             PADDED=padded,
             ADDS=residual is not None,
             num_warps=min(_MAX_WARPS, max(1, padded // 512)),
+            enable_fp_fusion=True,
         )
     return normed
