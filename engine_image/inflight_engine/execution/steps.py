@@ -160,7 +160,8 @@ def make_steps(
     graphs = None
     if capture is not None:
         graphs = DecodeGraphs(model, attention, feed, staging, graph_sizes, spec.shape.vocab_size, device)
-        if not graphs.try_capture(capture):
+        # Ranks that pad and ranks that do not would wait for each other for ever.
+        if not parallel.minimum(int(graphs.try_capture(capture))):
             graphs = None
     batch = PersistentBatch(spec.max_num_seqs, spec.max_model_len, spec.block_size)
     parts = StepParts(model, attention, batch, feed, staging, host_cache, graphs, device)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_engine.execution.graphs import CudaCapture, ladder, padded_size
+from inflight_engine.execution.parallel import SingleProcess
 from inflight_engine.request import SamplingParams
 from tests.engine.execution.driver import Driver
 from tests.engine.execution.padded_backend import PaddedBackend
@@ -109,6 +110,17 @@ def test_a_model_that_cannot_be_captured_runs_eagerly_and_says_so(folder, caplog
     assert "no CUDA graphs" in caplog.text
     assert "not permitted when stream is capturing" in caplog.text
     assert Driver(runner).run(prompts, GREEDY) == expected
+
+
+def test_no_rank_has_graphs_unless_all_have(folder, monkeypatch):
+    prompts = prompts_for(random.Random(5), 6)
+    expected = Driver(tiny_runner(folder)).run(prompts, GREEDY)
+    # Of the other rank: as many blocks, but 0 where this one captured.
+    monkeypatch.setattr(SingleProcess, "minimum", lambda self, value: 0 if value == 1 else value)
+    capture = Recorded()
+    runner = tiny_runner(folder, capture=capture, backend=PaddedBackend)
+    assert Driver(runner).run(prompts, GREEDY) == expected
+    assert (len(capture.captured), capture.num_replays) == (len(ladder(32)), 0)
 
 
 class FakeCuda:
