@@ -153,6 +153,21 @@ def test_the_image_for_gpus_has_the_c_compiler_that_triton_needs(without_a_compi
     assert "install -y --no-install-recommends gcc libc6-dev" in installed.stderr
 
 
+def test_the_kernels_go_where_the_engine_looks_for_them(tmp_path):
+    """The last step, run on folders of its own."""
+    code, kernels = tmp_path / "build" / "inflight_engine" / "execution" / "native", tmp_path / "build" / "lib"
+    installed = tmp_path / "opt" / "inflight"
+    for folder in (code, kernels, installed / "bin", installed / "lib" / "python3.99" / "site-packages"):
+        folder.mkdir(parents=True)
+    (kernels / "libinflight-generic.so").touch()
+    (installed / "bin" / "python").symlink_to(shutil.which("true"))
+    step = [a for i, a in final_stage("engine") if i == "RUN"][-1]
+    shell = re.sub(r" /(build|opt)/", rf" {tmp_path}/\1/", step[step.index("set -eu") :])
+    assert subprocess.run(["sh", "-c", shell]).returncode == 0
+    native = "lib/python3.99/site-packages/inflight_engine/execution/native"
+    assert (installed / native / "lib" / "libinflight-generic.so").is_file()
+
+
 def test_kernels_compiled_for_this_machine_stay_out_of_the_images():
     ignored = (PROJECT / ".dockerignore").read_text().splitlines()
     assert "engine_image/inflight_engine/execution/native/lib" in ignored
