@@ -16,6 +16,8 @@ import torch
 from bench.engine.in_process import Generated, InProcessEngine
 from inflight_engine.config import EngineConfig
 from inflight_engine.execution.attention import BACKENDS
+from inflight_engine.execution.attention.base import AttentionBackend
+from inflight_engine.execution.attention.paged_gpu import FlashBackend
 
 VOCAB = 1024
 _OUTPUT_TOKENS = 16
@@ -30,6 +32,7 @@ _SAME: dict[str, dict[str, Any]] = {
     "chunked prefill, as whole": {"max_num_batched_tokens": 48},
     "eager, as with graphs": {"enforce_eager": True},
     "each step waited for, as overlapped": {"async_scheduling": False},
+    "as many blocks as fit, as 512": {"num_kv_blocks": None},
 }
 """Other ways to compute the same."""
 _INCOMPLETE = "not all tokens came"
@@ -70,9 +73,9 @@ def make_reference(folder: Path, device: str) -> Any:
 
 
 def make_prompts() -> list[list[int]]:
-    """Of 1 to 200 tokens, around the sizes of blocks."""
+    """Of 1 to 300 tokens, around the sizes of blocks."""
     rng = Random(1)
-    lengths = [1, 2, 15, 16, 17, 64, 127, 128, 129, 200]
+    lengths = [1, 2, 15, 16, 17, 64, 127, 128, 250, 300]
     return [[rng.randrange(VOCAB) for _ in range(length)] for length in lengths]
 
 
@@ -113,7 +116,7 @@ class Checks:
         for backend in BACKENDS:
             yield self._attempt(
                 f"attention {backend.name}",
-                lambda b=backend: self._generate(attention_backend=b.name),  # type: ignore[misc]
+                lambda b=backend: self._generate(attention_backend=b.name, **_block_size(b)),  # type: ignore[misc]
                 may_be_missing=True,
             )
         yield self._attempt(
@@ -185,6 +188,11 @@ class Checks:
         except Exception as error:
             return _failed(name, error)
         return Check(name, alone == together.outputs[3:8], f"{len(alone)} prompts of {len(self._prompts)}")
+
+
+def _block_size(backend: type[AttentionBackend]) -> dict[str, Any]:
+    """Such as the backend can serve."""
+    return {"block_size": 256} if issubclass(backend, FlashBackend) else {}
 
 
 def _failed(name: str, error: Exception) -> Check:
