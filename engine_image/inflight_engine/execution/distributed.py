@@ -23,8 +23,8 @@ class TorchDistributed:
     Args:
         meeting_place: a file that all ranks can open, not there yet; it stays as long as they do.
         device: this rank's.
-        batch_invariant: sums of more than two ranks are taken in their order. NCCL and gloo part a tensor into pieces
-            by its size and begin each piece at another rank, so a row's sum would depend on how many rows there are.
+        batch_invariant: sums of more than two ranks are taken in their order. NCCL parts a tensor into pieces by its
+            size and begins each piece at another rank, so a row's sum would depend on how many rows there are.
     """
 
     def __init__(
@@ -77,5 +77,6 @@ def join(config: EngineConfig, rank: int, meeting_place: Path) -> TorchDistribut
     if device.type == "cuda":
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
-    batch_invariant = config.batch_invariant or device.type == "cpu"  # on CPU it always holds
-    return TorchDistributed(rank, config.tensor_parallel_size, meeting_place, device, batch_invariant=batch_invariant)
+    return TorchDistributed(
+        rank, config.tensor_parallel_size, meeting_place, device, batch_invariant=config.batch_invariant
+    )
