@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +14,7 @@ IntArray = npt.NDArray[np.int64]
 _NO_TOKENS: IntArray = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedStep:
+class PackedStep(msgspec.Struct, frozen=True, eq=False):
     """The inputs of one forward pass over T packed tokens: the D decodes, then the chunks.
 
     Attributes:

@@ -12,19 +12,18 @@ import torch
 class Fetch:
     """Copies of tensors to the host, begun at once, in the order of the device's stream.
 
-    On CPU the results share the tensors' memory.
-
     Args:
         tensors: on `device`; none: only the end of what was begun before is waited for.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
         self._done: torch.cuda.Event | None = None
+        self._on_host: list[npt.NDArray[Any]]
         if device.type == "cpu":
-            self._on_host = list(tensors)
+            self._on_host = [tensor.numpy().copy() for tensor in tensors]
             return
         self._on_host = [
-            torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+            torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True).numpy()
             for tensor in tensors
         ]
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -34,4 +33,4 @@ class Fetch:
         """The tensors' contents, once the device has come this far; waits without holding Python's lock."""
         if self._done is not None:
             self._done.synchronize()
-        return [tensor.numpy() for tensor in self._on_host]
+        return self._on_host

@@ -18,6 +18,8 @@ from inflight_engine.execution.native import sampling as native
 
 _CANDIDATES = 1024
 """Sorting the whole vocabulary is slow, and top_k and top_p rarely keep more than this; where they do, it is sorted."""
+_SHARED_FROM = 1 << 18
+"""Logits beyond which the kernels' argmax is worth its threads; numpy's has one, and is faster on one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,11 +43,13 @@ class DrawBatch:
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
     """int64 [N]: the likeliest token of each row; on CPU, the smallest of equally likely ones."""
-    if native.can_sample(logits):
+    if logits.device.type != "cpu":
+        return logits.argmax(dim=-1)
+    if logits.numel() > _SHARED_FROM and native.can_sample(logits):
         return native.argmax(logits)
-    if logits.device.type == "cpu":  # numpy's is vectorised; torch's was measured to take six times as long
-        return torch.from_numpy(logits.numpy().argmax(axis=-1))
-    return logits.argmax(dim=-1)
+    return torch.from_numpy(
+        logits.numpy().argmax(axis=-1)
+    )  # vectorised; torch's was measured to take six times as long
 
 
 def draw(logits: torch.Tensor, batch: DrawBatch, rows: npt.NDArray[np.int64] | None = None) -> torch.Tensor:

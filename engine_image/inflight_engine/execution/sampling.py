@@ -7,8 +7,7 @@ ask for it; a batch in which none does is one argmax.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -25,8 +24,7 @@ _DRAWN, _LOGPROBS, _BIASED, _PENALISED = 1, 2, 4, 8
 """What a slot asks for beyond the likeliest token: bits of a number."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Reported:
+class Reported(msgspec.Struct, frozen=True, eq=False):
     """Log-probabilities that were asked for: of which slots, and how many likeliest tokens of each."""
 
     tensors: LogprobTensors
@@ -34,8 +32,7 @@ class Reported:
     num_top: npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, eq=False):
     """What was chosen for some slots.
 
     Attributes:
@@ -58,6 +55,9 @@ class SamplingState:
 
     def __init__(self, max_num_seqs: int) -> None:
         self._asks = np.zeros(max_num_seqs, np.uint8)
+        self._asked_of: Slots | None = None
+        self._asked = 0
+        """What those slots ask for, all together; the same array object in steady decode."""
         self._temperature = np.ones(max_num_seqs, np.float64)
         self._min_p = np.zeros(max_num_seqs, np.float64)
         self._top_k = np.zeros(max_num_seqs, np.int64)
@@ -91,10 +91,12 @@ class SamplingState:
             positions: [N]: index of each token in its sequence.
             likeliest: int64 [N]: `argmax(logits)`, where it is there already; the result when nobody asks for more.
         """
-        asks = self._asks[slots]
-        asked = int(np.bitwise_or.reduce(asks))
+        if slots is not self._asked_of:
+            self._asked_of, self._asked = slots, int(np.bitwise_or.reduce(self._asks[slots]))
+        asked = self._asked
         if not asked:
             return Choice(argmax(logits) if likeliest is None else likeliest, None, needs_tokens=False)
+        asks = self._asks[slots]
         needs_tokens = bool(asked & _PENALISED)
         reported = np.flatnonzero(asks & _LOGPROBS)
         logprobs = log_softmax(logits, reported) if asked & _LOGPROBS else None
@@ -144,7 +146,7 @@ class SamplingState:
         if is_penalised(sampling):
             asks |= _PENALISED
             self._penalties.start(start)
-        self._asks[slot] = asks
+        self._asks[slot], self._asked_of = asks, None
 
     def _release(self, slot: int) -> None:
         asks = int(self._asks[slot])
@@ -152,7 +154,7 @@ class SamplingState:
             self._bias.release(slot)
         if asks & _PENALISED:
             self._penalties.release(slot)
-        self._asks[slot] = 0
+        self._asks[slot], self._asked_of = 0, None
 
     def _draw_batch(self, slots: Slots, positions: npt.NDArray[np.int64]) -> DrawBatch:
         return DrawBatch(

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from inflight_engine.execution.attention.base import AttentionBackend, AttentionSpec
@@ -60,16 +61,17 @@ class Steps:
         self._sampling = SamplingState(max_num_seqs)
         self._most_in_flight = 2 if lookahead else 1
         self._in_flight: deque[_InFlight] = deque()
+        self._inference_mode = torch.inference_mode()  # once: as a decorator it is made anew in every call
 
-    @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
         """See `StepExecutor`."""
         if len(self._in_flight) == self._most_in_flight:
             raise AssertionError(f"{self._most_in_flight} steps are launched and not collected")
-        for step in self._in_flight:
-            if step.needs_tokens:
-                step.wait(self._sampling)
-        self._in_flight.append(self._compute(plan))
+        with self._inference_mode:
+            for step in self._in_flight:
+                if step.needs_tokens:
+                    step.wait(self._sampling)
+            self._in_flight.append(self._compute(plan))
 
     def collect(self) -> StepOutput:
         """See `StepExecutor`."""
@@ -99,7 +101,7 @@ class Steps:
             return _InFlight(Fetch((), parts.device))
         slots, reported = packed.sampled_slots, choice.reported
         tensors = () if reported is None else reported.tensors
-        fetch = Fetch((choice.token_ids.int(), *tensors), parts.device)
+        fetch = Fetch((choice.token_ids, *tensors), parts.device)
         return _InFlight(fetch, slots, reported, choice.needs_tokens)
 
     def _decode(self, packed: PackedStep) -> Choice | None:
@@ -192,7 +194,7 @@ class _InFlight:
         on_host = self._fetch.wait()
         if self._slots is None:
             return _NOTHING
-        token_ids: TokenIds = on_host[0]
+        token_ids: TokenIds = on_host[0].astype(np.int32)
         if self.needs_tokens:
             sampling.learn(self._slots, token_ids)
             self.needs_tokens = False

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -59,8 +60,7 @@ class ChunkSpan:
     block_ids: IntArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AttentionBatch:
+class AttentionBatch(msgspec.Struct, frozen=True, eq=False):
     """What is packed in one step: first one token of each decode, then the chunks.
 
     Attributes:

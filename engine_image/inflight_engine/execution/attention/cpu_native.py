@@ -23,6 +23,10 @@ _LANES = 16
 _MOST_HEAD_DIM = 256
 _PAGE = 4096
 
+_begin = (ctypes.c_char * 0).from_buffer
+"""Of an array's memory (`array.data`): an argument made in a third of the time that `array.ctypes` takes. TypeError where
+the array is not contiguous, or read-only."""
+
 
 class _KVCache(ctypes.Structure):
     """`KVCache` of attention.h."""
@@ -116,9 +120,8 @@ class CpuNativeBackend(AttentionBackend):
     def prepare(self, batch: AttentionBatch, num_padded: int = 0) -> None:
         if num_padded:
             raise ValueError(f"{self.name} runs no padded batches")
-        table, lens = batch.decode_block_table, batch.decode_context_lens
-        if not table.flags.c_contiguous:
-            table = np.ascontiguousarray(table)
+        kv_slots, lens = batch.kv_slots, batch.decode_context_lens
+        table = np.ascontiguousarray(batch.decode_block_table)
         chunks = None
         if batch.chunks:
             chunks = (_Chunk * len(batch.chunks))(
@@ -126,8 +129,8 @@ class CpuNativeBackend(AttentionBackend):
             )
         self._prepared = (batch, table, chunks)  # the kernels read them in every layer
         self._prepare(
-            *(self.step, len(batch.kv_slots), batch.kv_slots.ctypes.data),
-            *(len(lens), table.ctypes.data, table.shape[1], lens.ctypes.data),
+            *(self.step, len(kv_slots), _begin(kv_slots.data)),
+            *(len(lens), _begin(table.data), table.shape[1], _begin(lens.data)),
             *(len(batch.chunks), chunks),
         )
 
