@@ -24,8 +24,8 @@ _MOST_HEAD_DIM = 256
 _PAGE = 4096
 
 _begin = (ctypes.c_char * 0).from_buffer
-"""Of an array's memory (`array.data`): an argument made in a third of the time that `array.ctypes` takes. TypeError where
-the array is not contiguous, or read-only."""
+"""Of an array's memory (`array.data`): an argument made in a third of the time that `array.ctypes` takes. TypeError
+where the array is not contiguous, or read-only."""
 
 
 class _KVCache(ctypes.Structure):
