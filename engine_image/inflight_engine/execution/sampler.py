@@ -43,7 +43,7 @@ class DrawBatch:
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
     """int64 [N]: the likeliest token of each row; on CPU, the smallest of equally likely ones."""
-    if logits.device.type != "cpu":
+    if not logits.is_cpu:
         return logits.argmax(dim=-1)
     if logits.numel() > _SHARED_FROM and native.can_sample(logits):
         return native.argmax(logits)

@@ -31,7 +31,7 @@ class TokenFeed:
         self.padding_slot = max_num_seqs
         self._device = device
         self._last_token = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=device)
-        # numpy writes a few numbers in half of torch's time
+        # numpy moves a few numbers in half of torch's time
         self._host = self._last_token.numpy() if device.type == "cpu" else None
 
     def start(self, starts: Sequence[SlotStart]) -> None:
@@ -43,7 +43,9 @@ class TokenFeed:
 
     def take(self, slots: torch.Tensor) -> torch.Tensor:
         """int64 [n] of int64 [n]."""
-        return self._last_token.index_select(0, slots)
+        if self._host is None:
+            return self._last_token.index_select(0, slots)
+        return torch.from_numpy(self._host[slots.numpy()])
 
     def put(self, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
         """What is sampled. Both int64 [n]; no slot twice, but the padding's."""
