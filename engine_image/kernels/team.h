@@ -12,7 +12,8 @@ namespace inflight {
 class WaitWord {
  public:
   uint32_t value() const { return word_.load(std::memory_order_acquire); }
-  void wait_while(uint32_t old);
+  // Gives the nanoseconds that it took; 0 for a few hundred at most.
+  int64_t wait_while(uint32_t old, int64_t spin_nanoseconds);
   void advance();  // to the next value; wakes all
 
  private:
@@ -53,6 +54,7 @@ class Team {
   };
 
   void run_erased(Erased call, const void* fn);
+  int64_t spin_nanoseconds() const;
   static void* work(void* worker);
 
   const int size_;
@@ -65,6 +67,7 @@ class Team {
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) WaitWord passed_;
   alignas(64) std::atomic<int> next_{0};
+  std::atomic<int> crowded_{0};  // barriers for which the cores are taken to be shared with others
 };
 
 // The part of [0, count) that thread tid of n takes, in whole units of `unit` where that can be: [begin, end).
