@@ -23,7 +23,8 @@ BACKENDS: tuple[type[AttentionBackend], ...] = (
 
 
 def choose_backend(name: str, spec: AttentionSpec) -> type[AttentionBackend]:
-    """The backend of a name; `auto`: the first that can serve the spec. Says in the log which, and why not others.
+    """The backend of a name; `auto`: the first that can serve the spec. Says in the log which, and on a GPU why not a
+    faster one.
 
     Raises:
         ValueError: the named one cannot be used, or none can; the message says why.
@@ -34,7 +35,8 @@ def choose_backend(name: str, spec: AttentionSpec) -> type[AttentionBackend]:
             continue
         reason = backend.why_not(spec)
         if reason is None:
-            log.info("attention: %s%s", backend.name, f" ({'; '.join(reasons)})" if reasons else "")
+            passed_over = f" ({'; '.join(reasons)})" if reasons and spec.device.type == "cuda" else ""
+            log.info("attention: %s%s", backend.name, passed_over)
             return backend
         reasons.append(f"{backend.name} cannot be used: {reason}")
     raise ValueError(f"attention_backend {name}: {'; '.join(reasons) or 'there is no such backend'}")
