@@ -88,9 +88,10 @@ def load(config: EngineConfig) -> tuple[Engine, EngineReady]:
 def serve(engine: Engine, channel: EngineChannel) -> None:
     """The loop. Returns when told to shut down."""
     while True:
-        if not engine.has_work:
+        idle = not engine.has_work
+        if idle:
             engine.flush_record()  # it may be long until the next step
-        for message in channel.receive(wait=not engine.has_work):
+        for message in channel.receive(wait=idle):
             if isinstance(message, Shutdown):
                 return
             answer = engine.handle(message)

@@ -158,3 +158,10 @@ def test_a_tiny_temperature_is_greedy_and_a_banned_token_is_never_drawn():
     for seed in range(50):
         assert draw(logits, batch_of([(1e-30, 0.0, 0, 1.0, seed, 0)]))[0] == 1
         assert draw(logits, batch_of([(100.0, 0.0, 0, 1.0, seed, 0)]))[0] != 3
+
+
+@pytest.mark.parametrize("width", [100, 100_000])
+def test_argmax_is_the_first_of_the_greatest_whoever_computes_it(width):
+    logits = torch.randn(3, width, generator=torch.Generator().manual_seed(0)).round()
+    assert (logits.numel() > sampler._SHARED_FROM) == (width == 100_000)
+    assert sampler.argmax(logits).tolist() == logits.numpy().argmax(-1).tolist()

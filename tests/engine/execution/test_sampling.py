@@ -232,3 +232,18 @@ def test_a_release_lost_with_a_failed_step_does_not_leak_into_the_next_request()
     output = sample(state, logits, {0: ([1], [], plain), 1: ([1], [2, 2], heavy)})
     assert output.token_ids.tolist() == [2, 5]
     assert [entry.slot for entry in output.logprobs] == [1]
+
+
+def test_what_slots_ask_for_is_looked_up_again_when_a_slot_changes_hands():
+    plain = SamplingParams(max_tokens=9)
+    biased = SamplingParams(max_tokens=9, logit_bias=((5, 50.0),))
+    state = running({0: ([1], [], plain), 1: ([1], [], plain)})
+    slots, positions = np.arange(2), np.ones(2, np.int64)
+    logits = torch.zeros(2, VOCAB)
+    logits[:, 2] = 1.0
+    found = []
+    for start in (None, start_of(1, [1], [], biased), start_of(1, [1], [], plain)):
+        if start is not None:
+            state.apply(make_plan(releases=[1], starts=[start]))
+        found.append(chosen(state, logits.clone(), slots, positions).token_ids.tolist())  # the same array of slots
+    assert found == [[2, 2], [2, 5], [2, 2]]
