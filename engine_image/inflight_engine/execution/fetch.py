@@ -13,13 +13,14 @@ class Fetch:
     """Copies of tensors to the host, begun at once, in the order of the device's stream.
 
     Args:
-        tensors: on `device`; none: only the end of what was begun before is waited for.
+        tensors: none: only the end of what was begun before is waited for.
+        on_gpu: where they are.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], on_gpu: bool) -> None:
         self._done: torch.cuda.Event | None = None
         self._on_host: list[npt.NDArray[Any]]
-        if device.type == "cpu":
+        if not on_gpu:
             self._on_host = [tensor.numpy().copy() for tensor in tensors]
             return
         self._on_host = [

@@ -42,7 +42,7 @@ class StepParts:
     staging: Staging
     host_cache: HostCache
     graphs: DecodeGraphs | None
-    device: torch.device
+    on_gpu: bool
 
 
 class Steps:
@@ -94,14 +94,14 @@ class Steps:
             if start.host_block_ids:
                 parts.host_cache.copy_in(start.host_block_ids, start.block_ids[: len(start.host_block_ids)].tolist())
         if plan.num_tokens == 0:
-            return _InFlight(Fetch((), parts.device))
+            return _InFlight(Fetch((), parts.on_gpu))
         packed = parts.batch.pack(plan)
         choice = self._mixed(packed) if plan.prefills else self._decode(packed)
         if choice is None:
-            return _InFlight(Fetch((), parts.device))
+            return _InFlight(Fetch((), parts.on_gpu))
         slots, reported = packed.sampled_slots, choice.reported
         tensors = () if reported is None else reported.tensors
-        fetch = Fetch((choice.token_ids, *tensors), parts.device)
+        fetch = Fetch((choice.token_ids, *tensors), parts.on_gpu)
         return _InFlight(fetch, slots, reported, choice.needs_tokens)
 
     def _decode(self, packed: PackedStep) -> Choice | None:
@@ -166,7 +166,7 @@ def make_steps(
         if not parallel.minimum(int(graphs.try_capture(capture))):
             graphs = None
     batch = PersistentBatch(spec.max_num_seqs, spec.max_model_len, spec.block_size)
-    parts = StepParts(model, attention, batch, feed, staging, host_cache, graphs, device)
+    parts = StepParts(model, attention, batch, feed, staging, host_cache, graphs, device.type == "cuda")
     return Steps(parts, spec.max_num_seqs, lookahead=lookahead)
 
 

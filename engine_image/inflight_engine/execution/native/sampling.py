@@ -42,7 +42,7 @@ class _Rows(ctypes.Structure):
 
 def can_sample(logits: torch.Tensor) -> bool:
     """Whether the kernels take these logits: float32 [N, V] on a CPU that they are compiled for."""
-    is_float32 = logits.device.type == "cpu" and logits.dtype == torch.float32
+    is_float32 = logits.is_cpu and logits.dtype == torch.float32
     return is_float32 and logits.stride(-1) == 1 and library() is not None
 
 
