@@ -29,9 +29,16 @@ def test_a_spec_of_four_lines_gets_every_default_from_the_api_server(make):
         "replicas": 1,
         "engine": {
             "dtype": "auto",
+            "quantization": "none",
             "maxNumSeqs": 256,
             "maxNumBatchedTokens": 8192,
-            "kvCache": {"headroom": 0.03, "swap": "0", "prefixCaching": True},
+            "kvCache": {
+                "memoryFraction": 0.9,
+                "dtype": "auto",
+                "headroom": 0.03,
+                "swap": "0",
+                "prefixCaching": True,
+            },
             "scheduling": {
                 "policy": "fcfs",
                 "priorityAging": "10s",
