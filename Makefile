@@ -43,7 +43,7 @@ unit: .venv/kernels.stamp ## Unit tests, without a cluster
 fuzz: .venv/kernels.stamp ## A million random scheduler steps against the model of its rules
 	$(PY) -m tests.engine.fuzz --steps 1000000
 
-bench: .venv/kernels.stamp ## The engine and its peers on the same model and requests, with ratios: 12 minutes on a quiet machine
+bench: .venv/kernels.stamp ## The engine and its peers on the same model and requests, with ratios; a quarter of an hour on a quiet machine
 	@$(PY) -m bench.engine
 
 bench-loop: .venv/kernels.stamp ## What the engine does between two forward passes
