@@ -10,8 +10,9 @@ import torch
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros on a device. On CPU the pages come zeroed from the system when they are first touched, so a large cache
-    costs no time to start; they are huge where the system has such, as what is read lies all over the cache.
+    """Zeros on a device. On CPU they begin on a page, and the pages come zeroed from the system when they are first
+    touched, so a large cache costs no time to start; they are huge where the system has such, as what is read lies all
+    over the cache.
 
     Raises:
         MemoryError: the system does not give so much address space; the message says what to set.

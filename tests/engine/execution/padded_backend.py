@@ -70,13 +70,5 @@ class PaddedBackend(AttentionBackend):
         )
         return mixed.transpose(1, 2).flatten(2)
 
-    def copy_out(self, block_ids, host, host_block_ids):
-        for block, host_block in zip(block_ids, host_block_ids, strict=True):
-            self._view(host, host_block).copy_(self._cache[:, :, block])
-
-    def copy_in(self, host, host_block_ids, block_ids):
-        for block, host_block in zip(block_ids, host_block_ids, strict=True):
-            self._cache[:, :, block] = self._view(host, host_block)
-
-    def _view(self, host, host_block):
-        return host[host_block].view(self._cache.dtype).view_as(self._cache[:, :, 0])
+    def _block(self, block_id):
+        return self._cache[:, :, block_id]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -21,7 +20,6 @@ from inflight_engine.execution.native.library import check, library, team
 
 _LANES = 16
 _MOST_HEAD_DIM = 256
-_PAGE = 4096
 
 _begin = (ctypes.c_char * 0).from_buffer
 """Of an array's memory (`array.data`): an argument made in a third of the time that `array.ctypes` takes. TypeError
@@ -93,10 +91,7 @@ class CpuNativeBackend(AttentionBackend):
 
         bytes_per_token = shape.kv_bytes_per_token(spec.cache_dtype.itemsize) // shape.num_layers
         block_bytes = bytes_per_token * spec.block_size
-        num_bytes = shape.num_layers * spec.num_blocks * block_bytes
-        memory = zeros((num_bytes + _PAGE,), torch.uint8, spec.device)
-        begin = -memory.data_ptr() % _PAGE
-        self._cache = memory[begin : begin + num_bytes].view(shape.num_layers, spec.num_blocks, block_bytes)
+        self._cache = zeros((shape.num_layers, spec.num_blocks, block_bytes), torch.uint8, spec.device)
 
         self._windows = np.array([window or 0 for window in shape.sliding_windows], np.int64)
         self._description = _KVCache(
@@ -140,13 +135,5 @@ class CpuNativeBackend(AttentionBackend):
         self._attend(self.step, layer, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
         return out.to(queries.dtype)
 
-    def copy_out(self, block_ids: Sequence[int], host: torch.Tensor, host_block_ids: Sequence[int]) -> None:
-        for block, host_block in zip(block_ids, host_block_ids, strict=True):
-            self._host_view(host, host_block).copy_(self._cache[:, block])
-
-    def copy_in(self, host: torch.Tensor, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
-        for block, host_block in zip(block_ids, host_block_ids, strict=True):
-            self._cache[:, block].copy_(self._host_view(host, host_block))
-
-    def _host_view(self, host: torch.Tensor, host_block: int) -> torch.Tensor:
-        return host[host_block].view(self._cache.shape[0], -1)
+    def _block(self, block_id: int) -> torch.Tensor:
+        return self._cache[:, block_id]

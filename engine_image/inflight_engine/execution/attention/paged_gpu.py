@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from abc import abstractmethod
-from collections.abc import Sequence
 
 import torch
 
@@ -38,16 +37,8 @@ class PagedGpuBackend(AttentionBackend):
         self._write_kv(keys, values, self._cache[layer], self._step.kv_slots)
         return self._attend(layer, queries, self._step)
 
-    def copy_out(self, block_ids: Sequence[int], host: torch.Tensor, host_block_ids: Sequence[int]) -> None:
-        for block, host_block in zip(block_ids, host_block_ids, strict=True):
-            self._view(host, host_block).copy_(self._cache_bytes[:, block], non_blocking=True)
-
-    def copy_in(self, host: torch.Tensor, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
-        for block, host_block in zip(block_ids, host_block_ids, strict=True):
-            self._cache_bytes[:, block].copy_(self._view(host, host_block), non_blocking=True)
-
-    def _view(self, host: torch.Tensor, host_block: int) -> torch.Tensor:
-        return host[host_block].view_as(self._cache_bytes[:, 0])
+    def _block(self, block_id: int) -> torch.Tensor:
+        return self._cache_bytes[:, block_id]
 
     @abstractmethod
     def _attend(self, layer: int, queries: torch.Tensor, step: GpuStep) -> torch.Tensor:

@@ -9,7 +9,6 @@ attention.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -86,16 +85,8 @@ class TorchSdpaBackend(AttentionBackend):
                 parts.append(self._prefill(layer, queries[span], key_cache, value_cache, blocks, chunk.start))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def copy_out(self, block_ids: Sequence[int], host: torch.Tensor, host_block_ids: Sequence[int]) -> None:
-        for block, host_block in zip(block_ids, host_block_ids, strict=True):
-            self._view(host, host_block).copy_(self._cache[:, :, block], non_blocking=True)
-
-    def copy_in(self, host: torch.Tensor, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
-        for block, host_block in zip(block_ids, host_block_ids, strict=True):
-            self._cache[:, :, block].copy_(self._view(host, host_block), non_blocking=True)
-
-    def _view(self, host: torch.Tensor, host_block: int) -> torch.Tensor:
-        return host[host_block].view(self._cache.dtype).view_as(self._cache[:, :, 0])
+    def _block(self, block_id: int) -> torch.Tensor:
+        return self._cache[:, :, block_id]
 
     def _decode(
         self, layer: int, queries: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor

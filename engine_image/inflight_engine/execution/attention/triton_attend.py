@@ -6,11 +6,43 @@ A row starts from a finite maximum far below any score, so a tile of which it se
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 
+from inflight_engine.execution.attention.triton_tiles import Tiles
+
 LOWEST = tl.constexpr(-1.0e30)
 LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+def attention_options(
+    queries: torch.Tensor, layer_cache: torch.Tensor, window: int, softcap: float, tiles: Tiles
+) -> dict[str, Any]:
+    """What a launch of either kernel is compiled for.
+
+    Args:
+        queries: [rows, heads, D].
+        layer_cache: [num_blocks, 2, kv_heads, block_size, D].
+    """
+    heads, head_dim = queries.shape[1:]
+    kv_heads, block_size = layer_cache.shape[2:4]
+    return {
+        "WINDOW": window,
+        "SOFTCAP": softcap,
+        "KV_HEADS": kv_heads,
+        "GROUP": heads // kv_heads,
+        "BLOCK_SIZE": block_size,
+        "HEAD_DIM": head_dim,
+        "PADDED_DIM": triton.next_power_of_2(head_dim),
+        "ROWS": tiles.rows,
+        "TILE": tiles.keys,
+        "num_warps": tiles.num_warps,
+        "num_stages": tiles.num_stages,
+        "enable_fp_fusion": True,
+    }
 
 
 @triton.jit

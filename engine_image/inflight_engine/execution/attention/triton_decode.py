@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from inflight_engine.execution.attention.triton_attend import LOG2_E, LOWEST, attend_tiles
+from inflight_engine.execution.attention.triton_attend import LOG2_E, LOWEST, attend_tiles, attention_options
 from inflight_engine.execution.attention.triton_tiles import SplitPlan, Tiles
 
 _COMBINED_AT_ONCE = 8
@@ -172,9 +172,8 @@ def decode(
         window, softcap: 0: none.
     """
     heads, head_dim = queries.shape[1:]
-    kv_heads, block_size = layer_cache.shape[2:4]
     splits = plan.num_splits
-    decode_kernel[(kv_heads, rows, splits)](
+    decode_kernel[(layer_cache.shape[2], rows, splits)](
         queries,
         layer_cache,
         block_table,
@@ -188,18 +187,7 @@ def decode(
         scale if softcap else scale * LOG2_E.value,
         plan.min_tiles,
         SPLIT=splits > 1,
-        WINDOW=window,
-        SOFTCAP=softcap,
-        KV_HEADS=kv_heads,
-        GROUP=heads // kv_heads,
-        BLOCK_SIZE=block_size,
-        HEAD_DIM=head_dim,
-        PADDED_DIM=triton.next_power_of_2(head_dim),
-        ROWS=tiles.rows,
-        TILE=tiles.keys,
-        num_warps=tiles.num_warps,
-        num_stages=tiles.num_stages,
-        enable_fp_fusion=True,
+        **attention_options(queries, layer_cache, window, softcap, tiles),
     )
     if splits > 1:
         combine_kernel[(heads, rows)](

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from inflight_engine.execution.attention.triton_attend import LOG2_E, LOWEST, attend_tiles
+from inflight_engine.execution.attention.triton_attend import LOG2_E, LOWEST, attend_tiles, attention_options
 from inflight_engine.execution.attention.triton_tiles import Tiles
 
 
@@ -119,9 +119,7 @@ def prefill(
         out: [T, heads * D], contiguous.
         window, softcap: 0: none.
     """
-    heads, head_dim = queries.shape[1:]
-    kv_heads, block_size = layer_cache.shape[2:4]
-    prefill_kernel[(kv_heads, len(query_tiles))](
+    prefill_kernel[(layer_cache.shape[2], len(query_tiles))](
         queries,
         layer_cache,
         block_table,
@@ -132,16 +130,5 @@ def prefill(
         queries.stride(1),
         scale if softcap else scale * LOG2_E.value,
         INVARIANT=invariant,
-        WINDOW=window,
-        SOFTCAP=softcap,
-        KV_HEADS=kv_heads,
-        GROUP=heads // kv_heads,
-        BLOCK_SIZE=block_size,
-        HEAD_DIM=head_dim,
-        PADDED_DIM=triton.next_power_of_2(head_dim),
-        ROWS=tiles.rows,
-        TILE=tiles.keys,
-        num_warps=tiles.num_warps,
-        num_stages=tiles.num_stages,
-        enable_fp_fusion=True,
+        **attention_options(queries, layer_cache, window, softcap, tiles),
     )
