@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from inflight_operator.render.labels import child_metadata, child_names, pod_labels
 from inflight_operator.render.plan import Manifest, Settings
-from inflight_operator.render.pod import STARTUP_LIMIT_SECONDS, pod_template
+from inflight_operator.render.pod import pod_template, startup_limit_seconds
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
@@ -33,7 +33,7 @@ def deployment(service: InferenceService, replicas: int | None, settings: Settin
             },
             "revisionHistoryLimit": 3,
             # Longer than a pod may take to start, or a slow download would count as a failed rollout.
-            "progressDeadlineSeconds": STARTUP_LIMIT_SECONDS + 60,
+            "progressDeadlineSeconds": startup_limit_seconds(service) + 60,
             "template": pod_template(service, settings),
         },
     }

@@ -46,7 +46,11 @@ class Settings:
     Attributes:
         engine_image: image of engines whose service names none.
         available_apis: optional APIs the cluster has, as `GROUP/VERSION/KIND`.
+        operator_namespace: where the operator's pods run; None when it runs outside the cluster.
+        admin_peers: further NetworkPolicyPeers that may reach the admin port of engines.
     """
 
     engine_image: str
     available_apis: frozenset[str] = frozenset()
+    operator_namespace: str | None = None
+    admin_peers: tuple[Manifest, ...] = ()
