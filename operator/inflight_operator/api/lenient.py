@@ -25,7 +25,8 @@ def read_leniently(model: type[Model], body: dict[str, Any]) -> tuple[Model, tup
         pydantic.ValidationError: a required field of the object, or of one of its top-level parts, is missing or
             cannot be read.
     """
-    rest, notes = deepcopy(body), []
+    rest = deepcopy(body)
+    notes: list[str] = []
     while True:
         try:
             return model.model_validate(rest), tuple(notes)
