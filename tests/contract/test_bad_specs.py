@@ -63,6 +63,30 @@ BAD = {
         "replicas is set by hand or by an autoscaler only when scaling.mode is External; in mode Operator set"
         " scaling.minReplicas and scaling.maxReplicas",
     ),
+    "the replicas that were once the default, while the operator decides": (
+        spec(replicas=1),
+        "replicas is set by hand or by an autoscaler only when scaling.mode is External",
+    ),
+    "storage for something that is not downloaded": (
+        spec(model={**MODEL, "storage": "1Gi"}),
+        "model.storage is for hf:// sources only: the other sources are not downloaded by the pod",
+    ),
+    "storage that is no quantity": (
+        spec(model={"source": "hf://a/b", "storage": "much"}),
+        "model.storage must be a quantity above zero, such as 100Gi",
+    ),
+    "no storage for a download": (
+        spec(model={"source": "hf://a/b", "storage": 0}),
+        "model.storage must be a quantity above zero, such as 100Gi",
+    ),
+    "less time to start than a pod needs at least": (
+        spec(rollout={"startupTimeout": "5s"}),
+        "rollout.startupTimeout must be between 10s and 24h",
+    ),
+    "the pod's uid of one's own": (
+        template(env=[{"name": "INFLIGHT_POD_UID", "value": "x"}]),
+        "template.env cannot set INFLIGHT_ADMIN_TOKEN, INFLIGHT_ADMIN_TOKEN_FILE, INFLIGHT_POD_UID",
+    ),
     "a KV target above one": (
         spec(scaling={"targets": {"kvUtilization": 80}}),
         "scaling.targets.kvUtilization must be above 0 and at most 1, such as 0.8",
@@ -253,6 +277,8 @@ BAD = {
         )
         for flag in (
             "--kv-headroom=0.1",
+            "--admin-port=9",
+            "--no-serving-metrics",
             "--swap-space=1Gi",
             "--no-prefix-caching",
             "--scheduling-policy=sjf",
@@ -268,7 +294,7 @@ BAD = {
     ),
     "an admin token of one's own": (
         template(env=[{"name": "INFLIGHT_ADMIN_TOKEN", "value": "x"}]),
-        "template.env cannot set INFLIGHT_ADMIN_TOKEN or INFLIGHT_ADMIN_TOKEN_FILE",
+        "template.env cannot set INFLIGHT_ADMIN_TOKEN, INFLIGHT_ADMIN_TOKEN_FILE, INFLIGHT_POD_UID: the operator sets",
     ),
     "a variable with two values": (
         template(env=[{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]),
@@ -315,6 +341,9 @@ GOOD = {
     "a Hugging Face model without an organization": ("chat", {"model": {"source": "hf://gpt2"}}),
     "a claim": ("chat", {"model": {"source": "pvc://models.team/qwen3/8b"}}),
     "a budget below the default tuning floor": ("chat", spec(engine={"maxNumBatchedTokens": 16})),
+    "a bound on the download": ("chat", {"model": {"source": "hf://Qwen/Qwen3-8B", "storage": "40Gi"}}),
+    "a day to start": ("chat", spec(rollout={"startupTimeout": "24h"})),
+    "replicas of an autoscaler": ("chat", spec(replicas=4, scaling={"mode": "External"})),
     "bytes for the KV cache": ("chat", spec(engine={"kvCache": {"memory": 1073741824}})),
     "a compound duration": ("chat", spec(rollout={"drainTimeout": "1m30.5s"})),
     "a flag that only begins like a field": ("chat", spec(engine={"extraArgs": ["--port-range=1"]})),

@@ -13,12 +13,19 @@ from inflight_operator.render.service_children import CHILD_KINDS
 
 pytestmark = pytest.mark.contract
 
-SETTINGS = Settings(engine_image="localhost/engine:test")
+SETTINGS = Settings(
+    engine_image="localhost/engine:test",
+    operator_namespace="inflight-system",
+    admin_peers=(
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}},
+        {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}},
+    ),
+)
 PLAN = ChildPlan(replicas=2, limits=LimitsInForce(64, 1024, 7), admin_token="secret")
 
 SPECS = {
     "four lines": {"model": {"source": "builtin://smollm2"}, "accelerator": {"count": 0}},
-    "a GPU": {"model": {"source": "hf://Qwen/Qwen3-8B", "servedName": "qwen"}},
+    "a GPU": {"model": {"source": "hf://Qwen/Qwen3-8B", "servedName": "qwen", "storage": "40Gi"}},
     "a claim": {"model": {"source": "pvc://models/qwen3/8b"}, "rollout": {"strategy": "ReleaseFirst"}},
     "everything in the template": {
         "model": {"source": "builtin://smollm2"},

@@ -14,6 +14,8 @@ from inflight_operator.api.template import INT_OR_STRING, readable_quantity
 OWN_FLAGS = (
     "host",
     "port",
+    "admin-port",
+    "no-serving-metrics",
     "revision",
     "served-model-name",
     "device",
@@ -52,7 +54,11 @@ class Model(SpecModel):
             rule(
                 "self.source.startsWith('hf://') || self.revision == 'main'",
                 "model.revision is for hf:// sources only: the other sources have no revisions",
-            )
+            ),
+            rule(
+                "self.source.startsWith('hf://') || !has(self.storage)",
+                "model.storage is for hf:// sources only: the other sources are not downloaded by the pod",
+            ),
         )
     )
 
@@ -84,6 +90,19 @@ class Model(SpecModel):
     )
     revision: str = Field(
         default="main", min_length=1, max_length=255, description="Branch, tag or commit of an hf:// model."
+    )
+    storage: Annotated[str | int, AfterValidator(readable_quantity), Field(json_schema_extra=INT_OR_STRING)] | None = (
+        Field(
+            default=None,
+            description="Most disk space that the download of an hf:// model may take in each pod, such as 100Gi; a pod"
+            " that needs more is evicted. Default: 256Gi for each accelerator, 64Gi on CPU.",
+            json_schema_extra=validations(
+                rule(
+                    "type(self) == int ? self > 0 : (isQuantity(self) && quantity(self).isGreaterThan(quantity('0')))",
+                    "model.storage must be a quantity above zero, such as 100Gi",
+                )
+            ),
+        )
     )
     served_name: str | None = Field(
         default=None,
@@ -131,8 +150,8 @@ class KVCache(SpecModel):
     swap: Annotated[str | int, AfterValidator(readable_quantity)] = Field(
         default="0",
         description="Host memory in each pod for the cache of preempted requests, such as 4Gi; 0: none, they are"
-        " computed again. The pod needs this memory besides all else: on CPU the operator adds it to its own memory"
-        " request and limit; with an accelerator, or where template.resources sets memory, leave room for it there.",
+        " computed again. The operator adds it to its own memory request, and on CPU to its memory limit; where"
+        " template.resources sets memory, leave room for it there.",
         json_schema_extra={
             **INT_OR_STRING,
             **validations(
@@ -204,9 +223,15 @@ class Engine(SpecModel):
     )
     request_timeout: Duration = duration_field(
         "engine.requestTimeout",
-        "How long a request may take in all before it is ended with 504.",
+        "How long a request may take in all, from its arrival, before it is ended with 504.",
         "600s",
         ("1ms", "240h"),
+    )
+    serving_metrics: bool = Field(
+        default=True,
+        description="Serve /metrics on the serving port, where gateways and dashboards look for them, as well as on the"
+        " admin port. With false, only the admin port has them, and the PodMonitor scrapes that port: allow Prometheus"
+        " in the chart's value adminPeers.",
     )
     image: str | None = Field(
         default=None,

@@ -82,7 +82,8 @@ class Scaling(SpecModel):
     mode: Literal["Operator", "External"] = Field(
         default="Operator",
         description="Operator: the operator decides from queue, KV use and latency. External: spec.replicas counts,"
-        " which `kubectl scale`, an HPA or KEDA write through the scale subresource.",
+        " which `kubectl scale`, an HPA or KEDA write through the scale subresource; set it in the same change as the"
+        " mode, since the scale subresource cannot be read while it is unset.",
     )
     min_replicas: int = Field(default=1, ge=1, le=10000, description="Fewest replicas in mode Operator.")
     max_replicas: int = Field(default=8, ge=1, le=10000, description="Most replicas in mode Operator.")

@@ -76,7 +76,14 @@ class Rollout(SpecModel):
         " a time, where no accelerator is free for a surplus pod.",
     )
     drain_timeout: Duration = duration_field(
-        "rollout.drainTimeout", "How long a pod that goes may finish the requests it has.", "120s"
+        "rollout.drainTimeout", "How long a pod that is being removed may finish its requests in flight.", "120s"
+    )
+    startup_timeout: Duration = duration_field(
+        "rollout.startupTimeout",
+        "How long an engine may take from the start of its container until it is Ready, the model's download included."
+        " The container is restarted after it.",
+        "30m",
+        ("10s", "24h"),
     )
 
 
@@ -133,8 +140,8 @@ class InferenceServiceSpec(SpecModel):
                 fieldPath=".scaling.maxReplicas",
             ),
             rule(
-                "self.scaling.mode == 'External' || (oldSelf.hasValue() ?"
-                " oldSelf.value().replicas == self.replicas : self.replicas == 1)",
+                "self.scaling.mode == 'External' || !has(self.replicas)"
+                " || oldSelf.?replicas.orValue(-1) == self.replicas",
                 "replicas is set by hand or by an autoscaler only when scaling.mode is External; in mode Operator set"
                 " scaling.minReplicas and scaling.maxReplicas",
                 fieldPath=".replicas",
@@ -158,12 +165,13 @@ class InferenceServiceSpec(SpecModel):
     )
 
     model: Model = Field(description="What is served.")
-    replicas: int = Field(
-        default=1,
+    replicas: int | None = Field(
+        default=None,
         ge=0,
         le=10000,
-        description="Replicas while scaling.mode is External; 0 stops all pods. In mode Operator it has no meaning and"
-        " cannot be changed; the operator's own decision is in status.desiredReplicas.",
+        description="Replicas while scaling.mode is External; 0 stops all pods. Unset: the replicas that are ordered"
+        " stay. In mode Operator it has no effect and can only be removed; the operator's own decision is in"
+        " status.desiredReplicas.",
     )
     engine: Engine = Field(default_factory=Engine, description="How each engine is started.")
     accelerator: Accelerator = Field(default_factory=Accelerator, description="The accelerator of each pod.")

@@ -35,7 +35,7 @@ def readable_quantity(quantity: str | int) -> str | int:
 
 Quantity = Annotated[str | int, AfterValidator(readable_quantity), Field(json_schema_extra=_QUANTITY)]
 
-OWN_ENV = ("INFLIGHT_ADMIN_TOKEN", "INFLIGHT_ADMIN_TOKEN_FILE")
+OWN_ENV = ("INFLIGHT_ADMIN_TOKEN", "INFLIGHT_ADMIN_TOKEN_FILE", "INFLIGHT_POD_UID")
 OWN_PREFIX = "inflight-"
 OWN_MOUNTS = ("/tmp", "/dev/shm", "/models", "/etc/inflight")
 
@@ -202,8 +202,8 @@ class PodTemplate(SpecModel):
     resources: Resources = Field(
         default_factory=Resources,
         description="Requests and limits of the engine container. With accelerator.count 0 the operator requests"
-        " cpu 250m and memory 1Gi with a memory limit of 4Gi, request and limit raised by engine.kvCache.swap; else it"
-        " requests the accelerator only.",
+        " cpu 250m and memory 1Gi with a memory limit of 4Gi, else the accelerators and, for each of them, cpu 1 and"
+        " memory 4Gi, without a limit. engine.kvCache.swap is added to the memory.",
     )
     env: list[EnvVar] = Field(
         default_factory=list,
@@ -212,7 +212,7 @@ class PodTemplate(SpecModel):
         json_schema_extra=validations(
             rule(
                 f"self.all(e, !(e.name in {list(OWN_ENV)}))",
-                "template.env cannot set INFLIGHT_ADMIN_TOKEN or INFLIGHT_ADMIN_TOKEN_FILE: the operator sets them",
+                f"template.env cannot set {', '.join(OWN_ENV)}: the operator sets them",
             )
         ),
     )

@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field
 
 from inflight_operator.api.base import SpecModel, StatusModel
 from inflight_operator.api.engine import Accelerator, Engine, KVCache, Model
+from inflight_operator.api.lenient import read_leniently
 from inflight_operator.api.scaling import Behavior, ScaleDownRules, ScaleUpRules, Scaling, ScalingPolicy, Targets
 from inflight_operator.api.scheduling import ClassSLO, Scheduling, ServiceClass
 from inflight_operator.api.spec import SLO, InferenceServiceSpec, Rollout, SeqsBounds, TokensBounds, Tuning
@@ -69,14 +70,31 @@ class ServiceRecord(SpecModel):
         Raises:
             pydantic.ValidationError: a field is missing, unknown or of the wrong type; the message names it.
         """
+        return cls.model_validate(cls._known_parts(body))
+
+    @classmethod
+    def _known_parts(cls, body: dict[str, Any]) -> dict[str, Any]:
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        return cls.model_validate({key: value for key, value in body.items() if key in known})
+        return {key: value for key, value in body.items() if key in known}
 
 
 class InferenceService(ServiceRecord):
     """A large language model served by a fleet of engines whose number and limits the operator keeps right."""
 
     spec: InferenceServiceSpec
+
+    @classmethod
+    def read(cls, body: dict[str, Any]) -> tuple[Self, tuple[str, ...]]:
+        """From what the API server returns, written for this version of the types or for another one.
+
+        Returns:
+            The service, and a sentence for each part of it that this version cannot read and that is left out: unknown
+            fields, and known ones with a value that is not (or no longer) one of theirs, whose defaults then count.
+
+        Raises:
+            pydantic.ValidationError: there is no model, or the metadata are incomplete.
+        """
+        return read_leniently(cls, cls._known_parts(body))
 
 
 __all__ = [

@@ -96,7 +96,7 @@ def tuning_view(window: Window, start: float, now: float) -> TuningView:
     return TuningView(
         time=now,
         span=span.seconds,
-        pods=sum(len(samples) > 1 for samples in span.pods),
+        pods=sum(pod.seconds > 0 for pod in span.pods),
         tpot_p95=tpot.percentile(0.95),
         finished=int(tpot.count),
         itl_mean=itl.mean,

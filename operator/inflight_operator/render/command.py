@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
 
 ENGINE_PORT = 8000
+ADMIN_PORT = 8001
+"""Admin calls and metrics; the NetworkPolicy lets only the operator and the chart's `adminPeers` reach it."""
 
 
 def engine_command(service: InferenceService, limits_file: str) -> list[str]:
@@ -27,6 +29,7 @@ def engine_command(service: InferenceService, limits_file: str) -> list[str]:
     flags: dict[str, str | int] = {
         "host": "0.0.0.0",
         "port": ENGINE_PORT,
+        "admin-port": ADMIN_PORT,
         "served-model-name": served_name(service),
         "device": "cuda" if spec.accelerator.count else "cpu",
         "dtype": spec.engine.dtype,

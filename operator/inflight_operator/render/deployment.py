@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from typing import TYPE_CHECKING, Any
 
-from inflight_operator.quantities import parse_duration
 from inflight_operator.render.labels import child_metadata, child_names, pod_labels
 from inflight_operator.render.plan import Manifest, Settings
-from inflight_operator.render.pod import pod_template
+from inflight_operator.render.pod import pod_template, startup_limit_seconds
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService, InferenceServiceSpec
@@ -44,7 +42,7 @@ def deployment(service: InferenceService, replicas: int, settings: Settings) -> 
             "strategy": {"type": "RollingUpdate", "rollingUpdate": dict(_ROLLING_UPDATE[rollout.strategy])},
             "revisionHistoryLimit": 3,
             # Longer than a pod may take to start, or a slow download would count as a failed rollout.
-            "progressDeadlineSeconds": math.ceil(parse_duration(rollout.startup_timeout)) + 60,
+            "progressDeadlineSeconds": startup_limit_seconds(service) + 60,
             "template": template,
         },
     }

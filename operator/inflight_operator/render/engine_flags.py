@@ -20,6 +20,7 @@ def engine_flags(engine: Engine) -> list[str]:
     return [
         *(f"--{flag}={value}" for flag, value in values.items() if value != defaults[flag]),
         *([] if engine.kv_cache.prefix_caching else ["--no-prefix-caching"]),
+        *([] if engine.serving_metrics else ["--no-serving-metrics"]),
         *(f"--service-class={_class(each)}" for each in engine.scheduling.classes),
     ]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from inflight_operator.render.labels import child_metadata, child_names, pod_labels
 from inflight_operator.render.plan import Manifest
-from inflight_operator.render.service import PORT_NAME
+from inflight_operator.render.service import ADMIN_PORT_NAME, PORT_NAME
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
@@ -18,12 +18,13 @@ SCRAPE_INTERVAL = "15s"
 def pod_monitor(service: InferenceService) -> Manifest:
     """A PodMonitor, not a ServiceMonitor: queue and cache gauges belong to a pod, also while it is not Ready."""
     name = service.metadata.name
+    port = PORT_NAME if service.spec.engine.serving_metrics else ADMIN_PORT_NAME
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PodMonitor",
         "metadata": child_metadata(service, child_names(name).main),
         "spec": {
             "selector": {"matchLabels": pod_labels(name)},
-            "podMetricsEndpoints": [{"port": PORT_NAME, "path": "/metrics", "interval": SCRAPE_INTERVAL}],
+            "podMetricsEndpoints": [{"port": port, "path": "/metrics", "interval": SCRAPE_INTERVAL}],
         },
     }

@@ -1,7 +1,10 @@
 """The NetworkPolicy of the service's pods.
 
-In: only the serving port, from anywhere: who calls a service is for its users to say, and calls that change an engine
-need the token.
+In: the serving port from anywhere, since it is for the service's users to say who calls it. The admin port only from
+the operator's pods and from the peers the operator was installed with, such as Prometheus: calls that change an engine
+are signed or carry the token, and users have no way to try one. An operator outside the cluster has no pods to name,
+so its engines' admin port is open. Kubernetes always lets the node reach its own pods, and the kubelet's probes use the
+serving port.
 
 Out: nothing, where the model comes with the image or from a claim: an engine never calls anyone. Models from Hugging
 Face are fetched by the pod itself, through whatever mirror or proxy its environment names, so there the way out stays
@@ -13,11 +16,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from inflight_operator.render.labels import child_metadata, child_names, pod_labels
-from inflight_operator.render.plan import Manifest
-from inflight_operator.render.service import PORT_NAME
+from inflight_operator.render.plan import Manifest, Settings
+from inflight_operator.render.service import ADMIN_PORT_NAME, PORT_NAME
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
+
+OPERATOR_LABELS = {"app.kubernetes.io/name": "inflight-operator"}
+"""Labels that the chart gives the operator's pods, whatever the release is called."""
 
 
 def downloads_model(service: InferenceService) -> bool:
@@ -25,9 +31,19 @@ def downloads_model(service: InferenceService) -> bool:
     return service.spec.model.source.startswith("hf://")
 
 
-def network_policy(service: InferenceService) -> Manifest:
-    """The policy; see the module for what it allows and why."""
+def network_policy(service: InferenceService, settings: Settings) -> Manifest:
+    """The policy; see the module for what it allows and why. Ports go by name: pods of an earlier release may lack one.
+
+    The policy depends on the spec and the settings only.
+    """
     name = service.metadata.name
+    admin: Manifest = {"ports": [{"port": ADMIN_PORT_NAME, "protocol": "TCP"}]}
+    if settings.operator_namespace is not None:
+        operator = {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": settings.operator_namespace}},
+            "podSelector": {"matchLabels": OPERATOR_LABELS},
+        }
+        admin["from"] = [operator, *settings.admin_peers]
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -35,6 +51,6 @@ def network_policy(service: InferenceService) -> Manifest:
         "spec": {
             "podSelector": {"matchLabels": pod_labels(name)},
             "policyTypes": ["Ingress"] if downloads_model(service) else ["Ingress", "Egress"],
-            "ingress": [{"ports": [{"port": PORT_NAME, "protocol": "TCP"}]}],
+            "ingress": [{"ports": [{"port": PORT_NAME, "protocol": "TCP"}]}, admin],
         },
     }

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
 
 PORT_NAME = "http"
+ADMIN_PORT_NAME = "admin"
+"""Of the pod only: no Service leads to the admin port."""
+
 SERVICE_PORT = 80
 
 

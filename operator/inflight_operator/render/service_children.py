@@ -29,7 +29,7 @@ def render(service: InferenceService, plan: ChildPlan, settings: Settings) -> li
     children = [
         admin_token_secret(service, plan.admin_token),
         limits_config_map(service, plan.limits),
-        network_policy(service),
+        network_policy(service, settings),
         deployment(service, plan.replicas, settings),
         cluster_service(service),
         pod_disruption_budget(service),

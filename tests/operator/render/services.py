@@ -3,12 +3,12 @@
 from inflight_operator.api import InferenceService
 from inflight_operator.render import ChildPlan, LimitsInForce, Settings, render
 
-SETTINGS = Settings(engine_image="example.com/engine:1")
+SETTINGS = Settings(engine_image="example.com/engine:1", operator_namespace="inflight-system")
 PLAN = ChildPlan(replicas=2, limits=LimitsInForce(64, 1024, 7), admin_token="secret")
 CPU = {"accelerator": {"count": 0}}
 
 EVERYTHING = {
-    "model": {"source": "hf://Qwen/Qwen3-8B", "revision": "v1", "servedName": "qwen"},
+    "model": {"source": "hf://Qwen/Qwen3-8B", "revision": "v1", "servedName": "qwen", "storage": "40Gi"},
     "engine": {
         "dtype": "bfloat16",
         "maxModelLen": 4096,
@@ -43,9 +43,10 @@ EVERYTHING = {
         "maxQueuedRequests": 10,
         "queueTimeout": "500ms",
         "requestTimeout": "1m30s",
+        "servingMetrics": False,
         "extraArgs": ["--block-size=32"],
     },
-    "rollout": {"drainTimeout": "30s"},
+    "rollout": {"drainTimeout": "30s", "startupTimeout": "1h"},
     "accelerator": {"count": 2},
 }
 """A spec in which every field that becomes a flag differs from its default. No API server would take all of it at once:

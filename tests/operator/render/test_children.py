@@ -47,6 +47,12 @@ def test_a_pod_monitor_is_built_only_where_the_api_exists():
     assert endpoint == {"port": "http", "path": "/metrics", "interval": "15s"}
 
 
+def test_prometheus_scrapes_the_admin_port_of_a_service_without_metrics_on_its_serving_port():
+    service = make(engine={"servingMetrics": False})
+    monitor = child("PodMonitor", service, settings=replace(SETTINGS, available_apis=POD_MONITOR))
+    assert [endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]] == ["admin"]
+
+
 def test_everything_that_selects_pods_selects_those_of_the_deployment():
     service = make()
     template = child("Deployment", service)["spec"]["template"]["metadata"]["labels"]
@@ -116,7 +122,33 @@ def test_pods_that_download_nothing_have_no_way_out(source):
     spec = child("NetworkPolicy", make(model={"source": source}))["spec"]
     assert spec["policyTypes"] == ["Ingress", "Egress"]
     assert "egress" not in spec
-    assert spec["ingress"] == [{"ports": [{"port": "http", "protocol": "TCP"}]}]
+
+
+OPERATOR = {
+    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "inflight-system"}},
+    "podSelector": {"matchLabels": {"app.kubernetes.io/name": "inflight-operator"}},
+}
+
+
+def ingress(**settings):
+    serving, admin = child("NetworkPolicy", make(), settings=replace(SETTINGS, **settings))["spec"]["ingress"]
+    assert admin["ports"] == [{"port": "admin", "protocol": "TCP"}]
+    return serving, admin.get("from")
+
+
+def test_anyone_reaches_the_serving_port_and_only_the_operator_the_admin_port():
+    serving, admin = ingress()
+    assert serving == {"ports": [{"port": "http", "protocol": "TCP"}]}
+    assert admin == [OPERATOR]
+
+
+def test_peers_that_the_operator_was_installed_with_reach_the_admin_port_too():
+    prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    assert ingress(admin_peers=(prometheus,))[1] == [OPERATOR, prometheus]
+
+
+def test_the_admin_port_is_open_to_an_operator_outside_the_cluster_which_has_no_pods_to_name():
+    assert ingress(operator_namespace=None)[1] is None
 
 
 def test_pods_that_download_their_model_keep_their_way_out():

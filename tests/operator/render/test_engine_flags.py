@@ -35,6 +35,7 @@ def test_a_default_that_is_spelled_out_changes_no_pod(spelled_out):
         ({"kvCache": {"swap": "1.5Gi"}}, "--swap-space=1610612736"),
         ({"kvCache": {"swap": 2097152}}, "--swap-space=2097152"),
         ({"kvCache": {"prefixCaching": False}}, "--no-prefix-caching"),
+        ({"servingMetrics": False}, "--no-serving-metrics"),
         ({"scheduling": {"policy": "fair"}}, "--scheduling-policy=fair"),
         ({"scheduling": {"priorityAging": "2m"}}, "--priority-aging=120"),
         ({"scheduling": {"priorityAging": "1500ms"}}, "--priority-aging=1.5"),

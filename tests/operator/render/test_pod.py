@@ -3,7 +3,7 @@
 import pytest
 
 from inflight_operator.render.drain import grace_period_seconds
-from tests.operator.render.services import CPU, EVERYTHING, engine, make, pod
+from tests.operator.render.services import CPU, EVERYTHING, child, engine, make, pod
 
 
 def flags(service):
@@ -18,6 +18,7 @@ def test_the_command_of_a_service_of_four_lines():
         {
             "host": "0.0.0.0",
             "port": "8000",
+            "admin-port": "8001",
             "served-model-name": "chat",
             "device": "cpu",
             "dtype": "auto",
@@ -40,6 +41,7 @@ def test_every_field_of_the_engine_reaches_the_command():
         "hf://Qwen/Qwen3-8B",
         "--host=0.0.0.0",
         "--port=8000",
+        "--admin-port=8001",
         "--served-model-name=qwen",
         "--device=cuda",
         "--dtype=bfloat16",
@@ -65,6 +67,7 @@ def test_every_field_of_the_engine_reaches_the_command():
         "--preemption-victim=most_preempted_last",
         f"--swap-space={2**31}",
         "--no-prefix-caching",
+        "--no-serving-metrics",
         "--service-class=interactive:weight=4,priority=-1,ttft=0.5,tpot=0.05,max_queued=8",
         "--service-class=batch:weight=0.5",
         "--service-class=rest",
@@ -104,32 +107,132 @@ def test_memory_for_swapped_requests_comes_on_top_of_what_a_pod_on_cpu_has():
     assert engine(none)["resources"] == engine(make(**CPU))["resources"]
 
 
-def test_a_pod_on_a_gpu_asks_for_it_and_has_shared_memory():
+@pytest.mark.parametrize(("count", "swap", "memory"), [(1, 0, "4Gi"), (4, 0, "16Gi"), (2, "1.5Gi", str(19 * 2**29))])
+def test_a_pod_with_accelerators_requests_cpu_and_memory_for_each_so_that_it_is_not_the_first_to_be_evicted(
+    count, swap, memory
+):
+    service = make(accelerator={"count": count}, engine={"kvCache": {"swap": swap}})
+    resources = engine(service)["resources"]
+    assert resources["requests"] == {"cpu": str(count), "memory": memory, "nvidia.com/gpu": str(count)}
+    assert resources["limits"] == {"nvidia.com/gpu": str(count)}
+
+
+def test_requests_of_the_user_take_the_place_of_the_operators():
+    service = make(template={"resources": {"requests": {"cpu": "3"}, "limits": {"memory": "2Gi"}}})
+    assert engine(service)["resources"] == {
+        "requests": {"cpu": "3", "nvidia.com/gpu": "1"},
+        "limits": {"memory": "2Gi", "nvidia.com/gpu": "1"},
+    }
+
+
+def empty_dirs(service):
+    return {
+        volume["name"]: volume["emptyDir"]["sizeLimit"]
+        for volume in pod(service)["spec"]["volumes"]
+        if "emptyDir" in volume
+    }
+
+
+@pytest.mark.parametrize(
+    ("spec", "sizes"),
+    [
+        ({**CPU}, {"inflight-scratch": "4Gi"}),
+        ({}, {"inflight-scratch": "4Gi", "inflight-shm": "1Gi"}),
+        ({"model": {"source": "pvc://a/b"}, **CPU}, {"inflight-scratch": "4Gi"}),
+        ({"model": {"source": "hf://a/b"}, **CPU}, {"inflight-scratch": "4Gi", "inflight-model": "64Gi"}),
+        (
+            {"model": {"source": "hf://a/b"}, "accelerator": {"count": 2}},
+            {"inflight-scratch": "4Gi", "inflight-shm": "1Gi", "inflight-model": "512Gi"},
+        ),
+        (
+            {"model": {"source": "hf://a/b", "storage": "9Gi"}, **CPU},
+            {"inflight-scratch": "4Gi", "inflight-model": "9Gi"},
+        ),
+    ],
+)
+def test_every_volume_on_the_nodes_disk_is_bounded_and_a_download_has_one_of_its_own(spec, sizes):
+    assert empty_dirs(make(**spec)) == sizes
+
+
+def test_a_downloaded_model_goes_to_its_own_volume_and_caches_of_other_models_to_the_scratch_space():
+    def home(source):
+        container = engine(make(model={"source": source}))
+        (variable,) = (each for each in container["env"] if each["name"] == "HF_HOME")
+        return variable["value"], {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+
+    folder, mounts = home("hf://a/b")
+    assert folder == "/models/huggingface"
+    assert mounts["/models"] == "inflight-model"
+    assert home("builtin://smollm2")[0] == "/tmp/huggingface"
+
+
+def test_a_pod_on_a_gpu_has_shared_memory():
     service = make(accelerator={"resource": "amd.com/gpu"})
-    assert engine(service)["resources"] == {"requests": {"amd.com/gpu": "1"}, "limits": {"amd.com/gpu": "1"}}
     mounts = {mount["name"]: mount["mountPath"] for mount in engine(service)["volumeMounts"]}
     assert mounts["inflight-shm"] == "/dev/shm"
 
 
 def test_every_mount_has_its_volume_and_every_volume_its_mount():
-    for service in (make(), make(**CPU), make(model={"source": "pvc://a/b"})):
+    for service in (make(), make(**CPU), make(model={"source": "pvc://a/b"}), make(model={"source": "hf://a/b"})):
         assert {mount["name"] for mount in engine(service)["volumeMounts"]} == {
             volume["name"] for volume in pod(service)["spec"]["volumes"]
         }
 
 
-def test_probes_watch_readiness_closely_and_restart_slowly():
+def seconds_until_failed(probe):
+    """The longest from the moment a pod stops answering until the probe counts as failed: up to one period until the
+    next probe begins, and for each the longer of its timeout and the period."""
+    each = max(probe["periodSeconds"], probe["timeoutSeconds"])
+    return probe["periodSeconds"] + probe["failureThreshold"] * each
+
+
+def test_a_pod_that_hangs_is_out_of_the_endpoints_within_four_seconds_and_killed_within_fifteen():
     container = engine(make())
-    assert container["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "http"}
-    assert container["readinessProbe"]["periodSeconds"] <= 2
-    assert container["livenessProbe"]["httpGet"] == {"path": "/health", "port": "http"}
-    startup, liveness = container["startupProbe"], container["livenessProbe"]
-    assert startup["periodSeconds"] * startup["failureThreshold"] == 1800
-    assert liveness["periodSeconds"] * liveness["failureThreshold"] == 60
+    readiness, liveness = container["readinessProbe"], container["livenessProbe"]
+    assert readiness["httpGet"] == {"path": "/ready", "port": "http"}
+    assert liveness["httpGet"] == {"path": "/health", "port": "http"}
+    assert seconds_until_failed(readiness) <= 4
+    assert seconds_until_failed(liveness) + liveness["terminationGracePeriodSeconds"] <= 13
+
+
+def test_an_engine_process_that_hangs_for_five_seconds_is_killed_within_fifteen():
+    liveness = engine(make())["livenessProbe"]
+    refused = 5 + liveness["failureThreshold"] * liveness["periodSeconds"]
+    assert refused + liveness["terminationGracePeriodSeconds"] <= 13
+
+
+def test_an_api_process_that_needs_seconds_for_an_answer_is_neither_restarted_nor_taken_out():
+    container = engine(make())
+    readiness, liveness = container["readinessProbe"], container["livenessProbe"]
+    assert min(readiness["timeoutSeconds"], liveness["timeoutSeconds"]) > 2
+    assert liveness["failureThreshold"] * liveness["timeoutSeconds"] >= 9
+
+
+def test_a_hung_container_is_not_given_the_time_that_a_drain_takes():
+    container = engine(make(rollout={"drainTimeout": "1h"}))
+    assert container["livenessProbe"]["terminationGracePeriodSeconds"] == 2
+    assert container["startupProbe"]["terminationGracePeriodSeconds"] == 2
+    assert "terminationGracePeriodSeconds" not in container["readinessProbe"], "the API server refuses it there"
+
+
+@pytest.mark.parametrize(("timeout", "seconds"), [(None, 1800), ("45s", 46), ("24h", 86400), ("10.5s", 12)])
+def test_the_start_up_time_limit_is_the_probes_and_a_rollout_waits_longer(timeout, seconds):
+    service = make(rollout={"startupTimeout": timeout} if timeout else {})
+    startup = engine(service)["startupProbe"]
+    assert startup["httpGet"] == {"path": "/ready", "port": "http"}
+    assert startup["periodSeconds"] * startup["failureThreshold"] == seconds
+    assert child("Deployment", service)["spec"]["progressDeadlineSeconds"] > seconds
+
+
+def test_a_pod_has_a_port_for_users_and_one_for_the_operator_and_knows_its_uid():
+    container = engine(make())
+    assert [(port["name"], port["containerPort"]) for port in container["ports"]] == [("http", 8000), ("admin", 8001)]
+    (uid,) = (variable for variable in container["env"] if variable["name"] == "INFLIGHT_POD_UID")
+    assert uid["valueFrom"] == {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.uid"}}
 
 
 def test_the_token_is_read_from_a_file_and_in_no_environment():
-    env = {variable["name"]: variable["value"] for variable in engine(make())["env"]}
+    env = {variable["name"]: variable.get("value") for variable in engine(make())["env"]}
     assert env["INFLIGHT_ADMIN_TOKEN_FILE"] == "/etc/inflight/admin/token"
     assert "secret" not in str(engine(make())["env"])
 
@@ -141,7 +244,7 @@ def test_only_pods_that_download_their_model_ask_the_hub():
 
 
 def test_everything_the_engine_writes_goes_to_its_scratch_space():
-    env = {variable["name"]: variable["value"] for variable in engine(make())["env"]}
+    env = {variable["name"]: variable.get("value") for variable in engine(make())["env"]}
     assert engine(make())["securityContext"]["readOnlyRootFilesystem"] is True
     assert env["HOME"] == "/tmp"
     assert env["HF_HOME"].startswith("/tmp/")
@@ -189,10 +292,11 @@ def test_the_template_is_merged_last():
     assert spec["imagePullSecrets"] == [{"name": "registry"}]
     assert spec["priorityClassName"] == "high"
     assert container["resources"] == {"requests": {"cpu": 2, "memory": "1Gi"}, "limits": {"memory": "8Gi"}}
-    assert [(variable["name"], variable["value"]) for variable in container["env"]] == [
+    assert [(variable["name"], variable.get("value")) for variable in container["env"]] == [
         ("HOME", "/tmp"),
-        ("HF_HOME", "/cache"),
         ("INFLIGHT_ADMIN_TOKEN_FILE", "/etc/inflight/admin/token"),
+        ("INFLIGHT_POD_UID", None),
+        ("HF_HOME", "/cache"),
         ("HF_HUB_OFFLINE", "1"),
         ("X", "1"),
     ]

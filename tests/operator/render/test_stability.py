@@ -59,14 +59,14 @@ def test_a_new_engine_image_rolls_out_new_pods():
 # A template that differs from what the last release rendered restarts every pod of every user when the operator is
 # upgraded. Change a digest only when that is meant, and say so in the release notes.
 DIGESTS = {
-    "cpu": ({**CPU}, "0810301c056970ee3ac409c8e333dd0789dc2aa852ca730e3db1ab94ca08a30e"),
+    "cpu": ({**CPU}, "23de82f88163eb40cc964187548bcd032a1e24cc5a5f195656e2369ba69fd82b"),
     "gpu": (
         {"model": {"source": "hf://Qwen/Qwen3-8B"}},
-        "712a7b45108596f739700b5803252fc2ab6a91dd03d714e3433c02927613d733",
+        "403faec72f21c075e99b6bba841cd19627364e7772722ec5a725b7969177ac4a",
     ),
     "claim": (
         {"model": {"source": "pvc://models/qwen3"}},
-        "28d725a5ebcfd41c4dfa59f185bbc364bd3e4543a2feecb8fcc51145336a70b2",
+        "fd82cb93bf9684af054698c0c9672ce1c5ccada8fd0c11c322f6ac3824f5a891",
     ),
     "engine": (
         {
@@ -84,7 +84,7 @@ DIGESTS = {
             },
             "rollout": {"drainTimeout": "30s"},
         },
-        "2ed6fee9bf85e3b0495965db7570328d3e68bb2fa7b58a4d6c9a96666d244466",
+        "be052457633349a80a932732322cd475ff1476954b0cf5d0e36bff5c5f4651ea",
     ),
 }
 

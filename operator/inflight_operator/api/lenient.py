@@ -1,0 +1,77 @@
+"""Reading an object that another version of the operator's types was written for.
+
+The API server validates against the CRD that is installed, which may be newer or older than this operator. A field that
+this operator does not know, or a value that it cannot read, must not stop it from scaling the service.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+Model = TypeVar("Model", bound=BaseModel)
+Path = tuple[str | int, ...]
+
+
+def read_leniently(model: type[Model], body: dict[str, Any]) -> tuple[Model, tuple[str, ...]]:
+    """The object in `body` without the parts that `model` cannot read, and one sentence for each part left out.
+
+    Defaults take the place of what is left out; in a list, the item is left out. `body` itself is not changed.
+
+    Raises:
+        pydantic.ValidationError: a required field of the object, or of one of its top-level parts, is missing or
+            cannot be read.
+    """
+    rest = deepcopy(body)
+    notes: list[str] = []
+    while True:
+        try:
+            return model.model_validate(rest), tuple(notes)
+        except ValidationError as error:
+            # In one pass a path may be found several times: a union has one error for each of its types.
+            left_out = {_existing(rest, found["loc"]): found for found in reversed(error.errors(include_url=False))}
+            # A top-level part holds required fields: only parts inside it can be left out.
+            left_out = {path: found for path, found in left_out.items() if len(path) > 1}
+            if not left_out:
+                raise
+            # From the end of lists, so that positions stay what they are; `_remove` skips what went with its parent.
+            for path in sorted(left_out, key=_order, reverse=True):
+                _remove(rest, path)
+            notes += [_sentence(path, left_out[path]) for path in sorted(left_out, key=_order)]
+
+
+def _existing(body: Any, location: Path) -> Path:
+    """The part of `location` that leads to something in `body`: a missing field counts as its parent's error."""
+    path: Path = ()
+    for key in location:
+        in_mapping = isinstance(body, dict) and key in body
+        in_list = isinstance(body, list) and isinstance(key, int) and key < len(body)
+        if not (in_mapping or in_list):
+            break
+        body, path = body[key], (*path, key)
+    return path
+
+
+def _order(path: Path) -> tuple[tuple[bool, str, int], ...]:
+    """Sorts names and list positions side by side."""
+    return tuple((True, "", key) if isinstance(key, int) else (False, key, 0) for key in path)
+
+
+def _remove(body: Any, path: Path) -> None:
+    *parents, last = path
+    for key in parents:
+        body = body[key]
+    del body[last]
+
+
+def _sentence(path: Path, found: ErrorDetails) -> str:
+    first, *others = path
+    name = str(first) + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in others)
+    if found["type"] == "extra_forbidden":
+        return f"{name} is unknown to this version of the operator and is ignored"
+    missing = ".".join(map(str, found["loc"][len(path) :])) if found["type"] == "missing" else ""
+    why = f"{missing} is missing" if missing else found["msg"].removeprefix("Value error, ")
+    return f"{name} cannot be read by this version of the operator and is ignored: {why}"

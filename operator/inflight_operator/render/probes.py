@@ -1,0 +1,57 @@
+"""The kubelet's probes of an engine: how soon a pod that hangs gets no more requests, and is restarted.
+
+All go to the serving port. `/ready` and `/health` are answered by the API process, which compares the engine process'
+progress with the predicted time of a step (at least 5 s): an engine process that hangs shows as a 503, a pod of which
+every process hangs as a probe without an answer.
+
+A probe that is not answered takes its whole timeout; the next one starts with the next tick of its period, or at once
+when that has passed. With period P, timeout T and threshold N a pod that stops answering fails within
+P + N * max(P, T), and one that answers 503 within N * P.
+"""
+
+from __future__ import annotations
+
+from inflight_operator.render.plan import Manifest
+from inflight_operator.render.service import PORT_NAME
+
+STARTUP_PERIOD_SECONDS = 2
+
+KILL_GRACE_SECONDS = 2
+"""From SIGTERM to SIGKILL after a failed liveness or start-up probe. The pod's own grace period is for requests that
+still run to their end, of which a container that hangs has none. The kubelet waits two seconds at least."""
+
+
+def engine_probes(startup_limit_seconds: int) -> Manifest:
+    """`startupProbe`, `readinessProbe` and `livenessProbe` of the engine's container.
+
+    Args:
+        startup_limit_seconds: how long an engine may load. A loading engine is healthy, so only the start-up probe
+            bounds that; the others begin when it has succeeded.
+    """
+    return {
+        "startupProbe": {
+            "httpGet": {"path": "/ready", "port": PORT_NAME},
+            "periodSeconds": STARTUP_PERIOD_SECONDS,
+            "timeoutSeconds": 2,
+            "failureThreshold": -(-startup_limit_seconds // STARTUP_PERIOD_SECONDS),
+            "terminationGracePeriodSeconds": KILL_GRACE_SECONDS,
+        },
+        # Out of the endpoints within 4 s (1 + 3) without an answer, and 1 s after a 503. One probe with a long timeout
+        # rather than three with a short one: an API process on a busy CPU that takes 1 or 2 s for each answer serves
+        # on, and taking pods out of a fleet that is slow because it is full makes the others slower.
+        "readinessProbe": {
+            "httpGet": {"path": "/ready", "port": PORT_NAME},
+            "periodSeconds": 1,
+            "timeoutSeconds": 3,
+            "failureThreshold": 1,
+        },
+        # Killed within 13 s: 2 + 3 * 3 without an answer, 5 + 3 * 2 when the engine process hangs, and the grace. Only
+        # an API process that answers none of three probes in a row, 9 s in all, is restarted for being slow.
+        "livenessProbe": {
+            "httpGet": {"path": "/health", "port": PORT_NAME},
+            "periodSeconds": 2,
+            "timeoutSeconds": 3,
+            "failureThreshold": 3,
+            "terminationGracePeriodSeconds": KILL_GRACE_SECONDS,
+        },
+    }
