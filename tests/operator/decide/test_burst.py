@@ -3,11 +3,12 @@
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from inflight_operator.decide.views import scaling_observation, tuning_view
+
 from inflight_operator.decide.behavior import Behavior, ScalingHistory, ScalingRules
 from inflight_operator.decide.scaling import ScalingBounds, ScalingTargets, decide_scaling
 from inflight_operator.decide.tuning import TuningMode, decide_tuning
 from inflight_operator.decide.tuning_types import Limits, Slo, TuningBounds, TuningPolicy, TuningState
-from inflight_operator.decide.views import scaling_observation, tuning_view
 from inflight_operator.observe.window import Window
 from tests.operator.model_engine import ModelEngine
 

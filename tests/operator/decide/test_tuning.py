@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from inflight_operator.decide.views import tuning_view
 
 from inflight_operator.decide.tuning import TuningMode, decide_tuning
 from inflight_operator.decide.tuning_types import (
@@ -18,7 +19,6 @@ from inflight_operator.decide.tuning_types import (
     TuningState,
     TuningView,
 )
-from inflight_operator.decide.views import tuning_view
 from inflight_operator.observe.window import Window
 from tests.operator.model_engine import ModelEngine
 
