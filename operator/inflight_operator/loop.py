@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 from pydantic import ValidationError
 
 from inflight_operator import inputs
-from inflight_operator.api.types import MAX_DECISIONS, Decision, InferenceService, ServiceRecord
+from inflight_operator.api.types import KIND, MAX_DECISIONS, Decision, InferenceService, ServiceRecord
 from inflight_operator.apply import ChildConflictError, admin_token, sync_children
 from inflight_operator.apply.children import ChildApi
 from inflight_operator.apply.kube import KubeApiError
@@ -58,7 +58,7 @@ class Api(ChildApi, Protocol):
 
     async def list(self, kind: str, namespace: str | None = None, selector: str | None = None) -> list[Manifest]: ...
 
-    async def patch_status(self, service: ServiceRecord, status: dict[str, Any]) -> bool: ...
+    async def patch_status(self, service: ServiceRecord, status: dict[str, Any]) -> Manifest | None: ...
 
     async def set_pod_deletion_cost(self, namespace: str, pod: str, cost: int) -> None: ...
 
@@ -333,9 +333,10 @@ class Loop:
         due = monotonic() - memory.written_at >= self._every.status_interval
         if not due and not is_news(service.status, status):
             return
-        if await self._api.patch_status(service, status.to_dict()):
+        live = await self._api.patch_status(service, status.to_dict())
+        if live is not None:
             memory.written_at = monotonic()
-            self._cache.status_written(ServiceKey(service.metadata.namespace, service.metadata.name), status.to_dict())
+            self._cache.put(KIND, live)
         decided, memory.unreported = memory.unreported, ()
         transition = ready_transition(service.status, status)
         if transition is not None:
@@ -359,9 +360,10 @@ class Loop:
         pods = self._cache.pods(key)
         findings = unreadable(sum(_serves(pod) for pod in pods), problem)
         status = unreadable_status(record, findings, pods, datetime.now(UTC))
-        if await self._api.patch_status(record, status.to_dict()):
+        live = await self._api.patch_status(record, status.to_dict())
+        if live is not None:
             logger.warning("%s: %s", key, findings[0].message)
-            self._cache.status_written(key, status.to_dict())
+            self._cache.put(KIND, live)
         transition = ready_transition(record.status, status)
         if transition is not None:
             await self._api.event(record, *transition)

@@ -32,7 +32,8 @@ def pod_body(name, *, ip="10.0.0.1", ready=True, uid=None, deleting=False, statu
         "namespace": KEY.namespace,
         "uid": uid or f"uid-{name}",
         "creationTimestamp": "2026-11-20T10:00:00Z",
-        "labels": {"inflight.dev/service": KEY.name},
+        "labels": {"inflight.dev/service": KEY.name, "pod-template-hash": "abc"},
+        "ownerReferences": [{"kind": "ReplicaSet", "name": f"{KEY.name}-abc", "uid": "rs", "controller": True}],
     }
     if deleting:
         metadata["deletionTimestamp"] = "2026-11-20T11:00:00Z"
@@ -150,10 +151,10 @@ class FakeApi:
 
     async def patch_status(self, service, status):
         if status_patch(service.status.to_dict(), status) is None:
-            return False
+            return None
         self._call("status", status)
         self.statuses.append(status)
-        return True
+        return {**self.cache.service(ServiceKey(service.metadata.namespace, service.metadata.name)), "status": status}
 
     async def set_pod_deletion_cost(self, namespace, pod, cost):
         self._call("cost", pod, cost)
