@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from inflight_operator.admin_key import KEY_SECRET_NAME
 from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.connect import ConnectError
 from inflight_operator.leader import LEASE_NAME
@@ -30,9 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     options = Options(
         kubeconfig=arguments.kubeconfig,
-        namespace=arguments.namespace,
+        namespaces=tuple(dict.fromkeys(arguments.namespace)),
         leader_elect=arguments.leader_elect,
         lease_name=arguments.lease_name,
+        key_secret=arguments.key_secret,
         metrics_port=arguments.metrics_port,
         engine_image=arguments.engine_image,
         interval=arguments.interval,
@@ -81,7 +83,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--engine-image", required=True, metavar="IMAGE", help="image of services whose spec names none")
     run.add_argument("--kubeconfig", metavar="FILE", help="default: the service account of the pod it runs in")
-    run.add_argument("--namespace", metavar="NAME", help="look after this namespace only; default: all")
+    run.add_argument(
+        "--namespace",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="look after this namespace only; give it several times for several (default: all)",
+    )
     run.add_argument(
         "--leader-elect",
         action=argparse.BooleanOptionalAction,
@@ -89,6 +97,13 @@ def _parser() -> argparse.ArgumentParser:
         help="act only while holding a Lease, so that several operators can stand by",
     )
     run.add_argument("--lease-name", default=LEASE_NAME, metavar="NAME", help=f"of that Lease (default: {LEASE_NAME})")
+    run.add_argument(
+        "--key-secret",
+        default=KEY_SECRET_NAME,
+        metavar="NAME",
+        help="Secret in the operator's own namespace with the key of the engines' admin tokens; created when it is"
+        f" missing (default: {KEY_SECRET_NAME})",
+    )
     run.add_argument(
         "--metrics-port", type=_port, default=8080, metavar="PORT", help="for /metrics and /healthz (default: 8080)"
     )
