@@ -33,7 +33,8 @@ def pod_body(name, *, ip="10.0.0.1", ready=True, uid=None, deleting=False, statu
         "namespace": KEY.namespace,
         "uid": uid or f"uid-{name}",
         "creationTimestamp": "2026-11-20T10:00:00Z",
-        "labels": {"inflight.dev/service": KEY.name},
+        "labels": {"inflight.dev/service": KEY.name, "pod-template-hash": "abc"},
+        "ownerReferences": [{"kind": "ReplicaSet", "name": f"{KEY.name}-abc", "uid": "rs", "controller": True}],
     }
     if deleting:
         metadata["deletionTimestamp"] = "2026-11-20T11:00:00Z"
@@ -101,7 +102,7 @@ class FakeEngine:
 
     model: ModelEngine
     revision: int = 0
-    capacity: Limits = Limits(64, 2048)
+    capacity: Limits = field(default_factory=lambda: Limits(64, 2048))
     told: list = field(default_factory=list)
     refuse: str = ""
     silent: bool = False
@@ -188,7 +189,7 @@ class FakeApi:
         self._call("list", kind)
         return []
 
-    async def apply(self, manifest):
+    async def apply(self, manifest, *, force=True):
         self._call("apply", manifest["kind"], copy.deepcopy(manifest))
         if manifest["kind"] in self.refuse:
             raise self.refuse[manifest["kind"]]

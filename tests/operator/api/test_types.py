@@ -4,7 +4,6 @@ import pytest
 from pydantic import ValidationError
 
 from inflight_operator.api import (
-    Bounds,
     Condition,
     InferenceService,
     InferenceServiceStatus,

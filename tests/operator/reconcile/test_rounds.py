@@ -1,6 +1,5 @@
 """Rounds against a recording API server and model engines (see fakes.py)."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from inflight_operator.render import LimitsInForce, child_names, pod_labels, render, selector_string
+from inflight_operator.limits import Limits, LimitsInForce
+from inflight_operator.render import child_names, pod_labels, render, selector_string
 from inflight_operator.render.service_children import CHILD_KINDS
 from tests.operator.render.services import CPU, PLAN, SETTINGS, child, make
 
@@ -85,21 +86,16 @@ def limits_file(service, limits):
 
 
 def test_new_pods_start_with_the_limits_in_force():
-    assert limits_file(make(), LimitsInForce(48, 512, 9)) == {
+    assert limits_file(make(), LimitsInForce(Limits(48, 512), 9)) == {
         "max_num_seqs": 48,
         "max_num_batched_tokens": 512,
         "revision": 9,
     }
 
 
-def test_before_the_first_decision_new_pods_start_at_their_capacities():
-    service = make(engine={"maxNumSeqs": 32, "maxNumBatchedTokens": 2048})
-    assert limits_file(service, None) == {"max_num_seqs": 32, "max_num_batched_tokens": 2048, "revision": 0}
-
-
 def test_limits_above_a_capacity_that_was_lowered_are_held_to_it():
     service = make(engine={"maxNumSeqs": 32, "maxNumBatchedTokens": 256})
-    assert limits_file(service, LimitsInForce(48, 512, 9)) == {
+    assert limits_file(service, LimitsInForce(Limits(48, 512), 9)) == {
         "max_num_seqs": 32,
         "max_num_batched_tokens": 256,
         "revision": 9,
