@@ -26,7 +26,7 @@ def service_body(spec=None, status=None, generation=1, uid="service-uid"):
     return body if status is None else {**body, "status": status}
 
 
-def pod_body(name, *, ip="10.0.0.1", ready=True, uid=None, deleting=False, status=None):
+def pod_body(name, *, ip="10.0.0.1", ready=True, uid=None, deleting=False, status=None, ports=PORTS):
     conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
     metadata = {
         "name": name,
@@ -41,7 +41,7 @@ def pod_body(name, *, ip="10.0.0.1", ready=True, uid=None, deleting=False, statu
     running = {"name": "engine", "restartCount": 0, "state": {"running": {}}}
     return {
         "metadata": metadata,
-        "spec": {"nodeName": "node-1", "containers": [{"name": "engine", "image": "engine:dev", "ports": PORTS}]},
+        "spec": {"nodeName": "node-1", "containers": [{"name": "engine", "image": "engine:dev", "ports": ports}]},
         "status": {
             "phase": "Running",
             "podIP": ip,
@@ -116,8 +116,9 @@ class FakeEngine:
 class FakePool:
     """Scrapes the engines at once when told to, in place of `ScrapePool`'s own times."""
 
-    def __init__(self, engines):
+    def __init__(self, engines, span=30.0):
         self.engines = engines
+        self.span = span
         self.kept = {}
         self.windows = {}
         self.failed = {}
@@ -137,13 +138,13 @@ class FakePool:
         silent = {uid: f"{names[uid]} did not answer /metrics" for uid in engines if uid not in samples}
         self.failed[key] = {**self.failed.get(key, {}), **silent}
         now = max((sample.time for sample in samples.values()), default=0.0)
-        self.windows[key] = self.windows.get(key, Window()).with_samples(samples, self.kept[key], now)
+        self.windows[key] = self.windows.get(key, Window(self.span)).with_samples(samples, self.kept[key], now)
 
     def forget(self, key):
         self.kept.pop(key, None)
 
     def window(self, key):
-        return self.windows.get(key, Window())
+        return self.windows.get(key, Window(self.span))
 
     def errors(self, key):
         return self.failed.get(key, {})

@@ -36,7 +36,7 @@ MAX_MESSAGE = 2048
 NUMBERS_SECONDS = 60.0
 """Seconds between two writes of a status in which only measurements and wording changed; they belong to metrics."""
 
-_ON_THE_WAY = ("Starting", "Scheduling", "Loading", "NotRouted", "Serving", "ScaledToZero")
+_ON_THE_WAY = ("Starting", "Scheduling", "Loading", "Serving", "ScaledToZero")
 """Reasons of Ready that come and go by themselves."""
 
 _STEADY = (
@@ -156,10 +156,12 @@ def is_due(before: InferenceServiceStatus, after: InferenceServiceStatus, since_
 def events_of(
     before: InferenceServiceStatus, after: InferenceServiceStatus, decisions: Sequence[Decision]
 ) -> list[Event]:
-    """One event for a transition of Ready, one for each decision."""
+    """One event for a transition of Ready, one for each decision. That the Service is about to route to a pod that is
+    ready passes within seconds, and is no event."""
     events = []
     was, now = _ready(before), _ready(after)
-    if now is not None and (was is None or (was.status, was.reason) != (now.status, now.reason)):
+    changed = now is not None and (was is None or (was.status, was.reason) != (now.status, now.reason))
+    if now is not None and changed and now.reason != "NotRouted":
         events.append(Event("Normal" if now.reason in _ON_THE_WAY else "Warning", now.reason, now.message))
     for decision in decisions:
         reason = "Scaled" if decision.kind == "Scaling" else "Tuned" if decision.applied else "TuningAdvice"

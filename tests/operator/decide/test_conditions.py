@@ -4,7 +4,7 @@ import pytest
 
 from inflight_operator.decide.conditions import DeploymentView, Finding, Metrics, find_conditions
 from inflight_operator.decide.pod_problems import ServiceFacts, pod_problem
-from inflight_operator.decide.pods import StartUps, classify
+from inflight_operator.decide.pods import Pods, StartUps, classify
 from inflight_operator.observe.pods import pod_view
 from tests.operator.fakes import pod_body
 
@@ -160,7 +160,9 @@ def test_no_replicas_wanted():
 
 
 def test_before_the_first_pod():
-    conditions = {one.type: one for one in find_conditions(FACTS, None, [], Metrics(0, 0, ""), *OTHERS)}
+    conditions = {
+        one.type: one for one in find_conditions(FACTS.source, None, Pods(), False, Metrics(0, 0, ""), *OTHERS)
+    }
     assert conditions["Ready"].reason == "Starting"
     assert conditions["Progressing"].reason == "Creating"
     assert conditions["Scheduled"].status == "Unknown"
@@ -196,3 +198,16 @@ def test_a_rollout_on_its_way_and_one_that_is_stuck():
 def test_scrapes_that_fail_say_what_went_wrong():
     condition = found([READY, READY], metrics=Metrics(2, 1, "chat-2 did not answer"))["MetricsAvailable"]
     assert condition.message == "1 of 2 ready pods not measured lately: chat-2 did not answer"
+
+
+def test_a_ready_pod_that_the_service_does_not_route_to_yet_is_not_ready_for_clients():
+    conditions = found([READY], wanted=1, routed=False)
+    assert (conditions["Ready"].status, conditions["Ready"].reason) == ("False", "NotRouted")
+    assert conditions["ModelLoaded"].status == "True"
+
+
+def test_a_pod_that_was_evicted_is_no_replica():
+    evicted = pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory.")
+    conditions = found([READY, evicted], wanted=1)
+    assert conditions["Ready"].message == "1 of 1 replicas takes requests"
+    assert conditions["Progressing"].reason == "Complete"

@@ -71,12 +71,9 @@ def test_the_service_answers_on_port_80_with_the_engines_port():
     assert (port["name"], port["port"], port["targetPort"]) == ("http", 80, "http")
 
 
-def test_replicas_are_the_plans_in_mode_operator_and_the_specs_in_mode_external():
+def test_replicas_are_the_plans():
     assert child("Deployment", make())["spec"]["replicas"] == 2
-    external = make(scaling={"mode": "External"}, replicas=5)
-    assert child("Deployment", external, replace(PLAN, replicas=None))["spec"]["replicas"] == 5
-    stopped = make(scaling={"mode": "External"}, replicas=0)
-    assert child("Deployment", stopped, replace(PLAN, replicas=None))["spec"]["replicas"] == 0
+    assert child("Deployment", make(), replace(PLAN, replicas=0))["spec"]["replicas"] == 0
 
 
 def limits_file(service, limits):

@@ -1,0 +1,93 @@
+"""What a pod counts for: classes, start-up times that are learned, and credit that ends."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inflight_operator.decide.pod_problems import ServiceFacts
+from inflight_operator.decide.pods import SEEN, SHORTEST_CREDIT, PodClass, StartUps, classify, count_replicas
+from inflight_operator.observe.pods import pod_view
+from tests.operator.fakes import pod_body
+
+FACTS = ServiceFacts("builtin://smollm2", "", "4Gi")
+CREATED = pod_view(pod_body("any")).created
+READY = replace(pod_view(pod_body("ready")), ready_since=CREATED + 40.0)
+LOADING = pod_view(pod_body("loading", ready=False))
+CRASHED = replace(
+    LOADING, uid="crashed", exit_code=1, restarts=5, waiting_reason="CrashLoopBackOff", last_message="error: no model"
+)
+
+
+def kinds(pods):
+    return [one.kind for one in classify(pods, FACTS, StartUps(), 1800.0, CREATED + 10.0).all]
+
+
+def test_each_class_has_its_pods():
+    leaving = replace(READY, deleting=True)
+    evicted = replace(LOADING, phase="Failed", failure="The node was low on resource: memory.")
+    found = kinds([READY, LOADING, CRASHED, leaving, evicted])
+    assert found == [PodClass.READY, PodClass.STARTING, PodClass.BLOCKED, PodClass.LEAVING, PodClass.EVICTED]
+
+
+def test_a_container_that_was_restarted_once_starts_and_is_not_blocked():
+    again = replace(CRASHED, restarts=1, waiting_reason="", running_since=CREATED + 5.0)
+    assert kinds([again]) == [PodClass.STARTING]
+    assert kinds([replace(again, restarts=3)]) == [PodClass.BLOCKED]
+    assert kinds([replace(again, restarts=3, last_run=86_400.0)]) == [PodClass.STARTING]
+
+
+def test_credit_ends_after_the_usual_start_up_time_and_begins_anew_with_a_restart():
+    usual = StartUps((40.0, 50.0, 60.0))
+
+    def late(pod, seconds):
+        (one,) = classify([pod], FACTS, usual, 1800.0, CREATED + seconds).all
+        return one.late
+
+    assert not late(LOADING, 59.0)
+    assert late(LOADING, 61.0)
+    assert not late(replace(LOADING, running_since=CREATED + 30.0, restarts=1, exit_code=1), 61.0)
+
+
+def test_before_any_start_was_seen_credit_lasts_as_long_as_the_probe_allows():
+    assert not classify([LOADING], FACTS, StartUps(), 1800.0, CREATED + 1799.0).all[0].late
+    assert classify([LOADING], FACTS, StartUps(), 1800.0, CREATED + 1801.0).all[0].late
+
+
+def test_a_fast_start_leaves_every_pod_some_time():
+    assert not classify([LOADING], FACTS, StartUps((2.0,)), 1800.0, CREATED + SHORTEST_CREDIT - 1).all[0].late
+
+
+def test_start_ups_are_counted_once_for_each_pod_and_not_for_restarted_ones():
+    seen = StartUps().with_pods([READY]).with_pods([READY])
+    assert seen.seconds == (40.0,)
+    assert seen.with_pods([replace(READY, uid="other", restarts=1)]).seconds == (40.0,)
+
+
+@given(st.lists(st.integers(0, 500), max_size=200))
+def test_what_is_learned_is_bounded_and_its_p95_is_one_of_it(times):
+    seen = StartUps()
+    for number, seconds in enumerate(times):
+        seen = seen.with_pods([replace(READY, uid=f"uid-{number}", ready_since=CREATED + seconds)])
+    assert len(seen.seconds) <= SEEN
+    assert len(seen.counted) <= 1
+    assert (seen.p95 is None) == (not times)
+    if times:
+        assert sum(one > seen.p95 for one in seen.seconds) <= 0.05 * len(seen.seconds)
+
+
+def test_one_pod_that_crashes_is_its_own_matter_and_two_are_a_shared_cause():
+    def counted(*pods):
+        return count_replicas(classify(pods, FACTS, StartUps(), 1800.0, CREATED + 10.0), len(pods), "")
+
+    one = counted(READY, CRASHED)
+    assert (one.ready, one.blocked, one.shared_cause) == (1, 1, False)
+    assert one.cause == "failed to start: no model"
+    assert counted(READY, CRASHED, replace(CRASHED, uid="second")).shared_cause
+
+
+def test_pods_that_the_api_server_refuses_are_blocked_for_a_shared_cause():
+    pods = classify([READY], FACTS, StartUps(), 1800.0, CREATED + 10.0)
+    found = count_replicas(pods, 3, "exceeded quota: gpus")
+    assert (found.ready, found.blocked, found.shared_cause) == (1, 2, True)
+    assert "exceeded quota: gpus" in found.cause
