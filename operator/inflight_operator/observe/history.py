@@ -38,6 +38,7 @@ _NUMBER, _TIME, _TOTALS, _SUMS, _PEAKS, _COUNTS = 0, 1, slice(2, 8), slice(8, 14
 samples until then; peaks of gauges since the snapshot before; bucket counts of all histograms."""
 
 _HEAD = Struct("<2d")
+_SUMS_PACKED = Struct("<6d")
 _PEAKS_PACKED, _PEAKS_OFFSET = Struct("<4d"), 14 * 8
 
 Numbers = Sequence[float]
@@ -119,7 +120,7 @@ class History:
             older = _thinned((*older, self._snapshot()), number)
             number += 1
         else:
-            peaks = map(max, peaks, _PEAKS_PACKED.unpack(self.peaks))
+            peaks = [max(pair) for pair in zip(peaks, _PEAKS_PACKED.unpack(self.peaks), strict=True)]
         if _restarted(was, sample):
             older = tuple(_rebased(snapshot, was) for snapshot in older)
         sums = map(add, _SUMS_PACKED.unpack(self.sums), _summands(sample))
@@ -178,9 +179,6 @@ class History:
             counts = [count % _WORD for count in counts]
         sums, peaks = _SUMS_PACKED.unpack(self.sums), _PEAKS_PACKED.unpack(self.peaks)
         return _packing(len(counts)).pack(self.number, self.newest.time, *_totals(self.newest), *sums, *peaks, *counts)
-
-
-_SUMS_PACKED = Struct("<6d")
 
 
 def _bounds(sample: Sample) -> tuple[tuple[float, ...], ...]:

@@ -1,69 +1,358 @@
-"""Scraping: each pod on its own."""
+"""Scraping: each pod on its own, over real sockets; what a pod may do is bounded."""
 
 import asyncio
-from time import monotonic
+import gzip
+from collections import Counter
+from contextlib import asynccontextmanager
+from urllib.parse import parse_qsl, urlsplit
 
-import httpx
+import pytest
 
+from inflight_operator.observe import scrape as scrape_module
+from inflight_operator.observe.cache import ServiceKey
+from inflight_operator.observe.metrics import WANTED
 from inflight_operator.observe.pods import pod_view
-from inflight_operator.observe.scrape import Scraper, base_url
-from tests.operator.fakes import exposition, pod_body
-from tests.operator.model_engine import ModelEngine
+from inflight_operator.observe.scrape import MAX_BODY, ScrapePool, Target, base_url, metrics_session
+from tests.operator.fakes import pod_body
+from tests.operator.observe.pages import engine_page
 
-PAGE = exposition(ModelEngine().sample())
-
-
-def pods(*ips):
-    return [pod_view(pod_body(f"chat-{ip}", ip=ip)) for ip in ips]
+KEY, OTHER = ServiceKey("team", "chat"), ServiceKey("team", "other")
+PAGE = engine_page().encode()
 
 
-async def test_a_slow_pod_delays_nobody_and_is_named():
-    async def answer(request):
-        if request.url.host == "10.0.0.2":
-            await asyncio.sleep(60)
-        return httpx.Response(200, text=PAGE)
+def response(body=PAGE, status="200 OK", **headers):
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body
 
-    scraper = Scraper(httpx.AsyncClient(transport=httpx.MockTransport(answer)), timeout=0.2)
-    started = monotonic()
-    outcomes = await scraper.scrape(pods("10.0.0.1", "10.0.0.2", "10.0.0.3"), 8000)
-    assert monotonic() - started < 2
-    assert [outcome.sample is not None for outcome in outcomes] == [True, False, True]
-    assert outcomes[1].error == "chat-10.0.0.2 did not answer /metrics within 0.2 s"
+
+async def well(writer):
+    writer.write(response())
+
+
+async def hang(writer):
+    await asyncio.sleep(60)
+
+
+class Pods:
+    """Stand-ins for pods: one server, and what the pod `name` does with a request to `/name/metrics`.
+
+    Attributes:
+        requests: head of each request, in order.
+        seen: requests by pod.
+        connections: accepted so far.
+        at_once, most: connections with a request that is not answered yet.
+        sent: bytes written to the pod named `large` and its like.
+    """
+
+    def __init__(self):
+        self.behaviours, self.requests, self.seen = {}, [], Counter()
+        self.connections = self.at_once = self.most = self.sent = 0
+        self.port = 0
+
+    def target(self, name, behaviour=well):
+        self.behaviours[name] = behaviour
+        return Target(f"uid-{name}", name, f"http://127.0.0.1:{self.port}/{name}/metrics")
+
+    async def serve(self, reader, writer):
+        self.connections += 1
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                name = head.split("/")[1]
+                self.requests.append(head)
+                self.seen[name] += 1
+                self.at_once += 1
+                self.most = max(self.most, self.at_once)
+                try:
+                    await self.behaviours[name](writer)
+                finally:
+                    self.at_once -= 1
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    async def endless(self, writer):
+        """A chunked body without end."""
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        chunk = b"10000\r\n" + b"# " + b"x" * 65533 + b"\n\r\n"
+        while True:
+            writer.write(chunk)
+            self.sent += len(chunk)
+            await writer.drain()
+
+
+@asynccontextmanager
+async def world(interval=0.05, **settings):
+    """Pods, and a pool that scrapes them."""
+    pods, handlers = Pods(), set()
+
+    async def serve(reader, writer):
+        handlers.add(asyncio.current_task())
+        await pods.serve(reader, writer)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    pods.port = server.sockets[0].getsockname()[1]
+    async with metrics_session(interval) as http:
+        pool = ScrapePool(http, interval, **settings)
+        running = asyncio.create_task(pool.run())
+        try:
+            yield pods, pool
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            server.close()
+            for handler in handlers:
+                handler.cancel()
+            await asyncio.gather(*handlers, return_exceptions=True)
+
+
+async def until(condition):
+    """The test's own time limit ends what never holds."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+
+
+async def test_a_pod_is_scraped_at_once_and_then_each_interval_over_one_connection():
+    async with world(interval=0.05) as (pods, pool):
+        pool.keep(KEY, [pods.target("a")])
+        await until(lambda: pods.seen["a"] >= 5)
+        history = pool.window(KEY).pods["uid-a"]
+        assert (history.newest.running, history.newest.waiting) == (5, 2)
+        assert pods.connections == 1
+        assert pool.counts.done >= 4
+        assert pool.errors(KEY) == {}
+    async with world(interval=3600.0) as (pods, pool):
+        pool.keep(KEY, [pods.target("a")])
+        await until(lambda: pool.window(KEY).pods)
+
+
+async def test_only_needed_samples_are_asked_for_and_no_encoding():
+    async with world() as (pods, pool):
+        pool.keep(KEY, [pods.target("a")])
+        await until(lambda: pods.requests)
+        line, *headers = pods.requests[0].splitlines()
+        asked = parse_qsl(urlsplit(line.split()[1]).query)
+        assert asked == [("name[]", name) for name in WANTED]
+        assert "Accept-Encoding: identity" in headers
+
+
+async def test_a_pod_that_hangs_delays_nobody_is_named_and_is_asked_less_often():
+    async with world(interval=0.05, timeout=0.02) as (pods, pool):
+        pool.keep(KEY, [pods.target("a"), pods.target("stuck", hang), pods.target("b")])
+        await until(lambda: pods.seen["a"] >= 40 and pods.seen["b"] >= 40)
+        assert pool.errors(KEY)["uid-stuck"] == "stuck did not answer /metrics within 0.02 s"
+        assert 2 <= pods.seen["stuck"] <= 20
+        assert "uid-stuck" not in pool.window(KEY).pods
+
+
+async def test_a_pod_that_recovers_is_asked_each_interval_again():
+    async with world(interval=0.02) as (pods, pool):
+        pool.keep(KEY, [pods.target("a", hang_up)])
+        await until(lambda: pool.counts.failed >= 3)
+        pods.behaviours["a"] = well
+        await until(lambda: pool.counts.done >= 5)
+        assert pool.errors(KEY) == {}
+
+
+async def hang_up(writer):
+    writer.close()
+
+
+async def test_a_body_without_end_is_cut_at_the_limit():
+    async with world(timeout=20.0, interval=60.0) as (pods, pool):
+        pool.keep(KEY, [pods.target("large", pods.endless)])
+        await until(lambda: pool.errors(KEY))
+        assert pool.errors(KEY)["uid-large"] == f"large: /metrics: more than {MAX_BODY} bytes"
+        await until(lambda: pods.at_once == 0)  # the connection is gone, not drained
+        assert pods.sent < 32 * MAX_BODY
+
+
+async def test_a_bomb_is_refused_and_not_inflated():
+    bomb = gzip.compress(b"\n" * (64 * MAX_BODY))
+
+    async def answer(writer):
+        writer.write(response(bomb, Content_Encoding="gzip"))
+
+    async with world(interval=60.0) as (pods, pool):
+        pool.keep(KEY, [pods.target("a", answer)])
+        await until(lambda: pool.errors(KEY))
+        assert pool.errors(KEY)["uid-a"] == "a: /metrics: Content-Encoding 'gzip' was not asked for"
+
+
+async def test_the_time_of_a_scrape_is_bounded_as_a_whole():
+    """A body that trickles never lets a limit between two reads run out."""
+
+    async def trickle(writer):
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+        while True:
+            writer.write(b"#")
+            await writer.drain()
+            await asyncio.sleep(0.01)
+
+    async with world(interval=60.0, timeout=0.3) as (pods, pool):
+        pool.keep(KEY, [pods.target("a", trickle)])
+        await until(lambda: pool.errors(KEY))
+        assert pool.errors(KEY)["uid-a"] == "a did not answer /metrics within 0.3 s"
+        await until(lambda: pods.at_once == 0)
+
+
+async def test_redirects_are_not_followed():
+    async with world(interval=60.0) as (pods, pool):
+        elsewhere = pods.target("b").url
+
+        async def redirect(writer):
+            writer.write(response(b"", "302 Found", Location=elsewhere))
+
+        pool.keep(KEY, [pods.target("a", redirect)])
+        await until(lambda: pool.errors(KEY))
+        assert pool.errors(KEY)["uid-a"] == "a: /metrics: HTTP 302"
+        assert pods.seen["b"] == 0
 
 
 async def test_errors_are_told_and_not_raised():
-    def answer(request):
-        if request.url.host == "10.0.0.1":
-            return httpx.Response(500, text="no")
-        if request.url.host == "10.0.0.2":
-            return httpx.Response(200, text="hello")
-        raise httpx.ConnectError("connection refused", request=request)
+    async def broken(writer):
+        writer.write(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
 
-    scraper = Scraper(httpx.AsyncClient(transport=httpx.MockTransport(answer)))
-    outcomes = await scraper.scrape(pods("10.0.0.1", "10.0.0.2", "10.0.0.3"), 8000)
-    assert [outcome.sample for outcome in outcomes] == [None, None, None]
-    assert "500" in outcomes[0].error
-    assert "vllm:num_requests_running is missing" in outcomes[1].error
-    assert "connection refused" in outcomes[2].error
+    async def other(writer):
+        writer.write(response(b"hello"))
+
+    async def failing(writer):
+        writer.write(response(b"no", "500 Internal Server Error"))
+
+    async def latin(writer):
+        writer.write(response(b"vllm:num_requests_running 1 # \xff"))
+
+    async with world(interval=60.0) as (pods, pool):
+        named = {"broken": broken, "other": other, "failing": failing, "latin": latin}
+        targets = [pods.target(name, behaviour) for name, behaviour in named.items()]
+        targets.append(Target("uid-refused", "refused", "http://127.0.0.1:1/metrics"))
+        targets.append(Target("uid-wrong", "wrong", "http://[not an address]:1/metrics"))
+        pool.keep(KEY, targets)
+        await until(lambda: len(pool.errors(KEY)) == len(targets))
+        errors = pool.errors(KEY)
+        assert "vllm:num_requests_running is missing" in errors["uid-other"]
+        assert errors["uid-failing"] == "failing: /metrics: HTTP 500"
+        assert "utf-8" in errors["uid-latin"]
+        assert "onnect" in errors["uid-refused"]
+        assert all(len(error) < 300 for error in errors.values())
+        assert pool.counts.failed == len(targets)
+        assert pool.window(KEY).pods == {}
+
+
+async def test_a_fault_of_ours_with_one_page_stops_no_scrape(monkeypatch):
+    real = scrape_module.parse_metrics
+
+    def parse(text, time):
+        if text.startswith("odd"):
+            raise RecursionError("as deep as it gets")
+        return real(text, time)
+
+    async def odd(writer):
+        writer.write(response(b"odd"))
+
+    monkeypatch.setattr(scrape_module, "parse_metrics", parse)
+    async with world(interval=0.02, concurrency=1) as (pods, pool):
+        pool.keep(KEY, [pods.target("odd", odd), pods.target("a")])
+        await until(lambda: pool.counts.done >= 3 and pool.counts.failed >= 2)
+        assert "RecursionError" in pool.errors(KEY)["uid-odd"]
 
 
 async def test_no_more_at_once_than_allowed():
-    at_once = most = 0
-
-    async def answer(request):
-        nonlocal at_once, most
-        at_once += 1
-        most = max(most, at_once)
+    async def slow(writer):
         await asyncio.sleep(0.01)
-        at_once -= 1
-        return httpx.Response(200, text=PAGE)
+        await well(writer)
 
-    scraper = Scraper(httpx.AsyncClient(transport=httpx.MockTransport(answer)), concurrency=3)
-    await scraper.scrape(pods(*(f"10.0.0.{number}" for number in range(20))), 8000)
-    assert most == 3
+    async with world(interval=60.0, concurrency=3) as (pods, pool):
+        pool.keep(KEY, [pods.target(f"pod-{number}", slow) for number in range(20)])
+        await until(lambda: pool.counts.done == 20)
+        assert pods.most == 3
+
+
+async def test_a_pod_that_is_not_kept_is_forgotten_and_not_scraped_again():
+    async with world(interval=0.02) as (pods, pool):
+        first, second = pods.target("a"), pods.target("b")
+        pool.keep(KEY, [first, second])
+        pool.keep(OTHER, [pods.target("c")])
+        await until(lambda: len(pool.window(KEY).pods) == 2 and pods.seen["c"])
+        pool.keep(KEY, [second])
+        pool.forget(OTHER)
+        assert set(pool.window(KEY).pods) == {"uid-b"}
+        assert pool.window(OTHER).pods == {}
+        await asyncio.sleep(0.1)  # whatever was under way has ended
+        before = pods.seen.copy()
+        await until(lambda: pods.seen["b"] >= before["b"] + 5)
+        assert (pods.seen["a"], pods.seen["c"]) == (before["a"], before["c"])
+
+
+async def test_what_a_dropped_pod_still_answers_is_thrown_away():
+    async def late(writer):
+        await asyncio.sleep(0.1)
+        await well(writer)
+
+    async with world(interval=60.0) as (pods, pool):
+        pool.keep(KEY, [pods.target("a", late)])
+        await until(lambda: pods.seen["a"])
+        pool.keep(KEY, [])
+        pool.keep(KEY, [pods.target("b")])
+        await until(lambda: pool.counts.done)
+        await asyncio.sleep(0.2)
+        assert set(pool.window(KEY).pods) == {"uid-b"}
+
+
+async def test_the_same_targets_again_cause_no_scrape():
+    async with world(interval=60.0) as (pods, pool):
+        targets = [pods.target("a"), pods.target("b")]
+        for _ in range(50):
+            pool.keep(KEY, targets)
+            await asyncio.sleep(0.005)
+        assert pods.seen == {"a": 1, "b": 1}
+
+
+async def test_a_pod_is_followed_to_its_new_address():
+    async with world(interval=0.02) as (pods, pool):
+        pool.keep(KEY, [pods.target("a")])
+        await until(lambda: pods.seen["a"])
+        moved = Target("uid-a", "a", pods.target("b").url)
+        pool.keep(KEY, [moved])
+        await until(lambda: pods.seen["b"])
+
+
+async def test_a_window_is_a_value():
+    async with world(interval=0.02) as (pods, pool):
+        pool.keep(KEY, [pods.target("a")])
+        await until(lambda: pool.counts.done >= 2)
+        window = pool.window(KEY)
+        newest = window.pods["uid-a"].newest
+        await until(lambda: pool.counts.done >= 4)
+        assert window.pods["uid-a"].newest is newest
+        assert pool.window(KEY).pods["uid-a"].newest.time > newest.time
+
+
+async def test_moments_are_spread_over_the_interval_and_stay():
+    """The 60 pods are first scraped together, then each at its own moment, the same in each interval."""
+    async with world(interval=0.5) as (pods, pool):
+        pool.keep(KEY, [pods.target(f"pod-{number}") for number in range(60)])
+        loop = asyncio.get_running_loop()
+        await until(lambda: pool.counts.done == 60)
+        now = loop.time()
+        waits = [pool._wait(pod, now) for pod in pool._services[KEY].values()]
+        assert all(0.25 <= wait <= 0.75 for wait in waits)
+        tenths = Counter(int((now + wait) % 0.5 / 0.05) for wait in waits)
+        assert max(tenths.values()) <= 20
+        later = [pool._wait(pod, now + 2.5) for pod in pool._services[KEY].values()]
+        assert later == pytest.approx(waits, abs=1e-6)
+
+
+async def test_nothing_is_left_when_the_pool_ends():
+    before = len(asyncio.all_tasks())
+    async with world(interval=0.02) as (pods, pool):
+        pool.keep(KEY, [pods.target("a")])
+        await until(lambda: pool.counts.done)
+    assert pool.window(KEY).pods == {}
+    await until(lambda: len(asyncio.all_tasks()) == before)
 
 
 def test_addresses_of_both_families():
-    first, second = pods("10.0.0.1", "fd00::1")
-    assert base_url(first, 8000) == "http://10.0.0.1:8000"
-    assert base_url(second, 8000) == "http://[fd00::1]:8000"
+    assert base_url(pod_view(pod_body("a", ip="10.0.0.1")), 8000) == "http://10.0.0.1:8000"
+    assert base_url(pod_view(pod_body("b", ip="fd00::1")), 8000) == "http://[fd00::1]:8000"

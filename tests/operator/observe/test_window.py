@@ -149,7 +149,7 @@ def test_buckets_of_a_long_running_engine_are_differenced_exactly():
 def scrapes(draw):
     """Samples of one pod whose process restarts now and then."""
     time, observed, tokens, samples = 0.0, [], 0, []
-    for _ in range(draw(st.integers(1, 60))):
+    for _ in range(draw(st.integers(1, 45))):
         time += draw(st.sampled_from([1.0, 3.0, 5.0, 5.0, 5.25, 11.0]))
         if draw(st.integers(0, 15)) == 0:
             observed, tokens = [], 0
