@@ -59,6 +59,20 @@ def build_registry(
     return registry
 
 
+class NoEssence(kopf.DiffBaseStorage):  # type: ignore[misc]
+    """No object is compared with its state at the last event: only handlers for changes need that, and kopf copies the
+    whole object at each event for it."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Any = None) -> dict[str, Any]:
+        return {}
+
+    def fetch(self, *, body: kopf.Body) -> None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: Any) -> None:
+        """Nothing is stored."""
+
+
 def configure_kopf(settings: kopf.OperatorSettings) -> None:
     """Watching only: no events of kopf's own, no scanning for kinds that come and go, server-side label filters, lists
     in pages. kopf has a task for each object that changes; it ends soon after, so that thousands do not linger."""
@@ -67,6 +81,7 @@ def configure_kopf(settings: kopf.OperatorSettings) -> None:
     settings.queueing.exit_timeout = 0.5
     settings.queueing.idle_timeout = IDLE_SECONDS
     settings.watching.chunk_size = PAGE
+    settings.persistence.diffbase_storage = NoEssence()
     settings.process.ultimate_exiting_timeout = 10
     for kind in WATCHED_KINDS:
         if kind != KIND:

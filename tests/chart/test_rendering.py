@@ -98,8 +98,8 @@ def test_the_operator_understands_its_arguments(helm, monkeypatch, flags):
     assert cli.main(arguments_of(helm.objects(*flags))) == 0
     (options,) = started
     assert (options.kubeconfig, options.metrics_port) == (None, 8080)
-    expected = ("team", False, 7) if flags else (None, True, 3)
-    assert (options.namespace, options.leader_elect, options.interval) == expected
+    expected = (("team",), False, 7) if flags else ((), True, 3)
+    assert (options.namespaces, options.leader_elect, options.interval) == expected
     assert options.lease_name == ("inflight-operator" if flags else "prod-operator")
 
 
