@@ -1,49 +1,161 @@
-"""Telling running engines their limits: PATCH /v1/runtime_config."""
+"""Telling running engines their limits: PATCH /v1/runtime_config, apart from rounds, so that no round waits on a pod."""
 
 from __future__ import annotations
 
-import httpx
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from time import monotonic
+from typing import Protocol
 
+import aiohttp
+
+from inflight_operator.limits import LimitsInForce
+from inflight_operator.observe.cache import ServiceKey
 from inflight_operator.observe.pods import PodView
-from inflight_operator.observe.scrape import base_url
-from inflight_operator.render import LimitsInForce
+from inflight_operator.signing import PROOF_HEADER, authorization, is_proof, signature
+
+logger = logging.getLogger(__name__)
+
+PATH = "/v1/runtime_config"
+MAX_ANSWER_BYTES = 64 * 1024
 
 
 class EngineError(Exception):
     """An engine did not take its limits; the message says which and why."""
 
 
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """What became of telling one engine its limits.
+
+    Attributes:
+        taken: the limits it took last; None before it took any.
+        at: when, on the steady clock.
+        complaint: why it did not take the last ones; empty when it did.
+    """
+
+    taken: LimitsInForce | None = None
+    at: float = float("-inf")
+    complaint: str = ""
+
+
+class Engines(Protocol):
+    """What is needed of `EngineClient`."""
+
+    async def set_limits(self, pod: PodView, token: str, limits: LimitsInForce) -> None: ...
+
+
 class EngineClient:
     """The engines' admin API.
 
     Args:
-        client: shared with the scraper.
+        http: must not follow the environment's proxies: pods are reached directly.
         timeout: seconds for one call; an engine answers between two steps, which on a slow CPU are seconds apart.
     """
 
-    def __init__(self, client: httpx.AsyncClient, timeout: float = 10.0) -> None:
-        self._client = client
-        self._timeout = timeout
+    def __init__(self, http: aiohttp.ClientSession, timeout: float = 10.0) -> None:
+        self._http = http
+        self._timeout = aiohttp.ClientTimeout(total=timeout)
 
-    async def set_limits(self, pod: PodView, port: int, token: str, limits: LimitsInForce) -> None:
+    async def set_limits(self, pod: PodView, token: str, limits: LimitsInForce) -> None:
         """Sets both limits on one engine. Sent twice, the same revision is harmless.
 
         Raises:
-            EngineError: no answer, or another one than 200.
+            EngineError: no answer, another one than 200, or one that is not this pod's.
         """
-        body = {
-            "max_num_seqs": limits.max_num_seqs,
-            "max_num_batched_tokens": limits.max_num_batched_tokens,
+        if pod.admin_port is None:
+            raise EngineError(f"{pod.name} runs an engine release without an admin port")
+        content = {
+            "max_num_seqs": limits.limits.max_num_seqs,
+            "max_num_batched_tokens": limits.limits.max_num_batched_tokens,
             "revision": limits.revision,
         }
+        body, moment = json.dumps(content).encode(), int(time.time())
+        signed = signature(token, "PATCH", PATH, pod.uid, moment, body)
+        headers = {"Authorization": authorization(pod.uid, moment, signed), "Content-Type": "application/json"}
         try:
-            response = await self._client.patch(
-                f"{base_url(pod, port)}/v1/runtime_config",
-                json=body,
-                headers={"Authorization": f"Bearer {token}"},
+            async with self._http.patch(
+                pod.url(pod.admin_port) + PATH,
+                data=body,
+                headers=headers,
                 timeout=self._timeout,
-            )
-        except httpx.HTTPError as error:
+                allow_redirects=False,
+            ) as response:
+                status, proof = response.status, response.headers.get(PROOF_HEADER, "")
+                text = (await response.content.read(MAX_ANSWER_BYTES)).decode(errors="replace")
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise EngineError(f"{pod.name} did not take its limits: {str(error) or type(error).__name__}") from error
-        if response.status_code != 200:
-            raise EngineError(f"{pod.name} did not take its limits: HTTP {response.status_code} {response.text[:300]}")
+        if status != 200:
+            raise EngineError(f"{pod.name} did not take its limits: HTTP {status} {text[:300]}")
+        if not is_proof(token, signed, proof):
+            raise EngineError(f"{pod.name} did not take its limits: the answer does not prove that it is this pod's")
+
+
+class EngineTeller:
+    """Brings engines to their limits, one call to a pod at a time.
+
+    Args:
+        pause: seconds between two tries at a pod that does not take its limits.
+        concurrency: most calls under way at once, over all services.
+    """
+
+    def __init__(self, engines: Engines, pause: float = 5.0, concurrency: int = 64) -> None:
+        self._engines = engines
+        self._pause = pause
+        self._slots = asyncio.Semaphore(concurrency)
+        self._told: dict[ServiceKey, dict[str, Telling]] = {}
+        self._calls: dict[str, asyncio.Task[None]] = {}
+        self._again: dict[str, float] = {}
+
+    def told(self, key: ServiceKey) -> Mapping[str, Telling]:
+        """By pod uid, of the pods of one service that were told anything."""
+        return dict(self._told.get(key, {}))
+
+    def keep(self, key: ServiceKey, uids: Collection[str]) -> None:
+        """Forgets all pods of a service but these."""
+        known = self._told.get(key)
+        if known is None:
+            return
+        for uid in [uid for uid in known if uid not in uids]:
+            del known[uid]
+            self._again.pop(uid, None)
+        if not known:
+            del self._told[key]
+
+    def tell(self, key: ServiceKey, pod: PodView, token: str, limits: LimitsInForce) -> None:
+        """Begins to bring one engine to `limits`, unless that is under way or failed just now; returns at once."""
+        if pod.uid in self._calls or monotonic() < self._again.get(pod.uid, 0.0):
+            return
+        task = asyncio.create_task(self._call(key, pod, token, limits), name=f"limits of {pod.name}")
+        self._calls[pod.uid] = task
+        task.add_done_callback(lambda _: self._calls.pop(pod.uid, None))
+
+    async def idle(self) -> None:
+        """Returns once no call is under way."""
+        while self._calls:
+            await asyncio.wait(list(self._calls.values()))
+
+    async def close(self) -> None:
+        """Ends all calls; what they brought stays."""
+        calls = list(self._calls.values())
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _call(self, key: ServiceKey, pod: PodView, token: str, limits: LimitsInForce) -> None:
+        known = self._told.setdefault(key, {})
+        before = known.get(pod.uid, Telling())
+        try:
+            async with self._slots:
+                await self._engines.set_limits(pod, token, limits)
+        except EngineError as error:
+            if str(error) != before.complaint:
+                logger.warning("%s: %s", key, error)
+            self._again[pod.uid] = monotonic() + self._pause
+            known[pod.uid] = Telling(before.taken, before.at, str(error))
+        else:
+            known[pod.uid] = Telling(limits, monotonic())

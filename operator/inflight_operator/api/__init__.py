@@ -1,11 +1,11 @@
 """The InferenceService resource: its types, the CRD generated from them, and what its fields resolve to."""
 
-from inflight_operator.api.quantities import (
+from inflight_operator.quantities import (
     format_seconds,
     parse_duration,
     parse_quantity,
 )
-from inflight_operator.api.resolve import Bounds, TuningBounds, model_argument, served_name, service_url, tuning_bounds
+from inflight_operator.api.resolve import model_argument, served_name, service_url, tuning_bounds
 from inflight_operator.api.types import (
     API_VERSION,
     GROUP,
@@ -28,7 +28,6 @@ __all__ = [
     "KIND",
     "PLURAL",
     "VERSION",
-    "Bounds",
     "Condition",
     "Decision",
     "InferenceService",
@@ -37,7 +36,6 @@ __all__ = [
     "LimitsStatus",
     "ObjectMeta",
     "ObservedStatus",
-    "TuningBounds",
     "format_seconds",
     "model_argument",
     "parse_duration",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from inflight_operator.limits import Limits, LimitsBounds
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService, InferenceServiceSpec
@@ -14,29 +15,18 @@ MODEL_FOLDER = "/models"
 DEFAULT_MIN_BATCHED_TOKENS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """A closed range of whole numbers."""
-
-    low: int
-    high: int
+def capacity(spec: InferenceServiceSpec) -> Limits:
+    """What engines are started with."""
+    return Limits(spec.engine.max_num_seqs, spec.engine.max_num_batched_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class TuningBounds:
-    """What tuning may set each limit to."""
-
-    max_num_seqs: Bounds
-    max_num_batched_tokens: Bounds
-
-
-def tuning_bounds(spec: InferenceServiceSpec) -> TuningBounds:
+def tuning_bounds(spec: InferenceServiceSpec) -> LimitsBounds:
     """The bounds of `spec.tuning`, with the engine's capacities where the user gave none."""
     seqs, tokens = spec.tuning.max_num_seqs, spec.tuning.max_num_batched_tokens
     most_seqs = seqs.max if seqs.max is not None else spec.engine.max_num_seqs
     most_tokens = tokens.max if tokens.max is not None else spec.engine.max_num_batched_tokens
     least_tokens = tokens.min if tokens.min is not None else min(DEFAULT_MIN_BATCHED_TOKENS, most_tokens)
-    return TuningBounds(Bounds(seqs.min, most_seqs), Bounds(least_tokens, most_tokens))
+    return LimitsBounds(Limits(seqs.min, least_tokens), Limits(most_seqs, most_tokens))
 
 
 def served_name(service: InferenceService) -> str:

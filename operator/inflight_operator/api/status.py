@@ -61,13 +61,32 @@ class ObservedStatus(StatusModel):
     at: Timestamp = Field(description="When this was measured.")
 
 
+class EngineStatus(StatusModel):
+    """The engine release that pods run."""
+
+    image: str = Field(max_length=512, description="Engine image of the pod template in use.")
+    upgrade: Literal["Pending", "Moving"] | None = Field(
+        default=None,
+        description="Where the service stands with a newer release: it waits for its turn, or its pods are being"
+        " replaced.",
+    )
+
+
 class Decision(StatusModel):
     """A change the operator decided on, and why."""
 
     time: Timestamp = Field(description="When it was decided.")
     kind: Literal["Scaling", "Tuning"] = Field(description="Which knob: replicas, or the limits of engines.")
+    knob: str | None = Field(default=None, max_length=64, description="replicas, or the name of a limit.")
+    from_: int | None = Field(default=None, alias="from", description="Its value before.")
+    to: int | None = Field(default=None, description="Its value from then on.")
+    code: str | None = Field(default=None, max_length=64, description="The reason in one CamelCase word.")
+    numbers: dict[str, float] = Field(
+        default_factory=dict,
+        description="What was measured, and what it was held against: durations in seconds, shares from 0 to 1.",
+    )
     change: str = Field(max_length=256, description="What changed, such as `replicas 1 -> 2`.")
-    reason: str = Field(max_length=1024, description="What was measured, and what it was held against.")
+    reason: str = Field(max_length=1024, description="What was measured, and what it was held against, in words.")
     applied: bool = Field(description="False when tuning.mode is Recommend and nothing was changed.")
 
 
@@ -88,6 +107,7 @@ class InferenceServiceStatus(StatusModel):
         default=None, description="Replicas the operator decided on, also in mode External."
     )
     selector: str | None = Field(default=None, description="Label selector of the pods, for the scale subresource.")
+    engine: EngineStatus | None = Field(default=None, description="The engine release that pods run.")
     limits: LimitsStatus | None = Field(default=None, description="The limits engines run with now.")
     observed: ObservedStatus | None = Field(default=None, description="What the ready engines last reported.")
     decisions: list[Decision] = Field(

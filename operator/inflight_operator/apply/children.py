@@ -1,27 +1,34 @@
-"""Makes a service's children in the cluster equal to the wanted ones, with as few calls as that takes."""
+"""Makes a service's children in the cluster equal to the wanted ones, with as few calls as that takes.
+
+Each child stands for itself: one that the API server refuses stops no other but those that need it, and is tried again
+after a pause that grows.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from inflight_operator.apply.difference import needs_apply
+from inflight_operator.apply.kube import KubeApiError
 
 Manifest = dict[str, Any]
 Key = tuple[str, str]
 """Kind and name of a child."""
 
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
+"""Seconds until a child that was refused is tried again; each further refusal doubles them."""
+
+UNREAD_KINDS = ("Secret",)
+"""Kinds that the operator writes and may not read."""
+
+_NEEDS = {"Deployment": ("Secret", "ConfigMap")}
+"""What a kind cannot be created without: pods do not start before what they mount is there."""
+
 
 class ChildConflictError(Exception):
     """An object with a child's name exists and belongs to someone else; it is left as it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChildrenChanges:
-    """What was written, as `Kind/name`. Both are empty in a steady state."""
-
-    applied: tuple[str, ...] = ()
-    deleted: tuple[str, ...] = ()
 
 
 class ChildApi(Protocol):
@@ -34,45 +41,169 @@ class ChildApi(Protocol):
     async def delete(self, kind: str, namespace: str, name: str, uid: str | None = None) -> None: ...
 
 
-async def sync_children(api: ChildApi, wanted: list[Manifest], live: list[Manifest]) -> ChildrenChanges:
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """A child that could not be written.
+
+    Attributes:
+        wanted: what was refused; None for a deletion. Anything else is tried at once.
+        times: in a row.
+        until: steady clock.
+    """
+
+    wanted: Manifest | None
+    times: int
+    until: float
+    message: str
+
+
+@dataclass(slots=True)
+class ChildrenState:
+    """What is known of a service's children beside what they are; all of it can be lost.
+
+    Attributes:
+        equal: for each child, wanted and live objects that were found to need nothing.
+        unread: children of kinds that cannot be read, as they were last written.
+        refused: children that could not be written.
+    """
+
+    equal: dict[Key, tuple[Manifest, Manifest]] = field(default_factory=dict)
+    unread: dict[Key, Manifest] = field(default_factory=dict)
+    refused: dict[Key, _Refused] = field(default_factory=dict)
+
+    @property
+    def failures(self) -> dict[Key, str]:
+        """What stands in the way, by child."""
+        return {key: one.message for key, one in self.refused.items()}
+
+
+@dataclass(slots=True)
+class ChildrenChanges:
+    """What was written. All are empty in a steady state.
+
+    Attributes:
+        applied: live objects as the API server has them now.
+        deleted: kinds and names.
+        failed: children refused in this round, with the reason.
+    """
+
+    applied: list[Manifest] = field(default_factory=list)
+    deleted: list[Key] = field(default_factory=list)
+    failed: dict[Key, Exception] = field(default_factory=dict)
+
+
+async def sync_children(
+    api: ChildApi,
+    wanted: Sequence[Manifest],
+    live: Sequence[Manifest],
+    state: ChildrenState,
+    clock: Callable[[], float],
+    *,
+    keep: frozenset[Key] = frozenset(),
+) -> ChildrenChanges:
     """Applies each wanted child that differs from the live one, and deletes live children that are not wanted.
 
-    A child left from a deleted service of the same name is replaced.
+    A child left from a deleted service of the same name is replaced. Nothing is raised: what the API server refuses is
+    in the answer, and stays in `state.failures` until it is done.
 
     Args:
-        api: the API server.
-        wanted: all children, as `render` builds them (at least one).
-        live: all objects that carry the service's label, of the kinds `render` builds, with their
-            `metadata.managedFields`; objects whose controller is not the service are never deleted.
-
-    Raises:
-        ChildConflictError: an object with a wanted child's name belongs to someone else. Children before it were
-            applied.
-        KubeApiError: the API server refused a call.
+        wanted: children, as `render` builds them (at least one).
+        live: all objects that carry the service's label, of the kinds `render` builds and the operator may read, with
+            their `metadata.managedFields`; objects whose controller is not the service are never deleted.
+        keep: children that are neither wanted nor to be deleted.
     """
-    owner = owner_uid(wanted[0])
     present = {_key(child): child for child in live}
-    applied: list[str] = []
-    deleted: list[str] = []
+    sync = _Sync(api, owner_uid(wanted[0]), present, state, clock, ChildrenChanges())
     for child in wanted:
-        kind, name = key = _key(child)
-        existing = present.get(key) or await api.get(kind, child["metadata"]["namespace"], name)
-        if existing is not None and owner_uid(existing) != owner:
+        await sync.make(child)
+    names = {_key(child) for child in wanted} | keep
+    for key, child in present.items():
+        if key not in names and owner_uid(child) == sync.owner:
+            await sync.remove(key, child)
+    for key in [key for key in state.refused if key not in names and key not in present]:
+        del state.refused[key]
+    return sync.changes
+
+
+@dataclass(frozen=True, slots=True)
+class _Sync:
+    """One round of a service's children."""
+
+    api: ChildApi
+    owner: str | None
+    present: Mapping[Key, Manifest]
+    state: ChildrenState
+    clock: Callable[[], float]
+    changes: ChildrenChanges
+
+    async def make(self, child: Manifest) -> None:
+        key = _key(child)
+        live = self.present.get(key)
+        if self._is_made(key, child, live) or self._rests(key, child) or self._lacks(child, live):
+            return
+        try:
+            applied = await self._apply(key, child, live)
+        except (KubeApiError, ChildConflictError) as error:
+            self._refuse(key, child, error)
+            return
+        self.state.refused.pop(key, None)
+        if applied is not None:
+            self.changes.applied.append(applied)
+
+    async def remove(self, key: Key, live: Manifest) -> None:
+        if self._rests(key, None):
+            return
+        try:
+            await self.api.delete(key[0], live["metadata"]["namespace"], key[1], live["metadata"].get("uid"))
+        except KubeApiError as error:
+            self._refuse(key, None, error)
+            return
+        self.state.refused.pop(key, None)
+        self.changes.deleted.append(key)
+
+    def _is_made(self, key: Key, child: Manifest, live: Manifest | None) -> bool:
+        if key[0] in UNREAD_KINDS:
+            return self.state.unread.get(key) == child
+        known = self.state.equal.get(key)
+        return known is not None and known[0] is child and known[1] is live
+
+    def _rests(self, key: Key, wanted: Manifest | None) -> bool:
+        refused = self.state.refused.get(key)
+        return refused is not None and refused.wanted == wanted and self.clock() < refused.until
+
+    def _lacks(self, child: Manifest, live: Manifest | None) -> bool:
+        """Whether it is not there yet and what it needs is refused."""
+        needs = _NEEDS.get(child["kind"], ())
+        return live is None and any(kind in needs for kind, _ in self.state.refused)
+
+    def _refuse(self, key: Key, wanted: Manifest | None, error: Exception) -> None:
+        before = self.state.refused.get(key)
+        times = 1 if before is None or before.wanted != wanted else before.times + 1
+        pause = min(FIRST_PAUSE * 2.0 ** min(times - 1, 20), LONGEST_PAUSE)
+        self.state.refused[key] = _Refused(wanted, times, self.clock() + pause, str(error))
+        self.changes.failed[key] = error
+
+    async def _apply(self, key: Key, child: Manifest, live: Manifest | None) -> Manifest | None:
+        """The live object where something was written."""
+        kind, name = key
+        if kind in UNREAD_KINDS:
+            await self.api.apply(child)
+            self.state.unread[key] = child
+            return None
+        namespace = child["metadata"]["namespace"]
+        existing = live or await self.api.get(kind, namespace, name)
+        if existing is not None and owner_uid(existing) != self.owner:
             if not _is_left_over(child, existing):
                 raise ChildConflictError(_conflict(child))
             # The garbage collector would remove it too, but it can miss that one object took another's place.
-            await api.delete(kind, child["metadata"]["namespace"], name, existing["metadata"]["uid"])
-            deleted.append(f"{kind}/{name}")
+            await self.api.delete(kind, namespace, name, existing["metadata"]["uid"])
+            self.changes.deleted.append(key)
             existing = None
         if needs_apply(child, existing):
-            await api.apply(child)
-            applied.append(f"{kind}/{name}")
-    names = {_key(child) for child in wanted}
-    for (kind, name), child in present.items():
-        if (kind, name) not in names and owner_uid(child) == owner:
-            await api.delete(kind, child["metadata"]["namespace"], name)
-            deleted.append(f"{kind}/{name}")
-    return ChildrenChanges(tuple(applied), tuple(deleted))
+            return await self.api.apply(child)
+        if existing is live and live is not None:
+            self.state.equal[key] = (child, live)
+        return None
 
 
 def _is_left_over(wanted: Manifest, existing: Manifest) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from inflight_operator.api.quantities import parse_quantity
+from inflight_operator.quantities import parse_quantity
 
 FIELD_MANAGER = "inflight-operator"
 

@@ -6,10 +6,20 @@ Source: Kubernetes documentation, "Horizontal Pod Autoscaling", Configurable sca
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import ge, le
 from typing import Literal
 
+from inflight_operator.decide.decision import Reason
+
 SelectPolicy = Literal["Max", "Min", "Disabled"]
+Recommendations = tuple[tuple[float, int], ...]
+"""(time, replicas), oldest first."""
+
+EVENTS_PER_PERIOD = 100
+"""Of changes closer together than this part of the longest period, two are kept apart: the others count at the time of
+the later one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +48,32 @@ class ScalingRules:
 
 @dataclass(frozen=True, slots=True)
 class Behavior:
-    scale_up: ScalingRules = ScalingRules(stabilization_window=0.0)
-    scale_down: ScalingRules = ScalingRules(stabilization_window=300.0)
+    scale_up: ScalingRules
+    scale_down: ScalingRules
+
+    @property
+    def longest_period(self) -> float:
+        """Seconds that rate policies look back at most."""
+        rules = (*self.scale_up.policies, *self.scale_down.policies)
+        return max((policy.period for policy in rules), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingHistory:
     """What earlier decisions left behind; immutable, handed from decision to decision.
 
+    It is bounded by construction: of recommendations only those are kept that can still be the extreme of their window
+    (at most one for each number of replicas), of changes at most two for each hundredth of the longest period.
+
     Attributes:
-        recommendations: (time, replicas wanted before stabilization), oldest first.
+        lowest: recommendations that a scale-up window may still be held by: each lower than all that came later.
+        highest: the same for the scale-down window: each higher than all that came later.
         events: (time, change in replicas) that were carried out, oldest first.
         complete_since: time since which every ordered replica has been ready; infinity while some are starting.
     """
 
-    recommendations: tuple[tuple[float, int], ...] = ()
+    lowest: Recommendations = ()
+    highest: Recommendations = ()
     events: tuple[tuple[float, int], ...] = ()
     complete_since: float = math.inf
 
@@ -60,11 +81,10 @@ class ScalingHistory:
         """This history brought to `now`. An empty one (a new or restarted operator) begins with a recommendation of
         what is there, so that a restart waits out the scale-down window."""
         complete = math.inf if starting else min(self.complete_since, now)
-        recommendations = self.recommendations or ((now, current),)
-        return replace(self, recommendations=recommendations, complete_since=complete)
-
-    def with_event(self, now: float, change: int) -> ScalingHistory:
-        return replace(self, events=(*self.events, (now, change)))
+        begun = ((now, current),)
+        return replace(
+            self, lowest=self.lowest or begun, highest=self.highest or begun, complete_since=complete
+        )
 
     def change_since(self, since: float) -> int:
         """Net change in replicas carried out after `since`."""
@@ -73,62 +93,52 @@ class ScalingHistory:
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """A number of replicas after a rule, and what the rule held back (empty when nothing)."""
+    """A number of replicas after a rule, and what the rule held back (None when nothing)."""
 
     replicas: int
-    why: str
+    held: Reason | None
 
 
 def stabilized(wanted: int, current: int, behavior: Behavior, history: ScalingHistory, now: float) -> Bounded:
     """`wanted`, held by the smallest recommendation of the scale-up window and the largest of the scale-down window."""
-    up = [one for one in history.recommendations if now - one[0] < behavior.scale_up.stabilization_window]
-    down = [one for one in history.recommendations if now - one[0] < behavior.scale_down.stabilization_window]
-    most = min([wanted, *(replicas for _, replicas in up)])
-    least = max([wanted, *(replicas for _, replicas in down)])
-    if current < most:
-        return Bounded(most, "" if most == wanted else _held("scale-up", up, wanted, behavior.scale_up, now))
-    if current > least:
-        return Bounded(least, "" if least == wanted else _held("scale-down", down, wanted, behavior.scale_down, now))
-    if wanted > current:
-        return Bounded(current, _held("scale-up", up, wanted, behavior.scale_up, now))
-    if wanted < current:
-        return Bounded(current, _held("scale-down", down, wanted, behavior.scale_down, now))
-    return Bounded(current, "")
+    up, down = behavior.scale_up.stabilization_window, behavior.scale_down.stabilization_window
+    lowest = [one for one in history.lowest if now - one[0] < up]
+    highest = [one for one in history.highest if now - one[0] < down]
+    most = min([wanted, *(replicas for _, replicas in lowest)])
+    least = max([wanted, *(replicas for _, replicas in highest)])
+    to = most if current < most else least if current > least else current
+    if to < wanted:
+        against = max((time for time, replicas in lowest if replicas < wanted), default=now)
+        return Bounded(to, _window("ScaleUpWindow", against + up - now))
+    if to > wanted:
+        against = max((time for time, replicas in highest if replicas > wanted), default=now)
+        return Bounded(to, _window("ScaleDownWindow", against + down - now))
+    return Bounded(to, None)
 
 
-def _held(
-    direction: Literal["scale-up", "scale-down"],
-    within: list[tuple[float, int]],
-    wanted: int,
-    rules: ScalingRules,
-    now: float,
-) -> str:
-    against = [
-        time for time, replicas in within if (replicas < wanted if direction == "scale-up" else replicas > wanted)
-    ]
-    left = max(against, default=now) + rules.stabilization_window - now
-    return f"held by the {direction} window for {math.ceil(left)} s more"
+def _window(code: str, left: float) -> Reason:
+    return Reason(code, {"seconds": math.ceil(left)})
 
 
 def rate_limited(wanted: int, current: int, behavior: Behavior, history: ScalingHistory, now: float) -> Bounded:
     """`wanted` within what the policies of its direction still allow in their periods."""
     if wanted == current:
-        return Bounded(current, "")
+        return Bounded(current, None)
     up = wanted > current
     rules = behavior.scale_up if up else behavior.scale_down
     direction = "scaleUp" if up else "scaleDown"
     if rules.select_policy == "Disabled":
-        return Bounded(current, f"behavior.{direction}.selectPolicy is Disabled")
+        return Bounded(current, Reason("ScalingDisabled", {"direction": direction}))
     if not rules.policies:
-        return Bounded(wanted, "")
+        return Bounded(wanted, None)
     limits = [_limit(policy, current, history, now, up=up) for policy in rules.policies]
     most_change = rules.select_policy == "Max"
     limit = max(limits) if up == most_change else min(limits)
     # Never past the present number in the other direction: a used-up policy stops a change, it does not undo one.
     limit = max(limit, current) if up else min(limit, current)
     if (up and limit >= wanted) or (not up and limit <= wanted):
-        return Bounded(wanted, "")
-    return Bounded(limit, f"{wanted} are wanted, behavior.{direction}.policies allow {limit} now")
+        return Bounded(wanted, None)
+    return Bounded(limit, Reason("RateLimited", {"wanted": wanted, "direction": direction, "allowed": limit}))
 
 
 def _limit(policy: ScalingPolicy, current: int, history: ScalingHistory, now: float, *, up: bool) -> int:
@@ -143,21 +153,27 @@ def recorded(
     history: ScalingHistory, now: float, *, wanted: int, before: int, after: int, behavior: Behavior
 ) -> ScalingHistory:
     """`history` with this decision, without what no window or policy looks back to any more."""
-    window = max(behavior.scale_up.stabilization_window, behavior.scale_down.stabilization_window)
-    periods = [policy.period for rules in (behavior.scale_up, behavior.scale_down) for policy in rules.policies]
-    oldest_event = now - max(periods, default=0.0)
-    kept = tuple(one for one in history.recommendations if now - one[0] < window)
-    events = tuple(one for one in history.events if one[0] > oldest_event)
-    result = replace(history, recommendations=(*_compact(kept), (now, wanted)), events=events)
-    return result if after == before else result.with_event(now, after - before)
+    return replace(
+        history,
+        lowest=_pushed(history.lowest, now, wanted, behavior.scale_up.stabilization_window, ge),
+        highest=_pushed(history.highest, now, wanted, behavior.scale_down.stabilization_window, le),
+        events=_with_event(history.events, now, after - before, behavior.longest_period),
+    )
 
 
-def _compact(recommendations: tuple[tuple[float, int], ...]) -> tuple[tuple[float, int], ...]:
-    """Of runs with the same number only the first and the last matter: a window of hours stays small."""
-    kept: list[tuple[float, int]] = []
-    for one in recommendations:
-        if len(kept) >= 2 and kept[-1][1] == one[1] == kept[-2][1]:
-            kept[-1] = one
-        else:
-            kept.append(one)
-    return tuple(kept)
+def _pushed(
+    kept: Recommendations, now: float, wanted: int, window: float, beaten: Callable[[int, int], bool]
+) -> Recommendations:
+    """A monotonic queue: whatever a later recommendation beats can never be the extreme of a window again."""
+    return (*(one for one in kept if now - one[0] < window and not beaten(one[1], wanted)), (now, wanted))
+
+
+def _with_event(
+    events: tuple[tuple[float, int], ...], now: float, change: int, period: float
+) -> tuple[tuple[float, int], ...]:
+    kept = tuple(one for one in events if one[0] > now - period)
+    if not change or not period:
+        return kept
+    if len(kept) >= 2 and now - kept[-2][0] < period / EVENTS_PER_PERIOD:
+        return (*kept[:-1], (now, kept[-1][1] + change))
+    return (*kept, (now, change))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from inflight_operator.decide.pod_problems import Problem, ServiceFacts, main_problem
-from inflight_operator.observe.pods import PodView
+from inflight_operator.decide.pod_problems import Problem
+from inflight_operator.decide.pods import ClassifiedPod, PodClass, Pods
 
 Status = Literal["True", "False", "Unknown"]
 
@@ -43,6 +43,11 @@ class DeploymentView:
     deadline_exceeded: str
     refused: str = ""
 
+    @property
+    def rolled_out(self) -> bool:
+        """Whether every pod is of the newest template."""
+        return self.current and self.updated >= self.replicas and self.total <= self.updated
+
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
@@ -53,10 +58,33 @@ class Metrics:
     error: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Alive:
+    """The replicas there are: pods that neither leave nor have ended.
+
+    Attributes:
+        problem: the one most worth telling, and how many have it; None when every pod serves.
+        routed: whether the Service routes to a ready one.
+    """
+
+    pods: tuple[ClassifiedPod, ...]
+    problem: tuple[Problem, int] | None
+    routed: bool
+
+    @property
+    def ready(self) -> int:
+        return sum(one.kind is PodClass.READY for one in self.pods)
+
+    @property
+    def homeless(self) -> tuple[ClassifiedPod, ...]:
+        return tuple(one for one in self.pods if not one.pod.node)
+
+
 def find_conditions(
-    facts: ServiceFacts,
+    source: str,
     deployment: DeploymentView | None,
-    pods: Sequence[PodView],
+    pods: Pods,
+    routed: bool,
     metrics: Metrics,
     scaling: Finding,
     tuning: Finding,
@@ -64,21 +92,30 @@ def find_conditions(
     """All conditions of a service, in the order they are shown.
 
     Args:
+        source: `spec.model.source`.
         deployment: None before it was created.
-        pods: all pods of the service, those on their way out included.
+        routed: whether the Service routes to a ready pod: before that, clients are refused.
         scaling, tuning: `ScalingActive` and `TuningActive`, which come from those decisions.
     """
-    alive = [pod for pod in pods if not pod.deleting]
-    problem = main_problem(alive, facts)
+    replicas = tuple(one for one in pods.all if one.kind not in (PodClass.LEAVING, PodClass.EVICTED))
+    alive = _Alive(replicas, _main_problem(replicas), routed)
     return (
-        _ready(deployment, alive, problem),
-        _scheduled(alive, facts),
-        _model_loaded(alive, facts),
-        _progressing(deployment, alive, problem),
+        _ready(deployment, alive),
+        _scheduled(alive),
+        _model_loaded(alive, source),
+        _progressing(deployment, alive),
         _metrics_available(metrics),
         scaling,
         tuning,
     )
+
+
+def _main_problem(pods: Iterable[ClassifiedPod]) -> tuple[Problem, int] | None:
+    found = [one.problem for one in pods if one.problem is not None]
+    if not found:
+        return None
+    first = max(found, key=lambda problem: problem.rank)
+    return first, sum(problem.reason == first.reason for problem in found)
 
 
 def stuck(findings: tuple[Finding, ...], reason: str, message: str) -> tuple[Finding, ...]:
@@ -88,6 +125,17 @@ def stuck(findings: tuple[Finding, ...], reason: str, message: str) -> tuple[Fin
     if any(one.type == "Ready" and one.reason == "Starting" for one in findings):
         stopped["Ready"] = Finding("Ready", "False", reason, message)
     return tuple(stopped.get(one.type, one) for one in findings)
+
+
+def held(findings: tuple[Finding, ...], reason: str, message: str, *, news: bool) -> tuple[Finding, ...]:
+    """The findings of a service whose pod template is left as it is.
+
+    Args:
+        news: whether that is what Progressing should say, rather than add to what it says.
+    """
+    old = next(one for one in findings if one.type == "Progressing")
+    new = Finding("Progressing", "False", reason, message) if news else replace(old, message=f"{old.message}; {message}")
+    return tuple(new if one is old else one for one in findings)
 
 
 def unreadable(ready: int, problem: str) -> tuple[Finding, ...]:
@@ -109,8 +157,8 @@ def unreadable(ready: int, problem: str) -> tuple[Finding, ...]:
     )
 
 
-def _ready(deployment: DeploymentView | None, alive: list[PodView], problem: tuple[Problem, int] | None) -> Finding:
-    ready = sum(pod.ready for pod in alive)
+def _ready(deployment: DeploymentView | None, alive: _Alive) -> Finding:
+    problem, ready, total = alive.problem, alive.ready, len(alive.pods)
     wanted = deployment.replicas if deployment is not None else 1
     if wanted == 0 and not ready:
         return Finding("Ready", "False", "ScaledToZero", "no replicas are wanted: spec.replicas is 0")
@@ -119,58 +167,57 @@ def _ready(deployment: DeploymentView | None, alive: list[PodView], problem: tup
             return Finding("Ready", "False", "PodsRefused", _refused(deployment))
         if problem is None:
             return Finding("Ready", "False", "Starting", "the first pod has not been created yet")
-        return Finding("Ready", "False", problem[0].reason, _sentence(problem, len(alive)))
+        return Finding("Ready", "False", problem[0].reason, _sentence(problem, total))
+    if not alive.routed:
+        return Finding("Ready", "False", "NotRouted", f"{_pods(ready)} ready; the Service does not route to it yet")
     count = f"{ready} of {max(wanted, ready)} replicas {'take' if ready > 1 else 'takes'} requests"
     if problem is not None and problem[0].blocking:
-        return Finding("Ready", "True", problem[0].reason, f"{count}; {_sentence(problem, len(alive))}")
+        return Finding("Ready", "True", problem[0].reason, f"{count}; {_sentence(problem, total)}")
     return Finding("Ready", "True", "Serving", count)
 
 
-def _scheduled(alive: list[PodView], facts: ServiceFacts) -> Finding:
-    if not alive:
+def _scheduled(alive: _Alive) -> Finding:
+    total, homeless = len(alive.pods), alive.homeless
+    if not total:
         return Finding("Scheduled", "Unknown", "NoPods", "there are no pods")
-    homeless = [pod for pod in alive if not pod.node]
     if not homeless:
-        nodes = len({pod.node for pod in alive})
-        return Finding("Scheduled", "True", "Scheduled", f"{_pods(len(alive))} on {nodes} node{'s' * (nodes != 1)}")
-    problem = main_problem(homeless, facts)
+        nodes = len({one.pod.node for one in alive.pods})
+        return Finding("Scheduled", "True", "Scheduled", f"{_pods(total)} on {nodes} node{'s' * (nodes != 1)}")
+    problem = _main_problem(homeless)
     if problem is None or problem[0].stage != "schedule":
-        return Finding("Scheduled", "False", "Scheduling", f"{_share(len(homeless), len(alive))} on no node yet")
-    return Finding("Scheduled", "False", problem[0].reason, _sentence(problem, len(alive)))
+        return Finding("Scheduled", "False", "Scheduling", f"{_share(len(homeless), total)} on no node yet")
+    return Finding("Scheduled", "False", problem[0].reason, _sentence(problem, total))
 
 
-def _model_loaded(alive: list[PodView], facts: ServiceFacts) -> Finding:
-    if any(pod.ready for pod in alive):
-        loaded = sum(pod.ready for pod in alive)
-        return Finding("ModelLoaded", "True", "Loaded", f"{facts.source} is loaded in {_pods(loaded)}")
-    problem = main_problem(alive, facts)
+def _model_loaded(alive: _Alive, source: str) -> Finding:
+    if alive.ready:
+        return Finding("ModelLoaded", "True", "Loaded", f"{source} is loaded in {_pods(alive.ready)}")
+    problem = alive.problem
     if problem is None or problem[0].stage in ("schedule", "start"):
         return Finding("ModelLoaded", "Unknown", "NotStarted", "no engine has started yet")
-    return Finding("ModelLoaded", "False", problem[0].reason, _sentence(problem, len(alive)))
+    return Finding("ModelLoaded", "False", problem[0].reason, _sentence(problem, len(alive.pods)))
 
 
-def _progressing(
-    deployment: DeploymentView | None, alive: list[PodView], problem: tuple[Problem, int] | None
-) -> Finding:
+def _progressing(deployment: DeploymentView | None, alive: _Alive) -> Finding:
     if deployment is None:
         return Finding("Progressing", "True", "Creating", "the Deployment is being created")
+    problem, total = alive.problem, len(alive.pods)
     if deployment.deadline_exceeded:
-        why = f"; {_sentence(problem, len(alive))}" if problem is not None else ""
+        why = f"; {_sentence(problem, total)}" if problem is not None else ""
         message = f"the rollout made no progress for too long: {deployment.deadline_exceeded}{why}"
         return Finding("Progressing", "False", "ProgressDeadlineExceeded", message)
-    ready = sum(pod.ready for pod in alive)
     wanted = deployment.replicas
     if deployment.refused and deployment.updated < wanted:
         return Finding("Progressing", "False", "PodsRefused", _refused(deployment))
-    if not deployment.current or deployment.updated < wanted or deployment.total > deployment.updated:
+    if not deployment.rolled_out:
         have = "has" if deployment.updated == 1 else "have"
         message = f"{deployment.updated} of {_pods(wanted)} {have} the newest template"
         return Finding("Progressing", "True", "RollingOut", message)
-    if ready < wanted:
-        why = _sentence(problem, len(alive)) if problem is not None else f"{ready} of {_pods(wanted)} ready"
+    if alive.ready < wanted:
+        why = _sentence(problem, total) if problem is not None else f"{alive.ready} of {_pods(wanted)} ready"
         return Finding("Progressing", "True", "StartingPods", why)
-    if len(alive) > wanted:
-        return Finding("Progressing", "True", "RemovingPods", f"{len(alive)} pods, {wanted} wanted")
+    if total > wanted:
+        return Finding("Progressing", "True", "RemovingPods", f"{total} pods, {wanted} wanted")
     return Finding("Progressing", "False", "Complete", f"{_pods(wanted)} ready, all of the newest template")
 
 

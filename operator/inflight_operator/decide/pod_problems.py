@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from inflight_operator.observe.pods import PodView
@@ -46,15 +46,6 @@ class Problem:
     stage: str
     text: str
     blocking: bool = True
-
-
-def main_problem(pods: Sequence[PodView], facts: ServiceFacts) -> tuple[Problem, int] | None:
-    """The problem most worth telling, and how many pods have it; None when every pod serves."""
-    found = [problem for problem in (pod_problem(pod, facts) for pod in pods) if problem is not None]
-    if not found:
-        return None
-    first = max(found, key=lambda problem: problem.rank)
-    return first, sum(problem.reason == first.reason for problem in found)
 
 
 def pod_problem(pod: PodView, facts: ServiceFacts) -> Problem | None:

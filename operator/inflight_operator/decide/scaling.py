@@ -1,17 +1,18 @@
 """How many replicas a service needs: each target asks for a number, the largest wins, behaviour rules bound the change.
 
 The arithmetic of a target is that of `autoscaling/v2`: desired = ceil(measured / (replicas * target) * replicas), with
-a tolerance of 10%. Replicas that are ordered but not ready yet count as capacity that shows no load, so an order is
-never repeated while it is being filled. Source: Kubernetes documentation, "Horizontal Pod Autoscaling", section
-"Algorithm details".
+a tolerance of 10%. Replicas that are ordered and start as usual count as capacity that shows no load, so an order is
+never repeated while it is being filled. Replicas that are blocked or late count as none. Source: Kubernetes
+documentation, "Horizontal Pod Autoscaling", section "Algorithm details".
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inflight_operator.decide.behavior import Behavior, ScalingHistory, rate_limited, recorded, stabilized
+from inflight_operator.decide.decision import Decision, Reason
 
 TOLERANCE = 0.1
 """A ratio of measured to target within 1 +/- this asks for no change (the default of the Horizontal Pod Autoscaler)."""
@@ -45,6 +46,10 @@ class ScalingObservation:
         loads: fresh measurements, at most one for each ready pod; a ready pod without one is stale.
         ttft_p95: seconds, over the last `window`; None without finished first tokens.
         window: seconds that `ttft_p95` looks back.
+        blocked: ordered replicas that will not become ready by themselves.
+        cause: why they are blocked, in words; empty when none is.
+        shared_cause: whether further replicas would be blocked for the same cause.
+        late: ordered replicas that start for longer than replicas of this service usually do.
     """
 
     time: float
@@ -53,6 +58,10 @@ class ScalingObservation:
     loads: tuple[PodLoad, ...]
     ttft_p95: float | None = None
     window: float = 30.0
+    blocked: int = 0
+    cause: str = ""
+    shared_cause: bool = False
+    late: int = 0
 
     @property
     def stale(self) -> int:
@@ -60,9 +69,19 @@ class ScalingObservation:
         return max(0, self.ready - len(self.loads))
 
     @property
+    def uncredited(self) -> int:
+        """Ordered replicas that are no capacity, now or soon."""
+        return min(self.blocked + self.late, max(0, self.replicas - self.ready))
+
+    @property
+    def credited(self) -> int:
+        """Ordered replicas that are capacity, now or soon."""
+        return self.replicas - self.uncredited
+
+    @property
     def starting(self) -> int:
-        """Replicas ordered that are not ready yet: not created, pending or loading."""
-        return max(0, self.replicas - self.ready)
+        """Replicas ordered that are not ready yet and will be soon: not created, pending or loading."""
+        return max(0, self.credited - self.ready)
 
     @property
     def waiting(self) -> int:
@@ -94,26 +113,27 @@ class ScalingBounds:
 class ScalingDecision:
     """Attributes:
     replicas: what the service should have now.
-    code: CamelCase reason for a condition.
-    reason: one sentence; it says "replicas A -> B" when the number changes.
+    change: None when replicas stay.
+    code: CamelCase, where the service stands: the reason of a condition.
+    reason: of the change, or why nothing changes.
     able: False when the measurements were not enough to decide on.
     history: to be given to the next decision.
     """
 
     replicas: int
+    change: Decision | None
     code: str
-    reason: str
+    reason: Reason
     able: bool
     history: ScalingHistory
 
 
 @dataclass(frozen=True, slots=True)
 class _Ask:
-    """One target's answer: the replicas it wants, and the sentence that says why."""
+    """One target's answer: the credited replicas it wants, and why."""
 
     replicas: int
-    code: str
-    why: str
+    reason: Reason
 
 
 def decide_scaling(
@@ -127,32 +147,27 @@ def decide_scaling(
     now, current = observation.time, observation.replicas
     history = history.at(now, current, starting=observation.starting)
     if not bounds.min_replicas <= current <= bounds.max_replicas:
-        return _into_bounds(current, bounds, history, now)
+        return _into_bounds(current, behavior, bounds, history, now)
 
     asks = _asks(observation, targets, history)
     if not asks:
         # What cannot be measured counts as needed: the scale-down window does not run out unseen.
         history = recorded(history, now, wanted=current, before=current, after=current, behavior=behavior)
-        return ScalingDecision(current, *_nothing_to_go_by(observation, targets), False, history)
-    ask = max(asks, key=lambda one: one.replicas)
+        reason = _nothing_to_go_by(observation, targets)
+        return ScalingDecision(current, None, reason.code, reason, False, history)
+    ask = _ordered(observation, max(asks, key=lambda one: one.replicas))
     if observation.stale and ask.replicas < current:
-        ask = _Ask(
-            current,
-            "MetricsMissing",
-            f"{observation.stale} of {observation.ready} ready pods show no fresh metrics: not scaling down",
-        )
+        numbers = {"stale": observation.stale, "ready": observation.ready}
+        ask = _Ask(current, Reason("MetricsMissing", numbers))
     wanted = min(max(ask.replicas, bounds.min_replicas), bounds.max_replicas)
 
     steady = stabilized(wanted, current, behavior, history, now)
     allowed = rate_limited(steady.replicas, current, behavior, history, now)
     history = recorded(history, now, wanted=wanted, before=current, after=allowed.replicas, behavior=behavior)
-    able = not observation.stale
+    able, held = not observation.stale, allowed.held or steady.held
     if allowed.replicas != current:
-        held = allowed.why or steady.why
-        why = f"replicas {current} -> {allowed.replicas}: {ask.why}" + (f"; {held}" if held else "")
-        return ScalingDecision(allowed.replicas, ask.code, why, able, history)
-    code, why = _why_unchanged(ask, wanted, current, bounds, steady.why, allowed.why)
-    return ScalingDecision(current, code, why, able, history)
+        return _changed(current, allowed.replicas, _holding(ask.reason, held), able, history)
+    return ScalingDecision(current, None, *_why_unchanged(ask, wanted, current, bounds, held), able, history)
 
 
 def _asks(observation: ScalingObservation, targets: ScalingTargets, history: ScalingHistory) -> list[_Ask]:
@@ -168,19 +183,36 @@ def _asks(observation: ScalingObservation, targets: ScalingTargets, history: Sca
     return asks
 
 
+def _ordered(observation: ScalingObservation, ask: _Ask) -> _Ask:
+    """From credited replicas to replicas to be ordered. Blocked and late ones come on top when more are wanted, are
+    left alone when not, and go first when fewer are wanted (Kubernetes deletes pods that are not ready first)."""
+    if observation.late and not observation.blocked:
+        ask = _Ask(ask.replicas, _holding(ask.reason, Reason("StartingLate", {"late": observation.late})))
+    if observation.blocked:
+        numbers = {"blocked": observation.blocked, "replicas": observation.replicas, "cause": observation.cause}
+        if ask.replicas > observation.credited and observation.shared_cause:
+            wanted = ask.replicas + observation.uncredited
+            held = Reason("BlockedNoMore", {**numbers, "wanted": wanted})
+            return _Ask(observation.replicas, _holding(ask.reason, held))
+        ask = _Ask(ask.replicas, _holding(ask.reason, Reason("Blocked", numbers)))
+    if ask.replicas > observation.credited:
+        return _Ask(ask.replicas + observation.uncredited, ask.reason)
+    return _Ask(observation.replicas, ask.reason) if ask.replicas == observation.credited else ask
+
+
 def _by_ratio(observation: ScalingObservation, measured: float, target: float) -> int:
-    """Replicas for `measured`, summed over pods, at `target` each; pods that do not show load count as unloaded when
-    scaling up and, for those that are stale, as exactly at target when scaling down."""
+    """Credited replicas for `measured`, summed over pods, at `target` each; pods that do not show load count as
+    unloaded when scaling up and, for those that are stale, as exactly at target when scaling down."""
     shown = len(observation.loads)
-    everyone = max(observation.replicas, observation.ready)
+    everyone = max(observation.credited, observation.ready)
     if measured / (shown * target) > 1.0:
         ratio = measured / (everyone * target)
-        return observation.replicas if ratio <= 1.0 + TOLERANCE else math.ceil(_rounded(measured / target))
+        return observation.credited if ratio <= 1.0 + TOLERANCE else math.ceil(_rounded(measured / target))
     measured += observation.stale * target
     ratio = measured / (observation.ready * target)
     if ratio >= 1.0 - TOLERANCE:
-        return observation.replicas
-    return min(observation.replicas, math.ceil(_rounded(measured / target)))
+        return observation.credited
+    return min(observation.credited, math.ceil(_rounded(measured / target)))
 
 
 def _rounded(value: float) -> float:
@@ -193,16 +225,11 @@ def _waiting_ask(observation: ScalingObservation, target: float) -> _Ask:
     # it has, the queue is the reason why it was ordered: the order stands as long as the queue does.
     ordered = observation.starting * (_slots(observation) or 0)
     measured = max(0, observation.waiting - ordered)
-    standing = min(_by_ratio(observation, observation.waiting, target), observation.replicas)
+    standing = min(_by_ratio(observation, observation.waiting, target), observation.credited)
     wanted = max(_by_ratio(observation, measured, target), standing, _fits(observation))
-    per_replica = f"{target:g} per replica is the target"
-    if observation.waiting == 0 and wanted < observation.replicas:
-        return _Ask(wanted, "NoRequestsWait", f"no request waits, {per_replica}")
-    return _Ask(
-        wanted,
-        "WaitingRequests",
-        f"{_count(observation.waiting, 'request')} {_verb(observation.waiting)}, {per_replica}",
-    )
+    if observation.waiting == 0 and wanted < observation.credited:
+        return _Ask(wanted, Reason("NoRequestsWait", {"target": target}))
+    return _Ask(wanted, Reason("WaitingRequests", {"waiting": observation.waiting, "target": target}))
 
 
 def _fits(observation: ScalingObservation) -> int:
@@ -212,76 +239,76 @@ def _fits(observation: ScalingObservation) -> int:
     if slots is None:
         return 0
     work = sum(load.running + load.waiting for load in observation.loads)
-    return min(observation.replicas, math.ceil(work / slots))
+    return min(observation.credited, math.ceil(work / slots))
 
 
 def _slots(observation: ScalingObservation) -> int | None:
-    """Requests that one replica runs at once; None when no engine tells."""
-    return min((load.max_num_seqs for load in observation.loads if load.max_num_seqs), default=None)
+    """Requests that one replica runs at once, the mean of those that tell; None when no engine does. A mean, so that
+    one pod with few slots does not limit what the fleet is believed to hold."""
+    told = [load.max_num_seqs for load in observation.loads if load.max_num_seqs]
+    return max(1, sum(told) // len(told)) if told else None
 
 
 def _kv_ask(observation: ScalingObservation, target: float) -> _Ask:
     total = sum(load.kv_usage for load in observation.loads)
-    mean = total / len(observation.loads)
-    why = f"{mean:.0%} of the KV cache is in use, {target:.0%} is the target"
-    return _Ask(_by_ratio(observation, total, target), "KvUtilization", why)
+    numbers = {"kv": total / len(observation.loads), "target": target}
+    return _Ask(_by_ratio(observation, total, target), Reason("KvUtilization", numbers))
 
 
 def _ttft_ask(observation: ScalingObservation, target: float, history: ScalingHistory) -> _Ask:
     measured = observation.ttft_p95
     if measured is None or measured <= target or observation.waiting == 0:
-        return _Ask(0, "TtftWithinTarget", f"p95 TTFT holds the target {_seconds(target)}")
-    waits = f"{_count(observation.waiting, 'request')} {_verb(observation.waiting)}"
-    why = f"p95 TTFT {_seconds(measured)} over target {_seconds(target)} while {waits}"
+        return _Ask(0, Reason("TtftWithinTarget", {"ttft_target": target}))
+    why = Reason("TtftOverTarget", {"ttft": measured, "ttft_target": target, "waiting": observation.waiting})
     # One step, and then none until a whole window was measured with all that was ordered in place.
     if observation.starting or observation.time - history.complete_since < observation.window:
-        return _Ask(observation.replicas, "TtftOverTarget", f"{why}; waiting to see what the last change brings")
-    return _Ask(observation.replicas + 1, "TtftOverTarget", why)
+        return _Ask(observation.credited, replace(why, held=Reason("Settling")))
+    return _Ask(observation.credited + 1, why)
 
 
-def _into_bounds(current: int, bounds: ScalingBounds, history: ScalingHistory, now: float) -> ScalingDecision:
+def _into_bounds(
+    current: int, behavior: Behavior, bounds: ScalingBounds, history: ScalingHistory, now: float
+) -> ScalingDecision:
     if current < bounds.min_replicas:
-        to, code, name = bounds.min_replicas, "BelowMinReplicas", "minReplicas"
+        to, code = bounds.min_replicas, "BelowMinReplicas"
     else:
-        to, code, name = bounds.max_replicas, "AboveMaxReplicas", "maxReplicas"
-    why = f"replicas {current} -> {to}: {name} is {to}"
-    return ScalingDecision(to, code, why, True, history.with_event(now, to - current))
+        to, code = bounds.max_replicas, "AboveMaxReplicas"
+    history = recorded(history, now, wanted=to, before=current, after=to, behavior=behavior)
+    return _changed(current, to, Reason(code, {"bound": to}), True, history)
 
 
-def _nothing_to_go_by(observation: ScalingObservation, targets: ScalingTargets) -> tuple[str, str]:
+def _nothing_to_go_by(observation: ScalingObservation, targets: ScalingTargets) -> Reason:
     if targets == ScalingTargets():
-        return "NoTargets", "no scaling target is set: replicas stay as they are"
+        return Reason("NoTargets")
     if observation.ready == 0:
-        return "NoReadyPods", "no pod is ready yet: replicas stay as they are"
-    return (
-        "MetricsMissing",
-        f"none of {_count(observation.ready, 'ready pod')} shows fresh metrics: replicas stay as they are",
-    )
+        return Reason("NoReadyPods")
+    return Reason("MetricsMissing", {"stale": observation.ready, "ready": observation.ready})
 
 
 def _why_unchanged(
-    ask: _Ask, wanted: int, current: int, bounds: ScalingBounds, stabilizer: str, limiter: str
-) -> tuple[str, str]:
+    ask: _Ask, wanted: int, current: int, bounds: ScalingBounds, held: Reason | None
+) -> tuple[str, Reason]:
     if wanted < current:
-        return ("ScaleDownHeld", f"{ask.why}; {stabilizer or limiter}")
+        return "ScaleDownHeld", _holding(ask.reason, held)
     if wanted > current:
-        return ("ScaleUpHeld", f"{ask.why}; {stabilizer or limiter}")
+        return "ScaleUpHeld", _holding(ask.reason, held)
     if ask.replicas > bounds.max_replicas:
-        return ("MaxReplicas", f"{ask.why}; maxReplicas {bounds.max_replicas} is reached")
+        return "MaxReplicas", _holding(ask.reason, Reason("MaxReplicas", {"bound": bounds.max_replicas}))
     if ask.replicas < bounds.min_replicas:
-        return ("MinReplicas", f"{ask.why}; minReplicas is {bounds.min_replicas}")
-    if ask.code in ("MetricsMissing", "TtftOverTarget"):
-        return (ask.code, ask.why)
-    return ("AsDesired", f"{ask.why}: {_count(current, 'replica')} {'is' if current == 1 else 'are'} right")
+        return "MinReplicas", _holding(ask.reason, Reason("MinReplicas", {"bound": bounds.min_replicas}))
+    if ask.reason.code in ("MetricsMissing", "TtftOverTarget"):
+        return ask.reason.code, ask.reason
+    if ask.reason.held is not None:
+        return ask.reason.held.code, ask.reason
+    return "AsDesired", _holding(ask.reason, Reason("AsDesired", {"replicas": current}))
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def _changed(frm: int, to: int, reason: Reason, able: bool, history: ScalingHistory) -> ScalingDecision:
+    return ScalingDecision(to, Decision("Scaling", "replicas", frm, to, reason), reason.code, reason, able, history)
 
 
-def _verb(number: int) -> str:
-    return "waits" if number == 1 else "wait"
-
-
-def _seconds(value: float) -> str:
-    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
+def _holding(reason: Reason, held: Reason | None) -> Reason:
+    """`reason` with one more thing that holds it, behind what does already."""
+    if held is None:
+        return reason
+    return replace(reason, held=held if reason.held is None else _holding(reason.held, held))

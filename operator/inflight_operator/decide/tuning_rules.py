@@ -5,17 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from inflight_operator.decide.tuning_types import (
-    Change,
-    Knob,
-    Limits,
-    Slo,
-    TuningBounds,
-    TuningPolicy,
-    TuningState,
-    TuningView,
-    seconds_text,
-)
+from inflight_operator.decide.decision import Number, Reason
+from inflight_operator.decide.tuning_types import Slo, Step, TuningPolicy, TuningState, TuningView
+from inflight_operator.limits import Knob, Limits, LimitsBounds
 
 SMALLEST_CUT = 0.9
 LARGEST_CUT: dict[Knob, float] = {"max_num_seqs": 0.5, "max_num_batched_tokens": 0.25}
@@ -33,29 +25,29 @@ TAIL = 2.0
 
 
 def propose(
-    view: TuningView, limits: Limits, bounds: TuningBounds, slo: Slo, policy: TuningPolicy, state: TuningState
-) -> Change | None:
+    view: TuningView, limits: Limits, bounds: LimitsBounds, slo: Slo, policy: TuningPolicy, state: TuningState
+) -> Step | None:
     """The next step, or None when no rule wants one."""
     for rule in _RULES:
-        change = rule(view, limits, bounds, slo, policy)
-        if change is not None and not state.blocked(change.knob, up=change.up):
-            return change
+        step = rule(view, limits, bounds, slo, policy)
+        if step is not None and not state.blocked(step.knob, up=step.up):
+            return step
     return None
 
 
 def fewer_slots_when_memory_is_short(
-    view: TuningView, limits: Limits, bounds: TuningBounds, slo: Slo, policy: TuningPolicy
-) -> Change | None:
+    view: TuningView, limits: Limits, bounds: LimitsBounds, slo: Slo, policy: TuningPolicy
+) -> Step | None:
     """Preempted requests are computed twice: admit only what the KV cache can hold."""
     if view.preemptions_per_min <= policy.preemptions_per_min:
         return None
-    why = f"{view.preemptions_per_min:.0f} preemptions/min, KV cache {view.kv_usage:.0%} full"
-    return _cut_slots(view, limits, bounds, 0.75, "Preemptions", why)
+    why = Reason("Preemptions", {"preemptions": view.preemptions_per_min, "kv": view.kv_usage})
+    return _cut_slots(view, limits, bounds, 0.75, why)
 
 
 def smaller_steps_when_prefill_delays_decodes(
-    view: TuningView, limits: Limits, bounds: TuningBounds, slo: Slo, policy: TuningPolicy
-) -> Change | None:
+    view: TuningView, limits: Limits, bounds: LimitsBounds, slo: Slo, policy: TuningPolicy
+) -> Step | None:
     """Decodes wait for the whole step they share with a prefill chunk: cut the chunk before the batch."""
     over = _over_target(view, slo, policy)
     if over is None or not _prefill_interferes(view, slo):
@@ -65,15 +57,13 @@ def smaller_steps_when_prefill_delays_decodes(
     start = min(limits.max_num_batched_tokens, max(1, math.ceil(reached)))
     to = _even(math.floor(start * _cut("max_num_batched_tokens", view, slo)))
     # Every running request takes one token of each step; as much again is left for prefill, or the queue would starve.
-    to = max(to, bounds.min.max_num_batched_tokens, view.running_now * 2)
-    return _change(
-        "max_num_batched_tokens", limits, to, "TpotOverTarget", f"{_tpot_over(view, slo)}, prefill fills the steps"
-    )
+    to = max(to, bounds.low.max_num_batched_tokens, view.running_now * 2)
+    return _step("max_num_batched_tokens", limits, to, _tpot_over(view, slo, prefill=True))
 
 
 def fewer_slots_when_decodes_are_slow(
-    view: TuningView, limits: Limits, bounds: TuningBounds, slo: Slo, policy: TuningPolicy
-) -> Change | None:
+    view: TuningView, limits: Limits, bounds: LimitsBounds, slo: Slo, policy: TuningPolicy
+) -> Step | None:
     """The batch itself is too large for the target."""
     over = _over_target(view, slo, policy)
     if over is None:
@@ -81,30 +71,30 @@ def fewer_slots_when_decodes_are_slow(
     pace, target = view.pace, slo.tpot_p95
     if pace is not None and target is not None and pace < target * policy.room:
         return None  # what runs now holds the target: finished requests still carry an earlier setting
-    return _cut_slots(view, limits, bounds, _cut("max_num_seqs", view, slo), "TpotOverTarget", _tpot_over(view, slo))
+    return _cut_slots(view, limits, bounds, _cut("max_num_seqs", view, slo), _tpot_over(view, slo, prefill=False))
 
 
 def more_slots_when_requests_wait(
-    view: TuningView, limits: Limits, bounds: TuningBounds, slo: Slo, policy: TuningPolicy
-) -> Change | None:
+    view: TuningView, limits: Limits, bounds: LimitsBounds, slo: Slo, policy: TuningPolicy
+) -> Step | None:
     """Requests wait for a slot while decodes have room."""
     if view.waiting < 1 or view.running < limits.max_num_seqs * 0.9:
         return None
     room = _room(view, slo, policy)
     if room is None:
         return None
-    step = max(1, math.ceil((bounds.max.max_num_seqs - bounds.min.max_num_seqs) / STEPS_OF_RANGE))
+    step = max(1, math.ceil((bounds.high.max_num_seqs - bounds.low.max_num_seqs) / STEPS_OF_RANGE))
     if room <= 0.5:  # far from the target: double, as TCP's slow start does
         step = max(step, limits.max_num_seqs)
     fits = math.floor(limits.max_num_seqs * policy.kv_full / max(view.kv_usage, 0.01))
-    to = min(limits.max_num_seqs + step, bounds.max.max_num_seqs, max(fits, limits.max_num_seqs))
-    why = f"{view.waiting:.0f} requests wait, {_tpot_room(view, slo)}"
-    return _change("max_num_seqs", limits, to, "RequestsWait", why)
+    to = min(limits.max_num_seqs + step, bounds.high.max_num_seqs, max(fits, limits.max_num_seqs))
+    why = Reason("RequestsWait", {"waiting": view.waiting, **_tpot_room(view, slo)})
+    return _step("max_num_seqs", limits, to, why)
 
 
 def larger_steps_when_prompts_wait(
-    view: TuningView, limits: Limits, bounds: TuningBounds, slo: Slo, policy: TuningPolicy
-) -> Change | None:
+    view: TuningView, limits: Limits, bounds: LimitsBounds, slo: Slo, policy: TuningPolicy
+) -> Step | None:
     """First tokens are late because prompts are computed in chunks that are too small, and decodes have room."""
     if slo.ttft_p95 is None or view.ttft_p95 is None or view.ttft_p95 <= slo.ttft_p95 * (1 + policy.dead_band):
         return None
@@ -116,13 +106,13 @@ def larger_steps_when_prompts_wait(
         return None  # steps do not reach the budget: it is not what prompts wait for
     if _room(view, slo, policy) is None:
         return None
-    step = max(16, math.ceil((bounds.max.max_num_batched_tokens - bounds.min.max_num_batched_tokens) / STEPS_OF_RANGE))
-    to = min(_even(limits.max_num_batched_tokens + step), bounds.max.max_num_batched_tokens)
-    why = f"p95 TTFT {seconds_text(view.ttft_p95)} over target {seconds_text(slo.ttft_p95)}, {_tpot_room(view, slo)}"
-    return _change("max_num_batched_tokens", limits, to, "TtftOverTarget", why)
+    step = max(16, math.ceil((bounds.high.max_num_batched_tokens - bounds.low.max_num_batched_tokens) / STEPS_OF_RANGE))
+    to = min(_even(limits.max_num_batched_tokens + step), bounds.high.max_num_batched_tokens)
+    numbers = {"ttft": view.ttft_p95, "ttft_target": slo.ttft_p95, **_tpot_room(view, slo)}
+    return _step("max_num_batched_tokens", limits, to, Reason("TtftOverTarget", numbers))
 
 
-_RULES: tuple[Callable[[TuningView, Limits, TuningBounds, Slo, TuningPolicy], Change | None], ...] = (
+_RULES: tuple[Callable[[TuningView, Limits, LimitsBounds, Slo, TuningPolicy], Step | None], ...] = (
     fewer_slots_when_memory_is_short,
     smaller_steps_when_prefill_delays_decodes,
     fewer_slots_when_decodes_are_slow,
@@ -132,19 +122,19 @@ _RULES: tuple[Callable[[TuningView, Limits, TuningBounds, Slo, TuningPolicy], Ch
 
 
 def _cut_slots(
-    view: TuningView, limits: Limits, bounds: TuningBounds, factor: float, code: str, why: str
-) -> Change | None:
+    view: TuningView, limits: Limits, bounds: LimitsBounds, factor: float, why: Reason
+) -> Step | None:
     # Lowering a limit that running is far below changes nothing: start from what runs.
     start = min(limits.max_num_seqs, max(1, math.ceil(max(view.running, view.running_now))))
-    to = max(min(math.floor(start * factor), start - 1), bounds.min.max_num_seqs)
-    return _change("max_num_seqs", limits, to, code, why) if to < limits.max_num_seqs else None
+    to = max(min(math.floor(start * factor), start - 1), bounds.low.max_num_seqs)
+    return _step("max_num_seqs", limits, to, why) if to < limits.max_num_seqs else None
 
 
-def _change(knob: Knob, limits: Limits, to: int, code: str, why: str) -> Change | None:
+def _step(knob: Knob, limits: Limits, to: int, why: Reason) -> Step | None:
     frm = limits.get(knob)
-    if to == frm or (code == "TpotOverTarget" and to > frm):
+    if to == frm or (why.code == "TpotOverTarget" and to > frm):
         return None
-    return Change(knob, frm, to, code, f"{knob} {frm} -> {to}: {why}")
+    return Step(knob, frm, to, why)
 
 
 def _over_target(view: TuningView, slo: Slo, policy: TuningPolicy) -> float | None:
@@ -191,14 +181,15 @@ def _even(tokens: int) -> int:
     return tokens if tokens < 32 else tokens // 16 * 16
 
 
-def _tpot_over(view: TuningView, slo: Slo) -> str:
-    return f"{_tpot_name(view)} {seconds_text(view.tpot or 0.0)} over target {seconds_text(slo.tpot_p95 or 0.0)}"
+def _tpot_over(view: TuningView, slo: Slo, *, prefill: bool) -> Reason:
+    numbers = {"measure": _tpot_name(view), "tpot": view.tpot or 0.0, "tpot_target": slo.tpot_p95 or 0.0}
+    return Reason("TpotOverTarget", {**numbers, "prefill": int(prefill)})
 
 
-def _tpot_room(view: TuningView, slo: Slo) -> str:
+def _tpot_room(view: TuningView, slo: Slo) -> dict[str, Number]:
     if slo.tpot_p95 is None:
-        return f"KV cache {view.kv_usage:.0%} full"
-    return f"{_tpot_name(view)} {seconds_text(view.tpot or 0.0)} well under target {seconds_text(slo.tpot_p95)}"
+        return {"kv": view.kv_usage}
+    return {"measure": _tpot_name(view), "tpot": view.tpot or 0.0, "tpot_target": slo.tpot_p95}
 
 
 def _tpot_name(view: TuningView) -> str:

@@ -3,45 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
-Knob = Literal["max_num_seqs", "max_num_batched_tokens"]
+from inflight_operator.decide.decision import Decision, Reason
+from inflight_operator.limits import Knob, Limits
 
 MIN_REQUESTS = 5
 """Finished requests from which their p95 TPOT is believed; below, the mean inter-token latency stands in."""
 
 MIN_TOKENS = 8
 """Generated tokens from which there is traffic to judge by."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The two limits that change while an engine runs (see `/v1/runtime_config`)."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-
-    def get(self, knob: Knob) -> int:
-        return self.max_num_seqs if knob == "max_num_seqs" else self.max_num_batched_tokens
-
-    def with_(self, knob: Knob, value: int) -> Limits:
-        if knob == "max_num_seqs":
-            return replace(self, max_num_seqs=value)
-        return replace(self, max_num_batched_tokens=value)
-
-
-@dataclass(frozen=True, slots=True)
-class TuningBounds:
-    """The smallest and largest value of each limit, both allowed."""
-
-    min: Limits
-    max: Limits
-
-    def clamp(self, limits: Limits) -> Limits:
-        return Limits(
-            min(max(limits.max_num_seqs, self.min.max_num_seqs), self.max.max_num_seqs),
-            min(max(limits.max_num_batched_tokens, self.min.max_num_batched_tokens), self.max.max_num_batched_tokens),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +110,13 @@ class TuningView:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """One step of one knob. `text` is the whole reason, `code` its CamelCase kind."""
+class Step:
+    """One step of one limit, and why."""
 
     knob: Knob
     frm: int
     to: int
-    code: str
-    text: str
+    reason: Reason
 
     @property
     def up(self) -> bool:
@@ -156,16 +125,15 @@ class Change:
     def applied_to(self, limits: Limits) -> Limits:
         return limits.with_(self.knob, self.to)
 
-    def before(self, limits: Limits) -> Limits:
-        """`limits` with this change undone."""
-        return limits.with_(self.knob, self.frm)
+    def decision(self, *, applied: bool) -> Decision:
+        return Decision("Tuning", self.knob, self.frm, self.to, self.reason, applied)
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A change in force that has not been judged yet, and what was measured before it."""
+    """A step in force that has not been judged yet, and what was measured before it."""
 
-    change: Change
+    step: Step
     before: TuningView
     started: float
 
@@ -185,7 +153,7 @@ class TuningState:
 
     Attributes:
         window_start: time from which measurements count.
-        trial: the last change, while it is being measured.
+        trial: the last step, while it is being measured.
         blocks: directions that rest.
     """
 
@@ -199,6 +167,3 @@ class TuningState:
     def without_expired(self, now: float) -> TuningState:
         return replace(self, blocks=tuple(block for block in self.blocks if block.until > now))
 
-
-def seconds_text(value: float) -> str:
-    return f"{value * 1000:.0f} ms" if value < 1.9995 else f"{value:.1f} s"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -12,14 +13,19 @@ class Histogram:
     """Cumulative buckets of one histogram.
 
     Attributes:
-        bounds: upper bounds, rising, the last one infinity.
-        counts: observations at or below each bound.
+        bounds: upper bounds, rising, the last one infinity. Engines of one version share one tuple.
+        counts: observations at or below each bound; kept as an array of doubles, which takes a quarter of a tuple's
+            memory, and never changed.
         total: sum of all observations.
     """
 
     bounds: tuple[float, ...] = ()
-    counts: tuple[float, ...] = ()
+    counts: Sequence[float] = ()
     total: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.counts, array):
+            object.__setattr__(self, "counts", array("d", self.counts))
 
     @property
     def count(self) -> float:
@@ -36,7 +42,7 @@ class Histogram:
             now < was for now, was in zip(self.counts, earlier.counts, strict=True)
         ):
             return self
-        counts = tuple(now - was for now, was in zip(self.counts, earlier.counts, strict=True))
+        counts = [now - was for now, was in zip(self.counts, earlier.counts, strict=True)]
         return Histogram(self.bounds, counts, max(0.0, self.total - earlier.total))
 
     def percentile(self, q: float) -> float | None:
@@ -60,6 +66,9 @@ def summed(histograms: Iterable[Histogram]) -> Histogram:
     parts = [one for one in histograms if one.bounds]
     if not parts:
         return Histogram()
+    total, bounds = sum(one.total for one in parts), parts[0].bounds
+    if all(one.bounds == bounds for one in parts):
+        return Histogram(bounds, [sum(column) for column in zip(*(one.counts for one in parts), strict=True)], total)
     shared = sorted(set.intersection(*(set(one.bounds) for one in parts)))
-    counts = tuple(sum(one.counts[one.bounds.index(bound)] for one in parts) for bound in shared)
-    return Histogram(tuple(shared), counts, sum(one.total for one in parts))
+    counts = [sum(one.counts[one.bounds.index(bound)] for one in parts) for bound in shared]
+    return Histogram(tuple(shared), counts, total)

@@ -1,21 +1,31 @@
-"""One engine's /metrics text as a value. Names are vLLM's, with `inflight_*` where vLLM has none.
+"""One engine's /metrics page as a value. Names are vLLM's, with `inflight_*` where vLLM has none.
 
-vLLM itself is read as well: what only our engine tells is None there.
+vLLM itself is read as well: `limits`, `capacity`, `revision` and `waiting_prompt_tokens` are None there.
+
+A page is the word of a pod that runs a tenant's model, so nothing on it is trusted: the parser looks at the few lines
+it needs in one linear pass, the size of what it returns is bounded, and a number that no engine can have makes the page
+an error (counters, gauges, buckets) or the field unknown (limits, capacity, revision).
+
+Format: https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import le, lt
 
-from prometheus_client.parser import text_string_to_metric_families
-
+from inflight_operator.limits import Limits
 from inflight_operator.observe.histogram import Histogram
 
-_GAUGES_SUMMED = ("vllm:num_requests_running", "vllm:num_requests_waiting", "inflight_waiting_prompt_tokens")
-_GAUGES_MAX = (
+_GAUGES = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
     "vllm:kv_cache_usage_perc",
+    "inflight_waiting_prompt_tokens",
     "inflight_max_num_seqs",
     "inflight_max_num_seqs_capacity",
     "inflight_max_num_batched_tokens",
@@ -29,7 +39,30 @@ _HISTOGRAMS = (
     "vllm:inter_token_latency_seconds",
     "vllm:iteration_tokens_total",
 )
-_WANTED = (*_GAUGES_SUMMED, *_GAUGES_MAX, *_COUNTERS, *_HISTOGRAMS)
+WANTED = (
+    *_GAUGES,
+    *_COUNTERS,
+    *(f"{name}{suffix}" for name in _HISTOGRAMS for suffix in ("_bucket", "_sum")),
+)
+"""Names of all samples that `parse_metrics` reads, as `?name[]=` of prometheus_client takes them."""
+
+MAX_LINES = 20_000
+"""Most lines of a page. A whole page of vLLM has about 1,000 for each of its engines."""
+
+MAX_BUCKETS = 64
+"""Most buckets of one histogram; engines have about 20."""
+
+MAX_NUMBER = 2.0**53
+"""Largest counter, gauge or revision: above it doubles skip integers."""
+
+MAX_LIMITS = Limits(65_536, 1_048_576)
+"""Largest limits and capacities, those of the InferenceService's schema."""
+
+_ROUNDING = 1e-6
+"""A share of KV blocks may be above 1 by this much."""
+
+_BUCKETS = frozenset(f"{name}_bucket" for name in _HISTOGRAMS)
+_LIMITS = frozenset(name for name in _GAUGES if name.startswith(("inflight_max", "inflight_runtime")))
 
 
 class MetricsError(ValueError):
@@ -50,8 +83,8 @@ class Sample:
         itl: inter-token latency, seconds.
         step_tokens: tokens computed in one iteration.
         waiting_prompt_tokens: prompt tokens not computed yet.
-        max_num_seqs, max_num_batched_tokens: limits in force.
-        max_num_seqs_capacity, max_num_batched_tokens_capacity: what the engine was started with.
+        limits: in force.
+        capacity: largest limits that the engine takes, set when it was started.
         revision: of the limits in force.
     """
 
@@ -66,63 +99,134 @@ class Sample:
     itl: Histogram
     step_tokens: Histogram
     waiting_prompt_tokens: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    max_num_seqs_capacity: int | None = None
-    max_num_batched_tokens_capacity: int | None = None
+    limits: Limits | None = None
+    capacity: Limits | None = None
     revision: int | None = None
+
+
+def _one_of(prefix: str) -> str:
+    """`prefix` and the rest of any wanted name. The branches begin with different letters, so few are tried."""
+    return prefix + "(?:" + "|".join(name.removeprefix(prefix) for name in WANTED if name.startswith(prefix)) + ")"
+
+
+_QUOTED = r'"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+"'
+_EDGE = r'[ \t]*+le[ \t]*+=[ \t]*+"([!#-\[\]^`-~]*+)"'
+_LABEL = rf"[ \t]*+[a-zA-Z_]\w*+[ \t]*+=[ \t]*+{_QUOTED}"
+_LINE = re.compile(
+    # `re` finds the line feed with memchr, and all repetitions are possessive: nothing is tried twice, so the time is
+    # linear in the text, whatever is in it.
+    rf"\n[ \t]*+({_one_of('vllm:')}|{_one_of('inflight_')})(?![\w:])[ \t]*+"
+    rf"(?:\{{(?:(?:{_EDGE}|{_LABEL})[ \t]*+,?+)*+[ \t]*+\}})?+"
+    r"[ \t]*+([!-^`-~]*+)([^\n]*+)",
+    re.ASCII,
+)
+"""A line of a wanted sample: name, `le`, value, and what follows the value. A line that is not well formed matches too;
+its value is then no number, or something follows it that is no time stamp."""
+
+_AFTER_VALUE = re.compile(r"(?:[ \t]+[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)?(?:[ \t]+#[^\n]*)?[ \t\r]*", re.ASCII)
+"""A time stamp and an exemplar, both optional and both ignored."""
 
 
 def parse_metrics(text: str, time: float) -> Sample:
     """The sample in Prometheus text format `text`, taken at `time`.
 
     Values of several label sets (engines of one vLLM server) are summed; utilizations and limits take the largest.
-    What is not a finite number counts as not told.
+    A gauge or counter that is not a finite number counts as not told, a histogram with such a bucket or sum as empty.
+    Limits, a capacity or a revision that no engine can have (see `MAX_LIMITS`, `MAX_NUMBER`) count as not told.
 
     Raises:
-        MetricsError: the text cannot be parsed, or `vllm:num_requests_running` is not in it.
+        MetricsError: a line that is read cannot be parsed; `vllm:num_requests_running` is not there; another number is
+            negative or above `MAX_NUMBER`, or a utilization above 1; a histogram has falling counts, no bucket for
+            infinity, or more buckets than `MAX_BUCKETS`; the page has more than `MAX_LINES` lines.
     """
-    # Most lines of an engine's page are not looked at; parsing only those that are keeps 5,000 pods on one core.
-    wanted = "".join(f"{line}\n" for line in text.splitlines() if line.startswith(_WANTED))
+    if text.count("\n") > MAX_LINES:
+        raise MetricsError(f"more than {MAX_LINES} lines")
     values: dict[str, list[float]] = defaultdict(list)
-    buckets: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
-    try:
-        for family in text_string_to_metric_families(wanted):
-            for sample in family.samples:
-                if not math.isfinite(sample.value):
-                    continue
-                if "le" in sample.labels:
-                    buckets[sample.name.removesuffix("_bucket")][float(sample.labels["le"])] += sample.value
-                else:
-                    values[sample.name].append(sample.value)
-    except ValueError as error:
-        raise MetricsError(f"not Prometheus text: {error}") from error
+    buckets: dict[str, dict[float, float]] = defaultdict(dict)
+    unknown: set[str] = set()
+    for name, edge, number, rest in _LINE.findall(f"\n{text}"):
+        try:
+            value = float(number)
+            bound = float(edge) if name in _BUCKETS else 0.0
+        except ValueError as error:
+            raise MetricsError(f"not Prometheus text: {name}: {error}") from error
+        if rest and not _AFTER_VALUE.fullmatch(rest):
+            raise MetricsError(f"not Prometheus text: {name} is followed by {rest.strip()[:40]!r}")
+        if not 0 <= value <= MAX_NUMBER:
+            if math.isfinite(value) and name not in _LIMITS:
+                raise MetricsError(f"{name} is {value:g}, which no engine counts to")
+            unknown.add(name)
+        elif name in _BUCKETS:
+            of_name = buckets[name]
+            of_name[bound] = of_name.get(bound, 0.0) + value
+        else:
+            values[name].append(value)
     if not values["vllm:num_requests_running"]:
         raise MetricsError("vllm:num_requests_running is missing: this is not an engine's metrics page")
-
-    def most(name: str) -> int | None:
-        return int(max(values[name])) if values[name] else None
+    kv_usage = max(values["vllm:kv_cache_usage_perc"], default=0.0)
+    if kv_usage > 1 + _ROUNDING:
+        raise MetricsError(f"vllm:kv_cache_usage_perc is {kv_usage:g}; a share is at most 1")
 
     def histogram(name: str) -> Histogram:
-        found = sorted(buckets[name].items())
-        return Histogram(tuple(b for b, _ in found), tuple(c for _, c in found), sum(values[f"{name}_sum"]))
+        if f"{name}_bucket" in unknown or f"{name}_sum" in unknown:
+            return Histogram()
+        return _histogram(name, buckets[f"{name}_bucket"], sum(values[f"{name}_sum"]))
 
-    tokens_waiting = values["inflight_waiting_prompt_tokens"]
+    prompt_tokens = values["inflight_waiting_prompt_tokens"]
     return Sample(
         time=time,
         running=int(sum(values["vllm:num_requests_running"])),
         waiting=int(sum(values["vllm:num_requests_waiting"])),
-        kv_usage=max(values["vllm:kv_cache_usage_perc"], default=0.0),
+        kv_usage=min(1.0, kv_usage),
         preemptions=sum(values["vllm:num_preemptions_total"]),
         generation_tokens=sum(values["vllm:generation_tokens_total"]),
         ttft=histogram("vllm:time_to_first_token_seconds"),
         tpot=histogram("vllm:request_time_per_output_token_seconds"),
         itl=histogram("vllm:inter_token_latency_seconds"),
         step_tokens=histogram("vllm:iteration_tokens_total"),
-        waiting_prompt_tokens=int(sum(tokens_waiting)) if tokens_waiting else None,
-        max_num_seqs=most("inflight_max_num_seqs"),
-        max_num_batched_tokens=most("inflight_max_num_batched_tokens"),
-        max_num_seqs_capacity=most("inflight_max_num_seqs_capacity"),
-        max_num_batched_tokens_capacity=most("inflight_max_num_batched_tokens_capacity"),
-        revision=most("inflight_runtime_config_revision"),
+        waiting_prompt_tokens=int(sum(prompt_tokens)) if prompt_tokens else None,
+        limits=_limits(values["inflight_max_num_seqs"], values["inflight_max_num_batched_tokens"]),
+        capacity=_limits(values["inflight_max_num_seqs_capacity"], values["inflight_max_num_batched_tokens_capacity"]),
+        revision=_whole(values["inflight_runtime_config_revision"]),
     )
+
+
+def _whole(values: list[float]) -> int | None:
+    """The largest value; None without any, or when it is not a whole number."""
+    largest = max(values, default=0.5)
+    return int(largest) if largest.is_integer() else None
+
+
+def _limits(seqs: list[float], tokens: list[float]) -> Limits | None:
+    max_num_seqs, max_num_batched_tokens = _whole(seqs), _whole(tokens)
+    if not max_num_seqs or not max_num_batched_tokens:
+        return None
+    return _shared_limits(max_num_seqs, max_num_batched_tokens)
+
+
+def _histogram(name: str, buckets: dict[float, float], total: float) -> Histogram:
+    if not buckets:
+        return Histogram()
+    if len(buckets) > MAX_BUCKETS:
+        raise MetricsError(f"{name} has {len(buckets)} buckets, {MAX_BUCKETS} at most are read")
+    bounds = tuple(sorted(buckets))
+    counts = [buckets[bound] for bound in bounds]
+    # NaN compares as false with everything, so a bound that is NaN is found here too.
+    if bounds[-1] != math.inf or not all(map(lt, bounds, bounds[1:])):
+        raise MetricsError(f"{name} has no bucket for +Inf, or one for NaN")
+    if not all(map(le, counts, counts[1:])):
+        raise MetricsError(f"{name} has bucket counts that fall")
+    return Histogram(_shared_bounds(bounds), counts, total)
+
+
+@lru_cache(maxsize=1024)
+def _shared_limits(max_num_seqs: int, max_num_batched_tokens: int) -> Limits | None:
+    """One object for all engines with these limits; None when they are out of range."""
+    limits = Limits(max_num_seqs, max_num_batched_tokens)
+    return limits if limits.at_most(MAX_LIMITS) == limits else None
+
+
+@lru_cache(maxsize=1024)
+def _shared_bounds(bounds: tuple[float, ...]) -> tuple[float, ...]:
+    """One tuple for all histograms with these bounds."""
+    return bounds

@@ -10,6 +10,12 @@ from typing import Any
 ENGINE_CONTAINER = "engine"
 """Name of the container whose state tells how the engine is doing; where it is missing, the pod's first one."""
 
+DEFAULT_PORT = 8000
+"""Of a container that declares none, as an engine that is not ours may."""
+
+SERVING_PORT = "http"
+ADMIN_PORT = "admin"
+"""Names of the engine container's ports. Engines of earlier releases have no admin port."""
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
@@ -29,6 +35,11 @@ class PodView:
         last_reason, last_message, exit_code: how the container ended the last time, if it did.
         unschedulable: the scheduler's message while it finds no node, else empty.
         failure: why a pod in phase Failed failed (evicted, for example), else empty.
+        running_since: when its container started, seconds since the epoch; None while it does not run.
+        last_run: seconds that its container ran the last time before it ended; None when it never did.
+        ready_since: when it became ready, seconds since the epoch; None while it is not.
+        metrics_port: where it serves /metrics.
+        admin_port: where it takes its limits; None for an engine without such a port.
         deletion_cost: `controller.kubernetes.io/pod-deletion-cost`; 0 when it is not set, as Kubernetes has it.
         created: seconds since the epoch.
     """
@@ -49,15 +60,32 @@ class PodView:
     exit_code: int | None
     unschedulable: str
     failure: str
+    running_since: float | None
+    last_run: float | None
+    ready_since: float | None
+    metrics_port: int
+    admin_port: int | None
     deletion_cost: int
     created: float
+
+    @property
+    def serves(self) -> bool:
+        """Whether it takes requests and stays."""
+        return self.ready and not self.deleting and bool(self.ip)
+
+    def url(self, port: int) -> str:
+        """`http://IP:PORT`, with brackets around an IPv6 address."""
+        return f"http://[{self.ip}]:{port}" if ":" in self.ip else f"http://{self.ip}:{port}"
 
 
 def pod_view(pod: Mapping[str, Any]) -> PodView:
     """The view of `pod`, a v1 Pod as the API gives it in JSON."""
     metadata, spec, status = pod.get("metadata", {}), pod.get("spec", {}), pod.get("status", {})
     container = _engine(status.get("containerStatuses", []))
-    waiting = container.get("state", {}).get("waiting", {})
+    declared = _engine(spec.get("containers", []))
+    ports = {one.get("name"): one.get("containerPort") for one in declared.get("ports", [])}
+    ready = _condition(status, "Ready")
+    waiting, running = (container.get("state", {}).get(state, {}) for state in ("waiting", "running"))
     ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
     return PodView(
         name=metadata.get("name", ""),
@@ -65,10 +93,10 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         ip=status.get("podIP", ""),
         node=spec.get("nodeName", ""),
         phase=status.get("phase", "Unknown"),
-        ready=_condition(status, "Ready").get("status") == "True",
+        ready=ready.get("status") == "True",
         deleting="deletionTimestamp" in metadata,
         restarts=container.get("restartCount", 0),
-        image=_engine(spec.get("containers", [])).get("image", ""),
+        image=declared.get("image", ""),
         waiting_reason=waiting.get("reason", ""),
         waiting_message=waiting.get("message", ""),
         last_reason=ended.get("reason", ""),
@@ -76,8 +104,13 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         exit_code=ended.get("exitCode"),
         unschedulable=_unschedulable(status),
         failure=status.get("message", "") if status.get("phase") == "Failed" else "",
+        running_since=_moment(running.get("startedAt")),
+        last_run=_duration(ended),
+        ready_since=_moment(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None,
+        metrics_port=ports.get(ADMIN_PORT) or ports.get(SERVING_PORT) or DEFAULT_PORT,
+        admin_port=ports.get(ADMIN_PORT),
         deletion_cost=_number(metadata.get("annotations", {}).get(DELETION_COST, "0")),
-        created=_seconds(metadata.get("creationTimestamp")),
+        created=_moment(metadata.get("creationTimestamp")) or 0.0,
     )
 
 
@@ -105,5 +138,11 @@ def _number(text: str) -> int:
         return 0
 
 
-def _seconds(timestamp: str | None) -> float:
-    return 0.0 if not timestamp else datetime.fromisoformat(timestamp).timestamp()
+def _moment(timestamp: str | None) -> float | None:
+    """Seconds since the epoch."""
+    return None if not timestamp else datetime.fromisoformat(timestamp).timestamp()
+
+
+def _duration(ended: Mapping[str, Any]) -> float | None:
+    start, end = _moment(ended.get("startedAt")), _moment(ended.get("finishedAt"))
+    return None if start is None or end is None else end - start

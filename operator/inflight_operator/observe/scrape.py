@@ -1,58 +1,245 @@
-"""Scraping engines: each pod on its own with a short timeout, so that a slow one delays nobody."""
+"""Scraping engines, apart from the rounds of the loop: each pod at its own moment of the interval, so that a slow or
+hostile one delays nobody."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import logging
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from time import monotonic
+from zlib import crc32
 
-import httpx
+import aiohttp
+from yarl import URL
 
-from inflight_operator.observe.metrics import MetricsError, Sample, parse_metrics
-from inflight_operator.observe.pods import PodView
+from inflight_operator.observe.cache import ServiceKey
+from inflight_operator.observe.history import History
+from inflight_operator.observe.metrics import WANTED, MetricsError, Sample, parse_metrics
+from inflight_operator.observe.window import Window
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY = 2**20
+"""Most bytes of a metrics page. A whole page of vLLM has 50 to 100 kB for each of its engines."""
+
+MAX_BACK_OFF = 4
+"""Most scrape intervals between two scrapes of a pod that fails."""
+
+_QUERY = "&".join(f"name%5B%5D={name}" for name in WANTED)
+"""Asks for the needed samples alone. prometheus_client's servers know it; others ignore it and send all they have."""
+
+_HEADERS = {
+    "Accept": "text/plain; version=0.0.4",
+    "Accept-Encoding": "identity",
+    "User-Agent": "inflight-operator",
+}
+_NO_TIMEOUT = aiohttp.ClientTimeout()
+"""`ScrapePool` limits the time of a scrape as a whole, so aiohttp's own limits are off."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scrape:
-    """The outcome for one pod: a sample, or the sentence that says why there is none."""
+class Target:
+    """One pod to scrape.
 
-    uid: str
-    sample: Sample | None
-    error: str = ""
-
-
-class Scraper:
-    """GETs /metrics of pods.
-
-    Args:
-        client: shared by all services; its connections are kept alive.
-        timeout: seconds for one pod, from request to last byte.
-        concurrency: most scrapes under way at once, over all services.
+    Attributes:
+        url: `http://IP:PORT/metrics`, an IPv6 address in brackets.
     """
 
-    def __init__(self, client: httpx.AsyncClient, timeout: float = 2.0, concurrency: int = 256) -> None:
-        self._client = client
+    uid: str
+    name: str
+    url: str
+
+
+@dataclass(slots=True)
+class ScrapeCounts:
+    """Scrapes since the start, by result."""
+
+    done: int = 0
+    failed: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Pod:
+    """A target and what its scrapes gave.
+
+    Attributes:
+        failures: in a row.
+        error: why the last scrape gave no sample; empty after one that did.
+        timer: until the next scrape; None while it waits for a worker or is under way.
+        kept: False once the service no longer has this pod.
+    """
+
+    target: Target
+    history: History | None = None
+    failures: int = 0
+    error: str = ""
+    timer: asyncio.TimerHandle | None = None
+    kept: bool = True
+
+
+def metrics_session(interval: float) -> aiohttp.ClientSession:
+    """A session for `ScrapePool`: a connection is kept for each pod from scrape to scrape, cookies are not.
+
+    Args:
+        interval: seconds between two scrapes of a pod.
+    """
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3 * interval)
+    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+
+
+class ScrapePool:
+    """GETs the metrics pages of all pods of all services, each once in `interval`, and keeps what they showed.
+
+    A pod is scraped when it is first kept, then at its own moment of each interval, which follows from its uid. After
+    failures in a row it is scraped less often, at least once in `MAX_BACK_OFF` intervals. Single-threaded: everything
+    happens in the event loop.
+
+    Args:
+        http: see `metrics_session`.
+        interval: seconds between two scrapes of a pod.
+        timeout: seconds for one scrape, from connecting to the last byte.
+        span: seconds that windows look back; see `Window`.
+        concurrency: most scrapes under way at once.
+    """
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        interval: float,
+        timeout: float = 2.0,
+        span: float = 30.0,
+        concurrency: int = 256,
+    ) -> None:
+        self.counts = ScrapeCounts()
+        self._http = http
+        self._interval = interval
         self._timeout = timeout
-        self._slots = asyncio.Semaphore(concurrency)
+        self._span = span
+        self._concurrency = concurrency
+        self._services: dict[ServiceKey, dict[str, _Pod]] = {}
+        self._due: asyncio.Queue[_Pod] = asyncio.Queue()
 
-    async def scrape(self, pods: Iterable[PodView], port: int) -> list[Scrape]:
-        """One outcome for each pod, in the order given; takes `timeout` at most once a slot is free."""
-        return list(await asyncio.gather(*(self._scrape_one(pod, port) for pod in pods)))
+    async def run(self) -> None:
+        """Scrapes until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as workers:
+                for _ in range(self._concurrency):
+                    workers.create_task(self._work())
+        finally:
+            for key in list(self._services):
+                self.forget(key)
 
-    async def _scrape_one(self, pod: PodView, port: int) -> Scrape:
-        async with self._slots:
+    def keep(self, key: ServiceKey, targets: Collection[Target]) -> None:
+        """From now on exactly these pods of the service are scraped; what is known of others is dropped."""
+        pods = self._services.setdefault(key, {})
+        for target in targets:
+            pod = pods.get(target.uid)
+            if pod is None:
+                pod = pods[target.uid] = _Pod(target)
+                self._due.put_nowait(pod)
+            elif pod.target != target:
+                pod.target = target
+        if len(pods) > len(targets):
+            for uid in pods.keys() - {target.uid for target in targets}:
+                _drop(pods.pop(uid))
+
+    def forget(self, key: ServiceKey) -> None:
+        """Scrapes no pod of the service any more."""
+        for pod in self._services.pop(key, {}).values():
+            _drop(pod)
+
+    def window(self, key: ServiceKey) -> Window:
+        """What the kept pods of the service showed; those without a sample for `span` seconds are not in it."""
+        pods, oldest = self._services.get(key, {}), monotonic() - self._span
+        known = {uid: pod.history for uid, pod in pods.items() if pod.history is not None}
+        return Window(self._span, {uid: history for uid, history in known.items() if history.newest.time >= oldest})
+
+    def errors(self, key: ServiceKey) -> Mapping[str, str]:
+        """By uid, why the last scrape of a pod gave no sample."""
+        return {uid: pod.error for uid, pod in self._services.get(key, {}).items() if pod.error}
+
+    async def _work(self) -> None:
+        while True:
+            pod = await self._due.get()
+            if not pod.kept:
+                continue
+            sample, error = await self._scrape(pod.target)
+            if not pod.kept:
+                continue
+            pod.error = error
+            if sample is None:
+                self.counts.failed += 1
+                pod.failures += 1
+            else:
+                self.counts.done += 1
+                pod.failures = 0
+                known = pod.history
+                pod.history = History.of(sample) if known is None else known.with_sample(sample, self._span)
+            loop = asyncio.get_running_loop()
+            pod.timer = loop.call_later(self._wait(pod, loop.time()), self._fall_due, pod)
+
+    def _fall_due(self, pod: _Pod) -> None:
+        pod.timer = None
+        self._due.put_nowait(pod)
+
+    def _wait(self, pod: _Pod, now: float) -> float:
+        """Seconds until the pod's next scrape: until its moment of the interval that is nearest to a whole interval
+        away, or to as many as it backs off."""
+        intervals = 1 if pod.failures < 2 else min(2 ** (pod.failures - 1), MAX_BACK_OFF)
+        moment = crc32(pod.target.uid.encode()) / 2**32 * self._interval
+        earliest = now + (intervals - 0.5) * self._interval
+        return moment + math.ceil((earliest - moment) / self._interval) * self._interval - now
+
+    async def _scrape(self, target: Target) -> tuple[Sample | None, str]:
+        """A sample, or the sentence that says why there is none."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                page = await self._page(target.url)
+            return parse_metrics(page.decode(), monotonic()), ""
+        except TimeoutError:
+            return None, f"{target.name} did not answer /metrics within {self._timeout:g} s"
+        except (aiohttp.ClientError, MetricsError, UnicodeDecodeError) as error:
+            return None, f"{target.name}: /metrics: {str(error) or type(error).__name__}"
+        except Exception as error:
+            # Whatever a pod sends, the others are scraped: a fault of ours is shown as this pod's, and logged.
+            logger.exception("scraping %s failed", target.name)
+            return None, f"{target.name}: /metrics: {type(error).__name__}: {error}"
+
+    async def _page(self, url: str) -> bytes:
+        """The body of a plain 200; of any other response, as little as possible is read.
+
+        Raises:
+            MetricsError: another status, an encoding, or more than `MAX_BODY` bytes.
+            aiohttp.ClientError: no response, or none of HTTP.
+        """
+        async with self._http.get(
+            URL(f"{url}?{_QUERY}", encoded=True),
+            headers=_HEADERS,
+            allow_redirects=False,
+            auto_decompress=False,
+            timeout=_NO_TIMEOUT,
+        ) as response:
             try:
-                async with asyncio.timeout(self._timeout):
-                    response = await self._client.get(f"{base_url(pod, port)}/metrics")
-                response.raise_for_status()
-                return Scrape(pod.uid, parse_metrics(response.text, monotonic()))
-            except TimeoutError:
-                return Scrape(pod.uid, None, f"{pod.name} did not answer /metrics within {self._timeout:g} s")
-            except (httpx.HTTPError, MetricsError) as error:
-                return Scrape(pod.uid, None, f"{pod.name}: /metrics: {str(error) or type(error).__name__}")
+                if response.status != 200:
+                    raise MetricsError(f"HTTP {response.status}")
+                encoding = response.headers.get("Content-Encoding", "identity")
+                if encoding.lower() != "identity":
+                    raise MetricsError(f"Content-Encoding {encoding[:40]!r} was not asked for")
+                body = bytearray()
+                async for chunk in response.content.iter_any():
+                    body += chunk
+                    if len(body) > MAX_BODY:
+                        raise MetricsError(f"more than {MAX_BODY} bytes")
+            except BaseException:
+                response.close()  # and not released: the rest of the body must not be read
+                raise
+        return bytes(body)
 
 
-def base_url(pod: PodView, port: int) -> str:
-    """`http://IP:PORT` of a pod, with brackets around an IPv6 address."""
-    return f"http://[{pod.ip}]:{port}" if ":" in pod.ip else f"http://{pod.ip}:{port}"
+def _drop(pod: _Pod) -> None:
+    """Ends the scrapes of a pod; the result of one that is under way is thrown away."""
+    pod.kept = False
+    if pod.timer is not None:
+        pod.timer.cancel()

@@ -1,94 +1,87 @@
-"""A sliding window of samples per pod, and what it shows over a span: rates, percentiles, means.
+"""What the pods of a service reported lately, and what it shows over a span: rates, percentiles, means.
 
-Pods are kept by uid: a pod that comes back under the same name starts anew. Counters and buckets are differenced scrape
-by scrape, so a restarted process (its counters begin at zero again) loses at most what happened between two scrapes.
+Pods are kept by uid: a pod that comes back under the same name starts anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 from inflight_operator.observe.histogram import Histogram, summed
+from inflight_operator.observe.history import Gauges, History, PodSpan
 from inflight_operator.observe.metrics import Sample
-
-Samples = tuple[Sample, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Samples of the pods of one service, oldest first, no older than `span` seconds."""
+    """Histories of the pods of one service, by uid. Memory is bounded for each pod, however many samples there were.
+
+    Attributes:
+        span: seconds; a pod that gave no sample for longer is not in the window.
+        pods: those with a sample.
+    """
 
     span: float = 30.0
-    pods: Mapping[str, Samples] = field(default_factory=dict)
+    pods: Mapping[str, History] = field(default_factory=dict)
 
     def with_samples(self, samples: Mapping[str, Sample], alive: Collection[str], now: float) -> Window:
         """This window with one new sample each for the given uids, without pods that are not `alive` any more and
-        without what is too old."""
+        without those that gave no sample for too long."""
         pods = {}
         for uid in alive:
-            kept = tuple(one for one in self.pods.get(uid, ()) if now - one.time <= self.span)
-            new = samples.get(uid)
-            pods[uid] = kept if new is None else (*kept, new)
+            known, new = self.pods.get(uid), samples.get(uid)
+            if new is not None:
+                pods[uid] = History.of(new) if known is None else known.with_sample(new, self.span)
+            elif known is not None and now - known.newest.time <= self.span:
+                pods[uid] = known
         return replace(self, pods=pods)
 
     def latest(self, now: float, max_age: float) -> dict[str, Sample]:
         """The newest sample of each pod that is not older than `max_age` seconds."""
-        newest = {uid: samples[-1] for uid, samples in self.pods.items() if samples}
-        return {uid: sample for uid, sample in newest.items() if now - sample.time <= max_age}
+        return {uid: pod.newest for uid, pod in self.pods.items() if now - pod.newest.time <= max_age}
 
     def oldest_age(self, now: float) -> float:
         """Seconds since the stalest pod's newest sample; 0 without samples."""
-        return max((now - samples[-1].time for samples in self.pods.values() if samples), default=0.0)
+        return max((now - pod.newest.time for pod in self.pods.values()), default=0.0)
 
     def since(self, start: float) -> Span:
-        """What happened after `start`. The last sample up to it is the base that differences are taken from."""
-        return Span(tuple(_from(samples, start) for samples in self.pods.values() if samples))
-
-
-def _from(samples: Samples, start: float) -> Samples:
-    before = [one for one in samples if one.time <= start]
-    return (*before[-1:], *(one for one in samples if one.time > start))
+        """What happened after `start`; `History.since` says how precisely `start` is met."""
+        return Span(tuple(pod.since(start) for pod in self.pods.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Samples of several pods over the same time."""
+    """What several pods did over the same time."""
 
-    pods: tuple[Samples, ...]
+    pods: tuple[PodSpan, ...]
 
     @property
     def seconds(self) -> float:
         """How long the longest watched pod was watched."""
-        return max((samples[-1].time - samples[0].time for samples in self.pods if samples), default=0.0)
+        return max((pod.seconds for pod in self.pods), default=0.0)
 
-    def histogram(self, of: Callable[[Sample], Histogram]) -> Histogram:
+    def histogram(self, of: Callable[[PodSpan], Histogram]) -> Histogram:
         """Observations within the span, summed over pods."""
-        return summed(of(now).since(of(was)) for samples in self.pods for was, now in pairwise(samples))
+        return summed(of(pod) for pod in self.pods)
 
-    def increase(self, of: Callable[[Sample], float]) -> float:
-        """Growth of a counter within the span, summed over pods; a fall is a restart from zero."""
-        steps = ((of(was), of(now)) for samples in self.pods for was, now in pairwise(samples))
-        return sum(now - was if now >= was else now for was, now in steps)
+    def increase(self, of: Callable[[PodSpan], float]) -> float:
+        """Growth of a counter within the span, summed over pods."""
+        return sum(of(pod) for pod in self.pods)
 
-    def rate(self, of: Callable[[Sample], float]) -> float:
+    def rate(self, of: Callable[[PodSpan], float]) -> float:
         """`increase` per second."""
         return self.increase(of) / self.seconds if self.seconds > 0 else 0.0
 
-    def mean_per_pod(self, of: Callable[[Sample], float | None]) -> float | None:
-        """Mean of a gauge over time and pods, without the base sample; None when no sample tells."""
-        means = []
-        for samples in self.pods:
-            told = [value for value in map(of, samples[1:] or samples) if value is not None]
-            if told:
-                means.append(sum(told) / len(told))
-        return sum(means) / len(means) if means else None
+    def mean_per_pod(self, of: Callable[[Gauges], float | None]) -> float | None:
+        """Mean of a gauge over time and pods; None when no sample tells."""
+        told = [value for value in (of(pod.mean) for pod in self.pods) if value is not None]
+        return sum(told) / len(told) if told else None
 
-    def peak(self, of: Callable[[Sample], float]) -> float:
-        """The largest value of a gauge over time and pods, without the base sample; 0 without samples."""
-        return max((of(one) for samples in self.pods for one in samples[1:] or samples), default=0.0)
+    def peak(self, of: Callable[[Gauges], float]) -> float:
+        """The largest value of a gauge over time and pods; 0 without samples."""
+        return max((of(pod.peak) for pod in self.pods), default=0.0)
 
     def largest_now(self, of: Callable[[Sample], float]) -> float:
         """The largest newest value of a gauge over pods; 0 without samples."""
-        return max((of(samples[-1]) for samples in self.pods if samples), default=0.0)
+        return max((of(pod.newest) for pod in self.pods), default=0.0)

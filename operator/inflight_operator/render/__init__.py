@@ -1,12 +1,11 @@
 """Pure builders of an InferenceService's children, one file for each kind."""
 
 from inflight_operator.render.labels import child_names, pod_labels, selector_string
-from inflight_operator.render.plan import ChildPlan, LimitsInForce, Manifest, Settings
+from inflight_operator.render.plan import ChildPlan, Manifest, Settings
 from inflight_operator.render.service_children import render
 
 __all__ = [
     "ChildPlan",
-    "LimitsInForce",
     "Manifest",
     "Settings",
     "child_names",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
 
 from inflight_operator.render.labels import child_metadata, child_names, pod_labels
 from inflight_operator.render.plan import Manifest, Settings
 from inflight_operator.render.pod import pod_template, startup_limit_seconds
 
 if TYPE_CHECKING:
-    from inflight_operator.api.types import InferenceService
+    from inflight_operator.api.types import InferenceService, InferenceServiceSpec
 
 _ROLLING_UPDATE = {
     "SurgeFirst": {"maxSurge": 1, "maxUnavailable": 0},
@@ -17,23 +19,42 @@ _ROLLING_UPDATE = {
 }
 
 
-def deployment(service: InferenceService, replicas: int | None, settings: Settings) -> Manifest:
-    """The Deployment; `replicas` None takes `spec.replicas` (scaling.mode External)."""
-    name = service.metadata.name
+SPEC_DIGEST = "inflight.dev/spec-digest"
+"""Annotation of the Deployment: identity of what the spec says about pods, when its pod template was made."""
+
+TEMPLATE_DIGEST = "inflight.dev/template-digest"
+"""Annotation of the Deployment: identity of its pod template as it was made, without the API server's defaults."""
+
+
+def deployment(service: InferenceService, replicas: int, settings: Settings) -> Manifest:
+    """The Deployment with its pod template, and where that comes from."""
+    name, rollout = service.metadata.name, service.spec.rollout
+    template = pod_template(service, settings)
+    metadata = child_metadata(service, child_names(name).main)
+    digests = {SPEC_DIGEST: template_inputs(service.spec), TEMPLATE_DIGEST: digest(template)}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": child_metadata(service, child_names(name).main),
+        "metadata": {**metadata, "annotations": digests},
         "spec": {
-            "replicas": service.spec.replicas if replicas is None else replicas,
+            "replicas": replicas,
             "selector": {"matchLabels": pod_labels(name)},
-            "strategy": {
-                "type": "RollingUpdate",
-                "rollingUpdate": dict(_ROLLING_UPDATE[service.spec.rollout.strategy]),
-            },
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": dict(_ROLLING_UPDATE[rollout.strategy])},
             "revisionHistoryLimit": 3,
             # Longer than a pod may take to start, or a slow download would count as a failed rollout.
             "progressDeadlineSeconds": startup_limit_seconds(service) + 60,
-            "template": pod_template(service, settings),
+            "template": template,
         },
     }
+
+
+def template_inputs(spec: InferenceServiceSpec) -> str:
+    """Identity of what in a spec the pod template depends on. Only what differs from the defaults counts, so that an
+    operator that knows one field more finds the same identity."""
+    parts = (spec.model, spec.engine, spec.accelerator, spec.rollout, spec.template)
+    return digest([part.model_dump(mode="json", exclude_defaults=True) for part in parts])
+
+
+def digest(content: Any) -> str:
+    """Sixteen hex digits of what is written as JSON."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

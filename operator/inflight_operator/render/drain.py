@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from inflight_operator.api.quantities import parse_duration
+from inflight_operator.quantities import parse_duration
 
 PROPAGATION_SECONDS = 5
 """How long routers may need to learn that a pod is going; it keeps serving that long."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from inflight_operator.api.resolve import capacity
+from inflight_operator.limits import LimitsInForce
 from inflight_operator.render.labels import child_metadata, child_names
-from inflight_operator.render.plan import LimitsInForce, Manifest
+from inflight_operator.render.plan import Manifest
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
@@ -18,19 +20,14 @@ if TYPE_CHECKING:
 LIMITS_FILE = "limits.json"
 
 
-def limits_config_map(service: InferenceService, limits: LimitsInForce | None) -> Manifest:
-    """The ConfigMap; without a decision yet, the capacities at revision 0.
-
-    Limits are held to the capacities, which the user may have lowered since the limits were decided: an engine
-    refuses to start above them.
-    """
-    engine = service.spec.engine
+def limits_config_map(service: InferenceService, in_force: LimitsInForce) -> Manifest:
+    """The ConfigMap. Limits are held to the capacities, which the user may have lowered since the limits were decided:
+    an engine refuses to start above them."""
+    limits = in_force.limits.at_most(capacity(service.spec))
     content = {
-        "max_num_seqs": min(limits.max_num_seqs if limits else engine.max_num_seqs, engine.max_num_seqs),
-        "max_num_batched_tokens": min(
-            limits.max_num_batched_tokens if limits else engine.max_num_batched_tokens, engine.max_num_batched_tokens
-        ),
-        "revision": limits.revision if limits else 0,
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "revision": in_force.revision,
     }
     return {
         "apiVersion": "v1",

@@ -5,37 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from inflight_operator.limits import LimitsInForce
+
 Manifest = dict[str, Any]
 """A Kubernetes object as the API server takes it."""
 
 
 @dataclass(frozen=True, slots=True)
-class LimitsInForce:
-    """The limits new pods start with.
-
-    Attributes:
-        max_num_seqs: most requests an engine runs at once.
-        max_num_batched_tokens: most tokens an engine computes in one step.
-        revision: number of the change that set them; the engine refuses older ones.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    revision: int
-
-
-@dataclass(frozen=True, slots=True)
 class ChildPlan:
-    """What the loop decided for the children of one service.
+    """What was decided for the children of one service.
 
     Attributes:
-        replicas: replicas the operator decided on; None in mode External, where `spec.replicas` counts.
-        limits: limits in force; None before the first tuning decision: pods start at their capacities, revision 0.
-        admin_token: token for the engine's admin calls, kept from the live Secret or freshly made.
+        replicas: of the Deployment.
+        limits: in force, which new pods start with.
+        admin_token: for the engines' admin calls.
     """
 
-    replicas: int | None
-    limits: LimitsInForce | None
+    replicas: int
+    limits: LimitsInForce
     admin_token: str
 
 
@@ -46,8 +33,9 @@ class Settings:
     Attributes:
         engine_image: image of engines whose service names none.
         available_apis: optional APIs the cluster has, as `GROUP/VERSION/KIND`.
-        operator_namespace: where the operator's pods run; None when it runs outside the cluster.
-        admin_peers: further NetworkPolicyPeers that may reach the admin port of engines.
+        operator_namespace: where the operator's pods are, which may reach the engines' admin port; None when the
+            operator does not run in a pod.
+        admin_peers: NetworkPolicyPeers that may reach the admin port as well.
     """
 
     engine_image: str

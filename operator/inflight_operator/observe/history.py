@@ -1,0 +1,250 @@
+"""What one pod reported, in a bounded number of bytes: its newest sample and a few packed snapshots of earlier ones.
+
+All numbers of a snapshot are cumulative (counters, buckets, and the sums of gauges over all samples so far), so the
+change between two samples is one subtraction, however many samples lie between them. Recent snapshots are all kept, of
+older ones every second, then every fourth and every eighth: `History.since` says what precision that leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, chain
+from operator import add, lt, sub
+from struct import Struct
+
+from inflight_operator.observe.histogram import Histogram
+from inflight_operator.observe.metrics import Sample
+
+NEWEST = 4
+"""Newest samples that are all kept."""
+
+SPARSEST = 8
+"""Of the oldest snapshots every eighth is kept."""
+
+MAX_SNAPSHOTS = 9
+"""Most snapshots beside the newest sample."""
+
+SPACING = 1 / 12
+"""Least time between two snapshots, as a share of the window's span, so that frequent scrapes do not shorten the time
+that the snapshots reach back."""
+
+_WORD = 2**32
+"""Bucket counts of snapshots are kept modulo this: a difference is exact while fewer observations lie between."""
+
+_NUMBER, _TIME, _TOTALS, _SUMS, _PEAKS, _COUNTS = 0, 1, slice(2, 8), slice(8, 14), slice(14, 18), slice(18, None)
+"""Where a snapshot holds: its number; the time of its sample; counters and histogram totals; sums of gauges over all
+samples until then; peaks of gauges since the snapshot before; bucket counts of all histograms."""
+
+_HEAD = Struct("<2d")
+_PEAKS_PACKED, _PEAKS_OFFSET = Struct("<4d"), 14 * 8
+
+Numbers = Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """Mean or peak of gauges over several samples; named as in `Sample`."""
+
+    running: float
+    waiting: float
+    kv_usage: float
+    waiting_prompt_tokens: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PodSpan:
+    """What one pod did between two of its samples; counters and histograms are named as in `Sample`.
+
+    Attributes:
+        samples: number of samples, both ends included; with one there is no difference to take, so nothing grew.
+        seconds: between both ends.
+        preemptions, generation_tokens, ttft, tpot, itl, step_tokens: growth.
+        mean, peak: of gauges, without the first sample unless it is the only one.
+        newest: the sample at the end.
+    """
+
+    samples: int
+    seconds: float
+    preemptions: float
+    generation_tokens: float
+    ttft: Histogram
+    tpot: Histogram
+    itl: Histogram
+    step_tokens: Histogram
+    mean: Gauges
+    peak: Gauges
+    newest: Sample
+
+    def __len__(self) -> int:
+        return self.samples
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Samples of one pod; immutable. `History.of` begins one.
+
+    Attributes:
+        newest: the last sample.
+        older: snapshots of earlier samples, oldest first.
+        number: of the next snapshot.
+        sums: of gauges over all samples, the newest included.
+        peaks: of gauges over the samples after the last snapshot.
+    """
+
+    newest: Sample
+    older: tuple[bytes, ...]
+    number: int
+    sums: bytes
+    peaks: bytes
+
+    @classmethod
+    def of(cls, sample: Sample) -> History:
+        """A history of one sample."""
+        return cls(sample, (), 0, _SUMS_PACKED.pack(*_summands(sample)), _PEAKS_PACKED.pack(*_gauges(sample)))
+
+    def with_sample(self, sample: Sample, span: float) -> History:
+        """This history with one more sample, not older than the newest.
+
+        A counter or bucket that fell means that the engine process started anew: it counts from zero again, and what
+        happened before stays in the differences. A sample more than `span` seconds after the last one, or with other
+        bucket bounds (another version of the engine), begins a new history.
+        """
+        was = self.newest
+        if sample.time - was.time > span or _bounds(sample) != _bounds(was):
+            return History.of(sample)
+        older, number, peaks = self.older, self.number, _gauges(sample)
+        if not older or was.time - _HEAD.unpack_from(older[-1])[_TIME] >= span * SPACING:
+            older = _thinned((*older, self._snapshot()), number)
+            number += 1
+        else:
+            peaks = map(max, peaks, _PEAKS_PACKED.unpack(self.peaks))
+        if _restarted(was, sample):
+            older = tuple(_rebased(snapshot, was) for snapshot in older)
+        sums = map(add, _SUMS_PACKED.unpack(self.sums), _summands(sample))
+        return History(sample, older, number, _SUMS_PACKED.pack(*sums), _PEAKS_PACKED.pack(*peaks))
+
+    def since(self, start: float) -> PodSpan:
+        """What happened after `start`: the difference to the last snapshot taken at `start` or before, or to the
+        oldest one where all are younger.
+
+        The difference is exact, but may begin early: by less than one scrape interval (or `SPACING` of the window's
+        span) when `start` lies within the last `NEWEST` snapshots, else by at most half of the time since `start`.
+        Snapshots reach back `NEWEST * SPARSEST` - 1 - `SPARSEST` scrape intervals at least.
+        """
+        if self.newest.time <= start or not self.older:
+            return self._alone()
+        base = 0
+        for index in range(len(self.older) - 1, 0, -1):
+            if _HEAD.unpack_from(self.older[index])[_TIME] <= start:
+                base = index
+                break
+        was = _unpacked(self.older[base])
+        newest, bounds = self.newest, _bounds(self.newest)
+        totals = [max(0.0, grown) for grown in map(sub, _totals(newest), was[_TOTALS])]
+        counts = [grown % _WORD for grown in map(sub, _counts(newest), was[_COUNTS])]
+        ends = accumulate(map(len, bounds))
+        ttft, tpot, itl, step_tokens = (
+            Histogram(edges, counts[end - len(edges) : end], total)
+            for edges, end, total in zip(bounds, ends, totals[2:], strict=True)
+        )
+        samples, *sums, told = map(sub, _SUMS_PACKED.unpack(self.sums), was[_SUMS])
+        peaks = [_PEAKS_PACKED.unpack_from(snapshot, _PEAKS_OFFSET) for snapshot in self.older[base + 1 :]]
+        running, waiting, kv_usage, prompt_tokens = map(max, _PEAKS_PACKED.unpack(self.peaks), *peaks)
+        return PodSpan(
+            samples=int(samples) + 1,
+            seconds=newest.time - was[_TIME],
+            preemptions=totals[0],
+            generation_tokens=totals[1],
+            ttft=ttft,
+            tpot=tpot,
+            itl=itl,
+            step_tokens=step_tokens,
+            mean=Gauges(sums[0] / samples, sums[1] / samples, sums[2] / samples, sums[3] / told if told else None),
+            peak=Gauges(running, waiting, kv_usage, prompt_tokens if told else None),
+            newest=newest,
+        )
+
+    def _alone(self) -> PodSpan:
+        newest, empty = self.newest, Histogram()
+        gauges = Gauges(newest.running, newest.waiting, newest.kv_usage, newest.waiting_prompt_tokens)
+        return PodSpan(1, 0.0, 0.0, 0.0, empty, empty, empty, empty, gauges, gauges, newest)
+
+    def _snapshot(self) -> bytes:
+        """The newest sample, packed."""
+        counts = [int(count) for count in _counts(self.newest)]
+        if max(counts, default=0) >= _WORD:
+            counts = [count % _WORD for count in counts]
+        sums, peaks = _SUMS_PACKED.unpack(self.sums), _PEAKS_PACKED.unpack(self.peaks)
+        return _packing(len(counts)).pack(self.number, self.newest.time, *_totals(self.newest), *sums, *peaks, *counts)
+
+
+_SUMS_PACKED = Struct("<6d")
+
+
+def _bounds(sample: Sample) -> tuple[tuple[float, ...], ...]:
+    return sample.ttft.bounds, sample.tpot.bounds, sample.itl.bounds, sample.step_tokens.bounds
+
+
+def _counts(sample: Sample) -> chain[float]:
+    return chain(sample.ttft.counts, sample.tpot.counts, sample.itl.counts, sample.step_tokens.counts)
+
+
+def _totals(sample: Sample) -> Numbers:
+    totals = sample.ttft.total, sample.tpot.total, sample.itl.total, sample.step_tokens.total
+    return sample.preemptions, sample.generation_tokens, *totals
+
+
+def _summands(sample: Sample) -> Numbers:
+    """One sample, its gauges, and whether it told its prompt tokens."""
+    tokens = sample.waiting_prompt_tokens
+    return 1, sample.running, sample.waiting, sample.kv_usage, tokens or 0, tokens is not None
+
+
+def _gauges(sample: Sample) -> Numbers:
+    return sample.running, sample.waiting, sample.kv_usage, sample.waiting_prompt_tokens or 0
+
+
+def _restarted(was: Sample, now: Sample) -> bool:
+    """Totals of histograms are left out: sums of fractions over several label sets may fall by rounding."""
+    if now.preemptions < was.preemptions or now.generation_tokens < was.generation_tokens:
+        return True
+    return any(map(lt, _counts(now), _counts(was)))
+
+
+@lru_cache(maxsize=64)
+def _packing(counts: int) -> Struct:
+    return Struct(f"<18d{counts}I")
+
+
+def _unpacked(snapshot: bytes) -> tuple[float, ...]:
+    return _packing((len(snapshot) - 18 * 8) // 4).unpack(snapshot)
+
+
+def _rebased(snapshot: bytes, was: Sample) -> bytes:
+    """A snapshot as seen from a process that began to count when the last sample of the process before it was `was`."""
+    numbers = _unpacked(snapshot)
+    totals = map(sub, numbers[_TOTALS], _totals(was))
+    counts = [(then - int(count)) % _WORD for then, count in zip(numbers[_COUNTS], _counts(was), strict=True)]
+    return _packing(len(counts)).pack(*numbers[:2], *totals, *numbers[_SUMS], *numbers[_PEAKS], *counts)
+
+
+def _thinned(snapshots: tuple[bytes, ...], newest: int) -> tuple[bytes, ...]:
+    """Without those that are too old for their number. Number 8 n is kept longest, then 4 n, 2 n, and odd ones.
+    Peaks of a snapshot that goes are those of the next one from then on."""
+    kept: list[bytes] = []
+    gone: list[tuple[float, ...]] = []
+    for snapshot in snapshots:
+        number = int(_HEAD.unpack_from(snapshot)[_NUMBER])
+        divisor = min(number & -number or SPARSEST, SPARSEST)
+        if newest + 1 - number >= NEWEST * divisor:
+            gone.append(_PEAKS_PACKED.unpack_from(snapshot, _PEAKS_OFFSET))
+            continue
+        if gone:
+            merged = map(max, _PEAKS_PACKED.unpack_from(snapshot, _PEAKS_OFFSET), *gone)
+            head, tail = snapshot[:_PEAKS_OFFSET], snapshot[_PEAKS_OFFSET + _PEAKS_PACKED.size :]
+            snapshot = head + _PEAKS_PACKED.pack(*merged) + tail
+            gone = []
+        kept.append(snapshot)
+    return tuple(kept)

@@ -1,0 +1,241 @@
+"""The plan of one round, from a snapshot and what was remembered: pure, so that whoever has a snapshot can ask for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from inflight_operator.api.status import Decision as RecordedDecision
+from inflight_operator.decide.conditions import Finding, Metrics, find_conditions, held
+from inflight_operator.decide.decision import Decision, Reason
+from inflight_operator.decide.draining import deletion_costs
+from inflight_operator.decide.pods import Pods, classify, count_replicas
+from inflight_operator.decide.scaling import ScalingDecision, decide_scaling
+from inflight_operator.decide.sentences import sentence
+from inflight_operator.decide.tuning import TuningMode, decide_tuning
+from inflight_operator.limits import Limits, LimitsInForce
+from inflight_operator.observe.metrics import Sample
+from inflight_operator.observe.pods import PodView
+from inflight_operator.reconcile.memory import Memory, Rendered
+from inflight_operator.reconcile.plan import Plan
+from inflight_operator.reconcile.snapshot import Snapshot, deployment_view
+from inflight_operator.reconcile.template import Template, decide_template
+from inflight_operator.reconcile.views import (
+    Measured,
+    limits_bounds,
+    measured,
+    pod_load,
+    scaling_observation,
+    tuning_view,
+)
+from inflight_operator.render import ChildPlan, render
+
+ROUTING_SECONDS = 1.0
+"""From an address in an EndpointSlice to rules on every node: kube-proxy writes them at most once a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tuned:
+    """Limits to be in force, the change that led to them, and why they are what they are."""
+
+    memory: Memory
+    change: Decision | None = None
+
+
+def decide(snapshot: Snapshot, memory: Memory) -> Plan:
+    """What is to be done now for one service; `Plan.memory` goes into its next round."""
+    memory = _brought_up_to(snapshot, memory)
+    pods = classify(
+        snapshot.pods,
+        snapshot.policy.facts,
+        memory.startups,
+        snapshot.policy.startup_limit,
+        snapshot.at.timestamp(),
+    )
+    shown = measured(snapshot)
+    scaling, memory = _replicas(snapshot, memory, pods, shown)
+    tuned = _limits(snapshot, memory)
+    memory, rendered = _children(snapshot, tuned.memory)
+    template = decide_template(snapshot, memory, rendered.children, rolled_out=_rolled_out(snapshot, memory, pods))
+    memory = replace(memory, moving=template.state == "Moving")
+    targets = _targets(snapshot, memory.limits)
+    behind = tuple((pod, limits) for pod, limits in targets if not _in_force(snapshot, pod.uid, limits))
+    return Plan(
+        replicas=memory.replicas,
+        desired=scaling.replicas,
+        limits=memory.limits,
+        in_force=len(targets) - len(behind),
+        children=tuple(one for one in rendered.children if not (template.hold and one["kind"] == "Deployment")),
+        hold_template=template.hold,
+        findings=_findings(snapshot, memory, pods, scaling, template),
+        memory=memory,
+        measured=shown,
+        tell=behind,
+        deletion_costs=_deletion_costs(snapshot, memory),
+        decisions=_decisions(snapshot, scaling, tuned),
+        upgrade=template.state,
+    )
+
+
+def _brought_up_to(snapshot: Snapshot, memory: Memory) -> Memory:
+    """What was remembered, as far as it still belongs to this service, with what the snapshot adds to it."""
+    if memory.engine != snapshot.policy.engine:
+        # What was measured of another model, image or accelerator tells nothing of this one.
+        state = replace(memory.tuning, window_start=snapshot.now, trial=None, blocks=())
+        memory = replace(memory, engine=snapshot.policy.engine, tuning=state, tuning_reason=None)
+    listed = any(pod.serves and pod.uid in snapshot.listed for pod in snapshot.pods)
+    since = memory.routed_since if memory.routed_since is not None else snapshot.now
+    startups = memory.startups.with_pods(snapshot.pods)
+    return replace(memory, startups=startups, routed_since=since if listed else None)
+
+
+def _replicas(
+    snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured
+) -> tuple[ScalingDecision, Memory]:
+    policy = snapshot.policy
+    ordered = memory.replicas
+    if policy.external and policy.replicas is not None:
+        ordered = policy.replicas
+    deployment = deployment_view(snapshot.deployment, ordered)
+    replicas = count_replicas(pods, ordered, deployment.refused if deployment is not None else "")
+    observation = scaling_observation(snapshot, replicas, ordered, shown)
+    decision = decide_scaling(observation, policy.targets, policy.behavior, policy.bounds, memory.scaling)
+    wanted = ordered if policy.external else decision.replicas
+    return decision, replace(memory, replicas=wanted, scaling=decision.history)
+
+
+def _limits(snapshot: Snapshot, memory: Memory) -> _Tuned:
+    """Unchanged while no ready engine tells its limits."""
+    if not _targets(snapshot, memory.limits):
+        return _Tuned(memory)
+    decision = decide_tuning(
+        snapshot.policy.tuning,
+        tuning_view(snapshot.window, memory.tuning.window_start, snapshot.now),
+        memory.limits.limits,
+        limits_bounds(snapshot),
+        snapshot.policy.slo,
+        memory.tuning,
+        snapshot.tuning,
+    )
+    keep = decision.reason.code == "Measuring" and memory.tuning_reason is not None
+    memory = replace(
+        memory,
+        tuning=decision.state,
+        tuning_reason=memory.tuning_reason if keep else decision.reason,
+        limits=_revised(memory.limits, decision.limits),
+    )
+    return _Tuned(memory, decision.change)
+
+
+def _revised(in_force: LimitsInForce, wanted: Limits) -> LimitsInForce:
+    """`wanted` under a revision of its own, if it differs from what is in force."""
+    return in_force if wanted == in_force.limits else LimitsInForce(wanted, in_force.revision + 1)
+
+
+def _targets(snapshot: Snapshot, limits: LimitsInForce) -> tuple[tuple[PodView, LimitsInForce], ...]:
+    """Ready pods that take limits, each with those it should run with: at most its own capacity."""
+    found = []
+    for pod in snapshot.pods:
+        sample = snapshot.fresh.get(pod.uid)
+        if sample is not None and sample.limits is not None and pod.admin_port is not None:
+            found.append((pod, _bounded(limits, sample)))
+    return tuple(found)
+
+
+def _bounded(limits: LimitsInForce, sample: Sample) -> LimitsInForce:
+    return limits if sample.capacity is None else replace(limits, limits=limits.limits.at_most(sample.capacity))
+
+
+def _in_force(snapshot: Snapshot, uid: str, limits: LimitsInForce) -> bool:
+    """Whether this engine runs with its limits: it says so, or it took them after its last sample."""
+    sample, told = snapshot.fresh[uid], snapshot.told.get(uid)
+    if told is not None and told.taken == limits and told.at >= sample.time:
+        return True
+    return (sample.limits, sample.revision) == (limits.limits, limits.revision)
+
+
+def _children(snapshot: Snapshot, memory: Memory) -> tuple[Memory, Rendered]:
+    plan = ChildPlan(memory.replicas, memory.limits, snapshot.admin_token)
+    known = memory.rendered
+    if known is not None and known.made_of(snapshot.service, snapshot.settings, plan):
+        return memory, known
+    children = tuple(render(snapshot.service, plan, snapshot.settings))
+    rendered = Rendered(snapshot.service, snapshot.settings, plan, children)
+    return replace(memory, rendered=rendered), rendered
+
+
+def _rolled_out(snapshot: Snapshot, memory: Memory, pods: Pods) -> bool:
+    """Whether all replicas are of the newest template and ready."""
+    deployment = deployment_view(snapshot.deployment, memory.replicas)
+    return deployment is not None and deployment.rolled_out and len(pods.ready) >= memory.replicas
+
+
+def _deletion_costs(snapshot: Snapshot, memory: Memory) -> dict[str, int]:
+    if memory.replicas >= snapshot.ordered:
+        return {}
+    return deletion_costs(snapshot.pods, {uid: pod_load(sample) for uid, sample in snapshot.fresh.items()})
+
+
+def _decisions(snapshot: Snapshot, scaling: ScalingDecision, tuned: _Tuned) -> tuple[Decision, ...]:
+    """What is worth recording. The same advice is recorded once, not for each window."""
+    made = []
+    if scaling.change is not None and not snapshot.policy.external:
+        made.append(scaling.change)
+    if tuned.change is not None and not _advised_already(snapshot.service.status.decisions, tuned.change):
+        made.append(tuned.change)
+    return tuple(made)
+
+
+def _advised_already(recorded: list[RecordedDecision], decision: Decision) -> bool:
+    if decision.applied:
+        return False
+    last = next((one for one in reversed(recorded) if one.kind == decision.kind), None)
+    return last is not None and not last.applied and decision.same_change(last.knob, last.from_, last.to)
+
+
+def _findings(
+    snapshot: Snapshot, memory: Memory, pods: Pods, scaling: ScalingDecision, template: Template
+) -> tuple[Finding, ...]:
+    routed = memory.routed_since is not None and snapshot.now - memory.routed_since >= ROUTING_SECONDS
+    error = next((snapshot.scrape_errors[pod.uid] for pod in pods.ready if pod.uid in snapshot.scrape_errors), "")
+    findings = find_conditions(
+        snapshot.service.spec.model.source,
+        deployment_view(snapshot.deployment, memory.replicas),
+        pods,
+        routed,
+        Metrics(len(pods.ready), len(snapshot.fresh), error),
+        _scaling_finding(snapshot, scaling),
+        _tuning_finding(snapshot, memory, pods),
+    )
+    if template.why is None:
+        return findings
+    return held(findings, template.why.code, sentence(template.why), news=template.state is None)
+
+
+def _scaling_finding(snapshot: Snapshot, decision: ScalingDecision) -> Finding:
+    policy = snapshot.policy
+    if policy.external:
+        if policy.replicas is None:
+            kept = {"kept": snapshot.ordered, "replicas": decision.replicas}
+            reason = Reason("ReplicasUnset", kept, held=decision.reason)
+        else:
+            reason = Reason("External", {"replicas": decision.replicas}, held=decision.reason)
+        return Finding("ScalingActive", "False", reason.code, sentence(reason))
+    return Finding("ScalingActive", "True" if decision.able else "False", decision.code, sentence(decision.reason))
+
+
+def _tuning_finding(snapshot: Snapshot, memory: Memory, pods: Pods) -> Finding:
+    """Complaints come first: limits that are not taken make every other reason moot."""
+    complaint = next((one.complaint for one in snapshot.told.values() if one.complaint), "")
+    if snapshot.policy.tuning is TuningMode.OFF:
+        status, reason = "False", Reason("Off")
+    elif complaint:
+        status, reason = "False", Reason("LimitsNotTaken", {"said": complaint})
+    elif not pods.ready:
+        return Finding("TuningActive", "Unknown", "NoReadyPods", sentence(Reason("NoReadyEngines")))
+    elif not any(sample.limits is not None for sample in snapshot.fresh.values()):
+        status, reason = "False", Reason("NoLimits")
+    elif not _targets(snapshot, memory.limits):
+        status, reason = "False", Reason("NoAdminPort")
+    else:
+        status, reason = "True", memory.tuning_reason or Reason("Measuring", {"seconds": snapshot.tuning.window})
+    return Finding("TuningActive", status, reason.code, sentence(reason))

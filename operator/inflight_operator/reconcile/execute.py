@@ -1,0 +1,115 @@
+"""Does what a plan says: all calls of a round to the API server and the engines but those that report."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Protocol
+
+from inflight_operator.apply.children import ChildApi, ChildrenState, Key, sync_children
+from inflight_operator.apply.kube import KubeApiError
+from inflight_operator.engines import EngineTeller
+from inflight_operator.observe.cache import ClusterCache, ServiceKey
+from inflight_operator.reconcile.plan import Plan
+from inflight_operator.reconcile.snapshot import Snapshot
+from inflight_operator.render import Manifest, child_names
+
+logger = logging.getLogger(__name__)
+
+SECRET_AGAIN_SECONDS = 60.0
+"""A pod that has not started for so long may miss the Secret, which the operator cannot read: it is written again."""
+
+
+class ExecuteApi(ChildApi, Protocol):
+    """What is needed of `KubeApi`."""
+
+    async def set_replicas(self, namespace: str, name: str, replicas: int) -> Manifest: ...
+
+    async def set_pod_deletion_cost(self, namespace: str, pod: str, cost: int) -> None: ...
+
+
+@dataclass(slots=True)
+class Written:
+    """What the executor remembers of one service; all of it can be lost."""
+
+    children: ChildrenState = field(default_factory=ChildrenState)
+    secret_at: float = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a plan.
+
+    Attributes:
+        failures: what stands in the way, by kind and name of the child, also where it was not tried in this round.
+        failed: whether something was refused in this round.
+    """
+
+    failures: Mapping[Key, str] = field(default_factory=dict)
+    failed: bool = False
+
+
+class Executor:
+    def __init__(self, api: ExecuteApi, cache: ClusterCache, teller: EngineTeller) -> None:
+        self._api = api
+        self._cache = cache
+        self._teller = teller
+
+    async def execute(self, key: ServiceKey, snapshot: Snapshot, plan: Plan, written: Written) -> Outcome:
+        """Everything, whatever of it fails."""
+        self._teller.keep(key, {pod.uid for pod in snapshot.pods})
+        for pod, limits in plan.tell:
+            self._teller.tell(key, pod, snapshot.admin_token, limits)
+        failures = await self._mark(key, plan)
+        if plan.hold_template:
+            failures |= await self._scale(key, snapshot, plan)
+        failures |= await self._sync(key, snapshot, plan, written)
+        return Outcome({**failures, **written.children.failures}, failed=bool(failures))
+
+    async def _mark(self, key: ServiceKey, plan: Plan) -> dict[Key, str]:
+        """Says which pods a scale-down takes first, before it is ordered."""
+        try:
+            for pod, cost in plan.deletion_costs.items():
+                await self._api.set_pod_deletion_cost(key.namespace, pod, cost)
+        except KubeApiError as error:
+            logger.warning("%s: %s", key, error)
+            return {("Pod", "deletion cost"): str(error)}
+        return {}
+
+    async def _scale(self, key: ServiceKey, snapshot: Snapshot, plan: Plan) -> dict[Key, str]:
+        """Sets the replicas of a Deployment whose pod template stays as it is."""
+        if snapshot.deployment is None or snapshot.ordered == plan.replicas:
+            return {}
+        name = child_names(key.name).main
+        try:
+            self._cache.put("Deployment", await self._api.set_replicas(key.namespace, name, plan.replicas))
+        except KubeApiError as error:
+            logger.warning("%s: %s", key, error)
+            return {("Deployment", name): str(error)}
+        logger.info("%s: set replicas of Deployment/%s to %d", key, name, plan.replicas)
+        return {}
+
+    async def _sync(self, key: ServiceKey, snapshot: Snapshot, plan: Plan, written: Written) -> dict[Key, str]:
+        now = monotonic()
+        waiting = any(not pod.running_since and not pod.deleting for pod in snapshot.pods)
+        if waiting and now - written.secret_at > SECRET_AGAIN_SECONDS:
+            written.children.unread.clear()
+            written.secret_at = now
+        changes = await sync_children(
+            self._api,
+            plan.children,
+            self._cache.children(key),
+            written.children,
+            monotonic,
+            keep=frozenset({("Deployment", child_names(key.name).main)} if plan.hold_template else ()),
+        )
+        for live in changes.applied:
+            self._cache.put(live["kind"], live)
+            logger.info("%s: applied %s/%s", key, live["kind"], live["metadata"]["name"])
+        for kind, name in changes.deleted:
+            logger.info("%s: deleted %s/%s", key, kind, name)
+        for (kind, name), error in changes.failed.items():
+            logger.warning("%s: %s/%s: %s", key, kind, name, error)
+        return {child: str(error) for child, error in changes.failed.items()}

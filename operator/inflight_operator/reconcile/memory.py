@@ -1,0 +1,91 @@
+"""What decisions remember of one service from round to round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from inflight_operator.api.types import InferenceService
+from inflight_operator.decide.behavior import ScalingHistory
+from inflight_operator.decide.decision import Reason
+from inflight_operator.decide.pods import StartUps
+from inflight_operator.decide.tuning_types import TuningState
+from inflight_operator.limits import Limits, LimitsInForce
+from inflight_operator.reconcile.policy import Policy
+from inflight_operator.render import ChildPlan, Manifest, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Children as last rendered: the same objects are handed out until what they are made of changes."""
+
+    service: InferenceService
+    settings: Settings
+    plan: ChildPlan
+    children: tuple[Manifest, ...]
+
+    def made_of(self, service: InferenceService, settings: Settings, plan: ChildPlan) -> bool:
+        if service is not self.service and (
+            service.spec != self.service.spec or service.metadata != self.service.metadata
+        ):
+            return False
+        return settings == self.settings and plan == self.plan
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """All of it can be made anew from the status, the children and the engines; a restart of the operator only means
+    that windows fill again.
+
+    Attributes:
+        uid: of the service; another uid is another service of the same name.
+        engine: `Policy.engine` that the tuning state belongs to.
+        replicas: ordered from the Deployment.
+        limits: in force on the engines.
+        scaling, tuning: what earlier decisions left behind.
+        tuning_reason: why limits are what they are: the last reason that had measurements to stand on.
+        startups: how long pods took to start.
+        routed_since: since when the Service has listed a ready pod, on the steady clock; None while it does not.
+        moving: whether a newer engine release is being rolled out.
+        rendered: the children.
+    """
+
+    uid: str
+    engine: str
+    replicas: int
+    limits: LimitsInForce
+    tuning: TuningState
+    scaling: ScalingHistory = field(default_factory=ScalingHistory)
+    tuning_reason: Reason | None = None
+    startups: StartUps = field(default_factory=StartUps)
+    routed_since: float | None = None
+    moving: bool = False
+    rendered: Rendered | None = None
+
+
+def first_memory(service: InferenceService, policy: Policy, ordered: int, now: float, at: datetime) -> Memory:
+    """What a new operator process knows of a service: what its status and its Deployment tell.
+
+    Args:
+        service: with its status.
+        ordered: replicas of the live Deployment, 0 without one.
+        now: steady clock.
+        at: the same moment by the calendar.
+    """
+    status = service.status
+    if status.limits is not None:
+        known = status.limits
+        limits = LimitsInForce(Limits(known.max_num_seqs, known.max_num_batched_tokens), known.revision)
+    else:
+        # Engines that run without a status to tell their revision: seconds of the calendar are past any they have.
+        limits = LimitsInForce(policy.capacity, int(at.timestamp()) if ordered else 0)
+    ready = any(one.type == "Ready" and one.status == "True" for one in status.conditions)
+    return Memory(
+        uid=service.metadata.uid,
+        engine=policy.engine,
+        replicas=ordered or status.desired_replicas or service.spec.scaling.min_replicas,
+        limits=limits,
+        tuning=TuningState(window_start=now),
+        routed_since=float("-inf") if ready else None,
+        moving=status.engine is not None and status.engine.upgrade == "Moving",
+    )

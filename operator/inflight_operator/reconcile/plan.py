@@ -1,0 +1,51 @@
+"""What one round wants done, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from inflight_operator.decide.conditions import Finding
+from inflight_operator.decide.decision import Decision
+from inflight_operator.limits import LimitsInForce
+from inflight_operator.observe.pods import PodView
+from inflight_operator.reconcile.memory import Memory
+from inflight_operator.reconcile.views import Measured
+from inflight_operator.render import Manifest
+
+UpgradeState = Literal["Pending", "Moving"]
+"""Of a service for which there is a newer engine release: it waits for its turn, or its pods are being replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Attributes:
+    replicas: of the Deployment.
+    desired: what the operator finds right; in `scaling.mode: External` only an opinion.
+    limits: in force.
+    in_force: ready pods that run with them.
+    children: as they are to be, without the Deployment where `hold_template` says so.
+    hold_template: leave the live Deployment's pod template as it is, and set only its replicas.
+    tell: ready pods that are to be told their limits.
+    deletion_costs: to be set before a scale-down, by pod name.
+    decisions: made in this round.
+    findings: all conditions.
+    upgrade: where the service stands with a newer engine release; None without one.
+    memory: for the next round.
+    measured: over the window, for the status.
+    """
+
+    replicas: int
+    desired: int
+    limits: LimitsInForce
+    in_force: int
+    children: tuple[Manifest, ...]
+    hold_template: bool
+    findings: tuple[Finding, ...]
+    memory: Memory
+    measured: Measured
+    tell: tuple[tuple[PodView, LimitsInForce], ...] = ()
+    deletion_costs: Mapping[str, int] = field(default_factory=dict)
+    decisions: tuple[Decision, ...] = ()
+    upgrade: UpgradeState | None = None

@@ -1,0 +1,96 @@
+"""A spec in the terms of the decisions: units and defaults resolved, once for each version of the object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inflight_operator.api.resolve import capacity, tuning_bounds
+from inflight_operator.api.types import InferenceService, InferenceServiceSpec, ScaleDownRules, ScaleUpRules
+from inflight_operator.decide.behavior import Behavior, ScalingPolicy, ScalingRules
+from inflight_operator.decide.pod_problems import ServiceFacts
+from inflight_operator.decide.scaling import ScalingBounds, ScalingTargets
+from inflight_operator.decide.tuning import TuningMode
+from inflight_operator.decide.tuning_types import Slo
+from inflight_operator.limits import Limits, LimitsBounds
+from inflight_operator.quantities import parse_duration
+from inflight_operator.render import Settings
+from inflight_operator.render.deployment import digest, template_inputs
+from inflight_operator.render.pod import pod_template
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a spec asks of the decisions.
+
+    Attributes:
+        external: whether `spec.replicas` counts (`scaling.mode: External`).
+        replicas: `spec.replicas`.
+        targets, behavior, bounds: of scaling.
+        slo: latencies to keep, seconds.
+        tuning: its mode.
+        tuning_bounds: of the limits.
+        capacity: what engines are started with.
+        facts: what sentences about pods name.
+        startup_limit: seconds that a pod may take to start.
+        engine: identity of what is measured: another one makes earlier measurements meaningless.
+        template_inputs: identity of all in the spec that the pod template depends on.
+    """
+
+    external: bool
+    replicas: int | None
+    targets: ScalingTargets
+    behavior: Behavior
+    bounds: ScalingBounds
+    slo: Slo
+    tuning: TuningMode
+    tuning_bounds: LimitsBounds
+    capacity: Limits
+    facts: ServiceFacts
+    startup_limit: float
+    engine: str
+    template_inputs: str
+
+
+def policy_of(service: InferenceService, settings: Settings) -> Policy:
+    """The policy of a service's spec."""
+    spec = service.spec
+    external = spec.scaling.mode == "External"
+    targets, slo = spec.scaling.targets, spec.slo
+    ttft, tpot = parse_duration(slo.ttft_p95), parse_duration(slo.tpot_p95)
+    return Policy(
+        external=external,
+        replicas=spec.replicas,
+        targets=ScalingTargets(targets.waiting_requests, targets.kv_utilization, ttft),
+        behavior=_behavior(spec, external=external),
+        bounds=ScalingBounds(spec.scaling.min_replicas, spec.scaling.max_replicas),
+        slo=Slo(ttft, tpot),
+        tuning=TuningMode(spec.tuning.mode),
+        tuning_bounds=tuning_bounds(spec),
+        capacity=capacity(spec),
+        facts=_facts(service, settings),
+        startup_limit=parse_duration(spec.rollout.startup_timeout),
+        engine=digest([part.model_dump(mode="json") for part in (spec.model, spec.engine, spec.accelerator)]),
+        template_inputs=template_inputs(spec),
+    )
+
+
+def _behavior(spec: InferenceServiceSpec, *, external: bool) -> Behavior:
+    """In mode External whoever scales has rules of its own; the operator then tells what the targets ask for now."""
+    if external:
+        return Behavior(ScalingRules(0.0), ScalingRules(0.0))
+    return Behavior(_rules(spec.scaling.behavior.scale_up), _rules(spec.scaling.behavior.scale_down))
+
+
+def _rules(rules: ScaleUpRules | ScaleDownRules) -> ScalingRules:
+    policies = tuple(ScalingPolicy(one.type, one.value, one.period_seconds) for one in rules.policies)
+    return ScalingRules(rules.stabilization_window_seconds, policies, rules.select_policy)
+
+
+def _facts(service: InferenceService, settings: Settings) -> ServiceFacts:
+    engine = pod_template(service, settings)["spec"]["containers"][0]
+    accelerator = service.spec.accelerator
+    return ServiceFacts(
+        service.spec.model.source,
+        accelerator.resource if accelerator.count else "",
+        str(engine["resources"].get("limits", {}).get("memory", "")),
+    )

@@ -1,0 +1,242 @@
+"""What a round tells: the status, whether it is worth writing now, and the events of transitions. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from inflight_operator.api.resolve import service_url
+from inflight_operator.api.types import (
+    MAX_DECISIONS,
+    Condition,
+    Decision,
+    EngineStatus,
+    InferenceService,
+    InferenceServiceStatus,
+    LimitsStatus,
+    ObservedStatus,
+    ServiceRecord,
+)
+from inflight_operator.decide import decision as decided
+from inflight_operator.decide.conditions import Finding, stuck
+from inflight_operator.decide.sentences import change_text, sentence
+from inflight_operator.observe.pods import ENGINE_CONTAINER, PodView
+from inflight_operator.quantities import format_seconds
+from inflight_operator.reconcile.execute import Outcome
+from inflight_operator.reconcile.plan import Plan
+from inflight_operator.reconcile.snapshot import Snapshot
+from inflight_operator.render import Manifest, selector_string
+
+MAX_MESSAGE = 2048
+"""Longest message of a condition, in characters: what the API server or a container said may be pages long."""
+
+NUMBERS_SECONDS = 60.0
+"""Seconds between two writes of a status in which only measurements and wording changed; they belong to metrics."""
+
+_ON_THE_WAY = ("Starting", "Scheduling", "Loading", "NotRouted", "Serving", "ScaledToZero")
+"""Reasons of Ready that come and go by themselves."""
+
+_STEADY = (
+    "AsDesired",
+    "KvUtilization",
+    "MinReplicas",
+    "NoRequestsWait",
+    "ScaleDownHeld",
+    "ScaleUpHeld",
+    "TtftOverTarget",
+    "WaitingRequests",
+    "Draining",
+    "InDeadBand",
+    "IntoBounds",
+    "Measuring",
+    "NoTraffic",
+    "NoWayBack",
+    "Preemptions",
+    "RequestsWait",
+    "TakenBack",
+    "TpotOverTarget",
+)
+"""Reasons of ScalingActive and TuningActive that come and go with the traffic. What they led to is a decision."""
+
+EventType = Literal["Normal", "Warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    type: EventType
+    reason: str
+    message: str
+
+
+def recorded(decision: decided.Decision, at: datetime) -> Decision:
+    """A decision as the status keeps it: its numbers, and its sentence."""
+    reason = decision.reason
+    return Decision(
+        time=at,
+        kind=decision.kind,
+        knob=decision.knob,
+        from_=decision.frm,
+        to=decision.to,
+        code=reason.code,
+        numbers={name: round(value, 6) for name, value in reason.numbers.items() if not isinstance(value, str)},
+        change=change_text(decision),
+        reason=sentence(reason),
+        applied=decision.applied,
+    )
+
+
+def build_status(
+    snapshot: Snapshot, plan: Plan, outcome: Outcome, unreported: Sequence[Decision]
+) -> InferenceServiceStatus:
+    """The status to be written; the snapshot's is the one it follows on.
+
+    Args:
+        unreported: decisions that are in no status yet, those of this plan included.
+    """
+    service, before = snapshot.service, snapshot.service.status
+    findings = plan.findings
+    if outcome.failures:
+        findings = stuck(findings, "ApplyFailed", "; ".join(sorted(set(outcome.failures.values()))))
+    replicas = [pod for pod in snapshot.pods if not pod.deleting and pod.phase not in ("Failed", "Succeeded")]
+    return InferenceServiceStatus(
+        observed_generation=service.metadata.generation,
+        conditions=[_condition(finding, service, snapshot.at) for finding in findings],
+        url=service_url(service),
+        replicas=len(replicas),
+        ready_replicas=sum(pod.ready for pod in replicas),
+        desired_replicas=plan.desired,
+        selector=selector_string(service.metadata.name),
+        engine=_engine(snapshot, plan),
+        limits=LimitsStatus(
+            max_num_seqs=plan.limits.limits.max_num_seqs,
+            max_num_batched_tokens=plan.limits.limits.max_num_batched_tokens,
+            revision=plan.limits.revision,
+            pods_in_force=plan.in_force,
+        ),
+        observed=_unless_same(_observed(snapshot, plan), before.observed),
+        decisions=[*before.decisions, *unreported][-MAX_DECISIONS:],
+    )
+
+
+def unreadable_status(
+    record: ServiceRecord, findings: tuple[Finding, ...], pods: Sequence[PodView], now: datetime
+) -> InferenceServiceStatus:
+    """The status of a service whose spec cannot be read: `record.status`, with what is found and what is there."""
+    alive = [pod for pod in pods if not pod.deleting]
+    return record.status.model_copy(
+        update={
+            "observed_generation": record.metadata.generation,
+            "conditions": [_condition(finding, record, now) for finding in findings],
+            "replicas": len(alive),
+            "ready_replicas": sum(pod.ready for pod in alive),
+            "observed": None,
+        }
+    )
+
+
+def spec_problem(error: ValidationError) -> str:
+    """The first field that is wrong, why, and how many more there are: `spec.engine.dtype: Input should be ...`."""
+    first, *more = error.errors(include_url=False, include_context=False, include_input=False)
+    field = ".".join(str(part) for part in first["loc"])
+    return f"{field}: {first['msg']}" + (f" (and {len(more)} more)" if more else "")
+
+
+def is_due(before: InferenceServiceStatus, after: InferenceServiceStatus, since_written: float) -> bool:
+    """Whether `after` should be written now: news at once, numbers once in a while.
+
+    Args:
+        since_written: seconds since the status was last written.
+    """
+    return _news(before) != _news(after) or (since_written >= NUMBERS_SECONDS and before != after)
+
+
+def events_of(
+    before: InferenceServiceStatus, after: InferenceServiceStatus, decisions: Sequence[Decision]
+) -> list[Event]:
+    """One event for a transition of Ready, one for each decision."""
+    events = []
+    was, now = _ready(before), _ready(after)
+    if now is not None and (was is None or (was.status, was.reason) != (now.status, now.reason)):
+        events.append(Event("Normal" if now.reason in _ON_THE_WAY else "Warning", now.reason, now.message))
+    for decision in decisions:
+        reason = "Scaled" if decision.kind == "Scaling" else "Tuned" if decision.applied else "TuningAdvice"
+        events.append(Event("Normal", reason, f"{decision.change}: {decision.reason}"))
+    return events
+
+
+def _condition(finding: Finding, service: ServiceRecord, now: datetime) -> Condition:
+    before = next((one for one in service.status.conditions if one.type == finding.type), None)
+    same = before is not None and before.status == finding.status
+    return Condition(
+        type=finding.type,
+        status=finding.status,
+        reason=finding.reason,
+        message=finding.message if len(finding.message) <= MAX_MESSAGE else f"{finding.message[: MAX_MESSAGE - 1]}…",
+        observed_generation=service.metadata.generation,
+        last_transition_time=before.last_transition_time if before is not None and same else now,
+    )
+
+
+def _engine(snapshot: Snapshot, plan: Plan) -> EngineStatus | None:
+    """Of the template that pods are made from from now on."""
+    rendered = next((child for child in plan.children if child["kind"] == "Deployment"), snapshot.deployment)
+    if rendered is None:
+        return None
+    containers = rendered["spec"]["template"]["spec"]["containers"]
+    engine: Manifest = next((one for one in containers if one["name"] == ENGINE_CONTAINER), containers[0])
+    return EngineStatus(image=engine["image"], upgrade=plan.upgrade)
+
+
+def _observed(snapshot: Snapshot, plan: Plan) -> ObservedStatus | None:
+    """What the engines report together; None without a fresh sample."""
+    fresh, measured = snapshot.fresh.values(), plan.measured
+    if not fresh:
+        return None
+    return ObservedStatus(
+        queue_depth=sum(one.waiting for one in fresh),
+        running=sum(one.running for one in fresh),
+        kv_utilization=round(sum(one.kv_usage for one in fresh) / len(fresh), 3),
+        ttft_p95=None if measured.ttft_p95 is None else format_seconds(measured.ttft_p95),
+        tpot_p95=None if measured.tpot_p95 is None else format_seconds(measured.tpot_p95),
+        preemptions_per_minute=round(measured.preemptions_per_min, 1),
+        at=snapshot.at,
+    )
+
+
+def _unless_same(observed: ObservedStatus | None, before: ObservedStatus | None) -> ObservedStatus | None:
+    """The old measurement where the new one says the same: a quiet service's status is not written for its time."""
+    if observed is None or before is None or observed.model_copy(update={"at": before.at}) != before:
+        return observed
+    return before
+
+
+def _news(status: InferenceServiceStatus) -> tuple[Any, ...]:
+    """All that is written at once. Numbers, wording and reasons that follow the traffic are not in it."""
+    limits, engine = status.limits, status.engine
+    return (
+        status.observed_generation,
+        status.url,
+        status.selector,
+        status.replicas,
+        status.ready_replicas,
+        status.desired_replicas,
+        limits and (limits.max_num_seqs, limits.max_num_batched_tokens, limits.revision),
+        limits and limits.pods_in_force == status.ready_replicas,
+        engine and (engine.image, engine.upgrade),
+        status.observed is None,
+        [(one.time, one.change) for one in status.decisions],
+        [(one.type, one.status, _reason(one), one.observed_generation) for one in status.conditions],
+    )
+
+
+def _reason(condition: Condition) -> str:
+    """One name for all reasons that come and go with the traffic."""
+    return "" if condition.reason in _STEADY else condition.reason
+
+
+def _ready(status: InferenceServiceStatus) -> Condition | None:
+    return next((one for one in status.conditions if one.type == "Ready"), None)

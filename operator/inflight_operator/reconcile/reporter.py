@@ -1,0 +1,91 @@
+"""Writes what a round tells to the API server: the status where it is due, then an event for each transition."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Protocol
+
+from inflight_operator.api.types import MAX_DECISIONS, Decision, InferenceServiceStatus, ServiceRecord
+from inflight_operator.apply.kube import KubeApiError
+from inflight_operator.observe.cache import ClusterCache, ServiceKey
+from inflight_operator.reconcile.execute import Outcome
+from inflight_operator.reconcile.plan import Plan
+from inflight_operator.reconcile.report import Event, EventType, build_status, events_of, is_due, recorded
+from inflight_operator.reconcile.snapshot import Snapshot
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
+"""Seconds until a status that was not taken is tried again; each further failure doubles them."""
+
+
+class ReportApi(Protocol):
+    """What is needed of `KubeApi`."""
+
+    async def patch_status(self, service: ServiceRecord, status: dict[str, Any]) -> dict[str, Any] | None: ...
+
+    async def event(self, service: ServiceRecord, type: EventType, reason: str, message: str) -> None: ...
+
+
+@dataclass(slots=True)
+class Reported:
+    """What the reporter remembers of one service.
+
+    Attributes:
+        at: when its status was last written.
+        decisions: that are in no status yet.
+        failures: writes that failed in a row.
+        again: when the next may be tried.
+    """
+
+    at: float = float("-inf")
+    decisions: tuple[Decision, ...] = ()
+    failures: int = 0
+    again: float = float("-inf")
+
+
+class Reporter:
+    def __init__(self, api: ReportApi, cache: ClusterCache) -> None:
+        self._api = api
+        self._cache = cache
+
+    async def report(
+        self, key: ServiceKey, snapshot: Snapshot, plan: Plan, outcome: Outcome, reported: Reported
+    ) -> bool:
+        """Whether nothing that is due failed to be written."""
+        made = (recorded(decision, snapshot.at) for decision in plan.decisions)
+        reported.decisions = (*reported.decisions, *made)[-MAX_DECISIONS:]
+        status = build_status(snapshot, plan, outcome, reported.decisions)
+        if not is_due(snapshot.service.status, status, monotonic() - reported.at):
+            return True
+        return await self.write(key, snapshot.service, status, reported)
+
+    async def write(
+        self, key: ServiceKey, service: ServiceRecord, status: InferenceServiceStatus, reported: Reported
+    ) -> bool:
+        """Writes a status and the events of what changed in it; whether the status was taken."""
+        if monotonic() < reported.again:
+            return False
+        try:
+            live = await self._api.patch_status(service, status.to_dict())
+        except KubeApiError as error:
+            reported.failures += 1
+            reported.again = monotonic() + min(FIRST_PAUSE * 2.0 ** min(reported.failures - 1, 20), LONGEST_PAUSE)
+            logger.warning("%s: the status was not taken: %s", key, error)
+            return False
+        if live is not None:
+            self._cache.put(service.kind, live)
+        decisions, reported.decisions = reported.decisions, ()
+        reported.at, reported.failures = monotonic(), 0
+        for event in events_of(service.status, status, decisions):
+            await self._event(key, service, event)
+        return True
+
+    async def _event(self, key: ServiceKey, service: ServiceRecord, event: Event) -> None:
+        """The status has said it already, so an event that the API server does not take fails no round."""
+        try:
+            await self._api.event(service, event.type, event.reason, event.message)
+        except KubeApiError as error:
+            logger.warning("%s: event %s was not taken: %s", key, event.reason, error)

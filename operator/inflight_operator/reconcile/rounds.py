@@ -1,0 +1,220 @@
+"""Rounds for all services: snapshot -> decide -> execute -> report.
+
+Level-triggered: a round looks at what is there now, not at what happened. An event only means that a service is looked
+at sooner than at the next resync. What must survive a restart is in the status and in the children; windows and
+histories start anew, and decisions wait until they are full.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Protocol
+
+from pydantic import ValidationError
+
+from inflight_operator.api.types import InferenceService, ServiceRecord
+from inflight_operator.decide.conditions import unreadable
+from inflight_operator.decide.tuning_types import TuningPolicy
+from inflight_operator.engines import EngineTeller
+from inflight_operator.metrics import OperatorMetrics, Shown
+from inflight_operator.observe.cache import ClusterCache, ServiceKey
+from inflight_operator.observe.scrape import ScrapePool, Target
+from inflight_operator.reconcile.decide import decide
+from inflight_operator.reconcile.execute import ExecuteApi, Executor, Written
+from inflight_operator.reconcile.memory import Memory, first_memory
+from inflight_operator.reconcile.plan import Plan
+from inflight_operator.reconcile.policy import Policy, policy_of
+from inflight_operator.reconcile.report import spec_problem, unreadable_status
+from inflight_operator.reconcile.reporter import Reported, Reporter, ReportApi
+from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
+from inflight_operator.reconcile.upgrades import UpgradePace
+from inflight_operator.render import Manifest, Settings, child_names
+
+logger = logging.getLogger(__name__)
+
+
+class Api(ExecuteApi, ReportApi, Protocol):
+    """What rounds need of `KubeApi`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSettings:
+    """Attributes:
+    interval: seconds between two scrapes of a pod.
+    tuning: how limits are stepped.
+    """
+
+    interval: float = 3.0
+    tuning: TuningPolicy = field(default_factory=TuningPolicy)
+
+    @property
+    def stale_after(self) -> float:
+        """Seconds from which a sample is stale: two scrapes in a row failed."""
+        return self.interval * 2 + 4
+
+    @property
+    def span(self) -> float:
+        """Seconds of samples to decide on: three scrapes at least, or there would be no differences to take."""
+        return max(30.0, self.interval * 3)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """One version of a service's object, read."""
+
+    body: Manifest
+    settings: Settings
+    service: InferenceService
+    unread: tuple[str, ...]
+    policy: Policy
+
+
+@dataclass(slots=True)
+class _Known:
+    """One service between two rounds."""
+
+    reading: _Reading
+    memory: Memory
+    written: Written = field(default_factory=Written)
+    reported: Reported = field(default_factory=Reported)
+
+
+class Rounds:
+    """Rounds for all services of this operator; `Workers` says when which service has one.
+
+    Args:
+        settings: how the operator was installed, as it is now: optional APIs come and go.
+        token_of: admin token of the service with a uid.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        cache: ClusterCache,
+        pool: ScrapePool,
+        teller: EngineTeller,
+        metrics: OperatorMetrics,
+        settings: Callable[[], Settings],
+        token_of: Callable[[str], str],
+        pace: UpgradePace,
+        every: RoundSettings,
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._pool = pool
+        self._teller = teller
+        self._metrics = metrics
+        self._settings = settings
+        self._token_of = token_of
+        self._pace = pace
+        self._every = every
+        self._executor = Executor(api, cache, teller)
+        self._reporter = Reporter(api, cache)
+        self._known: dict[ServiceKey, _Known] = {}
+
+    def services(self) -> set[ServiceKey]:
+        """Every service that needs a round now and then: those there are, and those that were and must be forgotten."""
+        return {*self._cache.services(), *self._known}
+
+    async def reconcile(self, key: ServiceKey) -> bool:
+        """One round for one service; whether everything that it wanted to write was taken."""
+        body = self._cache.service(key)
+        if body is None or "deletionTimestamp" in body["metadata"]:
+            self._forget(key)  # its children have it as their owner: Kubernetes deletes them
+            return True
+        try:
+            known = self._read(key, body)
+        except ValidationError as error:
+            return await self._report_unreadable(key, ServiceRecord.from_dict(body), spec_problem(error))
+        snapshot = self._look(key, known)
+        plan = decide(snapshot, known.memory)
+        known.memory = plan.memory
+        self._pace.note(key, plan.upgrade)
+        outcome = await self._executor.execute(key, snapshot, plan, known.written)
+        reported = await self._reporter.report(key, snapshot, plan, outcome, known.reported)
+        self._show(key, snapshot, plan)
+        return reported and not outcome.failed
+
+    def _read(self, key: ServiceKey, body: Manifest) -> _Known:
+        """What is known of the service, with its object as it is now.
+
+        Raises:
+            pydantic.ValidationError: the object cannot be read, not even in part.
+        """
+        known, settings = self._known.get(key), self._settings()
+        if known is not None and known.reading.body is body and known.reading.settings == settings:
+            return known
+        service, unread = InferenceService.read(body)
+        reading = _Reading(body, settings, service, unread, policy_of(service, settings))
+        if known is not None and known.memory.uid == service.metadata.uid:
+            known.reading = reading
+            return known
+        ordered = _replicas(self._cache.child(key, "Deployment", child_names(key.name).main))
+        known = _Known(reading, first_memory(service, reading.policy, ordered, monotonic(), datetime.now(UTC)))
+        self._known[key] = known
+        return known
+
+    def _look(self, key: ServiceKey, known: _Known) -> Snapshot:
+        reading, now = known.reading, monotonic()
+        pods = tuple(self._cache.pods(key))
+        targets = [Target(pod.uid, pod.name, f"{pod.url(pod.metrics_port)}/metrics") for pod in pods if pod.serves]
+        self._pool.keep(key, targets)
+        window = self._pool.window(key)
+        return Snapshot(
+            service=reading.service,
+            unread=reading.unread,
+            policy=reading.policy,
+            settings=reading.settings,
+            now=now,
+            at=datetime.now(UTC),
+            admin_token=self._token_of(reading.service.metadata.uid),
+            tuning=self._every.tuning,
+            pods=pods,
+            deployment=self._cache.child(key, "Deployment", child_names(key.name).main),
+            listed=self._cache.endpoints(key),
+            window=window,
+            fresh=fresh_samples(window, pods, now, self._every.stale_after),
+            scrape_errors=self._pool.errors(key),
+            told=self._teller.told(key),
+            may_move=self._pace.may_move(self._cache.services()),
+        )
+
+    def _show(self, key: ServiceKey, snapshot: Snapshot, plan: Plan) -> None:
+        for decision in plan.decisions:
+            self._metrics.decisions.labels(decision.kind, decision.reason.code).inc()
+        fresh = snapshot.fresh.values()
+        shown = Shown(
+            desired=plan.desired,
+            replicas=plan.replicas,
+            ready=sum(pod.serves for pod in snapshot.pods),
+            waiting=sum(one.waiting for one in fresh),
+            running=sum(one.running for one in fresh),
+            kv_utilization=sum(one.kv_usage for one in fresh) / len(fresh) if fresh else 0.0,
+            limits=plan.limits.limits,
+            scrape_age=snapshot.window.oldest_age(snapshot.now),
+        )
+        self._metrics.show(key, shown)
+
+    def _forget(self, key: ServiceKey) -> None:
+        self._pool.forget(key)
+        self._teller.keep(key, ())
+        self._pace.forget(key)
+        if self._known.pop(key, None) is not None:
+            self._metrics.forget(key)
+
+    async def _report_unreadable(self, key: ServiceKey, record: ServiceRecord, problem: str) -> bool:
+        """Says in the status what is wrong with a spec of which nothing can be used; all stays as it is."""
+        self._pace.note(key, None)
+        pods = self._cache.pods(key)
+        findings = unreadable(sum(pod.serves for pod in pods), problem)
+        status = unreadable_status(record, findings, pods, datetime.now(UTC))
+        known = self._known.get(key)
+        return await self._reporter.write(key, record, status, Reported() if known is None else known.reported)
+
+
+def _replicas(deployment: Manifest | None) -> int:
+    return int(deployment["spec"].get("replicas", 0)) if deployment is not None else 0

@@ -1,0 +1,88 @@
+"""All that one round looks at, as one value with one time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from inflight_operator.api.types import InferenceService
+from inflight_operator.decide.conditions import DeploymentView
+from inflight_operator.decide.tuning_types import TuningPolicy
+from inflight_operator.engines import Telling
+from inflight_operator.observe.metrics import Sample
+from inflight_operator.observe.pods import PodView
+from inflight_operator.observe.window import Window
+from inflight_operator.reconcile.policy import Policy
+from inflight_operator.render import Manifest, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One service at one moment.
+
+    Attributes:
+        service: with its status.
+        unread: fields of the spec that this operator cannot read, a sentence each.
+        policy: the spec in the terms of the decisions.
+        settings: how the operator was installed.
+        tuning: how limits are stepped.
+        now: steady clock.
+        at: the same moment by the calendar.
+        pods: all of the service, those on their way out included.
+        deployment: the live one; None without one.
+        listed: uids of pods that the Service routes to.
+        window: samples of the engines.
+        fresh: the newest sample of each ready pod that is not stale, by uid.
+        scrape_errors: why a pod gave no sample, by uid.
+        told: what became of telling engines their limits, by uid.
+        admin_token: of the service.
+        may_move: whether the service may move to a newer engine release now.
+    """
+
+    service: InferenceService
+    policy: Policy
+    settings: Settings
+    now: float
+    at: datetime
+    admin_token: str = ""
+    unread: tuple[str, ...] = ()
+    tuning: TuningPolicy = field(default_factory=TuningPolicy)
+    pods: tuple[PodView, ...] = ()
+    deployment: Manifest | None = None
+    listed: frozenset[str] = frozenset()
+    window: Window = field(default_factory=Window)
+    fresh: Mapping[str, Sample] = field(default_factory=dict)
+    scrape_errors: Mapping[str, str] = field(default_factory=dict)
+    told: Mapping[str, Telling] = field(default_factory=dict)
+    may_move: bool = True
+
+    @property
+    def ordered(self) -> int:
+        """Replicas of the live Deployment; 0 without one."""
+        return int(self.deployment["spec"].get("replicas", 0)) if self.deployment is not None else 0
+
+
+def fresh_samples(window: Window, pods: tuple[PodView, ...], now: float, max_age: float) -> dict[str, Sample]:
+    """The newest sample of each pod that takes requests, where it is at most `max_age` seconds old."""
+    ready = {pod.uid for pod in pods if pod.serves}
+    return {uid: sample for uid, sample in window.latest(now, max_age).items() if uid in ready}
+
+
+def deployment_view(deployment: Mapping[str, Any] | None, replicas: int) -> DeploymentView | None:
+    """The Deployment as last seen; `replicas` is what is ordered now, which the watch may not have told yet."""
+    if deployment is None:
+        return None
+    status = deployment.get("status", {})
+    said = {one.get("type"): one for one in status.get("conditions", [])}
+    progress, failure = said.get("Progressing", {}), said.get("ReplicaFailure", {})
+    stuck = progress.get("reason") == "ProgressDeadlineExceeded"
+    return DeploymentView(
+        replicas=replicas,
+        updated=status.get("updatedReplicas", 0),
+        total=status.get("replicas", 0),
+        current=status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0),
+        deadline_exceeded=progress.get("message", "") if stuck else "",
+        refused=failure.get("message", "") if failure.get("status") == "True" else "",
+    )

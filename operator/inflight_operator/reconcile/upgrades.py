@@ -1,0 +1,41 @@
+"""Which services move to a newer engine release when: so many at a time, each only when the last one is ready."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal
+
+from inflight_operator.observe.cache import ServiceKey
+from inflight_operator.reconcile.plan import UpgradeState
+
+UpgradeMode = Literal["Paced", "AtOnce", "Held"]
+"""AtOnce: all services when the operator is upgraded. Held: none, until a service's spec changes."""
+
+
+class UpgradePace:
+    """The turns of all services of one operator. What it knows comes from their rounds, so it needs no memory of its
+    own: a new process gives no turn before every service had a round.
+
+    Args:
+        at_once: services that may be moving at the same time, in mode Paced.
+    """
+
+    def __init__(self, mode: UpgradeMode = "Paced", at_once: int = 1) -> None:
+        self._mode = mode
+        self._at_once = at_once
+        self._states: dict[ServiceKey, UpgradeState | None] = {}
+
+    def may_move(self, services: Collection[ServiceKey]) -> bool:
+        """Whether one more of `services`, which are all there are, may begin to move now."""
+        if self._mode != "Paced":
+            return self._mode == "AtOnce"
+        if any(key not in self._states for key in services):
+            return False
+        return sum(state == "Moving" for state in self._states.values()) < self._at_once
+
+    def note(self, key: ServiceKey, state: UpgradeState | None) -> None:
+        """What a round found of one service."""
+        self._states[key] = state
+
+    def forget(self, key: ServiceKey) -> None:
+        self._states.pop(key, None)

@@ -1,0 +1,116 @@
+"""From a snapshot to what each decision takes. Whatever is measured over a window is computed here, once a round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inflight_operator.decide.pods import Replicas
+from inflight_operator.decide.scaling import PodLoad, ScalingObservation
+from inflight_operator.decide.tuning import TuningMode
+from inflight_operator.decide.tuning_types import TuningView
+from inflight_operator.limits import Limits, LimitsBounds
+from inflight_operator.observe.metrics import Sample
+from inflight_operator.observe.window import Window
+from inflight_operator.reconcile.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the engines showed over the last `Window.span` seconds.
+
+    Attributes:
+        ttft_p95, tpot_p95: seconds; None without observations.
+        preemptions_per_min: over all pods.
+    """
+
+    ttft_p95: float | None
+    tpot_p95: float | None
+    preemptions_per_min: float
+
+
+def measured(snapshot: Snapshot) -> Measured:
+    """Over the whole window."""
+    span = snapshot.window.since(snapshot.now - snapshot.window.span)
+    return Measured(
+        span.histogram(lambda sample: sample.ttft).percentile(0.95),
+        span.histogram(lambda sample: sample.tpot).percentile(0.95),
+        span.rate(lambda sample: sample.preemptions) * 60,
+    )
+
+
+def pod_load(sample: Sample) -> PodLoad:
+    slots = sample.limits.max_num_seqs if sample.limits is not None else None
+    return PodLoad(sample.waiting, sample.running, sample.kv_usage, slots)
+
+
+def scaling_observation(
+    snapshot: Snapshot, replicas: Replicas, ordered: int, measured: Measured
+) -> ScalingObservation:
+    """What the scaling decision sees.
+
+    Args:
+        ordered: replicas ordered from the child now.
+    """
+    return ScalingObservation(
+        time=snapshot.now,
+        replicas=ordered,
+        ready=replicas.ready,
+        loads=tuple(pod_load(sample) for sample in snapshot.fresh.values()),
+        ttft_p95=measured.ttft_p95,
+        window=snapshot.window.span,
+        blocked=replicas.blocked,
+        cause=replicas.cause,
+        shared_cause=replicas.shared_cause,
+        late=replicas.late,
+    )
+
+
+def limits_bounds(snapshot: Snapshot) -> LimitsBounds:
+    """The bounds of `spec.tuning` below what engines can do; in mode Off that is the one upper bound.
+
+    Each engine gets at most its own capacity, so the service is bounded by the largest: one pod with less does not
+    limit the others.
+    """
+    policy, most = snapshot.policy, _capacity(snapshot)
+    high = most if policy.tuning is TuningMode.OFF else policy.tuning_bounds.high.at_most(most)
+    return LimitsBounds(policy.tuning_bounds.low.at_most(high), high)
+
+
+def _capacity(snapshot: Snapshot) -> Limits:
+    told = [sample.capacity for sample in snapshot.fresh.values() if sample.capacity is not None]
+    if not told:
+        return snapshot.policy.capacity
+    largest = told[0]
+    for capacity in told[1:]:
+        largest = largest.at_least(capacity)
+    return snapshot.policy.capacity.at_most(largest)
+
+
+def tuning_view(window: Window, start: float, now: float) -> TuningView:
+    """What the tuning decision sees: everything from `start` on."""
+    span = window.since(start)
+    tpot = span.histogram(lambda sample: sample.tpot)
+    itl = span.histogram(lambda sample: sample.itl)
+    generated = span.increase(lambda sample: sample.generation_tokens)
+    steps = span.histogram(lambda sample: sample.step_tokens)
+    return TuningView(
+        time=now,
+        span=span.seconds,
+        pods=sum(pod.seconds > 0 for pod in span.pods),
+        tpot_p95=tpot.percentile(0.95),
+        finished=int(tpot.count),
+        itl_mean=itl.mean,
+        itl_p50=itl.percentile(0.5),
+        itl_p95=itl.percentile(0.95),
+        ttft_p95=span.histogram(lambda sample: sample.ttft).percentile(0.95),
+        generated_tokens=generated,
+        tokens_per_s=generated / span.seconds if span.seconds > 0 else 0.0,
+        step_tokens_p50=steps.percentile(0.5),
+        step_tokens_p95=steps.percentile(0.95),
+        running=span.mean_per_pod(lambda sample: sample.running) or 0.0,
+        running_now=int(span.largest_now(lambda sample: sample.running)),
+        waiting=span.mean_per_pod(lambda sample: sample.waiting) or 0.0,
+        waiting_prompt_tokens=span.mean_per_pod(lambda sample: sample.waiting_prompt_tokens),
+        kv_usage=span.peak(lambda sample: sample.kv_usage),
+        preemptions_per_min=span.rate(lambda sample: sample.preemptions) * 60,
+    )
