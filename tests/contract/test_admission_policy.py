@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from inflight_operator.api import InferenceService
-from inflight_operator.render import ChildPlan, LimitsInForce, Settings, render
+from inflight_operator.limits import Limits, LimitsInForce
+from inflight_operator.render import ChildPlan, Settings, render
 from tests.contract.manifests import service_manifest
 
 pytestmark = pytest.mark.contract
@@ -102,7 +103,7 @@ def stranger_pod(namespace, **metadata):
 def children(kubectl, chart, namespace):
     kubectl.create(service_manifest(namespace, {"model": {"source": "builtin://smollm2"}, "accelerator": {"count": 0}}))
     service = InferenceService.from_dict(kubectl.json("get", "ifsvc", "chat", "-n", namespace))
-    plan = ChildPlan(replicas=2, limits=LimitsInForce(64, 1024, 7), admin_token="secret")
+    plan = ChildPlan(replicas=2, limits=LimitsInForce(Limits(64, 1024), 7), admin_token="secret")
     settings = Settings(engine_image="example.com/engine:1", operator_namespace=SYSTEM)
     return {child["kind"]: child for child in render(service, plan, settings)}
 

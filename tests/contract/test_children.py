@@ -8,7 +8,8 @@ import pytest
 
 from inflight_operator.api import InferenceService
 from inflight_operator.apply import ChildConflictError, admin_token, needs_apply, sync_children
-from inflight_operator.render import ChildPlan, LimitsInForce, Settings, child_names, render, selector_string
+from inflight_operator.limits import Limits, LimitsInForce
+from inflight_operator.render import ChildPlan, Settings, child_names, render, selector_string
 from inflight_operator.render.service_children import CHILD_KINDS
 
 pytestmark = pytest.mark.contract
@@ -21,7 +22,7 @@ SETTINGS = Settings(
         {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}},
     ),
 )
-PLAN = ChildPlan(replicas=2, limits=LimitsInForce(64, 1024, 7), admin_token="secret")
+PLAN = ChildPlan(replicas=2, limits=LimitsInForce(Limits(64, 1024), 7), admin_token="secret")
 
 SPECS = {
     "four lines": {"model": {"source": "builtin://smollm2"}, "accelerator": {"count": 0}},
@@ -145,7 +146,7 @@ async def test_a_steady_state_makes_no_writes(api, service):
 async def test_tuning_and_scaling_write_only_the_limits_and_the_replicas(api, simple):
     await sync_children(api, render(simple, PLAN, SETTINGS), [])
     before = await api.get("Deployment", simple.metadata.namespace, "chat")
-    tuned = replace(PLAN, limits=LimitsInForce(48, 512, 8))
+    tuned = replace(PLAN, limits=LimitsInForce(Limits(48, 512), 8))
     changes = await sync_children(api, render(simple, tuned, SETTINGS), await live_children(api, simple))
     assert changes.applied == ("ConfigMap/chat-limits",)
     scaled = replace(tuned, replicas=3)

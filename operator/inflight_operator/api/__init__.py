@@ -1,10 +1,5 @@
 """The InferenceService resource: its types, the CRD generated from them, and what its fields resolve to."""
 
-from inflight_operator.quantities import (
-    format_seconds,
-    parse_duration,
-    parse_quantity,
-)
 from inflight_operator.api.resolve import model_argument, served_name, service_url, tuning_bounds
 from inflight_operator.api.types import (
     API_VERSION,
@@ -20,6 +15,11 @@ from inflight_operator.api.types import (
     LimitsStatus,
     ObjectMeta,
     ObservedStatus,
+)
+from inflight_operator.quantities import (
+    format_seconds,
+    parse_duration,
+    parse_quantity,
 )
 
 __all__ = [

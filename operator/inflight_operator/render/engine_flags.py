@@ -9,8 +9,8 @@ from __future__ import annotations
 from pydantic.alias_generators import to_snake
 
 from inflight_operator.api.engine import Engine
-from inflight_operator.quantities import parse_quantity
 from inflight_operator.api.scheduling import ServiceClass
+from inflight_operator.quantities import parse_quantity
 from inflight_operator.render.flag_values import number, seconds
 
 

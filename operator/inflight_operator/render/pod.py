@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from inflight_operator.quantities import parse_duration, parse_quantity
 from inflight_operator.api.resolve import MODEL_FOLDER, claim_and_folder
 from inflight_operator.observe.pods import ENGINE_CONTAINER
+from inflight_operator.quantities import parse_duration
 from inflight_operator.render.admin_token import TOKEN_KEY
 from inflight_operator.render.command import ADMIN_PORT, ENGINE_PORT, engine_command
 from inflight_operator.render.drain import grace_period_seconds

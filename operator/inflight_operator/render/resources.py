@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from inflight_operator.api.quantities import parse_quantity
+from inflight_operator.quantities import parse_quantity
 from inflight_operator.render.plan import Manifest
 
 if TYPE_CHECKING:

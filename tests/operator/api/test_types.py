@@ -4,7 +4,6 @@ import pytest
 from pydantic import ValidationError
 
 from inflight_operator.api import (
-    Bounds,
     Condition,
     InferenceService,
     InferenceServiceStatus,
@@ -14,6 +13,7 @@ from inflight_operator.api import (
     service_url,
     tuning_bounds,
 )
+from inflight_operator.limits import Limits, LimitsBounds
 
 
 def make(**spec):
@@ -91,18 +91,17 @@ def test_the_model_argument_of_each_source(source, argument):
 
 def test_tuning_is_bounded_by_capacity_where_nothing_is_given():
     bounds = tuning_bounds(make().spec)
-    assert bounds.max_num_seqs == Bounds(1, 256)
-    assert bounds.max_num_batched_tokens == Bounds(64, 8192)
+    assert bounds == LimitsBounds(low=Limits(1, 64), high=Limits(256, 8192))
 
 
 def test_the_default_floor_of_the_budget_gives_way_to_a_small_capacity():
-    assert tuning_bounds(make(engine={"maxNumBatchedTokens": 16}).spec).max_num_batched_tokens == Bounds(16, 16)
+    bounds = tuning_bounds(make(engine={"maxNumBatchedTokens": 16}).spec)
+    assert (bounds.low.max_num_batched_tokens, bounds.high.max_num_batched_tokens) == (16, 16)
 
 
 def test_given_tuning_bounds_count():
     tuning = {"maxNumSeqs": {"min": 4, "max": 32}, "maxNumBatchedTokens": {"min": 128, "max": 512}}
-    bounds = tuning_bounds(make(tuning=tuning).spec)
-    assert (bounds.max_num_seqs, bounds.max_num_batched_tokens) == (Bounds(4, 32), Bounds(128, 512))
+    assert tuning_bounds(make(tuning=tuning).spec) == LimitsBounds(low=Limits(4, 128), high=Limits(32, 512))
 
 
 def test_times_are_written_to_the_second_with_z_and_keep_their_zone():

@@ -1,10 +1,11 @@
 """Services the render tests share."""
 
 from inflight_operator.api import InferenceService
-from inflight_operator.render import ChildPlan, LimitsInForce, Settings, render
+from inflight_operator.limits import Limits, LimitsInForce
+from inflight_operator.render import ChildPlan, Settings, render
 
 SETTINGS = Settings(engine_image="example.com/engine:1", operator_namespace="inflight-system")
-PLAN = ChildPlan(replicas=2, limits=LimitsInForce(64, 1024, 7), admin_token="secret")
+PLAN = ChildPlan(replicas=2, limits=LimitsInForce(Limits(64, 1024), 7), admin_token="secret")
 CPU = {"accelerator": {"count": 0}}
 
 EVERYTHING = {

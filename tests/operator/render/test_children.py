@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from inflight_operator.render import LimitsInForce, child_names, pod_labels, render, selector_string
+from inflight_operator.limits import Limits, LimitsInForce
+from inflight_operator.render import child_names, pod_labels, render, selector_string
 from inflight_operator.render.service_children import CHILD_KINDS
 from tests.operator.render.services import CPU, PLAN, SETTINGS, child, make
 
@@ -70,12 +71,10 @@ def test_the_service_answers_on_port_80_with_the_engines_port():
     assert (port["name"], port["port"], port["targetPort"]) == ("http", 80, "http")
 
 
-def test_replicas_are_the_plans_in_mode_operator_and_the_specs_in_mode_external():
-    assert child("Deployment", make())["spec"]["replicas"] == 2
-    external = make(scaling={"mode": "External"}, replicas=5)
-    assert child("Deployment", external, replace(PLAN, replicas=None))["spec"]["replicas"] == 5
-    stopped = make(scaling={"mode": "External"}, replicas=0)
-    assert child("Deployment", stopped, replace(PLAN, replicas=None))["spec"]["replicas"] == 0
+@pytest.mark.parametrize("replicas", [0, 2, 5])
+def test_replicas_are_the_plans_whatever_the_spec_says(replicas):
+    for service in (make(), make(scaling={"mode": "External"}, replicas=3)):
+        assert child("Deployment", service, replace(PLAN, replicas=replicas))["spec"]["replicas"] == replicas
 
 
 def limits_file(service, limits):
@@ -85,21 +84,16 @@ def limits_file(service, limits):
 
 
 def test_new_pods_start_with_the_limits_in_force():
-    assert limits_file(make(), LimitsInForce(48, 512, 9)) == {
+    assert limits_file(make(), LimitsInForce(Limits(48, 512), 9)) == {
         "max_num_seqs": 48,
         "max_num_batched_tokens": 512,
         "revision": 9,
     }
 
 
-def test_before_the_first_decision_new_pods_start_at_their_capacities():
-    service = make(engine={"maxNumSeqs": 32, "maxNumBatchedTokens": 2048})
-    assert limits_file(service, None) == {"max_num_seqs": 32, "max_num_batched_tokens": 2048, "revision": 0}
-
-
 def test_limits_above_a_capacity_that_was_lowered_are_held_to_it():
     service = make(engine={"maxNumSeqs": 32, "maxNumBatchedTokens": 256})
-    assert limits_file(service, LimitsInForce(48, 512, 9)) == {
+    assert limits_file(service, LimitsInForce(Limits(48, 512), 9)) == {
         "max_num_seqs": 32,
         "max_num_batched_tokens": 256,
         "revision": 9,

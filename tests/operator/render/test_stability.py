@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_operator.render import ChildPlan, LimitsInForce, render
+from inflight_operator.limits import Limits, LimitsInForce
+from inflight_operator.render import ChildPlan, render
 from tests.operator.render.services import CPU, PLAN, SETTINGS, make, pod
 
 
@@ -21,8 +22,10 @@ def template_of(children):
     return deployment["spec"]["template"]
 
 
-limits = st.builds(LimitsInForce, st.integers(1, 10**5), st.integers(1, 10**6), st.integers(0, 10**9))
-plans = st.builds(ChildPlan, st.none() | st.integers(0, 100), st.none() | limits, st.text(min_size=1))
+limits = st.builds(
+    LimitsInForce, st.builds(Limits, st.integers(1, 10**5), st.integers(1, 10**6)), st.integers(0, 10**9)
+)
+plans = st.builds(ChildPlan, st.integers(0, 100), limits, st.text(min_size=1))
 
 
 @given(plan=plans)
