@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import signal
 import sys
 from collections.abc import Sequence
+from typing import get_args
 
+from inflight_operator.admin_key import KEY_SECRET_NAME
 from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.connect import ConnectError
 from inflight_operator.leader import LEASE_NAME
+from inflight_operator.reconcile.upgrades import UpgradeMode
+from inflight_operator.render import Manifest
 from inflight_operator.runtime import Options, run_operator
 
 EXAMPLE = """\
@@ -30,12 +35,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     options = Options(
         kubeconfig=arguments.kubeconfig,
-        namespace=arguments.namespace,
+        namespaces=tuple(dict.fromkeys(arguments.namespace)),
         leader_elect=arguments.leader_elect,
         lease_name=arguments.lease_name,
+        key_secret=arguments.key_secret,
         metrics_port=arguments.metrics_port,
         engine_image=arguments.engine_image,
         interval=arguments.interval,
+        admin_peers=arguments.admin_peers,
+        upgrade=arguments.engine_upgrade,
+        upgrades_at_once=arguments.engine_upgrades_at_once,
     )
     try:
         return asyncio.run(_until_told(options))
@@ -81,7 +90,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--engine-image", required=True, metavar="IMAGE", help="image of services whose spec names none")
     run.add_argument("--kubeconfig", metavar="FILE", help="default: the service account of the pod it runs in")
-    run.add_argument("--namespace", metavar="NAME", help="look after this namespace only; default: all")
+    run.add_argument(
+        "--namespace",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="look after this namespace only; give it several times for several (default: all)",
+    )
     run.add_argument(
         "--leader-elect",
         action=argparse.BooleanOptionalAction,
@@ -90,12 +105,57 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--lease-name", default=LEASE_NAME, metavar="NAME", help=f"of that Lease (default: {LEASE_NAME})")
     run.add_argument(
+        "--key-secret",
+        default=KEY_SECRET_NAME,
+        metavar="NAME",
+        help="Secret in the operator's own namespace with the key of the engines' admin tokens; created when it is"
+        f" missing (default: {KEY_SECRET_NAME})",
+    )
+    run.add_argument(
         "--metrics-port", type=_port, default=8080, metavar="PORT", help="for /metrics and /healthz (default: 8080)"
     )
     run.add_argument(
         "--interval", type=_interval, default=3.0, metavar="SECONDS", help="between two looks at a service (default: 3)"
     )
+    run.add_argument(
+        "--admin-peers",
+        type=_peers,
+        default=(),
+        metavar="JSON",
+        help="list of NetworkPolicyPeers that may reach the engines' admin port beside the operator, such as a"
+        " Prometheus that scrapes it",
+    )
+    run.add_argument(
+        "--engine-upgrade",
+        choices=get_args(UpgradeMode),
+        default="Paced",
+        help="how running services move to a newer engine release: Paced: some at a time, each only when the last ones"
+        " are Ready; AtOnce: all together; Held: none, until the spec of a service changes (default: Paced)",
+    )
+    run.add_argument(
+        "--engine-upgrades-at-once",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="services that move at the same time, with --engine-upgrade Paced (default: 1)",
+    )
     return parser
+
+
+def _peers(text: str) -> tuple[Manifest, ...]:
+    try:
+        peers = json.loads(text)
+    except ValueError:
+        peers = None
+    if not isinstance(peers, list) or not all(isinstance(peer, dict) for peer in peers):
+        raise argparse.ArgumentTypeError("it must be a JSON list of NetworkPolicyPeer objects")
+    return tuple(peers)
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
 
 
 def _port(text: str) -> int:

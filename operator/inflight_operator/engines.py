@@ -1,4 +1,4 @@
-"""Telling running engines their limits: PATCH /v1/runtime_config, apart from rounds, so that no round waits on a pod."""
+"""Telling running engines their limits: PATCH /v1/runtime_config, apart from rounds, which never wait on a pod."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import logging
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from time import monotonic
 from typing import Protocol
 
 import aiohttp
 
+from inflight_operator.clock import Clock
 from inflight_operator.limits import LimitsInForce
 from inflight_operator.observe.cache import ServiceKey
 from inflight_operator.observe.pods import PodView
@@ -103,7 +103,8 @@ class EngineTeller:
         concurrency: most calls under way at once, over all services.
     """
 
-    def __init__(self, engines: Engines, pause: float = 5.0, concurrency: int = 64) -> None:
+    def __init__(self, engines: Engines, clock: Clock, pause: float = 5.0, concurrency: int = 64) -> None:
+        self._clock = clock
         self._engines = engines
         self._pause = pause
         self._slots = asyncio.Semaphore(concurrency)
@@ -128,7 +129,7 @@ class EngineTeller:
 
     def tell(self, key: ServiceKey, pod: PodView, token: str, limits: LimitsInForce) -> None:
         """Begins to bring one engine to `limits`, unless that is under way or failed just now; returns at once."""
-        if pod.uid in self._calls or monotonic() < self._again.get(pod.uid, 0.0):
+        if pod.uid in self._calls or self._clock.steady() < self._again.get(pod.uid, 0.0):
             return
         task = asyncio.create_task(self._call(key, pod, token, limits), name=f"limits of {pod.name}")
         self._calls[pod.uid] = task
@@ -155,7 +156,7 @@ class EngineTeller:
         except EngineError as error:
             if str(error) != before.complaint:
                 logger.warning("%s: %s", key, error)
-            self._again[pod.uid] = monotonic() + self._pause
+            self._again[pod.uid] = self._clock.steady() + self._pause
             known[pod.uid] = Telling(before.taken, before.at, str(error))
         else:
-            known[pod.uid] = Telling(limits, monotonic())
+            known[pod.uid] = Telling(limits, self._clock.steady())

@@ -11,8 +11,8 @@ from typing import Any
 import kopf
 
 from inflight_operator.api.types import KIND
-from inflight_operator.apply.kube import OPTIONAL_KINDS, RESOURCES
-from inflight_operator.observe.cache import ClusterCache, ServiceKey
+from inflight_operator.apply.kube import OPTIONAL_KINDS, PAGE, RESOURCES
+from inflight_operator.observe.cache import ENDPOINTS, POD, ClusterCache, ServiceKey
 from inflight_operator.render.labels import SERVICE_LABEL
 from inflight_operator.render.service_children import CHILD_KINDS
 
@@ -21,25 +21,29 @@ Connect = Callable[[], Awaitable[kopf.ConnectionInfo]]
 Stop = Callable[[], Awaitable[None]]
 
 
-def watched_kinds(available_apis: frozenset[str]) -> tuple[str, ...]:
-    """Kinds to watch: services, pods, and every kind of child that the cluster has."""
-    have = {api.rpartition("/")[2] for api in available_apis}
-    return (KIND, "Pod", *(kind for kind in CHILD_KINDS if kind not in OPTIONAL_KINDS or kind in have))
+IDLE_SECONDS = 0.2
+"""How long kopf keeps an object's task after its last event."""
+
+WATCHED_KINDS = (KIND, POD, ENDPOINTS, *(kind for kind in CHILD_KINDS if kind not in ("Secret", *OPTIONAL_KINDS)))
+"""Kinds to watch. Secrets are written and never read. Optional kinds are listed now and then: kopf looks up what the
+cluster has only when it starts, and a kind that goes would end it."""
 
 
 def build_registry(
-    kinds: tuple[str, ...], cache: ClusterCache, look_at: LookAt, connect: Connect, stop: Stop
+    cache: ClusterCache, look_at: LookAt, relist: Callable[[str], None], connect: Connect, stop: Stop
 ) -> kopf.OperatorRegistry:
-    """A registry with one event handler for each kind.
+    """A registry with one event handler for each watched kind.
 
     Args:
+        look_at: called with each service that an event gives a reason to look at.
+        relist: called with a kind that kopf listed anew, which does not tell what was deleted.
         connect: gives kopf fresh credentials.
         stop: awaited when kopf is told to end (SIGTERM, SIGINT), before it cancels what still runs.
     """
     registry = kopf.OperatorRegistry()
 
     async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
-        configure_kopf(settings, kinds)
+        configure_kopf(settings)
 
     async def login(**_: Any) -> kopf.ConnectionInfo:
         return await connect()
@@ -50,26 +54,35 @@ def build_registry(
     kopf.on.startup(registry=registry)(configure)
     kopf.on.login(registry=registry)(login)
     kopf.on.cleanup(registry=registry)(cleanup)
-    for kind in kinds:
-        _watch(registry, kind, cache, look_at)
+    for kind in WATCHED_KINDS:
+        _watch(registry, kind, cache, look_at, relist)
     return registry
 
 
-def configure_kopf(settings: kopf.OperatorSettings, kinds: tuple[str, ...]) -> None:
-    """Watching only: no events of kopf's own, no scanning for kinds that come and go, server-side label filters."""
+def configure_kopf(settings: kopf.OperatorSettings) -> None:
+    """Watching only: no events of kopf's own, no scanning for kinds that come and go, server-side label filters, lists
+    in pages. kopf has a task for each object that changes; it ends soon after, so that thousands do not linger."""
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.queueing.exit_timeout = 0.5
+    settings.queueing.idle_timeout = IDLE_SECONDS
+    settings.watching.chunk_size = PAGE
     settings.process.ultimate_exiting_timeout = 10
-    for kind in kinds:
+    for kind in WATCHED_KINDS:
         if kind != KIND:
             settings.watching.label_selectors[_selector(kind)] = SERVICE_LABEL
 
 
-def _watch(registry: kopf.OperatorRegistry, kind: str, cache: ClusterCache, look_at: LookAt) -> None:
+def _watch(
+    registry: kopf.OperatorRegistry, kind: str, cache: ClusterCache, look_at: LookAt, relist: Callable[[str], None]
+) -> None:
     group, version, plural = _selector(kind)
 
-    async def told(type: str | None, body: Mapping[str, Any], **_: Any) -> None:
+    async def told(type: str | None, body: Mapping[str, Any], memo: kopf.Memo, **_: Any) -> None:
+        """`type` is None for an object of a list; `memo` is kopf's own for each object, kept until it is deleted."""
+        if type is None and "known" in memo:
+            relist(kind)
+        memo["known"] = True
         key = cache.remove(kind, body) if type == "DELETED" else cache.put(kind, body)
         if key is not None:
             await look_at(key)

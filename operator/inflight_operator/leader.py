@@ -1,22 +1,26 @@
 """Leader election on a Lease: only the leader acts, the others watch and wait.
 
-`kubernetes.aio.leaderelection` does the election. Two things are added to its lock. It lets connection errors through,
-which would end a process that only waits; here they count as a failed try. And it never gives the Lease back; here a
-process that ends does, so that the next one need not wait until the Lease runs out.
+The algorithm and its defaults are client-go's. `kubernetes.aio.leaderelection` is not used: it measures with the wall
+clock (a step of that clock lets a standby take a Lease which is still held), tries on beyond the renew deadline, ends a
+waiting process on a connection error, and never releases a Lease.
+
+Two processes never act at once:
+- The leader stops `RENEW_DEADLINE_SECONDS` after it sent its last successful renewal. A standby takes the Lease
+  `LEASE_SECONDS` after it saw that renewal. The difference is the time the leader has to stop.
+- `Leadership.leads` guards each write (`KubeApi(may_write=...)`): a process whose event loop was blocked past the
+  deadline sends nothing more, even before it gets to stop.
+- The Lease is released only after the action was cancelled and has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from time import monotonic
-from typing import Any
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any, Protocol
 
-from kubernetes.aio.client import V1Lease, V1ObjectMeta
-from kubernetes.aio.client.exceptions import ApiException
-from kubernetes.aio.leaderelection.electionconfig import Config
-from kubernetes.aio.leaderelection.leaderelection import LeaderElection
-from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
+from inflight_operator.apply.kube import RESOURCES, KubeApiError
 
 logger = logging.getLogger(__name__)
 
@@ -27,108 +31,151 @@ RETRY_SECONDS = 2.0
 """client-go's defaults for its own leader election."""
 
 CALL_SECONDS = 4.0
-"""One call to the API server; well below the renew deadline, so that a call that hangs is tried again."""
+"""One attempt; well below the renew deadline, so that a call that hangs is tried again."""
+
+Manifest = dict[str, Any]
 
 
-class SteadyLease(LeaseLock):  # type: ignore[misc]
-    """A Lease whose calls end in time, fail softly, and that can be given back."""
+class LeaseLostError(Exception):
+    """The Lease could not be renewed in time, or another process has it."""
 
-    renewed: float | None = None
-    """When this process last wrote itself into the Lease, on the steady clock; None before it ever did."""
 
-    def _patience(self) -> asyncio.Timeout:
-        """For one call: a holder's last try ends by its renew deadline, while the Lease is still its own."""
-        if self.renewed is None:
-            return asyncio.timeout(CALL_SECONDS)
-        left = self.renewed + RENEW_DEADLINE_SECONDS - monotonic()
-        return asyncio.timeout(max(0.1, min(CALL_SECONDS, left)))
+class LeaseApi(Protocol):
+    """What is needed of `KubeApi`. It must not be guarded by `Leadership.leads`: a standby writes the Lease too."""
 
-    async def get(self, name: str, namespace: str) -> tuple[bool, Any]:
-        try:
-            async with self._patience():
-                answer: tuple[bool, Any] = await super().get(name, namespace)
-                return answer
-        except (OSError, TimeoutError) as error:
-            return False, ApiException(status=0, reason=f"no answer: {error or type(error).__name__}")
+    async def get(self, kind: str, namespace: str, name: str) -> Manifest | None: ...
 
-    async def create(self, name: str, namespace: str, election_record: Any) -> bool:
-        """As the library's, which fails on a `pretty=True` that its own client (37.0.2) does not accept."""
-        body = V1Lease(metadata=V1ObjectMeta(name=name), spec=self.update_lease(election_record))
-        asked = monotonic()
-        try:
-            async with asyncio.timeout(CALL_SECONDS):
-                await self.api_instance.create_namespaced_lease(namespace, body)
-        except (ApiException, OSError, TimeoutError) as error:
-            logger.warning("cannot create Lease %s/%s: %s", namespace, name, error or type(error).__name__)
-            return False
-        self.renewed = asked
-        return True
+    async def create(self, manifest: Manifest) -> Manifest: ...
 
-    async def update(self, name: str, namespace: str, updated_record: Any) -> bool:
-        asked = monotonic()
-        try:
-            async with self._patience():
-                written = bool(await super().update(name, namespace, updated_record))
-        except (OSError, TimeoutError) as error:
-            logger.warning("cannot renew Lease %s/%s: %s", namespace, name, error or type(error).__name__)
-            return False
-        if written:
-            self.renewed = asked
-        return written
-
-    async def release(self) -> None:
-        """Gives the Lease back if it is ours. A failure is only told: the Lease then runs out by itself."""
-        held, _ = await self.get(self.name, self.namespace)
-        lease = self.lease_reference
-        if not held or lease is None or lease.spec is None or lease.spec.holder_identity != self.identity:
-            return
-        lease.spec.holder_identity = None
-        try:
-            async with asyncio.timeout(CALL_SECONDS):
-                await self.api_instance.replace_namespaced_lease(self.name, self.namespace, lease)
-        except (ApiException, OSError, TimeoutError) as error:
-            logger.warning("cannot give Lease %s/%s back: %s", self.namespace, self.name, error)
+    async def replace(self, manifest: Manifest) -> Manifest: ...
 
 
 class Leadership:
-    """Waits for the Lease and keeps it.
+    """Takes part in the election.
 
     Args:
-        api_client: a `kubernetes.aio.client.ApiClient`.
         namespace: of the Lease.
         identity: of this process, unique among the operator's pods.
         name: of the Lease; operators that look after different services in one cluster need different ones.
     """
 
-    def __init__(self, api_client: Any, namespace: str, identity: str, name: str = LEASE_NAME) -> None:
-        self._lease = SteadyLease(name, namespace, identity, api_client)
-        self._acquired = asyncio.Event()
+    def __init__(self, api: LeaseApi, namespace: str, identity: str, name: str = LEASE_NAME) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._identity = identity
+        self._name = name
+        self._renewed: float | None = None
+        self._seen: Manifest = {}
+        self._seen_at = 0.0
 
-    async def acquired(self) -> None:
-        """Returns once this process is the leader."""
-        await self._acquired.wait()
+    def leads(self) -> bool:
+        """Whether this process may act at this moment."""
+        return self._renewed is not None and _now() < self._renewed + RENEW_DEADLINE_SECONDS
 
-    async def hold(self) -> None:
-        """Takes part in the election; returns when the Lease was held and lost. On cancellation it is given back."""
-        election = LeaderElection(
-            Config(
-                self._lease,
-                lease_duration=LEASE_SECONDS,
-                renew_deadline=RENEW_DEADLINE_SECONDS,
-                retry_period=RETRY_SECONDS,
-                onstarted_leading=self._started,
-                onstopped_leading=self._stopped,
-            )
-        )
+    async def lead(self, act: Callable[[], Awaitable[None]]) -> None:
+        """Waits for the Lease, runs `act` while it is held, and releases it when `act` has ended. On cancellation `act`
+        is cancelled first.
+
+        Raises:
+            LeaseLostError: the Lease was lost; `act` has ended.
+            Exception: whatever ended `act`.
+        """
+        await self._acquire()
+        logger.info("leading as %s", self._identity)
+        acting, renewing = asyncio.ensure_future(act()), asyncio.create_task(self._renew())
         try:
-            await election.run()
+            await asyncio.wait({acting, renewing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if self._acquired.is_set():
-                await asyncio.shield(self._lease.release())
+            await _end(acting)
+            await _end(renewing)
+            self._renewed = None
+            await self._release()
+        for task in (renewing, acting):
+            if not task.cancelled():
+                task.result()
 
-    async def _started(self) -> None:
-        logger.info("leading as %s", self._lease.identity)
-        self._acquired.set()
+    async def _acquire(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(CALL_SECONDS):
+                    if await self._try():
+                        return
+            except (KubeApiError, TimeoutError) as error:
+                logger.warning("cannot acquire Lease %s/%s: %s", self._namespace, self._name, _text(error))
+            await asyncio.sleep(RETRY_SECONDS)
 
-    async def _stopped(self) -> None:
-        logger.error("lost Lease %s/%s: this process ends", self._lease.namespace, self._lease.name)
+    async def _renew(self) -> None:
+        """Ends only with LeaseLostError."""
+        assert self._renewed is not None
+        lease = f"Lease {self._namespace}/{self._name}"
+        while True:
+            deadline = self._renewed + RENEW_DEADLINE_SECONDS
+            await asyncio.sleep(min(RETRY_SECONDS, deadline - _now()))
+            if _now() >= deadline:
+                raise LeaseLostError(f"{lease} was not renewed for {RENEW_DEADLINE_SECONDS} s")
+            try:
+                async with asyncio.timeout(min(CALL_SECONDS, deadline - _now())):
+                    if not await self._try():
+                        raise LeaseLostError(f"{lease} is held by another process")
+            except (KubeApiError, TimeoutError) as error:
+                logger.warning("cannot renew %s: %s", lease, _text(error))
+
+    async def _try(self) -> bool:
+        """Takes or renews the Lease; False while another process holds it."""
+        begun = _now()
+        live = await self._api.get("Lease", self._namespace, self._name)
+        spec = live["spec"] if live is not None else {}
+        holder = spec.get("holderIdentity")
+        if holder and holder != self._identity and not self._has_run_out(spec):
+            return False
+        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        renewed = {"leaseDurationSeconds": LEASE_SECONDS, "renewTime": now}
+        if holder != self._identity:
+            transitions = spec.get("leaseTransitions", -1) + 1
+            renewed |= {"holderIdentity": self._identity, "acquireTime": now, "leaseTransitions": transitions}
+        if live is None:
+            await self._api.create(
+                {
+                    "apiVersion": RESOURCES["Lease"][0],
+                    "kind": "Lease",
+                    "metadata": {"name": self._name, "namespace": self._namespace},
+                    "spec": renewed,
+                }
+            )
+        else:
+            await self._api.replace({**live, "kind": "Lease", "spec": {**spec, **renewed}})
+        self._renewed = begun
+        return True
+
+    def _has_run_out(self, spec: Manifest) -> bool:
+        """Counted from when this process first saw the Lease as it is: clocks of two machines are not compared."""
+        if spec != self._seen:
+            self._seen, self._seen_at = spec, _now()
+        return _now() >= self._seen_at + float(spec.get("leaseDurationSeconds", LEASE_SECONDS))
+
+    async def _release(self) -> None:
+        """A failure is only logged: the Lease then runs out."""
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                live = await self._api.get("Lease", self._namespace, self._name)
+                if live is None or live["spec"].get("holderIdentity") != self._identity:
+                    return
+                spec = {key: value for key, value in live["spec"].items() if key != "holderIdentity"}
+                await self._api.replace({**live, "kind": "Lease", "spec": spec})
+        except (KubeApiError, TimeoutError) as error:
+            logger.warning("cannot release Lease %s/%s: %s", self._namespace, self._name, _text(error))
+
+
+def _now() -> float:
+    """The event loop's clock, which is steady."""
+    return asyncio.get_running_loop().time()
+
+
+def _text(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+async def _end(task: asyncio.Future[None]) -> None:
+    """Cancels a task and returns when it has ended."""
+    task.cancel()
+    await asyncio.wait({task})

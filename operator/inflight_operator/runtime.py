@@ -6,34 +6,34 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 
-import httpx
 import kopf
 from kubernetes.aio import client
 
+from inflight_operator.admin_key import AdminKeyError, LiveAdminKey
 from inflight_operator.api.types import API_VERSION, KIND
 from inflight_operator.apply import KubeApi
 from inflight_operator.apply.kube import KubeApiError
+from inflight_operator.available import AvailableApis
+from inflight_operator.clock import Clock
 from inflight_operator.connect import kopf_connection, load_configuration
-from inflight_operator.engines import EngineClient
-from inflight_operator.handlers import build_registry, watched_kinds
-from inflight_operator.leader import Leadership
-from inflight_operator.loop import Loop, LoopSettings
+from inflight_operator.engines import EngineClient, EngineTeller
+from inflight_operator.handlers import build_registry
+from inflight_operator.leader import Leadership, LeaseLostError
+from inflight_operator.listing import Lister
 from inflight_operator.metrics import OperatorMetrics
 from inflight_operator.observe.cache import ClusterCache
-from inflight_operator.observe.scrape import Scraper
-from inflight_operator.render import Settings
-from inflight_operator.render.labels import SERVICE_LABEL
+from inflight_operator.observe.scrape import ScrapePool, metrics_session
+from inflight_operator.reconcile.rounds import Rounds, RoundSettings
+from inflight_operator.reconcile.upgrades import UpgradeMode, UpgradePace
+from inflight_operator.render import Manifest, Settings
 from inflight_operator.web import Heartbeat, WebServer
 from inflight_operator.workers import Workers, WorkerSettings
 
 logger = logging.getLogger(__name__)
-
-RELIST_SECONDS = 300.0
-"""A watch that was cut does not tell what was deleted meanwhile: list all again this often."""
 
 RETRY_SECONDS = 2.0
 
@@ -44,21 +44,29 @@ class Options:
 
     Attributes:
         kubeconfig: file; None takes the pod's service account.
-        namespace: the only one to look at; None looks at all.
+        namespaces: those to look at; empty looks at all.
         leader_elect: act only while holding the Lease.
         lease_name: of that Lease.
+        key_secret: name of the Secret with the key of the engines' admin tokens.
         metrics_port: for /metrics and /healthz.
         engine_image: of services whose spec names none.
-        interval: seconds between two looks at a service.
+        interval: seconds between two looks at a service, and between two scrapes of a pod.
+        admin_peers: NetworkPolicyPeers that may reach the engines' admin port beside the operator.
+        upgrade: how services move to a newer engine release.
+        upgrades_at_once: services that move at the same time, in mode Paced.
     """
 
     kubeconfig: str | None
-    namespace: str | None
+    namespaces: tuple[str, ...]
     leader_elect: bool
     lease_name: str
+    key_secret: str
     metrics_port: int
     engine_image: str
     interval: float
+    admin_peers: tuple[Manifest, ...] = ()
+    upgrade: UpgradeMode = "Paced"
+    upgrades_at_once: int = 1
 
 
 async def run_operator(options: Options) -> int:
@@ -69,38 +77,73 @@ async def run_operator(options: Options) -> int:
         OSError: the metrics port is taken.
     """
     configuration = await load_configuration(options.kubeconfig)
-    metrics, heartbeat = OperatorMetrics(), Heartbeat()
+    metrics, heartbeat, cache, working = OperatorMetrics(), Heartbeat(), ClusterCache(), asyncio.Event()
     web = WebServer(options.metrics_port, metrics.registry, heartbeat)
-    beating = asyncio.create_task(_beat(heartbeat))
+    beating = asyncio.create_task(_beat(heartbeat, lambda: working.is_set() and bool(cache.services())))
     try:
-        async with client.ApiClient(configuration) as api_client, _engine_http() as http:
-            api = KubeApi(api_client)
-            await _wait_for_crd(api, options.namespace)
-            available = await api.available_apis()
-            kinds, cache = watched_kinds(available), ClusterCache()
-            loop = Loop(
-                api,
-                cache,
-                Scraper(http),
-                EngineClient(http),
-                metrics,
-                Settings(engine_image=options.engine_image, available_apis=available),
-                LoopSettings(interval=options.interval),
-            )
+        async with (
+            client.ApiClient(configuration) as api_client,
+            client.ApiClient(configuration) as lease_client,  # of its own: renewals never wait for a free connection
+            metrics_session(options.interval) as http,
+        ):
+            own_namespace = _own_namespace(options)
             leadership = (
-                Leadership(api_client, _lease_namespace(options), _identity(), options.lease_name)
+                Leadership(KubeApi(lease_client), own_namespace, _identity(), options.lease_name)
                 if options.leader_elect
                 else None
             )
-            workers = Workers(loop.reconcile, loop.services, metrics, WorkerSettings(interval=options.interval))
-            actor = _Actor(_act(workers, api, cache, kinds, options, metrics, leadership), leadership)
-            registry = build_registry(kinds, cache, workers.look_at, lambda: kopf_connection(configuration), actor.stop)
+            api = KubeApi(api_client, may_write=leadership.leads) if leadership else KubeApi(api_client)
+            apis, admin_key = AvailableApis(api), LiveAdminKey(api, own_namespace, options.key_secret)
+            lister = Lister(api, cache, apis, options.namespaces)
+            await _wait_for_crd(api, options.namespaces)
+            await _until_answered(apis.refresh)
+            every, clock = RoundSettings(interval=options.interval), Clock()
+            pool = ScrapePool(http, options.interval, span=every.span)
+            metrics.count_scrapes(lambda: (pool.counts.done, pool.counts.failed))
+            teller = EngineTeller(EngineClient(http), clock)
+            rounds = Rounds(
+                api,
+                cache,
+                pool,
+                teller,
+                metrics,
+                lambda: _settings(options, apis.current),
+                lambda uid: admin_key.current.token(uid),
+                UpgradePace(options.upgrade, options.upgrades_at_once),
+                every,
+                clock,
+            )
+            workers = Workers(
+                rounds.reconcile,
+                rounds.services,
+                heartbeat.round_done,
+                metrics,
+                WorkerSettings(interval=options.interval),
+            )
+
+            async def act() -> None:
+                metrics.leader.set(1)
+                await _until_answered(admin_key.refresh)
+                await _until_answered(lister.list_all)
+                logger.info("looking after %d services", len(cache.services()))
+                working.set()
+                try:
+                    async with asyncio.TaskGroup() as tasks:
+                        for part in (pool.run(), workers.run(), lister.run(), apis.run(lister.ask), admin_key.run()):
+                            tasks.create_task(part)
+                finally:
+                    await teller.close()
+
+            actor = _Actor(leadership.lead(act) if leadership else act())
+            registry = build_registry(
+                cache, workers.look_at, lister.ask, lambda: kopf_connection(configuration), actor.stop
+            )
             watching = asyncio.create_task(
                 kopf.operator(
                     registry=registry,
                     standalone=True,
-                    clusterwide=options.namespace is None,
-                    namespaces=[options.namespace] if options.namespace else [],
+                    clusterwide=not options.namespaces,
+                    namespaces=options.namespaces,
                 )
             )
             try:
@@ -114,34 +157,32 @@ async def run_operator(options: Options) -> int:
 
 
 class _Actor:
-    """What runs beside the watches: the election and the loop. When either ends by itself, the process has to."""
+    """What acts beside the watches, from the election to the release of the Lease. When it ends without being told to,
+    the process has to."""
 
-    def __init__(self, act: Coroutine[None, None, None], leadership: Leadership | None) -> None:
+    def __init__(self, acting: Coroutine[None, None, None]) -> None:
         self.ended = asyncio.Event()
         self.exit_code = 0
         self._stopping = False
-        self._tasks = [asyncio.create_task(act, name="loop")]
-        if leadership is not None:
-            self._tasks.append(asyncio.create_task(leadership.hold(), name="election"))
-        for task in self._tasks:
-            task.add_done_callback(self._on_done)
+        self._task = asyncio.create_task(acting)
+        self._task.add_done_callback(self._on_done)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         if self._stopping:
             return
         self.exit_code = 1
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("the %s failed", task.get_name(), exc_info=task.exception())
-        self._tasks[0].cancel()  # the loop: who lost the Lease must not act while the watches come to their end
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, LeaseLostError):
+            logger.error("%s: this process ends", error)
+        elif error is not None:
+            logger.error("acting failed", exc_info=error)
         self.ended.set()
 
     async def stop(self) -> None:
-        """Ends the loop, then gives the Lease back."""
+        """Ends what acts, then releases the Lease."""
         self._stopping = True
-        for task in self._tasks:
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):  # failures were told by _on_done
-                await task
+        self._task.cancel()
+        await asyncio.wait({self._task})
 
 
 async def _first_to_end(watching: asyncio.Task[None], actor: _Actor) -> None:
@@ -160,68 +201,48 @@ async def _first_to_end(watching: asyncio.Task[None], actor: _Actor) -> None:
         ended.cancel()
 
 
-async def _act(
-    workers: Workers,
-    api: KubeApi,
-    cache: ClusterCache,
-    kinds: tuple[str, ...],
-    options: Options,
-    metrics: OperatorMetrics,
-    leadership: Leadership | None,
-) -> None:
-    if leadership is not None:
-        await leadership.acquired()
-    metrics.leader.set(1)
-    while True:
-        if await _list_all(api, cache, kinds, options.namespace):
-            break
-        await asyncio.sleep(RETRY_SECONDS)
-    logger.info("looking after %d services", len(cache.services()))
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(workers.run())
-        while True:
-            await asyncio.sleep(RELIST_SECONDS)
-            await _list_all(api, cache, kinds, options.namespace)
-
-
-async def _list_all(api: KubeApi, cache: ClusterCache, kinds: tuple[str, ...], namespace: str | None) -> bool:
-    """Fills the cache with everything there is; False when the API server did not let us."""
-    cache.begin_listing()
-    try:
-        for kind in kinds:
-            cache.replace(kind, await api.list(kind, namespace, None if kind == KIND else SERVICE_LABEL))
-    except KubeApiError as error:
-        logger.warning("cannot list what there is: %s", error)
-        return False
-    return True
-
-
-async def _wait_for_crd(api: KubeApi, namespace: str | None) -> None:
-    """Returns once the API server knows InferenceServices and lets us list them."""
+async def _until_answered(call: Callable[[], Awaitable[object]]) -> None:
+    """Returns once `call` succeeds."""
     while True:
         try:
-            await api.list(KIND, namespace)
+            await call()
             return
-        except KubeApiError as error:
-            hint = f"{API_VERSION} is not installed" if error.status == 404 else str(error)
-            logger.warning("waiting for the API server: %s", hint)
+        except (KubeApiError, AdminKeyError) as error:
+            logger.warning("not ready to act: %s", error)
             await asyncio.sleep(RETRY_SECONDS)
 
 
-async def _beat(heartbeat: Heartbeat) -> None:
+async def _wait_for_crd(api: KubeApi, namespaces: tuple[str, ...]) -> None:
+    """Returns once the API server knows InferenceServices and lets us list them in every namespace."""
+    for namespace in namespaces or (None,):
+        while True:
+            try:
+                await anext(api.pages(KIND, namespace))
+                break
+            except KubeApiError as error:
+                hint = f"{API_VERSION} is not installed" if error.status == 404 else str(error)
+                logger.warning("waiting for the API server: %s", hint)
+                await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _beat(heartbeat: Heartbeat, rounds_due: Callable[[], bool]) -> None:
     while True:
-        heartbeat.beat()
+        heartbeat.beat(rounds_due=rounds_due())
         await asyncio.sleep(1)
 
 
-def _engine_http() -> httpx.AsyncClient:
-    """One client for all engines. Pods are reached directly: proxies of the environment are for the world outside."""
-    limits = httpx.Limits(max_connections=512, max_keepalive_connections=512)
-    return httpx.AsyncClient(limits=limits, trust_env=False)
+def _settings(options: Options, available_apis: frozenset[str]) -> Settings:
+    return Settings(
+        engine_image=options.engine_image,
+        available_apis=available_apis,
+        operator_namespace=os.environ.get("POD_NAMESPACE"),
+        admin_peers=options.admin_peers,
+    )
 
 
-def _lease_namespace(options: Options) -> str:
-    return os.environ.get("POD_NAMESPACE") or options.namespace or "default"
+def _own_namespace(options: Options) -> str:
+    """Where the operator's Lease and key are."""
+    return os.environ.get("POD_NAMESPACE") or next(iter(options.namespaces), "default")
 
 
 def _identity() -> str:

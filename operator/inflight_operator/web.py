@@ -14,21 +14,35 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import make_wsgi_app
 
 STUCK_AFTER_SECONDS = 30.0
+ROUNDS_MISSING_AFTER_SECONDS = 120.0
+"""Well above the longest pause between two rounds of a service whose rounds fail."""
 
 
 class Heartbeat:
     """Beaten from the event loop; read from the server's thread."""
 
     def __init__(self) -> None:
-        self._last = monotonic()
+        self._last = self._round = monotonic()
 
-    def beat(self) -> None:
+    def beat(self, *, rounds_due: bool) -> None:
+        """The event loop turns. `rounds_due`: this process leads and has services, so that rounds have to end."""
         self._last = monotonic()
+        if not rounds_due:
+            self._round = self._last
+
+    def round_done(self) -> None:
+        """A round of a service has ended, well or badly."""
+        self._round = monotonic()
 
     @property
-    def age(self) -> float:
-        """Seconds since the last beat."""
-        return monotonic() - self._last
+    def problem(self) -> str:
+        """Why this process is not healthy; empty when it is."""
+        now = monotonic()
+        if now - self._last >= STUCK_AFTER_SECONDS:
+            return f"the event loop has not turned for {now - self._last:.0f} s"
+        if now - self._round >= ROUNDS_MISSING_AFTER_SECONDS:
+            return f"no round has ended for {now - self._round:.0f} s"
+        return ""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -76,7 +90,6 @@ class WebServer:
         if path != "/healthz":
             start_response("404 Not Found", [("Content-Type", "text/plain")])
             return [b"there is /metrics and /healthz\n"]
-        age = self._heartbeat.age
-        healthy = age < STUCK_AFTER_SECONDS
-        start_response("200 OK" if healthy else "503 Service Unavailable", [("Content-Type", "text/plain")])
-        return [b"ok\n" if healthy else f"the event loop has not turned for {age:.0f} s\n".encode()]
+        problem = self._heartbeat.problem
+        start_response("503 Service Unavailable" if problem else "200 OK", [("Content-Type", "text/plain")])
+        return [f"{problem or 'ok'}\n".encode()]

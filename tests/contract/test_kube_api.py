@@ -3,14 +3,16 @@
 import asyncio
 import re
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 from kubernetes.aio import client
 
+from inflight_operator.admin_key import LiveAdminKey
 from inflight_operator.api import Condition, Decision, InferenceService, InferenceServiceStatus, LimitsStatus
 from inflight_operator.api.status import ObservedStatus
-from inflight_operator.apply import KubeApi
+from inflight_operator.apply import KubeApi, kube
 from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.connect import load_configuration
 
@@ -52,11 +54,12 @@ async def read(api, service):
 
 
 async def test_a_status_is_stored_as_it_was_written_and_written_once(api, service):
-    assert await api.patch_status(service, STATUS.to_dict()) is True
+    written = await api.patch_status(service, STATUS.to_dict())
     stored = await read(api, service)
+    assert InferenceService.from_dict(written) == stored
     assert stored.status.to_dict() == STATUS.to_dict()
     assert stored.metadata.generation == service.metadata.generation
-    assert await api.patch_status(stored, STATUS.to_dict()) is False
+    assert await api.patch_status(stored, STATUS.to_dict()) is None
 
 
 async def test_a_field_that_is_gone_from_the_status_is_removed(api, service):
@@ -189,3 +192,38 @@ async def test_listed_objects_say_what_they_are(api, service):
     assert await api.list("InferenceService", service.metadata.namespace, "no=such") == []
     everywhere = await api.list("InferenceService")
     assert service.metadata.uid in {item["metadata"]["uid"] for item in everywhere}
+
+
+def config_map(namespace, name):
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace}}
+
+
+async def test_a_long_list_comes_in_pages_of_one_version(monkeypatch, api, namespace):
+    monkeypatch.setattr(kube, "PAGE", 2)
+    for name in "abcde":
+        await api.create(config_map(namespace, name))
+    pages = [page async for page in api.pages("ConfigMap", namespace)]
+    assert [(page.first, len(page.items)) for page in pages] == [(True, 2), (False, 2), (False, 1)]
+    assert len({page.version for page in pages}) == 1
+    assert [one["metadata"]["name"] for one in await api.list("ConfigMap", namespace)] == list("abcde")
+
+
+async def test_versions_grow_across_names_and_a_list_is_at_least_as_new_as_what_it_holds(api, namespace):
+    """What the cache relies on to tell old from new."""
+    made = [await api.create(config_map(namespace, name)) for name in ("a", "b")]
+    await api.delete("ConfigMap", namespace, "a")
+    made.append(await api.create(config_map(namespace, "a")))
+    versions = [int(one["metadata"]["resourceVersion"]) for one in made]
+    assert versions == sorted(set(versions))
+    (page,) = [page async for page in api.pages("ConfigMap", namespace)]
+    assert int(page.version) >= versions[-1]
+
+
+async def test_replicas_that_race_to_create_the_key_share_it(api, kubectl, namespace):
+    keys = [LiveAdminKey(api, namespace, "key") for _ in range(8)]
+    await asyncio.gather(*(key.refresh() for key in keys))
+    assert len({key.current for key in keys}) == 1
+    before = keys[0].current
+    kubectl.ok("patch", "secret", "key", "-n", namespace, "-p", '{"stringData": {"epoch": "2"}}')
+    await keys[0].refresh()
+    assert keys[0].current == replace(before, epoch="2")

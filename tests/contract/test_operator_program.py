@@ -13,22 +13,14 @@ import time
 
 import httpx
 import pytest
-from kubernetes.aio import client
 
 from inflight_operator import leader as leader_module
-from inflight_operator.connect import load_configuration
-from inflight_operator.leader import LEASE_NAME, Leadership
+from inflight_operator.leader import LEASE_NAME, Leadership, LeaseLostError
 from tests.contract.manifests import service_manifest
 
 pytestmark = pytest.mark.contract
 
 PROGRAM = [sys.executable, "-m", "inflight_operator.cli", "run", "--engine-image", "example.com/engine:1"]
-
-
-@pytest.fixture
-async def api_client(kubectl):
-    async with client.ApiClient(await load_configuration(str(kubectl.kubeconfig))) as connected:
-        yield connected
 
 
 @pytest.fixture
@@ -43,45 +35,61 @@ def holder(kubectl, namespace):
     return lease["spec"].get("holderIdentity")
 
 
+class Leading:
+    """Takes part in the election; `begun` is set while it acts."""
+
+    def __init__(self, api, namespace, name):
+        self.begun = asyncio.Event()
+        self.task = asyncio.create_task(Leadership(api, namespace, name).lead(self._act))
+
+    async def _act(self):
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.begun.clear()
+
+    async def end(self):
+        self.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await self.task
+
+
 async def within(seconds, awaitable):
     async with asyncio.timeout(seconds):
         return await awaitable
 
 
-async def test_one_leads_and_hands_over_when_it_ends(kubectl, namespace, api_client, quick):
-    first, second = (Leadership(api_client, namespace, name) for name in ("first", "second"))
-    leading = asyncio.create_task(first.hold())
-    await within(5, first.acquired())
-    waiting = asyncio.create_task(second.hold())
+async def test_one_leads_and_hands_over_when_it_ends(kubectl, namespace, api, quick):
+    first = Leading(api, namespace, "first")
+    await within(5, first.begun.wait())
+    second = Leading(api, namespace, "second")
     with pytest.raises(TimeoutError):
-        await within(6, second.acquired())  # longer than the Lease: the first renews it
+        await within(6, second.begun.wait())  # longer than the Lease: the first renews it
     assert holder(kubectl, namespace) == "first"
-    leading.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await leading
-    await within(3, second.acquired())  # sooner than the Lease would run out
+    await first.end()
+    await within(3, second.begun.wait())  # sooner than the Lease would run out
     assert holder(kubectl, namespace) == "second"
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
+    await second.end()
     assert holder(kubectl, namespace) is None
 
 
-async def test_who_loses_the_lease_stops_leading(kubectl, namespace, api_client, quick):
-    leadership = Leadership(api_client, namespace, "first")
-    leading = asyncio.create_task(leadership.hold())
-    await within(5, leadership.acquired())
+async def test_who_loses_the_lease_stops_leading(kubectl, namespace, api, quick):
+    leading = Leading(api, namespace, "first")
+    await within(5, leading.begun.wait())
     patch = '{"spec": {"holderIdentity": "someone-else", "leaseDurationSeconds": 3600}}'
     kubectl.ok("patch", "lease", LEASE_NAME, "-n", namespace, "--type=merge", "-p", patch)
-    await within(8, leading)
-    assert holder(kubectl, namespace) == "someone-else"  # what is not ours is not given back
+    with pytest.raises(LeaseLostError):
+        await within(8, leading.task)
+    assert not leading.begun.is_set()
+    assert holder(kubectl, namespace) == "someone-else"  # what is not ours is not released
 
 
 class Program:
-    def __init__(self, kubeconfig, namespace, log):
+    def __init__(self, kubeconfig, namespace, log, *more):
         self.log = log
         arguments = ["--kubeconfig", str(kubeconfig), "--namespace", namespace, "--metrics-port", "0"]
-        arguments += ["--interval", "0.5"]
+        arguments += ["--interval", "0.5", *more]
         environment = {**os.environ, "POD_NAMESPACE": namespace, "POD_NAME": f"operator-{time.monotonic_ns()}"}
         with log.open("ab") as sink:
             self.process = subprocess.Popen([*PROGRAM, *arguments], stdout=sink, stderr=sink, env=environment)
@@ -95,8 +103,8 @@ class Program:
 def start(kubectl, namespace, tmp_path):
     started = []
 
-    def run():
-        started.append(Program(kubectl.kubeconfig, namespace, tmp_path / "operator.log"))
+    def run(*more):
+        started.append(Program(kubectl.kubeconfig, namespace, tmp_path / "operator.log", *more))
         return started[-1]
 
     yield run
@@ -153,6 +161,25 @@ def test_children_and_status_come_and_a_restart_rewrites_nothing(kubectl, namesp
     assert again.end(signal.SIGTERM) == 0
     assert time.monotonic() - begun < 8
     assert holder(kubectl, namespace) is None
+
+
+def test_it_looks_after_every_namespace_it_is_given_and_no_other(kubectl, namespace, start):
+    others = [f"{namespace}-also", f"{namespace}-not"]
+    for name in others:
+        kubectl.ok("create", "namespace", name)
+    for name in (namespace, *others):
+        kubectl.create(service_manifest(name, {"model": {"source": "builtin://smollm2"}}))
+
+    def deployed(name):
+        return kubectl.json("get", "deployment", "-n", name)["items"]
+
+    start("--namespace", others[0])
+    eventually(30, lambda: deployed(namespace) and deployed(others[0]))
+    assert deployed(others[1]) == []
+    assert kubectl.json("get", "secret", "inflight-operator-key", "-n", namespace)["data"]["epoch"] == "MQ=="
+    time.sleep(1)  # a watch in each namespace: a child that is deleted comes back at once
+    kubectl.ok("delete", "deployment", "chat", "-n", others[0])
+    eventually(10, lambda: deployed(others[0]))
 
 
 def name_of(program):

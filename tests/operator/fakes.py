@@ -2,17 +2,18 @@
 They are not Kubernetes and not engines; the same loop is run on real ones elsewhere."""
 
 import copy
-import json
 from dataclasses import dataclass, field, replace
-
-import httpx
 
 from inflight_operator.apply.difference import FIELD_MANAGER
 from inflight_operator.apply.status import status_patch
+from inflight_operator.engines import EngineError
+from inflight_operator.limits import Limits
 from inflight_operator.observe.cache import ServiceKey
+from inflight_operator.observe.window import Window
 from tests.operator.model_engine import ModelEngine
 
 KEY = ServiceKey("team", "chat")
+PORTS = [{"name": "http", "containerPort": 8000}, {"name": "admin", "containerPort": 8001}]
 
 
 def service_body(spec=None, status=None, generation=1, uid="service-uid"):
@@ -32,14 +33,15 @@ def pod_body(name, *, ip="10.0.0.1", ready=True, uid=None, deleting=False, statu
         "namespace": KEY.namespace,
         "uid": uid or f"uid-{name}",
         "creationTimestamp": "2026-11-20T10:00:00Z",
-        "labels": {"inflight.dev/service": KEY.name},
+        "labels": {"inflight.dev/service": KEY.name, "pod-template-hash": "abc"},
+        "ownerReferences": [{"kind": "ReplicaSet", "name": f"{KEY.name}-abc", "uid": "rs", "controller": True}],
     }
     if deleting:
         metadata["deletionTimestamp"] = "2026-11-20T11:00:00Z"
     running = {"name": "engine", "restartCount": 0, "state": {"running": {}}}
     return {
         "metadata": metadata,
-        "spec": {"nodeName": "node-1", "containers": [{"name": "engine", "image": "engine:dev"}]},
+        "spec": {"nodeName": "node-1", "containers": [{"name": "engine", "image": "engine:dev", "ports": PORTS}]},
         "status": {
             "phase": "Running",
             "podIP": ip,
@@ -47,6 +49,17 @@ def pod_body(name, *, ip="10.0.0.1", ready=True, uid=None, deleting=False, statu
             "containerStatuses": [running],
             **(status or {}),
         },
+    }
+
+
+def endpoints_body(pods):
+    """An EndpointSlice of the service that lists these pods as ready."""
+    name, namespace = KEY.name, KEY.namespace
+    labels = {"inflight.dev/service": name, "kubernetes.io/service-name": name}
+    targets = [{"kind": "Pod", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]} for pod in pods]
+    return {
+        "metadata": {"name": f"{name}-slice", "namespace": namespace, "labels": labels, "uid": "uid-slice"},
+        "endpoints": [{"conditions": {"ready": True}, "targetRef": target} for target in targets],
     }
 
 
@@ -62,10 +75,10 @@ def exposition(sample):
     ]
     ours = {
         "waiting_prompt_tokens": sample.waiting_prompt_tokens,
-        "max_num_seqs": sample.max_num_seqs,
-        "max_num_seqs_capacity": sample.max_num_seqs_capacity,
-        "max_num_batched_tokens": sample.max_num_batched_tokens,
-        "max_num_batched_tokens_capacity": sample.max_num_batched_tokens_capacity,
+        "max_num_seqs": sample.limits and sample.limits.max_num_seqs,
+        "max_num_seqs_capacity": sample.capacity and sample.capacity.max_num_seqs,
+        "max_num_batched_tokens": sample.limits and sample.limits.max_num_batched_tokens,
+        "max_num_batched_tokens_capacity": sample.capacity and sample.capacity.max_num_batched_tokens,
         "runtime_config_revision": sample.revision,
     }
     lines += [f"inflight_{name}{label} {value}" for name, value in ours.items() if value is not None]
@@ -85,33 +98,72 @@ def exposition(sample):
 
 @dataclass
 class FakeEngine:
-    """One pod's engine: a model of speed behind the two routes that the operator calls."""
+    """One pod's engine: a model of speed behind the two calls that the operator makes."""
 
     model: ModelEngine
-    token: str = ""
     revision: int = 0
-    patches: list = field(default_factory=list)
-    refuse: int | None = None
+    capacity: Limits = field(default_factory=lambda: Limits(64, 2048))
+    told: list = field(default_factory=list)
+    refuse: str = ""
     silent: bool = False
+    foreign: bool = False
 
-    def answer(self, request):
-        if self.silent:
-            raise httpx.ConnectTimeout("no answer", request=request)
-        if request.method == "GET":
-            sample = self.model.sample()
-            shown = replace(
-                sample, revision=self.revision, max_num_seqs_capacity=64, max_num_batched_tokens_capacity=2048
-            )
-            return httpx.Response(200, text=exposition(shown))
-        assert request.url.path == "/v1/runtime_config"
-        if self.refuse:
-            return httpx.Response(self.refuse, text="refused")
-        body = json.loads(request.content)
-        self.patches.append((body, request.headers["authorization"]))
-        self.model.max_num_seqs = body["max_num_seqs"]
-        self.model.max_num_batched_tokens = body["max_num_batched_tokens"]
-        self.revision = body["revision"]
-        return httpx.Response(200, json=body)
+    def sample(self):
+        sample = replace(self.model.sample(), revision=self.revision, capacity=self.capacity)
+        return replace(sample, limits=None, capacity=None, revision=None) if self.foreign else sample
+
+
+class FakePool:
+    """Scrapes the engines at once when told to, in place of `ScrapePool`'s own times."""
+
+    def __init__(self, engines):
+        self.engines = engines
+        self.kept = {}
+        self.windows = {}
+        self.failed = {}
+
+    def keep(self, key, targets):
+        before, self.kept[key] = self.kept.get(key, {}), {target.uid: target for target in targets}
+        self._scrape(key, [target for target in targets if target.uid not in before])
+
+    def tick(self):
+        for key, targets in self.kept.items():
+            self._scrape(key, targets.values())
+
+    def _scrape(self, key, targets):
+        engines = {target.uid: self.engines[target.url.split("/")[2].split(":")[0]] for target in targets}
+        samples = {uid: engine.sample() for uid, engine in engines.items() if not engine.silent}
+        names = {target.uid: target.name for target in targets}
+        silent = {uid: f"{names[uid]} did not answer /metrics" for uid in engines if uid not in samples}
+        self.failed[key] = {**self.failed.get(key, {}), **silent}
+        now = max((sample.time for sample in samples.values()), default=0.0)
+        self.windows[key] = self.windows.get(key, Window()).with_samples(samples, self.kept[key], now)
+
+    def forget(self, key):
+        self.kept.pop(key, None)
+
+    def window(self, key):
+        return self.windows.get(key, Window())
+
+    def errors(self, key):
+        return self.failed.get(key, {})
+
+
+class FakeEngines:
+    """The engines' admin API in place of `EngineClient`: an engine takes its limits at once, or refuses them."""
+
+    def __init__(self, engines):
+        self.engines = engines
+
+    async def set_limits(self, pod, token, limits):
+        engine = self.engines[pod.ip]
+        if engine.refuse:
+            raise EngineError(f"{pod.name} did not take its limits: {engine.refuse}")
+        assert pod.admin_port == 8001
+        engine.told.append((limits, token))
+        engine.model.max_num_seqs = limits.limits.max_num_seqs
+        engine.model.max_num_batched_tokens = limits.limits.max_num_batched_tokens
+        engine.revision = limits.revision
 
 
 class FakeApi:
@@ -121,6 +173,7 @@ class FakeApi:
         self.cache = cache
         self.calls = []
         self.fail = {}
+        self.refuse = {}
         self.statuses = []
 
     def _call(self, *call):
@@ -136,13 +189,14 @@ class FakeApi:
         self._call("list", kind)
         return []
 
-    async def apply(self, manifest):
+    async def apply(self, manifest, *, force=True):
         self._call("apply", manifest["kind"], copy.deepcopy(manifest))
+        if manifest["kind"] in self.refuse:
+            raise self.refuse[manifest["kind"]]
         owned = {f"f:{key}": {} for key in manifest if key not in ("apiVersion", "kind", "metadata")}
         entry = {"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": owned}
         live = copy.deepcopy(manifest)
         live["metadata"]["managedFields"] = [entry]
-        self.cache.put(manifest["kind"], live)
         return live
 
     async def delete(self, kind, namespace, name, uid=None):
@@ -150,10 +204,17 @@ class FakeApi:
 
     async def patch_status(self, service, status):
         if status_patch(service.status.to_dict(), status) is None:
-            return False
+            return None
         self._call("status", status)
         self.statuses.append(status)
-        return True
+        key = ServiceKey(service.metadata.namespace, service.metadata.name)
+        return {**self.cache.service(key), "status": status}
+
+    async def set_replicas(self, namespace, name, replicas):
+        self._call("replicas", name, replicas)
+        live = copy.deepcopy(self.cache.child(ServiceKey(namespace, name), "Deployment", name))
+        live["spec"]["replicas"] = replicas
+        return live
 
     async def set_pod_deletion_cost(self, namespace, pod, cost):
         self._call("cost", pod, cost)

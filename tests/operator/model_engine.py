@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 
+from inflight_operator.limits import Limits
 from inflight_operator.observe.histogram import Histogram
 from inflight_operator.observe.metrics import Sample
 
@@ -153,6 +154,5 @@ class ModelEngine:
             step_tokens=self.step_tokens.value(),
             waiting_prompt_tokens=sum(one.prompt for one in self.waiting)
             + sum(one.prompt - one.computed for one in self.running if one.computed < one.prompt),
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
+            limits=Limits(self.max_num_seqs, self.max_num_batched_tokens),
         )

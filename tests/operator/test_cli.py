@@ -4,6 +4,7 @@ import socket
 
 import pytest
 
+from inflight_operator import cli
 from inflight_operator.cli import main
 
 
@@ -56,3 +57,17 @@ def test_a_port_that_is_taken_is_named(capsys, tmp_path):
         arguments = ["run", "--engine-image", "x", "--kubeconfig", str(kubeconfig), "--metrics-port", str(port)]
         assert main(arguments) == 1
     assert f"--metrics-port {port}: Address already in use" in capsys.readouterr().err
+
+
+def test_namespaces_add_up_and_the_key_s_secret_has_a_name(monkeypatch):
+    taken = []
+
+    async def run(options):
+        taken.append(options)
+        return 0
+
+    monkeypatch.setattr(cli, "run_operator", run)
+    assert main(["run", "--engine-image", "x"]) == 0
+    assert main(["run", "--engine-image", "x", "--namespace", "a", "--namespace=b", "--namespace=a"]) == 0
+    assert [one.namespaces for one in taken] == [(), ("a", "b")]
+    assert taken[0].key_secret == "inflight-operator-key"

@@ -1,56 +1,218 @@
-"""Losing the Lease: the holder stops acting before anyone else may start."""
+"""The election with a clock of its own: whatever fails when, two processes never act at once."""
 
 import asyncio
-from time import monotonic
-from types import SimpleNamespace
+import copy
+from contextlib import suppress
 
-from inflight_operator import leader as leader_module
-from inflight_operator.leader import LEASE_NAME, SteadyLease
-from inflight_operator.runtime import _Actor
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from inflight_operator.apply.kube import KubeApiError
+from inflight_operator.leader import LEASE_SECONDS, RENEW_DEADLINE_SECONDS, RETRY_SECONDS, Leadership, LeaseLostError
+from tests.operator.virtual_time import run
 
-class HangingServer:
-    """Takes the first write, then answers nothing any more."""
-
-    async def create_namespaced_lease(self, namespace, body):
-        return body
-
-    async def read_namespaced_lease(self, name, namespace):
-        await asyncio.Event().wait()
-
-    async def replace_namespaced_lease(self, name, namespace, body):
-        await asyncio.Event().wait()
+STOPPING = LEASE_SECONDS - RENEW_DEADLINE_SECONDS - 0.1
+"""Seconds that an action takes to end in these tests: nearly all that it has."""
 
 
-async def test_a_holders_calls_end_by_its_renew_deadline_when_the_server_hangs(monkeypatch):
-    monkeypatch.setattr(leader_module, "RENEW_DEADLINE_SECONDS", 0.5)
-    lease = SteadyLease(LEASE_NAME, "team", "first", None)
-    lease.api_instance = HangingServer()
-    record = SimpleNamespace(holder_identity="first", lease_duration="15", acquire_time=None, renew_time=None)
-    monkeypatch.setattr(lease, "update_lease", lambda record: None)
-    assert await lease.create(LEASE_NAME, "team", record)
-    begun = monotonic()
-    for _ in range(3):
-        held, _ = await lease.get(LEASE_NAME, "team")
-        assert not held
-    assert monotonic() - begun < 1.0
+class LeaseStore:
+    """A stand-in for the API server: one Lease with optimistic locking."""
+
+    def __init__(self):
+        self.lease = None
+        self.version = 0
+
+    def write(self, manifest, expected):
+        if (self.lease or {}).get("metadata", {}).get("resourceVersion") != expected:
+            raise KubeApiError("PUT", 409, "conflict")
+        self.version += 1
+        self.lease = copy.deepcopy(manifest)
+        self.lease["metadata"]["resourceVersion"] = str(self.version)
+        return copy.deepcopy(self.lease)
+
+    @property
+    def holder(self):
+        return ((self.lease or {}).get("spec") or {}).get("holderIdentity")
 
 
-async def test_the_loop_ends_with_the_election_without_waiting_for_the_watches():
-    ended = asyncio.Event()
+class Line:
+    """One process's line to the store. Each fault is (begin, end, kind): calls hang, or are answered with 500, before
+    or after the store has taken them."""
 
-    async def act():
+    def __init__(self, store, faults=()):
+        self.store = store
+        self.faults = faults
+
+    async def _pass(self, part):
+        now = asyncio.get_running_loop().time()
+        for begin, end, kind in self.faults:
+            if begin <= now < end and kind.startswith(part):
+                if kind.endswith("hangs"):
+                    await asyncio.Event().wait()
+                raise KubeApiError("", 500, "fault")
+        await asyncio.sleep(0.05)
+
+    async def _call(self, what):
+        await self._pass("request")
+        answer = what()
+        await self._pass("answer")
+        return answer
+
+    async def get(self, kind, namespace, name):
+        return await self._call(lambda: copy.deepcopy(self.store.lease))
+
+    async def create(self, manifest):
+        return await self._call(lambda: self.store.write(manifest, None))
+
+    async def replace(self, manifest):
+        return await self._call(lambda: self.store.write(manifest, manifest["metadata"]["resourceVersion"]))
+
+
+class Actors:
+    """Who acts. Ends slowly, and counts as acting until it has ended."""
+
+    def __init__(self):
+        self.acting = set()
+        self.begun = []
+
+    def of(self, name, store=None):
+        async def act():
+            assert not self.acting, f"{name} begins while {self.acting} acts"
+            self.acting.add(name)
+            self.begun.append((asyncio.get_running_loop().time(), name))
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(STOPPING)
+                if store is not None:
+                    assert store.holder == name, "the Lease was released before the action had ended"
+                self.acting.discard(name)
+
+        return act
+
+
+async def member(leadership, act, lost):
+    """A process that is started again each time it ends, as its container is."""
+    while True:
         try:
+            await leadership().lead(act)
+        except LeaseLostError as error:
+            lost.append(error)
+        await asyncio.sleep(1)
+
+
+FAULTS = st.lists(
+    st.tuples(
+        st.integers(0, 60),
+        st.integers(1, 30),
+        st.sampled_from(["request hangs", "request fails", "answer hangs", "answer fails"]),
+    ).map(lambda fault: (fault[0], fault[0] + fault[1], fault[2])),
+    max_size=4,
+)
+
+
+@given(st.lists(FAULTS, min_size=2, max_size=3), st.integers(0, 3))
+def test_two_never_act_at_once_and_after_the_last_fault_one_does(faults, apart):
+    async def scenario():
+        store, actors, lost, tasks = LeaseStore(), Actors(), [], []
+        for number, one in enumerate(faults):
+            name = f"operator-{number}"
+            line = Line(store, one)
+
+            def leadership(line=line, name=name):
+                return Leadership(line, "team", name)
+
+            tasks.append(asyncio.create_task(member(leadership, actors.of(name), lost)))
+            await asyncio.sleep(apart)
+        await asyncio.sleep(90 + LEASE_SECONDS + STOPPING + 10)
+        assert len(actors.acting) == 1
+        for task in tasks:
+            assert not task.done(), task.exception()
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    run(scenario())
+
+
+def test_a_leader_that_cannot_renew_has_ended_before_the_next_one_begins():
+    async def scenario():
+        store, actors, lost = LeaseStore(), Actors(), []
+        cut = Line(store, [(20, 1000, "request hangs")])
+        first = asyncio.create_task(member(lambda: Leadership(cut, "team", "first"), actors.of("first"), lost))
+        await asyncio.sleep(1)
+        second = asyncio.create_task(
+            member(lambda: Leadership(Line(store), "team", "second"), actors.of("second"), lost)
+        )
+        await asyncio.sleep(60)
+        assert "was not renewed for 10 s" in str(lost[0])
+        (_, one), (begun, two) = actors.begun
+        assert (one, two) == ("first", "second")
+        assert 20 - RETRY_SECONDS + LEASE_SECONDS <= begun <= 20 + LEASE_SECONDS + 2 * RETRY_SECONDS
+        assert actors.acting == {"second"}
+        first.cancel()
+        second.cancel()
+
+    run(scenario())
+
+
+def test_on_cancellation_the_action_has_ended_before_the_lease_is_released():
+    async def scenario():
+        store, actors = LeaseStore(), Actors()
+        leading = asyncio.create_task(Leadership(Line(store), "team", "first").lead(actors.of("first", store)))
+        await asyncio.sleep(1)
+        leading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leading
+        assert not actors.acting
+        assert store.holder is None
+
+    run(scenario())
+
+
+def test_a_lease_that_another_took_ends_the_action_and_is_not_released():
+    async def scenario():
+        store, actors = LeaseStore(), Actors()
+        leading = asyncio.create_task(Leadership(Line(store), "team", "first").lead(actors.of("first")))
+        await asyncio.sleep(1)
+        store.write({**store.lease, "spec": {**store.lease["spec"], "holderIdentity": "x"}}, str(store.version))
+        with pytest.raises(LeaseLostError, match="held by another process"):
+            await leading
+        assert not actors.acting
+        assert store.holder == "x"
+
+    run(scenario())
+
+
+def test_what_ends_the_action_comes_out_after_the_lease_was_released():
+    async def fails():
+        raise ValueError("broken")
+
+    async def scenario():
+        store = LeaseStore()
+        with pytest.raises(ValueError, match="broken"):
+            await Leadership(Line(store), "team", "first").lead(fails)
+        assert store.holder is None
+
+    run(scenario())
+
+
+def test_a_process_that_was_blocked_past_the_deadline_may_not_write_even_before_it_stops():
+    async def scenario():
+        leadership = Leadership(Line(LeaseStore()), "team", "first")
+        seen = []
+
+        async def act():
+            seen.append(leadership.leads())
+            asyncio.get_running_loop().now += RENEW_DEADLINE_SECONDS  # as a computation that blocks the loop
+            seen.append(leadership.leads())
             await asyncio.Event().wait()
-        finally:
-            ended.set()
 
-    async def lost():
-        await asyncio.sleep(0)
+        assert not leadership.leads()
+        with pytest.raises(LeaseLostError):
+            await leadership.lead(act)
+        assert seen == [True, False]
+        assert not leadership.leads()
 
-    actor = _Actor(act(), SimpleNamespace(hold=lost))
-    async with asyncio.timeout(1):
-        await ended.wait()
-        await actor.ended.wait()
-    assert actor.exit_code == 1
-    await actor.stop()
+    run(scenario())

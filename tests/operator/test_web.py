@@ -33,6 +33,29 @@ def test_health_tells_when_the_event_loop_no_longer_turns(served, monkeypatch):
     assert "has not turned for 31 s" in stuck.text
 
 
+def test_health_tells_when_no_round_ends_although_some_are_due(served, monkeypatch):
+    address, _, heartbeat = served
+    begun, late = web.monotonic(), web.ROUNDS_MISSING_AFTER_SECONDS + 1
+    heartbeat.beat(rounds_due=True)
+    monkeypatch.setattr(web, "monotonic", lambda: begun + late)
+    heartbeat.beat(rounds_due=True)
+    stuck = httpx.get(f"{address}/healthz")
+    assert stuck.status_code == 503
+    assert "no round has ended for 12" in stuck.text
+    heartbeat.round_done()
+    assert httpx.get(f"{address}/healthz").status_code == 200
+
+
+def test_a_standby_is_healthy_however_long_it_waits_and_has_time_when_it_begins_to_lead(served, monkeypatch):
+    address, _, heartbeat = served
+    now = web.monotonic() + 1000
+    monkeypatch.setattr(web, "monotonic", lambda: now)
+    heartbeat.beat(rounds_due=False)
+    assert httpx.get(f"{address}/healthz").status_code == 200
+    heartbeat.beat(rounds_due=True)
+    assert httpx.get(f"{address}/healthz").status_code == 200
+
+
 def test_other_paths_say_what_there_is(served):
     answer = httpx.get(f"{served[0]}/")
     assert answer.status_code == 404

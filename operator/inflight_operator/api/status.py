@@ -78,7 +78,9 @@ class Decision(StatusModel):
     time: Timestamp = Field(description="When it was decided.")
     kind: Literal["Scaling", "Tuning"] = Field(description="Which knob: replicas, or the limits of engines.")
     knob: str | None = Field(default=None, max_length=64, description="replicas, or the name of a limit.")
-    from_: int | None = Field(default=None, alias="from", description="Its value before.")
+    from_: int | None = Field(
+        default=None, validation_alias="from", serialization_alias="from", description="Its value before."
+    )
     to: int | None = Field(default=None, description="Its value from then on.")
     code: str | None = Field(default=None, max_length=64, description="The reason in one CamelCase word.")
     numbers: dict[str, float] = Field(

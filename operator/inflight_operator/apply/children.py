@@ -36,7 +36,7 @@ class ChildApi(Protocol):
 
     async def get(self, kind: str, namespace: str, name: str) -> Manifest | None: ...
 
-    async def apply(self, manifest: Manifest) -> Manifest: ...
+    async def apply(self, manifest: Manifest, *, force: bool = True) -> Manifest: ...
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str | None = None) -> None: ...
 
@@ -187,7 +187,8 @@ class _Sync:
         """The live object where something was written."""
         kind, name = key
         if kind in UNREAD_KINDS:
-            await self.api.apply(child)
+            # What another manager holds in it cannot be seen, so it is not taken over.
+            await self.api.apply(child, force=False)
             self.state.unread[key] = child
             return None
         namespace = child["metadata"]["namespace"]

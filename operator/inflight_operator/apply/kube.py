@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import socket
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import quote, urlencode
 
 import aiohttp
@@ -23,12 +25,17 @@ REPORTING_CONTROLLER = "inflight.dev/operator"
 MAX_NOTE = 1024
 """Longest `note` of an Event (events.k8s.io/v1), in bytes."""
 
+PAGE = 500
+"""Most objects in one page of a list: client-go's pager asks for as many."""
+
 Manifest = dict[str, Any]
 
 RESOURCES: dict[str, tuple[str, str]] = {
     "ConfigMap": ("v1", "configmaps"),
     "Deployment": ("apps/v1", "deployments"),
+    "EndpointSlice": ("discovery.k8s.io/v1", "endpointslices"),
     "Event": ("events.k8s.io/v1", "events"),
+    "Lease": ("coordination.k8s.io/v1", "leases"),
     "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
     "Pod": ("v1", "pods"),
     "PodDisruptionBudget": ("policy/v1", "poddisruptionbudgets"),
@@ -49,12 +56,27 @@ class KubeApiError(Exception):
     Attributes:
         status: HTTP status; 0 when there was no answer.
         message: what the API server said.
+        retry_after: seconds to wait before the next try, where the API server asked for it (as with 429).
     """
 
-    def __init__(self, action: str, status: int, message: str) -> None:
+    def __init__(self, action: str, status: int, message: str, retry_after: float | None = None) -> None:
         super().__init__(f"{action}: {message}" + (f" (HTTP {status})" if status else ""))
         self.status = status
         self.message = message
+        self.retry_after = retry_after
+
+
+class Page(NamedTuple):
+    """A part of a list.
+
+    Attributes:
+        first: the list begins here, also when it begins anew: pages before it no longer count.
+        version: resourceVersion of the whole list, the same in all its pages.
+    """
+
+    first: bool
+    version: str
+    items: list[Manifest]
 
 
 def object_path(
@@ -74,18 +96,32 @@ def object_path(
 
 
 class KubeApi:
-    """The API server. All methods raise KubeApiError when a call fails."""
+    """The API server. All methods raise KubeApiError when a call fails.
 
-    def __init__(self, api_client: Any, *, instance: str | None = None, timeout_seconds: float = 30) -> None:
+    Attributes:
+        kind_missing: set when the API server no longer knew an optional kind that was to be written.
+    """
+
+    def __init__(
+        self,
+        api_client: Any,
+        *,
+        instance: str | None = None,
+        timeout_seconds: float = 30,
+        may_write: Callable[[], bool] = lambda: True,
+    ) -> None:
         """
         Args:
             api_client: a `kubernetes.aio.client.ApiClient`, which stays the caller's to close.
             instance: name of this operator in events; the host's name by default.
             timeout_seconds: how long one call may take.
+            may_write: asked before each write; where it says no, the write fails without a call.
         """
         self._client = api_client
         self._instance = instance or socket.gethostname()
         self._timeout_seconds = timeout_seconds
+        self._may_write = may_write
+        self.kind_missing = asyncio.Event()
 
     async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
         """The object, or None when there is none."""
@@ -97,20 +133,78 @@ class KubeApi:
             raise
 
     async def list(self, kind: str, namespace: str | None = None, selector: str | None = None) -> list[Manifest]:
-        """The objects of a kind in a namespace, or in all, that match a label selector.
+        """The objects of a kind in a namespace, or in all, that match a label selector."""
+        items: list[Manifest] = []
+        async for page in self.pages(kind, namespace, selector):
+            items = page.items if page.first else items + page.items
+        return items
+
+    async def pages(self, kind: str, namespace: str | None = None, selector: str | None = None) -> AsyncIterator[Page]:
+        """The same, `PAGE` objects at a time. Where the list expires on the way (410), it begins anew.
 
         A list leaves `apiVersion` and `kind` out of its items; they are put back here.
         """
-        query = {"labelSelector": selector} if selector else {}
-        items = (await self._call("GET", object_path(kind, namespace), query=query))["items"]
-        return [{"apiVersion": RESOURCES[kind][0], "kind": kind, **item} for item in items]
+        query = {"limit": str(PAGE), **({"labelSelector": selector} if selector else {})}
+        following = ""
+        while True:
+            try:
+                answer = await self._call(
+                    "GET",
+                    object_path(kind, namespace),
+                    query={**query, **({"continue": following} if following else {})},
+                )
+            except KubeApiError as error:
+                if error.status != 410 or not following:
+                    raise
+                following = ""
+                continue
+            items = [{"apiVersion": RESOURCES[kind][0], "kind": kind, **item} for item in answer["items"]]
+            yield Page(not following, answer["metadata"].get("resourceVersion", ""), items)
+            following = answer["metadata"].get("continue", "")
+            if not following:
+                return
 
-    async def apply(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
-        """Server-side apply; fields others own and that `manifest` names are taken over. Returns the live object."""
+    async def apply(self, manifest: Manifest, *, dry_run: bool = False, force: bool = True) -> Manifest:
+        """Server-side apply. Returns the live object.
+
+        Args:
+            force: take over fields that others own and that `manifest` names, rather than fail with 409.
+        """
+        kind, metadata = manifest["kind"], manifest["metadata"]
+        query = {"fieldManager": FIELD_MANAGER, "force": str(force).lower(), **({"dryRun": "All"} if dry_run else {})}
+        path = object_path(kind, metadata["namespace"], metadata["name"])
+        try:
+            return await self._call(
+                "PATCH", path, query=query, body=manifest, content_type="application/apply-patch+yaml"
+            )
+        except KubeApiError as error:
+            if error.status == 404 and kind in OPTIONAL_KINDS:
+                self.kind_missing.set()
+            raise
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        """Creates an object and returns it as stored; an error with status 409 when there is one of its name."""
+        return await self._call("POST", object_path(manifest["kind"], manifest["metadata"]["namespace"]), body=manifest)
+
+    async def replace(self, manifest: Manifest) -> Manifest:
+        """Puts `manifest` in place of the object it was made from; an error with status 409 when that has changed since
+        (`metadata.resourceVersion`). Returns it as stored."""
         metadata = manifest["metadata"]
-        query = {"fieldManager": FIELD_MANAGER, "force": "true", **({"dryRun": "All"} if dry_run else {})}
         path = object_path(manifest["kind"], metadata["namespace"], metadata["name"])
-        return await self._call("PATCH", path, query=query, body=manifest, content_type="application/apply-patch+yaml")
+        return await self._call("PUT", path, body=manifest)
+
+    async def get_or_create(self, manifest: Manifest) -> Manifest:
+        """The object of this name, made from `manifest` where there is none. Two that race get the same one."""
+        kind, namespace, name = manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+        live = await self.get(kind, namespace, name)
+        if live is not None:
+            return live
+        try:
+            return await self.create(manifest)
+        except KubeApiError as error:
+            if error.status != 409:
+                raise
+        return await self._call("GET", object_path(kind, namespace, name))
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str | None = None) -> None:
         """Deletes the object and, in the background, what it owns. No error when it is gone already, or when `uid` is
@@ -126,23 +220,32 @@ class KubeApi:
             if error.status not in gone:
                 raise
 
-    async def patch_status(self, service: ServiceRecord, status: dict[str, Any]) -> bool:
-        """Makes the service's status equal to `status`; returns whether that took a write.
+    async def patch_status(self, service: ServiceRecord, status: dict[str, Any]) -> Manifest | None:
+        """Makes the service's status equal to `status`; returns the live service, or None where no write was needed.
 
         `status` is compared with the status in `service`, so that a steady state makes no calls.
         """
         patch = status_patch(service.status.to_dict(), status)
         if patch is None:
-            return False
+            return None
         path = object_path(KIND, service.metadata.namespace, service.metadata.name, "status")
-        await self._call(
+        return await self._call(
             "PATCH",
             path,
             query={"fieldManager": FIELD_MANAGER},
             body={"status": patch},
             content_type="application/merge-patch+json",
         )
-        return True
+
+    async def set_replicas(self, namespace: str, name: str, replicas: int) -> Manifest:
+        """Sets the replicas of a Deployment and nothing else of it. Returns the live object."""
+        return await self._call(
+            "PATCH",
+            object_path("Deployment", namespace, name),
+            query={"fieldManager": FIELD_MANAGER},
+            body={"spec": {"replicas": replicas}},
+            content_type="application/merge-patch+json",
+        )
 
     async def set_pod_deletion_cost(self, namespace: str, pod: str, cost: int) -> None:
         """Says which pod a scale-down takes first: the one with the lowest cost. A pod that is gone is no error."""
@@ -208,6 +311,8 @@ class KubeApi:
         content_type: str = "application/json",
     ) -> Manifest:
         action = f"{method} {path}"
+        if method != "GET" and not self._may_write():
+            raise KubeApiError(action, 0, "not sent: this process no longer leads")
         request = await self._client.param_serialize(
             method,
             path + (f"?{urlencode(query)}" if query else ""),
@@ -224,9 +329,8 @@ class KubeApi:
             ) from error
         answer = _json(content)
         if not 200 <= response.status < 300:
-            raise KubeApiError(
-                action, response.status, str(answer.get("message") or content[:200].decode(errors="replace"))
-            )
+            message = str(answer.get("message") or content[:200].decode(errors="replace"))
+            raise KubeApiError(action, response.status, message, _seconds(response.getheader("Retry-After", "")))
         return answer
 
 
@@ -236,6 +340,11 @@ def _shortened(text: str, most_bytes: int) -> str:
     if len(encoded) <= most_bytes:
         return text
     return encoded[: most_bytes - len("…".encode())].decode(errors="ignore") + "…"
+
+
+def _seconds(retry_after: str) -> float | None:
+    """The API server gives whole seconds; the header's other form, a date, is not read."""
+    return float(retry_after) if retry_after.isascii() and retry_after.isdigit() else None
 
 
 def _json(content: bytes) -> Manifest:

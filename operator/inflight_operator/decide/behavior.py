@@ -82,9 +82,7 @@ class ScalingHistory:
         what is there, so that a restart waits out the scale-down window."""
         complete = math.inf if starting else min(self.complete_since, now)
         begun = ((now, current),)
-        return replace(
-            self, lowest=self.lowest or begun, highest=self.highest or begun, complete_since=complete
-        )
+        return replace(self, lowest=self.lowest or begun, highest=self.highest or begun, complete_since=complete)
 
     def change_since(self, since: float) -> int:
         """Net change in replicas carried out after `since`."""

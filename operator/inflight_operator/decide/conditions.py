@@ -134,7 +134,9 @@ def held(findings: tuple[Finding, ...], reason: str, message: str, *, news: bool
         news: whether that is what Progressing should say, rather than add to what it says.
     """
     old = next(one for one in findings if one.type == "Progressing")
-    new = Finding("Progressing", "False", reason, message) if news else replace(old, message=f"{old.message}; {message}")
+    new = (
+        Finding("Progressing", "False", reason, message) if news else replace(old, message=f"{old.message}; {message}")
+    )
     return tuple(new if one is old else one for one in findings)
 
 

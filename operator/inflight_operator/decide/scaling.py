@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 
 from inflight_operator.decide.behavior import Behavior, ScalingHistory, rate_limited, recorded, stabilized
-from inflight_operator.decide.decision import Decision, Reason
+from inflight_operator.decide.decision import Decision, Number, Reason
 
 TOLERANCE = 0.1
 """A ratio of measured to target within 1 +/- this asks for no change (the default of the Horizontal Pod Autoscaler)."""
@@ -189,7 +189,11 @@ def _ordered(observation: ScalingObservation, ask: _Ask) -> _Ask:
     if observation.late and not observation.blocked:
         ask = _Ask(ask.replicas, _holding(ask.reason, Reason("StartingLate", {"late": observation.late})))
     if observation.blocked:
-        numbers = {"blocked": observation.blocked, "replicas": observation.replicas, "cause": observation.cause}
+        numbers: dict[str, Number] = {
+            "blocked": observation.blocked,
+            "replicas": observation.replicas,
+            "cause": observation.cause,
+        }
         if ask.replicas > observation.credited and observation.shared_cause:
             wanted = ask.replicas + observation.uncredited
             held = Reason("BlockedNoMore", {**numbers, "wanted": wanted})

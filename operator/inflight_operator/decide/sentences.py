@@ -106,8 +106,8 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
     ),
     "External": lambda n: f"spec.replicas counts; the operator finds {n['replicas']} right",
     "ReplicasUnset": lambda n: (
-        f"spec.replicas is not set: {count(n['kept'], 'replica')} {'is' if n['kept'] == 1 else 'are'} kept; the operator"
-        f" finds {n['replicas']} right"
+        f"spec.replicas is not set: {count(n['kept'], 'replica')} {'is' if n['kept'] == 1 else 'are'} kept; the"
+        f" operator finds {n['replicas']} right"
     ),
     # Limits: steps.
     "Preemptions": lambda n: f"{n['preemptions']:.0f} preemptions/min, KV cache {n['kv']:.0%} full",
@@ -137,8 +137,8 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
     "LimitsNotTaken": lambda n: str(n["said"]),
     # The pod template.
     "SpecNotUnderstood": lambda n: (
-        f"{n['said']} Pods stay as they are, scaling and tuning go on: correct the spec, or upgrade the operator if it is"
-        " older than the CustomResourceDefinition"
+        f"{n['said']} Pods stay as they are, scaling and tuning go on: correct the spec, or upgrade the operator if"
+        " it is older than the CustomResourceDefinition"
     ),
     "EngineUpgrade": lambda n: "pods are moving to a newer engine release",
     "EngineUpgradePending": lambda n: "a newer engine release waits for its turn",

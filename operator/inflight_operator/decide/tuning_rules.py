@@ -121,9 +121,7 @@ _RULES: tuple[Callable[[TuningView, Limits, LimitsBounds, Slo, TuningPolicy], St
 )
 
 
-def _cut_slots(
-    view: TuningView, limits: Limits, bounds: LimitsBounds, factor: float, why: Reason
-) -> Step | None:
+def _cut_slots(view: TuningView, limits: Limits, bounds: LimitsBounds, factor: float, why: Reason) -> Step | None:
     # Lowering a limit that running is far below changes nothing: start from what runs.
     start = min(limits.max_num_seqs, max(1, math.ceil(max(view.running, view.running_now))))
     to = max(min(math.floor(start * factor), start - 1), bounds.low.max_num_seqs)
@@ -182,8 +180,8 @@ def _even(tokens: int) -> int:
 
 
 def _tpot_over(view: TuningView, slo: Slo, *, prefill: bool) -> Reason:
-    numbers = {"measure": _tpot_name(view), "tpot": view.tpot or 0.0, "tpot_target": slo.tpot_p95 or 0.0}
-    return Reason("TpotOverTarget", {**numbers, "prefill": int(prefill)})
+    numbers: dict[str, Number] = {"tpot": view.tpot or 0.0, "tpot_target": slo.tpot_p95 or 0.0, "prefill": int(prefill)}
+    return Reason("TpotOverTarget", {"measure": _tpot_name(view), **numbers})
 
 
 def _tpot_room(view: TuningView, slo: Slo) -> dict[str, Number]:

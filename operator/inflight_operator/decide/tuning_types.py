@@ -166,4 +166,3 @@ class TuningState:
 
     def without_expired(self, now: float) -> TuningState:
         return replace(self, blocks=tuple(block for block in self.blocks if block.until > now))
-

@@ -1,21 +1,38 @@
-"""The cluster as last seen: services, their children and pods, kept fresh by watch events, so that a round of the loop
-makes no LIST.
+"""The cluster as last seen: services with their children, pods and ready endpoints, so that a round makes no LIST.
 
-Events can be missed (a watch that was cut does not tell what was deleted meanwhile), so the whole is listed at the
-start and now and then; `begin_listing` and `replace` keep what events told while the list was under way.
+Watch events, pages of lists and answers to writes arrive late, twice and out of order: kopf handles each object in a
+task of its own, and a list is under way while events go on. The newest resourceVersion wins. Within one resource type
+resourceVersions are integers that only grow, across names and namespaces (documented since Kubernetes 1.35, KEP-5504
+"Comparable Resource Version"; the API server has always made them so). An object whose version cannot be read is
+taken as it comes.
+
+A deletion leaves a tombstone, so that a late event or an older list does not bring the object back. A list makes all
+tombstones up to its own version superfluous: from then on any event that is not newer than the list is stale.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from inflight_operator.api.types import KIND
+from inflight_operator.apply.difference import FIELD_MANAGER
 from inflight_operator.observe.pods import PodView, pod_view
 from inflight_operator.render.labels import SERVICE_LABEL
 
 Manifest = dict[str, Any]
+
+POD, ENDPOINTS = "Pod", "EndpointSlice"
+
+SLICE_OF_LABEL = "kubernetes.io/service-name"
+"""On an EndpointSlice: the Service it belongs to."""
+
+TEMPLATE_HASH_LABEL = "pod-template-hash"
+
+MOST_TOMBSTONES = 10_000
+"""For one kind, between two lists; the oldest goes first."""
 
 
 class ServiceKey(NamedTuple):
@@ -26,116 +43,264 @@ class ServiceKey(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
 
-class _ObjectKey(NamedTuple):
-    kind: str
-    namespace: str
-    name: str
+_Name = tuple[str, str]
+"""Namespace and name of an object."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """One object: `value` is a PodView for a pod, the uids of ready pods for an EndpointSlice, else the manifest."""
+
+    uid: str
+    version: int | None
+    owner: ServiceKey
+    value: Any
 
 
 class ClusterCache:
     """Objects by service. Single-threaded: everything happens in the event loop."""
 
     def __init__(self) -> None:
-        self._services: dict[ServiceKey, Manifest] = {}
-        self._children: dict[ServiceKey, dict[_ObjectKey, Manifest]] = defaultdict(dict)
-        self._pods: dict[ServiceKey, dict[_ObjectKey, PodView]] = defaultdict(dict)
-        self._touched: set[_ObjectKey] = set()
+        self._held: dict[str, dict[_Name, _Held]] = defaultdict(dict)
+        self._owned: dict[ServiceKey, dict[tuple[str, str], _Held]] = {}
+        self._tombstones: dict[str, dict[_Name, int]] = defaultdict(dict)
+        self._listed: dict[tuple[str, str | None], int] = {}
 
     def services(self) -> list[ServiceKey]:
-        return list(self._services)
+        return [held.owner for held in self._held[KIND].values()]
 
     def service(self, key: ServiceKey) -> Manifest | None:
-        """The InferenceService as the API gives it; None when it does not exist (any more)."""
-        return self._services.get(key)
+        """The InferenceService as the API gives it, less its managedFields; None when it does not exist."""
+        held = self._held[KIND].get((key.namespace, key.name))
+        return None if held is None else held.value
 
     def children(self, key: ServiceKey) -> list[Manifest]:
-        """All children but pods."""
-        return list(self._children.get(key, {}).values())
+        """All objects with the service's label but pods and EndpointSlices, those of another owner included."""
+        owned = self._owned.get(key, {}).items()
+        return [held.value for (kind, _), held in owned if kind not in (POD, ENDPOINTS)]
 
     def child(self, key: ServiceKey, kind: str, name: str) -> Manifest | None:
-        return self._children.get(key, {}).get(_ObjectKey(kind, key.namespace, name))
+        held = self._owned.get(key, {}).get((kind, name))
+        return None if held is None else held.value
 
     def pods(self, key: ServiceKey) -> list[PodView]:
-        """By name, those on their way out included."""
-        return sorted(self._pods.get(key, {}).values(), key=lambda pod: pod.name)
+        """Pods of the service's Deployment by name, terminating ones included."""
+        return sorted((one.value for one in self._of(key, POD)), key=lambda pod: pod.name)
+
+    def endpoints(self, key: ServiceKey) -> frozenset[str]:
+        """Uids of the pods that EndpointSlices of the service's Service list as ready."""
+        return frozenset().union(*(one.value for one in self._of(key, ENDPOINTS)))
 
     def put(self, kind: str, body: Mapping[str, Any]) -> ServiceKey | None:
-        """Takes in an object of a watch event. Returns the service that has to be looked at for it, if any: a change
-        in a service's status alone (the operator writes it) is no reason to look."""
-        self._touched.add(_object_key(kind, body))
-        return self._put(kind, body)
+        """Takes in an object of a watch event or of the answer to a write. Returns the service that needs a round for
+        it, if any. A change in a service's status alone (the operator writes it) is no reason for one, nor is an
+        object that is known already."""
+        return self._put(kind, body, listed=False)
 
     def remove(self, kind: str, body: Mapping[str, Any]) -> ServiceKey | None:
-        """Takes out a deleted object. Returns the service that has to be looked at for it."""
-        self._touched.add(_object_key(kind, body))
-        return self._remove(_object_key(kind, body), _owner(kind, body))
+        """Takes out a deleted object. Returns the service that needs a round for it, if any."""
+        name, version = _name(body), _version(body)
+        held = self._held[kind].get(name)
+        if held is not None:
+            if version is None or held.version is None:
+                if held.uid != body["metadata"].get("uid", ""):
+                    return None
+            elif version < held.version:
+                return None
+        return self._drop(kind, name, version)
 
-    def status_written(self, key: ServiceKey, status: Manifest) -> None:
-        """Takes in a status that was written just now, ahead of its watch event."""
-        if key in self._services:
-            self._services[key] = {**self._services[key], "status": status}
+    def listing(self, kind: str, namespace: str | None, version: str) -> Listing:
+        """Takes in a list of a kind (of one namespace, or of all), page by page.
 
-    def begin_listing(self) -> None:
-        """Call before a list of the whole is requested."""
-        self._touched.clear()
+        Args:
+            version: the list's own resourceVersion.
+        """
+        return Listing(self, kind, namespace, _integer(version))
 
-    def replace(self, kind: str, bodies: Iterable[Mapping[str, Any]]) -> None:
-        """Takes a whole list of one kind; objects that events touched since `begin_listing` stay as events told."""
-        listed = {_object_key(kind, body): body for body in bodies}
-        for known, owner in self._known(kind):
-            if known not in listed and known not in self._touched:
-                self._remove(known, owner)
-        for key, body in listed.items():
-            if key not in self._touched:
-                self._put(kind, body)
+    def forget_kind(self, kind: str) -> None:
+        """Takes out all objects of a kind that the cluster no longer has."""
+        for name in list(self._held[kind]):
+            self._drop(kind, name, None)
+        self._tombstones.pop(kind, None)
+        self._listed = {scope: version for scope, version in self._listed.items() if scope[0] != kind}
 
-    def _known(self, kind: str) -> list[tuple[_ObjectKey, ServiceKey]]:
-        if kind == KIND:
-            return [(_ObjectKey(kind, *key), key) for key in self._services]
-        held: Mapping[ServiceKey, Mapping[_ObjectKey, Any]] = self._pods if kind == "Pod" else self._children
-        return [(key, owner) for owner, objects in held.items() for key in objects if key.kind == kind]
+    def _of(self, key: ServiceKey, kind: str) -> list[_Held]:
+        return [held for (one, _), held in self._owned.get(key, {}).items() if one == kind]
 
-    def _put(self, kind: str, body: Mapping[str, Any]) -> ServiceKey | None:
+    def _put(self, kind: str, body: Mapping[str, Any], *, listed: bool) -> ServiceKey | None:
+        name, version = _name(body), _version(body)
+        if self._is_stale(kind, name, version, listed=listed):
+            return None
         owner = _owner(kind, body)
         if owner is None:
+            return self._drop(kind, name, version)
+        before = self._held[kind].get(name)
+        after = _Held(body["metadata"].get("uid", ""), version, owner, _value(kind, body))
+        ready = self.endpoints(owner) if kind == ENDPOINTS else None
+        self._tombstones[kind].pop(name, None)
+        if before is not None and before.owner != owner:
+            self._disown(kind, name, before.owner)
+        self._held[kind][name] = after
+        if kind != KIND:
+            self._owned.setdefault(owner, {})[kind, name[1]] = after
+        changed = _differs(kind, before, after) if ready is None else ready != self.endpoints(owner)
+        return owner if changed else None
+
+    def _is_stale(self, kind: str, name: _Name, version: int | None, *, listed: bool) -> bool:
+        if version is None:
+            return False
+        held = self._held[kind].get(name)
+        if held is not None:
+            return held.version is not None and version < held.version
+        gone = self._tombstones[kind].get(name)
+        if gone is not None:
+            return version <= gone
+        return not listed and version <= self._newest_list(kind, name[0])
+
+    def _newest_list(self, kind: str, namespace: str | None) -> int:
+        return max(self._listed.get((kind, None), -1), self._listed.get((kind, namespace), -1))
+
+    def _drop(self, kind: str, name: _Name, version: int | None) -> ServiceKey | None:
+        """Takes an object out, if it is held; `version` is the one at which it is gone."""
+        if version is not None and version > self._newest_list(kind, name[0]):
+            tombstones = self._tombstones[kind]
+            tombstones[name] = max(version, tombstones.pop(name, version))
+            if len(tombstones) > MOST_TOMBSTONES:
+                del tombstones[next(iter(tombstones))]
+        held = self._held[kind].pop(name, None)
+        if held is None:
             return None
-        key = _object_key(kind, body)
-        if kind == KIND:
-            before = self._services.get(owner)
-            self._services[owner] = dict(body)
-            return owner if before is None or _wants(before) != _wants(body) else None
-        if kind == "Pod":
-            view = pod_view(body)
-            changed = self._pods[owner].get(key) != view
-            self._pods[owner][key] = view
-            return owner if changed else None
-        self._children[owner][key] = {"kind": kind, **body}
-        return owner
+        ready = self.endpoints(held.owner) if kind == ENDPOINTS else None
+        self._disown(kind, name, held.owner)
+        return held.owner if ready is None or ready != self.endpoints(held.owner) else None
 
-    def _remove(self, key: _ObjectKey, owner: ServiceKey | None) -> ServiceKey | None:
-        if owner is None:
-            return None
-        if key.kind == KIND:
-            self._services.pop(owner, None)
-            return owner
-        held: dict[ServiceKey, dict[_ObjectKey, Any]] = self._pods if key.kind == "Pod" else self._children
-        objects = held.get(owner, {})
-        objects.pop(key, None)
-        if not objects:
-            held.pop(owner, None)
-        return owner
+    def _disown(self, kind: str, name: _Name, owner: ServiceKey) -> None:
+        owned = self._owned.get(owner, {})
+        owned.pop((kind, name[1]), None)
+        if not owned:
+            self._owned.pop(owner, None)
 
 
-def _object_key(kind: str, body: Mapping[str, Any]) -> _ObjectKey:
-    return _ObjectKey(kind, body["metadata"]["namespace"], body["metadata"]["name"])
+class Listing:
+    """One list under way. Pages are taken as they come, so that no list is in memory whole.
+
+    Attributes:
+        outdated: a newer list was taken already, so this one is ignored.
+    """
+
+    def __init__(self, cache: ClusterCache, kind: str, namespace: str | None, version: int | None) -> None:
+        self._cache = cache
+        self._kind = kind
+        self._namespace = namespace
+        self._version = version
+        self._names: set[_Name] = set()
+        self.outdated = version is not None and version < cache._newest_list(kind, namespace)
+
+    def add(self, bodies: Iterable[Mapping[str, Any]]) -> None:
+        """Takes a page."""
+        if self.outdated:
+            return
+        for body in bodies:
+            self._names.add(_name(body))
+            self._cache._put(self._kind, body, listed=True)
+
+    def end(self) -> None:
+        """Takes out what the list does not have and that was not made after it."""
+        if self.outdated:
+            return
+        cache, kind = self._cache, self._kind
+        for name, held in list(cache._held[kind].items()):
+            if self._covers(name) and name not in self._names and not self._is_before(held.version):
+                cache._drop(kind, name, None)
+        if self._version is not None:
+            cache._listed[kind, self._namespace] = self._version
+            cache._tombstones[kind] = {
+                name: gone
+                for name, gone in cache._tombstones[kind].items()
+                if not self._covers(name) or self._is_before(gone)
+            }
+
+    def _covers(self, name: _Name) -> bool:
+        return self._namespace is None or name[0] == self._namespace
+
+    def _is_before(self, version: int | None) -> bool:
+        return self._version is not None and version is not None and self._version < version
+
+
+def _name(body: Mapping[str, Any]) -> _Name:
+    return body["metadata"]["namespace"], body["metadata"]["name"]
+
+
+def _version(body: Mapping[str, Any]) -> int | None:
+    return _integer(body["metadata"].get("resourceVersion", ""))
+
+
+def _integer(version: str) -> int | None:
+    return int(version) if version.isascii() and version.isdigit() else None
 
 
 def _owner(kind: str, body: Mapping[str, Any]) -> ServiceKey | None:
-    metadata = body["metadata"]
-    name = metadata["name"] if kind == KIND else metadata.get("labels", {}).get(SERVICE_LABEL)
-    return ServiceKey(metadata["namespace"], name) if name else None
+    """The service that an object belongs to; None when it belongs to none."""
+    namespace, name = _name(body)
+    if kind == KIND:
+        return ServiceKey(namespace, name)
+    labels = body["metadata"].get("labels") or {}
+    service = labels.get(SERVICE_LABEL)
+    if not service:
+        return None
+    if kind == POD and not _is_replica(body, service):
+        return None
+    if kind == ENDPOINTS and labels.get(SLICE_OF_LABEL) != service:
+        return None
+    return ServiceKey(namespace, service)
+
+
+def _is_replica(pod: Mapping[str, Any], service: str) -> bool:
+    """Whether the pod's controller is a ReplicaSet of the service's Deployment. Labels alone can be copied, as
+    `kubectl debug --copy-to --keep-labels` does. A ReplicaSet is named after its Deployment and the template's hash."""
+    metadata = pod["metadata"]
+    replica_set = f"{service}-{metadata['labels'].get(TEMPLATE_HASH_LABEL, '')}"
+    return any(
+        owner.get("controller") and (owner.get("kind"), owner.get("name")) == ("ReplicaSet", replica_set)
+        for owner in metadata.get("ownerReferences") or ()
+    )
+
+
+def _value(kind: str, body: Mapping[str, Any]) -> Any:
+    """What is kept of an object: nothing that no one reads."""
+    if kind == POD:
+        return pod_view(body)
+    if kind == ENDPOINTS:
+        return _ready_pods(body)
+    # Whether a child must be applied is read from what the operator applied last; see apply.difference.
+    fields = [one for one in body["metadata"].get("managedFields") or () if one.get("manager") == FIELD_MANAGER]
+    metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
+    if kind != KIND:
+        metadata["managedFields"] = fields
+    return {**body, "kind": kind, "metadata": metadata}
+
+
+def _ready_pods(endpoint_slice: Mapping[str, Any]) -> frozenset[str]:
+    """Uids of the pods of ready endpoints; by the API an unset `ready` counts as true."""
+    return frozenset(
+        endpoint["targetRef"]["uid"]
+        for endpoint in endpoint_slice.get("endpoints") or ()
+        if (endpoint.get("conditions") or {}).get("ready", True)
+        and (endpoint.get("targetRef") or {}).get("kind") == POD
+    )
+
+
+def _differs(kind: str, before: _Held | None, after: _Held) -> bool:
+    """Whether a round may have something to do."""
+    if before is None or before.uid != after.uid:
+        return True
+    if kind == KIND:
+        return _wants(before.value) != _wants(after.value)
+    if kind == POD:
+        return bool(before.value != after.value)
+    return after.version is None or before.version != after.version
 
 
 def _wants(body: Mapping[str, Any]) -> tuple[Any, ...]:
     metadata = body["metadata"]
-    return metadata.get("uid"), metadata.get("generation"), metadata.get("deletionTimestamp")
+    return metadata.get("generation"), metadata.get("deletionTimestamp")

@@ -26,9 +26,9 @@ SPARSEST = 8
 MAX_SNAPSHOTS = 9
 """Most snapshots beside the newest sample."""
 
-SPACING = 1 / 12
-"""Least time between two snapshots, as a share of the window's span, so that frequent scrapes do not shorten the time
-that the snapshots reach back."""
+SPACING = 1 / 20
+"""Least time between two snapshots, as a share of the window's span: with it the snapshots reach back for the whole
+span, however frequent the scrapes are."""
 
 _WORD = 2**32
 """Bucket counts of snapshots are kept modulo this: a difference is exact while fewer observations lie between."""
@@ -129,9 +129,9 @@ class History:
         """What happened after `start`: the difference to the last snapshot taken at `start` or before, or to the
         oldest one where all are younger.
 
-        The difference is exact, but may begin early: by less than one scrape interval (or `SPACING` of the window's
-        span) when `start` lies within the last `NEWEST` snapshots, else by at most half of the time since `start`.
-        Snapshots reach back `NEWEST * SPARSEST` - 1 - `SPARSEST` scrape intervals at least.
+        The difference is exact, but may begin early: by less than one scrape interval when `start` lies within the
+        last `NEWEST - 1` of them, else by less than two thirds of the time since `start`. Snapshots reach back 23 to 31
+        scrape intervals. Where scrapes are more frequent than `SPACING`, it counts in place of their interval.
         """
         if self.newest.time <= start or not self.older:
             return self._alone()
@@ -151,7 +151,7 @@ class History:
         )
         samples, *sums, told = map(sub, _SUMS_PACKED.unpack(self.sums), was[_SUMS])
         peaks = [_PEAKS_PACKED.unpack_from(snapshot, _PEAKS_OFFSET) for snapshot in self.older[base + 1 :]]
-        running, waiting, kv_usage, prompt_tokens = map(max, _PEAKS_PACKED.unpack(self.peaks), *peaks)
+        running, waiting, kv_usage, prompt_tokens = map(max, zip(_PEAKS_PACKED.unpack(self.peaks), *peaks, strict=True))
         return PodSpan(
             samples=int(samples) + 1,
             seconds=newest.time - was[_TIME],

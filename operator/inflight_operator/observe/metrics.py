@@ -149,7 +149,7 @@ def parse_metrics(text: str, time: float) -> Sample:
             value = float(number)
             bound = float(edge) if name in _BUCKETS else 0.0
         except ValueError as error:
-            raise MetricsError(f"not Prometheus text: {name}: {error}") from error
+            raise MetricsError(f"not Prometheus text: {name} is {number[:40]!r} in bucket {edge[:40]!r}") from error
         if rest and not _AFTER_VALUE.fullmatch(rest):
             raise MetricsError(f"not Prometheus text: {name} is followed by {rest.strip()[:40]!r}")
         if not 0 <= value <= MAX_NUMBER:

@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 MAX_BODY = 2**20
 """Most bytes of a metrics page. A whole page of vLLM has 50 to 100 kB for each of its engines."""
 
+MAX_ERROR = 200
+"""Most characters of an error that are shown; a pod may have written them."""
+
 MAX_BACK_OFF = 4
 """Most scrape intervals between two scrapes of a pod that fails."""
 
@@ -201,11 +204,11 @@ class ScrapePool:
         except TimeoutError:
             return None, f"{target.name} did not answer /metrics within {self._timeout:g} s"
         except (aiohttp.ClientError, MetricsError, UnicodeDecodeError) as error:
-            return None, f"{target.name}: /metrics: {str(error) or type(error).__name__}"
+            return None, f"{target.name}: /metrics: {str(error)[:MAX_ERROR] or type(error).__name__}"
         except Exception as error:
             # Whatever a pod sends, the others are scraped: a fault of ours is shown as this pod's, and logged.
             logger.exception("scraping %s failed", target.name)
-            return None, f"{target.name}: /metrics: {type(error).__name__}: {error}"
+            return None, f"{target.name}: /metrics: {type(error).__name__}: {str(error)[:MAX_ERROR]}"
 
     async def _page(self, url: str) -> bytes:
         """The body of a plain 200; of any other response, as little as possible is read.

@@ -1,11 +1,11 @@
-"""The plan of one round, from a snapshot and what was remembered: pure, so that whoever has a snapshot can ask for it."""
+"""The plan of one round, from a snapshot and what was remembered. Pure: whoever has a snapshot can ask for it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from inflight_operator.api.status import Decision as RecordedDecision
-from inflight_operator.decide.conditions import Finding, Metrics, find_conditions, held
+from inflight_operator.decide.conditions import Finding, Metrics, Status, find_conditions, held
 from inflight_operator.decide.decision import Decision, Reason
 from inflight_operator.decide.draining import deletion_costs
 from inflight_operator.decide.pods import Pods, classify, count_replicas
@@ -88,9 +88,7 @@ def _brought_up_to(snapshot: Snapshot, memory: Memory) -> Memory:
     return replace(memory, startups=startups, routed_since=since if listed else None)
 
 
-def _replicas(
-    snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured
-) -> tuple[ScalingDecision, Memory]:
+def _replicas(snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured) -> tuple[ScalingDecision, Memory]:
     policy = snapshot.policy
     ordered = memory.replicas
     if policy.external and policy.replicas is not None:
@@ -226,16 +224,17 @@ def _scaling_finding(snapshot: Snapshot, decision: ScalingDecision) -> Finding:
 def _tuning_finding(snapshot: Snapshot, memory: Memory, pods: Pods) -> Finding:
     """Complaints come first: limits that are not taken make every other reason moot."""
     complaint = next((one.complaint for one in snapshot.told.values() if one.complaint), "")
+    status: Status = "False"
     if snapshot.policy.tuning is TuningMode.OFF:
-        status, reason = "False", Reason("Off")
+        reason = Reason("Off")
     elif complaint:
-        status, reason = "False", Reason("LimitsNotTaken", {"said": complaint})
+        reason = Reason("LimitsNotTaken", {"said": complaint})
     elif not pods.ready:
         return Finding("TuningActive", "Unknown", "NoReadyPods", sentence(Reason("NoReadyEngines")))
     elif not any(sample.limits is not None for sample in snapshot.fresh.values()):
-        status, reason = "False", Reason("NoLimits")
+        reason = Reason("NoLimits")
     elif not _targets(snapshot, memory.limits):
-        status, reason = "False", Reason("NoAdminPort")
+        reason = Reason("NoAdminPort")
     else:
         status, reason = "True", memory.tuning_reason or Reason("Measuring", {"seconds": snapshot.tuning.window})
     return Finding("TuningActive", status, reason.code, sentence(reason))

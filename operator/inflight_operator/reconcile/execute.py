@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Protocol
 
 from inflight_operator.apply.children import ChildApi, ChildrenState, Key, sync_children
 from inflight_operator.apply.kube import KubeApiError
+from inflight_operator.clock import Clock
 from inflight_operator.engines import EngineTeller
 from inflight_operator.observe.cache import ClusterCache, ServiceKey
 from inflight_operator.reconcile.plan import Plan
@@ -52,7 +52,8 @@ class Outcome:
 
 
 class Executor:
-    def __init__(self, api: ExecuteApi, cache: ClusterCache, teller: EngineTeller) -> None:
+    def __init__(self, api: ExecuteApi, cache: ClusterCache, teller: EngineTeller, clock: Clock) -> None:
+        self._clock = clock
         self._api = api
         self._cache = cache
         self._teller = teller
@@ -92,7 +93,7 @@ class Executor:
         return {}
 
     async def _sync(self, key: ServiceKey, snapshot: Snapshot, plan: Plan, written: Written) -> dict[Key, str]:
-        now = monotonic()
+        now = self._clock.steady()
         waiting = any(not pod.running_since and not pod.deleting for pod in snapshot.pods)
         if waiting and now - written.secret_at > SECRET_AGAIN_SECONDS:
             written.children.unread.clear()
@@ -102,7 +103,7 @@ class Executor:
             plan.children,
             self._cache.children(key),
             written.children,
-            monotonic,
+            self._clock.steady,
             keep=frozenset({("Deployment", child_names(key.name).main)} if plan.hold_template else ()),
         )
         for live in changes.applied:

@@ -15,7 +15,6 @@ from inflight_operator.api.types import (
     Condition,
     Decision,
     EngineStatus,
-    InferenceService,
     InferenceServiceStatus,
     LimitsStatus,
     ObservedStatus,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from time import monotonic
 from typing import Any, Protocol
 
 from inflight_operator.api.types import MAX_DECISIONS, Decision, InferenceServiceStatus, ServiceRecord
 from inflight_operator.apply.kube import KubeApiError
+from inflight_operator.clock import Clock
 from inflight_operator.observe.cache import ClusterCache, ServiceKey
 from inflight_operator.reconcile.execute import Outcome
 from inflight_operator.reconcile.plan import Plan
@@ -47,7 +47,8 @@ class Reported:
 
 
 class Reporter:
-    def __init__(self, api: ReportApi, cache: ClusterCache) -> None:
+    def __init__(self, api: ReportApi, cache: ClusterCache, clock: Clock) -> None:
+        self._clock = clock
         self._api = api
         self._cache = cache
 
@@ -58,7 +59,7 @@ class Reporter:
         made = (recorded(decision, snapshot.at) for decision in plan.decisions)
         reported.decisions = (*reported.decisions, *made)[-MAX_DECISIONS:]
         status = build_status(snapshot, plan, outcome, reported.decisions)
-        if not is_due(snapshot.service.status, status, monotonic() - reported.at):
+        if not is_due(snapshot.service.status, status, self._clock.steady() - reported.at):
             return True
         return await self.write(key, snapshot.service, status, reported)
 
@@ -66,19 +67,20 @@ class Reporter:
         self, key: ServiceKey, service: ServiceRecord, status: InferenceServiceStatus, reported: Reported
     ) -> bool:
         """Writes a status and the events of what changed in it; whether the status was taken."""
-        if monotonic() < reported.again:
+        if self._clock.steady() < reported.again:
             return False
         try:
             live = await self._api.patch_status(service, status.to_dict())
         except KubeApiError as error:
             reported.failures += 1
-            reported.again = monotonic() + min(FIRST_PAUSE * 2.0 ** min(reported.failures - 1, 20), LONGEST_PAUSE)
+            pause = min(FIRST_PAUSE * 2.0 ** min(reported.failures - 1, 20), LONGEST_PAUSE)
+            reported.again = self._clock.steady() + pause
             logger.warning("%s: the status was not taken: %s", key, error)
             return False
         if live is not None:
             self._cache.put(service.kind, live)
         decisions, reported.decisions = reported.decisions, ()
-        reported.at, reported.failures = monotonic(), 0
+        reported.at, reported.failures = self._clock.steady(), 0
         for event in events_of(service.status, status, decisions):
             await self._event(key, service, event)
         return True

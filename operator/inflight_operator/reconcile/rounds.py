@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from time import monotonic
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pydantic import ValidationError
 
 from inflight_operator.api.types import InferenceService, ServiceRecord
+from inflight_operator.clock import Clock
 from inflight_operator.decide.conditions import unreadable
 from inflight_operator.decide.tuning_types import TuningPolicy
 from inflight_operator.engines import EngineTeller
@@ -29,7 +28,7 @@ from inflight_operator.reconcile.memory import Memory, first_memory
 from inflight_operator.reconcile.plan import Plan
 from inflight_operator.reconcile.policy import Policy, policy_of
 from inflight_operator.reconcile.report import spec_problem, unreadable_status
-from inflight_operator.reconcile.reporter import Reported, Reporter, ReportApi
+from inflight_operator.reconcile.reporter import ReportApi, Reported, Reporter
 from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
 from inflight_operator.reconcile.upgrades import UpgradePace
 from inflight_operator.render import Manifest, Settings, child_names
@@ -102,6 +101,7 @@ class Rounds:
         token_of: Callable[[str], str],
         pace: UpgradePace,
         every: RoundSettings,
+        clock: Clock,
     ) -> None:
         self._api = api
         self._cache = cache
@@ -112,8 +112,9 @@ class Rounds:
         self._token_of = token_of
         self._pace = pace
         self._every = every
-        self._executor = Executor(api, cache, teller)
-        self._reporter = Reporter(api, cache)
+        self._clock = clock
+        self._executor = Executor(api, cache, teller, clock)
+        self._reporter = Reporter(api, cache, clock)
         self._known: dict[ServiceKey, _Known] = {}
 
     def services(self) -> set[ServiceKey]:
@@ -154,12 +155,12 @@ class Rounds:
             known.reading = reading
             return known
         ordered = _replicas(self._cache.child(key, "Deployment", child_names(key.name).main))
-        known = _Known(reading, first_memory(service, reading.policy, ordered, monotonic(), datetime.now(UTC)))
-        self._known[key] = known
+        memory = first_memory(service, reading.policy, ordered, self._clock.steady(), self._clock.calendar())
+        known = self._known[key] = _Known(reading, memory)
         return known
 
     def _look(self, key: ServiceKey, known: _Known) -> Snapshot:
-        reading, now = known.reading, monotonic()
+        reading, now = known.reading, self._clock.steady()
         pods = tuple(self._cache.pods(key))
         targets = [Target(pod.uid, pod.name, f"{pod.url(pod.metrics_port)}/metrics") for pod in pods if pod.serves]
         self._pool.keep(key, targets)
@@ -170,7 +171,7 @@ class Rounds:
             policy=reading.policy,
             settings=reading.settings,
             now=now,
-            at=datetime.now(UTC),
+            at=self._clock.calendar(),
             admin_token=self._token_of(reading.service.metadata.uid),
             tuning=self._every.tuning,
             pods=pods,
@@ -211,7 +212,7 @@ class Rounds:
         self._pace.note(key, None)
         pods = self._cache.pods(key)
         findings = unreadable(sum(pod.serves for pod in pods), problem)
-        status = unreadable_status(record, findings, pods, datetime.now(UTC))
+        status = unreadable_status(record, findings, pods, self._clock.calendar())
         known = self._known.get(key)
         return await self._reporter.write(key, record, status, Reported() if known is None else known.reported)
 

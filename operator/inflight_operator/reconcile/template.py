@@ -27,9 +27,7 @@ class Template:
     why: Reason | None = None
 
 
-def decide_template(
-    snapshot: Snapshot, memory: Memory, children: Sequence[Manifest], *, rolled_out: bool
-) -> Template:
+def decide_template(snapshot: Snapshot, memory: Memory, children: Sequence[Manifest], *, rolled_out: bool) -> Template:
     """What becomes of the pod template in this round.
 
     Args:

@@ -43,9 +43,7 @@ def pod_load(sample: Sample) -> PodLoad:
     return PodLoad(sample.waiting, sample.running, sample.kv_usage, slots)
 
 
-def scaling_observation(
-    snapshot: Snapshot, replicas: Replicas, ordered: int, measured: Measured
-) -> ScalingObservation:
+def scaling_observation(snapshot: Snapshot, replicas: Replicas, ordered: int, measured: Measured) -> ScalingObservation:
     """What the scaling decision sees.
 
     Args:

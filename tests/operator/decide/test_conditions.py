@@ -4,17 +4,20 @@ import pytest
 
 from inflight_operator.decide.conditions import DeploymentView, Finding, Metrics, find_conditions
 from inflight_operator.decide.pod_problems import ServiceFacts, pod_problem
+from inflight_operator.decide.pods import StartUps, classify
 from inflight_operator.observe.pods import pod_view
 from tests.operator.fakes import pod_body
 
+NOW = 1763632800.0 + 60
 FACTS = ServiceFacts("hf://Qwen/Qwen3-8B", "nvidia.com/gpu", "4Gi")
 OTHERS = (Finding("ScalingActive", "True", "AsDesired", "fine"), Finding("TuningActive", "True", "InDeadBand", "fine"))
 
 
-def found(pods, *, wanted=2, deployment=None, metrics=None, facts=FACTS):
+def found(pods, *, wanted=2, deployment=None, metrics=None, facts=FACTS, routed=True):
     deployment = deployment or DeploymentView(wanted, wanted, wanted, True, "")
     metrics = metrics or Metrics(0, 0, "")
-    return {one.type: one for one in find_conditions(facts, deployment, pods, metrics, *OTHERS)}
+    classified = classify(pods, facts, StartUps(), 1800.0, NOW)
+    return {one.type: one for one in find_conditions(facts.source, deployment, classified, routed, metrics, *OTHERS)}
 
 
 def container(**state):

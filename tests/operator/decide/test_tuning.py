@@ -7,22 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inflight_operator.decide.decision import Reason
 from inflight_operator.decide.tuning import TuningMode, decide_tuning
-from inflight_operator.decide.tuning_types import (
-    Change,
-    Limits,
-    Slo,
-    Trial,
-    TuningBounds,
-    TuningPolicy,
-    TuningState,
-    TuningView,
-)
-from inflight_operator.decide.views import tuning_view
+from inflight_operator.decide.tuning_types import Slo, Step, Trial, TuningPolicy, TuningState, TuningView
+from inflight_operator.limits import Limits, LimitsBounds
 from inflight_operator.observe.window import Window
+from inflight_operator.reconcile.views import tuning_view
+from tests.operator.decide.words import said
 from tests.operator.model_engine import ModelEngine
 
-BOUNDS = TuningBounds(Limits(1, 64), Limits(128, 4096))
+BOUNDS = LimitsBounds(Limits(1, 64), Limits(128, 4096))
 SLO = Slo(ttft_p95=0.5, tpot_p95=0.05)
 POLICY = TuningPolicy()
 AUTO = TuningMode.AUTO
@@ -78,13 +72,12 @@ limits = st.builds(Limits, st.integers(1, 140), st.integers(1, 8192))
 slos = st.builds(Slo, seconds, seconds)
 trials = st.none() | st.builds(
     Trial,
-    change=st.builds(
-        Change,
+    step=st.builds(
+        Step,
         knob=st.sampled_from(["max_num_seqs", "max_num_batched_tokens"]),
         frm=st.integers(60, 128),
         to=st.integers(60, 128),
-        code=st.just("TpotOverTarget"),
-        text=st.just("a change"),
+        reason=st.just(Reason("TpotOverTarget")),
     ),
     before=views,
     started=st.just(80.0),
@@ -107,7 +100,7 @@ def test_at_most_one_knob_changes_and_the_reason_says_how(view, current, slo, st
     assert (decision.change is not None) == bool(changed)
     if decision.change:
         frm, to = current.get(changed[0]), decision.limits.get(changed[0])
-        assert decision.reason.startswith(f"{changed[0]} {frm} -> {to}: ")
+        assert said(decision).startswith(f"{changed[0]} {frm} -> {to}: ")
 
 
 @given(views, limits, slos)
@@ -152,12 +145,12 @@ def test_within_the_dead_band_nothing_changes_even_with_a_queue(share):
     view = replace(SLOW, tpot_p95=tpot, itl_mean=tpot, itl_p50=tpot)
     decision = decide(view, Limits(64, 2048))
     assert decision.change is None
-    assert decision.code == "InDeadBand"
+    assert decision.reason.code == "InDeadBand"
 
 
 def test_slow_decodes_lower_the_slots_with_what_was_measured():
     decision = decide(SLOW, Limits(64, 2048))
-    assert decision.reason == "max_num_seqs 64 -> 47: p95 TPOT 71 ms over target 50 ms"
+    assert said(decision) == "max_num_seqs 64 -> 47: p95 TPOT 71ms over target 50ms"
 
 
 def test_lowering_starts_from_what_runs_so_that_it_bites():
@@ -170,7 +163,7 @@ def test_prefill_that_fills_the_steps_is_cut_before_the_slots():
     decision = decide(view, Limits(64, 2048))
     assert decision.change.knob == "max_num_batched_tokens"
     assert decision.limits.max_num_batched_tokens < 900
-    assert decision.reason.endswith("p95 TPOT 71 ms over target 50 ms, prefill fills the steps")
+    assert said(decision).endswith("p95 TPOT 71ms over target 50ms, prefill fills the steps")
 
 
 def test_the_token_budget_is_never_cut_below_what_running_requests_need():
@@ -191,13 +184,13 @@ def test_one_burst_of_prompts_among_slow_decodes_is_not_taken_for_prefill_that_f
 def test_preemptions_lower_the_slots_first_of_all():
     view = replace(SLOW, preemptions_per_min=3.0, kv_usage=0.99, running=40.0, running_now=42)
     decision = decide(view, Limits(64, 2048))
-    assert decision.reason == "max_num_seqs 64 -> 31: 3 preemptions/min, KV cache 99% full"
+    assert said(decision) == "max_num_seqs 64 -> 31: 3 preemptions/min, KV cache 99% full"
 
 
 def test_a_queue_with_room_raises_the_slots():
     view = replace(CALM, tpot_p95=0.03, itl_mean=0.03, running=16.0, running_now=16, waiting=9.0)
     decision = decide(view, Limits(16, 2048))
-    assert decision.reason == "max_num_seqs 16 -> 24: 9 requests wait, p95 TPOT 30 ms well under target 50 ms"
+    assert said(decision) == "max_num_seqs 16 -> 24: 9 requests wait, p95 TPOT 30ms well under target 50ms"
 
 
 def test_slots_are_not_added_past_what_the_kv_cache_holds():
@@ -211,15 +204,15 @@ def test_late_first_tokens_raise_the_budget_where_steps_reach_it():
         CALM, tpot_p95=0.03, itl_mean=0.03, ttft_p95=2.0, waiting_prompt_tokens=5000.0, step_tokens_p95=500.0
     )
     decision = decide(view, Limits(64, 512))
-    assert decision.reason == (
-        "max_num_batched_tokens 512 -> 752: p95 TTFT 2.0 s over target 500 ms, p95 TPOT 30 ms well under target 50 ms"
+    assert said(decision) == (
+        "max_num_batched_tokens 512 -> 752: p95 TTFT 2s over target 500ms, p95 TPOT 30ms well under target 50ms"
     )
     assert decide(replace(view, step_tokens_p95=100.0), Limits(64, 512)).change is None
 
 
 def test_few_finished_requests_leave_it_to_inter_token_latency():
     decision = decide(replace(SLOW, finished=2, tpot_p95=9.0), Limits(64, 2048))
-    assert "mean inter-token latency 68 ms over target 50 ms" in decision.reason
+    assert "mean inter-token latency 68ms over target 50ms" in said(decision)
 
 
 def test_finished_requests_that_carry_an_old_setting_lower_nothing():
@@ -233,7 +226,7 @@ def test_a_step_up_that_breaks_the_target_is_taken_back_and_rests():
     worse = replace(before, time=116.0, tpot_p95=0.06, itl_mean=0.06, running=24.0, running_now=24)
     back = decide(worse, first.limits, first.state)
     assert back.limits.max_num_seqs == 16
-    assert back.reason == "max_num_seqs 24 -> 16: taken back, 60 ms a token since, over target 50 ms"
+    assert said(back) == "max_num_seqs 24 -> 16: taken back, 60ms a token since, over target 50ms"
     again = decide(replace(before, time=132.0), back.limits, back.state)
     assert again.change is None
     later = decide(replace(before, time=120.0 + POLICY.cool_down), back.limits, again.state)
@@ -245,7 +238,7 @@ def test_a_step_down_that_only_costs_throughput_is_taken_back():
     useless = replace(SLOW, time=116.0, tokens_per_s=200.0, running=47.0, running_now=47)
     back = decide(useless, first.limits, first.state)
     assert back.limits.max_num_seqs == 64
-    assert "taken back, 300 -> 200 tokens/s since" in back.reason
+    assert "taken back, 300 -> 200 tokens/s since" in said(back)
 
 
 def test_a_target_that_one_request_alone_would_miss_costs_no_further_slots():
@@ -271,15 +264,15 @@ def test_a_lowered_slot_limit_is_judged_only_once_it_holds():
     first = decide(SLOW, Limits(64, 2048))
     draining = replace(SLOW, time=118.0, span=18.0, running_now=60)
     wait = decide(draining, first.limits, first.state)
-    assert wait.code == "Draining"
+    assert wait.reason.code == "Draining"
     assert wait.state.window_start == 118.0
     endless = replace(draining, time=100.0 + POLICY.window * POLICY.drain_windows)
-    assert decide(endless, first.limits, first.state).code != "Draining"
+    assert decide(endless, first.limits, first.state).reason.code != "Draining"
 
 
 def test_limits_outside_new_bounds_come_in_at_once():
     decision = decide(replace(CALM, span=0.0), Limits(500, 2048))
-    assert decision.reason == "max_num_seqs 500 -> 128: the bounds of spec.tuning or the capacity end there"
+    assert said(decision) == "max_num_seqs 500 -> 128: the bounds of spec.tuning or the capacity end there"
 
 
 def run(engine, arrivals, until, slo, bounds, tick=3.0):
@@ -300,11 +293,11 @@ def run(engine, arrivals, until, slo, bounds, tick=3.0):
         current, state = decision.limits, decision.state
         engine.max_num_seqs, engine.max_num_batched_tokens = current.max_num_seqs, current.max_num_batched_tokens
         if decision.change:
-            reasons.append((now, decision.reason))
+            reasons.append((now, said(decision)))
     return reasons, current
 
 
-MODEL_BOUNDS = TuningBounds(Limits(1, 64), Limits(64, 2048))
+MODEL_BOUNDS = LimitsBounds(Limits(1, 64), Limits(64, 2048))
 
 
 def test_a_burst_on_a_model_engine_changes_both_limits_within_a_minute():
@@ -318,7 +311,7 @@ def test_a_burst_on_a_model_engine_changes_both_limits_within_a_minute():
 
 @pytest.mark.parametrize("start", [64, 4])
 def test_from_any_start_a_model_engine_settles_where_the_target_holds(start):
-    """p95 TPOT of 80 ms at 20 ms + 3 ms a request: about 16 slots by the model; prefill takes some of that."""
+    """p95 TPOT of 80ms at 20ms + 3ms a request: about 16 slots by the model; prefill takes some of that."""
     numbers = random.Random(3)
     steady = [(i / 6, numbers.randint(10, 60), numbers.randint(40, 80)) for i in range(3600)]
     engine = ModelEngine(max_num_seqs=start, max_num_batched_tokens=512)

@@ -1,17 +1,17 @@
 """Reading /metrics pages: ours, vLLM's, and what is neither."""
 
-from dataclasses import replace
+import math
+from collections import defaultdict
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
-from inflight_engine.messages import EngineReady, StepStats
-from inflight_engine.scheduling.config import ServiceClass
-from inflight_engine.scheduling.limits import Limits as EngineLimits
-from inflight_engine.server.metrics import EngineMetrics, Gauges
-from inflight_operator.observe.metrics import MetricsError, parse_metrics
-from tests.operator.fakes import exposition
-from tests.operator.model_engine import ModelEngine
+from inflight_operator.limits import Limits
+from inflight_operator.observe.histogram import Histogram
+from inflight_operator.observe.metrics import MAX_BUCKETS, MAX_LINES, WANTED, MetricsError, parse_metrics
+from tests.operator.observe.pages import engine_page
 
 VLLM_PAGE = """
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -20,94 +20,235 @@ vllm:num_requests_running{engine="0",model_name="m"} 3.0
 vllm:num_requests_running{engine="1",model_name="m"} 4.0
 vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
 vllm:num_requests_waiting{engine="1",model_name="m"} 2.0
+vllm:num_requests_waiting_by_reason{engine="1",model_name="m"} 900.0
 vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
 vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75
 vllm:num_preemptions_total{engine="0",model_name="m"} 5.0
 vllm:time_to_first_token_seconds_bucket{engine="0",le="0.1",model_name="m"} 2.0
-vllm:time_to_first_token_seconds_bucket{engine="1",le="0.1",model_name="m"} 3.0
 vllm:time_to_first_token_seconds_bucket{engine="0",le="+Inf",model_name="m"} 4.0
-vllm:time_to_first_token_seconds_bucket{engine="1",le="+Inf",model_name="m"} 6.0
 vllm:time_to_first_token_seconds_sum{engine="0",model_name="m"} 1.5
+vllm:time_to_first_token_seconds_bucket{engine="1",le="0.1",model_name="m"} 3.0
+vllm:time_to_first_token_seconds_bucket{engine="1",le="+Inf",model_name="m"} 6.0
 process_open_fds 20
 """
+HISTOGRAMS = {
+    "ttft": "vllm:time_to_first_token_seconds",
+    "tpot": "vllm:request_time_per_output_token_seconds",
+    "itl": "vllm:inter_token_latency_seconds",
+    "step_tokens": "vllm:iteration_tokens_total",
+}
 
 
-def test_what_is_written_is_read():
-    engine = ModelEngine()
-    engine.add(100, 20)
-    engine.add(50, 5)
-    engine.run_until(5.0)
-    engine.add(10, 1)
-    sample = replace(engine.sample(), revision=4, max_num_seqs_capacity=64, max_num_batched_tokens_capacity=2048)
-    assert parse_metrics(exposition(sample), sample.time) == sample
-
-
-def test_the_engine_s_own_page_is_read_whole():
-    """The real exporter of our engine: every name the operator wants is there."""
-    stats = StepStats(
-        num_running=5,
-        num_waiting=2,
-        waiting_prompt_tokens=300,
-        kv_usage=0.5,
-        num_preemptions=0,
-        num_swapped_blocks=0,
-        prefix_queries=0,
-        prefix_hits=0,
-        num_prefill_tokens=100,
-        num_decode_tokens=7,
-        step_seconds=0.2,
-        schedule_seconds=0.001,
-    )
-    ready = EngineReady(EngineLimits(64, 2048), 10, 16, 1024, 1, 100, "cpu", "float32", "eager", 1.0)
-    gauges = Gauges(
-        stats=stats,
-        limits=EngineLimits(48, 1024, 7),
-        ready=ready,
-        waiting=2,
-        queued_by_class={"interactive": 2, "batch": 0},
-        queued_tokens=300,
-        draining=False,
-    )
-    classes = [ServiceClass("interactive"), ServiceClass("batch")]
-    metrics = EngineMetrics("m", classes, lambda: gauges)
-    metrics.time_to_first_token.observe(0.2)
-    metrics.inter_token_latency.observe(0.02)
-    metrics.time_per_output_token.observe(0.02)
-    metrics.step(stats)
-    registry = CollectorRegistry()
-    registry.register(metrics)
-    sample = parse_metrics(generate_latest(registry).decode(), 1.0)
-    assert (sample.max_num_seqs, sample.max_num_batched_tokens, sample.revision) == (48, 1024, 7)
-    assert (sample.max_num_seqs_capacity, sample.max_num_batched_tokens_capacity) == (64, 2048)
-    assert (sample.running, sample.waiting, sample.waiting_prompt_tokens) == (5, 2, 300)
+@pytest.mark.parametrize("names", [None, WANTED], ids=["whole", "filtered"])
+def test_the_engine_s_own_page_is_read_whole(names):
+    """The real exporter of our engine: every name the operator wants is there, and a filtered page has them all."""
+    sample = parse_metrics(engine_page(names), 1.0)
+    assert (sample.limits, sample.capacity, sample.revision) == (Limits(48, 1024), Limits(64, 2048), 7)
+    assert (sample.running, sample.waiting, sample.waiting_prompt_tokens, sample.kv_usage) == (5, 2, 300, 0.5)
+    assert (sample.preemptions, sample.generation_tokens) == (3, 7)
     for histogram in (sample.ttft, sample.tpot, sample.itl, sample.step_tokens):
         assert histogram.count == 1
+        assert histogram.total > 0
+    assert set(WANTED) == {line.partition("{")[0] for line in engine_page(WANTED).splitlines() if line[0] != "#"}
 
 
 def test_a_vllm_page_is_read_without_what_only_we_tell():
     sample = parse_metrics(VLLM_PAGE, 7.0)
     assert (sample.time, sample.running, sample.waiting, sample.kv_usage) == (7.0, 7, 3, 0.75)
     assert sample.preemptions == 5
-    assert sample.ttft.bounds == (0.1, float("inf"))
-    assert sample.ttft.counts == (5.0, 10.0)
-    assert sample.max_num_seqs is None
-    assert sample.revision is None
-    assert sample.waiting_prompt_tokens is None
+    assert sample.ttft == Histogram((0.1, float("inf")), (5.0, 10.0), 1.5)
+    assert sample.itl == Histogram()
+    assert (sample.limits, sample.capacity, sample.revision, sample.waiting_prompt_tokens) == (None, None, None, None)
 
 
-@pytest.mark.parametrize("page", ["", "<html>502</html>", "process_open_fds 20\n"])
+def reference(text):
+    """The fields of a sample as prometheus_client's parser reads the page, summed and maxed as `parse_metrics` says."""
+    values, buckets, unknown = defaultdict(list), defaultdict(lambda: defaultdict(float)), set()
+    for family in text_string_to_metric_families(text):
+        for name, labels, value, *_ in family.samples:
+            if not math.isfinite(value):
+                unknown.add(name)
+            elif name.endswith("_bucket"):
+                buckets[name][float(labels["le"])] += value
+            else:
+                values[name].append(value)
+
+    def histogram(name):
+        if {f"{name}_bucket", f"{name}_sum"} & unknown:
+            return Histogram()
+        found = sorted(buckets[f"{name}_bucket"].items())
+        return Histogram(tuple(b for b, _ in found), [c for _, c in found], sum(values[f"{name}_sum"]))
+
+    def largest(name):
+        return int(max(values[name])) if values[name] else None
+
+    def limits(kind):
+        pair = largest(f"inflight_max_num_seqs{kind}"), largest(f"inflight_max_num_batched_tokens{kind}")
+        return Limits(*pair) if all(pair) else None
+
+    prompt_tokens = values["inflight_waiting_prompt_tokens"]
+    return {
+        "running": int(sum(values["vllm:num_requests_running"])),
+        "waiting": int(sum(values["vllm:num_requests_waiting"])),
+        "kv_usage": max(values["vllm:kv_cache_usage_perc"], default=0.0),
+        "preemptions": sum(values["vllm:num_preemptions_total"]),
+        "generation_tokens": sum(values["vllm:generation_tokens_total"]),
+        "waiting_prompt_tokens": int(sum(prompt_tokens)) if prompt_tokens else None,
+        "limits": limits(""),
+        "capacity": limits("_capacity"),
+        "revision": largest("inflight_runtime_config_revision"),
+        **{field: histogram(name) for field, name in HISTOGRAMS.items()},
+    }
+
+
+ODD_LABELS = ["m", "", 'le="1"', ',le="', "a\\", "} 5", " # ", "{", '\n"', "\\n", "é", "a,b=c"]
+ODD_NUMBERS = ["NaN", "+Inf", "-Inf", "nan", "inf"]
+
+
+def line(style, name, number, **labels):
+    """One line for a sample, in any of the ways that the format allows."""
+    extra = {key: style.choice(ODD_LABELS) for key in ("model_name", "engine", "tile", "lex") if style.random() < 0.3}
+    pairs = [*labels.items(), *extra.items()]
+    style.shuffle(pairs)
+    escaped = [(k, v.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")) for k, v in pairs]
+    space = style.choice(["", "", "", " ", "\t"])
+    inside = f"{space},{space}".join(f'{k}{space}={space}"{v}"' for k, v in escaped) + style.choice(["", ","])
+    label_set = f"{{{space}{inside if pairs else ''}{space}}}" if pairs or style.random() < 0.5 else ""
+    stamp = style.choice(["", "", " 1712345678901", " -5"])
+    return f"{space}{name}{label_set}{style.choice([' ', '  '])}{number}{stamp}{space}"
+
+
+def written(style, number):
+    return style.choice([str(number), f"{float(number)}", f"{number:e}", f"+{number}", f"{number}.000", f"{number}E0"])
+
+
+@st.composite
+def pages(draw):
+    style = draw(st.randoms(use_true_random=True))
+    counts = st.lists(st.integers(0, 5000).map(lambda number: written(style, number)) | st.sampled_from(ODD_NUMBERS))
+    page = [line(style, "vllm:num_requests_running", draw(st.integers(0, 5000)))]
+    for name in WANTED:
+        if name == "vllm:kv_cache_usage_perc":
+            page += [line(style, name, share) for share in draw(st.lists(st.floats(0, 1), max_size=2))]
+        elif not name.endswith(("_bucket", "_sum")):
+            page += [line(style, name, number) for number in draw(counts)[:3] if float(number) != 0]
+    for name in HISTOGRAMS.values():
+        edges = [*sorted(draw(st.sets(st.floats(0.001, 1e6), max_size=5))), math.inf]
+        for _ in range(draw(st.integers(0, 2))):
+            heights = sorted(draw(st.lists(st.integers(0, 10**6), min_size=len(edges), max_size=len(edges))))
+            for edge, height in zip(edges, heights, strict=True):
+                le = "+Inf" if edge == math.inf else repr(edge)
+                page.append(line(style, f"{name}_bucket", written(style, height), le=le))
+            page.append(line(style, f"{name}_sum", style.choice([12.5, 1e-3, "NaN"])))
+            page.append(line(style, f"{name}_count", heights[-1]))
+    page += ["# EOF", "", "# HELP vllm:num_requests_running 5", "# TYPE x gauge", "process_open_fds 3"]
+    page += ['vllm:num_requests_running_other{a="b"} 7', 'x{a="\\nvllm:num_requests_running 9"} 1']
+    style.shuffle(page)
+    return "\n".join(page) + style.choice(["", "\n"])
+
+
+@given(pages())
+def test_a_page_is_read_as_prometheus_client_reads_it(page):
+    sample = parse_metrics(page, 1.0)
+    for field, value in reference(page).items():
+        if isinstance(value, Histogram):
+            mine = getattr(sample, field)
+            assert (mine.bounds, mine.counts) == (value.bounds, value.counts)
+            assert mine.total == pytest.approx(value.total)
+        else:
+            assert getattr(sample, field) == value, field
+
+
+def test_line_ends_exemplars_and_time_stamps_are_tolerated():
+    page = (
+        'vllm:num_requests_running{model_name="m"} 3 1712345678901\r\n'
+        'vllm:time_to_first_token_seconds_bucket{le="+Inf"} 7 # {trace_id="x 5"} 0.67 1520879607.789\r\n'
+        "vllm:time_to_first_token_seconds_sum 1.5e0 1712345678901\r\n"
+        "# EOF"
+    )
+    sample = parse_metrics(page, 0.0)
+    assert sample.running == 3
+    assert sample.ttft == Histogram((math.inf,), (7.0,), 1.5)
+
+
+@pytest.mark.parametrize("page", ["", "<html>502</html>", "process_open_fds 20\n", "vllm:num_requests_running NaN"])
 def test_a_page_of_something_else_is_refused_by_name(page):
     with pytest.raises(MetricsError, match="vllm:num_requests_running is missing"):
         parse_metrics(page, 0.0)
 
 
-@pytest.mark.parametrize("value", ["+Inf", "NaN"])
-def test_a_value_that_is_no_finite_number_counts_as_not_told(value):
-    sample = parse_metrics(f"{VLLM_PAGE}\ninflight_max_num_seqs {value}\n", 0.0)
-    assert sample.max_num_seqs is None
+@pytest.mark.parametrize(
+    "line",
+    [
+        'vllm:num_requests_running{model_name="m"} many',
+        'vllm:num_requests_running{model_name="m} 5',
+        "vllm:num_requests_running{model_name=m} 5",
+        "vllm:num_requests_running",
+        "vllm:num_requests_running 1_000",
+        "vllm:num_requests_running ١",
+        "vllm:num_requests_running 5 and more",
+        f"vllm:num_requests_running {'x' * 10_000}",
+        'vllm:inter_token_latency_seconds_bucket{model_name="m"} 5',
+        'vllm:inter_token_latency_seconds_bucket{le="a few"} 5',
+    ],
+)
+def test_a_broken_page_is_refused(line):
+    with pytest.raises(MetricsError, match="not Prometheus text") as raised:
+        parse_metrics(f"{VLLM_PAGE}\n{line}\n", 0.0)
+    assert len(str(raised.value)) < 200
+
+
+@pytest.mark.parametrize("value", ["+Inf", "NaN", "0", "-4", "48.5", "65537", "1e18"])
+def test_limits_that_no_engine_can_have_count_as_not_told(value):
+    page = f"{VLLM_PAGE}\ninflight_max_num_seqs {value}\ninflight_max_num_batched_tokens 2048\n"
+    capacity = "inflight_max_num_seqs_capacity 64\ninflight_max_num_batched_tokens_capacity 1048577\n"
+    sample = parse_metrics(page + capacity, 0.0)
+    assert (sample.limits, sample.capacity) == (None, None)
     assert sample.running == 7
 
 
-def test_a_broken_page_is_refused():
-    with pytest.raises(MetricsError, match="not Prometheus text"):
-        parse_metrics('vllm:num_requests_running{model_name="m"} many\n', 0.0)
+@pytest.mark.parametrize("value", ["9.3e18", "-1", "NaN", "1.5"])
+def test_a_revision_that_no_operator_gave_counts_as_not_told(value):
+    sample = parse_metrics(f"{VLLM_PAGE}\ninflight_runtime_config_revision {value}\n", 0.0)
+    assert sample.revision is None
+    assert sample.running == 7
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vllm:num_requests_waiting -1",
+        "vllm:num_requests_waiting 1e300",
+        "vllm:generation_tokens_total -5",
+        "vllm:kv_cache_usage_perc 1.5",
+        "vllm:kv_cache_usage_perc -0.1",
+        "vllm:inter_token_latency_seconds_sum -0.1",
+        'vllm:inter_token_latency_seconds_bucket{le="+Inf"} -1',
+        'vllm:inter_token_latency_seconds_bucket{le="1"} 5',
+        'vllm:inter_token_latency_seconds_bucket{le="NaN"} 5',
+        'vllm:time_to_first_token_seconds_bucket{le="0.05"} 6',
+    ],
+)
+def test_a_number_that_no_engine_counts_to_makes_the_page_an_error(line):
+    with pytest.raises(MetricsError, match=line.partition("{")[0].partition(" ")[0].removesuffix("_bucket")):
+        parse_metrics(f"{VLLM_PAGE}\n{line}\n", 0.0)
+
+
+def test_a_histogram_with_a_number_that_is_not_finite_counts_as_empty():
+    sample = parse_metrics(f"{VLLM_PAGE}\nvllm:time_to_first_token_seconds_sum NaN\n", 0.0)
+    assert sample.ttft == Histogram()
+
+
+def test_the_size_of_what_is_read_is_bounded():
+    bucket = "vllm:inter_token_latency_seconds_bucket"
+    many = "\n".join(f'{bucket}{{le="{edge}"}} 1' for edge in (*range(MAX_BUCKETS), "+Inf"))
+    with pytest.raises(MetricsError, match="buckets"):
+        parse_metrics(f"{VLLM_PAGE}\n{many}\n", 0.0)
+    with pytest.raises(MetricsError, match="lines"):
+        parse_metrics(VLLM_PAGE + "vllm:num_requests_running 1\n" * MAX_LINES, 0.0)
+
+
+def test_histograms_of_all_engines_share_their_bounds():
+    first, second = parse_metrics(engine_page(), 0.0), parse_metrics(engine_page(observations=5), 1.0)
+    assert first.ttft.bounds is second.ttft.bounds
+    assert first.itl.bounds is first.tpot.bounds

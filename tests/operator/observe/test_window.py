@@ -1,25 +1,18 @@
-"""Windows and histograms: differences, restarts, percentiles."""
+"""Windows, histories and histograms: differences, restarts, percentiles, bounds."""
 
 import math
+import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_operator.observe.histogram import Histogram, summed
+from inflight_operator.observe.history import MAX_SNAPSHOTS, NEWEST, SPARSEST, History
 from inflight_operator.observe.window import Window
-from tests.operator.model_engine import Buckets, ModelEngine
-
-BOUNDS = (0.1, 0.2, 0.5, 1.0, math.inf)
-
-
-def histogram(*values):
-    buckets = Buckets(BOUNDS)
-    for value in values:
-        buckets.observe(value)
-    return buckets.value()
-
+from tests.operator.observe.pages import BOUNDS, histogram, make_sample
 
 values = st.lists(st.floats(0.001, 3), max_size=30)
 
@@ -60,17 +53,16 @@ def test_pods_with_other_buckets_are_merged_where_they_agree():
     other = Histogram((0.2, 1.0, math.inf), (1.0, 3.0, 4.0), 2.0)
     both = summed([histogram(0.15, 0.7), other])
     assert both.bounds == (0.2, 1.0, math.inf)
-    assert both.counts == (2.0, 5.0, 6.0)
-
-
-def sample(time, **more):
-    return replace(ModelEngine().sample(), time=time, **more)
+    assert tuple(both.counts) == (2.0, 5.0, 6.0)
 
 
 def test_counters_grow_over_pods_and_restarts():
     window = Window(span=100.0)
     for time, first, second in ((0.0, 10, 100), (5.0, 30, 110), (10.0, 4, 130)):
-        samples = {"a": sample(time, generation_tokens=first), "b": sample(time, generation_tokens=second)}
+        samples = {
+            "a": make_sample(time, generation_tokens=first),
+            "b": make_sample(time, generation_tokens=second),
+        }
         window = window.with_samples(samples, {"a", "b"}, time)
     span = window.since(0.0)
     assert span.increase(lambda one: one.generation_tokens) == 20 + 4 + 10 + 20
@@ -79,29 +71,196 @@ def test_counters_grow_over_pods_and_restarts():
 
 
 def test_a_pod_that_went_or_came_back_under_its_name_starts_anew():
-    window = Window().with_samples({"a": sample(0.0, generation_tokens=50)}, {"a"}, 0.0)
-    window = window.with_samples({"b": sample(3.0, generation_tokens=70)}, {"b"}, 3.0)
+    window = Window().with_samples({"a": make_sample(0.0, generation_tokens=50)}, {"a"}, 0.0)
+    window = window.with_samples({"b": make_sample(3.0, generation_tokens=70)}, {"b"}, 3.0)
     assert set(window.pods) == {"b"}
     assert window.since(0.0).increase(lambda one: one.generation_tokens) == 0
 
 
 def test_what_is_too_old_goes_and_stale_pods_are_not_in_the_latest():
     window = Window(span=30.0)
-    window = window.with_samples({"a": sample(0.0), "b": sample(0.0)}, {"a", "b"}, 0.0)
-    window = window.with_samples({"a": sample(20.0)}, {"a", "b"}, 20.0)
+    window = window.with_samples({"a": make_sample(0.0), "b": make_sample(0.0)}, {"a", "b"}, 0.0)
+    window = window.with_samples({"a": make_sample(20.0)}, {"a", "b"}, 20.0)
     assert set(window.latest(20.0, 10.0)) == {"a"}
     assert window.oldest_age(20.0) == 20.0
     window = window.with_samples({}, {"a", "b"}, 40.0)
-    assert window.pods["b"] == ()
-    assert len(window.pods["a"]) == 1
+    assert set(window.pods) == {"a"}
+
+
+def test_a_pod_silent_for_longer_than_the_span_starts_anew():
+    history = History.of(make_sample(0.0, generation_tokens=50))
+    history = history.with_sample(make_sample(5.0, generation_tokens=60), 30.0)
+    history = history.with_sample(make_sample(36.0, generation_tokens=500), 30.0)
+    assert history.since(0.0).generation_tokens == 0
+
+
+def test_a_pod_whose_bounds_change_starts_anew():
+    history = History.of(make_sample(0.0, ttft=histogram(0.1, 0.3)))
+    other = Histogram((0.5, math.inf), (4.0, 5.0), 2.0)
+    history = history.with_sample(make_sample(5.0, ttft=other), 30.0)
+    assert history.since(0.0).ttft == Histogram()
+    more = Histogram((0.5, math.inf), (5.0, 7.0), 3.0)
+    assert history.with_sample(make_sample(10.0, ttft=more), 30.0).since(0.0).ttft.count == 2
 
 
 def test_gauges_leave_out_the_base_sample():
     window = Window()
     for time, running in ((0.0, 60), (3.0, 10), (6.0, 20)):
-        window = window.with_samples({"a": sample(time, running=running)}, {"a"}, time)
+        window = window.with_samples({"a": make_sample(time, running=running)}, {"a"}, time)
     span = window.since(0.0)
     assert span.mean_per_pod(lambda one: one.running) == 15
     assert span.peak(lambda one: one.running) == 20
     assert span.largest_now(lambda one: one.running) == 20
-    assert span.mean_per_pod(lambda one: one.revision) is None
+    assert span.mean_per_pod(lambda one: one.waiting_prompt_tokens) is None
+    assert [len(pod) for pod in span.pods] == [3]
+
+
+def test_a_pod_with_one_sample_shows_its_gauges_and_no_growth():
+    window = Window().with_samples({"a": make_sample(5.0, running=7, generation_tokens=9)}, {"a"}, 5.0)
+    span = window.since(0.0)
+    assert (span.seconds, span.increase(lambda one: one.generation_tokens)) == (0.0, 0.0)
+    assert span.rate(lambda one: one.generation_tokens) == 0.0
+    assert span.mean_per_pod(lambda one: one.running) == 7
+    assert [len(pod) for pod in span.pods] == [1]
+
+
+def test_an_empty_window_shows_nothing():
+    span = Window().since(0.0)
+    assert (span.seconds, span.peak(lambda one: one.running), span.largest_now(lambda one: one.running)) == (0, 0, 0)
+    assert span.mean_per_pod(lambda one: one.running) is None
+    assert span.histogram(lambda one: one.ttft) == Histogram()
+
+
+def test_buckets_of_a_long_running_engine_are_differenced_exactly():
+    """Snapshots keep counts modulo 2**32."""
+    high = 2**32 - 3
+    history = History.of(make_sample(0.0, itl=Histogram(BOUNDS, [high, high, high, high, 2**40], 1.0)))
+    for number in range(1, 60):
+        counts = [high, high + number, high + number, high + 2 * number, 2**40 + 3 * number]
+        history = history.with_sample(make_sample(number * 5.0, itl=Histogram(BOUNDS, counts, 1.0 + number)), 30.0)
+    grown = history.since(59 * 5.0 - 15).itl
+    assert (tuple(grown.counts), grown.total) == ((0, 3, 3, 6, 9), 3.0)
+
+
+# --- against the plain definition over all samples ---
+
+
+@st.composite
+def scrapes(draw):
+    """Samples of one pod whose process restarts now and then."""
+    time, observed, tokens, samples = 0.0, [], 0, []
+    for _ in range(draw(st.integers(1, 60))):
+        time += draw(st.sampled_from([1.0, 3.0, 5.0, 5.0, 5.25, 11.0]))
+        if draw(st.integers(0, 15)) == 0:
+            observed, tokens = [], 0
+        fresh = draw(st.lists(st.sampled_from([0.05, 0.125, 0.25, 0.75, 2.0]), max_size=3))
+        observed, tokens = observed + fresh, tokens + draw(st.integers(0, 9))
+        samples.append(
+            make_sample(
+                time,
+                ttft=histogram(*observed),
+                generation_tokens=tokens,
+                running=draw(st.integers(0, 64)),
+                kv_usage=draw(st.sampled_from([0.0, 0.25, 0.5, 1.0])),
+                waiting_prompt_tokens=draw(st.none() | st.integers(0, 100)),
+            )
+        )
+    return samples
+
+
+def restarted(was, now):
+    return now.generation_tokens < was.generation_tokens or any(
+        map(int.__lt__, *(map(int, one.ttft.counts) for one in (now, was)))
+    )
+
+
+def naive(samples):
+    """Growth from the first to the last of `samples`, step by step."""
+    tokens, counts, total = 0.0, [0.0] * len(BOUNDS), 0.0
+    for was, now in pairwise(samples):
+        anew = restarted(was, now)
+        tokens += now.generation_tokens - (0 if anew else was.generation_tokens)
+        total += now.ttft.total - (0 if anew else was.ttft.total)
+        steps = zip(now.ttft.counts, was.ttft.counts, strict=True)
+        counts = [count + after - (0 if anew else before) for count, (after, before) in zip(counts, steps, strict=True)]
+    return tokens, counts, total
+
+
+@given(scrapes(), st.floats(0, 200))
+def test_a_span_is_what_all_samples_together_tell_from_its_base_on(samples, back):
+    history = History.of(samples[0])
+    for sample in samples[1:]:
+        history = history.with_sample(sample, 30.0)
+    newest = samples[-1]
+    span = history.since(newest.time - back)
+    within = [one for one in samples if one.time >= newest.time - span.seconds]
+    assert len(span) == len(within)
+    assert within[0].time == pytest.approx(newest.time - span.seconds)
+    if len(within) > 1:
+        tokens, counts, total = naive(within)
+        assert span.generation_tokens == tokens
+        assert list(span.ttft.counts) == counts
+        assert span.ttft.total == pytest.approx(total)
+    shown = within[1:] or within
+    assert span.mean.running == pytest.approx(sum(one.running for one in shown) / len(shown))
+    assert span.peak.running == max(one.running for one in shown)
+    assert span.peak.kv_usage == max(one.kv_usage for one in shown)
+    told = [one.waiting_prompt_tokens for one in shown if one.waiting_prompt_tokens is not None]
+    assert span.mean.waiting_prompt_tokens == (pytest.approx(sum(told) / len(told)) if told else None)
+    assert span.peak.waiting_prompt_tokens == (max(told) if told else None)
+    assert span.newest == newest
+
+
+@given(st.integers(2, 400), st.sampled_from([3.0, 5.0, 10.0]), st.floats(0, 1))
+def test_a_span_begins_as_early_as_promised(number, interval, share):
+    """Scrapes at a steady interval: early by less than one within the newest, else by two thirds of what was asked."""
+    history = History.of(make_sample(0.0))
+    for index in range(1, number):
+        history = history.with_sample(make_sample(index * interval), 30.0)
+    now, reach = (number - 1) * interval, (NEWEST * SPARSEST - 1 - SPARSEST) * interval
+    asked = share * min(now, reach)
+    early = history.since(now - asked).seconds - asked
+    assert early >= -1e-9
+    assert early <= (interval if asked <= (NEWEST - 1) * interval else asked * 2 / 3)
+
+
+def test_frequent_scrapes_reach_back_for_the_span():
+    history = History.of(make_sample(0.0))
+    for index in range(1, 4000):
+        history = history.with_sample(make_sample(index * 0.5), 30.0)
+    assert history.since(0.0).seconds >= 30.0
+
+
+def test_a_history_of_100_000_samples_is_as_large_as_one_of_100():
+    def size(history):
+        packed = (*history.older, history.sums, history.peaks)
+        return sum(map(sys.getsizeof, packed)) + sys.getsizeof(history.older)
+
+    history, sizes = History.of(make_sample(0.0)), []
+    for index in range(1, 100_001):
+        sample = make_sample(index * 5.0, generation_tokens=index % 1000, running=index % 7)
+        history = history.with_sample(sample, 30.0)
+        assert len(history.older) <= MAX_SNAPSHOTS
+        if index >= 100 and index & (index - 1) == 0:
+            sizes.append(size(history))
+    assert max(sizes) - min(sizes) <= 2 * max(map(sys.getsizeof, history.older))
+
+
+def test_a_pod_takes_six_kilobytes_at_most():
+    """Of the size of our engine's page: 73 buckets."""
+    edges = (*(float(edge) for edge in range(18)), math.inf)
+    large = {name: Histogram(edges, [1e6] * 19, 1e6) for name in ("ttft", "tpot", "itl", "step_tokens")}
+    history = History.of(make_sample(0.0, **large))
+    for index in range(1, 100):
+        history = history.with_sample(make_sample(index * 5.0, generation_tokens=index, **large), 30.0)
+    counts = sum(sys.getsizeof(getattr(history.newest, name).counts) for name in large)
+    assert (
+        sum(map(sys.getsizeof, (history, *history.older, history.sums, history.peaks, history.newest))) + counts < 6000
+    )
+
+
+def test_samples_given_in_between_do_not_change_a_window_that_was_taken():
+    window = Window().with_samples({"a": make_sample(0.0)}, {"a"}, 0.0)
+    later = window.with_samples({"a": replace(make_sample(5.0), generation_tokens=5)}, {"a"}, 5.0)
+    assert window.pods["a"].newest.time == 0.0
+    assert later.since(0.0).increase(lambda one: one.generation_tokens) == 5

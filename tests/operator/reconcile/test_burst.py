@@ -1,15 +1,40 @@
-"""A burst on a fleet of model engines (arithmetic, not engines), driven by the real scaling and tuning decisions."""
+"""A burst on a fleet of model engines (arithmetic, not engines), driven by `decide` with snapshots made here: whoever
+simulates needs no cluster and no API server."""
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
-from inflight_operator.decide.behavior import Behavior, ScalingHistory, ScalingRules
-from inflight_operator.decide.scaling import ScalingBounds, ScalingTargets, decide_scaling
-from inflight_operator.decide.tuning import TuningMode, decide_tuning
-from inflight_operator.decide.tuning_types import Limits, Slo, TuningBounds, TuningPolicy, TuningState
-from inflight_operator.decide.views import scaling_observation, tuning_view
+from inflight_operator.api.types import InferenceService
+from inflight_operator.limits import Limits
+from inflight_operator.observe.pods import pod_view
 from inflight_operator.observe.window import Window
+from inflight_operator.reconcile.decide import decide
+from inflight_operator.reconcile.memory import Memory, first_memory
+from inflight_operator.reconcile.policy import policy_of
+from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
+from inflight_operator.render import Settings
+from tests.operator.decide.words import change_said
+from tests.operator.fakes import pod_body, service_body
 from tests.operator.model_engine import ModelEngine
+
+START = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
+SETTINGS = Settings(engine_image="engine:dev")
+SPEC = {
+    "engine": {"maxNumSeqs": 64, "maxNumBatchedTokens": 2048},
+    "slo": {"ttftP95": "2s", "tpotP95": "80ms"},
+    "scaling": {
+        "maxReplicas": 4,
+        "behavior": {
+            "scaleDown": {
+                "stabilizationWindowSeconds": 30,
+                "policies": [{"type": "Percent", "value": 100, "periodSeconds": 1}],
+            }
+        },
+    },
+}
+SERVICE = InferenceService.from_dict(service_body(spec=SPEC))
+POLICY = policy_of(SERVICE, SETTINGS)
 
 START_UP = 12.0
 TICK = 3.0
@@ -26,8 +51,7 @@ class Fleet:
     starting: list = field(default_factory=list)
     draining: list = field(default_factory=list)
     window: Window = field(default_factory=Window)
-    scaling: ScalingHistory = field(default_factory=ScalingHistory)
-    tuning: TuningState = field(default_factory=lambda: TuningState(0.0))
+    memory: Memory = field(default_factory=lambda: first_memory(SERVICE, POLICY, 1, 0.0, START))
     made: int = 0
     course: list = field(default_factory=list)
     changes: list = field(default_factory=list)
@@ -52,40 +76,35 @@ class Fleet:
             engine.time = self.now
             self.engines[name] = engine
             self.starting.remove((ready_at, name, engine))
-        samples = {name: engine.sample() for name, engine in self.engines.items()}
-        self.window = self.window.with_samples(samples, self.engines, self.now)
+        samples = {f"uid-{name}": engine.sample() for name, engine in self.engines.items()}
+        self.window = self.window.with_samples(samples, samples, self.now)
         self.decide()
 
     def decide(self):
-        decision = decide_scaling(
-            scaling_observation(self.window, self.engines, self.replicas, self.now, 10.0),
-            ScalingTargets(waiting_requests=4, kv_utilization=0.8, ttft_p95=2.0),
-            Behavior(scale_down=ScalingRules(30.0)),
-            ScalingBounds(1, 4),
-            self.scaling,
+        starting = [name for _, name, _ in self.starting]
+        bodies = [pod_body(name, ready=name in self.engines) for name in [*self.engines, *starting]]
+        pods = tuple(pod_view(body) for body in bodies)
+        plan = decide(
+            Snapshot(
+                service=SERVICE,
+                policy=POLICY,
+                settings=SETTINGS,
+                now=self.now,
+                at=START + timedelta(seconds=self.now),
+                pods=pods,
+                window=self.window,
+                fresh=fresh_samples(self.window, pods, self.now, 10.0),
+            ),
+            self.memory,
         )
-        self.scaling = decision.history
-        if decision.replicas != self.replicas:
-            self.changes.append((self.now, decision.reason))
-        self.replicas = decision.replicas
+        self.memory, self.replicas, self.limits = plan.memory, plan.replicas, plan.limits.limits
+        self.changes += [(self.now, change_said(decision)) for decision in plan.decisions]
         while len(self.engines) + len(self.starting) < self.replicas:
             name, engine = self.start()
             self.starting.append((self.now + START_UP, name, engine))
         while len(self.engines) + len(self.starting) > self.replicas:
             name = min(self.engines, key=lambda one: len(self.engines[one].running))
             self.draining.append(self.engines.pop(name))
-        tuned = decide_tuning(
-            TuningMode.AUTO,
-            tuning_view(self.window, self.tuning.window_start, self.now),
-            self.limits,
-            TuningBounds(Limits(1, 64), Limits(64, 2048)),
-            Slo(2.0, 0.08),
-            self.tuning,
-            TuningPolicy(),
-        )
-        self.limits, self.tuning = tuned.limits, tuned.state
-        if tuned.change:
-            self.changes.append((self.now, tuned.reason))
         for engine in [*self.everyone(), *(engine for _, _, engine in self.starting)]:
             engine.max_num_seqs = self.limits.max_num_seqs
             engine.max_num_batched_tokens = self.limits.max_num_batched_tokens

@@ -1,0 +1,60 @@
+"""Which optional APIs the cluster has now: the Prometheus operator may be installed or removed at any time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from inflight_operator.apply.kube import OPTIONAL_KINDS, RESOURCES, KubeApi, KubeApiError
+
+logger = logging.getLogger(__name__)
+
+LOOKUP_SECONDS = 60.0
+SHORTEST_SECONDS = 5.0
+"""Between two lookups, also where writes keep failing."""
+
+
+class AvailableApis:
+    """Attributes:
+    current: the optional APIs at the last lookup, as `GROUP/VERSION/KIND`. Read it in each round.
+    """
+
+    def __init__(self, api: KubeApi) -> None:
+        self._api = api
+        self.current: frozenset[str] = frozenset()
+
+    def kinds(self) -> tuple[str, ...]:
+        """The optional kinds that the cluster has."""
+        return tuple(kind for kind in OPTIONAL_KINDS if f"{RESOURCES[kind][0]}/{kind}" in self.current)
+
+    async def refresh(self) -> set[str]:
+        """Looks them up; returns the kinds that came or went.
+
+        Raises:
+            KubeApiError: the API server refused, or does not answer.
+        """
+        before = set(self.kinds())
+        self._api.kind_missing.clear()
+        self.current = await self._api.available_apis()
+        return before ^ set(self.kinds())
+
+    async def run(self, changed: Callable[[str], None]) -> None:
+        """Looks them up once a minute, and soon after the API server did not know a kind; until cancelled.
+
+        Args:
+            changed: called with each kind that came or went.
+        """
+        while True:
+            await asyncio.sleep(SHORTEST_SECONDS)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._api.kind_missing.wait(), LOOKUP_SECONDS - SHORTEST_SECONDS)
+            try:
+                kinds = await self.refresh()
+            except KubeApiError as error:
+                logger.warning("cannot look up which APIs the cluster has: %s", error)
+                continue
+            for kind in kinds:
+                logger.info("%s %s", kind, "is available now" if kind in self.kinds() else "is no longer available")
+                changed(kind)

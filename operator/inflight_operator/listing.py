@@ -1,0 +1,107 @@
+"""Lists that keep the cache right where watches cannot.
+
+When a watch has been away for too long (410 Gone), kopf lists the kind anew and hands each object over as an event of
+type None. It does not say what was deleted meanwhile. So such an event for an object that was known asks for a list of
+its kind here, and all kinds are listed now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
+
+from inflight_operator.api.types import KIND
+from inflight_operator.apply.kube import OPTIONAL_KINDS, KubeApi, KubeApiError
+from inflight_operator.available import AvailableApis
+from inflight_operator.handlers import WATCHED_KINDS
+from inflight_operator.observe.cache import ClusterCache, Listing
+from inflight_operator.render.labels import SERVICE_LABEL
+
+logger = logging.getLogger(__name__)
+
+RELIST_SECONDS = 300.0
+"""Between two lists of everything: an object that was deleted unseen is in the cache for so long at most."""
+
+SETTLE_SECONDS = 5.0
+"""From the first request for a list of a kind to the list: kopf's own list of many objects takes seconds."""
+
+
+class HistoryError(Exception):
+    """The API server's resourceVersions went back, as when etcd is restored from a backup: the cache is of no use."""
+
+
+class Lister:
+    """Fills the cache with lists, one at a time.
+
+    Args:
+        namespaces: to list; empty lists all at once.
+    """
+
+    def __init__(self, api: KubeApi, cache: ClusterCache, apis: AvailableApis, namespaces: tuple[str, ...]) -> None:
+        self._api = api
+        self._cache = cache
+        self._apis = apis
+        self._scopes: tuple[str | None, ...] = namespaces or (None,)
+        self._asked: set[str] = set()
+        self._wake = asyncio.Event()
+
+    def ask(self, kind: str) -> None:
+        """Asks for a list of a kind soon."""
+        self._asked.add(kind)
+        self._wake.set()
+
+    async def list_all(self) -> None:
+        """Lists every kind that is watched, and the optional ones that the cluster has.
+
+        Raises:
+            KubeApiError: the API server refused, or does not answer.
+            HistoryError: see there.
+        """
+        for kind in (*WATCHED_KINDS, *self._apis.kinds()):
+            await self._list(kind)
+
+    async def run(self) -> None:
+        """Lists what is asked for, and everything now and then; until cancelled.
+
+        Raises:
+            HistoryError: see there.
+        """
+        loop = asyncio.get_running_loop()
+        everything = loop.time() + RELIST_SECONDS
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(everything):
+                    await self._wake.wait()
+                    await asyncio.sleep(SETTLE_SECONDS)
+            kinds: Iterable[str] = tuple(self._asked)
+            if loop.time() >= everything:
+                everything = loop.time() + RELIST_SECONDS
+                kinds = (*WATCHED_KINDS, *self._apis.kinds())
+            self._wake.clear()
+            for kind in kinds:
+                try:
+                    await self._list(kind)
+                except KubeApiError as error:
+                    logger.warning("cannot list what there is: %s", error)
+                    self.ask(kind)
+
+    async def _list(self, kind: str) -> None:
+        self._asked.discard(kind)
+        for namespace in self._scopes:
+            listing: Listing | None = None
+            try:
+                async for page in self._api.pages(kind, namespace, None if kind == KIND else SERVICE_LABEL):
+                    if listing is None or page.first:
+                        listing = self._cache.listing(kind, namespace, page.version)
+                    if listing.outdated:
+                        raise HistoryError(f"the list of {kind} is older than the one before")
+                    listing.add(page.items)
+            except KubeApiError as error:
+                if error.status == 404 and kind in OPTIONAL_KINDS:
+                    self._cache.forget_kind(kind)
+                    return
+                raise
+            if listing is not None:
+                listing.end()

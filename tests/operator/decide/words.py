@@ -1,0 +1,18 @@
+"""What a decision says, as the status has it."""
+
+from inflight_operator.decide.behavior import Behavior, ScalingRules
+from inflight_operator.decide.sentences import change_text, sentence
+
+USUAL = Behavior(scale_up=ScalingRules(0.0), scale_down=ScalingRules(300.0))
+
+
+def change_said(change):
+    """`CHANGE: REASON`."""
+    return f"{change_text(change)}: {sentence(change.reason)}"
+
+
+def said(decision):
+    """`CHANGE: REASON` where something changes, else the reason alone."""
+    if decision.change is None:
+        return sentence(decision.reason)
+    return change_said(decision.change)
