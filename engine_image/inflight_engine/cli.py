@@ -91,18 +91,23 @@ def serve(config: ServerConfig, process: EngineProcess) -> int:
     # Of the libraries below only warnings are news.
     for name in ("uvicorn", "httpx", "asyncio"):
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
-    try:
-        listener = listen(config.host, config.port)
-    except OSError as error:
-        return _failed(f"cannot listen on {config.host} port {config.port}: {error.strerror or error}")
-    logging.info("listening on %s port %d", *listener.getsockname()[:2])
+    listeners: list[socket.socket] = []
+    ports = {"listening": config.port, "admin calls": config.admin_port}
+    for what, port in ports.items():
+        if port is None:
+            continue
+        try:
+            listeners.append(listen(config.host, port))
+        except OSError as error:
+            return _failed(f"cannot listen on {config.host} port {port}: {error.strerror or error}")
+        logging.info("%s on %s port %d", what, *listeners[-1].getsockname()[:2])
     process.load(config.engine)
     placement = placing.here(config.engine.num_threads)
     if placement is not None:
         placing.bind(placement.api)
     from inflight_engine.server.run import run
 
-    failure = run(config, process, listener)
+    failure = run(config, process, *listeners)
     status = 0 if failure is None else _failed(failure)
     sys.stdout.flush()
     sys.stderr.flush()

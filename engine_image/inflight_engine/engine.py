@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from inflight_engine.messages import (
+    SHORT_STEP_SECONDS,
     AddRequest,
     Admission,
     CancelRequest,
@@ -20,6 +21,7 @@ from inflight_engine.messages import (
     Finished,
     FlushRecord,
     FromEngine,
+    LongStep,
     RecordFlushed,
     StepReport,
     StepStats,
@@ -30,6 +32,7 @@ from inflight_engine.request import FinishReason, Request, TokenIds
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import Slots, StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
+from inflight_engine.step_times import StepTimes, Work, work_of
 from inflight_engine.swap_rates import SwapRateMeter
 
 log = logging.getLogger(__name__)
@@ -62,12 +65,14 @@ class _Launched(msgspec.Struct):
     """A step that is under way.
 
     Attributes:
+        work: what there is to compute.
         started, planned: clock when its planning began and when it was over.
         error: what its launch raised.
     """
 
     plan: StepPlan
     admitted: list[Admission]
+    work: Work
     started: float
     planned: float
     error: Exception | None = None
@@ -85,6 +90,8 @@ class Engine:
     Args:
         recorder: told of everything the scheduler is told and decides; None: nothing is recorded.
         swap_rates: measures when swapping a preempted request is cheaper than recomputing it; None: never.
+        step_times: predicts what a step may take.
+        announce: told of a step that may take long, before it is computed.
         clock: monotonic seconds.
     """
 
@@ -95,12 +102,16 @@ class Engine:
         *,
         recorder: Recorder | None = None,
         swap_rates: SwapRateMeter | None = None,
+        step_times: StepTimes | None = None,
+        announce: Callable[[LongStep], None] = lambda step: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._recorder = recorder
         self._swap_rates = swap_rates
+        self._step_times = step_times or StepTimes()
+        self._announce = announce
         self._clock = clock
         self._ended_outside: list[Finished] = []
         self._failures = 0
@@ -161,7 +172,10 @@ class Engine:
         if plan is None:
             return None
         admitted = [Admission(start.request_id, start.slot) for start in plan.starts]
-        launched = _Launched(plan, admitted, started, self._clock())
+        launched = _Launched(plan, admitted, work_of(plan), started, self._clock())
+        longest = self._step_times.longest(launched.work)
+        if longest > SHORT_STEP_SECONDS:
+            self._announce(LongStep(plan.step, longest))
         try:
             self._runner.launch(plan)
         except Exception as error:
@@ -183,6 +197,7 @@ class Engine:
         finished = scheduler.update(plan, token_ids)
         done = self._clock()
         step_seconds = done - max(step.started, self._done)
+        self._step_times.observe(step.work, step_seconds)
         if self._recorder is not None:
             self._recorder.stepped(plan, finished, step_seconds, ahead=ahead)
         num_decode_tokens = len(plan.decode_slots)

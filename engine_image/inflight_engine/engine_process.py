@@ -13,6 +13,7 @@ import select
 import socket
 import sys
 import threading
+from collections.abc import Callable
 
 import msgspec
 
@@ -20,11 +21,12 @@ from inflight_engine import placement as placing
 from inflight_engine.channel import ChannelClosedError, EngineChannel
 from inflight_engine.config import EngineConfig
 from inflight_engine.engine import Engine
-from inflight_engine.messages import EngineFailed, EngineReady, Shutdown
+from inflight_engine.messages import EngineFailed, EngineReady, LongStep, Shutdown
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import Scheduler
+from inflight_engine.step_times import StepTimes
 from inflight_engine.swap_rates import SwapRateMeter
 
 log = logging.getLogger(__name__)
@@ -32,9 +34,12 @@ log = logging.getLogger(__name__)
 _LOOK_MILLISECONDS = 200
 """Between two looks whether the model is loaded, of the thread that watches for the end of the API process."""
 
+_COMPILE_SECONDS = 20.0
+"""On a GPU, what the first step of a size may spend on kernels that are compiled when first used."""
 
-def load(config: EngineConfig) -> tuple[Engine, EngineReady]:
-    """Load the model and size everything.
+
+def load(config: EngineConfig, announce: Callable[[LongStep], None] = lambda step: None) -> tuple[Engine, EngineReady]:
+    """Load the model and size everything. `announce`: as in `Engine`.
 
     Raises:
         ValueError: the model or a size is wrong; the message says what to do.
@@ -80,6 +85,8 @@ def load(config: EngineConfig) -> tuple[Engine, EngineReady]:
         scheduler,
         runner,
         recorder=recorder,
+        step_times=StepTimes(0.0 if info.device == "cpu" else _COMPILE_SECONDS),
+        announce=announce,
         swap_rates=None if info.copy_tokens_per_second is None else SwapRateMeter(info.copy_tokens_per_second),
     )
     return engine, ready
@@ -120,7 +127,7 @@ def start(channel: EngineChannel) -> Engine | None:
         placement = placing.here(config.num_threads)
         if placement is not None:
             placing.bind(placement.engine)
-        engine, ready = load(config)
+        engine, ready = load(config, channel.send)
     except ChannelClosedError:
         raise
     except (ValueError, OSError, MemoryError) as error:

@@ -123,6 +123,22 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     schedule_seconds: float
 
 
+SHORT_STEP_SECONDS = 5.0
+"""A step that was not announced by `LongStep` may take so long."""
+
+
+class LongStep(msgspec.Struct, frozen=True, tag=True):
+    """A step begins that may take more than `SHORT_STEP_SECONDS`.
+
+    Attributes:
+        step: its number; `StepReport.step` of its report, or of a later one, ends it.
+        seconds: what it may take, by what earlier steps took; after that the engine hangs.
+    """
+
+    step: int
+    seconds: float
+
+
 class StepReport(msgspec.Struct, frozen=True, tag=True):
     """One step's news, in the order of the steps. Also sent, without tokens, when something ended or was cancelled
     outside a step.
@@ -163,4 +179,4 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine: TypeAlias = AddRequest | CancelRequest | Configure | FlushRecord | Shutdown
-FromEngine: TypeAlias = EngineReady | StepReport | Configured | RecordFlushed | EngineFailed
+FromEngine: TypeAlias = EngineReady | LongStep | StepReport | Configured | RecordFlushed | EngineFailed

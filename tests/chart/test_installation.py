@@ -98,6 +98,10 @@ def can_i(kubectl, verb, resource, namespace):
         ("create", "poddisruptionbudgets.policy", "team"),
         ("patch", "pods", "team"),
         ("create", "events.events.k8s.io", "team"),
+        ("watch", "endpointslices.discovery.k8s.io", "team"),
+        ("create", "secrets", "team"),
+        ("patch", "secrets", "team"),
+        ("get", "secrets/inflight-operator-key", SYSTEM),
         ("create", "leases.coordination.k8s.io", SYSTEM),
         ("update", "leases.coordination.k8s.io/inflight-operator", SYSTEM),
     ],
@@ -112,6 +116,14 @@ def test_the_operator_may_do_what_it_does(release, kubectl, verb, resource, name
         ("update", "inferenceservices.inflight.dev", "team"),
         ("patch", "inferenceservices.inflight.dev", "team"),
         ("delete", "inferenceservices.inflight.dev", "team"),
+        ("get", "secrets", "team"),
+        ("list", "secrets", "team"),
+        ("watch", "secrets", None),
+        ("delete", "secrets", "team"),
+        ("get", "secrets/inflight-operator-key", "team"),
+        ("get", "secrets/other", SYSTEM),
+        ("list", "secrets", SYSTEM),
+        ("patch", "validatingadmissionpolicies.admissionregistration.k8s.io", None),
         ("create", "pods", "team"),
         ("create", "pods --subresource=exec", "team"),
         ("delete", "pods", "team"),
@@ -125,6 +137,35 @@ def test_the_operator_may_do_what_it_does(release, kubectl, verb, resource, name
 )
 def test_the_operator_may_not_do_more(release, kubectl, verb, resource, namespace):
     assert can_i(kubectl, verb, resource, namespace) == "no"
+
+
+def test_two_operators_stand_by_for_each_other_and_a_drain_takes_one_at_a_time(release, kubectl):
+    deployment = kubectl.json("get", "deployment", "inflight-operator", "--namespace", SYSTEM)
+    arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert (deployment["spec"]["replicas"], "--leader-elect" in arguments) == (2, True)
+    budget = kubectl.json("get", "poddisruptionbudget", "inflight-operator", "--namespace", SYSTEM)
+    assert budget["spec"]["maxUnavailable"] == 1
+
+
+def test_with_namespaces_the_operator_has_rights_in_these_alone(release, cluster_helm, kubectl):
+    accounts = {"apiVersion": "v1", "kind": "List", "items": []}
+    for name in ("apart", "team", "search", "other"):
+        accounts["items"].append({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    assert kubectl.create(accounts).returncode == 0
+    flags = ["--set", "watchNamespaces={team,search},crds.install=false"]
+    installed = cluster_helm.run("install", "second", str(CHART), "--namespace", "apart", *flags)
+    assert installed.returncode == 0, installed.stderr
+    account = "system:serviceaccount:apart:second-operator"
+
+    def allowed(verb, resource, namespace):
+        arguments = ["auth", "can-i", verb, resource, "--as", account, "--namespace", namespace]
+        return kubectl.run(*arguments).stdout.strip() == "yes"
+
+    for namespace, expected in {"team": True, "search": True, "other": False, "apart": False}.items():
+        assert allowed("watch", "inferenceservices.inflight.dev", namespace) is expected, namespace
+        assert allowed("patch", "secrets", namespace) is expected, namespace
+    assert allowed("get", "secrets/second-operator-key", "apart")
+    cluster_helm.ok("uninstall", "second", "--namespace", "apart")
 
 
 def test_upgrade_and_uninstall_leave_custom_resources_and_a_second_install_takes_them_over(
@@ -144,7 +185,8 @@ def test_upgrade_and_uninstall_leave_custom_resources_and_a_second_install_takes
     left = "deployments,services,serviceaccounts,roles,rolebindings,poddisruptionbudgets"
     selector = ["--selector", "app.kubernetes.io/instance=inflight", "--output", "name"]
     assert kubectl.ok("get", left, "--namespace", SYSTEM, *selector) == ""
-    assert kubectl.ok("get", "clusterroles,clusterrolebindings", *selector) == ""
+    policies = "validatingadmissionpolicies,validatingadmissionpolicybindings"
+    assert kubectl.ok("get", f"clusterroles,clusterrolebindings,{policies}", *selector) == ""
 
     cluster_helm.ok("install", "inflight", str(CHART), "--namespace", SYSTEM)
     assert kubectl.json("get", "ifsvc", "chat")["metadata"]["uid"] == uid

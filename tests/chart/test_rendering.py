@@ -1,5 +1,6 @@
 """What the chart renders, for the default values and for others."""
 
+import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -41,6 +42,14 @@ def test_default_values_render_exactly_these_objects(helm):
         ("ClusterRoleBinding", "prod-operator"),
         ("Role", "prod-operator-leader"),
         ("RoleBinding", "prod-operator-leader"),
+        ("Role", "prod-operator-key"),
+        ("RoleBinding", "prod-operator-key"),
+        ("ClusterRole", "prod-inferenceservices-view"),
+        ("ClusterRole", "prod-inferenceservices-edit"),
+        ("ValidatingAdmissionPolicy", "inflight-system-prod-operator-children"),
+        ("ValidatingAdmissionPolicyBinding", "inflight-system-prod-operator-children"),
+        ("ValidatingAdmissionPolicy", "inflight-system-prod-operator-pods"),
+        ("ValidatingAdmissionPolicyBinding", "inflight-system-prod-operator-pods"),
         ("Service", "prod-operator-metrics"),
         OPERATOR,
         ("Pod", "prod-operator-test"),
@@ -84,8 +93,11 @@ def test_images_take_the_chart_version_unless_a_tag_is_given(helm):
     assert "--engine-image=inflight-engine:dev" in arguments_of(objects)
 
 
-@pytest.mark.parametrize("flags", [(), ("--set", "watchNamespace=team,leaderElection.enabled=false,interval=7")])
-def test_the_operator_understands_its_arguments(helm, monkeypatch, flags):
+PEERS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+
+
+def started_with(helm, monkeypatch, *flags):
+    """The options that the operator's own command line makes of what the chart renders."""
     from inflight_operator import cli
 
     started = []
@@ -97,18 +109,119 @@ def test_the_operator_understands_its_arguments(helm, monkeypatch, flags):
     monkeypatch.setattr(cli, "run_operator", start)
     assert cli.main(arguments_of(helm.objects(*flags))) == 0
     (options,) = started
-    assert (options.kubeconfig, options.metrics_port) == (None, 8080)
-    expected = (("team",), False, 7) if flags else ((), True, 3)
-    assert (options.namespaces, options.leader_elect, options.interval) == expected
-    assert options.lease_name == ("inflight-operator" if flags else "prod-operator")
+    return options
 
 
-def test_the_operator_follows_only_the_namespace_it_may_read(helm):
-    objects = helm.objects("--set", "watchNamespace=team")
-    assert "--namespace=team" in arguments_of(objects)
-    assert objects[("Role", "prod-operator")]["metadata"]["namespace"] == "team"
-    assert objects[("RoleBinding", "prod-operator")]["metadata"]["namespace"] == "team"
-    assert not [name for kind, name in objects if kind in ("ClusterRole", "ClusterRoleBinding")]
+def test_the_operator_understands_the_arguments_of_the_default_values(helm, monkeypatch):
+    options = started_with(helm, monkeypatch)
+    assert (options.kubeconfig, options.metrics_port, options.interval) == (None, 8080, 3)
+    assert (options.leader_elect, options.lease_name) == (True, "prod-operator")
+
+
+def test_the_operator_understands_the_arguments_of_other_values(helm, monkeypatch):
+    options = started_with(
+        helm,
+        monkeypatch,
+        *("--set", "watchNamespaces={team,search},leaderElection.enabled=false,interval=7"),
+        *("--set", "engine.upgrade.mode=Held,engine.upgrade.servicesAtOnce=5"),
+        *("--set-json", f"engine.adminPeers={json.dumps(PEERS)}"),
+    )
+    assert (options.leader_elect, options.interval) == (False, 7)
+
+
+def flag(objects, name):
+    """All values of a flag, in order."""
+    pairs = [argument.removeprefix("--").partition("=") for argument in arguments_of(objects)]
+    return [value for given, _, value in pairs if given == name]
+
+
+def test_services_are_moved_to_a_new_engine_release_at_the_pace_of_the_values(helm):
+    assert (flag(helm.objects(), "engine-upgrade"), flag(helm.objects(), "engine-upgrades-at-once")) == (
+        ["Paced"],
+        ["1"],
+    )
+    given = helm.objects("--set", "engine.upgrade.mode=AtOnce,engine.upgrade.servicesAtOnce=7")
+    assert (flag(given, "engine-upgrade"), flag(given, "engine-upgrades-at-once")) == (["AtOnce"], ["7"])
+
+
+def test_peers_of_the_admin_port_arrive_as_one_json_list_and_none_by_default(helm):
+    assert flag(helm.objects(), "admin-peers") == []
+    (given,) = flag(helm.objects("--set-json", f"engine.adminPeers={json.dumps(PEERS)}"), "admin-peers")
+    assert json.loads(given) == PEERS
+
+
+def test_the_operator_follows_only_the_namespaces_it_may_read(helm):
+    objects = by_namespace(helm, "--set", "watchNamespaces={team,search}")
+    assert flag({OPERATOR: objects[(*OPERATOR, "inflight-system")]}, "namespace") == ["team", "search"]
+    for namespace in ("team", "search"):
+        role = objects[("Role", "prod-operator", namespace)]
+        assert {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create", "patch"]} in role["rules"]
+        (subject,) = objects[("RoleBinding", "prod-operator", namespace)]["subjects"]
+        assert (subject["name"], subject["namespace"]) == ("prod-operator", "inflight-system")
+    assert not [key for key in objects if key[0] == "ClusterRoleBinding" or key[:2] == ("ClusterRole", "prod-operator")]
+
+
+def by_namespace(helm, *flags):
+    """As `helm.objects`, by kind, name and namespace: the same role is made in several."""
+    done = helm.template(*flags)
+    assert done.returncode == 0, done.stderr
+    found = [o for o in yaml.safe_load_all(done.stdout) if o]
+    return {(o["kind"], o["metadata"]["name"], o["metadata"].get("namespace")): o for o in found}
+
+
+def test_the_key_of_the_operator_is_the_only_secret_it_can_read(helm):
+    objects = helm.objects()
+    create, read = objects[("Role", "prod-operator-key")]["rules"]
+    assert (create["resources"], create["verbs"]) == (["secrets"], ["create"])
+    assert (read["resourceNames"], read["verbs"]) == (["prod-operator-key"], ["get"])
+    assert flag(objects, "key-secret") == ["prod-operator-key"]
+
+
+def test_services_are_in_the_roles_that_users_have_already(helm):
+    objects = helm.objects()
+
+    def aggregated(role):
+        prefix = "rbac.authorization.k8s.io/aggregate-to-"
+        return {key.removeprefix(prefix) for key in objects[role]["metadata"]["labels"] if key.startswith(prefix)}
+
+    assert aggregated(("ClusterRole", "prod-inferenceservices-view")) == {"view", "edit", "admin"}
+    assert aggregated(("ClusterRole", "prod-inferenceservices-edit")) == {"edit", "admin"}
+    viewing = objects[("ClusterRole", "prod-inferenceservices-view")]["rules"]
+    assert {verb for rule in viewing for verb in rule["verbs"]} == {"get", "list", "watch"}
+    second = helm.objects("--set", "crds.install=false")
+    assert ("ClusterRole", "prod-inferenceservices-view") not in second
+
+
+def test_the_admission_policies_bind_the_account_that_the_operator_runs_as(helm):
+    objects = helm.objects("--set", "serviceAccount.name=robot")
+    policies = [o for (kind, _), o in objects.items() if kind == "ValidatingAdmissionPolicy"]
+    bindings = {
+        o["spec"]["policyName"] for (kind, _), o in objects.items() if kind == "ValidatingAdmissionPolicyBinding"
+    }
+    assert bindings == {policy["metadata"]["name"] for policy in policies}
+    account = f"system:serviceaccount:inflight-system:{pod_of(objects)['spec']['serviceAccountName']}"
+    for policy in policies:
+        (condition,) = policy["spec"]["matchConditions"]
+        assert condition["expression"] == f'request.userInfo.username == "{account}"'
+
+
+def test_the_admission_policies_can_be_left_out(helm):
+    kinds = {kind for kind, _ in helm.objects("--set", "admissionPolicy.enabled=false")}
+    assert not [kind for kind in kinds if kind.startswith("ValidatingAdmission")]
+
+
+def test_every_kind_that_the_operator_may_change_is_bound_by_an_admission_policy(helm):
+    objects = helm.objects()
+    bound = {
+        (group, resource)
+        for (kind, _), policy in objects.items()
+        if kind == "ValidatingAdmissionPolicy"
+        for rule in policy["spec"]["matchConstraints"]["resourceRules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    changed = {key for key, verbs in rules_of(objects).items() if verbs & {"patch", "delete"}}
+    assert bound == changed - {("inflight.dev", "inferenceservices/status")}
 
 
 def test_the_lease_of_the_leader_is_the_only_one_the_operator_can_read_or_change(helm):
@@ -120,7 +233,7 @@ def test_the_lease_of_the_leader_is_the_only_one_the_operator_can_read_or_change
 
 
 def test_two_releases_in_one_namespace_do_not_wait_for_each_others_lease(helm):
-    objects = helm.objects("--set", "fullnameOverride=second,watchNamespace=team,crds.install=false")
+    objects = helm.objects("--set", "fullnameOverride=second,watchNamespaces={team},crds.install=false")
     container = objects[("Deployment", "second-operator")]["spec"]["template"]["spec"]["containers"][0]
     assert "--lease-name=second-operator" in container["args"]
     assert objects[("Role", "second-operator-leader")]["rules"][1]["resourceNames"] == ["second-operator"]
@@ -134,12 +247,15 @@ def test_rights_have_no_wildcard_and_cover_the_children_and_nothing_that_escalat
     for kind in CHILD_KINDS:
         version, plural = RESOURCES[kind]
         group = version.rpartition("/")[0]
-        assert rules.pop((group, plural)) == {"get", "list", "watch", "create", "patch", "delete"}, kind
+        secret = {"create", "patch"}
+        expected = secret if kind == "Secret" else {*secret, "get", "list", "watch", "delete"}
+        assert rules.pop((group, plural)) == expected, kind
     assert rules == {
         ("inflight.dev", "inferenceservices"): {"get", "list", "watch"},
         ("inflight.dev", "inferenceservices/status"): {"patch"},
         ("inflight.dev", "inferenceservices/finalizers"): {"update"},
         ("", "pods"): {"get", "list", "watch", "patch"},
+        ("discovery.k8s.io", "endpointslices"): {"list", "watch"},
         ("events.k8s.io", "events"): {"create"},
     }
 
@@ -197,6 +313,11 @@ def test_every_value_reaches_an_object(helm):
         "image.pullPolicy": '"Always"',
         "imagePullSecrets": '[{"name":"registry"}]',
         "engine.image.repository": '"other"',
+        "engine.upgrade.mode": '"Held"',
+        "engine.upgrade.servicesAtOnce": "2",
+        "engine.adminPeers": '[{"podSelector":{}}]',
+        "watchNamespaces": '["team"]',
+        "admissionPolicy.enabled": "false",
         "fullnameOverride": '"other"',
         "interval": "9",
         "serviceAccount.name": '"other"',
@@ -230,7 +351,11 @@ def test_every_value_reaches_an_object(helm):
         ("resources.request.cpu=1", "resources: Additional property request is not allowed"),
         ("tolerations[0].keys=a", "tolerations.0: Additional property keys is not allowed"),
         ("metrics.port=80", "metrics.port: Must be greater than or equal to 1024"),
-        ("watchNamespace=Team", "watchNamespace: Does not match pattern"),
+        ("watchNamespaces={Team}", "watchNamespaces.0: Does not match pattern"),
+        ("watchNamespace=team", "Additional property watchNamespace is not allowed"),
+        ("engine.upgrade.mode=Slow", "engine.upgrade.mode: engine.upgrade.mode must be one of the following"),
+        ("engine.upgrade.servicesAtOnce=0", "engine.upgrade.servicesAtOnce: Must be greater than or equal to 1"),
+        ("engine.adminPeers[0].namespace=a", "engine.adminPeers.0: Additional property namespace is not allowed"),
         ("image=null", "image is required"),
     ],
 )
@@ -252,8 +377,6 @@ def test_every_value_is_described_where_it_is_set():
 
 
 def test_the_schema_allows_no_unknown_value_at_any_depth():
-    import json
-
     def open_objects(node, path):
         if isinstance(node, dict):
             if "properties" in node and node.get("additionalProperties") is not False:

@@ -16,6 +16,7 @@ from inflight_engine.channel import FrameDecoder
 from inflight_engine.config import EngineConfig
 from inflight_engine.messages import EngineFailed, EngineReady
 from inflight_engine.scheduling.limits import Limits
+from inflight_engine.server import process as process_module
 from inflight_engine.server.process import EngineProcess
 
 CONFIG = EngineConfig("some-model")
@@ -53,7 +54,7 @@ def run_main(monkeypatch, load, *, config=CONFIG, listening=True):
 
 
 def raising(error):
-    def load(config):
+    def load(config, announce):
         raise error
 
     return load
@@ -72,12 +73,12 @@ def test_failed_load_is_told_as_one(monkeypatch, error, message):
 
 def test_failed_step_is_told_as_one_and_the_recording_is_closed(monkeypatch):
     engine = Broken()
-    assert run_main(monkeypatch, lambda config: (engine, READY)) == (1, [READY, EngineFailed("a step failed: no step")])
+    assert run_main(monkeypatch, lambda *_: (engine, READY)) == (1, [READY, EngineFailed("a step failed: no step")])
     assert engine.closed
 
 
 def test_without_a_listener_it_leaves(monkeypatch):
-    assert run_main(monkeypatch, lambda config: (Broken(), READY), listening=False) == (0, [])
+    assert run_main(monkeypatch, lambda *_: (Broken(), READY), listening=False) == (0, [])
 
 
 def test_without_a_configuration_it_leaves(monkeypatch):
@@ -89,7 +90,7 @@ def test_it_is_bound_to_its_cpus_before_it_loads(monkeypatch):
     monkeypatch.setattr(placement, "here", lambda num_threads: placement.place(num_threads, frozenset({2, 3}), 8))
     monkeypatch.setattr(placement, "bind", done.append)
 
-    def load(config):
+    def load(config, announce):
         done.append("loaded")
         return Broken(), READY
 
@@ -109,6 +110,42 @@ def test_while_it_loads_no_signal_ends_it_but_the_end_of_the_api_process_does():
         assert process.wait(30) == 0
     finally:
         process.kill()
+
+
+def test_successor_may_use_the_cpus_of_the_first_one_however_this_process_was_bound_since():
+    allowed = os.sched_getaffinity(0)
+    first = EngineProcess()
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        before = children()
+        second = first.successor()
+        (pid,) = children() - before
+        try:
+            assert os.sched_getaffinity(pid) == allowed
+            assert os.sched_getaffinity(0) == {min(allowed)}
+        finally:
+            second.kill()
+    finally:
+        os.sched_setaffinity(0, allowed)
+        first.kill()
+
+
+def test_kill_ends_what_it_started_too_even_if_all_of_it_is_stopped(monkeypatch):
+    """A shell in place of the interpreter, with a child in place of another rank."""
+    monkeypatch.setattr(process_module.sys, "executable", "/bin/sh")
+    popen = process_module.subprocess.Popen
+    script = ["/bin/sh", "-c", "sleep 300 & echo $!; kill -STOP $!; kill -STOP $$"]
+    monkeypatch.setattr(
+        process_module.subprocess,
+        "Popen",
+        lambda command, **how: popen(script, stdout=process_module.subprocess.PIPE, **how),
+    )
+    process = EngineProcess()
+    child = int(process._process.stdout.readline())
+    process.kill()
+    assert process.wait(0) == -signal.SIGKILL
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
 
 
 def children():

@@ -46,7 +46,7 @@ async def runtime_config(service: ServiceOf) -> Response:
 @admin_router.patch("/v1/runtime_config")
 async def change_runtime_config(change: RuntimeConfigChange, service: ServiceOf) -> Response:
     """Answers with what is in force after the engine applied it."""
-    if service.engine is None or service.phase is Phase.FAILED:
+    if service.engine is None or service.phase is not Phase.READY:
         raise service.not_ready()
     wanted = Change(
         change.max_num_seqs, change.max_num_batched_tokens, change.revision, class_weights=change.class_weights or {}

@@ -4,46 +4,54 @@ from __future__ import annotations
 
 import hmac
 import os
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
+from inflight_engine.server import admin_signature
 from inflight_engine.server.errors import ApiError
+from inflight_engine.server.invalid import describe_invalid
+from inflight_engine.server.respond import error_response
 
 VARIABLE = "INFLIGHT_ADMIN_TOKEN"
 FILE_VARIABLE = "INFLIGHT_ADMIN_TOKEN_FILE"
+POD_VARIABLE = "INFLIGHT_POD_UID"
 
 
 class AdminRoute(APIRoute):
-    """An endpoint for admins: nothing of a request is read before its token was checked."""
+    """An endpoint for admins: nothing of a request is used before its token, or its signature, was checked."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def checked(request: Request) -> Response:
-            check_admin_token(request.headers.get("authorization"))
-            return await handle(request)
+            token = _configured()
+            scheme, _, parameters = request.headers.get("authorization", "").partition(" ")
+            if scheme.lower() != admin_signature.SCHEME.lower():
+                _check_bearer(scheme, parameters, token)
+                return await handle(request)
+            call = admin_signature.parse(parameters)
+            admin_signature.check_target(call, os.environ.get(POD_VARIABLE, ""), time.time())
+            admin_signature.check_signature(call, token, request.method, request.url.path, await request.body())
+            # An error too: the caller has to know that it was this pod that refused.
+            try:
+                response = await handle(request)
+            except ApiError as error:
+                response = error_response(error)
+            except RequestValidationError as error:
+                response = error_response(describe_invalid(error))
+            response.headers[admin_signature.PROOF_HEADER] = admin_signature.proof(token, call.signature)
+            return response
 
         return checked
 
 
-def check_admin_token(authorization: str | None) -> None:
-    """Let through a call with `Authorization: Bearer TOKEN`.
-
-    Raises:
-        ApiError: 403 when this server has no token, 401 when the call's is missing or wrong.
-    """
-    token = _configured()
-    if not token:
-        raise ApiError(
-            403,
-            f"admin calls are off: this server has no token; set ${VARIABLE}, or ${FILE_VARIABLE} to a file with one",
-            code="admin_disabled",
-        )
-    scheme, _, given = (authorization or "").partition(" ")
+def _check_bearer(scheme: str, given: str, token: bytes) -> None:
     # Bytes are compared, in the header those that were sent: a token may hold what is no text.
     if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode("latin-1").strip(), token):
         raise ApiError(
@@ -55,13 +63,23 @@ def check_admin_token(authorization: str | None) -> None:
 
 
 def _configured() -> bytes:
+    """
+    Raises:
+        ApiError: 403, this server has no token.
+    """
     token = os.fsencode(os.environ.get(VARIABLE, "")).strip()
     path = os.environ.get(FILE_VARIABLE)
-    if token or not path:
-        return token
-    try:
-        return Path(path).read_bytes().strip()
-    except OSError as error:
+    if not token and path:
+        try:
+            token = Path(path).read_bytes().strip()
+        except OSError as error:
+            raise ApiError(
+                403, f"admin calls are off: the file named by ${FILE_VARIABLE} cannot be read: {error.strerror}"
+            ) from None
+    if not token:
         raise ApiError(
-            403, f"admin calls are off: the file named by ${FILE_VARIABLE} cannot be read: {error.strerror}"
-        ) from None
+            403,
+            f"admin calls are off: this server has no token; set ${VARIABLE}, or ${FILE_VARIABLE} to a file with one",
+            code="admin_disabled",
+        )
+    return token

@@ -7,30 +7,51 @@ from http import HTTPStatus
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 
-from inflight_engine.server import admin, generate, health, openai
+from inflight_engine.server import admin, elsewhere, generate, health, openai
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.invalid import describe_invalid
 from inflight_engine.server.middleware import EdgeMiddleware, OpenResponses, too_large
+from inflight_engine.server.respond import error_response
 from inflight_engine.server.service import Service
 
 
-def create_app(service: Service, responses: OpenResponses, drain: Callable[[], None]) -> FastAPI:
-    """The whole HTTP surface.
+def create_app(
+    service: Service, responses: OpenResponses, drain: Callable[[], None], admin_port: int | None = None
+) -> FastAPI:
+    """What the serving port serves.
 
     Args:
         responses: counts generation responses that are not complete.
         drain: begins the drain; harmless when called again.
+        admin_port: where admin calls are served; None: here.
     """
+    app = _app(service, responses, drain)
+    for router in (openai.router, generate.router, admin.router, health.router):
+        app.include_router(router)
+    metrics_elsewhere = admin_port is not None and not service.config.serving_metrics
+    if not metrics_elsewhere:
+        app.include_router(health.metrics_router)
+    if admin_port is None:
+        app.include_router(admin.admin_router)
+    else:
+        app.include_router(elsewhere.router(admin_port, metrics=metrics_elsewhere))
+    return app
+
+
+def create_admin_app(service: Service, responses: OpenResponses, drain: Callable[[], None]) -> FastAPI:
+    """What the admin port serves; arguments as in `create_app`."""
+    app = _app(service, responses, drain)
+    for router in (admin.router, admin.admin_router, health.router, health.metrics_router):
+        app.include_router(router)
+    return app
+
+
+def _app(service: Service, responses: OpenResponses, drain: Callable[[], None]) -> FastAPI:
     app = FastAPI(title="Inflight engine", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.service = service
     app.state.drain = drain
-    app.state.registry = CollectorRegistry()
-    app.state.registry.register(service.metrics)
-    for router in (openai.router, generate.router, admin.router, admin.admin_router, health.router):
-        app.include_router(router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
@@ -39,18 +60,14 @@ def create_app(service: Service, responses: OpenResponses, drain: Callable[[], N
     return app
 
 
-def _respond(error: ApiError) -> Response:
-    return Response(error.body(), error.status, error.all_headers())
-
-
 async def _api_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, ApiError)
-    return _respond(exc)
+    return error_response(exc)
 
 
 async def _invalid(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, RequestValidationError)
-    return _respond(describe_invalid(exc))
+    return error_response(describe_invalid(exc))
 
 
 async def _http_error(request: Request, exc: Exception) -> Response:
@@ -60,15 +77,15 @@ async def _http_error(request: Request, exc: Exception) -> Response:
     headers = dict(exc.headers or {})
     match exc.status_code:
         case 404:
-            return _respond(ApiError(404, f"there is no {path} here", code="unknown_url", headers=headers))
+            return error_response(ApiError(404, f"there is no {path} here", code="unknown_url", headers=headers))
         case 405:
             message = f"{request.method} is not allowed on {path}"
-            return _respond(ApiError(405, message, code="method_not_allowed", headers=headers))
+            return error_response(ApiError(405, message, code="method_not_allowed", headers=headers))
         case 413:
-            return _respond(too_large())
+            return error_response(too_large())
     detail = exc.detail or HTTPStatus(exc.status_code).phrase
-    return _respond(ApiError(exc.status_code, detail, headers=headers))
+    return error_response(ApiError(exc.status_code, detail, headers=headers))
 
 
 async def _unexpected(request: Request, exc: Exception) -> Response:
-    return _respond(ApiError(500, "this server failed on the request; its log says why", code="internal_error"))
+    return error_response(ApiError(500, "this server failed on the request; its log says why", code="internal_error"))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-
-from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from collections.abc import Mapping, Sequence
 
 from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.config import ServiceClass
+from inflight_engine.server.families import Families
 from inflight_engine.server.generation import Generation
 
 
@@ -33,33 +31,31 @@ def _within(seconds: float | None, target: float | None) -> bool:
     return seconds is not None and target is not None and seconds <= target
 
 
-def class_families(model_name: str, counts: Sequence[ClassCounts], waiting: Mapping[str, int]) -> Iterator[Metric]:
-    """`waiting`: requests of each class that were never admitted."""
-    labels = ("model_name", "class")
-    gauge = GaugeMetricFamily(
-        "inflight_class_requests_waiting", "Requests of the class that wait for their first slot.", labels=labels
+def class_families(page: Families, counts: Sequence[ClassCounts], waiting: Mapping[str, int]) -> None:
+    """Add the families of classes. `waiting`: requests of each class that were never admitted."""
+    named = [(one, (one.service_class.name,)) for one in counts]
+    labels = ("class",)
+    page.gauges(
+        "inflight_class_requests_waiting",
+        "Requests of the class that wait for their first slot.",
+        labels,
+        [(name, waiting[one.service_class.name]) for one, name in named],
     )
-    finished = CounterMetricFamily(
+    page.counters(
         "inflight_class_requests_finished",
         "Requests of the class that ended, those whose client left not counted.",
-        labels=labels,
+        labels,
+        [(name, one.finished) for one, name in named],
     )
-    ttft = CounterMetricFamily(
-        "inflight_class_ttft_met", "Of those, how many got their first token within the class's target.", labels=labels
+    page.counters(
+        "inflight_class_ttft_met",
+        "Of those, how many got their first token within the class's target.",
+        labels,
+        [(name, one.ttft_met) for one, name in named if one.service_class.ttft_target is not None],
     )
-    tpot = CounterMetricFamily(
+    page.counters(
         "inflight_class_tpot_met",
         "Of those, how many of at least two tokens got them within the class's target for the mean time per token.",
-        labels=labels,
+        labels,
+        [(name, one.tpot_met) for one, name in named if one.service_class.tpot_target is not None],
     )
-    for one in counts:
-        label = (model_name, one.service_class.name)
-        gauge.add_metric(label, waiting[one.service_class.name])
-        finished.add_metric(label, one.finished)
-        if one.service_class.ttft_target is not None:
-            ttft.add_metric(label, one.ttft_met)
-        if one.service_class.tpot_target is not None:
-            tpot.add_metric(label, one.tpot_met)
-    for family in (gauge, finished, ttft, tpot):
-        if family.samples:
-            yield family

@@ -13,10 +13,12 @@ from inflight_engine.server.admission import QueueBounds
 class ServerConfig:
     """Attributes:
     engine: what the engine process is started with.
+    admin_port: where admin calls are served; None: on `port`.
+    serving_metrics: /metrics is on `port` too.
     served_model_name: the name that clients use.
     bounds: how many requests may wait.
-    queue_timeout: seconds a request may wait for the engine.
-    request_timeout: seconds a request may run once it is admitted.
+    queue_timeout: seconds a request may wait for a slot.
+    request_timeout: seconds from a request's arrival to its last token, waiting included.
     drain_delay: seconds after SIGTERM in which requests still come in and are taken.
     drain_timeout: seconds after that in which running requests may finish.
     limits_file: live limits to start with; need not exist.
@@ -25,6 +27,8 @@ class ServerConfig:
     engine: EngineConfig
     host: str
     port: int
+    admin_port: int | None
+    serving_metrics: bool
     served_model_name: str
     bounds: QueueBounds
     queue_timeout: float

@@ -52,7 +52,20 @@ class Dispatcher:
         return [generation for generation in self._known.values() if not generation.done]
 
     def start(self, num_slots: int) -> None:
+        """An engine process begins."""
         self._slots = [None] * num_slots
+        self._last_tokens_at = math.nan
+
+    def forget(self, generation: Generation) -> None:
+        """Nothing more will be reported of it: its engine process is gone."""
+        del self._known[generation.request.request_id]
+
+    def engine_gone(self) -> list[Generation]:
+        """Forget the slots, and the requests that have ended on this side. Returns the others, as they came."""
+        self._slots = []
+        unfinished = self.unfinished()
+        self._known = {generation.request.request_id: generation for generation in unfinished}
+        return unfinished
 
     def report(self, report: StepReport, now: float) -> None:
         """`now`: seconds, monotonic, when the report came."""
@@ -67,7 +80,9 @@ class Dispatcher:
             if admitted.waiting:
                 self._on_admitted(admitted)
                 admitted.timings.admitted = max(began, admitted.timings.arrived)
-                self._metrics.queue_time.observe(admitted.timings.admitted - admitted.timings.arrived)
+                if not admitted.wait_counted:
+                    admitted.wait_counted = True
+                    self._metrics.queue_time.observe(admitted.timings.admitted - admitted.timings.arrived)
         if report.slots:
             slots = np.frombuffer(report.slots, np.int32).tolist()
             token_ids = np.frombuffer(report.token_ids, np.int32).tolist()
@@ -95,8 +110,10 @@ class Dispatcher:
                 steady += 1
             elif generation.last_token_at < 0:
                 generation.timings.first_token = now
-                metrics.time_to_first_token.observe(now - generation.timings.arrived)
-                metrics.prompt_tokens += len(generation.request.prompt_token_ids)
+                if not generation.first_token_counted:
+                    generation.first_token_counted = True
+                    metrics.time_to_first_token.observe(now - generation.timings.arrived)
+                    metrics.prompt_tokens += len(generation.request.prompt_token_ids)
             else:
                 metrics.inter_token_latency.observe(now - generation.last_token_at)
             generation.last_token_at = now

@@ -35,14 +35,23 @@ class EngineCalls:
         if self._failure is not None:
             raise self._failure
         call_id = next(self._call_ids)
+        self._send(question(call_id))
         answered = self._open[call_id] = asyncio.get_running_loop().create_future()
         try:
-            self._send(question(call_id))
             await asyncio.wait_for(answered, ANSWER_SECONDS)
         except TimeoutError:
             raise ApiError(504, f"the engine did not answer within {ANSWER_SECONDS:g} s") from None
         finally:
             del self._open[call_id]
+
+    def tell(self, question: Callable[[int], Question]) -> None:
+        """Ask, and do not wait."""
+        self._send(question(next(self._call_ids)))
+
+    @property
+    def waiting(self) -> bool:
+        """Somebody waits for an answer."""
+        return bool(self._open)
 
     def answered(self, answer: Answer) -> None:
         """Late answers have nobody who waits for them."""
@@ -51,8 +60,12 @@ class EngineCalls:
             waiting.set_result(None)
 
     def fail(self, error: ApiError) -> None:
-        """The engine is gone: whoever waits, and whoever asks from now on, gets `error`."""
+        """The engine is gone: whoever waits, and whoever asks until `resume`, gets `error`."""
         self._failure = error
         for waiting in self._open.values():
             if not waiting.done():
                 waiting.set_exception(error)
+
+    def resume(self) -> None:
+        """There is an engine again."""
+        self._failure = None

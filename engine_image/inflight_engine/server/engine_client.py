@@ -9,8 +9,8 @@ from typing import cast
 
 import msgspec
 
-from inflight_engine.channel import FrameDecoder, encode
-from inflight_engine.messages import FromEngine, ToEngine
+from inflight_engine.channel import FrameDecoder
+from inflight_engine.messages import FromEngine
 
 
 class EngineClient(asyncio.Protocol):
@@ -31,10 +31,8 @@ class EngineClient(asyncio.Protocol):
         """Take over a connected socket."""
         await asyncio.get_running_loop().create_connection(lambda: self, sock=sock)
 
-    def send(self, *messages: ToEngine) -> None:
-        """Queue messages, all or (when one cannot be encoded) none; to an engine that is gone they are dropped, and
-        `on_lost` says so to everyone."""
-        frames = b"".join(map(encode, messages))
+    def write(self, frames: bytes) -> None:
+        """Queue whole frames; to an engine that is gone they are dropped, and `on_lost` says so to everyone."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frames)
 

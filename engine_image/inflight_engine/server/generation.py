@@ -121,8 +121,10 @@ class Generation:
         "_text",
         "_undecoded",
         "_untaken",
+        "delivered",
         "error",
         "finish_reason",
+        "first_token_counted",
         "last_token_at",
         "logprobs",
         "request",
@@ -131,12 +133,20 @@ class Generation:
         "timer",
         "timings",
         "token_ids",
+        "tries",
+        "wait_counted",
     )
 
     def __init__(self, request: GenerationRequest, detokenizer: Detokenizer, arrived: float, inbox: Inbox) -> None:
         self.request = request
         self.scored = request.sampling.logprobs is not None
         """Its tokens come with log-probabilities."""
+        self.tries = 0
+        """Engine processes that died while they had it."""
+        self.delivered = False
+        """A part of the answer was taken, to be sent to the client."""
+        self.wait_counted = self.first_token_counted = False
+        """In the metrics, where a request counts once however often it is submitted."""
         self.timings = Timings(arrived)
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
@@ -159,6 +169,20 @@ class Generation:
         # Characters of the text: decoded, and of them not held back as a possible stop string.
         self._decoded = self._let_out = 0
         self._untaken: list[ScoredToken] = []
+
+    def restart(self, detokenizer: Detokenizer) -> None:
+        """Forget its tokens: it is submitted again, and waits again. Nothing of it was delivered."""
+        self.timings = Timings(self.timings.arrived)
+        self.token_ids = []
+        self.logprobs = []
+        self.slot = -1
+        self.last_token_at = -1.0
+        self._detokenizer = detokenizer
+        self._stop = StopStrings(self.request.stop)
+        self._undecoded = []
+        self._text = ""
+        self._decoded = self._let_out = 0
+        self._untaken = []
 
     @property
     def done(self) -> bool:
@@ -218,7 +242,9 @@ class Generation:
             self._let_go(self._stop.push(self._detokenizer.flush()))
             self._let_go(self._stop.flush())
         text, self._text = self._text, ""
-        return Piece(text, self._take_tokens(all_out=all_out) if self._untaken else [])
+        piece = Piece(text, self._take_tokens(all_out=all_out) if self._untaken else [])
+        self.delivered = self.delivered or bool(piece.text or piece.tokens)
+        return piece
 
     def _take_tokens(self, *, all_out: bool) -> list[ScoredToken]:
         """Of a stop string, and after it, there are none."""

@@ -3,42 +3,53 @@
 from __future__ import annotations
 
 import time
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from inflight_engine.server.endpoint import ServiceOf
-from inflight_engine.server.service import Phase
-
-STALL_SECONDS = 120.0
-"""Without a step for so long, while there is work, the engine hangs; the longest steps, a full prefill budget on a CPU,
-take seconds."""
+from inflight_engine.server.service import Phase, Service
 
 router = APIRouter()
+metrics_router = APIRouter()
+
+MetricNames = Annotated[list[str] | None, Query(alias="name[]")]
 
 
-def health_status(phase: Phase, *, draining: bool, has_work: bool, seconds_since_progress: float) -> tuple[int, str]:
-    """HTTP status and one word. Loading is healthy: only a start-up probe can know how long it may take."""
+def health_status(phase: Phase, *, draining: bool, stalled: bool) -> tuple[int, str]:
+    """HTTP status and one word. Loading is healthy: only a start-up probe can know how long it may take. So is a
+    restart of the engine process, which is bounded."""
     if phase is Phase.FAILED:
         return 503, "failed"
-    if phase is Phase.LOADING:
-        return 200, "loading"
-    if has_work and seconds_since_progress > STALL_SECONDS:
+    if phase is not Phase.READY:
+        return 200, phase.value
+    if stalled:
         return 503, "stalled"
     return 200, "draining" if draining else "ok"
+
+
+def unready(service: Service) -> tuple[str, str] | None:
+    """One word and a sentence; None: requests should be sent here."""
+    if service.phase is Phase.FAILED:
+        return "failed", "the engine process is gone; this server is ending"
+    if service.draining:
+        return "draining", "running requests finish, then this server ends"
+    if service.phase is Phase.LOADING:
+        seconds = time.monotonic() - service.started
+        return "loading", f"waiting for model {service.config.engine.model} to load ({seconds:.0f} s so far)"
+    if service.phase is Phase.RESTARTING:
+        return "restarting", "the engine process was lost and another one is loading the model"
+    if service.stalled:
+        return "stalled", "the engine's step takes longer than any such step should"
+    return None
 
 
 @router.get("/health")
 async def health(service: ServiceOf) -> Response:
     """200 when the engine process lives and makes progress, or has nothing to do."""
-    status, word = health_status(
-        service.phase,
-        draining=service.draining,
-        has_work=service.has_work,
-        seconds_since_progress=time.monotonic() - service.last_progress,
-    )
+    status, word = health_status(service.phase, draining=service.draining, stalled=service.stalled)
     return JSONResponse(
         {
             "status": word,
@@ -53,20 +64,14 @@ async def health(service: ServiceOf) -> Response:
 @router.get("/ready")
 async def ready(service: ServiceOf) -> Response:
     """200 when requests should be sent here; 503 says what it waits for."""
-    if service.phase is Phase.READY and not service.draining:
+    found = unready(service)
+    if found is None:
         return JSONResponse({"status": "ready"})
-    reason = {
-        Phase.LOADING: f"waiting for model {service.config.engine.model} to load "
-        f"({time.monotonic() - service.started:.0f} s so far)",
-        Phase.FAILED: "the engine process is gone; this server is ending",
-        Phase.READY: "draining: running requests finish, then this server ends",
-    }[service.phase]
-    word = "draining" if service.draining else service.phase.value
+    word, reason = found
     return JSONResponse({"status": word, "reason": reason}, status_code=503)
 
 
-@router.get("/metrics")
-async def metrics(request: Request) -> Response:
-    """Prometheus text format."""
-    registry: CollectorRegistry = request.app.state.registry
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+@metrics_router.get("/metrics")
+async def metrics(service: ServiceOf, names: MetricNames = None) -> Response:
+    """Prometheus text format; with `?name[]=` only those families or samples."""
+    return Response(service.metrics.text(names), media_type=CONTENT_TYPE_PLAIN_0_0_4)

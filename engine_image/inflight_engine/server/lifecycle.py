@@ -16,7 +16,9 @@ from inflight_engine.server.limits_file import initial_limits
 from inflight_engine.server.middleware import OpenResponses
 from inflight_engine.server.prepare import Tokenizer
 from inflight_engine.server.process import EngineProcess, describe_exit
-from inflight_engine.server.service import Phase, Service
+from inflight_engine.server.restarts import MOST_RESTARTS, WINDOW_SECONDS
+from inflight_engine.server.service import Phase, Service, engine_failed
+from inflight_engine.server.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -26,13 +28,19 @@ LAST_WORDS_SECONDS = 5.0
 ENGINE_EXIT_SECONDS = 5.0
 """For the engine process to leave its loop; a step is far shorter."""
 
+_WHEN = {
+    Phase.LOADING: " while it loaded the model",
+    Phase.RESTARTING: " while it loaded the model again",
+    Phase.READY: f", after {MOST_RESTARTS} restarts in {WINDOW_SECONDS / 60:g} minutes",
+}
+
 
 class Lifecycle:
     """One per process; `run` is its whole life."""
 
     def __init__(self, service: Service, process: EngineProcess, responses: OpenResponses) -> None:
         self._service = service
-        self._process = process
+        self._supervisor = Supervisor(service, process)
         self._responses = responses
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -51,7 +59,7 @@ class Lifecycle:
 
     async def run(self) -> str | None:
         """Until everything has ended but the HTTP server. None: drained; else a sentence that says what failed."""
-        loading = asyncio.create_task(self._load())
+        tasks = [asyncio.create_task(self._load()), asyncio.create_task(self._supervisor.run())]
         try:
             await self._first(self._stop.wait())
             if not self._service.failure.done():
@@ -62,7 +70,8 @@ class Lifecycle:
                 return await self._end_now()
             return None
         finally:
-            loading.cancel()
+            for task in tasks:
+                task.cancel()
             await self._end_engine()
 
     async def _load(self) -> None:
@@ -79,9 +88,10 @@ class Lifecycle:
             log.exception("start-up failed")
             service.fail(f"start-up failed: {error}")
         else:
-            self._log_facts(ready)
+            self._supervisor.start_seconds = time.monotonic() - self._supervisor.process.started
+            self._log_facts(ready, self._supervisor.start_seconds)
 
-    def _log_facts(self, ready: EngineReady) -> None:
+    def _log_facts(self, ready: EngineReady, seconds: float) -> None:
         service = self._service
         limits = service.runtime.limits
         assert limits is not None
@@ -89,7 +99,7 @@ class Lifecycle:
             "ready after %.1f s (the model's loading took %.1f s): model %s as %s, %s on %s (%s attention), at most %d "
             "tokens a request; KV cache %d blocks of %d, %d tokens, %d bytes a token; max_num_seqs %d of %d, "
             "max_num_batched_tokens %d of %d, revision %d",
-            time.monotonic() - self._process.started,
+            seconds,
             ready.load_seconds,
             service.config.engine.model,
             service.config.served_model_name,
@@ -143,25 +153,24 @@ class Lifecycle:
         return f"told twice to stop: {ended} requests were ended before they were complete"
 
     async def _fail(self, why: str) -> str:
-        self._service.admitting = False
-        loading = not self._service.engine_ready.done()
-        self._service.end_all(
-            ApiError(500, "the engine process is gone and the request is lost; try again", code="engine_failed")
-        )
+        service = self._service
+        service.admitting = False
+        service.end_all(engine_failed("the engine process is gone and the request is lost; try again"))
         await self._last_words()
-        if why:
-            return why
-        status = await asyncio.to_thread(self._process.wait, ENGINE_EXIT_SECONDS)
-        return f"the engine process {describe_exit(status)}{' while it loaded the model' if loading else ''}"
+        if not why:
+            status = await asyncio.to_thread(self._supervisor.process.wait, ENGINE_EXIT_SECONDS)
+            why = f"the engine process {describe_exit(status)}"
+        return f"{why}{_WHEN[service.failed_while]}"
 
     async def _last_words(self) -> None:
         await asyncio.wait([asyncio.ensure_future(self._responses.none_left())], timeout=LAST_WORDS_SECONDS)
 
     async def _end_engine(self) -> None:
-        if self._service.engine_ready.done() and not self._stop_now.is_set():
+        process = self._supervisor.process
+        if self._service.link.open and not self._stop_now.is_set():
             self._service.shut_down_engine()
-            await asyncio.to_thread(self._process.wait, ENGINE_EXIT_SECONDS)
-        self._process.kill()
+            await asyncio.to_thread(process.wait, ENGINE_EXIT_SECONDS)
+        process.kill()
 
     async def _first(self, *waits: Coroutine[Any, Any, object], seconds: float | None = None) -> None:
         """Until one of `waits` is over, or the engine failed, or `seconds` passed."""

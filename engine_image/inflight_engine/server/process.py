@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -14,6 +15,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from inflight_engine.config import EngineConfig
 
+_GROUP_EXIT_SECONDS = 5.0
+"""For the kernel to end killed processes and to free their memory."""
+
 
 class EngineProcess:
     """The child process and the socket to it. Its end of the socket closes when it dies, however it dies.
@@ -22,16 +26,27 @@ class EngineProcess:
         started: seconds, monotonic.
     """
 
-    def __init__(self) -> None:
-        """Starts it. It imports what it needs, which takes seconds, and waits for its configuration."""
+    def __init__(self, cpus: frozenset[int] | None = None) -> None:
+        """Starts it. It imports what it needs, which takes seconds, and waits for its configuration.
+
+        Args:
+            cpus: numbers of those that it may use; None: those that this process may use now.
+        """
         self.started = time.monotonic()
+        self._killed = False
+        self._cpus = frozenset(os.sched_getaffinity(0)) if cpus is None else cpus
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs, _blocked(signal.SIGINT, signal.SIGTERM):
+        with theirs, _blocked(signal.SIGINT, signal.SIGTERM), _inheriting(self._cpus):
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "inflight_engine.engine_process", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.PIPE,
+                process_group=0,  # with the processes that it starts, so that all of them can be ended together
             )
+
+    def successor(self) -> EngineProcess:
+        """Another one; it may use the CPUs that this one could, however this process was bound since."""
+        return EngineProcess(self._cpus)
 
     def load(self, config: EngineConfig) -> None:
         """Tells it what to load; loading goes on while the caller does something else."""
@@ -49,8 +64,38 @@ class EngineProcess:
             return None
 
     def kill(self) -> None:
-        self._process.kill()
+        """End it and the processes that it started, also stopped ones; returns when they are gone."""
+        if self._killed:
+            return  # Its number may be another's by now.
+        self._killed = True
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        deadline = time.monotonic() + _GROUP_EXIT_SECONDS
+        while _group_lives(self._process.pid) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
+def _group_lives(group: int) -> bool:
+    # As a container's first process, this one inherits the dead of the group, and has to take note of their end.
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(-group, os.WNOHANG)
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _inheriting(cpus: frozenset[int]) -> Iterator[None]:
+    """A process that is started now may use these CPUs."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 @contextlib.contextmanager

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import BinaryIO
 
 from starlette.responses import StreamingResponse
 
 from inflight_engine.messages import FlushRecord
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.service import Service
+from inflight_engine.server.service import Phase, Service
 
 _CHUNK_BYTES = 1 << 18
 
@@ -23,14 +22,14 @@ async def flushed_record(service: Service) -> tuple[BinaryIO, str]:
     Raises:
         ApiError: 404 nothing is recorded, 500 the file cannot be read, 503 or 504 there is no engine to write it.
     """
-    if service.config.engine.record is None:
+    if service.record is None:
         raise ApiError(
             404, "nothing is recorded: start the engine with --record FILE to have a record", code="not_recording"
         )
-    if service.engine is None:
+    if service.phase is not Phase.READY:
         raise service.not_ready()
     await service.calls.ask(FlushRecord)
-    path = Path(service.config.engine.record)
+    path = service.record
     try:
         return await asyncio.to_thread(path.open, "rb"), path.name
     except OSError as error:

@@ -125,6 +125,10 @@ class GenerationResponse(Response):
                 await send({"type": "http.response.body", "body": b"".join(chunks), "more_body": not complete})
 
 
+def error_response(error: ApiError) -> Response:
+    return Response(error.body(), error.status, error.all_headers())
+
+
 async def send_error(send: Send, error: ApiError) -> None:
     """A whole response that says `error`."""
     await _send_all(send, error.status, error.all_headers(), error.body())

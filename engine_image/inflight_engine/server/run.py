@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import uvicorn
 import uvloop
+from fastapi import FastAPI
 
-from inflight_engine.server.app import create_app
+from inflight_engine.server.app import create_admin_app, create_app
 from inflight_engine.server.config import ServerConfig
 from inflight_engine.server.lifecycle import Lifecycle
 from inflight_engine.server.middleware import OpenResponses
@@ -34,21 +35,39 @@ class _Server(uvicorn.Server):
         yield
 
 
-def run(config: ServerConfig, process: EngineProcess, listener: socket.socket) -> str | None:
-    """Serve until drained (None) or failed (a sentence)."""
+def run(
+    config: ServerConfig, process: EngineProcess, listener: socket.socket, admin_listener: socket.socket | None = None
+) -> str | None:
+    """Serve until drained (None) or failed (a sentence). `admin_listener`: for admin calls; None: `listener`."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, process, listener))
+        return runner.run(_serve(config, process, listener, admin_listener))
 
 
-async def _serve(config: ServerConfig, process: EngineProcess, listener: socket.socket) -> str | None:
+async def _serve(
+    config: ServerConfig, process: EngineProcess, listener: socket.socket, admin_listener: socket.socket | None
+) -> str | None:
     service, responses = Service(config), OpenResponses()
     lifecycle = Lifecycle(service, process, responses)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lifecycle.signal)
+    admin_port = None if admin_listener is None else admin_listener.getsockname()[1]
+    servers = [_start(create_app(service, responses, lifecycle.drain, admin_port), listener)]
+    if admin_listener is not None:
+        servers.append(_start(create_admin_app(service, responses, lifecycle.drain), admin_listener))
+    await service.link.connect(process.socket)
+    failure = await lifecycle.run()
+    # The admin port last: until then it says how this ends.
+    for server, serving in servers:
+        server.should_exit = True
+        await serving
+    return failure
+
+
+def _start(app: FastAPI, listener: socket.socket) -> tuple[_Server, asyncio.Task[None]]:
     server = _Server(
         uvicorn.Config(
-            create_app(service, responses, lifecycle.drain),
+            app,
             http="httptools",
             ws="none",
             lifespan="off",
@@ -59,9 +78,4 @@ async def _serve(config: ServerConfig, process: EngineProcess, listener: socket.
             timeout_graceful_shutdown=LINGER_SECONDS,
         )
     )
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    await service.client.connect(process.socket)
-    failure = await lifecycle.run()
-    server.should_exit = True
-    await serving
-    return failure
+    return server, asyncio.create_task(server.serve(sockets=[listener]))

@@ -43,6 +43,12 @@ class RuntimeConfig:
             await self._calls.ask(lambda call_id: Configure(call_id, limits))
         self.limits = limits
 
+    def restore(self) -> None:
+        """Put what is in force in force in another engine process, before it is sent anything else."""
+        limits = self.limits
+        if limits is not None:
+            self._calls.tell(lambda call_id: Configure(call_id, limits, self.class_weights))
+
     async def change(self, change: Change, capacity: Limits) -> None:
         """Apply all of it, or nothing.
 

@@ -95,10 +95,3 @@ def add_scheduling_flags(add: Callable[..., None]) -> None:
         "write arrivals and scheduling decisions to this file, for `inflight-engine replay FILE`",
         metavar="FILE",
     )
-
-
-def wrong_combination(flags: argparse.Namespace) -> str | None:
-    """What is wrong with flags that are right one by one."""
-    if flags.preemption == "swap" and not flags.swap_space:
-        return "--preemption swap needs host memory: give --swap-space, as in --swap-space 4Gi"
-    return None

@@ -19,7 +19,8 @@ Serve one model over HTTP: OpenAI's chat completions and completions, /v1/genera
 
 MODEL is builtin://smollm2, a folder with a Hugging Face model, or a Hugging Face name.
 Calls for admins (PATCH /v1/runtime_config, POST /admin/drain, GET /admin/record) need the token in
-$INFLIGHT_ADMIN_TOKEN, or in the file named by $INFLIGHT_ADMIN_TOKEN_FILE."""
+$INFLIGHT_ADMIN_TOKEN, or in the file named by $INFLIGHT_ADMIN_TOKEN_FILE; with --admin-port they have a port of their
+own."""
 
 EXAMPLE = """\
 example:
@@ -50,6 +51,18 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--host", "address to listen on", default="0.0.0.0", metavar="ADDRESS")
     add("--port", "port to listen on; 0 takes a free one", type=number(int, 0, 65535), default=8000)
+    add(
+        "--admin-port",
+        "port for admin calls, /metrics, /health and /ready; 0 takes a free one (default: they are on --port)",
+        type=number(int, 0, 65535),
+        metavar="PORT",
+    )
+    parser.add_argument(
+        "--no-serving-metrics",
+        help="with --admin-port: /metrics is there only",
+        dest="serving_metrics",
+        action="store_false",
+    )
     add("--served-model-name", "what clients call the model (default: the last part of MODEL)", metavar="NAME")
     add("--revision", "branch, tag or commit of a Hugging Face model", default=default["revision"])
     add("--device", "auto takes a GPU when there is one", choices=DEVICES, default=default["device"])
@@ -148,15 +161,21 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
     )
-    add("--max-queued-requests", "most requests that wait; beyond it 503", type=_count, default=256, metavar="N")
+    add("--max-queued-requests", "most requests that wait; beyond it 503", type=_count, default=512, metavar="N")
     add(
         "--max-queued-tokens",
         "most prompt tokens that wait; beyond it 503 (default: any number)",
         type=_count,
         metavar="N",
     )
-    add("--queue-timeout", "seconds a request may wait, then 504", type=_seconds, default=60.0, metavar="S")
-    add("--request-timeout", "seconds a request may run, then 504", type=_seconds, default=600.0, metavar="S")
+    add("--queue-timeout", "seconds a request may wait for a slot, then 504", type=_seconds, default=60.0, metavar="S")
+    add(
+        "--request-timeout",
+        "seconds a request may take in all, from its arrival to its last token, then 504",
+        type=_seconds,
+        default=600.0,
+        metavar="S",
+    )
     add(
         "--drain-delay",
         "seconds after SIGTERM in which requests are still taken, while routes still lead here",
@@ -182,6 +201,8 @@ def server_config(flags: argparse.Namespace) -> ServerConfig:
         engine=EngineConfig(**{field.name: values[field.name] for field in fields(EngineConfig)}),
         host=flags.host,
         port=flags.port,
+        admin_port=flags.admin_port,
+        serving_metrics=flags.serving_metrics,
         served_model_name=flags.served_model_name or model.rstrip("/").rsplit("/", 1)[-1],
         bounds=QueueBounds(flags.max_queued_requests, flags.max_queued_tokens),
         queue_timeout=flags.queue_timeout,

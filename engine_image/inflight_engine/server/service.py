@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import Sequence
 from enum import StrEnum
-
-import numpy as np
+from pathlib import Path
 
 from inflight_engine.messages import (
-    AddRequest,
     CancelRequest,
     Configured,
     EngineFailed,
     EngineReady,
     FromEngine,
+    LongStep,
     RecordFlushed,
     Shutdown,
     StepReport,
@@ -28,16 +28,24 @@ from inflight_engine.server.admission import AdmissionQueue
 from inflight_engine.server.config import ServerConfig
 from inflight_engine.server.dispatch import Dispatcher
 from inflight_engine.server.engine_calls import EngineCalls
-from inflight_engine.server.engine_client import EngineClient
+from inflight_engine.server.engine_link import EngineLink, add_request
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.generation import Generation, GenerationRequest, Inbox
 from inflight_engine.server.metrics import NO_STATS, EngineMetrics, Gauges
 from inflight_engine.server.prepare import ModelFacts, Tokenizer
+from inflight_engine.server.progress import KILL_GRACE_SECONDS, Progress
+from inflight_engine.server.restarts import Restarts
 from inflight_engine.server.runtime_config import RuntimeConfig
+from inflight_engine.server.timeouts import Timeouts
 
 RETRY_AFTER_LOADING = 5.0
-RETRY_AFTER_DRAINING = 1.0
+RETRY_AFTER_GONE = 1.0
 """Seconds. A client that tries again reaches another replica, or the one that comes after this."""
+
+MAX_TRIES = 2
+"""Of a request: one that was in two engine processes that died may be what killed them."""
+
+log = logging.getLogger(__name__)
 
 LONGEST_RETRY_AFTER = 60.0
 
@@ -45,6 +53,7 @@ LONGEST_RETRY_AFTER = 60.0
 class Phase(StrEnum):
     LOADING = "loading"
     READY = "ready"
+    RESTARTING = "restarting"
     FAILED = "failed"
 
 
@@ -55,7 +64,11 @@ class Service:
         draining: told to stop; responses close their connections, and /ready fails.
         admitting: new requests are still taken (for `drain_delay` seconds also while draining).
         failure: once it is set, why the engine cannot go on.
-        last_progress: seconds, monotonic: latest step report, or when work came to an idle engine.
+        failed_while: the phase before that.
+        engine_ready: the first engine process has loaded the model.
+        engine: what the latest engine process said when it was loaded.
+        engine_lost: set when another engine process has to be started.
+        record: file to which the engine process records; None: it does not.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -66,11 +79,15 @@ class Service:
         self.draining = False
         self.admitting = True
         self.failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.failed_while = Phase.LOADING
         self.engine_ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
-        self.last_progress = self.started
+        self.engine: EngineReady | None = None
+        self.engine_lost = asyncio.Event()
+        self.record = None if config.engine.record is None else Path(config.engine.record)
+        self.progress = Progress(self.started)
         self.stats = NO_STATS
         self.metrics = EngineMetrics(config.served_model_name, config.engine.classes, self._gauges)
-        self.client = EngineClient(self._on_message, self._on_lost)
+        self.link = EngineLink(self._on_message, self.lose_engine)
         self.calls = EngineCalls(self._send)
         self.runtime = RuntimeConfig(config.engine.classes, self.calls)
         self._tokenizer: Tokenizer | None = None
@@ -82,6 +99,12 @@ class Service:
             on_stop_string=lambda generation: self.end(generation, FinishReason.STOP),
             on_finished=self._on_finished,
         )
+        self._timeouts = Timeouts(
+            config.queue_timeout,
+            config.request_timeout,
+            lambda generation, error: self.end(generation, FinishReason.TIMEOUT, error),
+        )
+        self._restarts = Restarts()
         self._request_ids = itertools.count()
         self._shut_down = False
 
@@ -94,12 +117,24 @@ class Service:
 
     @property
     def has_work(self) -> bool:
-        return len(self._dispatcher) > 0
+        return len(self._dispatcher) > 0 or self.calls.waiting
 
     @property
-    def engine(self) -> EngineReady | None:
-        """What the engine said when it was loaded."""
-        return self.engine_ready.result() if self.engine_ready.done() else None
+    def stalled(self) -> bool:
+        """The engine has work, and its step takes longer than it may."""
+        return self._overdue > 0
+
+    @property
+    def hung(self) -> bool:
+        """It has stalled for so long that it should be ended."""
+        return self._overdue > KILL_GRACE_SECONDS
+
+    @property
+    def _overdue(self) -> float:
+        """Seconds."""
+        if self.phase is not Phase.READY or not self.has_work:
+            return 0.0
+        return self.progress.overdue(time.monotonic())
 
     @property
     def model(self) -> tuple[Tokenizer, ModelFacts]:
@@ -131,7 +166,8 @@ class Service:
         self._check_bounds(service_class, num_requests, 0)
 
     def submit(self, requests: Sequence[GenerationRequest], arrived: float, inbox: Inbox) -> list[Generation]:
-        """Send requests of one class to the engine, all or none. `inbox` gets the news of what they become.
+        """Send requests of one class to the engine, all or none; while it restarts they wait for the next one.
+        `inbox` gets the news of what they become.
 
         Raises:
             ApiError: 503 when the queue is full or no requests are taken; 400 when they could never be.
@@ -140,17 +176,13 @@ class Service:
         service_class = requests[0].scheduling.service_class
         self._check_bounds(service_class, len(requests), sum(len(request.prompt_token_ids) for request in requests))
         # First of all, so that requests that cannot be sent take no place.
-        self._send(*(_message(request, arrived) for request in requests))
-        if not self.has_work:
-            self.last_progress = time.monotonic()
-        generations = []
+        self._send(*(add_request(request, arrived) for request in requests))
+        generations, now = [], time.monotonic()
         for request in requests:
             generation = Generation(request, tokenizer.detokenizer(request.prompt_token_ids), arrived, inbox)
             self._queue.enter(service_class, len(request.prompt_token_ids))
             self._dispatcher.add(generation)
-            generation.timer = asyncio.get_running_loop().call_later(
-                self.config.queue_timeout, self._timed_out, generation, "queue", self.config.queue_timeout
-            )
+            self._timeouts.waits(generation, now)
             generations.append(generation)
         return generations
 
@@ -161,7 +193,10 @@ class Service:
         if reason is not FinishReason.STOP:
             self.metrics.cancelled += 1
         self._finish(generation, reason, error)
-        self._send(CancelRequest(generation.request.request_id, reason))
+        if self.link.open:
+            self._send(CancelRequest(generation.request.request_id, reason))
+        else:
+            self._dispatcher.forget(generation)
 
     def end_all(self, error: ApiError) -> int:
         """End everything that runs or waits with an error that clients see; how many there were."""
@@ -175,7 +210,7 @@ class Service:
         ready = self.engine_ready.result()
         await self.runtime.start(limits, ready.capacity)
         self._tokenizer = tokenizer
-        self._facts = ModelFacts(tokenizer.eos_token_ids, ready.vocab_size, ready.max_model_len)
+        self._facts = _facts(tokenizer, ready)
         self.phase = Phase.READY
 
     def shut_down_engine(self) -> None:
@@ -186,46 +221,99 @@ class Service:
     # What the engine says.
 
     def _on_message(self, message: FromEngine) -> None:
+        now = time.monotonic()
         match message:
             case StepReport():
-                now = time.monotonic()
                 self.stats = message.stats
-                self.last_progress = now
+                self.progress.reported(message.step, now)
                 self._dispatcher.report(message, now)
+            case LongStep():
+                self.progress.announced(message, now)
             case Configured():
+                self.progress.made(now)
                 self.runtime.applied(message)
                 self.calls.answered(message)
             case RecordFlushed():
+                self.progress.made(now)
                 self.calls.answered(message)
             case EngineReady():
-                self._dispatcher.start(message.capacity.max_num_seqs)
-                self.engine_ready.set_result(message)
+                self._on_ready(message)
             case EngineFailed():
-                self.fail(message.message)
+                self.lose_engine(message.message)
 
-    def _on_lost(self, why: str | None) -> None:
-        if not self._shut_down:
+    def _on_ready(self, ready: EngineReady) -> None:
+        self.engine = ready
+        self.progress = Progress(time.monotonic())
+        self._dispatcher.start(ready.capacity.max_num_seqs)
+        self.link.open = True
+        if self.phase is Phase.RESTARTING:
+            self._resume(ready)
+        elif not self.engine_ready.done():
+            self.engine_ready.set_result(ready)
+
+    # When the engine process is lost.
+
+    def lose_engine(self, why: str | None) -> None:
+        """It died, or has to be ended; `why`: a sentence, None where only the process's exit status tells.
+
+        Another one is started, if this one was loaded and there were not too many lately.
+        """
+        if self._shut_down:
+            return
+        self.link.cut()
+        if self.phase is not Phase.READY or not self._restarts.begin(time.monotonic()):
             self.fail(why or "")
+            return
+        log.error("%s; another one is started", why or "the engine process is gone")
+        self.phase = Phase.RESTARTING
+        self.calls.fail(self.not_ready())
+        self.metrics.engine_gone(self.stats)
+        self.stats = NO_STATS
+        for generation in self._dispatcher.engine_gone():
+            self._keep_or_end(generation)
+        self.engine_lost.set()
+
+    def _keep_or_end(self, generation: Generation) -> None:
+        """Keep a request for the next engine process, unless its answer has begun or it may be what killed this one."""
+        generation.tries += 1
+        if generation.delivered or generation.tries >= MAX_TRIES:
+            why = (
+                "after a part of the answer was sent" if generation.delivered else "for the second time on this request"
+            )
+            self.end(generation, FinishReason.ERROR, engine_failed(f"the engine process was lost {why}; try again"))
+            return
+        if not generation.waiting:
+            self._queue.enter(generation.request.scheduling.service_class, len(generation.request.prompt_token_ids))
+            self._timeouts.waits(generation, time.monotonic())
+        generation.restart(self.tokenizer.detokenizer(generation.request.prompt_token_ids))
+
+    def _resume(self, ready: EngineReady) -> None:
+        """Another engine process is loaded: first what is in force, then the requests, as they came."""
+        self._facts = _facts(self.tokenizer, ready)
+        self.calls.resume()
+        self.runtime.restore()
+        waiting = self._dispatcher.unfinished()
+        self.metrics.resubmitted += sum(generation.tries > 0 for generation in waiting)
+        self._send(*(add_request(generation.request, generation.timings.arrived) for generation in waiting))
+        self.metrics.engine_restarts += 1
+        self.phase = Phase.READY
+        log.info("the engine process was restarted; %d requests are submitted to it", len(waiting))
 
     def fail(self, why: str) -> None:
         """The engine cannot go on; `why` is a sentence, or empty where only the process's exit status tells."""
         if not self.failure.done():
-            self.phase = Phase.FAILED
+            self.failed_while, self.phase = self.phase, Phase.FAILED
             self.failure.set_result(why)
             self.calls.fail(self.not_ready())
 
+    # What becomes of requests.
+
     def _on_admitted(self, generation: Generation) -> None:
         self._leave_queue(generation)
-        if generation.timer is not None:
-            generation.timer.cancel()
-        generation.timer = asyncio.get_running_loop().call_later(
-            self.config.request_timeout, self._timed_out, generation, "run", self.config.request_timeout
-        )
+        self._timeouts.runs(generation, time.monotonic())
 
     def _on_finished(self, generation: Generation, reason: FinishReason, error: ApiError | None) -> None:
         self._finish(generation, reason, error)
-
-    # Shared.
 
     def _finish(self, generation: Generation, reason: FinishReason, error: ApiError | None) -> None:
         if generation.waiting:
@@ -237,16 +325,8 @@ class Service:
         request = generation.request
         self._queue.leave(request.scheduling.service_class, len(request.prompt_token_ids))
 
-    def _timed_out(self, generation: Generation, what: str, seconds: float) -> None:
-        message = (
-            f"waited {seconds:g} s for a slot, the most that --queue-timeout allows"
-            if what == "queue"
-            else f"ran for {seconds:g} s, the most that --request-timeout allows"
-        )
-        self.end(generation, FinishReason.TIMEOUT, ApiError(504, f"the request {message}", code=f"{what}_timeout"))
-
     def _check_admitting(self) -> None:
-        if self.phase is not Phase.READY:
+        if self.phase not in (Phase.READY, Phase.RESTARTING):
             self.metrics.rejections["not_ready"] += 1
             raise self.not_ready()
         if not self.admitting:
@@ -255,17 +335,19 @@ class Service:
                 503,
                 "this replica is shutting down and takes no new requests; try again to reach another",
                 code="draining",
-                retry_after=RETRY_AFTER_DRAINING,
+                retry_after=RETRY_AFTER_GONE,
             )
 
     def not_ready(self) -> ApiError:
         """What to say while there is no engine, or none any more."""
         if self.phase is Phase.FAILED:
-            return ApiError(503, "the engine process is gone and this server is ending", code="engine_failed")
+            return engine_failed("the engine process is gone and this server is ending")
+        if self.phase is Phase.RESTARTING:
+            return engine_failed("the engine process is restarting; try again")
         return ApiError(503, "the model is still loading", code="loading", retry_after=RETRY_AFTER_LOADING)
 
     def _check_bounds(self, service_class: str, num_requests: int, num_tokens: int) -> None:
-        predicted = self.metrics.predicted_queue_seconds(self.stats, self._queue.tokens)
+        predicted = self.metrics.throughput.seconds_for(self._gauges().waiting_tokens)
         refusal = self._queue.refusal(service_class, num_requests, num_tokens, min(predicted, LONGEST_RETRY_AFTER))
         if refusal is not None:
             reason, error = refusal
@@ -273,7 +355,9 @@ class Service:
             raise error
 
     def _send(self, *messages: ToEngine) -> None:
-        self.client.send(*messages)
+        if not self.has_work:
+            self.progress.made(time.monotonic())
+        self.link.send(*messages)
 
     def _gauges(self) -> Gauges:
         return Gauges(
@@ -287,18 +371,10 @@ class Service:
         )
 
 
-def _message(request: GenerationRequest, arrived: float) -> AddRequest:
-    scheduling, sampling = request.scheduling, request.sampling
-    predicted = scheduling.predicted_tokens
-    return AddRequest(
-        request_id=request.request_id,
-        prompt_token_ids=np.array(request.prompt_token_ids, np.dtype("<i4")).tobytes(),
-        sampling=sampling,
-        arrival_time=arrived,
-        priority=scheduling.priority,
-        service_class=scheduling.service_class,
-        tenant=scheduling.tenant,
-        cache_salt=scheduling.cache_salt,
-        # More than it may generate, it will not.
-        predicted_tokens=None if predicted is None else min(predicted, sampling.max_tokens),
-    )
+def engine_failed(message: str) -> ApiError:
+    """The engine process is gone; here or at another replica the request can be tried again."""
+    return ApiError(503, message, code="engine_failed", retry_after=RETRY_AFTER_GONE)
+
+
+def _facts(tokenizer: Tokenizer, ready: EngineReady) -> ModelFacts:
+    return ModelFacts(tokenizer.eos_token_ids, ready.vocab_size, ready.max_model_len)

@@ -6,6 +6,11 @@
 {{- include "inflight.fullname" . }}-operator
 {{- end -}}
 
+{{/* The Secret with the operator's key, in its own namespace. */}}
+{{- define "inflight.keySecret" -}}
+{{- include "inflight.operatorName" . }}-key
+{{- end -}}
+
 {{- define "inflight.serviceAccountName" -}}
 {{- if .Values.serviceAccount.create -}}
 {{- .Values.serviceAccount.name | default (include "inflight.operatorName" .) -}}

@@ -231,7 +231,7 @@ class Engine(SpecModel):
         default=True,
         description="Serve /metrics on the serving port, where gateways and dashboards look for them, as well as on the"
         " admin port. With false, only the admin port has them, and the PodMonitor scrapes that port: allow Prometheus"
-        " in the chart's value adminPeers.",
+        " in the chart's value engine.adminPeers.",
     )
     image: str | None = Field(
         default=None,

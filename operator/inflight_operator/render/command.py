@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ENGINE_PORT = 8000
 ADMIN_PORT = 8001
-"""Admin calls and metrics; the NetworkPolicy lets only the operator and the chart's `adminPeers` reach it."""
+"""For admin calls and metrics; `networkpolicy` says who reaches it."""
 
 
 def engine_command(service: InferenceService, limits_file: str) -> list[str]:

@@ -6,11 +6,12 @@ from tests.engine.server.real_server import RealServer
 
 
 class Fake:
-    """A service with a fake engine, and an HTTP client of its application."""
+    """A service with a fake engine, and HTTP clients of its application and of that of its admin port."""
 
     def __init__(self, service, engine, app):
         self.service, self.engine, self.app = service, engine, app
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://engine")
+        self.admin = httpx.AsyncClient(transport=httpx.ASGITransport(app.state.admin_app), base_url="http://engine")
 
     async def post(self, path, **body):
         return await self.http.post(path, json=body)

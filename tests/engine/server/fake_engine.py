@@ -25,7 +25,7 @@ from inflight_engine.messages import (
 from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.admission import QueueBounds
-from inflight_engine.server.app import create_app
+from inflight_engine.server.app import create_admin_app, create_app
 from inflight_engine.server.config import ServerConfig
 from inflight_engine.server.middleware import OpenResponses
 from inflight_engine.server.service import Service
@@ -149,6 +149,8 @@ def server_config(**changes):
         "engine": EngineConfig("fake"),
         "host": "127.0.0.1",
         "port": 0,
+        "admin_port": None,
+        "serving_metrics": True,
         "served_model_name": "fake",
         "bounds": QueueBounds(8),
         "queue_timeout": 30.0,
@@ -161,20 +163,28 @@ def server_config(**changes):
     return ServerConfig(**{**values, **changes})
 
 
-async def connected(config, *, load=True):
-    """A service with a fake engine behind it, and its application."""
-    service, engine, responses = Service(config), FakeEngine(), OpenResponses()
-    engine.weights = {service_class.name: service_class.weight for service_class in config.engine.classes}
+async def connect_engine(service):
+    """A fake engine at the other end of the service's link; it has not said that it is ready."""
+    engine = FakeEngine()
+    engine.weights = {each.name: each.weight for each in service.config.engine.classes}
     ours, theirs = socket.socketpair()
     await asyncio.get_running_loop().create_connection(lambda: engine, sock=theirs)
-    await service.client.connect(ours)
+    await service.link.connect(ours)
+    return engine
+
+
+async def connected(config, *, load=True):
+    """A service with a fake engine behind it, its application, and that of its admin port where it has one."""
+    service, responses = Service(config), OpenResponses()
+    engine = await connect_engine(service)
     if load:
         engine.send(READY)
         await service.engine_ready
         await service.open(ByteTokenizer(), CAPACITY)
     drains = []
-    app = create_app(service, responses, lambda: drains.append(True))
+    app = create_app(service, responses, lambda: drains.append(True), config.admin_port)
     app.state.drains = drains
+    app.state.admin_app = create_admin_app(service, responses, lambda: drains.append(True))
     return service, engine, app
 
 

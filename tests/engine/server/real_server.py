@@ -50,6 +50,9 @@ class RealServer:
         (pid,) = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return int(pid)
 
+    def admin_port(self) -> int:
+        return int(re.search(r"admin calls on .* port (\d+)", self.log.read_text())[1])
+
     def last_line(self) -> str:
         return self.log.read_text().splitlines()[-1]
 

@@ -11,6 +11,7 @@ from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server import engine_calls
 from inflight_engine.server.limits_file import initial_limits
+from inflight_engine.server.service import Phase
 from tests.engine.server.fake_engine import CAPACITY, until
 
 TOKEN = {"authorization": "Bearer secret"}
@@ -86,7 +87,7 @@ async def test_refused_change_changes_nothing(make_fake, change, status, param):
 async def test_change_after_the_engine_died_is_503_at_once(make_fake):
     fake = await make_fake()
     fake.engine.die()
-    await asyncio.wait_for(fake.service.failure, 5)
+    await until(lambda: fake.service.phase is Phase.RESTARTING)
     answer = await asyncio.wait_for(patch(fake, max_num_seqs=2), 5)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_failed")
 

@@ -35,6 +35,9 @@ def test_defaults_are_those_of_the_engine_configuration():
     config = parse("builtin://smollm2")
     assert config.engine == EngineConfig("builtin://smollm2")
     assert (config.served_model_name, config.port) == ("smollm2", 8000)
+    assert (config.admin_port, config.serving_metrics) == (None, True)
+    assert (config.bounds.max_requests, config.queue_timeout, config.request_timeout) == (512, 60, 600)
+    assert (config.drain_delay, config.drain_timeout) == (0, 120)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +51,8 @@ def test_served_name_is_the_last_part_of_the_model(model, name):
 def test_every_flag_reaches_the_configuration():
     config = parse(
         *shlex.split(
-            "m --host ::1 --port 9 --served-model-name n --revision r --device cpu --dtype float32 --max-model-len 7 "
+            "m --host ::1 --port 9 --admin-port 10 --no-serving-metrics "
+            "--served-model-name n --revision r --device cpu --dtype float32 --max-model-len 7 "
             "--max-num-seqs 3 --max-num-batched-tokens 5 --block-size 8 --kv-cache-memory 2Gi --seed 4 "
             "--kv-headroom 0.1 "
             "--limits-file l --max-queued-requests 6 --max-queued-tokens 77 --queue-timeout 1.5 --request-timeout 2.5 "
@@ -90,6 +94,7 @@ def test_every_flag_reaches_the_configuration():
         seed=4,
     )
     assert (config.host, config.port, config.served_model_name, str(config.limits_file)) == ("::1", 9, "n", "l")
+    assert (config.admin_port, config.serving_metrics) == (10, False)
     assert (config.bounds.max_requests, config.bounds.max_tokens) == (6, 77)
     assert (config.queue_timeout, config.request_timeout) == (1.5, 2.5)
     assert (config.drain_delay, config.drain_timeout, config.log_level) == (3, 4, "debug")
@@ -176,6 +181,9 @@ def test_model_in_a_file_is_no_flag(tmp_path, capsys, model):
         ("serve m --dtype int4", "invalid choice"),
         ("serve m --kv-cache-memory lots", "is not a size"),
         ("serve m --queue-timeout 0", "must be at least"),
+        ("serve m --no-serving-metrics", "needs --admin-port"),
+        ("serve m --port 8000 --admin-port 8000", "both 8000"),
+        ("serve m --admin-port 65536", "must be between"),
         ("serve m --num-kv-blocks 3 --kv-cache-memory 1Gi", "not allowed with"),
         ("serve m --config /no/such/file", "cannot be read"),
         ("serve m --max-num 3", "unrecognized arguments"),

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from e2e import cluster
 from inflight_engine.messages import StepStats
 from inflight_engine.server import buckets
-from inflight_engine.server.health import STALL_SECONDS, health_status
+from inflight_engine.server.health import health_status
 from inflight_engine.server.histogram import Histogram
 from inflight_engine.server.service import Phase
 from inflight_engine.server.throughput import Throughput
@@ -53,6 +53,8 @@ OWN = {
     "inflight_admission_rejections_total": "counter",
     "inflight_requests_cancelled_total": "counter",
     "inflight_draining": "gauge",
+    "inflight_engine_restarts_total": "counter",
+    "inflight_requests_resubmitted_total": "counter",
     "inflight_swapped_blocks": "gauge",
     "inflight_class_requests_waiting": "gauge",
     "inflight_class_requests_finished_total": "counter",
@@ -191,15 +193,47 @@ def test_throughput_follows_a_change_of_speed_within_its_half_lives():
 
 
 @pytest.mark.parametrize(
-    ("phase", "draining", "has_work", "seconds", "expected"),
+    ("phase", "draining", "stalled", "expected"),
     [
-        (Phase.LOADING, False, False, 1e6, (200, "loading")),
-        (Phase.READY, False, False, 1e6, (200, "ok")),
-        (Phase.READY, False, True, STALL_SECONDS - 1, (200, "ok")),
-        (Phase.READY, False, True, STALL_SECONDS + 1, (503, "stalled")),
-        (Phase.READY, True, True, 1.0, (200, "draining")),
-        (Phase.FAILED, True, False, 0.0, (503, "failed")),
+        (Phase.LOADING, False, False, (200, "loading")),
+        (Phase.READY, False, False, (200, "ok")),
+        (Phase.READY, False, True, (503, "stalled")),
+        (Phase.READY, True, False, (200, "draining")),
+        (Phase.READY, True, True, (503, "stalled")),
+        (Phase.RESTARTING, False, False, (200, "restarting")),
+        (Phase.FAILED, True, False, (503, "failed")),
     ],
 )
-def test_health_is_progress_or_nothing_to_do(phase, draining, has_work, seconds, expected):
-    assert health_status(phase, draining=draining, has_work=has_work, seconds_since_progress=seconds) == expected
+def test_health_is_progress_or_nothing_to_do(phase, draining, stalled, expected):
+    assert health_status(phase, draining=draining, stalled=stalled) == expected
+
+
+FULL_NAMES = [
+    "vllm:time_to_first_token_seconds_bucket",
+    "vllm:num_requests_running",
+    "vllm:prompt_tokens_total",
+    "inflight_class_requests_waiting",
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "lines"),
+    [
+        (FULL_NAMES, FULL_NAMES),
+        (["vllm:prompt_tokens"], ["vllm:prompt_tokens_total"]),
+        (["vllm:time_to_first_token_seconds_count"], ["vllm:time_to_first_token_seconds_count"]),
+        (
+            ["vllm:time_to_first_token_seconds"],
+            [f"vllm:time_to_first_token_seconds_{part}" for part in ("bucket", "count", "sum")],
+        ),
+        (["vllm:time_to_first_token", "other", ""], []),
+    ],
+)
+async def test_metrics_page_has_only_the_families_or_samples_that_were_asked_for(make_fake, asked, lines):
+    fake = await make_fake()
+    answer = await fake.http.get("/metrics", params={"name[]": asked})
+    assert answer.status_code == 200
+    samples = [line for line in answer.text.splitlines() if not line.startswith("#")]
+    assert {re.split("[{ ]", line)[0] for line in samples} == set(lines)
+    assert set(samples) <= set((await page(fake)).splitlines())
+    assert answer.text.count("# TYPE") == len(asked if lines else [])

@@ -112,13 +112,26 @@ def test_second_sigterm_ends_at_once(own_server):
     assert server.last_line() == "error: told twice to stop: 1 requests were ended before they were complete"
 
 
-def test_engine_process_that_is_killed_is_seen_by_clients_health_and_exit_status(own_server):
-    server = own_server()
-    stream = Stream(server, max_tokens=900)
+def test_engine_process_that_is_killed_while_it_loads_ends_the_server_with_the_reason(own_server):
+    server = own_server(wait=False)
     os.kill(server.engine_pid(), signal.SIGKILL)
-    error = json.loads(stream.finished()[-1])["error"]
-    assert (error["type"], error["code"]) == ("server_error", "engine_failed")
-    assert server.status("/health") in (503, None)
     assert server.process.wait(30) == 1
     assert server.last_line().startswith("error: the engine process was killed (signal 9")
+    assert server.last_line().endswith("while it loaded the model")
     assert server.status("/health") is None
+
+
+def test_admin_port_answers_until_the_end_of_a_drain(own_server):
+    server = own_server("--admin-port", "0", "--no-serving-metrics", "--drain-timeout", "60")
+    admin = f"http://127.0.0.1:{server.admin_port()}"
+    assert httpx.get(f"{server.url}/metrics").status_code == 404
+    assert httpx.patch(f"{server.url}/v1/runtime_config", json={}).json()["error"]["code"] == "admin_port"
+    stream = Stream(server, max_tokens=40)
+    token = {"authorization": "Bearer test-token"}
+    assert httpx.post(f"{admin}/admin/drain", headers=token).status_code == 202
+    while stream.is_alive():
+        assert httpx.get(f"{admin}/ready", timeout=5).json()["status"] == "draining"
+        assert "inflight_draining{" in httpx.get(f"{admin}/metrics", timeout=5).text
+        time.sleep(0.05)
+    assert stream.events[-1] == "[DONE]"
+    assert server.process.wait(30) == 0

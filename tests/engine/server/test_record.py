@@ -6,6 +6,8 @@ import pytest
 
 from inflight_engine.config import EngineConfig
 from inflight_engine.server import record
+from inflight_engine.server.service import Phase
+from tests.engine.server.fake_engine import until
 
 TOKEN = {"authorization": "Bearer secret"}
 
@@ -64,6 +66,6 @@ async def test_while_loading_or_after_the_engine_died_it_is_503(make_fake, tmp_p
     assert (await fake.http.get("/admin/record", headers=TOKEN)).status_code == 503
     fake = await make_fake(engine=EngineConfig("fake", record=str(tmp_path / "r")))
     fake.engine.die()
-    await fake.service.failure
+    await until(lambda: fake.service.phase is Phase.RESTARTING)
     answer = await fake.http.get("/admin/record", headers=TOKEN)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_failed")

@@ -91,18 +91,17 @@ def test_the_model_argument_of_each_source(source, argument):
 
 def test_tuning_is_bounded_by_capacity_where_nothing_is_given():
     bounds = tuning_bounds(make().spec)
-    assert bounds == LimitsBounds(Limits(1, 64), Limits(256, 8192))
+    assert bounds == LimitsBounds(low=Limits(1, 64), high=Limits(256, 8192))
 
 
 def test_the_default_floor_of_the_budget_gives_way_to_a_small_capacity():
     bounds = tuning_bounds(make(engine={"maxNumBatchedTokens": 16}).spec)
-    assert bounds == LimitsBounds(Limits(1, 16), Limits(256, 16))
+    assert (bounds.low.max_num_batched_tokens, bounds.high.max_num_batched_tokens) == (16, 16)
 
 
 def test_given_tuning_bounds_count():
     tuning = {"maxNumSeqs": {"min": 4, "max": 32}, "maxNumBatchedTokens": {"min": 128, "max": 512}}
-    bounds = tuning_bounds(make(tuning=tuning).spec)
-    assert bounds == LimitsBounds(Limits(4, 128), Limits(32, 512))
+    assert tuning_bounds(make(tuning=tuning).spec) == LimitsBounds(low=Limits(4, 128), high=Limits(32, 512))
 
 
 def test_times_are_written_to_the_second_with_z_and_keep_their_zone():

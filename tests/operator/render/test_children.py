@@ -71,9 +71,10 @@ def test_the_service_answers_on_port_80_with_the_engines_port():
     assert (port["name"], port["port"], port["targetPort"]) == ("http", 80, "http")
 
 
-def test_replicas_are_the_plans():
-    assert child("Deployment", make())["spec"]["replicas"] == 2
-    assert child("Deployment", make(), replace(PLAN, replicas=0))["spec"]["replicas"] == 0
+@pytest.mark.parametrize("replicas", [0, 2, 5])
+def test_replicas_are_the_plans_whatever_the_spec_says(replicas):
+    for service in (make(), make(scaling={"mode": "External"}, replicas=3)):
+        assert child("Deployment", service, replace(PLAN, replicas=replicas))["spec"]["replicas"] == replicas
 
 
 def limits_file(service, limits):

@@ -1,0 +1,16 @@
+"""What is wrong with flags that are right one by one."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def wrong_combination(flags: argparse.Namespace) -> str | None:
+    """A sentence; None: nothing is."""
+    if flags.preemption == "swap" and not flags.swap_space:
+        return "--preemption swap needs host memory: give --swap-space, as in --swap-space 4Gi"
+    if flags.admin_port is None and not flags.serving_metrics:
+        return "--no-serving-metrics needs --admin-port: /metrics would be nowhere"
+    if flags.admin_port and flags.admin_port == flags.port:
+        return f"--admin-port and --port are both {flags.port}: give admin calls a port of their own, or none"
+    return None

@@ -1,0 +1,125 @@
+"""Everything /metrics shows: vLLM's names where vLLM has the thing, `inflight_*` where it has not.
+
+Names, types and meanings of `vllm:*` are those of vLLM's v1 engine,
+https://docs.vllm.ai/en/latest/design/metrics.html.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from inflight_engine.server.class_metrics import class_families
+from inflight_engine.server.families import Families
+
+if TYPE_CHECKING:
+    from inflight_engine.server.metrics import EngineMetrics, Gauges
+
+
+def add_engine_families(page: Families, metrics: EngineMetrics, now: Gauges) -> None:
+    """Add all families of an engine, in the order of the page."""
+    _engine_state(page, metrics, now)
+    _counters(page, metrics, now)
+    _histograms(page, metrics)
+    _limits(page, now)
+    class_families(page, metrics.classes, now.queued_by_class)
+
+
+def _engine_state(page: Families, metrics: EngineMetrics, now: Gauges) -> None:
+    stats = now.stats
+    page.gauge("vllm:num_requests_running", "Requests that hold a slot.", stats.num_running)
+    page.gauge("vllm:num_requests_waiting", "Requests that wait for a slot, preempted ones included.", now.waiting)
+    page.gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", stats.kv_usage)
+    page.gauge("inflight_swapped_blocks", "Blocks of host memory that hold swapped requests.", stats.num_swapped_blocks)
+    if now.ready is not None:
+        page.gauges(
+            "vllm:cache_config_info",
+            "Shape of the KV cache: tokens in a block, and blocks.",
+            ("block_size", "num_gpu_blocks"),
+            [((str(now.ready.block_size), str(now.ready.num_blocks)), 1)],
+        )
+    page.gauge(
+        "inflight_waiting_prompt_tokens",
+        "Prompt tokens not yet computed, of waiting requests and of those in prefill.",
+        now.waiting_tokens,
+    )
+    page.gauge(
+        "inflight_predicted_queue_seconds",
+        "Seconds until all prompt tokens that wait now are computed, at the rate of the latest steps with prefill.",
+        metrics.throughput.seconds_for(now.waiting_tokens),
+    )
+    page.gauge("inflight_draining", "1 from the moment the engine was told to drain.", float(now.draining))
+
+
+def _counters(page: Families, metrics: EngineMetrics, now: Gauges) -> None:
+    since_start = metrics.since_start(now.stats)
+    page.counter("vllm:num_preemptions", "Times a request lost its slot to others.", since_start.num_preemptions)
+    page.counter("vllm:prompt_tokens", "Prompt tokens of requests whose prefill ended.", metrics.prompt_tokens)
+    page.counter("vllm:generation_tokens", "Tokens generated.", metrics.generation_tokens)
+    page.counter(
+        "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", since_start.prefix_queries
+    )
+    page.counter("vllm:prefix_cache_hits", "Of them, tokens that were found there.", since_start.prefix_hits)
+    page.counters(
+        "vllm:request_success",
+        "Requests that ended, by why.",
+        ("finished_reason",),
+        [((str(reason),), count) for reason, count in metrics.finished.items()],
+    )
+    page.counters(
+        "inflight_admission_rejections",
+        "Requests that were not taken, by why.",
+        ("reason",),
+        [((reason,), count) for reason, count in metrics.rejections.items()],
+    )
+    page.counter(
+        "inflight_requests_cancelled",
+        "Requests ended before they were complete: client gone, timeout, or end of the drain.",
+        metrics.cancelled,
+    )
+    page.counter(
+        "inflight_engine_restarts",
+        "Times another engine process was started because the one before died or hung.",
+        metrics.engine_restarts,
+    )
+    page.counter(
+        "inflight_requests_resubmitted",
+        "Requests submitted again to a new engine process, each time counted.",
+        metrics.resubmitted,
+    )
+
+
+def _histograms(page: Families, metrics: EngineMetrics) -> None:
+    for name, documentation, histogram in (
+        ("vllm:time_to_first_token_seconds", "From arrival to the first token.", metrics.time_to_first_token),
+        ("vllm:inter_token_latency_seconds", "Between two tokens of a request.", metrics.inter_token_latency),
+        (
+            "vllm:request_time_per_output_token_seconds",
+            "Mean time per token after the first, of a finished request.",
+            metrics.time_per_output_token,
+        ),
+        ("vllm:e2e_request_latency_seconds", "From arrival to the last token.", metrics.end_to_end),
+        ("vllm:request_queue_time_seconds", "From arrival to a slot.", metrics.queue_time),
+        ("vllm:iteration_tokens_total", "Tokens computed in a step.", metrics.step_tokens),
+        ("inflight_step_duration_seconds", "One step, scheduling included.", metrics.step_duration),
+        ("inflight_schedule_duration_seconds", "The scheduler's part of a step.", metrics.schedule_duration),
+    ):
+        page.histogram(name, documentation, histogram)
+
+
+def _limits(page: Families, now: Gauges) -> None:
+    if now.limits is None or now.ready is None:
+        return
+    limits, capacity, stats = now.limits, now.ready.capacity, now.stats
+    page.gauge("inflight_max_num_seqs", "Limit in force: requests with a slot.", limits.max_num_seqs)
+    page.gauge("inflight_max_num_seqs_capacity", "What it may be raised to.", capacity.max_num_seqs)
+    page.gauge("inflight_max_num_batched_tokens", "Limit in force: tokens in a step.", limits.max_num_batched_tokens)
+    page.gauge("inflight_max_num_batched_tokens_capacity", "What it may be raised to.", capacity.max_num_batched_tokens)
+    page.gauge(
+        "inflight_runtime_config_revision", "Revision of the limits in force, as given with them.", limits.revision
+    )
+    empty = max(0, limits.max_num_seqs - stats.num_running)
+    page.gauge(
+        "inflight_slots_wasted_ratio",
+        "Share of max_num_seqs without a request while requests wait, after the latest step.",
+        empty / limits.max_num_seqs if stats.num_waiting else 0.0,
+    )

@@ -1,0 +1,23 @@
+"""How often the engine process may be started again."""
+
+from __future__ import annotations
+
+from collections import deque
+
+MOST_RESTARTS = 3
+WINDOW_SECONDS = 600.0
+"""What dies more often than this needs a person, or a new container; the end of the server makes both see it."""
+
+
+class Restarts:
+    """Counts restarts within the window."""
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=MOST_RESTARTS)
+
+    def begin(self, now: float) -> bool:
+        """Count one at `now` (seconds, monotonic). False, and not counted: there were too many within the window."""
+        if len(self._times) == MOST_RESTARTS and now - self._times[0] < WINDOW_SECONDS:
+            return False
+        self._times.append(now)
+        return True

@@ -1,0 +1,82 @@
+"""Keeps an engine process: ends one that hangs, and starts another when it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from inflight_engine.server.process import EngineProcess
+from inflight_engine.server.service import Phase, Service
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.5
+"""Between two looks at the engine's progress."""
+
+LEAST_RESTART_SECONDS = 60.0
+RESTART_FACTOR = 3.0
+"""A new engine process may take so many times as long as the first took, and at least `LEAST_RESTART_SECONDS`."""
+
+
+class Supervisor:
+    """
+    Attributes:
+        process: the engine process that runs now.
+        start_seconds: what the first one took from its start until it was ready.
+    """
+
+    def __init__(self, service: Service, process: EngineProcess) -> None:
+        self.process = process
+        self.start_seconds = 0.0
+        self._service = service
+        self._deadline = 0.0
+        self._restarts = 0
+
+    async def run(self) -> None:
+        """Until cancelled. When no other engine process can be had, the service fails."""
+        watching = asyncio.create_task(self._watch())
+        try:
+            while True:
+                await self._service.engine_lost.wait()
+                self._service.engine_lost.clear()
+                await self._restart()
+        finally:
+            watching.cancel()
+
+    async def _restart(self) -> None:
+        service = self._service
+        self._restarts += 1
+        self._deadline = time.monotonic() + max(LEAST_RESTART_SECONDS, RESTART_FACTOR * self.start_seconds)
+        # It frees its memory first, the processes of other ranks too: the next one takes what is there.
+        await asyncio.to_thread(self.process.kill)
+        config = service.config.engine
+        if service.record is not None:
+            service.record = _segment(Path(service.config.engine.record or ""), self._restarts)
+            config = replace(config, record=str(service.record))
+            log.info("the recording goes on in %s", service.record)
+        self.process = self.process.successor()
+        self.process.load(config)
+        await service.link.connect(self.process.socket)
+
+    async def _watch(self) -> None:
+        service, last = self._service, time.monotonic()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            now = time.monotonic()
+            late = now - last - LOOK_SECONDS
+            if late > LOOK_SECONDS:
+                service.progress.excuse(late)
+            last = now
+            if service.hung:
+                service.lose_engine("the engine process hung: it made no progress in its step")
+            elif service.phase is Phase.RESTARTING and now > self._deadline:
+                service.fail("the engine process was restarted and was not ready in time")
+
+
+def _segment(path: Path, number: int) -> Path:
+    """Of a recording that goes on after so many restarts: `run.jsonl.gz` becomes `run.restart-1.jsonl.gz`."""
+    stem, dot, suffixes = path.name.partition(".")
+    return path.with_name(f"{stem}.restart-{number}{dot}{suffixes}")

@@ -1,0 +1,79 @@
+{{- define "inflight.operatorSubject" -}}
+- kind: ServiceAccount
+  name: {{ include "inflight.serviceAccountName" . }}
+  namespace: {{ .Release.Namespace }}
+{{- end -}}
+
+{{/*
+What the operator reads and writes where the InferenceServices are, and its binding.
+Takes root (the chart's own dot), kind (Role or ClusterRole) and namespace (empty for a ClusterRole).
+*/}}
+{{- define "inflight.operatorRole" -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ .kind }}
+metadata:
+  name: {{ include "inflight.operatorName" .root }}
+  {{- with .namespace }}
+  namespace: {{ . }}
+  {{- end }}
+  labels:
+    {{- include "inflight.labels" .root | nindent 4 }}
+rules:
+  - apiGroups: [inflight.dev]
+    resources: [inferenceservices]
+    verbs: [get, list, watch]
+  - apiGroups: [inflight.dev]
+    resources: [inferenceservices/status]
+    verbs: [patch]
+  # Children block the deletion of their owner; clusters that enforce it ask for this (OwnerReferencesPermissionEnforcement).
+  - apiGroups: [inflight.dev]
+    resources: [inferenceservices/finalizers]
+    verbs: [update]
+  # The children of a service. Server-side apply needs both create and patch.
+  - apiGroups: [""]
+    resources: [configmaps, services]
+    verbs: [get, list, watch, create, patch, delete]
+  # The Secret with a service's admin token is written and never read: the operator derives the token from its key.
+  - apiGroups: [""]
+    resources: [secrets]
+    verbs: [create, patch]
+  - apiGroups: [apps]
+    resources: [deployments]
+    verbs: [get, list, watch, create, patch, delete]
+  - apiGroups: [policy]
+    resources: [poddisruptionbudgets]
+    verbs: [get, list, watch, create, patch, delete]
+  - apiGroups: [networking.k8s.io]
+    resources: [networkpolicies]
+    verbs: [get, list, watch, create, patch, delete]
+  - apiGroups: [monitoring.coreos.com]
+    resources: [podmonitors]
+    verbs: [get, list, watch, create, patch, delete]
+  # A service is Ready when its endpoints list a pod.
+  - apiGroups: [discovery.k8s.io]
+    resources: [endpointslices]
+    verbs: [list, watch]
+  # Pods are observed, and given the cost that says which one a scale-down takes first.
+  - apiGroups: [""]
+    resources: [pods]
+    verbs: [get, list, watch, patch]
+  - apiGroups: [events.k8s.io]
+    resources: [events]
+    verbs: [create]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ .kind }}Binding
+metadata:
+  name: {{ include "inflight.operatorName" .root }}
+  {{- with .namespace }}
+  namespace: {{ . }}
+  {{- end }}
+  labels:
+    {{- include "inflight.labels" .root | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {{ .kind }}
+  name: {{ include "inflight.operatorName" .root }}
+subjects:
+  {{- include "inflight.operatorSubject" .root | nindent 2 }}
+{{- end -}}

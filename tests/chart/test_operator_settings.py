@@ -1,0 +1,73 @@
+"""Every setting that a value of the chart and a flag of the operator state has one default and one range."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from inflight_operator import cli
+
+CHART = Path(__file__).parents[2] / "helm" / "inflight"
+
+VALUES = {
+    "interval": "interval",
+    "metrics.port": "metrics-port",
+    "leaderElection.enabled": "leader-elect",
+    "engine.upgrade.mode": "engine-upgrade",
+    "engine.upgrade.servicesAtOnce": "engine-upgrades-at-once",
+    "engine.adminPeers": "admin-peers",
+    "watchNamespaces": "namespace",
+}
+"""Values of the chart, and the operator's flags."""
+
+NO_VALUE = {"engine-image", "kubeconfig", "lease-name", "key-secret", "help"}
+"""Flags that the chart makes of names, and such as it has no use for."""
+
+
+def operator_flags():
+    (commands,) = (a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return {
+        option.removeprefix("--"): action
+        for action in commands.choices["run"]._actions
+        for option in action.option_strings
+        if option.startswith("--")
+    }
+
+
+def chart_value(path):
+    value = yaml.safe_load((CHART / "values.yaml").read_text())
+    for name in path.split("."):
+        value = value[name]
+    return value
+
+
+def chart_schema(path):
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    for name in path.split("."):
+        schema = schema["properties"][name]
+    return schema
+
+
+def test_every_flag_of_the_operator_has_its_value_in_the_chart():
+    flags = {flag for flag in operator_flags() if not flag.startswith("no-")}
+    assert flags == {*VALUES.values(), *NO_VALUE}
+
+
+@pytest.mark.parametrize("path", VALUES)
+def test_a_value_of_the_chart_and_the_operators_flag_have_one_default(path):
+    default = operator_flags()[VALUES[path]].default
+    assert (list(default) if isinstance(default, tuple) else default) == chart_value(path)
+
+
+@pytest.mark.parametrize("path", ["interval", "metrics.port", "engine.upgrade.servicesAtOnce"])
+def test_the_operator_takes_the_least_and_the_most_that_the_chart_takes(path):
+    flag, schema = VALUES[path], chart_schema(path)
+    for bound in (schema["minimum"], schema["maximum"]):
+        given = cli._parser().parse_args(["run", "--engine-image=x", f"--{flag}={bound}"])
+        assert getattr(given, flag.replace("-", "_")) == bound
+
+
+def test_the_operator_takes_every_mode_of_upgrades_that_the_chart_takes():
+    assert list(operator_flags()["engine-upgrade"].choices) == chart_schema("engine.upgrade.mode")["enum"]

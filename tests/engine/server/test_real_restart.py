@@ -1,0 +1,143 @@
+"""The real engine process, killed or stopped under load: every request is answered, whole or with an error that says
+to retry, and soon; then the server goes on with another engine process."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+pytestmark = pytest.mark.slow
+
+NUM_CLIENTS = 24
+OUTPUT_TOKENS = 24
+LATEST_ERROR_SECONDS = 15.0
+
+
+@dataclass
+class Outcome:
+    """`ended`: seconds, monotonic. `kind`: whole, or an error's code, or broken."""
+
+    ended: float
+    kind: str
+    num_tokens: int
+
+
+async def ask(http, number) -> Outcome:
+    """Every other client streams."""
+    stream = number % 2 == 0
+    body = {
+        "prompt": f"Once upon a time, {number} ",
+        "max_tokens": OUTPUT_TOKENS,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": stream,
+    }
+    try:
+        if not stream:
+            answer = await http.post("/v1/generate", json=body)
+            content = answer.json()
+            kind = "whole" if answer.status_code == 200 else content["error"]["code"]
+            if kind != "whole":
+                assert answer.headers["retry-after"]
+            return Outcome(time.monotonic(), kind, len(content.get("tokens", ())))
+        tokens, last = 0, {}
+        async with http.stream("POST", "/v1/generate", json=body) as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    last = json.loads(line.removeprefix("data: "))
+                    tokens += len(last.get("tokens", ()))
+        kind = last["error"]["code"] if "error" in last else "whole" if last.get("finish_reason") else "broken"
+        return Outcome(time.monotonic(), kind, tokens)
+    except httpx.HTTPError as error:
+        return Outcome(time.monotonic(), f"broken: {error!r}", 0)
+
+
+async def under_load(server, disrupt) -> tuple[float, list[Outcome]]:
+    """Clients for 3 times the slots; `disrupt` once some have begun and others wait. When that was, and outcomes."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as http:
+        calls = [asyncio.create_task(ask(http, number)) for number in range(NUM_CLIENTS)]
+        while True:
+            seen = await asyncio.to_thread(server.metrics)
+            if seen["vllm:num_requests_waiting"] and seen["vllm:generation_tokens_total"] > 8:
+                break
+            await asyncio.sleep(0.02)
+        disrupted = time.monotonic()
+        disrupt()
+        return disrupted, await asyncio.gather(*calls)
+
+
+def disrupted_server(own_server, number, *flags):
+    server = own_server("--max-num-seqs", "8", "--seed", "1", *flags)
+    expected = httpx.get(f"{server.url}/v1/runtime_config").json()
+    change = {"max_num_seqs": 6, "revision": 5}
+    token = {"authorization": "Bearer test-token"}
+    assert httpx.patch(f"{server.url}/v1/runtime_config", json=change, headers=token).status_code == 200
+    first = server.engine_pid()
+    at, outcomes = asyncio.run(under_load(server, lambda: os.kill(first, number)))
+    assert server.engine_pid() != first
+    after = httpx.get(f"{server.url}/v1/runtime_config").json()
+    assert after == expected | change
+    return server, at, outcomes
+
+
+def check(server, at, outcomes):
+    """Returns how many failed."""
+    kinds = [outcome.kind for outcome in outcomes]
+    print({kind: kinds.count(kind) for kind in kinds}, "latest", max(o.ended for o in outcomes) - at)
+    assert set(kinds) <= {"whole", "engine_failed"}
+    assert all(outcome.num_tokens == OUTPUT_TOKENS for outcome in outcomes if outcome.kind == "whole")
+    # Only streams that had begun: at most the half of those that ran.
+    assert kinds.count("engine_failed") <= 6
+    assert all(o.ended - at < LATEST_ERROR_SECONDS for o in outcomes if o.kind == "engine_failed")
+    seen = server.metrics()
+    assert seen["inflight_engine_restarts_total"] == 1
+    assert seen["inflight_requests_resubmitted_total"] >= NUM_CLIENTS - 8 - kinds.count("engine_failed")
+    assert (seen["vllm:num_requests_running"], seen["vllm:num_requests_waiting"]) == (0, 0)
+    assert server.status("/ready") == 200
+    return kinds.count("engine_failed")
+
+
+def test_killed_engine_process_costs_only_streams_that_had_begun(own_server, tmp_path):
+    server, at, outcomes = disrupted_server(own_server, signal.SIGKILL, "--record", str(tmp_path / "run.jsonl.gz"))
+    check(server, at, outcomes)
+    answer = httpx.get(f"{server.url}/admin/record", headers={"authorization": "Bearer test-token"})
+    assert "run.restart-1.jsonl.gz" in answer.headers["content-disposition"]
+    for name in ("run.jsonl.gz", "run.restart-1.jsonl.gz"):
+        assert (tmp_path / name).stat().st_size > 0
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(30) == 0
+
+
+def test_stopped_engine_process_is_ended_and_its_requests_too_within_15_seconds(own_server):
+    server, at, outcomes = disrupted_server(own_server, signal.SIGSTOP)
+    check(server, at, outcomes)
+
+
+def test_engine_of_several_processes_is_replaced_with_all_of_them(own_server):
+    server = own_server("--tensor-parallel-size", "3", "--num-threads", "3", "--dtype", "float32")
+    ranks = children(server.engine_pid())
+    assert len(ranks) == 2
+    with httpx.Client(base_url=server.url, timeout=120) as http:
+        body = {"prompt": "Once upon a time", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+        before = http.post("/v1/completions", json=body).json()["choices"]
+        for pid in ranks:
+            os.kill(pid, signal.SIGSTOP)
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        assert http.post("/v1/completions", json=body).json()["choices"] == before
+    assert len(children(server.engine_pid())) == 2
+    for pid in ranks:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def children(pid):
+    """Of all its threads: a process may start another from any."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
