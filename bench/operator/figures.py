@@ -55,6 +55,7 @@ class PhaseFigures:
 
     Attributes:
         cores: CPU seconds a second, by process.
+    machine_cores: of all processes of the machine: where it nears the number of cores, delays are the machine's.
         rounds, failed_rounds, mean_round: rounds of the operator by how they ended, and seconds of one.
         pages: metrics pages that the fake engines answered: scrapes that were of use, counted from outside.
         scrapes: scrapes by result, as the operator counts them; empty where it does not.
@@ -65,6 +66,7 @@ class PhaseFigures:
     name: str
     seconds: float
     cores: Mapping[str, float]
+    machine_cores: float
     memory: Memory
     rounds: float
     failed_rounds: float
@@ -100,6 +102,7 @@ def phase_figures(
         name=name,
         seconds=seconds,
         cores={who: (cpu - before.cpu[who]) / seconds for who, cpu in after.cpu.items()},
+        machine_cores=(after.machine - before.machine) / seconds,
         memory=memory,
         rounds=rounds[0],
         failed_rounds=rounds[1],
@@ -218,6 +221,7 @@ def _phase_table(report: Report) -> Iterator[str]:
     for who in report.phases[0].cores:
         if who != "operator":
             rows.append((f"{who}, CPU cores", "", [f"{one.cores[who]:.2f}" for one in report.phases]))
+    rows.append(("whole machine, CPU cores", "", [f"{one.machine_cores:.2f}" for one in report.phases]))
     yield _row("", "goal", [one.name for one in report.phases])
     for title, goal, values in rows:
         yield _row(title, goal, values)

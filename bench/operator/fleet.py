@@ -83,8 +83,7 @@ async def install_crd(client: Client) -> None:
     await client.call("POST", path, body)
     while True:
         live = await client.call("GET", f"{path}/{body['metadata']['name']}")
-        conditions = {one["type"]: one["status"] for one in live.get("status", {}).get("conditions", [])}
-        if conditions.get("Established") == "True":
+        if _is_true(live, "Established"):
             return
         await asyncio.sleep(0.2)
 
@@ -92,10 +91,7 @@ async def install_crd(client: Client) -> None:
 async def count_ready(client: Client) -> int:
     """Services whose condition Ready is True."""
     services, _ = await client.list(SERVICES_PATH)
-    return sum(
-        any(one["type"] == "Ready" and one["status"] == "True" for one in each.get("status", {}).get("conditions", []))
-        for each in services
-    )
+    return sum(_is_true(each, "Ready") for each in services)
 
 
 class Fleet:
@@ -157,7 +153,7 @@ class Fleet:
             before = self._pods.get(pod.uid)
             self._pods[pod.uid] = pod
             self._by_service[pod.service].add(pod.uid)
-            if pod.address and (before is None or not before.address):
+            if pod.address and (before is None or pod.address != before.address):
                 await self._name([pod])
 
     async def _watch_tokens(self) -> None:
@@ -179,6 +175,11 @@ def _service_of(body: dict[str, Any]) -> Key:
 
 
 def _pod(body: dict[str, Any]) -> Pod:
-    status = body.get("status", {})
-    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions", []))
-    return Pod(body["metadata"]["uid"], _service_of(body), status.get("podIP", ""), ready)
+    address = body.get("status", {}).get("podIP", "")
+    return Pod(body["metadata"]["uid"], _service_of(body), address, _is_true(body, "Ready"))
+
+
+def _is_true(body: Manifest, condition: str) -> bool:
+    """The API server stores no conditions as null for a moment."""
+    conditions = body.get("status", {}).get("conditions") or []
+    return any(one["type"] == condition and one["status"] == "True" for one in conditions)

@@ -56,20 +56,19 @@ async def measure(chosen: Options, running: Plane, progress: Progress) -> Report
                     services,
                     seen,
                     engines,
+                    operators,
                     http,
                     AuditLog(running.audit_log),
                     {name: record.pid for name in CONTROL_PLANE if (record := running.processes.running(name))},
                     progress,
                 )
-                set_up = await _create(bench, client)
-                phases, failover = await _phases(bench, operators, operator, stack)
+                set_up = await _create(bench, client, operator)
+                phases, failover = await _phases(bench, operator, stack)
     machine = Machine(cpu_model(), os.cpu_count() or 0, platform.python_version())
     return Report(machine, chosen.services, chosen.pods, chosen.interval, set_up, phases, failover)
 
 
-async def _phases(
-    bench: Bench, operators: Operators, operator: Operator, stack: ExitStack
-) -> tuple[list[PhaseFigures], Failover | None]:
+async def _phases(bench: Bench, operator: Operator, stack: ExitStack) -> tuple[list[PhaseFigures], Failover | None]:
     done: list[PhaseFigures] = []
     failover = None
     for name in bench.options.phases:
@@ -82,7 +81,7 @@ async def _phases(
                 done.append(await bench.hung(operator))
             case "leader":
                 bench.progress("phase leader: starting an operator that stands by")
-                failover = await bench.leader(operator, stack.enter_context(operators.running(1)))
+                failover = await bench.leader(operator, stack.enter_context(bench.operators.running(1)))
     return done, failover
 
 
@@ -102,11 +101,12 @@ async def _prepare(client: Client, chosen: Options) -> None:
         await client.call("POST", "/api/v1/nodes", node)
 
 
-async def _create(bench: Bench, client: Client) -> SetUp:
+async def _create(bench: Bench, client: Client, operator: Operator) -> SetUp:
     """Creates the services and waits until all pods are Ready and the operator is quiet.
 
     Raises:
         RuntimeError: not in time.
+        ClusterError: the operator has ended.
     """
     chosen, progress, start = bench.options, bench.progress, monotonic()
     progress(f"creating {chosen.services} services")
@@ -117,6 +117,7 @@ async def _create(bench: Bench, client: Client) -> SetUp:
     shown = monotonic()
     while bench.fleet.ready_pods < chosen.pods:
         await asyncio.sleep(0.5)
+        bench.operators.check(operator)
         if monotonic() - shown > SHOWN_EVERY:
             shown = monotonic()
             progress(f"{bench.fleet.deployments} Deployments, {bench.fleet.ready_pods} of {chosen.pods} pods Ready")

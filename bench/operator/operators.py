@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.cluster import ClusterError
-from e2e.cluster.process import Processes, Program, tail
+from e2e.cluster.process import Processes, Program, Record, tail
 
 NAMESPACE = "inflight-system"
 """Of the Lease and of the operator's own Secrets."""
@@ -47,10 +47,17 @@ class Operators:
         environment = {"POD_NAME": name, "POD_NAMESPACE": NAMESPACE}
         try:
             self.processes.ensure(Program(name, command, environment))
-            record = self.processes.running(name)
-            if record is None:
-                log = self.processes.log(name)
-                raise ClusterError(f"{name} ended; its log {log} ends with:\n{tail(log)}")
-            yield Operator(name, record.pid, port)
+            yield Operator(name, self._record(name).pid, port)
         finally:
             self.processes.stop(name)
+
+    def check(self, operator: Operator) -> None:
+        """Raises ClusterError with the end of its log when the operator has ended."""
+        self._record(operator.name)
+
+    def _record(self, name: str) -> Record:
+        record = self.processes.running(name)
+        if record is None:
+            log = self.processes.log(name)
+            raise ClusterError(f"{name} ended; its log {log} ends with:\n{tail(log)}")
+        return record

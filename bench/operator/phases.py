@@ -16,13 +16,14 @@ import aiohttp
 from bench.operator.engines import EngineProcess
 from bench.operator.figures import Delays, Failover, PhaseFigures, phase_figures
 from bench.operator.fleet import Fleet, Key
-from bench.operator.operators import Operator
+from bench.operator.operators import Operator, Operators
 from bench.operator.options import Options
 from bench.operator.readings import (
     AuditLog,
     Reading,
     Values,
     forget_peak,
+    machine_cpu,
     operator_values,
     process_cpu,
     process_memory,
@@ -53,6 +54,7 @@ class Bench:
     services: Sequence[Key]
     fleet: Fleet
     engines: EngineProcess
+    operators: Operators
     http: aiohttp.ClientSession
     audit: AuditLog
     others: dict[str, int]
@@ -190,11 +192,12 @@ class Bench:
         return Delays.of(seconds)
 
     async def _reading(self, operator: Operator) -> Reading:
-        """Raises RuntimeError when the operator does not answer for a minute."""
+        """Raises ClusterError when the operator has ended, RuntimeError when it does not answer for a minute."""
         for _ in range(6):
             if values := await self._values(operator):
                 break
         else:
+            self.operators.check(operator)
             raise RuntimeError(f"{operator.name} does not answer at its metrics port {operator.port}")
         pids = {
             "operator": operator.pid,
@@ -202,7 +205,7 @@ class Bench:
             "fake engines": self.engines.pid,
             "this measurement": os.getpid(),
         }
-        return Reading.now(pids, values, (await self.engines.counts()).pages)
+        return Reading.now(pids, machine_cpu(), values, (await self.engines.counts()).pages)
 
     async def _values(self, operator: Operator) -> Values:
         """Empty where the operator does not answer in time."""

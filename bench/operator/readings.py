@@ -48,6 +48,16 @@ def process_cpu(pid: int) -> float:
     return cpu_seconds(Path(f"/proc/{pid}/stat").read_text())
 
 
+def busy_seconds(stat: str) -> float:
+    """What all cores of the machine have worked since its start, from the text of /proc/stat (proc(5))."""
+    user, nice, system, _idle, _iowait, irq, softirq = map(int, stat.split("\n", 1)[0].split()[1:8])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def machine_cpu() -> float:
+    return busy_seconds(Path("/proc/stat").read_text())
+
+
 def process_memory(pid: int) -> Memory:
     return memory(Path(f"/proc/{pid}/status").read_text())
 
@@ -139,15 +149,17 @@ class Reading:
     Attributes:
         time: steady.
         cpu: seconds used so far, by process.
+        machine: seconds used so far by all processes of the machine.
         values: of the operator's metrics.
         pages: metrics pages that the fake engines have answered.
     """
 
     time: float
     cpu: dict[str, float]
+    machine: float
     values: Values
     pages: int
 
     @staticmethod
-    def now(pids: dict[str, int], values: Values, pages: int) -> Reading:
-        return Reading(monotonic(), {name: process_cpu(pid) for name, pid in pids.items()}, values, pages)
+    def now(pids: dict[str, int], machine: float, values: Values, pages: int) -> Reading:
+        return Reading(monotonic(), {name: process_cpu(pid) for name, pid in pids.items()}, machine, values, pages)

@@ -12,6 +12,7 @@ from bench.operator.readings import (
     AuditLog,
     Memory,
     Reading,
+    busy_seconds,
     cpu_seconds,
     memory,
     parse_call,
@@ -37,6 +38,10 @@ def test_delays_keep_the_misses_apart():
 def test_cpu_time_is_read_behind_a_name_with_blanks_and_parentheses():
     fields = ["S", *["0"] * 10, "150", "50", *["0"] * 8]
     assert cpu_seconds(f"1 (a ) b) {' '.join(fields)}") == pytest.approx(2.0)
+
+
+def test_a_machine_is_busy_but_when_idle_or_waiting_for_disks():
+    assert busy_seconds("cpu  100 50 30 9999 888 15 5 0 0 0\ncpu0 1 2 3\n") == pytest.approx(2.0)
 
 
 def test_memory_is_in_bytes():
@@ -91,7 +96,7 @@ def reading(time, cpu, done, scrapes, pages):
         ("inflight_operator_reconcile_duration_seconds_sum", ""): done * 0.01,
         ("inflight_operator_scrapes_total", "sample"): scrapes,
     }
-    return Reading(time, {"operator": cpu, "etcd": 1.0}, values, pages)
+    return Reading(time, {"operator": cpu, "etcd": 1.0}, 2 * cpu, values, pages)
 
 
 @pytest.fixture
@@ -104,6 +109,7 @@ def figures():
 def test_a_phase_is_the_difference_of_two_readings_per_second(figures):
     assert figures.seconds == 10
     assert figures.cores == {"operator": 0.5, "etcd": 0.0}
+    assert figures.machine_cores == 1
     assert (figures.rounds, figures.failed_rounds, figures.pages) == (10, 0, 50)
     assert figures.mean_round == pytest.approx(0.01)
     assert figures.scrapes == {"sample": 50}
