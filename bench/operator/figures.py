@@ -55,7 +55,7 @@ class PhaseFigures:
 
     Attributes:
         cores: CPU seconds a second, by process.
-    machine_cores: of all processes of the machine: where it nears the number of cores, delays are the machine's.
+        machine_cores: of all processes of the machine: where it nears the number of cores, delays are the machine's.
         rounds, failed_rounds, mean_round: rounds of the operator by how they ended, and seconds of one.
         pages: metrics pages that the fake engines answered: scrapes that were of use, counted from outside.
         scrapes: scrapes by result, as the operator counts them; empty where it does not.

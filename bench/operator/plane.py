@@ -19,7 +19,7 @@ from e2e.cluster.process import Processes, Program
 from e2e.cluster.progress import Progress, step
 
 PARTS = (goparts.ETCD, goparts.APISERVER, goparts.NODE, goparts.KWOK)
-NETWORK = Network(pods="10.128.0.0/14", services="10.96.0.0/12")
+NETWORK = Network(pods="10.128.0.0/14", services="10.96.0.0/16")
 OPERATOR_USER = "inflight-operator"
 PODS_PER_NODE = 1000
 
