@@ -146,12 +146,14 @@ class SetUp:
         pods_ready: all their pods are Ready.
         settled: the operator writes nothing but its Lease any more; None where it went on.
         services_ready: services with the condition Ready when the wait was over.
+        restarts: of an operator that ended.
     """
 
     created: float
     pods_ready: float
     settled: float | None
     services_ready: int
+    restarts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All figures of one run."""
+    """All figures of one run; `failure` says why some are missing, and is empty where none is."""
 
     machine: Machine
     services: int
@@ -172,6 +174,7 @@ class Report:
     set_up: SetUp
     phases: Sequence[PhaseFigures]
     failover: Failover | None
+    failure: str = ""
 
 
 def lines(report: Report) -> Iterator[str]:
@@ -182,7 +185,7 @@ def lines(report: Report) -> Iterator[str]:
     settled = "never" if set_up.settled is None else f"after {set_up.settled:.0f} s"
     yield (
         f"Created in {set_up.created:.0f} s, pods ready after {set_up.pods_ready:.0f} s, operator quiet {settled}, "
-        f"{set_up.services_ready} services Ready"
+        f"{set_up.services_ready} services Ready, operator restarted {set_up.restarts} times"
     )
     if report.phases:
         yield ""

@@ -34,6 +34,8 @@ from e2e.cluster.progress import Progress, to_stdout
 CREATION_PATIENCE = 1800.0
 QUIET_PATIENCE = 60.0
 SHOWN_EVERY = 10.0
+MAX_RESTARTS = 5
+LEADER, STANDBY = 0, 1
 CONTROL_PLANE = ("kube-apiserver", "etcd", "kube-controller-manager", "kube-scheduler", "kwok")
 
 
@@ -50,7 +52,8 @@ async def measure(chosen: Options, running: Plane, progress: Progress) -> Report
         seen = Fleet(client, engines)
         async with _in_background(seen):
             with ExitStack() as stack:
-                operator = stack.enter_context(operators.running(0))
+                for number in (LEADER, STANDBY):
+                    stack.callback(operators.stop, number)
                 bench = Bench(
                     chosen,
                     services,
@@ -62,27 +65,31 @@ async def measure(chosen: Options, running: Plane, progress: Progress) -> Report
                     {name: record.pid for name in CONTROL_PLANE if (record := running.processes.running(name))},
                     progress,
                 )
-                set_up = await _create(bench, client, operator)
-                phases, failover = await _phases(bench, operator, stack)
+                operator, set_up = await _create(bench, client)
+                phases, failover, failure = await _phases(bench, operator)
     machine = Machine(cpu_model(), os.cpu_count() or 0, platform.python_version())
-    return Report(machine, chosen.services, chosen.pods, chosen.interval, set_up, phases, failover)
+    return Report(machine, chosen.services, chosen.pods, chosen.interval, set_up, phases, failover, failure)
 
 
-async def _phases(bench: Bench, operator: Operator, stack: ExitStack) -> tuple[list[PhaseFigures], Failover | None]:
+async def _phases(bench: Bench, operator: Operator) -> tuple[list[PhaseFigures], Failover | None, str]:
+    """What was measured, and why the rest was not."""
     done: list[PhaseFigures] = []
     failover = None
-    for name in bench.options.phases:
-        match name:
-            case "rest":
-                done.append(await bench.rest(operator))
-            case "load":
-                done.append(await bench.load(operator))
-            case "hung":
-                done.append(await bench.hung(operator))
-            case "leader":
-                bench.progress("phase leader: starting an operator that stands by")
-                failover = await bench.leader(operator, stack.enter_context(bench.operators.running(1)))
-    return done, failover
+    try:
+        for name in bench.options.phases:
+            match name:
+                case "rest":
+                    done.append(await bench.rest(operator))
+                case "load":
+                    done.append(await bench.load(operator))
+                case "hung":
+                    done.append(await bench.hung(operator))
+                case "leader":
+                    bench.progress("phase leader: starting an operator that stands by")
+                    failover = await bench.leader(operator, bench.operators.start(STANDBY))
+    except (ClusterError, RuntimeError) as error:
+        return done, failover, str(error)
+    return done, failover, ""
 
 
 async def _prepare(client: Client, chosen: Options) -> None:
@@ -101,14 +108,16 @@ async def _prepare(client: Client, chosen: Options) -> None:
         await client.call("POST", "/api/v1/nodes", node)
 
 
-async def _create(bench: Bench, client: Client, operator: Operator) -> SetUp:
-    """Creates the services and waits until all pods are Ready and the operator is quiet.
+async def _create(bench: Bench, client: Client) -> tuple[Operator, SetUp]:
+    """Creates the services with an operator at work and waits until all pods are Ready and the operator is quiet. An
+    operator that ends, as one that loses its Lease does, is started again as its Deployment would.
 
     Raises:
         RuntimeError: not in time.
-        ClusterError: the operator has ended.
+        ClusterError: the operator ended too often.
     """
-    chosen, progress, start = bench.options, bench.progress, monotonic()
+    chosen, progress, operators = bench.options, bench.progress, bench.operators
+    operator, restarts, start = operators.start(LEADER), 0, monotonic()
     progress(f"creating {chosen.services} services")
     bodies = ((_path(key), fleet.service(key, chosen.pods_per_service)) for key in bench.services)
     await client.create_all(bodies, chosen.rate)
@@ -117,7 +126,12 @@ async def _create(bench: Bench, client: Client, operator: Operator) -> SetUp:
     shown = monotonic()
     while bench.fleet.ready_pods < chosen.pods:
         await asyncio.sleep(0.5)
-        bench.operators.check(operator)
+        if not operators.is_running(operator):
+            if restarts == MAX_RESTARTS:
+                raise operators.ended(operator.name)
+            restarts += 1
+            progress(f"{operator.name} ended; it is started again")
+            operator = operators.start(LEADER)
         if monotonic() - shown > SHOWN_EVERY:
             shown = monotonic()
             progress(f"{bench.fleet.deployments} Deployments, {bench.fleet.ready_pods} of {chosen.pods} pods Ready")
@@ -128,7 +142,7 @@ async def _create(bench: Bench, client: Client, operator: Operator) -> SetUp:
     settled = await bench.settled(QUIET_PATIENCE)
     ready = await fleet.count_ready(client)
     progress(f"{ready} services Ready, operator {'still writes' if settled is None else 'quiet'}")
-    return SetUp(created, pods_ready, None if settled is None else settled - start, ready)
+    return operator, SetUp(created, pods_ready, None if settled is None else settled - start, ready, restarts)
 
 
 def _path(key: fleet.Key) -> str:
@@ -183,6 +197,9 @@ def main() -> int:
     print("\n" + "\n".join(lines(report)))
     if chosen.json is not None:
         chosen.json.write_text(json.dumps(asdict(report), indent=2) + "\n")
+    if report.failure:
+        print(f"error: {report.failure}", file=sys.stderr)
+        return 1
     return 0
 
 

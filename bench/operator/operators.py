@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.cluster import ClusterError
-from e2e.cluster.process import Processes, Program, Record, tail
+from e2e.cluster.process import Processes, Program, tail
 
 NAMESPACE = "inflight-system"
 """Of the Lease and of the operator's own Secrets."""
@@ -32,10 +30,13 @@ class Operators:
     kubeconfig: Path
     interval: float
 
-    @contextmanager
-    def running(self, number: int) -> Iterator[Operator]:
-        """Operator `number`; it ends with the block, if it has not before."""
-        name, port = f"inflight-operator-{number}", FIRST_PORT + number
+    def start(self, number: int) -> Operator:
+        """Operator `number`, also where an earlier one of that number has ended.
+
+        Raises:
+            ClusterError: it ended at once; the message has the end of its log.
+        """
+        name, port = _name(number), FIRST_PORT + number
         command = (
             sys.executable,
             *("-m", "inflight_operator.cli", "run", "--leader-elect"),
@@ -44,20 +45,23 @@ class Operators:
             *("--interval", f"{self.interval:g}"),
             *("--metrics-port", str(port)),
         )
-        environment = {"POD_NAME": name, "POD_NAMESPACE": NAMESPACE}
-        try:
-            self.processes.ensure(Program(name, command, environment))
-            yield Operator(name, self._record(name).pid, port)
-        finally:
-            self.processes.stop(name)
-
-    def check(self, operator: Operator) -> None:
-        """Raises ClusterError with the end of its log when the operator has ended."""
-        self._record(operator.name)
-
-    def _record(self, name: str) -> Record:
+        self.processes.ensure(Program(name, command, {"POD_NAME": name, "POD_NAMESPACE": NAMESPACE}))
         record = self.processes.running(name)
         if record is None:
-            log = self.processes.log(name)
-            raise ClusterError(f"{name} ended; its log {log} ends with:\n{tail(log)}")
-        return record
+            raise self.ended(name)
+        return Operator(name, record.pid, port)
+
+    def stop(self, number: int) -> None:
+        self.processes.stop(_name(number))
+
+    def is_running(self, operator: Operator) -> bool:
+        return self.processes.running(operator.name) is not None
+
+    def ended(self, name: str) -> ClusterError:
+        """The error that says so, with the end of the log."""
+        log = self.processes.log(name)
+        return ClusterError(f"{name} ended; its log {log} ends with:\n{tail(log)}")
+
+
+def _name(number: int) -> str:
+    return f"inflight-operator-{number}"

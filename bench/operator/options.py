@@ -75,7 +75,7 @@ def parse(argv: Sequence[str] | None) -> Options:
         "--interval", type=_seconds, default=5.0, metavar="SECONDS", help="between two scrapes of a pod (default: 5)"
     )
     parser.add_argument(
-        "--rate", type=_seconds, default=25.0, metavar="N", help="services created per second (default: 25)"
+        "--rate", type=_seconds, default=10.0, metavar="N", help="services created per second (default: 10)"
     )
     parser.add_argument("--seed", type=int, default=1, help="of the services and pods chosen at random (default: 1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as JSON")

@@ -197,7 +197,8 @@ class Bench:
             if values := await self._values(operator):
                 break
         else:
-            self.operators.check(operator)
+            if not self.operators.is_running(operator):
+                raise self.operators.ended(operator.name)
             raise RuntimeError(f"{operator.name} does not answer at its metrics port {operator.port}")
         pids = {
             "operator": operator.pid,

@@ -124,7 +124,7 @@ def report(figures):
         20,
         100,
         5.0,
-        SetUp(1.0, 10.0, None, 19),
+        SetUp(1.0, 10.0, None, 19, 0),
         [figures, dataclasses.replace(figures, name="rest", delays=None)],
         Failover(15.0, 15.5, 20.0, 16.0, None),
     )
