@@ -63,6 +63,8 @@ BUILDKIT = _part("buildkit", "buildkit", _BUILDKIT, ("buildkitd", "buildctl"))
 COREDNS = Part("coredns", "coredns", (".",), ("coredns",))
 PAUSE = Part("pause", "pause", (".",), ("pause",))
 PROMTOOL = _part("promtool", "promtool", "github.com/prometheus/prometheus/cmd", ("promtool",))
+# Fake nodes and pods, for the operator's benchmark alone.
+KWOK = _part("kwok", "kwok", "sigs.k8s.io/kwok/cmd", ("kwok",))
 
 NODE_PARTS = (ETCD, APISERVER, NODE, CONTAINERD, CNI, BUILDKIT, COREDNS, PAUSE)
 """What the own node needs."""

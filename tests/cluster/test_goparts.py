@@ -8,10 +8,10 @@ import shutil
 import pytest
 
 from e2e.cluster import goparts, layout
-from e2e.cluster.goparts import NODE_PARTS, PROMTOOL, Part
+from e2e.cluster.goparts import KWOK, NODE_PARTS, PROMTOOL, Part
 
 
-@pytest.mark.parametrize("part", [*NODE_PARTS, PROMTOOL], ids=lambda part: part.name)
+@pytest.mark.parametrize("part", [*NODE_PARTS, PROMTOOL, KWOK], ids=lambda part: part.name)
 def test_every_part_is_pinned_by_go_mod_and_go_sum(part):
     assert (part.folder / "go.mod").is_file()
     assert (part.folder / "go.sum").is_file()
@@ -19,7 +19,7 @@ def test_every_part_is_pinned_by_go_mod_and_go_sum(part):
 
 
 @pytest.mark.parametrize(
-    "part", [part for part in (*NODE_PARTS, PROMTOOL) if part.packages != (".",)], ids=lambda p: p.name
+    "part", [part for part in (*NODE_PARTS, PROMTOOL, KWOK) if part.packages != (".",)], ids=lambda p: p.name
 )
 def test_every_package_from_a_module_is_a_tool_of_its_go_mod(part):
     go_mod = (part.folder / "go.mod").read_text()

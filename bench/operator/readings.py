@@ -1,0 +1,165 @@
+"""What is read from outside the operator: its process, its metrics page, and the API server's audit log."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+WRITES = ("create", "update", "patch", "delete", "deletecollection")
+"""Verbs of the audit log that change something."""
+
+METRICS = (
+    "inflight_operator_leader",
+    "inflight_operator_reconcile_total",
+    "inflight_operator_reconcile_duration_seconds_sum",
+    "inflight_operator_scrapes_total",
+)
+
+
+def cpu_seconds(stat: str) -> float:
+    """User and system time of all threads of a process, from the text of /proc/PID/stat (proc(5))."""
+    fields = stat.rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that a process has in memory, and the most since `forget_peak`."""
+
+    now: int
+    peak: int
+
+
+def memory(status: str) -> Memory:
+    """From the text of /proc/PID/status."""
+    values = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    now, peak = (int(values[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
+    return Memory(now, peak)
+
+
+def process_cpu(pid: int) -> float:
+    return cpu_seconds(Path(f"/proc/{pid}/stat").read_text())
+
+
+def busy_seconds(stat: str) -> float:
+    """What all cores of the machine have worked since its start, from the text of /proc/stat (proc(5))."""
+    user, nice, system, _idle, _iowait, irq, softirq = map(int, stat.split("\n", 1)[0].split()[1:8])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def machine_cpu() -> float:
+    return busy_seconds(Path("/proc/stat").read_text())
+
+
+def process_memory(pid: int) -> Memory:
+    return memory(Path(f"/proc/{pid}/status").read_text())
+
+
+def forget_peak(pid: int) -> None:
+    """The peak counts from now on (proc(5), clear_refs)."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+Values = dict[tuple[str, str], float]
+"""By name of a sample and its one label's value, empty where it has none."""
+
+
+def parse_values(text: str) -> Values:
+    """The samples of an operator's metrics page."""
+    return {
+        (sample.name, next(iter(sample.labels.values()), "")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def operator_values(http: aiohttp.ClientSession, port: int) -> Values:
+    """Those of `METRICS` that the operator at `port` has.
+
+    Raises:
+        aiohttp.ClientError, TimeoutError: it does not answer.
+    """
+    query = [("name[]", name) for name in METRICS]
+    timeout = aiohttp.ClientTimeout(total=10)
+    async with http.get(f"http://127.0.0.1:{port}/metrics", params=query, timeout=timeout) as response:
+        return parse_values(await response.text())
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request of the operator, from the audit log."""
+
+    verb: str
+    resource: str
+    name: str
+    code: int
+
+    @property
+    def is_write(self) -> bool:
+        return self.verb in WRITES
+
+
+def parse_call(line: str) -> Call:
+    """One line of the audit log."""
+    event = json.loads(line)
+    reference = event.get("objectRef", {})
+    resource = "/".join(part for part in (reference.get("resource", "-"), reference.get("subresource")) if part)
+    return Call(event["verb"], resource, reference.get("name", ""), event.get("responseStatus", {}).get("code", 0))
+
+
+@dataclass
+class AuditLog:
+    """Follows the file; a line that is not whole yet is left for the next time."""
+
+    path: Path
+    _offset: int = field(default=0, init=False)
+
+    def new_calls(self) -> list[Call]:
+        """Since the last time."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [parse_call(line) for line in whole.decode().splitlines()]
+
+
+def writes_by_kind(calls: list[Call]) -> Counter[str]:
+    """Writes as `VERB RESOURCE`; those that the API server refused are marked with the status."""
+    return Counter(
+        f"{call.verb} {call.resource}" + ("" if call.code < 400 else f" ({call.code})")
+        for call in calls
+        if call.is_write
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Counters at one moment; rates are differences of two.
+
+    Attributes:
+        time: steady.
+        cpu: seconds used so far, by process.
+        machine: seconds used so far by all processes of the machine.
+        values: of the operator's metrics.
+        pages: metrics pages that the fake engines have answered.
+    """
+
+    time: float
+    cpu: dict[str, float]
+    machine: float
+    values: Values
+    pages: int
+
+    @staticmethod
+    def now(pids: dict[str, int], machine: float, values: Values, pages: int) -> Reading:
+        return Reading(monotonic(), {name: process_cpu(pid) for name, pid in pids.items()}, machine, values, pages)
