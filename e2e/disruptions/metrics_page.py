@@ -1,7 +1,7 @@
 """A metrics page that goes wrong, in front of an engine: `python metrics_page.py hang|huge PORT:LISTEN...`.
 
-Listens on each LISTEN. A request for `/metrics` gets the faulty page; every other connection is passed on to the
-engine's PORT on loopback, byte for byte. Prints `ready`, then a line for each faulty page. Needs the standard library
+Listens on each LISTEN. A request for `/metrics` gets the faulty page; every other one is passed on to the engine's PORT
+on loopback, and its connection is closed after the answer, so that no later request is passed on unseen. Prints `ready`, then a line for each faulty page. Needs the standard library
 alone.
 """
 
@@ -58,7 +58,7 @@ async def serve(page: str, port: int, listen: int) -> asyncio.Server:
                 await PAGES[page](reader, writer)
             else:
                 engine_reader, engine_writer = await asyncio.open_connection("127.0.0.1", port)
-                engine_writer.write(first)
+                engine_writer.write(first + b"Connection: close\r\n")
                 await asyncio.gather(pass_on(reader, engine_writer), pass_on(engine_reader, writer))
         writer.close()
 

@@ -31,11 +31,13 @@ def test_each_connection_of_the_client_has_the_pod_that_answers_it():
 
 
 async def engine(reader, writer):
-    """Stands for an engine: answers with the request's first line."""
-    line = await reader.readuntil(b"\r\n")
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(line) + line)
-    await writer.drain()
-    writer.close()
+    """Stands for an engine: answers with the request's first line, and keeps the connection unless told to close it."""
+    while head := await reader.readuntil(b"\r\n\r\n"):
+        line = head.splitlines(keepends=True)[0]
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(line) + line)
+        if b"Connection: close" in head:
+            writer.close()
+            return
 
 
 async def request(port, path):
