@@ -12,7 +12,7 @@ HAVE_CXX := command -v "$${CXX:-c++}" g++ clang++ >/dev/null
 KERNELS := $(wildcard engine_image/kernels/*)
 INSTALL_VENV := { $(APT_INSTALL_VENV) || { apt-get -q update && $(APT_INSTALL_VENV); }; }
 
-.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-startup bench-scheduler bench-simulator bench-operator contract e2e venv cluster kubeconfig cluster-down dev format crd lock
+.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-startup bench-scheduler bench-simulator bench-operator contract e2e e2e-disruptions venv cluster kubeconfig cluster-down dev format crd lock
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ contract: .venv/kernels.stamp ## Tests against a real kube-apiserver
 
 e2e: .venv/kernels.stamp cluster ## Tests on real pods in the local cluster
 	$(PY) -m pytest e2e/scenarios
+
+e2e-disruptions: .venv/tools.stamp ## A service under traffic in the local cluster while all around it is disrupted: what was lost, a quarter of an hour
+	@$(PY) -m e2e.disruptions $(ARGS)
 
 venv: .venv/kernels.stamp ## .venv with every program in .venv/bin
 

@@ -1,6 +1,9 @@
-"""`make test`: every check, in the order in which failures are cheapest, with its duration.
+"""`make test`: every check, with its duration, and the first failure ends it.
 
-The local cluster is prepared in the background meanwhile, as building it once is the longest part.
+Two tracks, for two cores. In front run the checks that need no cluster, the cheapest failures first. In the background
+promtool is built, which the unit tests ask for, then the local cluster is prepared, which is the longest part where
+nothing is built yet; then come the checks that need the cluster and little of a CPU. Scenarios under traffic come
+last and alone.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -22,8 +27,7 @@ from e2e.cluster.api import preflight
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 END_SECONDS = 10
-PYTEST = (sys.executable, "-m", "pytest")
-PREPARE = (sys.executable, "-m", "e2e.install")
+PYTEST = (sys.executable, "-m", "pytest", "--durations=5", "--durations-min=5")
 
 
 @dataclass(frozen=True)
@@ -32,52 +36,111 @@ class Check:
 
     name: str
     command: tuple[str, ...]
-    needs_cluster: bool = False
 
 
-CHECKS = (
+IN_FRONT = (
     Check("format", (str(BIN / "ruff"), "format", "--check", ".")),
     Check("lint", (str(BIN / "ruff"), "check", ".")),
     Check("import rules", (str(BIN / "lint-imports"),)),
     Check("types", (str(BIN / "mypy"),)),
     Check("unit tests", (*PYTEST, "-m", "not contract and not cluster")),
-    Check("contract tests", (*PYTEST, "-m", "contract"), needs_cluster=True),
-    Check("end-to-end tests", (*PYTEST, "e2e/scenarios"), needs_cluster=True),
 )
+QUIET_SCENARIOS = "e2e/scenarios/test_troubles.py"
+"""Pods that cannot start: they wait most of the time, and disturb no measurement."""
+
+IN_BACKGROUND = (
+    Check("promtool", (sys.executable, "-m", "e2e.cluster", "promtool-path")),
+    Check("local cluster", (sys.executable, "-m", "e2e.install")),
+    Check("contract tests", (*PYTEST, "-m", "contract")),
+    Check("scenarios of trouble", (*PYTEST, QUIET_SCENARIOS)),
+)
+AT_LAST = (Check("scenarios under traffic", (*PYTEST, "e2e/scenarios", f"--ignore={QUIET_SCENARIOS}")),)
 
 
-def prepare_cluster(log: Path) -> subprocess.Popen[bytes]:
-    """Start building and installing the local cluster; its output goes to `log`.
+class Background:
+    """Runs checks one after the other beside everything else, their output in `log`.
 
-    A process group of its own: only `end` ends it, with all that it started but the cluster itself.
+    Each runs in a process group of its own: only `end` ends it, with all that it started but the cluster itself.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output:
-        return subprocess.Popen(
-            PREPARE,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=ROOT,
-            process_group=0,
-        )
+
+    def __init__(self, checks: Sequence[Check], log: Path) -> None:
+        self.log = log
+        self.durations: list[str] = []
+        self.failed: Check | None = None
+        self._checks = checks
+        self._running: subprocess.Popen[bytes] | None = None
+        self._ending = False
+        self._lock = threading.Lock()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_bytes(b"")
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        with self.log.open("ab") as output:
+            for check in self._checks:
+                output.write(f"\n== {check.name}\n".encode())
+                output.flush()
+                started = time.monotonic()
+                with self._lock:
+                    if self._ending:
+                        return
+                    self._running = subprocess.Popen(
+                        check.command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        cwd=ROOT,
+                        process_group=0,
+                    )
+                code = self._running.wait()
+                self.durations.append(_duration(check, started))
+                if code != 0:
+                    self.failed = check
+                    return
+
+    def end(self) -> None:
+        """End what still runs, with its compilers and image builds; a later preparation goes on from there."""
+        with self._lock:
+            self._ending = True
+        for sent in (signal.SIGTERM, signal.SIGKILL):
+            if self._running is None or self._running.poll() is not None:
+                break
+            os.killpg(self._running.pid, sent)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._running.wait(timeout=END_SECONDS)
+        self._thread.join()
+
+    def wait(self) -> bool:
+        """Pass on the output, from its beginning, until all has ended; True when nothing failed."""
+        print(f"\n== meanwhile (log: {self.log})", flush=True)
+        with self.log.open() as lines:
+            while True:
+                ended = self.ended
+                print(lines.read(), end="", flush=True)
+                if ended:
+                    return self.failed is None
+                time.sleep(1)
 
 
-def end(preparation: subprocess.Popen[bytes]) -> None:
-    """End a preparation and its compilers and image builds; a later one goes on from there."""
-    for sent in (signal.SIGTERM, signal.SIGKILL):
-        if preparation.poll() is not None:
-            return
-        os.killpg(preparation.pid, sent)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            preparation.wait(timeout=END_SECONDS)
+def run(check: Check, background: Background) -> int:
+    """Run a check in front; its exit code, or 1 as soon as one in the background failed.
 
-
-def run(check: Check) -> int:
-    """Run a check in the foreground; its exit code. One that is stopped may end in order, with what it started."""
+    One that is stopped may end in order, with what it started.
+    """
     with subprocess.Popen(check.command, cwd=ROOT) as process:
         try:
-            return process.wait()
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return process.wait(timeout=1)
+                if background.failed is not None:
+                    process.send_signal(signal.SIGINT)
+                    process.wait()
+                    return 1
         except KeyboardInterrupt:
             process.wait()  # the terminal's Ctrl-C came to it too
             raise
@@ -86,20 +149,36 @@ def run(check: Check) -> int:
             raise
 
 
+def _duration(check: Check, started: float) -> str:
+    return f"{check.name} {time.monotonic() - started:.0f} s"
+
+
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def wait_for(preparation: subprocess.Popen[bytes], log: Path) -> bool:
-    """Pass on the preparation's output until it ends; True when it succeeded."""
-    print(f"\n== local cluster (its log: {log})", flush=True)
-    with log.open() as lines:
-        while True:
-            ended = preparation.poll() is not None
-            print(lines.read(), end="", flush=True)
-            if ended:
-                return preparation.returncode == 0
-            time.sleep(1)
+def passed(check: Check, background: Background, durations: list[str]) -> bool:
+    """Run a check in front; whether it passed. Says so where it failed by itself."""
+    print(f"\n== {check.name}", flush=True)
+    started = time.monotonic()
+    code = run(check, background)
+    durations.append(_duration(check, started))
+    if code != 0 and background.failed is None:
+        print(f"\nerror: {check.name} failed (exit code {code}): {' '.join(check.command)}")
+    return code == 0
+
+
+def check_all(background: Background, durations: list[str]) -> bool:
+    """Whether everything passed; says what did not."""
+    in_front = all(passed(check, background, durations) for check in IN_FRONT)
+    if not in_front and background.failed is None:
+        return False
+    if not background.wait():
+        assert background.failed is not None
+        print(f"\nerror: {background.failed.name} failed: {' '.join(background.failed.command)}")
+        print("`make lint types unit` runs what needs no cluster")
+        return False
+    return in_front and all(passed(check, background, durations) for check in AT_LAST)
 
 
 def main() -> int:
@@ -112,31 +191,20 @@ def main() -> int:
     except ClusterError as error:
         print(f"error: {error}; `make lint types unit` runs what needs no cluster", file=sys.stderr)
         return 1
-    log = layout.current().logs / "make-test-cluster.log"
-    preparation: subprocess.Popen[bytes] | None = prepare_cluster(log)
+    started = time.monotonic()
+    background = Background(IN_BACKGROUND, layout.current().logs / "make-test-background.log")
     durations: list[str] = []
     try:
-        for check in CHECKS:
-            if check.needs_cluster and preparation is not None:
-                if not wait_for(preparation, log):
-                    print("error: the local cluster could not be prepared; `make lint types unit` runs what needs none")
-                    return 1
-                preparation = None
-            print(f"\n== {check.name}", flush=True)
-            started = time.monotonic()
-            code = run(check)
-            durations.append(f"{check.name} {time.monotonic() - started:.0f} s")
-            if code != 0:
-                print(f"\nerror: {check.name} failed (exit code {code}): {' '.join(check.command)}")
-                return 1
+        all_passed = check_all(background, durations)
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
-        return 1
+        all_passed = False
     finally:
-        if preparation is not None:
-            end(preparation)
-        print("\n" + ", ".join(durations), flush=True)
-    return 0
+        background.end()
+        print("\n" + ", ".join(durations))
+        print("beside them: " + ", ".join(background.durations))
+        print(f"{time.monotonic() - started:.0f} s in all", flush=True)
+    return 0 if all_passed else 1
 
 
 if __name__ == "__main__":

@@ -23,11 +23,10 @@ class PodFacts:
 
 @dataclass(frozen=True)
 class ServiceView:
-    """One look at a service; absent numbers are None.
+    """One look at a service's status. Live numbers are not there but on the operator's metrics page: `e2e.numbers`.
 
     Attributes:
         replicas: what the operator asked for; ready_replicas: pods that serve.
-        queue_depth, running, kv_utilization: as the operator last observed them, over all pods.
         limits: `max_num_seqs` and `max_num_batched_tokens` in force.
         decisions: oldest first, as status has them.
         conditions: by type.
@@ -35,9 +34,6 @@ class ServiceView:
 
     replicas: int
     ready_replicas: int
-    queue_depth: int | None
-    running: int | None
-    kv_utilization: float | None
     limits: tuple[int, int] | None
     decisions: tuple[dict[str, Any], ...]
     conditions: dict[str, dict[str, Any]]
@@ -110,15 +106,10 @@ class Service:
 
 def view_of(status: dict[str, Any]) -> ServiceView:
     """The view that a resource's `status` gives."""
-    observed = status.get("observed") or {}
     limits = status.get("limits")
-    utilization = observed.get("kvUtilization")
     return ServiceView(
         replicas=status.get("replicas", 0),
         ready_replicas=status.get("readyReplicas", 0),
-        queue_depth=observed.get("queueDepth"),
-        running=observed.get("running"),
-        kv_utilization=None if utilization is None else float(utilization),
         limits=(limits["maxNumSeqs"], limits["maxNumBatchedTokens"]) if limits else None,
         decisions=tuple(status.get("decisions") or ()),
         conditions={condition["type"]: condition for condition in status.get("conditions") or ()},

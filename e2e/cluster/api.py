@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from e2e.cluster import choose, gobuild, goparts, kubectl_program, layout
+from e2e.cluster import choose, gobuild, goparts, images, kubectl_program, layout
 from e2e.cluster import preflight as preflight_checks
 from e2e.cluster.choose import Choice
 from e2e.cluster.docker_clusters import KindCluster, NamedCluster
+from e2e.cluster.images import Image
 from e2e.cluster.node import OwnNode
 from e2e.cluster.progress import Progress, to_stdout
 
@@ -22,7 +23,7 @@ class Cluster(Protocol):
 
     def up(self, image_names: Sequence[str] = ()) -> dict[str, str]: ...
 
-    def build(self, name: str) -> str: ...
+    def build(self, image: Image) -> str: ...
 
     def down(self, *, purge: bool = False) -> None: ...
 
@@ -56,9 +57,15 @@ def ensure_up(progress: Progress, image_names: Sequence[str] = ()) -> dict[str, 
     return chosen(progress).up(image_names)
 
 
-def build_image(name: str, progress: Progress) -> str:
-    """Build the image `name` (`engine` or `operator`) where the cluster's pods find it; its reference."""
-    return chosen(progress).build(name)
+def build_image(
+    name: str, progress: Progress, tag: str | None = None, arguments: Mapping[str, str] | None = None
+) -> str:
+    """Build the image `name` (`engine` or `operator`) where the cluster's pods find it; its reference.
+
+    With a `tag`, a variant of it beside the one that is in use, built with further `arguments` of its Dockerfile.
+    """
+    image = images.named(name)
+    return chosen(progress).build(image.variant(tag, arguments or {}) if tag else image)
 
 
 def kubectl(*args: str, input: str | None = None, check: bool = True) -> str:

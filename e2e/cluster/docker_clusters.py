@@ -18,8 +18,9 @@ from e2e.cluster.progress import Progress, step
 KIND_CLUSTER = "inflight"
 
 
-def build_command(image: Image, reference: str, build_args: Mapping[str, str]) -> list[str]:
+def build_command(image: Image, reference: str, proxies: Mapping[str, str]) -> list[str]:
     """`docker build` of an image with the repository as context; the base is the Dockerfile's own default."""
+    build_args = {**proxies, **image.arguments}
     arguments = [part for key, value in build_args.items() for part in ("--build-arg", f"{key}={value}")]
     return [
         "docker",
@@ -35,7 +36,7 @@ def build_command(image: Image, reference: str, build_args: Mapping[str, str]) -
 
 def pushed_reference(image: Image, prefix: str) -> str:
     """The name under which a named cluster pulls `image`: `prefix` is a registry and path the user can push to."""
-    return f"{prefix.rstrip('/')}/inflight-{image.name}:dev"
+    return f"{prefix.rstrip('/')}/inflight-{image.name}:{image.reference.rpartition(':')[2]}"
 
 
 def kind_create_command(kubeconfig: Path) -> list[str]:
@@ -71,9 +72,9 @@ class NamedCluster:
         except ClusterError as error:
             raise ClusterError(f"the cluster of INFLIGHT_KUBECONFIG does not answer: {error}") from error
         self.progress(f"the cluster of {self.kubeconfig} answers")
-        return {name: self.build(name) for name in image_names}
+        return {name: self.build(images.named(name)) for name in image_names}
 
-    def build(self, name: str) -> str:
+    def build(self, image: Image) -> str:
         """Build with Docker and push to INFLIGHT_IMAGE_PREFIX; the pushed reference."""
         prefix = os.environ.get("INFLIGHT_IMAGE_PREFIX")
         if not prefix:
@@ -83,7 +84,6 @@ class NamedCluster:
             )
         if not choose.docker_answers():
             raise ClusterError("building images for a cluster you name needs a running Docker daemon: start it")
-        image = images.named(name)
         reference = pushed_reference(image, prefix)
         _run(
             build_command(image, reference, images.proxy_arguments(os.environ)), f"building {reference}", self.progress
@@ -122,11 +122,10 @@ class KindCluster:
         elif not self.kubeconfig.exists():
             export = ["kind", "export", "kubeconfig", "--name", KIND_CLUSTER, "--kubeconfig", str(self.kubeconfig)]
             _run(export, "writing the kind cluster's kubeconfig", self.progress)
-        return {name: self.build(name) for name in image_names}
+        return {name: self.build(images.named(name)) for name in image_names}
 
-    def build(self, name: str) -> str:
+    def build(self, image: Image) -> str:
         """Build with Docker and load into the kind node; the reference."""
-        image = images.named(name)
         command = build_command(image, image.reference, images.proxy_arguments(os.environ))
         _run(command, f"building {image.reference}", self.progress)
         _run(kind_load_command(image.reference), f"loading {image.reference} into kind", self.progress)

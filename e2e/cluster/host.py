@@ -53,6 +53,32 @@ def routes() -> list[str]:
     return parse_routes(run([packages.require("ip"), "-json", "-4", "route", "show", "table", "main"]))
 
 
+def pod_links(output: str, network: Network) -> list[str]:
+    """Names of the host's ends of pods' veth pairs, from the JSON of `ip -json address show type veth`.
+
+    The CNI plugin gives each the node's address, which no other veth has.
+    """
+    return [
+        link["ifname"]
+        for link in json.loads(output or "[]")
+        if any(address.get("local") == network.node_address for address in link.get("addr_info", []))
+    ]
+
+
+def remove_pod_links(network: Network) -> None:
+    """Delete the veth pairs of pods that nobody tore down.
+
+    The kernel deletes a pair with its network namespace, but in its own time, and a pod that was on its way out when
+    its containers were removed has nobody left who would call the CNI plugin.
+    """
+    ip = packages.require("ip")
+    for name in pod_links(run([ip, "-json", "address", "show", "type", "veth"]), network):
+        # Fails where the kernel was faster.
+        subprocess.run([ip, "link", "delete", name], capture_output=True, check=False)
+    if left := pod_links(run([ip, "-json", "address", "show", "type", "veth"]), network):
+        raise ClusterError(f"network links of pods cannot be deleted: {', '.join(left)}; `ip link delete` says why")
+
+
 def masquerade_table(network: Network) -> str:
     """nftables script: what pods send outside their range leaves with the machine's address."""
     return f"""table ip {TABLE}
@@ -135,6 +161,8 @@ def tear_down(network: Network | None, layout: Layout) -> None:
                 run([nft, "delete", "table", family, table])
     for iptables, rule in _firewall_rules(network) if network else []:
         subprocess.run([iptables, "-D", *rule], capture_output=True, check=False)
+    if network:
+        remove_pod_links(network)
     if Path("/sys/class/net", DEVICE).exists():
         run([packages.require("ip"), "link", "delete", DEVICE])
     restore_settings(layout)

@@ -7,7 +7,7 @@ import re
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from e2e.cluster import base_image, gobuild, goparts, machine, process
 from e2e.cluster.components import buildkit
@@ -24,13 +24,21 @@ _PROXY_NAMES = ("http_proxy", "https_proxy", "no_proxy")
 class Image:
     """An image to build: its name and its Dockerfile below the repository's root, which is the context.
 
-    `disk_gb`: free disk that building it from nothing takes at most.
+    Attributes:
+        disk_gb: free disk that building it from nothing takes at most.
+        arguments: build arguments of the Dockerfile.
     """
 
     name: str
     reference: str
     dockerfile: str
     disk_gb: int
+    arguments: Mapping[str, str] = field(default_factory=dict)
+
+    def variant(self, tag: str, arguments: Mapping[str, str]) -> Image:
+        """The same image under another tag, built with further arguments."""
+        repository = self.reference.rpartition(":")[0]
+        return replace(self, reference=f"{repository}:{tag}", arguments={**self.arguments, **arguments})
 
 
 IMAGES = {
@@ -88,9 +96,8 @@ class StepReader:
         return f"{self.current}: {self.said[-1][:60]}" if self.said else self.current
 
 
-def build_in_store(store: ImageStore, name: str, progress: Progress) -> str:
-    """Build the image `name` into the node's store, where containers find it at once; its reference."""
-    image = named(name)
+def build_in_store(store: ImageStore, image: Image, progress: Progress) -> str:
+    """Build `image` into the node's store, where containers find it at once; its reference."""
     dockerfile = REPOSITORY / image.dockerfile
     if not dockerfile.is_file():
         raise ClusterError(f"{image.dockerfile} is missing: run this in a whole copy of the repository")
@@ -103,7 +110,7 @@ def build_in_store(store: ImageStore, name: str, progress: Progress) -> str:
         REPOSITORY,
         dockerfile,
         image.reference,
-        {"BASE": base_image.REFERENCE, **proxy_arguments(os.environ)},
+        {"BASE": base_image.REFERENCE, **proxy_arguments(os.environ), **image.arguments},
     )
     reader = StepReader()
     started = time.monotonic()

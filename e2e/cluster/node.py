@@ -39,6 +39,7 @@ from e2e.cluster.errors import ClusterError
 from e2e.cluster.files import remove_tree, write_json, write_whole
 from e2e.cluster.gobuild import BuildPlan
 from e2e.cluster.image_store import CONTAINERD_SOCKET, ImageStore
+from e2e.cluster.images import Image
 from e2e.cluster.layout import RUNTIME, Layout
 from e2e.cluster.locking import exclusive
 from e2e.cluster.plane import ApiPlane
@@ -174,7 +175,7 @@ class OwnNode:
         containerd_ready.result()
         store.start_buildkit()
         base_image.ensure(store, self.progress)
-        return {name: images.build_in_store(store, name, self.progress) for name in image_names}
+        return {name: images.build_in_store(store, images.named(name), self.progress) for name in image_names}
 
     def _start_control_plane(self, plan: BuildPlan, plane: ApiPlane, chosen: Settings) -> None:
         etcd_binary = plan.folder(goparts.ETCD) / "etcd"
@@ -253,11 +254,23 @@ class OwnNode:
             raise ClusterError("the local cluster does not run: `python -m e2e.cluster up` first")
         return ImageStore(self.layout, chosen, self.processes)
 
-    def build(self, name: str) -> str:
-        """Build the image `name` into the running node's store; its reference."""
+    def build(self, image: Image) -> str:
+        """Build `image` into the running node's store; its reference."""
         store = self.require_store()
         base_image.ensure(store, self.progress)
-        return images.build_in_store(store, name, self.progress)
+        return images.build_in_store(store, image, self.progress)
+
+    def stop_api_server(self) -> None:
+        """End the API server at once; all else goes on."""
+        self.processes.stop("kube-apiserver", grace_seconds=1)
+
+    def start_api_server(self) -> None:
+        """Start the API server again and wait until it is ready. Does nothing where it runs."""
+        chosen = settings.load(self.layout.cluster)
+        if not chosen:
+            raise ClusterError("the local cluster does not run: `python -m e2e.cluster up` first")
+        plane = self._prepare(chosen)
+        plane.start_apiserver(self.processes, gobuild.folder_of(goparts.APISERVER, self.layout) / "kube-apiserver")
 
     def down(self, *, purge: bool = False) -> None:
         """Stop everything and put the host back as it was. Programs and images stay, unless `purge`."""

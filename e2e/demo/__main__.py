@@ -83,11 +83,11 @@ def settle(watch: Watch) -> None:
     """Watch until the service is back to one idle replica."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
-        view = watch.look()
-        if view.replicas == view.ready_replicas == 1 and not view.queue_depth and not view.running:
+        seen = watch.look()
+        if seen.replicas == seen.ready_replicas == 1 and seen.waiting_requests == seen.running_requests == 0:
             return
         if time.monotonic() > deadline:
-            raise RuntimeError(f"the service has not settled after {SETTLE_SECONDS} s: {view}")
+            raise RuntimeError(f"the service has not settled after {SETTLE_SECONDS} s: {seen}")
         time.sleep(1)
 
 

@@ -7,14 +7,15 @@ import threading
 import time
 
 from e2e.incluster import ScriptPod
-from e2e.service import Service, ServiceView
+from e2e.numbers import Numbers, numbers
+from e2e.service import Service
 from e2e.traffic.pod import driver_pod
 
 LOOK_SECONDS = 1.0
 
 
 class Watch:
-    """Prints a row whenever the numbers change, and each decision once, with its reason."""
+    """Prints a row whenever the operator's numbers change, and each decision of the status once, with its reason."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -26,21 +27,21 @@ class Watch:
         self.most_ready = 0
         print("   seconds  replicas  ready  queue  running     KV  max_num_seqs  max_num_batched_tokens")
 
-    def look(self) -> ServiceView:
+    def look(self) -> Numbers:
         """One look, printed if it is news."""
-        view = self._service.view()
-        self.most_queued = max(self.most_queued, view.queue_depth or 0)
-        self.most_kv = max(self.most_kv, view.kv_utilization or 0.0)
-        self.most_ready = max(self.most_ready, view.ready_replicas)
-        for decision in view.decisions:
+        seen = numbers(self._service)
+        self.most_queued = max(self.most_queued, seen.waiting_requests or 0)
+        self.most_kv = max(self.most_kv, seen.kv_utilization or 0.0)
+        self.most_ready = max(self.most_ready, seen.ready_replicas or 0)
+        for decision in self._service.view().decisions:
             if _key(decision) not in self._seen:
                 self._seen.add(_key(decision))
                 print(f"   > {decision['change']}: {decision['reason']}", flush=True)
-        row = _row(view)
+        row = _row(seen)
         if row != self._last_row:
             self._last_row = row
             print(f"   {time.monotonic() - self._started:7.1f}  {row}", flush=True)
-        return view
+        return seen
 
 
 def run_burst(service: Service, watch: Watch, arguments: list[str], *, image: str) -> dict[str, object]:
@@ -70,9 +71,14 @@ def _key(decision: dict[str, object]) -> tuple[object, object]:
     return decision["time"], decision["change"]
 
 
-def _row(view: ServiceView) -> str:
-    seqs, tokens = view.limits or ("-", "-")
-    kv = "-" if view.kv_utilization is None else f"{view.kv_utilization:.0%}"
-    queue = "-" if view.queue_depth is None else view.queue_depth
-    running = "-" if view.running is None else view.running
-    return f"{view.replicas:8}  {view.ready_replicas:5}  {queue:>5}  {running:>7}  {kv:>5}  {seqs:>12}  {tokens:>22}"
+def _row(seen: Numbers) -> str:
+    columns = (
+        (seen.replicas, 8),
+        (seen.ready_replicas, 5),
+        (seen.waiting_requests, 5),
+        (seen.running_requests, 7),
+        (None if seen.kv_utilization is None else f"{seen.kv_utilization:.0%}", 5),
+        (seen.max_num_seqs, 12),
+        (seen.max_num_batched_tokens, 22),
+    )
+    return "  ".join(f"{'-' if value is None else value:>{width}}" for value, width in columns)

@@ -3,9 +3,10 @@
     python driver.py --url http://chat.default.svc --model chat --clients 16 --requests 200
 
 One file that needs httpx alone, so that it runs in any pod that has it. Prints a JSON line each second and, last, one
-with `"done": true`. Even-numbered clients keep their connection, odd ones open a new one for each request.
+with `"done": true`, which lists each lost request. Even-numbered clients keep their connection, odd ones open a new one
+for each request; with `--new-connections` all do. SIGTERM ends it in order: no new request, a closing line.
 
-A 503 with Retry-After is obeyed and counted as a retry; whatever else is not a whole answer is a lost request.
+A 503 with Retry-After is obeyed and counted as a retry; anything else that is not a whole answer is a lost request.
 Exit code 0 when none was lost, 1 otherwise.
 """
 
@@ -16,10 +17,11 @@ import asyncio
 import json
 import math
 import random
+import signal
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import httpx
@@ -30,16 +32,39 @@ WORDS = (
 ).split()
 
 
+@dataclass(frozen=True)
+class Loss:
+    """One request without a whole answer.
+
+    Attributes:
+        kind: what went wrong.
+        begun, ended: seconds since the epoch; a request that was sent again began with its first attempt.
+        port: the client's TCP port of the last attempt; None when no connection was made.
+    """
+
+    kind: str
+    begun: float
+    ended: float
+    port: int | None
+    stream: bool
+
+
 @dataclass
 class Tally:
-    """What has happened so far. `lost` maps what went wrong to how often."""
+    """The counts so far. `lost` maps what went wrong to how often; `longest_wait` is in seconds, retries included."""
 
     sent: int = 0
     answered: int = 0
     retries: int = 0
     tokens: int = 0
+    longest_wait: float = 0.0
     lost: Counter[str] = field(default_factory=Counter)
+    losses: list[Loss] = field(default_factory=list)
     first_token_seconds: list[float] = field(default_factory=list)
+
+    def lose(self, loss: Loss) -> None:
+        self.lost[loss.kind] += 1
+        self.losses.append(loss)
 
     def as_json(self, started: float, *, done: bool) -> str:
         line: dict[str, Any] = {
@@ -49,8 +74,10 @@ class Tally:
             "retries": self.retries,
             "lost": dict(self.lost),
             "output_tokens": self.tokens,
+            "longest_wait": round(self.longest_wait, 2),
         }
         if done:
+            line |= {"losses": [asdict(loss) for loss in self.losses]}
             line |= {"done": True, "ttft_p50": percentile(self.first_token_seconds, 0.5)}
             line |= {"ttft_p95": percentile(self.first_token_seconds, 0.95)}
         return json.dumps(line)
@@ -68,9 +95,25 @@ class IncompleteAnswerError(Exception):
     """An answer that began and was not whole."""
 
 
-async def plain(client: httpx.AsyncClient, body: dict[str, Any], tally: Tally) -> httpx.Response:
+class Attempt:
+    """One attempt at a request; learns the client's port when the connection is made."""
+
+    def __init__(self) -> None:
+        self.port: int | None = None
+
+    @property
+    def extensions(self) -> dict[str, Any]:
+        """For httpx, which reports the steps of a connection to `trace`."""
+        return {"trace": self._trace}
+
+    async def _trace(self, event: str, info: dict[str, Any]) -> None:
+        if event == "connection.connect_tcp.complete":
+            self.port = info["return_value"].get_extra_info("client_addr")[1]
+
+
+async def plain(client: httpx.AsyncClient, body: dict[str, Any], attempt: Attempt, tally: Tally) -> httpx.Response:
     """One request without streaming; counts its tokens when it is answered."""
-    response = await client.post("/v1/chat/completions", json=body)
+    response = await client.post("/v1/chat/completions", json=body, extensions=attempt.extensions)
     if response.status_code == httpx.codes.OK:
         answer = response.json()
         if answer["choices"][0]["finish_reason"] not in ("stop", "length"):
@@ -79,12 +122,13 @@ async def plain(client: httpx.AsyncClient, body: dict[str, Any], tally: Tally) -
     return response
 
 
-async def streaming(client: httpx.AsyncClient, body: dict[str, Any], tally: Tally) -> httpx.Response:
+async def streaming(client: httpx.AsyncClient, body: dict[str, Any], attempt: Attempt, tally: Tally) -> httpx.Response:
     """One streamed request; whole only with a finish reason and the closing `[DONE]` (OpenAI's protocol)."""
     started = time.monotonic()
     finish_reason, first, done, tokens = None, True, False, 0
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+    sent = client.stream("POST", "/v1/chat/completions", json=body, extensions=attempt.extensions)
+    async with sent as response:
         if response.status_code != httpx.codes.OK:
             await response.aread()
             return response
@@ -113,26 +157,32 @@ async def streaming(client: httpx.AsyncClient, body: dict[str, Any], tally: Tall
 async def one_request(
     client: httpx.AsyncClient, body: dict[str, Any], stream: bool, tally: Tally, patience: float
 ) -> None:
-    """Send until answered, obeying Retry-After for at most `patience` seconds."""
+    """Send until answered, obeying Retry-After, for at most `patience` seconds in all."""
     tally.sent += 1
-    give_up = time.monotonic() + patience
-    while True:
-        try:
-            response = await (streaming if stream else plain)(client, body, tally)
-        except (httpx.HTTPError, IncompleteAnswerError, ValueError, LookupError, TypeError) as error:
-            # The last three: an answer that is no JSON, or has not the fields of one.
-            tally.lost[f"{type(error).__name__}: {error}"[:120]] += 1
-            return
-        if response.status_code == httpx.codes.OK:
-            tally.answered += 1
-            return
-        wait = response.headers.get("Retry-After", "")
-        obeyed = response.status_code == httpx.codes.SERVICE_UNAVAILABLE and wait.isdecimal()
-        if not obeyed or time.monotonic() > give_up:
-            tally.lost[f"HTTP {response.status_code}"] += 1
-            return
-        tally.retries += 1
-        await asyncio.sleep(float(wait))
+    begun, started, attempt = time.time(), time.monotonic(), Attempt()
+    lost = ""
+    try:
+        async with asyncio.timeout(patience):
+            while True:
+                attempt = Attempt()
+                response = await (streaming if stream else plain)(client, body, attempt, tally)
+                wait = response.headers.get("Retry-After", "")
+                if response.status_code != httpx.codes.SERVICE_UNAVAILABLE or not wait.isdecimal():
+                    break
+                tally.retries += 1
+                await asyncio.sleep(float(wait))
+        if response.status_code != httpx.codes.OK:
+            lost = f"HTTP {response.status_code}"
+    except TimeoutError:
+        lost = f"no whole answer within {patience:g} s"
+    except (httpx.HTTPError, IncompleteAnswerError, ValueError, LookupError, TypeError) as error:
+        # The last three: an answer that is no JSON, or has not the fields of one.
+        lost = f"{type(error).__name__}: {error}"[:120]
+    tally.longest_wait = max(tally.longest_wait, time.monotonic() - started)
+    if lost:
+        tally.lose(Loss(lost, begun, time.time(), attempt.port, stream))
+    else:
+        tally.answered += 1
 
 
 def make_body(options: argparse.Namespace, rng: random.Random) -> dict[str, Any]:
@@ -147,13 +197,14 @@ def make_body(options: argparse.Namespace, rng: random.Random) -> dict[str, Any]
     }
 
 
-async def client_loop(number: int, options: argparse.Namespace, tally: Tally, ends: float) -> None:
-    """One client: a request after the other until its share is sent or the time is over."""
+async def client_loop(number: int, options: argparse.Namespace, tally: Tally, ends: float, stop: asyncio.Event) -> None:
+    """One client: a request after the other until its share is sent, the time is over, or it is told to stop."""
     rng = random.Random(options.seed * 1_000_003 + number)
-    keep_alive = httpx.Limits(max_keepalive_connections=1 if number % 2 == 0 else 0)
+    keeps = number % 2 == 0 and not options.new_connections
+    limits = httpx.Limits(max_keepalive_connections=1 if keeps else 0)
     timeout = httpx.Timeout(options.patience, connect=10)
-    async with httpx.AsyncClient(base_url=options.url, limits=keep_alive, timeout=timeout) as client:
-        while time.monotonic() < ends and tally.sent < options.requests:
+    async with httpx.AsyncClient(base_url=options.url, limits=limits, timeout=timeout) as client:
+        while time.monotonic() < ends and tally.sent < options.requests and not stop.is_set():
             body = make_body(options, rng)
             await one_request(client, body, rng.random() < 0.5, tally, options.patience)
 
@@ -166,11 +217,12 @@ async def report(tally: Tally, started: float) -> None:
 
 
 async def run(options: argparse.Namespace) -> Tally:
-    """All clients, until the requests are sent and answered or the time is over."""
-    tally, started = Tally(), time.monotonic()
+    """All clients, until the requests are sent and answered, the time is over, or SIGTERM comes."""
+    tally, started, stop = Tally(), time.monotonic(), asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     reporter = asyncio.create_task(report(tally, started))
     ends = started + options.seconds
-    await asyncio.gather(*(client_loop(number, options, tally, ends) for number in range(options.clients)))
+    await asyncio.gather(*(client_loop(number, options, tally, ends, stop) for number in range(options.clients)))
     reporter.cancel()
     print(tally.as_json(started, done=True), flush=True)
     return tally
@@ -190,6 +242,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--prompt-words", type=int, default=40, help="mean prompt length in words (default 40)")
     line.add_argument("--max-tokens", type=int, default=32, help="mean output limit in tokens (default 32)")
     line.add_argument("--patience", type=float, default=120, help="longest wait for one answer, seconds (default 120)")
+    line.add_argument("--new-connections", action="store_true", help="open a new connection for each request")
     line.add_argument("--seed", type=int, default=0, help="makes the same requests again")
     return line
 

@@ -7,7 +7,6 @@ import json
 import logging
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import aiohttp
@@ -16,6 +15,7 @@ from inflight_operator.clock import Clock
 from inflight_operator.limits import LimitsInForce
 from inflight_operator.observe.cache import ServiceKey
 from inflight_operator.observe.pods import PodView
+from inflight_operator.reconcile.telling import Telling
 from inflight_operator.signing import PROOF_HEADER, authorization, is_proof, signature
 
 logger = logging.getLogger(__name__)
@@ -26,21 +26,6 @@ MAX_ANSWER_BYTES = 64 * 1024
 
 class EngineError(Exception):
     """An engine did not take its limits; the message says which and why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Telling:
-    """What became of telling one engine its limits.
-
-    Attributes:
-        taken: the limits it took last; None before it took any.
-        at: when, on the steady clock.
-        complaint: why it did not take the last ones; empty when it did.
-    """
-
-    taken: LimitsInForce | None = None
-    at: float = float("-inf")
-    complaint: str = ""
 
 
 class Engines(Protocol):

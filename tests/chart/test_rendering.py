@@ -116,6 +116,8 @@ def test_the_operator_understands_the_arguments_of_the_default_values(helm, monk
     options = started_with(helm, monkeypatch)
     assert (options.kubeconfig, options.metrics_port, options.interval) == (None, 8080, 3)
     assert (options.leader_elect, options.lease_name) == (True, "prod-operator")
+    assert (options.namespaces, options.admin_peers) == ((), ())
+    assert (options.upgrade, options.upgrades_at_once) == ("Paced", 1)
 
 
 def test_the_operator_understands_the_arguments_of_other_values(helm, monkeypatch):
@@ -127,6 +129,8 @@ def test_the_operator_understands_the_arguments_of_other_values(helm, monkeypatc
         *("--set-json", f"engine.adminPeers={json.dumps(PEERS)}"),
     )
     assert (options.leader_elect, options.interval) == (False, 7)
+    assert (options.namespaces, options.admin_peers) == (("team", "search"), tuple(PEERS))
+    assert (options.upgrade, options.upgrades_at_once) == ("Held", 5)
 
 
 def flag(objects, name):

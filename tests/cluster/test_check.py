@@ -29,14 +29,15 @@ def wait_until(condition, seconds=10):
 
 @pytest.fixture
 def prepared(tmp_path, monkeypatch):
-    """Run `main` with these checks, and a preparation that runs this code; the exit code."""
+    """Run `main` with these checks, in front, at last, and in the background with this code; the exit code."""
 
-    def run(checks, preparation="print('the cluster is up')"):
+    def run(in_front=(), at_last=(), background="print('the cluster is up')"):
         monkeypatch.setenv("INFLIGHT_CACHE", str(tmp_path))
         monkeypatch.setattr(sys, "argv", ["check"])
         monkeypatch.setattr(check, "preflight", lambda: None)
-        monkeypatch.setattr(check, "CHECKS", checks)
-        monkeypatch.setattr(check, "PREPARE", python(preparation))
+        monkeypatch.setattr(check, "IN_FRONT", in_front)
+        monkeypatch.setattr(check, "AT_LAST", at_last)
+        monkeypatch.setattr(check, "IN_BACKGROUND", (Check("beside", python(background)),))
         try:
             return check.main()
         finally:
@@ -45,34 +46,48 @@ def prepared(tmp_path, monkeypatch):
     return run
 
 
-def test_all_checks_pass_and_the_outputs_are_shown(prepared, capfd):
-    checks = (Check("one", python("print('3 passed')")), Check("two", python(""), needs_cluster=True))
-    assert prepared(checks) == 0
+def test_all_checks_pass_and_the_outputs_are_shown_in_order(prepared, capfd):
+    assert prepared([Check("one", python("print('3 passed')"))], [Check("two", python(""))]) == 0
     shown = capfd.readouterr().out
     assert shown.index("== one") < shown.index("3 passed") < shown.index("the cluster is up") < shown.index("== two")
+    assert "one 0 s, two 0 s" in shown
+    assert "beside them: beside " in shown
 
 
 def test_the_first_check_that_fails_is_the_last(prepared, capfd):
-    checks = (Check("one", python("import sys; sys.exit(5)")), Check("two", python("")))
-    assert prepared(checks) == 1
+    checks = [Check("one", python("import sys; sys.exit(5)")), Check("two", python(""))]
+    assert prepared(checks, [Check("three", python(""))]) == 1
     shown = capfd.readouterr().out
     assert "error: one failed (exit code 5)" in shown
     assert "== two" not in shown
+    assert "== three" not in shown
 
 
 def test_without_a_cluster_the_checks_that_need_one_fail(prepared, capfd):
-    checks = (Check("two", python("print('was run')"), needs_cluster=True),)
-    assert prepared(checks, "import sys; sys.exit('error: no disk')") == 1
+    at_last = [Check("two", python("print('was run')"))]
+    assert prepared([], at_last, "import sys; sys.exit('error: no disk')") == 1
     shown = capfd.readouterr().out
     assert "error: no disk" in shown
+    assert "error: beside failed" in shown
     assert "was run" not in shown
+
+
+def test_a_failure_in_the_background_ends_what_runs_in_front(prepared, capfd):
+    slow = Check("slow", python("import time; time.sleep(60)"))
+    started = time.monotonic()
+    assert prepared([slow, Check("next", python(""))], [], "import sys; sys.exit('error: no disk')") == 1
+    assert time.monotonic() - started < 30
+    shown = capfd.readouterr().out
+    assert "error: beside failed" in shown
+    assert "slow failed" not in shown
+    assert "== next" not in shown
 
 
 def test_a_machine_that_cannot_do_it_is_told_first(prepared, monkeypatch, capfd):
     def refuse():
         raise ClusterError("the local node needs root: run this with sudo")
 
-    monkeypatch.setattr(check, "CHECKS", (Check("one", python("print('was run')")),))
+    monkeypatch.setattr(check, "IN_FRONT", (Check("one", python("print('was run')")),))
     monkeypatch.setattr(check, "preflight", refuse)
     monkeypatch.setattr(sys, "argv", ["check"])
     assert check.main() == 1
@@ -93,7 +108,7 @@ def test_a_failure_ends_the_preparation_and_what_it_started(prepared, tmp_path):
         "time.sleep(60)"
     )
     waits = f"import pathlib, sys, time\nwhile not pathlib.Path({str(pids)!r}).exists(): time.sleep(0.01)\nsys.exit(1)"
-    assert prepared((Check("one", python(waits)),), preparation) == 1
+    assert prepared([Check("one", python(waits))], background=preparation) == 1
     wait_until(lambda: not any(observe(int(pid)) for pid in pids.read_text().split()))
 
 
@@ -106,8 +121,8 @@ def test_sigterm_lets_the_running_check_end_in_order(tmp_path):
     code = (
         "import sys; from e2e import check\n"
         "check.preflight = lambda: None\n"
-        "check.PREPARE = (sys.executable, '-c', '')\n"
-        f"check.CHECKS = (check.Check('one', (sys.executable, '-c', {careful!r})),)\n"
+        "check.IN_BACKGROUND = ()\n"
+        f"check.IN_FRONT = (check.Check('one', (sys.executable, '-c', {careful!r})),)\n"
         "sys.argv = ['check']; sys.exit(check.main())"
     )
     with subprocess.Popen(

@@ -73,7 +73,7 @@ def test_kind_gets_the_image_under_its_own_cluster_name():
 def test_building_for_a_named_cluster_without_a_prefix_says_what_to_set(tmp_path, monkeypatch):
     monkeypatch.delenv("INFLIGHT_IMAGE_PREFIX", raising=False)
     with pytest.raises(ClusterError, match="INFLIGHT_IMAGE_PREFIX"):
-        NamedCluster(tmp_path / "config", print).build("engine")
+        NamedCluster(tmp_path / "config", print).build(images.named("engine"))
 
 
 def test_a_named_kubeconfig_that_is_no_file_is_said(tmp_path):

@@ -53,6 +53,14 @@ def test_a_single_package_gets_its_file_name_and_several_a_folder(tmp_path):
     assert f"{tmp_path}/" in goparts.build_arguments(goparts.CONTAINERD, "", tmp_path)
 
 
+def test_promtool_is_built_without_the_clouds_and_other_parts_as_they_come(tmp_path):
+    arguments = goparts.build_arguments(PROMTOOL, "", tmp_path)
+    assert arguments[arguments.index("-tags") + 1] == "remove_all_sd"
+    assert not any(
+        "-tags" in goparts.build_arguments(part, (part.folder / "go.mod").read_text(), tmp_path) for part in NODE_PARTS
+    )
+
+
 def test_the_fingerprint_changes_with_modules_sums_sources_and_packages(tmp_path, monkeypatch):
     shutil.copytree(layout.GO_MODULES / "coredns", tmp_path / "coredns")
     monkeypatch.setattr(goparts, "GO_MODULES", tmp_path)
@@ -66,6 +74,7 @@ def test_the_fingerprint_changes_with_modules_sums_sources_and_packages(tmp_path
         assert fingerprint not in seen
         seen.add(fingerprint)
     assert goparts.fingerprint(dataclasses.replace(part, packages=("./other",))) not in seen
+    assert goparts.fingerprint(dataclasses.replace(part, tags=("other",))) not in seen
 
 
 def test_files_that_are_not_built_do_not_change_the_fingerprint(tmp_path, monkeypatch):

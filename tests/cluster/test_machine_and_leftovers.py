@@ -6,7 +6,10 @@ import dataclasses
 import datetime
 import json
 import re
+import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -162,6 +165,36 @@ def test_only_traffic_that_leaves_the_cluster_is_masqueraded():
 )
 def test_pods_are_let_through_only_firewalls_that_drop_by_default(listing, expected):
     assert [rule[:2] for rule in host.firewall_rules(listing, CANDIDATES[0])] == expected
+
+
+LINKS = f"""
+set -eu
+mount -t sysfs sysfs /sys
+ip link add pod0 type veth peer name inside0
+ip address add {CANDIDATES[0].node_address}/32 dev pod0
+ip link add other0 type veth peer name other1
+ip address add 192.0.2.1/32 dev other0
+"""
+
+
+@pytest.mark.skipif(not machine.is_root() or not packages.find("ip"), reason="needs root and iproute2")
+def test_links_of_pods_that_nobody_tore_down_go_with_the_cluster_and_no_others():
+    if machine.namespace_problem():
+        pytest.skip("this machine cannot make namespaces")
+    take_down = (
+        "import pathlib; from e2e.cluster import host, layout; from e2e.cluster.addresses import CANDIDATES\n"
+        "host.tear_down(CANDIDATES[0], layout.Layout(pathlib.Path('/nonexistent')))"
+    )
+    script = f"{LINKS}\n{shlex.quote(sys.executable)} -c {shlex.quote(take_down)}\nip -brief link show type veth"
+    done = subprocess.run(
+        ["unshare", "--net", "--mount", "sh", "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=layout.REPOSITORY,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(line.partition("@")[0] for line in done.stdout.splitlines()) == ["other0", "other1"]
 
 
 def test_shims_of_another_containerd_are_left_alone():

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 from contextlib import asynccontextmanager
 
 from hypothesis import given
@@ -42,9 +44,9 @@ async def server(answer):
         yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
 
 
-async def drive(answer, requests=12):
+async def drive(answer, requests=12, flags=()):
     async with server(answer) as url:
-        return await run(parse(["--url", url, "--model", "m", "--clients", "3", "--requests", str(requests)]))
+        return await run(parse(["--url", url, "--model", "m", "--clients", "3", "--requests", str(requests), *flags]))
 
 
 async def test_whole_answers_are_counted_and_nothing_is_lost():
@@ -96,3 +98,49 @@ async def test_an_error_event_in_a_stream_is_a_loss():
     tally = await drive(lambda body: http(200, error) if body.get("stream") else whole_answer(body))
     assert tally.answered + tally.lost.total() == 12
     assert any("timed out" in reason for reason in tally.lost)
+
+
+async def test_each_loss_says_when_it_began_and_ended_and_from_which_port_it_was_sent():
+    tally = await drive(lambda body: http(500, "{}"), requests=1)
+    (loss,) = tally.losses
+    assert loss.kind == "HTTP 500"
+    assert loss.port > 0
+    assert 0 <= loss.ended - loss.begun <= tally.longest_wait + 1
+    refused = await run(parse(["--url", "http://127.0.0.1:1", "--model", "m", "--clients", "1", "--requests", "1"]))
+    assert [loss.port for loss in refused.losses] == [None]
+
+
+async def test_patience_bounds_a_request_with_all_its_retries():
+    tally = await drive(lambda body: http(503, "{}", "Retry-After: 1\r\n"), flags=("--patience", "0.2"))
+    assert tally.answered == 0
+    assert dict(tally.lost) == {"no whole answer within 0.2 s": tally.sent}
+    assert 0.2 <= tally.longest_wait < 1
+
+
+async def test_a_new_connection_is_opened_for_each_request_when_asked():
+    ports = set()
+
+    async def handle(reader, writer):
+        ports.add(writer.get_extra_info("peername")[1])
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            length = int(head.decode().lower().split("content-length: ")[1].split("\r\n")[0])
+            body = whole_answer(json.loads(await reader.readexactly(length)))
+            writer.write(body.replace(b"Connection: close\r\n", b""))
+
+    async def connections(*flags):
+        ports.clear()
+        listener = await asyncio.start_server(handle, "127.0.0.1", 0)
+        async with listener:
+            url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+            await run(parse(["--url", url, "--model", "m", "--clients", "1", "--requests", "8", *flags]))
+        return len(ports)
+
+    assert await connections() < 8
+    assert await connections("--new-connections") == 8
+
+
+async def test_sigterm_sends_no_more_and_ends_with_the_closing_line(capfd):
+    asyncio.get_running_loop().call_later(0.3, os.kill, os.getpid(), signal.SIGTERM)
+    tally = await drive(whole_answer, requests=10**9)
+    assert tally.answered == tally.sent > 0
+    assert json.loads(capfd.readouterr().out.splitlines()[-1])["done"]

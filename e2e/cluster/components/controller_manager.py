@@ -31,6 +31,9 @@ def program(binary: Path, pki: Path, ports: Ports, network: Network) -> Program:
             f"--cluster-cidr={network.pods}",
             f"--service-cluster-ip-range={network.services}",
             "--allocate-node-cidrs=false",
+            # The only node: were it given up when the API server was away for a while, its pods would leave their
+            # Services, though they serve, until kube-proxy has heard that it is back.
+            "--node-monitor-grace-period=10m",
             f"--flex-volume-plugin-dir={pki.parent / 'volume-plugins'}",
             "--profiling=false",
         ),

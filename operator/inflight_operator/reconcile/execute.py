@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,7 +11,7 @@ from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.clock import Clock
 from inflight_operator.engines import EngineTeller
 from inflight_operator.observe.cache import ClusterCache, ServiceKey
-from inflight_operator.reconcile.plan import Plan
+from inflight_operator.reconcile.plan import Outcome, Plan
 from inflight_operator.reconcile.snapshot import Snapshot
 from inflight_operator.render import Manifest, child_names
 
@@ -36,19 +35,6 @@ class Written:
 
     children: ChildrenState = field(default_factory=ChildrenState)
     secret_at: float = float("-inf")
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of a plan.
-
-    Attributes:
-        failures: what stands in the way, by kind and name of the child, also where it was not tried in this round.
-        failed: whether something was refused in this round.
-    """
-
-    failures: Mapping[Key, str] = field(default_factory=dict)
-    failed: bool = False
 
 
 class Executor:

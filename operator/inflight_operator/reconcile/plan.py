@@ -1,4 +1,4 @@
-"""What one round wants done, as a value."""
+"""What one round wants done, and what came of it, as values."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.memory import Memory
 from inflight_operator.reconcile.views import Measured
 from inflight_operator.render import Manifest
+
+Child = tuple[str, str]
+"""Kind and name."""
 
 UpgradeState = Literal["Pending", "Moving"]
 """Of a service for which there is a newer engine release: it waits for its turn, or its pods are being replaced."""
@@ -49,3 +52,16 @@ class Plan:
     deletion_costs: Mapping[str, int] = field(default_factory=dict)
     decisions: tuple[Decision, ...] = ()
     upgrade: UpgradeState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a plan.
+
+    Attributes:
+        failures: what stands in the way, by kind and name of the child, also where it was not tried in this round.
+        failed: whether something was refused in this round.
+    """
+
+    failures: Mapping[Child, str] = field(default_factory=dict)
+    failed: bool = False

@@ -25,8 +25,7 @@ from inflight_operator.decide.conditions import Finding, stuck
 from inflight_operator.decide.sentences import change_text, sentence
 from inflight_operator.observe.pods import ENGINE_CONTAINER, PodView
 from inflight_operator.quantities import format_seconds
-from inflight_operator.reconcile.execute import Outcome
-from inflight_operator.reconcile.plan import Plan
+from inflight_operator.reconcile.plan import Outcome, Plan
 from inflight_operator.reconcile.snapshot import Snapshot
 from inflight_operator.render import Manifest, selector_string
 

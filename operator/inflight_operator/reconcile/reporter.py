@@ -10,8 +10,7 @@ from inflight_operator.api.types import MAX_DECISIONS, Decision, InferenceServic
 from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.clock import Clock
 from inflight_operator.observe.cache import ClusterCache, ServiceKey
-from inflight_operator.reconcile.execute import Outcome
-from inflight_operator.reconcile.plan import Plan
+from inflight_operator.reconcile.plan import Outcome, Plan
 from inflight_operator.reconcile.report import Event, EventType, build_status, events_of, is_due, recorded
 from inflight_operator.reconcile.snapshot import Snapshot
 

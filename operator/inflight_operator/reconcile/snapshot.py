@@ -10,11 +10,11 @@ from typing import Any
 from inflight_operator.api.types import InferenceService
 from inflight_operator.decide.conditions import DeploymentView
 from inflight_operator.decide.tuning_types import TuningPolicy
-from inflight_operator.engines import Telling
 from inflight_operator.observe.metrics import Sample
 from inflight_operator.observe.pods import PodView
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.policy import Policy
+from inflight_operator.reconcile.telling import Telling
 from inflight_operator.render import Manifest, Settings
 
 

@@ -1,0 +1,121 @@
+"""`make e2e-disruptions`: disrupts a service under traffic in every way, and shows in a table what was lost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from e2e.cluster import ClusterError, kubectl
+from e2e.cluster.progress import to_stdout
+from e2e.disruptions import table
+from e2e.disruptions.phases import IN_MAKE_TEST, PHASES
+from e2e.disruptions.run import NotRestoredError, run_phase
+from e2e.disruptions.stage import REPLICAS, Stage
+from e2e.disruptions.verdict import ERROR_SECONDS, Outcome
+from e2e.install import install
+from e2e.service import Service
+
+NAMESPACE = "e2e-disruptions"
+
+DESCRIPTION = f"""Disrupts a service of {REPLICAS} pods in the local cluster while clients send requests, one phase
+after the other, and accounts for every request: half of them streaming, a new connection for each, a 503 with
+Retry-After obeyed, each answer checked to be whole.
+
+A phase holds when no request was lost. In the phases that kill or stop a pod, requests on that pod may fail, each with
+an error and at most {ERROR_SECONDS:.0f} s after the kill. Where the whole pod is dead or hangs, requests that the
+network still takes there are on that pod too.
+
+Brings cluster and chart up where they are not, from the sources as they are. Each phase ends with the cluster as it
+began; so does Ctrl-C. The service's namespace, {NAMESPACE}, is deleted at the end."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    phases = "\n".join(f"  {name:<22} {phase.about}" for name, phase in PHASES.items())
+    line = argparse.ArgumentParser(
+        prog="python -m e2e.disruptions",
+        description=DESCRIPTION,
+        epilog=f"phases:\n{phases}\n\n`make test` runs: {', '.join(IN_MAKE_TEST)}\n\n"
+        "exit code: 0 every phase held, 1 one did not, 2 wrong usage\n\n"
+        "example: python -m e2e.disruptions --phases pod-deleted,pod-killed --json outcome.json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    line.add_argument("--phases", type=names, default=tuple(PHASES), metavar="A,B", help="only these, in this order")
+    line.add_argument("--seconds", type=float, default=20, help="least time of traffic in a phase (default 20)")
+    line.add_argument("--json", type=Path, metavar="FILE", help="write all outcomes there, with every lost request")
+    return line
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names of phases from a list with commas."""
+    chosen = tuple(name.strip() for name in text.split(",") if name.strip())
+    if unknown := [name for name in chosen if name not in PHASES]:
+        raise argparse.ArgumentTypeError(f"no phase {', '.join(unknown)}; the phases are {', '.join(PHASES)}")
+    return chosen
+
+
+@contextmanager
+def namespace(service: Service) -> Iterator[None]:
+    """The service's namespace, gone afterwards with the service; one that an earlier run left is taken over."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": service.namespace, "labels": labels}}
+    phase = kubectl("get", "namespace", service.namespace, "--ignore-not-found", "-o", "jsonpath={.status.phase}")
+    if phase == "Terminating":
+        kubectl("wait", "--for=delete", f"namespace/{service.namespace}", "--timeout=5m")
+    kubectl("apply", "-f", "-", input=json.dumps(manifest))
+    try:
+        yield
+    finally:
+        # The pods first: a namespace with pods that drain is looked at again only after half of their grace period.
+        gone = ("--ignore-not-found", "--cascade=foreground", "--wait", "--timeout=2m")
+        kubectl("-n", service.namespace, "delete", "inferenceservice", service.name, *gone)
+        kubectl("delete", "namespace", service.namespace, "--wait=false")
+
+
+def run(options: argparse.Namespace) -> list[Outcome]:
+    """All chosen phases; their table is printed and written also when the run ends early."""
+    say = to_stdout()
+    image = install(say)
+    outcomes: list[Outcome] = []
+    service = Service("chat", NAMESPACE)
+    with namespace(service):
+        stage = Stage(service, image, say)
+        stage.settle()
+        try:
+            for name in options.phases:
+                outcomes.append(run_phase(PHASES[name], stage, options.seconds))
+                say("  " + table.summary(outcomes[-1]))
+        finally:
+            print("\n" + table.text(outcomes), flush=True)
+            if options.json:
+                table.write_json(outcomes, options.json)
+    return outcomes
+
+
+def main() -> int:
+    """Exit 0 when every phase held, 1 when one did not or could not be run."""
+    options = parser().parse_args()
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    try:
+        outcomes = run(options)
+    except (ClusterError, TimeoutError, NotRestoredError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; the cluster is as it was", file=sys.stderr)
+        return 1
+    return 1 if any(outcome.problems for outcome in outcomes) else 0
+
+
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

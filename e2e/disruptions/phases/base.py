@@ -1,0 +1,36 @@
+"""What every phase is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from e2e.disruptions.stage import Stage
+
+
+class Phase:
+    """One disruption.
+
+    The order is: `set_up`, traffic begins, `disturb`, `restore`, the service is back at its start, traffic ends. So
+    requests are sent through the way back too. `restore` is called once whatever happened before, also when
+    `disturb` was stopped half-way.
+
+    Attributes:
+        name: as `--phases` takes it.
+        about: what happens, in a line.
+        from_node: it is made from the node, which has to be this machine.
+    """
+
+    name: ClassVar[str]
+    about: ClassVar[str]
+    from_node: ClassVar[bool] = False
+
+    def set_up(self, stage: Stage) -> None:
+        """Before the traffic."""
+
+    def disturb(self, stage: Stage) -> None:
+        """Under traffic; returns when the service is through the worst, or with what was waited for."""
+        raise NotImplementedError
+
+    def restore(self, stage: Stage) -> None:
+        """Undo what is not the service's own spec, which is restored for every phase."""

@@ -1,0 +1,64 @@
+"""The processes of a pod, found from the host by the pod's control group, and signals to them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from e2e.cluster import cgroups
+
+PAUSE = "pause"
+"""Name of the process that holds a pod's namespaces."""
+
+
+def of_pod(uid: str) -> list[int]:
+    """Pids of all processes of the pod, its pause process included; ascending."""
+    groups = [folder for group in cgroups.own_groups() for folder in group.rglob(f"pod{uid}")]
+    return sorted(cgroups.processes_in(groups))
+
+
+def of_containers(uid: str) -> list[int]:
+    """Pids of the processes of the pod's containers."""
+    return [pid for pid in of_pod(uid) if _name(pid) != PAUSE]
+
+
+def pause_process(uid: str) -> int:
+    """The process that holds the pod's namespaces.
+
+    Raises:
+        LookupError: there is none.
+    """
+    for pid in of_pod(uid):
+        if _name(pid) == PAUSE:
+            return pid
+    raise LookupError(f"pod {uid} has no process {PAUSE}")
+
+
+def engine_process(uid: str) -> int:
+    """The process that computes: the one of the pod's that has torch loaded.
+
+    Raises:
+        LookupError: there is none.
+    """
+    for pid in of_containers(uid):
+        with suppress(OSError):
+            if "libtorch" in Path(f"/proc/{pid}/maps").read_text():
+                return pid
+    raise LookupError(f"no process of pod {uid} has torch loaded")
+
+
+def send(pids: Iterable[int], sent: signal.Signals) -> None:
+    """Signal each process that still exists."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, sent)
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,76 @@
+"""Runs one phase: traffic around it, and the way back to the start whatever happens."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from e2e.cluster import ClusterError
+from e2e.disruptions.load import traffic
+from e2e.disruptions.phases import Phase
+from e2e.disruptions.stage import Stage, node_problem
+from e2e.disruptions.verdict import Outcome, judge
+
+LEAD_SECONDS = 4.0
+"""Traffic before the disruption."""
+
+
+class NotRestoredError(Exception):
+    """A phase could not bring the cluster back to its start; the message says what is left to do."""
+
+
+def run_phase(kind: type[Phase], stage: Stage, seconds: float) -> Outcome:
+    """The outcome of one phase with at least `seconds` of traffic.
+
+    Raises:
+        NotRestoredError: the cluster is not as it was.
+        ClusterError: the traffic could not be sent.
+    """
+    if kind.from_node and (problem := node_problem()):
+        return Outcome(kind.name, skipped=True, note=problem)
+    phase, trouble = kind(), ""
+    stage.begin()
+    stage.say(f"{kind.name}: {kind.about}")
+    with ExitStack() as way_back:
+        way_back.callback(restore, phase, stage)
+        phase.set_up(stage)
+        with traffic(stage.service, kind.name, stage.say, image=stage.image) as load:
+            began = time.monotonic()
+            try:
+                time.sleep(LEAD_SECONDS)
+                phase.disturb(stage)
+                time.sleep(max(0.0, began + seconds - time.monotonic()))
+            except (ClusterError, TimeoutError, RuntimeError, LookupError) as error:
+                trouble = str(error)
+            finally:
+                stage.say(f"  {trouble or stage.note or 'through'}; back to the start")
+                way_back.close()
+            sent = load.end()
+    return judge(kind.name, sent, time.monotonic() - began, blow=stage.blow, note=stage.note, trouble=trouble)
+
+
+def restore(phase: Phase, stage: Stage) -> None:
+    """Undo the phase and wait until the service is as at the start. Ctrl-C does not stop this.
+
+    Raises:
+        NotRestoredError: it could not be done.
+    """
+    with _undisturbed():
+        try:
+            phase.restore(stage)
+            stage.settle()
+        except (ClusterError, TimeoutError) as error:
+            raise NotRestoredError(f"after {phase.name} the cluster is not as it was: {error}") from error
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ignore SIGINT and SIGTERM, in the programs that are started meanwhile too."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,182 @@
+"""The service under traffic and the cluster around it: its start, looks at it, and the way back to its start."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from e2e.cluster import ClusterError, choose, kubectl
+from e2e.cluster.choose import Choice
+from e2e.cluster.progress import Progress
+from e2e.disruptions import processes
+from e2e.disruptions.verdict import Blow
+from e2e.install import OPERATOR_NAMESPACE
+from e2e.service import Service
+
+OPERATOR = "inflight-operator"
+REPLICAS = 2
+WAIT_SECONDS = 180
+
+
+def specification(**changes: Any) -> dict[str, Any]:
+    """The spec of the service at its start, with top-level fields replaced: small, and what two CPU cores hold."""
+    start = {
+        "model": {"source": "builtin://smollm2"},
+        "accelerator": {"count": 0},
+        "engine": {"quantization": "int8", "maxNumSeqs": 32},
+        "scaling": replicas(REPLICAS),
+        "tuning": {"mode": "Off"},
+    }
+    return start | changes
+
+
+def replicas(number: int) -> dict[str, Any]:
+    """`spec.scaling` with exactly this number."""
+    return {"minReplicas": number, "maxReplicas": number}
+
+
+@dataclass(frozen=True)
+class EnginePod:
+    """One pod of the service, as it is now."""
+
+    name: str
+    uid: str
+    address: str
+    ready: bool
+    leaving: bool
+    restarts: int
+
+
+class Stage:
+    """One service in one namespace.
+
+    Attributes:
+        image: what clients run from.
+        say: receives progress lines.
+        blow: the kill of the running phase, if it has one.
+        note: what the running phase has to tell, for its row.
+    """
+
+    def __init__(self, service: Service, image: str, say: Progress) -> None:
+        self.service = service
+        self.image = image
+        self.say = say
+        self.blow: Blow | None = None
+        self.note = ""
+
+    def begin(self) -> None:
+        """Forget what an earlier phase left here."""
+        self.blow, self.note = None, ""
+
+    def apply(self, **changes: Any) -> None:
+        """Apply the service with top-level fields of its spec replaced; without any: as at the start."""
+        manifest = {
+            "apiVersion": "inflight.dev/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": {"name": self.service.name, "namespace": self.service.namespace},
+            "spec": specification(**changes),
+        }
+        kubectl("apply", "-f", "-", input=json.dumps(manifest))
+
+    def settle(self) -> None:
+        """Bring service and operator to their start, and wait until they are there."""
+        self.apply()
+        self.wait("the operator", self.operator_is_available)
+        self.wait(f"the service with {REPLICAS} ready pods and no other", self._is_at_start)
+
+    def _is_at_start(self) -> bool:
+        view, pods = self.service.view(), self.pods()
+        return view.ready and self.rolled_out() and len(pods) == REPLICAS and all(pod.ready for pod in pods)
+
+    def rolled_out(self) -> bool:
+        """Whether the operator has seen the spec as it is, and its Deployment has no other pods than the newest."""
+        service = self._get("inferenceservice")
+        deployment = self._get("deployment")
+        status, wanted = deployment.get("status", {}), deployment["spec"]["replicas"]
+        return bool(
+            service.get("status", {}).get("observedGeneration") == service["metadata"]["generation"]
+            and status.get("observedGeneration") == deployment["metadata"]["generation"]
+            and status.get("updatedReplicas") == status.get("replicas") == status.get("availableReplicas") == wanted
+        )
+
+    def _get(self, kind: str) -> dict[str, Any]:
+        return dict(json.loads(kubectl("-n", self.service.namespace, "get", kind, self.service.name, "-o", "json")))
+
+    def pods(self) -> list[EnginePod]:
+        """All its pods, those on their way out too; by name."""
+        selector = f"inflight.dev/service={self.service.name}"
+        listing = json.loads(kubectl("-n", self.service.namespace, "get", "pods", "-l", selector, "-o", "json"))
+        return sorted((_engine_pod(pod) for pod in listing["items"]), key=lambda pod: pod.name)
+
+    def ready_pods(self) -> list[EnginePod]:
+        """Those that serve and stay."""
+        return [pod for pod in self.pods() if pod.ready and not pod.leaving]
+
+    def wait_ready(self, number: int) -> None:
+        """Until exactly so many pods serve, and none is starting or leaving."""
+        self.wait(f"{number} ready pods", lambda: len(self.ready_pods()) == len(self.pods()) == number)
+
+    def victim(self) -> EnginePod:
+        """The pod that a phase hurts."""
+        return self.ready_pods()[0]
+
+    def strike(self, pod: EnginePod, pids: Collection[int], sent: signal.Signals, *, whole: bool) -> None:
+        """Send a signal to processes of `pod`, all that it has or not; from now on its requests may fail."""
+        self.blow = Blow(time.time(), pod.name, pod.address, whole)
+        processes.send(pids, sent)
+
+    def operator_is_available(self) -> bool:
+        """Whether the operator's Deployment is complete and all its pods are ready."""
+        found = json.loads(kubectl("-n", OPERATOR_NAMESPACE, "get", "deployment", OPERATOR, "-o", "json"))
+        status, wanted = found.get("status", {}), found["spec"]["replicas"]
+        return bool(
+            status.get("observedGeneration") == found["metadata"]["generation"]
+            and status.get("updatedReplicas") == status.get("replicas") == status.get("availableReplicas") == wanted
+        )
+
+    def operator_pods(self) -> list[EnginePod]:
+        """The operator's pods."""
+        selector = f"app.kubernetes.io/name={OPERATOR}"
+        listing = json.loads(kubectl("-n", OPERATOR_NAMESPACE, "get", "pods", "-l", selector, "-o", "json"))
+        return [_engine_pod(pod) for pod in listing["items"] if "deletionTimestamp" not in pod["metadata"]]
+
+    def wait(self, what: str, holds: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
+        """Look twice a second until `holds`. A look that the API server does not answer is no answer.
+
+        Raises:
+            TimeoutError: it does not come to hold.
+        """
+        deadline = time.monotonic() + seconds
+        complaint = ""
+        while True:
+            try:
+                if holds():
+                    return
+            except ClusterError as error:
+                complaint = f": {error}"
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"waited {seconds:.0f} s for {what}{complaint}")
+            time.sleep(0.5)
+
+
+def node_problem() -> str | None:
+    """Why faults cannot be made from this machine; None when the cluster's node runs on it."""
+    if choose.current() is not Choice.OWN_NODE:
+        return "made from the node itself: it needs the local cluster's own node"
+    return None
+
+
+def _engine_pod(pod: dict[str, Any]) -> EnginePod:
+    status = pod.get("status", {})
+    return EnginePod(
+        name=pod["metadata"]["name"],
+        uid=pod["metadata"]["uid"],
+        address=status.get("podIP", ""),
+        ready=any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ()),
+        leaving="deletionTimestamp" in pod["metadata"],
+        restarts=sum(container["restartCount"] for container in status.get("containerStatuses") or ()),
+    )

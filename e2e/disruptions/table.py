@@ -1,0 +1,55 @@
+"""The table at the end, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from e2e.disruptions.verdict import Outcome
+
+HEADER = ("phase", "sent", "answered", "lost", "on killed pod", "retries", "longest wait", "seconds", "held")
+
+
+def text(outcomes: Sequence[Outcome]) -> str:
+    """The table, and below it what was lost by kind, what broke the rule, and notes."""
+    rows = [HEADER, *(_row(outcome) for outcome in outcomes)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    for outcome in outcomes:
+        said = [f"lost {count}: {kind}" for kind, count in outcome.lost.items()]
+        said += [f"problem: {problem}" for problem in outcome.problems]
+        said += [f"note: {outcome.note}"] if outcome.note else []
+        lines += [f"{outcome.phase}: {line}" for line in said]
+    return "\n".join(lines)
+
+
+def summary(outcome: Outcome) -> str:
+    """One line about a phase."""
+    if outcome.skipped:
+        return f"skipped: {outcome.note}"
+    held = "held" if not outcome.problems else f"did not hold: {'; '.join(outcome.problems)}"
+    lost = sum(outcome.lost.values())
+    return f"{outcome.answered} of {outcome.sent} answered, {lost} lost, longest {outcome.longest_wait:.1f} s: {held}"
+
+
+def _row(outcome: Outcome) -> tuple[str, ...]:
+    if outcome.skipped:
+        return (outcome.phase, *["-"] * 7, "skipped")
+    return (
+        outcome.phase,
+        str(outcome.sent),
+        str(outcome.answered),
+        str(sum(outcome.lost.values())),
+        str(outcome.excused),
+        str(outcome.retries),
+        f"{outcome.longest_wait:.1f} s",
+        f"{outcome.seconds:.0f}",
+        "NO" if outcome.problems else "yes",
+    )
+
+
+def write_json(outcomes: Sequence[Outcome], path: Path) -> None:
+    """All outcomes with every loss."""
+    path.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=2) + "\n")
