@@ -69,6 +69,10 @@ class ClusterCache:
     def services(self) -> list[ServiceKey]:
         return [held.owner for held in self._held[KIND].values()]
 
+    def count(self) -> int:
+        """How many services there are."""
+        return len(self._held[KIND])
+
     def service(self, key: ServiceKey) -> Manifest | None:
         """The InferenceService as the API gives it, less its managedFields; None when it does not exist."""
         held = self._held[KIND].get((key.namespace, key.name))

@@ -181,7 +181,7 @@ class Rounds:
             fresh=fresh_samples(window, pods, now, self._every.stale_after),
             scrape_errors=self._pool.errors(key),
             told=self._teller.told(key),
-            may_move=self._pace.may_move(self._cache.services()),
+            may_move=self._pace.may_move(self._cache.count()),
         )
 
     def _show(self, key: ServiceKey, snapshot: Snapshot, plan: Plan) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Literal
 
 from inflight_operator.observe.cache import ServiceKey
@@ -23,19 +22,27 @@ class UpgradePace:
     def __init__(self, mode: UpgradeMode = "Paced", at_once: int = 1) -> None:
         self._mode = mode
         self._at_once = at_once
-        self._states: dict[ServiceKey, UpgradeState | None] = {}
+        self._known: set[ServiceKey] = set()
+        self._moving: set[ServiceKey] = set()
 
-    def may_move(self, services: Collection[ServiceKey]) -> bool:
-        """Whether one more of `services`, which are all there are, may begin to move now."""
+    def may_move(self, services: int) -> bool:
+        """Whether one more service may begin to move now.
+
+        Args:
+            services: how many there are.
+        """
         if self._mode != "Paced":
             return self._mode == "AtOnce"
-        if any(key not in self._states for key in services):
-            return False
-        return sum(state == "Moving" for state in self._states.values()) < self._at_once
+        return len(self._known) >= services and len(self._moving) < self._at_once
 
     def note(self, key: ServiceKey, state: UpgradeState | None) -> None:
         """What a round found of one service."""
-        self._states[key] = state
+        self._known.add(key)
+        if state == "Moving":
+            self._moving.add(key)
+        else:
+            self._moving.discard(key)
 
     def forget(self, key: ServiceKey) -> None:
-        self._states.pop(key, None)
+        self._known.discard(key)
+        self._moving.discard(key)
