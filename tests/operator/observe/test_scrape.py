@@ -11,9 +11,7 @@ import pytest
 from inflight_operator.observe import scrape as scrape_module
 from inflight_operator.observe.cache import ServiceKey
 from inflight_operator.observe.metrics import WANTED
-from inflight_operator.observe.pods import pod_view
-from inflight_operator.observe.scrape import MAX_BODY, ScrapePool, Target, base_url, metrics_session
-from tests.operator.fakes import pod_body
+from inflight_operator.observe.scrape import MAX_BODY, ScrapePool, Target, metrics_session
 from tests.operator.observe.pages import engine_page
 
 KEY, OTHER = ServiceKey("team", "chat"), ServiceKey("team", "other")
@@ -351,8 +349,3 @@ async def test_nothing_is_left_when_the_pool_ends():
         await until(lambda: pool.counts.done)
     assert pool.window(KEY).pods == {}
     await until(lambda: len(asyncio.all_tasks()) == before)
-
-
-def test_addresses_of_both_families():
-    assert base_url(pod_view(pod_body("a", ip="10.0.0.1")), 8000) == "http://10.0.0.1:8000"
-    assert base_url(pod_view(pod_body("b", ip="fd00::1")), 8000) == "http://[fd00::1]:8000"
