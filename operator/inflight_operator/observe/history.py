@@ -78,9 +78,6 @@ class PodSpan:
     peak: Gauges
     newest: Sample
 
-    def __len__(self) -> int:
-        return self.samples
-
 
 @dataclass(frozen=True, slots=True)
 class History:

@@ -17,7 +17,6 @@ from yarl import URL
 from inflight_operator.observe.cache import ServiceKey
 from inflight_operator.observe.history import History
 from inflight_operator.observe.metrics import WANTED, MetricsError, Sample, parse_metrics
-from inflight_operator.observe.pods import PodView
 from inflight_operator.observe.window import Window
 
 logger = logging.getLogger(__name__)
@@ -239,11 +238,6 @@ class ScrapePool:
                 response.close()  # and not released: the rest of the body must not be read
                 raise
         return bytes(body)
-
-
-def base_url(pod: PodView, port: int) -> str:
-    """`http://IP:PORT` of a pod, with brackets around an IPv6 address."""
-    return f"http://[{pod.ip}]:{port}" if ":" in pod.ip else f"http://{pod.ip}:{port}"
 
 
 def _drop(pod: _Pod) -> None:
