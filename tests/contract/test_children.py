@@ -3,11 +3,13 @@
 import copy
 from dataclasses import replace
 from random import Random
+from time import monotonic
 
 import pytest
 
 from inflight_operator.api import InferenceService
-from inflight_operator.apply import ChildConflictError, admin_token, needs_apply, sync_children
+from inflight_operator.apply import ChildConflictError, needs_apply, sync_children
+from inflight_operator.apply.children import UNREAD_KINDS, ChildrenState
 from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.render import ChildPlan, Settings, child_names, render, selector_string
 from inflight_operator.render.service_children import CHILD_KINDS
@@ -99,10 +101,35 @@ def simple(make):
     return InferenceService.from_dict(make(SPECS["four lines"]))
 
 
-async def live_children(api, service):
-    selector, namespace = selector_string(service.metadata.name), service.metadata.namespace
-    kinds = [kind for kind in CHILD_KINDS if kind != "PodMonitor"]
-    return [child for kind in kinds for child in await api.list(kind, namespace, selector)]
+READ_KINDS = [kind for kind in CHILD_KINDS if kind not in ("PodMonitor", *UNREAD_KINDS)]
+
+
+class Operator:
+    """The children of one service, kept as the operator keeps them: without reading Secrets."""
+
+    def __init__(self, api, service):
+        self.api, self.service, self.state = api, service, ChildrenState()
+
+    async def live(self):
+        selector, namespace = selector_string(self.service.metadata.name), self.service.metadata.namespace
+        return [child for kind in READ_KINDS for child in await self.api.list(kind, namespace, selector)]
+
+    async def sync(self, wanted):
+        return await sync_children(self.api, wanted, await self.live(), self.state, monotonic)
+
+    async def applied(self, wanted):
+        """Names of what was written; nothing may be refused."""
+        changes = await self.sync(wanted)
+        assert changes.failed == {}
+        return tuple(named(changes.applied))
+
+
+def named(children):
+    return sorted(f"{child['kind']}/{child['metadata']['name']}" for child in children)
+
+
+def without_secrets(children):
+    return [child for child in children if child["kind"] not in UNREAD_KINDS]
 
 
 async def test_the_api_server_accepts_every_child(api, service):
@@ -136,22 +163,22 @@ async def test_applied_twice_nothing_changes_and_nothing_needs_to_be_applied(api
 
 async def test_a_steady_state_makes_no_writes(api, service):
     wanted = render(service, PLAN, SETTINGS)
-    made = await sync_children(api, wanted, await live_children(api, service))
-    assert sorted(made.applied) == sorted(f"{child['kind']}/{child['metadata']['name']}" for child in wanted)
-    again = await sync_children(api, wanted, await live_children(api, service))
-    assert again.applied == ()
-    assert again.deleted == ()
+    operator = Operator(api, service)
+    assert await operator.applied(wanted) == tuple(named(without_secrets(wanted)))
+    secret = await api.get("Secret", service.metadata.namespace, child_names("chat").admin_token)
+    again = await operator.sync(wanted)
+    assert (again.applied, again.deleted, again.failed) == ([], [], {})
+    assert await api.get("Secret", service.metadata.namespace, child_names("chat").admin_token) == secret
 
 
 async def test_tuning_and_scaling_write_only_the_limits_and_the_replicas(api, simple):
-    await sync_children(api, render(simple, PLAN, SETTINGS), [])
+    operator = Operator(api, simple)
+    await operator.sync(render(simple, PLAN, SETTINGS))
     before = await api.get("Deployment", simple.metadata.namespace, "chat")
     tuned = replace(PLAN, limits=LimitsInForce(Limits(48, 512), 8))
-    changes = await sync_children(api, render(simple, tuned, SETTINGS), await live_children(api, simple))
-    assert changes.applied == ("ConfigMap/chat-limits",)
+    assert await operator.applied(render(simple, tuned, SETTINGS)) == ("ConfigMap/chat-limits",)
     scaled = replace(tuned, replicas=3)
-    changes = await sync_children(api, render(simple, scaled, SETTINGS), await live_children(api, simple))
-    assert changes.applied == ("Deployment/chat",)
+    assert await operator.applied(render(simple, scaled, SETTINGS)) == ("Deployment/chat",)
     after = await api.get("Deployment", simple.metadata.namespace, "chat")
     assert after["spec"]["replicas"] == 3
     assert after["spec"]["template"] == before["spec"]["template"]
@@ -185,15 +212,15 @@ async def test_a_changed_template_ends_where_a_fresh_one_begins_and_then_rests(a
         return InferenceService.from_dict({**stored, "spec": {**SPECS["four lines"], "template": template}})
 
     namespace = stored["metadata"]["namespace"]
+    operator = Operator(api, with_template({}))
     for _ in range(12):
         before, after = with_template(some_template(random)), with_template(some_template(random))
         for service in (before, after):
-            await sync_children(api, render(service, PLAN, SETTINGS), await live_children(api, service))
-            again = await sync_children(api, render(service, PLAN, SETTINGS), await live_children(api, service))
-            assert again.applied == (), service.spec.template
+            await operator.sync(render(service, PLAN, SETTINGS))
+            assert await operator.applied(render(service, PLAN, SETTINGS)) == (), service.spec.template
         changed = await api.get("Deployment", namespace, "chat")
         await api.delete("Deployment", namespace, "chat")
-        await sync_children(api, render(after, PLAN, SETTINGS), await live_children(api, after))
+        await operator.sync(render(after, PLAN, SETTINGS))
         fresh = await api.get("Deployment", namespace, "chat")
         assert flat(changed["spec"]["template"]) == flat(fresh["spec"]["template"])
 
@@ -217,70 +244,73 @@ async def test_a_changed_template_ends_where_a_fresh_one_begins_and_then_rests(a
 async def test_what_a_user_takes_out_of_the_template_goes_from_the_deployment(api, make, part, value, gone):
     full = SPECS["everything in the template"]
     stored = make(full)
-    await sync_children(api, render(InferenceService.from_dict(stored), PLAN, SETTINGS), [])
+    operator = Operator(api, InferenceService.from_dict(stored))
+    await operator.sync(render(operator.service, PLAN, SETTINGS))
     less = {**full, "template": {key: item for key, item in full["template"].items() if key != part}}
     if value:
         less["template"][part] = value
     service = InferenceService.from_dict({**stored, "spec": less})
     before = await api.get("Deployment", service.metadata.namespace, "chat")
     assert gone in str(before["spec"]["template"])
-    changes = await sync_children(api, render(service, PLAN, SETTINGS), await live_children(api, service))
-    assert changes.applied == ("Deployment/chat",)
+    assert await operator.applied(render(service, PLAN, SETTINGS)) == ("Deployment/chat",)
     after = await api.get("Deployment", service.metadata.namespace, "chat")
     assert gone not in str(after["spec"]["template"])
-    assert (await sync_children(api, render(service, PLAN, SETTINGS), await live_children(api, service))).applied == ()
+    assert await operator.applied(render(service, PLAN, SETTINGS)) == ()
 
 
 async def test_a_child_that_was_changed_by_hand_is_put_right_and_fields_of_others_are_left(kubectl, api, simple):
-    namespace = simple.metadata.namespace
-    await sync_children(api, render(simple, PLAN, SETTINGS), [])
+    namespace, operator, wanted = simple.metadata.namespace, Operator(api, simple), render(simple, PLAN, SETTINGS)
+    await operator.sync(wanted)
     kubectl.ok("annotate", "deployment/chat", "-n", namespace, "example.com/note=keep")
-    assert (await sync_children(api, render(simple, PLAN, SETTINGS), await live_children(api, simple))).applied == ()
+    assert await operator.applied(wanted) == ()
     kubectl.ok("set", "image", "deployment/chat", "engine=example.com/other", "-n", namespace)
-    changes = await sync_children(api, render(simple, PLAN, SETTINGS), await live_children(api, simple))
-    assert changes.applied == ("Deployment/chat",)
+    assert await operator.applied(wanted) == ("Deployment/chat",)
     live = await api.get("Deployment", namespace, "chat")
     assert live["spec"]["template"]["spec"]["containers"][0]["image"] == SETTINGS.engine_image
     assert live["metadata"]["annotations"]["example.com/note"] == "keep"
 
 
 async def test_a_child_that_is_no_longer_wanted_is_deleted_and_a_strangers_is_not(kubectl, api, simple):
-    namespace = simple.metadata.namespace
-    wanted = render(simple, PLAN, SETTINGS)
-    await sync_children(api, wanted, [])
+    namespace, operator, wanted = simple.metadata.namespace, Operator(api, simple), render(simple, PLAN, SETTINGS)
+    await operator.sync(wanted)
     labels = wanted[0]["metadata"]["labels"]
     theirs = {"name": "theirs", "namespace": namespace, "labels": labels}
     kubectl.create({"apiVersion": "v1", "kind": "Service", "metadata": theirs, "spec": {"ports": [{"port": 80}]}})
     without = [child for child in wanted if child["kind"] != "PodDisruptionBudget"]
-    changes = await sync_children(api, without, await live_children(api, simple))
-    assert changes.deleted == ("PodDisruptionBudget/chat",)
+    assert (await operator.sync(without)).deleted == [("PodDisruptionBudget", "chat")]
     assert await api.get("PodDisruptionBudget", namespace, "chat") is None
     assert await api.get("Service", namespace, "theirs") is not None
 
 
 async def test_children_left_from_a_service_that_was_deleted_and_made_again_are_replaced(api, simple):
     former = simple.model_copy(update={"metadata": simple.metadata.model_copy(update={"uid": "the-former-service"})})
-    await sync_children(api, render(former, PLAN, SETTINGS), [])
-    wanted = render(simple, PLAN, SETTINGS)
-    changes = await sync_children(api, wanted, await live_children(api, simple))
-    assert len(changes.deleted) == len(changes.applied) == len(wanted)
-    live = await live_children(api, simple)
-    assert {child["metadata"]["ownerReferences"][0]["uid"] for child in live} == {simple.metadata.uid}
-    assert (await sync_children(api, wanted, live)).applied == ()
+    await Operator(api, former).sync(render(former, PLAN, SETTINGS))
+    operator, wanted = Operator(api, simple), render(simple, PLAN, SETTINGS)
+    changes = await operator.sync(wanted)
+    assert changes.failed == {}
+    assert len(changes.deleted) == len(changes.applied) == len(without_secrets(wanted))
+    secret = await api.get("Secret", simple.metadata.namespace, child_names("chat").admin_token)
+    for child in [*await operator.live(), secret]:
+        assert [owner["uid"] for owner in child["metadata"]["ownerReferences"]] == [simple.metadata.uid], child["kind"]
+    assert await operator.applied(wanted) == ()
 
 
-async def test_an_object_of_someone_else_with_a_childs_name_is_not_taken_over(kubectl, api, simple):
-    namespace = simple.metadata.namespace
+async def test_an_object_of_someone_else_with_a_childs_name_is_not_taken_over_and_stops_no_other(kubectl, api, simple):
+    namespace, wanted = simple.metadata.namespace, render(simple, PLAN, SETTINGS)
     theirs = {"name": "chat", "namespace": namespace}
     kubectl.create({"apiVersion": "v1", "kind": "Service", "metadata": theirs, "spec": {"ports": [{"port": 443}]}})
-    with pytest.raises(ChildConflictError, match=f"Service chat exists in namespace {namespace} and does not belong"):
-        await sync_children(api, render(simple, PLAN, SETTINGS), await live_children(api, simple))
+    changes = await Operator(api, simple).sync(wanted)
+    assert isinstance(changes.failed.pop(("Service", "chat")), ChildConflictError)
+    assert changes.failed == {}
+    others = [child for child in without_secrets(wanted) if child["kind"] != "Service"]
+    assert named(changes.applied) == named(others)
     assert (await api.get("Service", namespace, "chat"))["spec"]["ports"][0]["port"] == 443
 
 
 async def test_every_child_is_owned_by_the_service_so_that_deleting_it_deletes_them(api, service):
-    await sync_children(api, render(service, PLAN, SETTINGS), [])
-    children = await live_children(api, service)
+    await Operator(api, service).sync(render(service, PLAN, SETTINGS))
+    secret = await api.get("Secret", service.metadata.namespace, child_names("chat").admin_token)
+    children = [*await Operator(api, service).live(), secret]
     assert {child["kind"] for child in children} == set(CHILD_KINDS) - {"PodMonitor"}
     for child in children:
         (owner,) = child["metadata"]["ownerReferences"]
@@ -289,11 +319,13 @@ async def test_every_child_is_owned_by_the_service_so_that_deleting_it_deletes_t
         assert "finalizers" not in child["metadata"]
 
 
-async def test_the_admin_token_is_kept_from_the_live_secret(api, simple):
-    token = admin_token(None)
-    await sync_children(api, render(simple, replace(PLAN, admin_token=token), SETTINGS), [])
-    secret = await api.get("Secret", simple.metadata.namespace, child_names("chat").admin_token)
-    assert admin_token(secret) == token
+async def test_a_secret_of_someone_else_with_the_tokens_name_is_not_taken_over(kubectl, api, simple):
+    namespace, name = simple.metadata.namespace, child_names("chat").admin_token
+    theirs = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": namespace}}
+    kubectl.create({**theirs, "data": {"token": "dGhlaXJz"}})
+    changes = await Operator(api, simple).sync(render(simple, PLAN, SETTINGS))
+    assert [kind for kind, _ in changes.failed] == ["Secret"]
+    assert (await api.get("Secret", namespace, name))["data"] == {"token": "dGhlaXJz"}
 
 
 async def test_a_pod_monitor_is_accepted_where_the_api_exists(kubectl, api, simple):
@@ -304,8 +336,7 @@ async def test_a_pod_monitor_is_accepted_where_the_api_exists(kubectl, api, simp
         available = await api.available_apis()
         assert available == {"monitoring.coreos.com/v1/PodMonitor"}
         wanted = render(simple, PLAN, replace(SETTINGS, available_apis=available))
-        changes = await sync_children(api, wanted, [])
-        assert "PodMonitor/chat" in changes.applied
+        assert "PodMonitor/chat" in await Operator(api, simple).applied(wanted)
         live = await api.get("PodMonitor", simple.metadata.namespace, "chat")
         assert not needs_apply(wanted[-1], live)
     finally:

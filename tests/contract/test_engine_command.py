@@ -36,6 +36,7 @@ def test_the_engine_takes_the_command_of_a_service_of_four_lines():
     assert config.engine.device == "cpu"
     assert config.served_model_name == "chat"
     assert str(config.limits_file) == "/limits.json"
+    assert (config.admin_port, config.serving_metrics) == (8001, True)
 
 
 def test_every_field_arrives_in_the_engine_with_its_value():
@@ -63,6 +64,7 @@ def test_every_field_arrives_in_the_engine_with_its_value():
     assert (config.queue_timeout, config.request_timeout) == (0.5, 90)
     assert (config.drain_delay, config.drain_timeout) == (5, 30)
     assert config.served_model_name == "qwen"
+    assert (config.port, config.admin_port, config.serving_metrics) == (8000, 8001, False)
 
 
 def test_a_field_that_is_not_given_has_the_same_default_on_both_sides():
