@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 import aiohttp
@@ -84,11 +84,15 @@ class EngineTeller:
     """Brings engines to their limits, one call to a pod at a time.
 
     Args:
+        may_write: whether this process still leads; asked just before each call.
         pause: seconds between two tries at a pod that does not take its limits.
         concurrency: most calls under way at once, over all services.
     """
 
-    def __init__(self, engines: Engines, clock: Clock, pause: float = 5.0, concurrency: int = 64) -> None:
+    def __init__(
+        self, engines: Engines, clock: Clock, may_write: Callable[[], bool], pause: float = 5.0, concurrency: int = 64
+    ) -> None:
+        self._may_write = may_write
         self._clock = clock
         self._engines = engines
         self._pause = pause
@@ -137,6 +141,8 @@ class EngineTeller:
         before = known.get(pod.uid, Telling())
         try:
             async with self._slots:
+                if not self._may_write():
+                    return
                 await self._engines.set_limits(pod, token, limits)
         except EngineError as error:
             if str(error) != before.complaint:

@@ -100,7 +100,7 @@ async def run_operator(options: Options) -> int:
             every, clock = RoundSettings(interval=options.interval), Clock()
             pool = ScrapePool(http, options.interval, span=every.span)
             metrics.count_scrapes(lambda: (pool.counts.done, pool.counts.failed))
-            teller = EngineTeller(EngineClient(http), clock)
+            teller = EngineTeller(EngineClient(http), clock, leadership.leads if leadership else lambda: True)
             rounds = Rounds(
                 api,
                 cache,

@@ -44,7 +44,7 @@ class World:
     def restart(self):
         """A new operator process: nothing is remembered but what is in the cluster."""
         self.pool = FakePool(self.engines, self.every.span)
-        self.teller = EngineTeller(FakeEngines(self.engines), self.clock)
+        self.teller = EngineTeller(FakeEngines(self.engines), self.clock, lambda: True)
         self.rounds = Rounds(
             self.api,
             self.cache,
