@@ -14,10 +14,11 @@ from inflight_engine.messages import EngineReady
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.limits_file import initial_limits
 from inflight_engine.server.middleware import OpenResponses
+from inflight_engine.server.phase import Phase, engine_failed
 from inflight_engine.server.prepare import Tokenizer
 from inflight_engine.server.process import EngineProcess, describe_exit
 from inflight_engine.server.restarts import MOST_RESTARTS, WINDOW_SECONDS
-from inflight_engine.server.service import Phase, Service, engine_failed
+from inflight_engine.server.service import Service
 from inflight_engine.server.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -157,10 +158,10 @@ class Lifecycle:
         service.admitting = False
         service.end_all(engine_failed("the engine process is gone and the request is lost; try again"))
         await self._last_words()
-        if not why:
-            status = await asyncio.to_thread(self._supervisor.process.wait, ENGINE_EXIT_SECONDS)
-            why = f"the engine process {describe_exit(status)}"
-        return f"{why}{_WHEN[service.failed_while]}"
+        if why:
+            return why
+        status = await asyncio.to_thread(self._supervisor.process.wait, ENGINE_EXIT_SECONDS)
+        return f"the engine process {describe_exit(status)}{_WHEN[service.failed_while]}"
 
     async def _last_words(self) -> None:
         await asyncio.wait([asyncio.ensure_future(self._responses.none_left())], timeout=LAST_WORDS_SECONDS)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from inflight_engine.messages import EngineReady
 from inflight_engine.request import SamplingParams
 from inflight_engine.server.errors import bad_request
 from inflight_engine.server.fields import GenerationFields
@@ -43,6 +44,10 @@ class ModelFacts:
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     max_total_tokens: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, ready: EngineReady) -> ModelFacts:
+        return cls(tokenizer.eos_token_ids, ready.vocab_size, ready.max_model_len)
 
 
 def prepare(fields: GenerationFields, prompt_token_ids: list[int], facts: ModelFacts, field: str) -> SamplingParams:

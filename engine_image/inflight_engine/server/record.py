@@ -11,7 +11,8 @@ from starlette.responses import StreamingResponse
 
 from inflight_engine.messages import FlushRecord
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.service import Phase, Service
+from inflight_engine.server.phase import Phase
+from inflight_engine.server.service import Service
 
 _CHUNK_BYTES = 1 << 18
 

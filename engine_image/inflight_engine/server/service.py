@@ -7,7 +7,6 @@ import itertools
 import logging
 import time
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 
 from inflight_engine.messages import (
@@ -32,29 +31,19 @@ from inflight_engine.server.engine_link import EngineLink, add_request
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.generation import Generation, GenerationRequest, Inbox
 from inflight_engine.server.metrics import NO_STATS, EngineMetrics, Gauges
+from inflight_engine.server.phase import Phase, engine_failed, no_engine, shutting_down
 from inflight_engine.server.prepare import ModelFacts, Tokenizer
 from inflight_engine.server.progress import KILL_GRACE_SECONDS, Progress
 from inflight_engine.server.restarts import Restarts
 from inflight_engine.server.runtime_config import RuntimeConfig
 from inflight_engine.server.timeouts import Timeouts
 
-RETRY_AFTER_LOADING = 5.0
-RETRY_AFTER_GONE = 1.0
-"""Seconds. A client that tries again reaches another replica, or the one that comes after this."""
-
 MAX_TRIES = 2
 """Of a request: one that was in two engine processes that died may be what killed them."""
 
-log = logging.getLogger(__name__)
-
 LONGEST_RETRY_AFTER = 60.0
 
-
-class Phase(StrEnum):
-    LOADING = "loading"
-    READY = "ready"
-    RESTARTING = "restarting"
-    FAILED = "failed"
+log = logging.getLogger(__name__)
 
 
 class Service:
@@ -210,7 +199,7 @@ class Service:
         ready = self.engine_ready.result()
         await self.runtime.start(limits, ready.capacity)
         self._tokenizer = tokenizer
-        self._facts = _facts(tokenizer, ready)
+        self._facts = ModelFacts.of(tokenizer, ready)
         self.phase = Phase.READY
 
     def shut_down_engine(self) -> None:
@@ -289,7 +278,7 @@ class Service:
 
     def _resume(self, ready: EngineReady) -> None:
         """Another engine process is loaded: first what is in force, then the requests, as they came."""
-        self._facts = _facts(self.tokenizer, ready)
+        self._facts = ModelFacts.of(self.tokenizer, ready)
         self.calls.resume()
         self.runtime.restore()
         waiting = self._dispatcher.unfinished()
@@ -331,20 +320,11 @@ class Service:
             raise self.not_ready()
         if not self.admitting:
             self.metrics.rejections["draining"] += 1
-            raise ApiError(
-                503,
-                "this replica is shutting down and takes no new requests; try again to reach another",
-                code="draining",
-                retry_after=RETRY_AFTER_GONE,
-            )
+            raise shutting_down()
 
     def not_ready(self) -> ApiError:
         """What to say while there is no engine, or none any more."""
-        if self.phase is Phase.FAILED:
-            return engine_failed("the engine process is gone and this server is ending")
-        if self.phase is Phase.RESTARTING:
-            return engine_failed("the engine process is restarting; try again")
-        return ApiError(503, "the model is still loading", code="loading", retry_after=RETRY_AFTER_LOADING)
+        return no_engine(self.phase)
 
     def _check_bounds(self, service_class: str, num_requests: int, num_tokens: int) -> None:
         predicted = self.metrics.throughput.seconds_for(self._gauges().waiting_tokens)
@@ -369,12 +349,3 @@ class Service:
             queued_tokens=self._queue.tokens,
             draining=self.draining,
         )
-
-
-def engine_failed(message: str) -> ApiError:
-    """The engine process is gone; here or at another replica the request can be tried again."""
-    return ApiError(503, message, code="engine_failed", retry_after=RETRY_AFTER_GONE)
-
-
-def _facts(tokenizer: Tokenizer, ready: EngineReady) -> ModelFacts:
-    return ModelFacts(tokenizer.eos_token_ids, ready.vocab_size, ready.max_model_len)

@@ -8,8 +8,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from inflight_engine.server.phase import Phase
 from inflight_engine.server.process import EngineProcess
-from inflight_engine.server.service import Phase, Service
+from inflight_engine.server.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,10 @@ class Supervisor:
             while True:
                 await self._service.engine_lost.wait()
                 self._service.engine_lost.clear()
-                await self._restart()
+                try:
+                    await self._restart()
+                except OSError as error:
+                    self._service.fail(f"another engine process cannot be started: {error}")
         finally:
             watching.cancel()
 

@@ -17,7 +17,7 @@ from inflight_engine.messages import StepStats
 from inflight_engine.server import buckets
 from inflight_engine.server.health import health_status
 from inflight_engine.server.histogram import Histogram
-from inflight_engine.server.service import Phase
+from inflight_engine.server.phase import Phase
 from inflight_engine.server.throughput import Throughput
 from tests.engine.server.fake_engine import until
 

@@ -121,7 +121,7 @@ def test_stopped_engine_process_is_ended_and_its_requests_too_within_15_seconds(
 
 
 def test_engine_of_several_processes_is_replaced_with_all_of_them(own_server):
-    server = own_server("--tensor-parallel-size", "3", "--num-threads", "3", "--dtype", "float32")
+    server = own_server("--tensor-parallel-size", "3", "--dtype", "float32")
     ranks = children(server.engine_pid())
     assert len(ranks) == 2
     with httpx.Client(base_url=server.url, timeout=120) as http:

@@ -6,7 +6,7 @@ import pytest
 
 from inflight_engine.config import EngineConfig
 from inflight_engine.server import record
-from inflight_engine.server.service import Phase
+from inflight_engine.server.phase import Phase
 from tests.engine.server.fake_engine import until
 
 TOKEN = {"authorization": "Bearer secret"}

@@ -18,9 +18,9 @@ from inflight_engine.server import supervisor as supervising
 from inflight_engine.server.admission import QueueBounds
 from inflight_engine.server.lifecycle import Lifecycle
 from inflight_engine.server.middleware import OpenResponses
+from inflight_engine.server.phase import Phase
 from inflight_engine.server.progress import KILL_GRACE_SECONDS, Progress
 from inflight_engine.server.restarts import MOST_RESTARTS, WINDOW_SECONDS, Restarts
-from inflight_engine.server.service import Phase
 from tests.engine.server.fake_engine import READY, connect_engine, until
 from tests.engine.server.test_requests import events, metrics, start
 

@@ -1,0 +1,45 @@
+"""Where the server is in its life, and what it says to calls that it cannot take there."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from inflight_engine.server.errors import ApiError
+
+RETRY_AFTER_LOADING = 5.0
+RETRY_AFTER_GONE = 1.0
+"""Seconds. A client that tries again reaches another replica, or the one that comes after this."""
+
+
+class Phase(StrEnum):
+    """Of the engine process: the first one loads, is ready; it was lost and another one loads; there will be none."""
+
+    LOADING = "loading"
+    READY = "ready"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+
+
+def no_engine(phase: Phase) -> ApiError:
+    """What to say while there is no engine, or none any more."""
+    match phase:
+        case Phase.FAILED:
+            return engine_failed("the engine process is gone and this server is ending; try again")
+        case Phase.RESTARTING:
+            return engine_failed("the engine process was lost and is restarting; try again")
+    return ApiError(503, "the model is still loading", code="loading", retry_after=RETRY_AFTER_LOADING)
+
+
+def engine_failed(message: str) -> ApiError:
+    """The engine process is gone; here or at another replica the request can be tried again."""
+    return ApiError(503, message, code="engine_failed", retry_after=RETRY_AFTER_GONE)
+
+
+def shutting_down() -> ApiError:
+    """The delay of a drain is over."""
+    return ApiError(
+        503,
+        "this replica is shutting down and takes no new requests; try again to reach another",
+        code="draining",
+        retry_after=RETRY_AFTER_GONE,
+    )

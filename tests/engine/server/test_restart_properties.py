@@ -1,0 +1,180 @@
+"""Any interleaving of requests, steps, clients that leave, and engine processes that die and come back."""
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inflight_engine.messages import AddRequest, Admission, CancelRequest, Configure, Finished, StepReport
+from inflight_engine.request import FinishReason, SamplingParams
+from inflight_engine.server import service as serving
+from inflight_engine.server.admission import QueueBounds
+from inflight_engine.server.errors import ApiError
+from inflight_engine.server.generation import GenerationRequest, Inbox, Scheduling
+from inflight_engine.server.metrics import NO_STATS
+from inflight_engine.server.phase import Phase
+from tests.engine.server.fake_engine import CAPACITY, READY, ByteTokenizer, server_config
+
+MAX_QUEUED = 6
+PROMPT = [1, 2, 3]
+SCHEDULING = Scheduling("default", 0, "", "", None)
+
+
+class Engine:
+    """A stand-in for the connection and the engine process behind it: what one process knows of requests.
+
+    Attributes:
+        waiting: as they came. running: slot -> request id. tokens: of each request, by this process.
+    """
+
+    def __init__(self):
+        self.open, self.configured = False, False
+        self.waiting, self.running, self.tokens = [], {}, {}
+
+    def send(self, *messages):
+        for message in messages if self.open else ():
+            match message:
+                case AddRequest():
+                    assert message.request_id not in self.tokens, "submitted twice to one process"
+                    assert self.waiting == sorted(self.waiting)
+                    self.waiting.append(message.request_id)
+                    self.tokens[message.request_id] = []
+                case CancelRequest():
+                    self.end(message.request_id)
+                case Configure():
+                    assert not self.tokens, "the limits come first"
+                    self.configured = True
+
+    def cut(self):
+        self.open = False
+
+    def end(self, request_id):
+        self.waiting = [each for each in self.waiting if each != request_id]
+        self.running = {slot: each for slot, each in self.running.items() if each != request_id}
+
+
+class World:
+    def __init__(self):
+        self.service = serving.Service(server_config(bounds=QueueBounds(MAX_QUEUED)))
+        self.generations, self.deaths = [], 0
+        self.expected = {}
+        self.engine = Engine()
+        self.connect()
+
+    async def open(self):
+        await self.service.open(ByteTokenizer(), CAPACITY)
+
+    def connect(self):
+        self.engine = Engine()
+        self.service.link = self.engine
+        self.service._on_message(READY)
+
+    def report(self, admitted=(), tokens=None, finished=()):
+        tokens = tokens or {}
+        slots, ids = (np.array(list(part), np.int32).tobytes() for part in (tokens, tokens.values()))
+        self.service._on_message(
+            StepReport(0, [Admission(*each) for each in admitted], slots, ids, [], list(finished), NO_STATS)
+        )
+
+    def submit(self, stream):
+        request = GenerationRequest(
+            self.service.new_request_id(), 0, PROMPT, SamplingParams(max_tokens=99), SCHEDULING, (), stream
+        )
+        if self.service._queue.requests < MAX_QUEUED:
+            self.generations += self.service.submit([request], time.monotonic(), Inbox())
+        else:
+            with pytest.raises(ApiError, match="queue is full"):
+                self.service.submit([request], time.monotonic(), Inbox())
+
+    def admit(self):
+        free = [slot for slot in range(CAPACITY.max_num_seqs) if slot not in self.engine.running]
+        if self.engine.waiting and free and self.engine.open:
+            request_id = self.engine.waiting.pop(0)
+            self.engine.running[free[0]] = request_id
+            self.report(admitted=[(request_id, free[0])])
+
+    def step(self):
+        if self.engine.open:
+            for request_id in self.engine.running.values():
+                self.engine.tokens[request_id].append(65 + len(self.engine.tokens[request_id]) % 26)
+            self.report(tokens={slot: self.engine.tokens[each][-1] for slot, each in self.engine.running.items()})
+
+    def finish(self, pick):
+        if self.engine.running:
+            request_id = [*self.engine.running.values()][pick % len(self.engine.running)]
+            self.engine.end(request_id)
+            self.report(finished=[Finished(request_id, FinishReason.LENGTH)])
+            self.expected[request_id] = self.engine.tokens[request_id]
+
+    def take(self, pick):
+        if streams := [each for each in self.generations if each.request.streaming]:
+            streams[pick % len(streams)].take()
+
+    def leave(self, pick):
+        if self.generations:
+            self.service.end(self.generations[pick % len(self.generations)], FinishReason.ABORT)
+
+    def die(self):
+        if self.service.phase is not Phase.READY:
+            return
+        self.service._restarts = serving.Restarts()  # their number is bounded elsewhere
+        before = [each for each in self.generations if not each.done]
+        tried = {each: each.tries for each in before}
+        self.service.lose_engine(None)
+        for each in before:
+            lost = each.delivered or tried[each] + 1 == serving.MAX_TRIES
+            assert each.done is lost
+            if lost:
+                assert (each.error.status, each.error.code) == (503, "engine_failed")
+
+    def back(self):
+        if self.service.phase is Phase.RESTARTING:
+            unfinished = [each.request.request_id for each in self.generations if not each.done]
+            self.connect()
+            assert self.engine.configured
+            assert self.engine.waiting == unfinished
+
+    def check(self):
+        waiting = [each for each in self.generations if each.waiting]
+        queue = self.service._queue
+        assert (queue.requests, queue.tokens) == (len(waiting), len(PROMPT) * len(waiting))
+        if not self.engine.open:
+            assert len(self.service._dispatcher) == sum(not each.done for each in self.generations)
+            assert self.service.num_waiting == len(waiting)
+        for each in self.generations:
+            if each.finish_reason is FinishReason.LENGTH:
+                assert each.token_ids == self.expected[each.request.request_id]
+
+
+PICK = st.integers(0, 5)
+ACTIONS = st.one_of(
+    st.tuples(st.just("submit"), st.booleans()),
+    st.tuples(st.sampled_from(["admit", "step", "die", "back"])),
+    st.tuples(st.sampled_from(["finish", "take", "leave"]), PICK),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(ACTIONS, min_size=10, max_size=60))
+def test_every_request_ends_once_with_the_tokens_of_one_process_and_nothing_is_left_behind(actions):
+    async def run():
+        world = World()
+        await world.open()
+        for name, *arguments in actions:
+            getattr(world, name)(*arguments)
+            world.check()
+        world.back()
+        while not all(each.done for each in world.generations):
+            world.admit()
+            world.step()
+            world.finish(0)
+            world.check()
+        seen = world.service.metrics
+        assert sum(seen.finished.values()) == len(world.generations)
+        for each in world.generations:
+            assert each.timer.cancelled()
+
+    asyncio.run(run())
