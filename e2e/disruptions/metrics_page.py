@@ -1,8 +1,8 @@
 """A metrics page that goes wrong, in front of an engine: `python metrics_page.py hang|huge PORT:LISTEN...`.
 
 Listens on each LISTEN. A request for `/metrics` gets the faulty page; every other one is passed on to the engine's PORT
-on loopback, and its connection is closed after the answer, so that no later request is passed on unseen. Prints `ready`, then a line for each faulty page. Needs the standard library
-alone.
+on loopback, and its connection is closed after the answer, so that no later request is passed on unseen. Prints
+`ready`, then a line for each faulty page. Needs the standard library alone.
 """
 
 from __future__ import annotations
