@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from e2e.cluster import choose, images, kubectl_program, layout
+from e2e.cluster import choose, images, kubectl_program, layout, promtool_program
 from e2e.cluster import preflight as preflight_checks
-from e2e.cluster import promtool as promtool_program
 from e2e.cluster.choose import Choice
 from e2e.cluster.docker_clusters import KindCluster, NamedCluster
 from e2e.cluster.images import Image

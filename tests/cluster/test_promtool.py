@@ -2,7 +2,7 @@
 
 import pytest
 
-from e2e.cluster import promtool
+from e2e.cluster import promtool_program
 from e2e.cluster.layout import Layout
 
 APT = """#!/bin/sh
@@ -25,13 +25,13 @@ def machine(tmp_path, monkeypatch):
             program.write_text(text)
             program.chmod(0o755)
         found = {name.replace("_", "-") for name in programs}
-        real = promtool.shutil.which
+        real = promtool_program.shutil.which
         monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
         monkeypatch.setenv("LISTS", str(tmp_path / "lists"))
-        monkeypatch.setattr(promtool.shutil, "which", lambda name: real(name) if name in found else None)
-        monkeypatch.setattr(promtool.gobuild, "ensure_part", lambda part, layout, progress: tmp_path / "built")
-        monkeypatch.setattr(promtool.gobuild, "drop_caches", lambda layout, progress: None)
-        return promtool.ensure(Layout(tmp_path / "cache"), lambda line: None).relative_to(tmp_path)
+        monkeypatch.setattr(promtool_program.shutil, "which", lambda name: real(name) if name in found else None)
+        monkeypatch.setattr(promtool_program.gobuild, "ensure_part", lambda part, layout, progress: tmp_path / "built")
+        monkeypatch.setattr(promtool_program.gobuild, "drop_caches", lambda layout, progress: None)
+        return promtool_program.ensure(Layout(tmp_path / "cache"), lambda line: None).relative_to(tmp_path)
 
     return ensure
 

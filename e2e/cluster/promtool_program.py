@@ -51,7 +51,7 @@ def _from_debian(target: Path, progress: Progress) -> bool:
 
 
 def _download(folder: Path) -> list[Path]:
-    """The package's archive; the package lists are brought up to date where it is not to be had with the present ones."""
+    """The package's archive; the package lists are brought up to date where the present ones do not give it."""
     download = ["apt-get", "-q", "download", PACKAGE]
     if subprocess.run(download, cwd=folder, capture_output=True, check=False).returncode:
         subprocess.run(["apt-get", "-q", "update"], capture_output=True, check=False)
