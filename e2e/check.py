@@ -1,7 +1,7 @@
 """`make test`: every check, with its duration, and the first failure ends it.
 
 Two tracks, for two cores. In front run the checks that need no cluster, the cheapest failures first. In the background
-promtool is built, which the unit tests ask for, then the local cluster is prepared, which is the longest part where
+promtool is got, which the unit tests ask for, then the local cluster is prepared, which is the longest part where
 nothing is built yet; then come the checks that need the cluster and little of a CPU. Scenarios under traffic come
 last and alone.
 """

@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     run = add("kubectl", "run kubectl against the cluster", "kubectl get nodes")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
     add("kubeconfig", "print the path of the administrator's kubeconfig", "kubeconfig")
-    add("promtool-path", "print the path of promtool, building it first where it is missing", "promtool-path")
+    add("promtool-path", "print the path of promtool, getting it first where it is missing", "promtool-path")
     check = add("preflight", "say whether this machine can run the cluster, and what to do where not", "preflight")
     check.add_argument("--disk", type=int, metavar="GB", help="free disk to ask for (default: what `up` asks for)")
     return top

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from e2e.cluster import choose, gobuild, goparts, images, kubectl_program, layout
+from e2e.cluster import choose, images, kubectl_program, layout, promtool_program
 from e2e.cluster import preflight as preflight_checks
 from e2e.cluster.choose import Choice
 from e2e.cluster.docker_clusters import KindCluster, NamedCluster
@@ -74,11 +74,8 @@ def kubectl(*args: str, input: str | None = None, check: bool = True) -> str:
 
 
 def promtool(progress: Progress | None = None) -> Path:
-    """Prometheus' promtool, built alone when first asked for."""
-    cache, say = layout.current(), progress or to_stdout()
-    folder = gobuild.ensure_part(goparts.PROMTOOL, cache, say)
-    gobuild.drop_caches(cache, say)
-    return folder / "promtool"
+    """Prometheus' promtool, got when first asked for."""
+    return promtool_program.ensure(layout.current(), progress or to_stdout())
 
 
 def preflight(disk_gb: int | None = None) -> str:

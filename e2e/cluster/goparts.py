@@ -74,7 +74,7 @@ CNI = _part("cni", "cni", _CNI, ("main/ptp", "main/loopback", "ipam/host-local")
 BUILDKIT = _part("buildkit", "buildkit", _BUILDKIT, ("buildkitd", "buildctl"))
 COREDNS = Part("coredns", "coredns", (".",), ("coredns",))
 PAUSE = Part("pause", "pause", (".",), ("pause",))
-# Without the clients of thirty clouds: what checks metrics and rules discovers no targets, and builds in half a minute.
+# Without the clients of thirty clouds: what checks metrics and rules discovers no targets.
 PROMTOOL = _part("promtool", "promtool", "github.com/prometheus/prometheus/cmd", ("promtool",), tags=("remove_all_sd",))
 # Fake nodes and pods, for the operator's benchmark alone.
 KWOK = _part("kwok", "kwok", "sigs.k8s.io/kwok/cmd", ("kwok",))
