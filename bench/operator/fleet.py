@@ -145,16 +145,16 @@ class Fleet:
 
     async def _watch_pods(self) -> None:
         async for event, body in self._client.follow("/api/v1/pods", labelSelector=SERVICE_LABEL):
-            pod = _pod(body)
+            seen = pod(body)
             if event == "DELETED":
-                self._pods.pop(pod.uid, None)
-                self._by_service[pod.service].discard(pod.uid)
+                self._pods.pop(seen.uid, None)
+                self._by_service[seen.service].discard(seen.uid)
                 continue
-            before = self._pods.get(pod.uid)
-            self._pods[pod.uid] = pod
-            self._by_service[pod.service].add(pod.uid)
-            if pod.address and (before is None or pod.address != before.address):
-                await self._name([pod])
+            before = self._pods.get(seen.uid)
+            self._pods[seen.uid] = seen
+            self._by_service[seen.service].add(seen.uid)
+            if seen.address and (before is None or seen.address != before.address):
+                await self._name([seen])
 
     async def _watch_tokens(self) -> None:
         async for event, secret in self._client.follow("/api/v1/secrets", labelSelector=SERVICE_LABEL):
@@ -174,7 +174,8 @@ def _service_of(body: dict[str, Any]) -> Key:
     return Key(metadata["namespace"], metadata["labels"][SERVICE_LABEL])
 
 
-def _pod(body: dict[str, Any]) -> Pod:
+def pod(body: dict[str, Any]) -> Pod:
+    """From what the API server returns."""
     address = body.get("status", {}).get("podIP", "")
     return Pod(body["metadata"]["uid"], _service_of(body), address, _is_true(body, "Ready"))
 

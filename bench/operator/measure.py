@@ -175,19 +175,14 @@ def _state_folder(kept: Path | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-async def _run(chosen: Options, running: Plane, progress: Progress) -> Report:
-    """SIGTERM ends it in order, as SIGINT does already."""
-    this = asyncio.current_task()
-    assert this is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
-    return await measure(chosen, running, progress)
-
-
 def main() -> int:
     chosen, progress = options.parse(None), to_stdout()
+    # What runs is stopped in order in both cases, also where a shell has this process ignore SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         with _state_folder(chosen.state) as folder, plane(folder, progress) as running:
-            report = asyncio.run(_run(chosen, running, progress))
+            report = asyncio.run(measure(chosen, running, progress))
     except (ClusterError, ApiError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

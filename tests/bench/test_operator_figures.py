@@ -156,6 +156,21 @@ def test_services_are_valid_and_spread_over_namespaces():
     assert (spec.scaling.min_replicas, spec.scaling.max_replicas) == (5, 10)
 
 
+@pytest.mark.parametrize(
+    ("status", "address", "ready"),
+    [
+        ({}, "", False),
+        ({"conditions": None}, "", False),
+        ({"podIP": "10.128.0.1", "conditions": [{"type": "Ready", "status": "False"}]}, "10.128.0.1", False),
+        ({"podIP": "10.128.0.1", "conditions": [{"type": "Ready", "status": "True"}]}, "10.128.0.1", True),
+    ],
+)
+def test_a_pod_is_read_at_every_stage_of_its_start(status, address, ready):
+    labels = {"inflight.dev/service": "model-0001"}
+    pod = fleet.pod({"metadata": {"uid": "u", "namespace": "team-000", "labels": labels}, "status": status})
+    assert pod == fleet.Pod("u", fleet.Key("team-000", "model-0001"), address, ready)
+
+
 def test_there_are_nodes_for_twice_the_pods():
     assert len(nodes(5000)) == 10
     assert len(nodes(1)) == 1
