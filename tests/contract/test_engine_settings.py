@@ -6,10 +6,14 @@ import argparse
 import pytest
 from pydantic.alias_generators import to_snake
 
+from inflight_engine.messages import SHORT_STEP_SECONDS
+from inflight_engine.server.progress import KILL_GRACE_SECONDS
 from inflight_engine.server.serve_flags import add_serve_flags
+from inflight_engine.server.supervisor import LOOK_SECONDS
 from inflight_operator.api import parse_duration, parse_quantity
 from inflight_operator.api.crd import crd
 from inflight_operator.api.engine import OWN_FLAGS
+from inflight_operator.render.probes import engine_probes
 
 
 def as_is(value):
@@ -111,6 +115,19 @@ def test_the_engine_takes_every_choice_that_the_api_server_takes(path):
     flag, read, _ = FIELDS[path]
     for choice in field(path)["enum"]:
         engine_parser().parse_args(["builtin://smollm2", f"--{flag}={read(choice)}"])
+
+
+def test_the_api_process_replaces_a_hung_engine_process_before_the_kubelet_would_kill_both():
+    liveness = engine_probes(600)["livenessProbe"]
+    # The first 503 may come at once, the others one period apart each.
+    soonest = (liveness["failureThreshold"] - 1) * liveness["periodSeconds"]
+    assert soonest > KILL_GRACE_SECONDS + LOOK_SECONDS
+
+
+def test_the_kubelet_kills_a_pod_within_fifteen_seconds_where_the_api_process_does_not_replace_the_engine():
+    liveness = engine_probes(600)["livenessProbe"]
+    refused = SHORT_STEP_SECONDS + liveness["failureThreshold"] * liveness["periodSeconds"]
+    assert refused + liveness["terminationGracePeriodSeconds"] <= 15
 
 
 def test_the_windows_of_scaling_have_their_defaults_in_the_resource_alone():

@@ -62,14 +62,14 @@ def test_a_new_engine_image_rolls_out_new_pods():
 # A template that differs from what the last release rendered restarts every pod of every user when the operator is
 # upgraded. Change a digest only when that is meant, and say so in the release notes.
 DIGESTS = {
-    "cpu": ({**CPU}, "23de82f88163eb40cc964187548bcd032a1e24cc5a5f195656e2369ba69fd82b"),
+    "cpu": ({**CPU}, "72849031e326bebf3587ff4f2cb7be82f40c833fce65366529d4cb07ed483c8c"),
     "gpu": (
         {"model": {"source": "hf://Qwen/Qwen3-8B"}},
-        "403faec72f21c075e99b6bba841cd19627364e7772722ec5a725b7969177ac4a",
+        "8fa58882452056bd30a911b3d7450a7093a2c4cfd82fb6d2e0563d195ac10084",
     ),
     "claim": (
         {"model": {"source": "pvc://models/qwen3"}},
-        "fd82cb93bf9684af054698c0c9672ce1c5ccada8fd0c11c322f6ac3824f5a891",
+        "c44f26396ab4c1e8e34a813fd1eb35e156005a2d0825e16819102717175c713b",
     ),
     "engine": (
         {
@@ -87,7 +87,7 @@ DIGESTS = {
             },
             "rollout": {"drainTimeout": "30s"},
         },
-        "be052457633349a80a932732322cd475ff1476954b0cf5d0e36bff5c5f4651ea",
+        "0a094234680c8814a58264d436461afe0e7d001603a5665b77451dc1a669722b",
     ),
 }
 
