@@ -1,0 +1,161 @@
+"""Limits of running engines: told, taken, refused, and never a pod's to decide for others."""
+
+from itertools import pairwise
+
+from inflight_operator.limits import Limits, LimitsInForce
+from inflight_operator.reconcile.rounds import RoundSettings
+from tests.operator.fakes import KEY
+from tests.operator.reconcile.world import SMALL
+
+
+async def test_a_burst_changes_limits_on_the_running_pod_with_the_services_token(world):
+    world.service(spec={**SMALL, "slo": {"tpotP95": "50ms"}})
+    engine = world.pod(1)
+    for _ in range(3):
+        await world.round()
+    for _ in range(15):
+        for _ in range(12):
+            engine.model.add(120, 80)
+        await world.round()
+    assert len(engine.told) >= 2
+    limits, token = engine.told[-1]
+    assert token == "token of service-uid"
+    assert limits.revision == world.status["limits"]["revision"] == engine.revision
+    assert world.status["limits"]["podsInForce"] == 1
+    tuned = [one for one in world.status["decisions"] if one["kind"] == "Tuning"]
+    assert tuned[0]["applied"] is True
+    assert "over target 50ms" in tuned[0]["reason"]
+
+
+async def test_the_longest_interval_still_measures_enough_to_tune(world):
+    world.every = RoundSettings(interval=60.0)
+    world.restart()
+    world.service(spec={**SMALL, "slo": {"tpotP95": "50ms"}})
+    engine = world.pod(1)
+    codes = []
+    for _ in range(6):
+        for _ in range(400):
+            engine.model.add(120, 80)
+        await world.round(60.0)
+        codes.append(world.condition("TuningActive")["reason"])
+    assert "TpotOverTarget" in codes, codes
+    assert world.status["observed"]["tpotP95"]
+
+
+async def test_new_pods_are_brought_to_the_limits_in_force(world):
+    limits = {"maxNumSeqs": 12, "maxNumBatchedTokens": 512, "revision": 7, "podsInForce": 1, "summary": "12/512"}
+    world.service(spec=SMALL, status={"limits": limits})
+    engine = world.pod(1)
+    await world.round()
+    assert engine.told[0][0] == LimitsInForce(Limits(12, 512), 7)
+    config = next(call[2] for call in world.api.of("apply") if call[1] == "ConfigMap")
+    assert '"max_num_seqs": 12' in config["data"]["limits.json"]
+    await world.round()
+    assert len(engine.told) == 1
+
+
+async def test_a_lost_status_does_not_leave_engines_behind_their_own_revision(world):
+    world.service(spec=SMALL)
+    engine = world.pod(1)
+    await world.round()
+    engine.revision, engine.model.max_num_seqs = 9, 12
+    world.service(spec=SMALL, status={})
+    world.restart()
+    await world.round()
+    assert engine.told[-1][0].revision > 9
+    assert world.status["limits"]["revision"] == engine.revision
+    assert engine.model.max_num_seqs == 64
+
+
+async def test_the_revision_that_one_pod_claims_is_not_taken_over(world):
+    limits = {"maxNumSeqs": 12, "maxNumBatchedTokens": 512, "revision": 7, "podsInForce": 2}
+    world.service(spec=SMALL, status={"limits": limits, "desiredReplicas": 2})
+    honest, liar = world.pod(1), world.pod(2)
+    liar.revision, liar.refuse = 2**53, "HTTP 409"
+    await world.round()
+    await world.round()
+    assert honest.revision == world.status["limits"]["revision"] == 7
+    assert "chat-2 did not take its limits" in world.condition("TuningActive")["message"]
+
+
+async def test_one_pod_that_reports_a_capacity_of_1_does_not_limit_the_others(world):
+    world.service(spec=SMALL, status={"desiredReplicas": 2})
+    honest, liar = world.pod(1), world.pod(2)
+    liar.capacity = Limits(1, 1)
+    for _ in range(12):
+        await world.round()
+    assert world.status["limits"]["summary"] == "64/2048"
+    assert honest.model.max_num_seqs == 64
+    assert liar.told[0][0].limits == Limits(1, 1)
+
+
+async def test_recommend_tells_once_and_touches_no_engine(world):
+    world.service(spec={**SMALL, "slo": {"tpotP95": "50ms"}, "tuning": {"mode": "Recommend"}})
+    engine = world.pod(1)
+    for _ in range(30):
+        for _ in range(12):
+            engine.model.add(120, 80)
+        await world.round()
+    advice = [one for one in world.status["decisions"] if one["kind"] == "Tuning"]
+    assert advice
+    assert not any(one["applied"] for one in advice)
+    assert all(one["change"] != other["change"] for one, other in pairwise(advice))
+    assert engine.told == []
+
+
+async def test_tuning_off_brings_engines_back_to_capacity(world):
+    limits = {"maxNumSeqs": 12, "maxNumBatchedTokens": 512, "revision": 7, "podsInForce": 1, "summary": "12/512"}
+    world.service(spec={**SMALL, "tuning": {"mode": "Off"}}, status={"limits": limits})
+    engine = world.pod(1)
+    await world.round()
+    assert engine.told[0][0] == LimitsInForce(Limits(64, 2048), 8)
+
+
+async def test_an_engine_that_refuses_its_limits_is_named(world):
+    limits = {"maxNumSeqs": 12, "maxNumBatchedTokens": 512, "revision": 7, "podsInForce": 1, "summary": "12/512"}
+    world.service(spec=SMALL, status={"limits": limits})
+    world.pod(1).refuse = "HTTP 401"
+    await world.round()
+    await world.round()
+    active = world.condition("TuningActive")
+    assert (active["status"], active["reason"]) == ("False", "LimitsNotTaken")
+    assert "chat-1 did not take its limits: HTTP 401" in active["message"]
+    assert world.status["limits"]["podsInForce"] == 0
+
+
+async def test_another_engine_is_measured_from_the_beginning_and_another_target_is_not(world):
+    world.service(spec=SMALL)
+    world.pod(1)
+    for _ in range(4):
+        await world.round()
+
+    def start():
+        return world.rounds._known[KEY].memory.tuning.window_start
+
+    world.service(spec={**SMALL, "scaling": {"maxReplicas": 5}}, generation=2, status=world.status)
+    await world.round()
+    assert start() < world.now
+    world.service(spec={**SMALL, "model": {"source": "builtin://other"}}, generation=3, status=world.status)
+    await world.round()
+    assert start() == world.now
+    assert world.status["observedGeneration"] == 3
+
+
+async def test_engines_of_a_release_without_an_admin_port_keep_their_limits_and_are_told_of(world):
+    limits = {"maxNumSeqs": 12, "maxNumBatchedTokens": 512, "revision": 7, "podsInForce": 1}
+    world.service(spec=SMALL, status={"limits": limits})
+    engine = world.pod(1, ports=[{"name": "http", "containerPort": 8000}])
+    await world.round()
+    assert engine.told == []
+    assert world.condition("TuningActive")["reason"] == "NoAdminPort"
+    assert world.condition("MetricsAvailable")["status"] == "True"
+
+
+async def test_an_engine_that_tells_no_limits_is_scaled_but_not_tuned(world):
+    world.service(spec=SMALL)
+    engine = world.pod(1)
+    engine.foreign = True
+    await world.round()
+    active = world.condition("TuningActive")
+    assert (active["status"], active["reason"]) == ("False", "NoLimits")
+    assert world.condition("MetricsAvailable")["status"] == "True"

@@ -1,0 +1,125 @@
+"""What the API server refuses stops nothing else, is told, and is tried again."""
+
+from inflight_operator.apply.kube import KubeApiError
+from tests.operator.fakes import KEY
+from tests.operator.reconcile.world import SMALL
+
+
+async def test_what_stands_in_the_way_is_in_the_status_and_the_round_counts_as_failed(world):
+    world.service()
+    world.api.fail["apply"] = KubeApiError("PATCH /apis/apps/v1", 403, "deployments is forbidden")
+    assert not await world.round()
+    stuck = world.condition("Progressing")
+    assert stuck["reason"] == "ApplyFailed"
+    assert "deployments is forbidden" in stuck["message"]
+    ready = world.condition("Ready")
+    assert (ready["status"], ready["reason"], ready["message"]) == ("False", "ApplyFailed", stuck["message"])
+
+
+async def test_pods_that_are_refused_are_told_as_the_deployment_has_it(world):
+    world.service()
+    await world.round()
+    deployment = world.cache.child(KEY, "Deployment", KEY.name)
+    failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota: gpus"}
+    world.cache.put("Deployment", {**deployment, "status": {"conditions": [failure]}})
+    await world.round()
+    assert world.condition("Ready")["reason"] == "PodsRefused"
+    assert "exceeded quota: gpus" in world.condition("Ready")["message"]
+
+
+async def test_a_message_of_many_pages_is_cut_so_that_the_status_stays_small(world):
+    world.service()
+    world.api.fail["apply"] = KubeApiError("PATCH /apis/apps/v1", 422, "x" * 100_000)
+    assert not await world.round()
+    message = world.condition("Progressing")["message"]
+    assert len(message) == 2048
+    assert message.endswith("…")
+
+
+async def test_a_service_that_serves_stays_ready_when_a_change_cannot_be_applied(world):
+    world.service()
+    world.pod(1)
+    await world.round()
+    world.api.fail["apply"] = KubeApiError("PATCH /apis/apps/v1", 403, "deployments is forbidden")
+    world.service(spec={**SMALL, "engine": {"maxNumSeqs": 32}})
+    assert not await world.round()
+    assert world.condition("Ready")["status"] == "True"
+    assert world.condition("Progressing")["reason"] == "ApplyFailed"
+
+
+async def test_an_object_of_someone_else_is_left_alone_and_named(world):
+    world.service()
+    foreign = {
+        "metadata": {"name": "chat", "namespace": "team", "labels": {"inflight.dev/service": "chat"}},
+        "spec": {},
+    }
+    world.cache.put("Deployment", foreign)
+    assert not await world.round()
+    assert "Deployment chat exists" in world.condition("Progressing")["message"]
+
+
+async def test_a_child_that_is_refused_stops_no_other_and_is_tried_again_ever_more_seldom(world):
+    world.service(spec=SMALL)
+    world.pod(1)
+    world.api.refuse["NetworkPolicy"] = KubeApiError("PATCH", 403, "admission says no")
+    assert not await world.round()
+    applied = {call[1] for call in world.api.of("apply")}
+    assert applied == {"Secret", "ConfigMap", "NetworkPolicy", "Deployment", "Service", "PodDisruptionBudget"}
+    assert world.replicas() == 1
+    tries = []
+    for _ in range(40):
+        await world.round()
+        tries.append(len([call for call in world.api.of("apply") if call[1] == "NetworkPolicy"]))
+        assert world.condition("Progressing")["reason"] == "ApplyFailed"
+    assert 3 <= sum(tries) <= 8
+    assert world.condition("Ready")["status"] == "True"
+    assert world.condition("MetricsAvailable")["status"] == "True"
+    world.api.refuse.clear()
+    for _ in range(21):
+        await world.round()
+    assert world.condition("Progressing")["reason"] != "ApplyFailed"
+
+
+async def test_a_refused_child_that_changes_is_tried_at_once(world):
+    world.service(spec=SMALL)
+    world.api.refuse["Deployment"] = KubeApiError("PATCH", 422, "the template is wrong")
+    for _ in range(10):
+        await world.round()
+    world.api.refuse.clear()
+    world.service(spec={**SMALL, "template": {"nodeSelector": {"a": "b"}}}, generation=2, status=world.status)
+    await world.round(0.1)
+    assert world.replicas() == 1
+
+
+async def test_a_first_deployment_waits_for_what_its_pods_mount(world):
+    world.service(spec=SMALL)
+    world.api.refuse["Secret"] = KubeApiError("PATCH", 403, "secrets is forbidden")
+    await world.round()
+    assert "Deployment" not in [call[1] for call in world.api.of("apply")]
+    assert "Service" in [call[1] for call in world.api.of("apply")]
+    assert world.condition("Ready")["reason"] == "ApplyFailed"
+
+
+async def test_scaling_goes_on_while_another_child_is_refused(world):
+    world.service(spec=SMALL)
+    engine = world.pod(1)
+    await world.round()
+    world.api.refuse["ConfigMap"] = KubeApiError("PATCH", 403, "no")
+    for _ in range(300):
+        engine.model.add(50, 400)
+    await world.round()
+    await world.round()
+    assert world.replicas() > 1
+
+
+async def test_decisions_that_cannot_be_written_do_not_pile_up(world):
+    world.service(spec=SMALL, status={"desiredReplicas": 2})
+    world.api.fail["status"] = KubeApiError("PATCH status", 0, "the API server does not answer")
+    for number in range(30):
+        spec = {**SMALL, "scaling": {"minReplicas": 1 + number % 2, "maxReplicas": 1 + number % 2}}
+        world.service(spec=spec, generation=number)
+        assert not await world.round()
+    world.api.fail.clear()
+    await world.round(90.0)
+    assert len(world.status["decisions"]) == 10
+    assert len(world.api.of("event")) <= 11

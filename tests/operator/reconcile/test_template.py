@@ -1,0 +1,112 @@
+"""Which changes replace pods, and which wait or are held."""
+
+from dataclasses import replace
+
+from tests.operator.fakes import KEY, service_body
+from tests.operator.reconcile.world import OTHER, SMALL
+
+
+async def test_a_stored_object_without_a_model_is_told_in_the_status_once_and_changes_nothing(world):
+    """What a definition of another version may leave behind."""
+    body = service_body(spec=SMALL)
+    del body["spec"]["model"]
+    world.cache.put("InferenceService", body)
+    await world.round()
+    ready, progressing = world.condition("Ready"), world.condition("Progressing")
+    assert (ready["status"], ready["reason"], ready["observedGeneration"]) == ("False", "SpecInvalid", 1)
+    assert "spec.model: " in ready["message"]
+    assert (progressing["status"], progressing["reason"]) == ("False", "SpecInvalid")
+    assert [call[1:3] for call in world.api.of("event")] == [("Warning", "SpecInvalid")]
+    await world.round()
+    assert world.api.calls == []
+    world.service(spec=SMALL, generation=2, status=world.status)
+    await world.round()
+    assert world.condition("Ready")["reason"] == "Starting"
+    assert world.replicas() == 1
+
+
+UNKNOWN = {**SMALL, "later": {"field": 1}, "slo": {"tpotP95": "fast"}}
+
+
+async def test_fields_of_another_version_hold_the_pods_and_nothing_else(world):
+    world.service(spec=SMALL)
+    engine = world.pod(1)
+    for _ in range(3):
+        await world.round()
+    template = world.cache.child(KEY, "Deployment", "chat")["spec"]["template"]
+    world.service(spec={**UNKNOWN, "engine": {"maxNumSeqs": 32, "later": 1}}, generation=2, status=world.status)
+    for _ in range(300):
+        engine.model.add(50, 400)
+    for _ in range(3):
+        await world.round()
+    assert world.replicas() > 1
+    assert world.cache.child(KEY, "Deployment", "chat")["spec"]["template"] == template
+    assert world.condition("Ready")["status"] == "True"
+    progressing = world.condition("Progressing")
+    assert (progressing["status"], progressing["reason"]) == ("False", "SpecNotUnderstood")
+    for named in ("spec.later", "spec.engine.later", "spec.slo.tpotP95"):
+        assert named in progressing["message"]
+    assert world.condition("TuningActive")["status"] == "True"
+    assert world.status["observedGeneration"] == 2
+
+
+async def test_a_new_service_with_fields_of_another_version_gets_no_pods_that_lack_them(world):
+    world.service(spec=UNKNOWN)
+    await world.round()
+    assert "Deployment" not in [call[1] for call in world.api.of("apply")]
+    assert world.condition("Progressing")["reason"] == "SpecNotUnderstood"
+
+
+async def test_a_newer_engine_release_waits_for_its_turn_and_then_moves(world):
+    world.service(spec=SMALL)
+    world.pod(1)
+    for _ in range(3):
+        await world.round()
+    world.pace.note(OTHER, "Moving")
+    world.settings = replace(world.settings, engine_image="engine:next")
+    for _ in range(3):
+        await world.round()
+        assert world.image() == "engine:dev"
+    assert world.status["engine"] == {"image": "engine:dev", "upgrade": "Pending"}
+    assert "a newer engine release waits for its turn" in world.condition("Progressing")["message"]
+    world.pace.note(OTHER, None)
+    await world.round()
+    assert world.image() == "engine:next"
+    assert world.status["engine"] == {"image": "engine:next", "upgrade": "Moving"}
+    world.pod(1, ready=False)
+    await world.round()
+    assert world.status["engine"]["upgrade"] == "Moving"
+    world.restart()
+    world.pod(1)
+    world.rolled_out()
+    await world.round()
+    await world.round()
+    assert world.status["engine"] == {"image": "engine:next"}
+
+
+async def test_a_changed_spec_moves_at_once_with_the_newest_release(world):
+    world.service(spec=SMALL)
+    world.pod(1)
+    for _ in range(3):
+        await world.round()
+    world.pace.note(OTHER, "Moving")
+    world.settings = replace(world.settings, engine_image="engine:next")
+    await world.round()
+    world.service(spec={**SMALL, "template": {"nodeSelector": {"a": "b"}}}, generation=2, status=world.status)
+    await world.round()
+    assert world.image() == "engine:next"
+
+
+async def test_a_held_service_is_scaled(world):
+    world.service(spec=SMALL)
+    engine = world.pod(1)
+    for _ in range(3):
+        await world.round()
+    world.pace.note(OTHER, "Moving")
+    world.settings = replace(world.settings, engine_image="engine:next")
+    for _ in range(300):
+        engine.model.add(50, 400)
+    for _ in range(3):
+        await world.round()
+    assert world.image() == "engine:dev"
+    assert world.replicas() > 1

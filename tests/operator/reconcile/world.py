@@ -1,0 +1,98 @@
+"""One service with its pods, for rounds against a recording API server and model engines (see fakes.py)."""
+
+from datetime import UTC, datetime, timedelta
+
+from inflight_operator.clock import Clock
+from inflight_operator.decide.tuning_types import TuningPolicy
+from inflight_operator.engines import EngineTeller
+from inflight_operator.metrics import OperatorMetrics
+from inflight_operator.observe.cache import ClusterCache, ServiceKey
+from inflight_operator.reconcile.rounds import Rounds, RoundSettings
+from inflight_operator.reconcile.upgrades import UpgradePace
+from inflight_operator.render import Settings
+from tests.operator.fakes import KEY, FakeApi, FakeEngine, FakeEngines, FakePool, endpoints_body, pod_body, service_body
+from tests.operator.model_engine import ModelEngine
+
+SMALL = {"engine": {"maxNumSeqs": 64, "maxNumBatchedTokens": 2048}}
+OTHER = ServiceKey("team", "other")
+START = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
+
+
+class World:
+    """One service, its pods, and a clock that only moves when told to."""
+
+    def __init__(self):
+        self.now = 1000.0
+        self.clock = Clock(lambda: self.now, lambda: START + timedelta(seconds=self.now - 1000.0))
+        self.cache = ClusterCache()
+        self.api = FakeApi(self.cache)
+        self.engines = {}
+        self.metrics = OperatorMetrics()
+        self.settings = Settings(engine_image="engine:dev")
+        self.every = RoundSettings(tuning=TuningPolicy(window=15.0))
+        self.pace = UpgradePace()
+        self.listed = {}
+        self.restart()
+
+    def restart(self):
+        """A new operator process: nothing is remembered but what is in the cluster."""
+        self.pool = FakePool(self.engines, self.every.span)
+        self.teller = EngineTeller(FakeEngines(self.engines), self.clock, lambda: True)
+        self.rounds = Rounds(
+            self.api,
+            self.cache,
+            self.pool,
+            self.teller,
+            self.metrics,
+            lambda: self.settings,
+            lambda uid: f"token of {uid}",
+            self.pace,
+            self.every,
+            self.clock,
+        )
+
+    def service(self, **more):
+        self.cache.put("InferenceService", service_body(**more))
+
+    def pod(self, number, **more):
+        ip = f"10.0.0.{number}"
+        if ip not in self.engines:
+            self.engines[ip] = FakeEngine(ModelEngine(time=self.now, max_num_seqs=64, max_num_batched_tokens=2048))
+        body = pod_body(f"chat-{number}", ip=ip, **more)
+        self.cache.put("Pod", body)
+        self.listed[body["metadata"]["name"]] = body if more.get("ready", True) else None
+        self.route()
+        return self.engines[ip]
+
+    def route(self):
+        """What Kubernetes makes of the ready pods."""
+        self.cache.put("EndpointSlice", endpoints_body([body for body in self.listed.values() if body]))
+
+    async def round(self, seconds=3.0):
+        self.now += seconds
+        for engine in self.engines.values():
+            engine.model.run_until(self.now)
+        self.api.calls.clear()
+        self.pool.tick()
+        done = await self.rounds.reconcile(KEY)
+        await self.teller.idle()
+        return done
+
+    @property
+    def status(self):
+        return self.cache.service(KEY).get("status", {})
+
+    def image(self):
+        return self.cache.child(KEY, "Deployment", "chat")["spec"]["template"]["spec"]["containers"][0]["image"]
+
+    def rolled_out(self):
+        """What its controller says of the Deployment once all pods are of the newest template."""
+        live = self.cache.child(KEY, "Deployment", "chat")
+        count = live["spec"]["replicas"]
+        self.cache.put("Deployment", {**live, "status": {"updatedReplicas": count, "replicas": count}})
+
+    def condition(self, kind):
+        return next(one for one in self.status["conditions"] if one["type"] == kind)
+
+    def replicas(self):
+        return self.cache.child(KEY, "Deployment", KEY.name)["spec"]["replicas"]
