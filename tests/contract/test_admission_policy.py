@@ -195,6 +195,14 @@ def test_secrets_of_services_cannot_be_read(kubectl, children, namespace):
         assert "forbidden" in kubectl.run(*arguments, "-n", namespace, "--as", ACCOUNT).stderr
 
 
+def test_a_patch_that_changes_nothing_does_not_show_a_secret_of_someone_else(kubectl, children, namespace):
+    theirs = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "theirs", "namespace": namespace}}
+    kubectl.create({**theirs, "stringData": {"password": "x"}})
+    done = operator(kubectl, "apply", theirs)
+    refused(done, "the operator writes only objects")
+    assert "password" not in done.stdout + done.stderr
+
+
 def test_the_key_is_made_and_read_in_the_operators_namespace_and_nowhere_else(kubectl, children, namespace):
     def secret(name, where):
         return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": where}, "data": {}}
