@@ -73,7 +73,7 @@ def _counters(page: Families, metrics: EngineMetrics, now: Gauges) -> None:
     )
     page.counter(
         "inflight_requests_cancelled",
-        "Requests ended before they were complete: client gone, timeout, or end of the drain.",
+        "Requests ended before they were complete: client gone, timeout, end of the drain, or engine process lost.",
         metrics.cancelled,
     )
     page.counter(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from inflight_engine.server.phase import Phase
-from inflight_engine.server.process import EngineProcess
+from inflight_engine.server.process import EngineProcess, describe_exit
 from inflight_engine.server.service import Service
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ class Supervisor:
         self._deadline = time.monotonic() + max(LEAST_RESTART_SECONDS, RESTART_FACTOR * self.start_seconds)
         # It frees its memory first, the processes of other ranks too: the next one takes what is there.
         await asyncio.to_thread(self.process.kill)
+        log.info("the lost engine process %s", describe_exit(self.process.wait(0)))
         config = service.config.engine
         if service.record is not None:
             service.record = _segment(Path(service.config.engine.record or ""), self._restarts)

@@ -381,6 +381,22 @@ async def test_hung_engine_is_killed_and_another_started_and_the_recording_goes_
     call.cancel()
 
 
+async def test_engine_is_not_taken_for_hung_because_this_process_did_not_run(make_fake, monkeypatch):
+    fake = await make_fake()
+    lifecycle, log = await supervised(fake, monkeypatch)
+    call = start(fake)
+    await until(lambda: fake.engine.requests)
+    running = asyncio.create_task(lifecycle._supervisor.run())
+    await asyncio.sleep(0.05)
+    fake.service.progress = Progress(time.monotonic() - 5.0 - KILL_GRACE_SECONDS + 0.5)
+    time.sleep(1.0)  # noqa: ASYNC251 (the whole process stands still)
+    await asyncio.sleep(0.1)
+    assert not log
+    fake.engine.answer(0, "x")
+    assert (await call).status_code == 200
+    running.cancel()
+
+
 async def test_restart_that_takes_too_long_fails_the_server(make_fake, monkeypatch):
     monkeypatch.setattr(supervising, "LEAST_RESTART_SECONDS", 0.1)
     fake = await make_fake()

@@ -103,7 +103,7 @@ class World:
             self.report(tokens={slot: self.engine.tokens[each][-1] for slot, each in self.engine.running.items()})
 
     def finish(self, pick):
-        if self.engine.running:
+        if self.engine.open and self.engine.running:
             request_id = [*self.engine.running.values()][pick % len(self.engine.running)]
             self.engine.end(request_id)
             self.report(finished=[Finished(request_id, FinishReason.LENGTH)])
