@@ -97,3 +97,13 @@ def test_kubectl_does_not_ask_a_proxy_for_the_cluster(tmp_path, monkeypatch):
     environment = kubectl_program.environment(tmp_path / "config")
     assert environment["KUBECONFIG"] == str(tmp_path / "config")
     assert "HTTPS_PROXY" not in environment
+
+
+def test_a_variant_of_an_image_has_its_own_tag_and_build_arguments():
+    image = images.named("operator")
+    variant = image.variant("other", {"VERSION": "2"})
+    assert (variant.reference, variant.dockerfile) == ("localhost/inflight-operator:other", image.dockerfile)
+    assert docker_clusters.pushed_reference(variant, "r/x/") == "r/x/inflight-operator:other"
+    command = docker_clusters.build_command(variant, variant.reference, {"HTTP_PROXY": "p"})
+    assert {"VERSION=2", "HTTP_PROXY=p"} <= set(command)
+    assert "VERSION=2" not in docker_clusters.build_command(image, image.reference, {})
