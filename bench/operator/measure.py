@@ -25,14 +25,13 @@ from bench.operator.figures import Failover, Machine, PhaseFigures, Report, SetU
 from bench.operator.fleet import Fleet
 from bench.operator.operators import NAMESPACE, Operator, Operators
 from bench.operator.options import Options
-from bench.operator.phases import Bench
+from bench.operator.phases import QUIET_SECONDS, Bench
 from bench.operator.plane import OPERATOR_USER, Plane, nodes, plane
 from bench.operator.readings import AuditLog
 from e2e.cluster import ClusterError
 from e2e.cluster.progress import Progress, to_stdout
 
 CREATION_PATIENCE = 1800.0
-QUIET_PATIENCE = 60.0
 SHOWN_EVERY = 10.0
 MAX_RESTARTS = 5
 LEADER, STANDBY = 0, 1
@@ -139,7 +138,7 @@ async def _create(bench: Bench, client: Client) -> tuple[Operator, SetUp]:
             raise RuntimeError(f"only {bench.fleet.ready_pods} of {chosen.pods} pods were Ready in time")
     pods_ready = monotonic() - start
     progress(f"{chosen.pods} pods Ready; waiting until the operator is quiet")
-    settled = await bench.settled(QUIET_PATIENCE)
+    settled = await bench.settled(max(chosen.seconds, 2 * QUIET_SECONDS))
     ready = await fleet.count_ready(client)
     progress(f"{ready} services Ready, operator {'still writes' if settled is None else 'quiet'}")
     return operator, SetUp(created, pods_ready, None if settled is None else settled - start, ready, restarts)

@@ -36,7 +36,7 @@ JUMP_REQUESTS = 40
 PATIENCE = 60.0
 """Seconds after a jump in which the write of replicas is waited for."""
 FAILOVER_PATIENCE = 120.0
-QUIET_SECONDS = 15.0
+QUIET_SECONDS = 10.0
 """Without a write but of the Lease: the operator has settled."""
 STANDBY_CORES = 0.2
 """Used by an operator that stands by: below it, its watches have caught up."""
