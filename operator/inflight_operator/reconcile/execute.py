@@ -18,7 +18,7 @@ from inflight_operator.render import Manifest, child_names
 logger = logging.getLogger(__name__)
 
 SECRET_AGAIN_SECONDS = 60.0
-"""A pod that has not started for so long may miss the Secret, which the operator cannot read: it is written again."""
+"""A pod on a node that does not start may miss the Secret, which the operator cannot read: it is written again."""
 
 
 class ExecuteApi(ChildApi, Protocol):
@@ -80,7 +80,7 @@ class Executor:
 
     async def _sync(self, key: ServiceKey, snapshot: Snapshot, plan: Plan, written: Written) -> dict[Key, str]:
         now = self._clock.steady()
-        waiting = any(not pod.running_since and not pod.deleting for pod in snapshot.pods)
+        waiting = any(pod.phase == "Pending" and pod.node and not pod.deleting for pod in snapshot.pods)
         if waiting and now - written.secret_at > SECRET_AGAIN_SECONDS:
             written.children.unread.clear()
             written.secret_at = now

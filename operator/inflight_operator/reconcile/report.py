@@ -24,7 +24,7 @@ from inflight_operator.decide import decision as decided
 from inflight_operator.decide.conditions import Finding, stuck
 from inflight_operator.decide.sentences import change_text, sentence
 from inflight_operator.observe.pods import ENGINE_CONTAINER, PodView
-from inflight_operator.quantities import format_seconds
+from inflight_operator.quantities import format_seconds, parse_duration
 from inflight_operator.reconcile.plan import Outcome, Plan
 from inflight_operator.reconcile.snapshot import Snapshot
 from inflight_operator.render import Manifest, selector_string
@@ -34,6 +34,9 @@ MAX_MESSAGE = 2048
 
 NUMBERS_SECONDS = 60.0
 """Seconds between two writes of a status in which only measurements and wording changed; they belong to metrics."""
+
+MOVED_SHARE = 0.25
+"""A measurement within this share of the one last written has not moved."""
 
 _ON_THE_WAY = ("Starting", "Scheduling", "Loading", "Serving", "ScaledToZero")
 """Reasons of Ready that come and go by themselves."""
@@ -144,12 +147,16 @@ def spec_problem(error: ValidationError) -> str:
 
 
 def is_due(before: InferenceServiceStatus, after: InferenceServiceStatus, since_written: float) -> bool:
-    """Whether `after` should be written now: news at once, numbers once in a while.
+    """Whether `after` should be written now: news at once, numbers that moved and wording once in a while.
 
     Args:
         since_written: seconds since the status was last written.
     """
-    return _news(before) != _news(after) or (since_written >= NUMBERS_SECONDS and before != after)
+    if _news(before) != _news(after):
+        return True
+    return since_written >= NUMBERS_SECONDS and (
+        _wording(before) != _wording(after) or _moved(before.observed, after.observed)
+    )
 
 
 def events_of(
@@ -231,6 +238,30 @@ def _news(status: InferenceServiceStatus) -> tuple[Any, ...]:
         [(one.time, one.change) for one in status.decisions],
         [(one.type, one.status, _reason(one), one.observed_generation) for one in status.conditions],
     )
+
+
+def _wording(status: InferenceServiceStatus) -> list[str]:
+    """Messages but those that follow the traffic."""
+    return [one.message for one in status.conditions if one.reason not in _STEADY]
+
+
+def _moved(before: ObservedStatus | None, after: ObservedStatus | None) -> bool:
+    """Whether a measurement differs from the one last written by more than steady traffic varies."""
+    if before is None or after is None:
+        return before is not after
+    pairs = (
+        (before.queue_depth, after.queue_depth, 2.0),
+        (before.running, after.running, 2.0),
+        (before.kv_utilization, after.kv_utilization, 0.05),
+        (_seconds(before.ttft_p95), _seconds(after.ttft_p95), 0.01),
+        (_seconds(before.tpot_p95), _seconds(after.tpot_p95), 0.001),
+        (before.preemptions_per_minute, after.preemptions_per_minute, 1.0),
+    )
+    return any(abs(was - now) > max(least, MOVED_SHARE * max(was, now)) for was, now, least in pairs)
+
+
+def _seconds(duration: str | None) -> float:
+    return 0.0 if duration is None else parse_duration(duration)
 
 
 def _reason(condition: Condition) -> str:

@@ -185,6 +185,19 @@ async def test_the_status_of_a_busy_service_is_written_for_news_and_else_once_a_
     assert writes <= 10 + 2 * len(news)
 
 
+async def test_steady_traffic_writes_nothing(world):
+    world.service(spec={**SMALL, "slo": {"tpotP95": "10s", "ttftP95": "60s"}, "scaling": {"maxReplicas": 1}})
+    engine = world.pod(1)
+    calls = []
+    for step in range(300):
+        for _ in range(2 + step % 2):
+            engine.model.add(40, 40)
+        await world.round()
+        if step > 100:
+            calls += world.api.calls
+    assert calls == []
+
+
 async def test_ready_waits_until_the_service_routes_to_the_pod(world):
     world.service(spec=SMALL)
     world.pod(1)
