@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import platform
+import resource
 import signal
 import sys
 import tempfile
@@ -176,6 +177,9 @@ def _state_folder(kept: Path | None) -> Iterator[Path]:
 
 def main() -> int:
     chosen, progress = options.parse(None), to_stdout()
+    # The operator and the fake engines hold a connection for each pod; a container's limit is the hard one as well.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # What runs is stopped in order in both cases, also where a shell has this process ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))

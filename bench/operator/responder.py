@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
 import sys
 import time
 from dataclasses import asdict, dataclass, field
@@ -197,6 +196,4 @@ async def serve(host: str = "0.0.0.0", ports: tuple[int, ...] = PORTS) -> None:
 
 
 if __name__ == "__main__":
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     asyncio.run(serve())
