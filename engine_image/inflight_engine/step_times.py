@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 from inflight_engine.scheduling.plan import StepPlan
 
 SAFETY = 3.0
-"""How much longer than comparable steps one may take: neighbours on the machine come and go."""
+"""How much longer than comparable steps one may take: they are not equal, and neighbours on the machine come and go."""
 
 _CONTEXT = 1024
 
