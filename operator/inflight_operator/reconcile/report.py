@@ -53,7 +53,6 @@ _STEADY = (
     "Draining",
     "InDeadBand",
     "IntoBounds",
-    "Measuring",
     "NoTraffic",
     "NoWayBack",
     "Preemptions",
