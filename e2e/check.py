@@ -2,8 +2,7 @@
 
 Two tracks, for two cores. In front run the checks that need no cluster, the cheapest failures first. In the background
 promtool is got, which the unit tests ask for, then the local cluster is prepared, which is the longest part where
-nothing is built yet; then come the checks that need the cluster and little of a CPU. Scenarios under traffic come
-last and alone.
+nothing is built yet; then come the contract tests, which mostly wait. Scenarios under traffic come last and alone.
 """
 
 from __future__ import annotations
@@ -45,16 +44,12 @@ IN_FRONT = (
     Check("types", (str(BIN / "mypy"),)),
     Check("unit tests", (*PYTEST, "-m", "not contract and not cluster")),
 )
-QUIET_SCENARIOS = "e2e/scenarios/test_troubles.py"
-"""Pods that cannot start: they wait most of the time, and disturb no measurement."""
-
 IN_BACKGROUND = (
     Check("promtool", (sys.executable, "-m", "e2e.cluster", "promtool-path")),
     Check("local cluster", (sys.executable, "-m", "e2e.install")),
     Check("contract tests", (*PYTEST, "-m", "contract")),
-    Check("scenarios of trouble", (*PYTEST, QUIET_SCENARIOS)),
 )
-AT_LAST = (Check("scenarios under traffic", (*PYTEST, "e2e/scenarios", f"--ignore={QUIET_SCENARIOS}")),)
+AT_LAST = (Check("end-to-end tests", (*PYTEST, "e2e/scenarios")),)
 
 
 class Background:

@@ -30,7 +30,7 @@ def run_phase(kind: type[Phase], stage: Stage, seconds: float) -> Outcome:
     """
     if kind.from_node and (problem := node_problem()):
         return Outcome(kind.name, skipped=True, note=problem)
-    phase, trouble = kind(), ""
+    phase, trouble, state = kind(), "", "stopped"
     stage.begin()
     stage.say(f"{kind.name}: {kind.about}")
     with ExitStack() as way_back:
@@ -42,10 +42,11 @@ def run_phase(kind: type[Phase], stage: Stage, seconds: float) -> Outcome:
                 time.sleep(LEAD_SECONDS)
                 phase.disturb(stage)
                 time.sleep(max(0.0, began + seconds - time.monotonic()))
+                state = stage.note or "through"
             except (ClusterError, TimeoutError, RuntimeError, LookupError) as error:
-                trouble = str(error)
+                state = trouble = str(error)
             finally:
-                stage.say(f"  {trouble or stage.note or 'through'}; back to the start")
+                stage.say(f"  {state}; back to the start")
                 way_back.close()
             sent = load.end()
     return judge(kind.name, sent, time.monotonic() - began, blow=stage.blow, note=stage.note, trouble=trouble)
