@@ -16,7 +16,7 @@ from typing import Any
 from e2e.cluster import kubeconfig_path, kubectl
 from e2e.cluster.kubectl_program import binary, environment
 
-START_SECONDS = 60
+START_SECONDS = 180
 
 
 @dataclass(frozen=True)

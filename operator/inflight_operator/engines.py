@@ -61,7 +61,11 @@ class EngineClient:
         }
         body, moment = json.dumps(content).encode(), int(time.time())
         signed = signature(token, "PATCH", PATH, pod.uid, moment, body)
-        headers = {"Authorization": authorization(pod.uid, moment, signed), "Content-Type": "application/json"}
+        headers = {
+            "Authorization": authorization(pod.uid, moment, signed),
+            "Content-Type": "application/json",
+            "Accept-Encoding": "identity",
+        }
         try:
             async with self._http.patch(
                 pod.url(pod.admin_port) + PATH,
@@ -69,6 +73,7 @@ class EngineClient:
                 headers=headers,
                 timeout=self._timeout,
                 allow_redirects=False,
+                auto_decompress=False,
             ) as response:
                 status, proof = response.status, response.headers.get(PROOF_HEADER, "")
                 text = (await response.content.read(MAX_ANSWER_BYTES)).decode(errors="replace")
@@ -98,8 +103,8 @@ class EngineTeller:
         self._pause = pause
         self._slots = asyncio.Semaphore(concurrency)
         self._told: dict[ServiceKey, dict[str, Telling]] = {}
+        self._kept: dict[ServiceKey, frozenset[str]] = {}
         self._calls: dict[str, asyncio.Task[None]] = {}
-        self._again: dict[str, float] = {}
 
     def told(self, key: ServiceKey) -> Mapping[str, Telling]:
         """By pod uid, of the pods of one service that were told anything."""
@@ -107,18 +112,18 @@ class EngineTeller:
 
     def keep(self, key: ServiceKey, uids: Collection[str]) -> None:
         """Forgets all pods of a service but these."""
-        known = self._told.get(key)
-        if known is None:
-            return
+        self._kept[key] = frozenset(uids)
+        known = self._told.get(key, {})
         for uid in [uid for uid in known if uid not in uids]:
             del known[uid]
-            self._again.pop(uid, None)
-        if not known:
-            del self._told[key]
+        if not uids:
+            self._kept.pop(key, None)
+            self._told.pop(key, None)
 
     def tell(self, key: ServiceKey, pod: PodView, token: str, limits: LimitsInForce) -> None:
         """Begins to bring one engine to `limits`, unless that is under way or failed just now; returns at once."""
-        if pod.uid in self._calls or self._clock.steady() < self._again.get(pod.uid, 0.0):
+        before = self._told.get(key, {}).get(pod.uid, Telling())
+        if pod.uid in self._calls or self._clock.steady() < before.again:
             return
         task = asyncio.create_task(self._call(key, pod, token, limits), name=f"limits of {pod.name}")
         self._calls[pod.uid] = task
@@ -137,8 +142,7 @@ class EngineTeller:
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def _call(self, key: ServiceKey, pod: PodView, token: str, limits: LimitsInForce) -> None:
-        known = self._told.setdefault(key, {})
-        before = known.get(pod.uid, Telling())
+        before = self._told.get(key, {}).get(pod.uid, Telling())
         try:
             async with self._slots:
                 if not self._may_write():
@@ -147,7 +151,9 @@ class EngineTeller:
         except EngineError as error:
             if str(error) != before.complaint:
                 logger.warning("%s: %s", key, error)
-            self._again[pod.uid] = self._clock.steady() + self._pause
-            known[pod.uid] = Telling(before.taken, before.at, str(error))
+            again = self._clock.steady() + self._pause
+            told = Telling(before.taken, before.at, str(error), again)
         else:
-            known[pod.uid] = Telling(limits, self._clock.steady())
+            told = Telling(limits, self._clock.steady())
+        if pod.uid in self._kept.get(key, ()):  # else it is gone meanwhile
+            self._told.setdefault(key, {})[pod.uid] = told

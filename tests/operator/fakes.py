@@ -161,6 +161,8 @@ class FakeEngines:
         if engine.refuse:
             raise EngineError(f"{pod.name} did not take its limits: {engine.refuse}")
         assert pod.admin_port == 8001
+        if limits.revision < engine.revision:
+            raise EngineError(f"{pod.name} did not take its limits: HTTP 409")
         engine.told.append((limits, token))
         engine.model.max_num_seqs = limits.limits.max_num_seqs
         engine.model.max_num_batched_tokens = limits.limits.max_num_batched_tokens
@@ -175,6 +177,7 @@ class FakeApi:
         self.calls = []
         self.fail = {}
         self.refuse = {}
+        self.rewrite = False
         self.statuses = []
 
     def _call(self, *call):
@@ -197,6 +200,8 @@ class FakeApi:
         owned = {f"f:{key}": {} for key in manifest if key not in ("apiVersion", "kind", "metadata")}
         entry = {"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": owned}
         live = copy.deepcopy(manifest)
+        if self.rewrite and manifest["kind"] == "Deployment":
+            live["spec"]["template"]["spec"]["containers"][0]["image"] += "@sha256:0"
         live["metadata"]["managedFields"] = [entry]
         return live
 

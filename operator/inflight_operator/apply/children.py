@@ -12,13 +12,11 @@ from typing import Any, Protocol
 
 from inflight_operator.apply.difference import needs_apply
 from inflight_operator.apply.kube import KubeApiError
+from inflight_operator.backoff import pause
 
 Manifest = dict[str, Any]
 Key = tuple[str, str]
 """Kind and name of a child."""
-
-FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
-"""Seconds until a child that was refused is tried again; each further refusal doubles them."""
 
 UNREAD_KINDS = ("Secret",)
 """Kinds that the operator writes and may not read."""
@@ -29,6 +27,10 @@ _NEEDS = {"Deployment": ("Secret", "ConfigMap")}
 
 class ChildConflictError(Exception):
     """An object with a child's name exists and belongs to someone else; it is left as it is."""
+
+
+class ChildChangedError(Exception):
+    """What was applied did not take hold: something else in the cluster changes it as it is written."""
 
 
 class ChildApi(Protocol):
@@ -75,6 +77,18 @@ class ChildrenState:
     def failures(self) -> dict[Key, str]:
         """What stands in the way, by child."""
         return {key: one.message for key, one in self.refused.items()}
+
+    def rests(self, key: Key, wanted: Manifest | None, now: float) -> bool:
+        """Whether this very write was refused and is not to be tried again yet."""
+        refused = self.refused.get(key)
+        return refused is not None and refused.wanted == wanted and now < refused.until
+
+    def refuse(self, key: Key, wanted: Manifest | None, error: Exception, now: float) -> None:
+        """Notes that a write was refused; None is a deletion."""
+        before = self.refused.get(key)
+        times = 1 if before is None or before.wanted != wanted else before.times + 1
+        asked = error.retry_after if isinstance(error, KubeApiError) else None
+        self.refused[key] = _Refused(wanted, times, now + max(pause(times), asked or 0.0), str(error))
 
 
 @dataclass(slots=True)
@@ -139,11 +153,14 @@ class _Sync:
     async def make(self, child: Manifest) -> None:
         key = _key(child)
         live = self.present.get(key)
-        if self._is_made(key, child, live) or self._rests(key, child) or self._lacks(child, live):
+        if self._is_made(key, child, live):
+            self.state.refused.pop(key, None)
+            return
+        if self.state.rests(key, child, self.clock()) or self._lacks(child, live):
             return
         try:
             applied = await self._apply(key, child, live)
-        except (KubeApiError, ChildConflictError) as error:
+        except (KubeApiError, ChildConflictError, ChildChangedError) as error:
             self._refuse(key, child, error)
             return
         self.state.refused.pop(key, None)
@@ -151,7 +168,7 @@ class _Sync:
             self.changes.applied.append(applied)
 
     async def remove(self, key: Key, live: Manifest) -> None:
-        if self._rests(key, None):
+        if self.state.rests(key, None, self.clock()):
             return
         try:
             await self.api.delete(key[0], live["metadata"]["namespace"], key[1], live["metadata"].get("uid"))
@@ -167,20 +184,13 @@ class _Sync:
         known = self.state.equal.get(key)
         return known is not None and known[0] is child and known[1] is live
 
-    def _rests(self, key: Key, wanted: Manifest | None) -> bool:
-        refused = self.state.refused.get(key)
-        return refused is not None and refused.wanted == wanted and self.clock() < refused.until
-
     def _lacks(self, child: Manifest, live: Manifest | None) -> bool:
         """Whether it is not there yet and what it needs is refused."""
         needs = _NEEDS.get(child["kind"], ())
         return live is None and any(kind in needs for kind, _ in self.state.refused)
 
     def _refuse(self, key: Key, wanted: Manifest | None, error: Exception) -> None:
-        before = self.state.refused.get(key)
-        times = 1 if before is None or before.wanted != wanted else before.times + 1
-        pause = min(FIRST_PAUSE * 2.0 ** min(times - 1, 20), LONGEST_PAUSE)
-        self.state.refused[key] = _Refused(wanted, times, self.clock() + pause, str(error))
+        self.state.refuse(key, wanted, error, self.clock())
         self.changes.failed[key] = error
 
     async def _apply(self, key: Key, child: Manifest, live: Manifest | None) -> Manifest | None:
@@ -201,7 +211,11 @@ class _Sync:
             self.changes.deleted.append(key)
             existing = None
         if needs_apply(child, existing):
-            return await self.api.apply(child)
+            applied = await self.api.apply(child)
+            if needs_apply(child, applied):
+                self.changes.applied.append(applied)
+                raise ChildChangedError(f"{kind} {name} is changed by something else in the cluster as it is applied")
+            return applied
         if existing is live and live is not None:
             self.state.equal[key] = (child, live)
         return None

@@ -329,8 +329,10 @@ class KubeApi:
             ) from error
         answer = _json(content)
         if not 200 <= response.status < 300:
-            message = str(answer.get("message") or content[:200].decode(errors="replace"))
+            message = str((answer or {}).get("message") or content[:200].decode(errors="replace"))
             raise KubeApiError(action, response.status, message, _seconds(response.getheader("Retry-After", "")))
+        if answer is None:
+            raise KubeApiError(action, response.status, "the answer is no JSON object: is a proxy in the way?")
         return answer
 
 
@@ -347,10 +349,10 @@ def _seconds(retry_after: str) -> float | None:
     return float(retry_after) if retry_after.isascii() and retry_after.isdigit() else None
 
 
-def _json(content: bytes) -> Manifest:
-    """The JSON object in an answer; empty when it is something else, as proxies' error pages are."""
+def _json(content: bytes) -> Manifest | None:
+    """The JSON object in an answer; None when it is something else, as proxies' error pages are."""
     try:
         answer = json.loads(content)
     except ValueError:
-        return {}
-    return answer if isinstance(answer, dict) else {}
+        return None
+    return answer if isinstance(answer, dict) else None

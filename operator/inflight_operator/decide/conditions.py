@@ -119,8 +119,8 @@ def _main_problem(pods: Iterable[ClassifiedPod]) -> tuple[Problem, int] | None:
 
 
 def stuck(findings: tuple[Finding, ...], reason: str, message: str) -> tuple[Finding, ...]:
-    """The findings of a service whose children could not be made what they should be: no progress, and where it waits
-    for its first pod, that is why it is not Ready."""
+    """The findings of a service whose children are not made what they should be: no progress, and where it waits for
+    its first pod, that is why it is not Ready."""
     stopped = {"Progressing": Finding("Progressing", "False", reason, message)}
     if any(one.type == "Ready" and one.reason == "Starting" for one in findings):
         stopped["Ready"] = Finding("Ready", "False", reason, message)
@@ -133,10 +133,10 @@ def held(findings: tuple[Finding, ...], reason: str, message: str, *, news: bool
     Args:
         news: whether that is what Progressing should say, rather than add to what it says.
     """
+    if news:
+        return stuck(findings, reason, message)
     old = next(one for one in findings if one.type == "Progressing")
-    new = (
-        Finding("Progressing", "False", reason, message) if news else replace(old, message=f"{old.message}; {message}")
-    )
+    new = replace(old, message=f"{old.message}; {message}")
     return tuple(new if one is old else one for one in findings)
 
 

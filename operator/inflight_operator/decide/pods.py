@@ -48,25 +48,25 @@ class ClassifiedPod:
 
 @dataclass(frozen=True, slots=True)
 class StartUps:
-    """How long pods of a service took from creation to ready, as far as it was seen.
+    """How long containers of a service took from their start to ready, as far as it was seen. What comes before, a node
+    and the image, depends on the cluster and is different for the next pod.
 
     Attributes:
         seconds: the last `SEEN` of them, oldest first.
-        counted: uids of pods that are in `seconds` and still there.
+        counted: uids of pods that were counted and are still there.
     """
 
     seconds: tuple[float, ...] = ()
     counted: frozenset[str] = frozenset()
 
     def with_pods(self, pods: Sequence[PodView]) -> StartUps:
-        """With pods that have become ready. A pod whose container was restarted says nothing: its last readiness is
-        not that of its start."""
-        ready = [pod for pod in pods if pod.ready and pod.ready_since is not None and not pod.restarts]
-        new = [pod for pod in ready if pod.uid not in self.counted]
-        counted = frozenset(pod.uid for pod in ready)
+        """With pods that have become ready, each counted once while it is there."""
+        new = [pod for pod in pods if pod.uid not in self.counted and pod.ready_since and pod.running_since]
+        there = {pod.uid for pod in pods}
+        counted = frozenset(uid for uid in self.counted if uid in there) | {pod.uid for pod in new}
         if not new and counted == self.counted:
             return self
-        took = sorted((pod.ready_since or 0.0, (pod.ready_since or 0.0) - pod.created) for pod in new)
+        took = sorted((pod.ready_since or 0.0, (pod.ready_since or 0.0) - (pod.running_since or 0.0)) for pod in new)
         return StartUps((*self.seconds, *(max(0.0, seconds) for _, seconds in took))[-SEEN:], counted)
 
     @property
@@ -86,8 +86,8 @@ class Replicas:
         blocked: that will not become ready by themselves, with those the API server refuses to create.
         late: that start for longer than usual.
         cause: why most of the blocked ones are, in words; empty without any.
-        shared_cause: whether a further replica would be blocked as well: a cause outside the pod itself, or one that
-            more than one pod has.
+        shared_cause: whether a further replica would fare no better: a cause outside the pod itself, or one that more
+            than one pod has.
     """
 
     ready: int = 0
@@ -125,10 +125,10 @@ def classify(
     """
     seen = startups.p95
     usual = startup_limit if seen is None else max(seen, SHORTEST_CREDIT)
-    return Pods(tuple(_classified(pod, facts, usual, now) for pod in pods))
+    return Pods(tuple(_classified(pod, facts, usual, startup_limit, now) for pod in pods))
 
 
-def _classified(pod: PodView, facts: ServiceFacts, usual: float, now: float) -> ClassifiedPod:
+def _classified(pod: PodView, facts: ServiceFacts, usual: float, limit: float, now: float) -> ClassifiedPod:
     if pod.deleting:
         return ClassifiedPod(pod, PodClass.LEAVING)
     if pod.phase in ("Failed", "Succeeded"):
@@ -138,7 +138,10 @@ def _classified(pod: PodView, facts: ServiceFacts, usual: float, now: float) -> 
     problem = pod_problem(pod, facts)
     if problem is not None and problem.blocking and not _has_another_try(pod):
         return ClassifiedPod(pod, PodClass.BLOCKED, problem)
-    since = max(pod.created, pod.running_since or 0.0)
+    if pod.running_since is None:
+        # A node that is added or an image that is pulled takes as long as it takes, for every further pod as well.
+        return ClassifiedPod(pod, PodClass.STARTING, problem, late=now - pod.created > limit)
+    since = max(pod.running_since, pod.unready_since or 0.0)
     return ClassifiedPod(pod, PodClass.STARTING, problem, late=now - since > usual)
 
 
@@ -160,10 +163,12 @@ def count_replicas(pods: Pods, ordered: int, refused: str) -> Replicas:
     reasons = [reason for reason, _ in causes]
     main = max(causes, key=lambda cause: reasons.count(cause[0]), default=("", ""))
     outside = any(problem.stage in ("schedule", "start") for problem in blocked)
+    late = [one.pod for one in pods.all if one.late]
+    many_late = len(late) > 1 or any(pod.running_since is None for pod in late)
     return Replicas(
         ready=len(pods.ready),
         blocked=len(blocked) + missing,
-        late=sum(one.late for one in pods.all),
+        late=len(late),
         cause=main[1] or (f"no further pod can be created: {refused}" if missing else ""),
-        shared_cause=bool(missing) or outside or any(reasons.count(reason) > 1 for reason in reasons),
+        shared_cause=bool(missing) or outside or many_late or any(reasons.count(reason) > 1 for reason in reasons),
     )

@@ -48,7 +48,7 @@ class ScalingObservation:
         window: seconds that `ttft_p95` looks back.
         blocked: ordered replicas that will not become ready by themselves.
         cause: why they are blocked, in words; empty when none is.
-        shared_cause: whether further replicas would be blocked for the same cause.
+        shared_cause: whether further replicas would be blocked or late for the same cause.
         late: ordered replicas that start for longer than replicas of this service usually do.
     """
 
@@ -186,22 +186,32 @@ def _asks(observation: ScalingObservation, targets: ScalingTargets, history: Sca
 def _ordered(observation: ScalingObservation, ask: _Ask) -> _Ask:
     """From credited replicas to replicas to be ordered. Blocked and late ones come on top when more are wanted, are
     left alone when not, and go first when fewer are wanted (Kubernetes deletes pods that are not ready first)."""
-    if observation.late and not observation.blocked:
-        ask = _Ask(ask.replicas, _holding(ask.reason, Reason("StartingLate", {"late": observation.late})))
-    if observation.blocked:
-        numbers: dict[str, Number] = {
-            "blocked": observation.blocked,
-            "replicas": observation.replicas,
-            "cause": observation.cause,
-        }
-        if ask.replicas > observation.credited and observation.shared_cause:
-            wanted = ask.replicas + observation.uncredited
-            held = Reason("BlockedNoMore", {**numbers, "wanted": wanted})
-            return _Ask(observation.replicas, _holding(ask.reason, held))
-        ask = _Ask(ask.replicas, _holding(ask.reason, Reason("Blocked", numbers)))
+    if observation.uncredited:
+        more = ask.replicas > observation.credited and observation.shared_cause
+        wanted = ask.replicas + observation.uncredited
+        ask = _Ask(ask.replicas, _holding(ask.reason, _missing(observation, wanted if more else None)))
+        if more:
+            return _Ask(observation.replicas, ask.reason)
     if ask.replicas > observation.credited:
         return _Ask(ask.replicas + observation.uncredited, ask.reason)
     return _Ask(observation.replicas, ask.reason) if ask.replicas == observation.credited else ask
+
+
+def _missing(observation: ScalingObservation, wanted: int | None) -> Reason:
+    """What the replicas without credit do to the decision.
+
+    Args:
+        wanted: replicas that would be ordered, if further ones were any use; else None.
+    """
+    if not observation.blocked:
+        held = None if wanted is None else Reason("NoMoreWhileLate", {"wanted": wanted})
+        return Reason("StartingLate", {"late": observation.late}, held)
+    numbers: dict[str, Number] = {
+        "blocked": observation.blocked,
+        "replicas": observation.replicas,
+        "cause": observation.cause,
+    }
+    return Reason("Blocked", numbers) if wanted is None else Reason("BlockedNoMore", {**numbers, "wanted": wanted})
 
 
 def _by_ratio(observation: ScalingObservation, measured: float, target: float) -> int:

@@ -104,6 +104,7 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
         f"{count(n['late'], 'replica')} {'starts' if n['late'] == 1 else 'start'} for longer than usual and"
         f" {'counts' if n['late'] == 1 else 'count'} as none"
     ),
+    "NoMoreWhileLate": lambda n: f"no further replica is ordered while that lasts, {n['wanted']} are wanted",
     "External": lambda n: f"spec.replicas counts; the operator finds {n['replicas']} right",
     "ReplicasUnset": lambda n: (
         f"spec.replicas is not set: {count(n['kept'], 'replica')} {'is' if n['kept'] == 1 else 'are'} kept; the"
@@ -137,9 +138,11 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
     "LimitsNotTaken": lambda n: str(n["said"]),
     # The pod template.
     "SpecNotUnderstood": lambda n: (
-        f"{n['said']} Pods stay as they are, scaling and tuning go on: correct the spec, or upgrade the operator if"
+        f"{n['said']}. Pods stay as they are, scaling and tuning go on: correct the spec, or upgrade the operator if"
         " it is older than the CustomResourceDefinition"
     ),
     "EngineUpgrade": lambda n: "pods are moving to a newer engine release",
-    "EngineUpgradePending": lambda n: "a newer engine release waits for its turn",
+    "EngineUpgradePending": lambda n: (
+        "a newer engine release waits for its turn" + (f", after {n['holder']}" if n["holder"] else "")
+    ),
 }

@@ -1,7 +1,8 @@
 """The two live limits of a service's engines: one bounded step at a time, each measured before the next.
 
 Additive increase, multiplicative decrease, within the bounds of `spec.tuning` and the engines' capacities. After a
-change the measurements start anew, so a decision only ever sees the setting in force. A change that made things worse
+change the measurements start anew, so a decision sees the setting in force, and at most one scrape interval of the
+one before. A change that made things worse
 is taken back, and its direction is left alone for a while.
 """
 
@@ -62,8 +63,10 @@ def decide_tuning(
     if _still_draining(view, limits, state, policy):
         why = Reason("Draining", {"running": view.running_now, "limit": limits.max_num_seqs})
         return _unchanged(limits, why, replace(state, window_start=view.time))
-    if view.span < policy.window:
-        return _unchanged(limits, Reason("Measuring", {"seconds": math.ceil(policy.window - view.span)}), state)
+    # What is measured may begin with the last scrape before the window: the window itself has to be over as well.
+    measured = min(view.span, view.time - state.window_start)
+    if measured < policy.window:
+        return _unchanged(limits, Reason("Measuring", {"seconds": math.ceil(policy.window - measured)}), state)
     if not view.has_traffic:
         # Nothing to judge a trial by: it stays, and the next traffic is measured afresh.
         idle = replace(state, trial=None, window_start=view.time)

@@ -214,6 +214,8 @@ def _histogram(name: str, buckets: dict[float, float], total: float) -> Histogra
     # NaN compares as false with everything, so a bound that is NaN is found here too.
     if bounds[-1] != math.inf or not all(map(lt, bounds, bounds[1:])):
         raise MetricsError(f"{name} has no bucket for +Inf, or one for NaN")
+    if bounds[0] < 0.0 or (len(bounds) > 1 and bounds[-2] > MAX_NUMBER):
+        raise MetricsError(f"{name} has a bucket bound that no engine has")
     if not all(map(le, counts, counts[1:])):
         raise MetricsError(f"{name} has bucket counts that fall")
     return Histogram(_shared_bounds(bounds), counts, total)

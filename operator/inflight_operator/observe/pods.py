@@ -35,6 +35,7 @@ class PodView:
         last_reason, last_message, exit_code: how the container ended the last time, if it did.
         unschedulable: the scheduler's message while it finds no node, else empty.
         failure: why a pod in phase Failed failed (evicted, for example), else empty.
+        unready_since: when it was last found not ready, seconds since the epoch; None while it is ready.
         running_since: when its container started, seconds since the epoch; None while it does not run.
         last_run: seconds that its container ran the last time before it ended; None when it never did.
         ready_since: when it became ready, seconds since the epoch; None while it is not.
@@ -63,6 +64,7 @@ class PodView:
     running_since: float | None
     last_run: float | None
     ready_since: float | None
+    unready_since: float | None
     metrics_port: int
     admin_port: int | None
     deletion_cost: int
@@ -107,6 +109,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         running_since=_moment(running.get("startedAt")),
         last_run=_duration(ended),
         ready_since=_moment(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None,
+        unready_since=_moment(ready.get("lastTransitionTime")) if ready.get("status") != "True" else None,
         metrics_port=ports.get(ADMIN_PORT) or ports.get(SERVING_PORT) or DEFAULT_PORT,
         admin_port=ports.get(ADMIN_PORT),
         deletion_cost=_number(metadata.get("annotations", {}).get(DELETION_COST, "0")),

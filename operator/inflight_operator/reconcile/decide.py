@@ -12,6 +12,7 @@ from inflight_operator.decide.pods import Pods, classify, count_replicas
 from inflight_operator.decide.scaling import ScalingDecision, decide_scaling
 from inflight_operator.decide.sentences import sentence
 from inflight_operator.decide.tuning import TuningMode, decide_tuning
+from inflight_operator.decide.tuning_types import TuningState
 from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.observe.metrics import Sample
 from inflight_operator.observe.pods import PodView
@@ -28,6 +29,10 @@ from inflight_operator.reconcile.views import (
     tuning_view,
 )
 from inflight_operator.render import ChildPlan, render
+
+_SCALING = ("spec.scaling", "spec.replicas")
+_TUNING = ("spec.tuning", "spec.slo")
+"""Fields that cannot be read without which the operator acts with care."""
 
 ROUTING_SECONDS = 1.0
 """From an address in an EndpointSlice to rules on every node: kube-proxy writes them at most once a second."""
@@ -56,7 +61,8 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
     tuned = _limits(snapshot, memory)
     memory, rendered = _children(snapshot, tuned.memory)
     template = decide_template(snapshot, memory, rendered.children, rolled_out=_rolled_out(snapshot, memory, pods))
-    memory = replace(memory, moving=template.state == "Moving")
+    moving = (memory.moving or len(pods.ready)) if template.state == "Moving" else None
+    memory = replace(memory, moving=moving)
     targets = _targets(snapshot, memory.limits)
     behind = tuple((pod, limits) for pod, limits in targets if not _in_force(snapshot, pod.uid, limits))
     return Plan(
@@ -66,22 +72,27 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
         in_force=len(targets) - len(behind),
         children=tuple(one for one in rendered.children if not (template.hold and one["kind"] == "Deployment")),
         hold_template=template.hold,
-        findings=_findings(snapshot, memory, pods, scaling, template),
+        findings=_findings(snapshot, memory, pods, scaling, template, {pod.uid for pod, _ in behind}),
         memory=memory,
         measured=shown,
         tell=behind,
         deletion_costs=_deletion_costs(snapshot, memory),
-        decisions=_decisions(snapshot, scaling, tuned),
+        decisions=_decisions(snapshot, memory, scaling, tuned),
         upgrade=template.state,
     )
 
 
 def _brought_up_to(snapshot: Snapshot, memory: Memory) -> Memory:
     """What was remembered, as far as it still belongs to this service, with what the snapshot adds to it."""
-    if memory.engine != snapshot.policy.engine:
+    engine = f"{snapshot.policy.engine}/{snapshot.image}"
+    if memory.engine != engine:
         # What was measured of another model, image or accelerator tells nothing of this one.
-        state = replace(memory.tuning, window_start=snapshot.now, trial=None, blocks=())
-        memory = replace(memory, engine=snapshot.policy.engine, tuning=state, tuning_reason=None)
+        state = TuningState(window_start=snapshot.now)
+        memory = replace(memory, engine=engine, tuning=state, tuning_reason=None)
+    newest = max((sample.revision or 0 for sample in snapshot.fresh.values()), default=0)
+    if newest > memory.limits.revision < memory.first_revision:
+        # A status that is older than its engines: they would refuse what follows on it. What a pod claims is not taken.
+        memory = replace(memory, limits=replace(memory.limits, revision=memory.first_revision))
     listed = any(pod.serves and pod.uid in snapshot.listed for pod in snapshot.pods)
     since = memory.routed_since if memory.routed_since is not None else snapshot.now
     startups = memory.startups.with_pods(snapshot.pods)
@@ -97,7 +108,13 @@ def _replicas(snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured) -
     replicas = count_replicas(pods, ordered, deployment.refused if deployment is not None else "")
     observation = scaling_observation(snapshot, replicas, ordered, shown)
     decision = decide_scaling(observation, policy.targets, policy.behavior, policy.bounds, memory.scaling)
-    wanted = ordered if policy.external else decision.replicas
+    if policy.external:
+        # Whoever scales has windows of its own; the operator begins with what is there when it takes over again.
+        history = replace(decision.history, lowest=(), highest=())
+        return decision, replace(memory, replicas=ordered, scaling=history)
+    wanted = decision.replicas
+    if any(field.startswith(_SCALING) for field in snapshot.unread):
+        wanted = max(wanted, ordered)  # bounds that cannot be read are no reason to remove replicas
     return decision, replace(memory, replicas=wanted, scaling=decision.history)
 
 
@@ -105,11 +122,14 @@ def _limits(snapshot: Snapshot, memory: Memory) -> _Tuned:
     """Unchanged while no ready engine tells its limits."""
     if not _targets(snapshot, memory.limits):
         return _Tuned(memory)
+    mode = snapshot.policy.tuning
+    if any(field.startswith(_TUNING) for field in snapshot.unread):
+        mode = TuningMode.RECOMMEND
     decision = decide_tuning(
-        snapshot.policy.tuning,
+        mode,
         tuning_view(snapshot.window, memory.tuning.window_start, snapshot.now),
         memory.limits.limits,
-        limits_bounds(snapshot),
+        limits_bounds(snapshot.policy),
         snapshot.policy.slo,
         memory.tuning,
         snapshot.tuning,
@@ -162,9 +182,11 @@ def _children(snapshot: Snapshot, memory: Memory) -> tuple[Memory, Rendered]:
 
 
 def _rolled_out(snapshot: Snapshot, memory: Memory, pods: Pods) -> bool:
-    """Whether all replicas are of the newest template and ready."""
+    """Whether all pods are of the newest template, and as many are ready as before it came: what was blocked then need
+    not be mended by an upgrade."""
     deployment = deployment_view(snapshot.deployment, memory.replicas)
-    return deployment is not None and deployment.rolled_out and len(pods.ready) >= memory.replicas
+    needed = min(memory.moving or 0, memory.replicas)
+    return deployment is not None and deployment.rolled_out and len(pods.ready) >= needed
 
 
 def _deletion_costs(snapshot: Snapshot, memory: Memory) -> dict[str, int]:
@@ -173,10 +195,10 @@ def _deletion_costs(snapshot: Snapshot, memory: Memory) -> dict[str, int]:
     return deletion_costs(snapshot.pods, {uid: pod_load(sample) for uid, sample in snapshot.fresh.items()})
 
 
-def _decisions(snapshot: Snapshot, scaling: ScalingDecision, tuned: _Tuned) -> tuple[Decision, ...]:
+def _decisions(snapshot: Snapshot, memory: Memory, scaling: ScalingDecision, tuned: _Tuned) -> tuple[Decision, ...]:
     """What is worth recording. The same advice is recorded once, not for each window."""
     made = []
-    if scaling.change is not None and not snapshot.policy.external:
+    if scaling.change is not None and scaling.replicas == memory.replicas and not snapshot.policy.external:
         made.append(scaling.change)
     if tuned.change is not None and not _advised_already(snapshot.service.status.decisions, tuned.change):
         made.append(tuned.change)
@@ -191,7 +213,12 @@ def _advised_already(recorded: list[RecordedDecision], decision: Decision) -> bo
 
 
 def _findings(
-    snapshot: Snapshot, memory: Memory, pods: Pods, scaling: ScalingDecision, template: Template
+    snapshot: Snapshot,
+    memory: Memory,
+    pods: Pods,
+    scaling: ScalingDecision,
+    template: Template,
+    behind: set[str],
 ) -> tuple[Finding, ...]:
     routed = memory.routed_since is not None and snapshot.now - memory.routed_since >= ROUTING_SECONDS
     error = next((snapshot.scrape_errors[pod.uid] for pod in pods.ready if pod.uid in snapshot.scrape_errors), "")
@@ -202,7 +229,7 @@ def _findings(
         routed,
         Metrics(len(pods.ready), len(snapshot.fresh), error),
         _scaling_finding(snapshot, scaling),
-        _tuning_finding(snapshot, memory, pods),
+        _tuning_finding(snapshot, memory, pods, behind),
     )
     if template.why is None:
         return findings
@@ -221,9 +248,9 @@ def _scaling_finding(snapshot: Snapshot, decision: ScalingDecision) -> Finding:
     return Finding("ScalingActive", "True" if decision.able else "False", decision.code, sentence(decision.reason))
 
 
-def _tuning_finding(snapshot: Snapshot, memory: Memory, pods: Pods) -> Finding:
-    """Complaints come first: limits that are not taken make every other reason moot."""
-    complaint = next((one.complaint for one in snapshot.told.values() if one.complaint), "")
+def _tuning_finding(snapshot: Snapshot, memory: Memory, pods: Pods, behind: set[str]) -> Finding:
+    """Complaints of pods that do not run with their limits come first: every other reason would be moot."""
+    complaint = next((one.complaint for uid, one in snapshot.told.items() if one.complaint and uid in behind), "")
     status: Status = "False"
     if snapshot.policy.tuning is TuningMode.OFF:
         reason = Reason("Off")

@@ -6,19 +6,20 @@ import logging
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from inflight_operator.apply.children import ChildApi, ChildrenState, Key, sync_children
+from inflight_operator.apply.children import ChildApi, ChildrenState, sync_children
 from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.clock import Clock
 from inflight_operator.engines import EngineTeller
 from inflight_operator.observe.cache import ClusterCache, ServiceKey
-from inflight_operator.reconcile.plan import Outcome, Plan
+from inflight_operator.reconcile.plan import Child, Outcome, Plan
 from inflight_operator.reconcile.snapshot import Snapshot
 from inflight_operator.render import Manifest, child_names
 
 logger = logging.getLogger(__name__)
 
 SECRET_AGAIN_SECONDS = 60.0
-"""A pod on a node that does not start may miss the Secret, which the operator cannot read: it is written again."""
+"""A pod on a node that does not start may miss the Secret, and one that knows another token may have an old one. The
+operator cannot read it, so it writes it again."""
 
 
 class ExecuteApi(ChildApi, Protocol):
@@ -49,14 +50,16 @@ class Executor:
         self._teller.keep(key, {pod.uid for pod in snapshot.pods})
         for pod, limits in plan.tell:
             self._teller.tell(key, pod, snapshot.admin_token, limits)
-        failures = await self._mark(key, plan)
+        failures = await self._mark(key, plan, written)
         if plan.hold_template:
-            failures |= await self._scale(key, snapshot, plan)
+            failures |= await self._scale(key, snapshot, plan, written)
         failures |= await self._sync(key, snapshot, plan, written)
         return Outcome({**failures, **written.children.failures}, failed=bool(failures))
 
-    async def _mark(self, key: ServiceKey, plan: Plan) -> dict[Key, str]:
-        """Says which pods a scale-down takes first, before it is ordered."""
+    async def _mark(self, key: ServiceKey, plan: Plan, written: Written) -> dict[Child, str]:
+        """Says which pods a scale-down takes first, before it is ordered; while the order is refused, not again."""
+        if ("Deployment", child_names(key.name).main) in written.children.refused:
+            return {}
         try:
             for pod, cost in plan.deletion_costs.items():
                 await self._api.set_pod_deletion_cost(key.namespace, pod, cost)
@@ -65,23 +68,30 @@ class Executor:
             return {("Pod", "deletion cost"): str(error)}
         return {}
 
-    async def _scale(self, key: ServiceKey, snapshot: Snapshot, plan: Plan) -> dict[Key, str]:
+    async def _scale(self, key: ServiceKey, snapshot: Snapshot, plan: Plan, written: Written) -> dict[Child, str]:
         """Sets the replicas of a Deployment whose pod template stays as it is."""
+        name, wanted, now = child_names(key.name).main, {"replicas": plan.replicas}, self._clock.steady()
+        child = ("Deployment", name)
         if snapshot.deployment is None or snapshot.ordered == plan.replicas:
+            written.children.refused.pop(child, None)
             return {}
-        name = child_names(key.name).main
+        if written.children.rests(child, wanted, now):
+            return {}
         try:
             self._cache.put("Deployment", await self._api.set_replicas(key.namespace, name, plan.replicas))
         except KubeApiError as error:
+            written.children.refuse(child, wanted, error, now)
             logger.warning("%s: %s", key, error)
-            return {("Deployment", name): str(error)}
+            return {child: str(error)}
+        written.children.refused.pop(child, None)
         logger.info("%s: set replicas of Deployment/%s to %d", key, name, plan.replicas)
         return {}
 
-    async def _sync(self, key: ServiceKey, snapshot: Snapshot, plan: Plan, written: Written) -> dict[Key, str]:
+    async def _sync(self, key: ServiceKey, snapshot: Snapshot, plan: Plan, written: Written) -> dict[Child, str]:
         now = self._clock.steady()
         waiting = any(pod.phase == "Pending" and pod.node and not pod.deleting for pod in snapshot.pods)
-        if waiting and now - written.secret_at > SECRET_AGAIN_SECONDS:
+        unknown = any("HTTP 401" in one.complaint for one in snapshot.told.values())
+        if (waiting or unknown) and now - written.secret_at > SECRET_AGAIN_SECONDS:
             written.children.unread.clear()
             written.secret_at = now
         changes = await sync_children(

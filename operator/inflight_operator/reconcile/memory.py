@@ -42,11 +42,14 @@ class Memory:
         engine: `Policy.engine` that the tuning state belongs to.
         replicas: ordered from the Deployment.
         limits: in force on the engines.
+        first_revision: what the revision is raised to, once, when engines are found to have a newer one: seconds of
+            the calendar at the start, which are past any revision that an operator gave before.
         scaling, tuning: what earlier decisions left behind.
         tuning_reason: why limits are what they are: the last reason that had measurements to stand on.
         startups: how long pods took to start.
         routed_since: since when the Service has listed a ready pod, on the steady clock; None while it does not.
-        moving: whether a newer engine release is being rolled out.
+        moving: ready pods that the service had when a newer engine release began to roll out, and has to have again;
+            None while none does.
         rendered: the children.
     """
 
@@ -54,21 +57,22 @@ class Memory:
     engine: str
     replicas: int
     limits: LimitsInForce
+    first_revision: int
     tuning: TuningState
     scaling: ScalingHistory = field(default_factory=ScalingHistory)
     tuning_reason: Reason | None = None
     startups: StartUps = field(default_factory=StartUps)
     routed_since: float | None = None
-    moving: bool = False
+    moving: int | None = None
     rendered: Rendered | None = None
 
 
-def first_memory(service: InferenceService, policy: Policy, ordered: int, now: float, at: datetime) -> Memory:
+def first_memory(service: InferenceService, policy: Policy, ordered: int | None, now: float, at: datetime) -> Memory:
     """What a new operator process knows of a service: what its status and its Deployment tell.
 
     Args:
         service: with its status.
-        ordered: replicas of the live Deployment, 0 without one.
+        ordered: replicas of the live Deployment; None without one.
         now: steady clock.
         at: the same moment by the calendar.
     """
@@ -79,13 +83,15 @@ def first_memory(service: InferenceService, policy: Policy, ordered: int, now: f
     else:
         # Engines that run without a status to tell their revision: seconds of the calendar are past any they have.
         limits = LimitsInForce(policy.capacity, int(at.timestamp()) if ordered else 0)
+    kept = status.desired_replicas or service.spec.scaling.min_replicas
     ready = any(one.type == "Ready" and one.status == "True" for one in status.conditions)
     return Memory(
         uid=service.metadata.uid,
         engine=policy.engine,
-        replicas=ordered or status.desired_replicas or service.spec.scaling.min_replicas,
+        replicas=kept if ordered is None else ordered,
         limits=limits,
+        first_revision=int(at.timestamp()),
         tuning=TuningState(window_start=now),
         routed_since=float("-inf") if ready else None,
-        moving=status.engine is not None and status.engine.upgrade == "Moving",
+        moving=1 if status.engine is not None and status.engine.upgrade == "Moving" else None,
     )

@@ -23,14 +23,17 @@ from inflight_operator.api.types import (
 from inflight_operator.decide import decision as decided
 from inflight_operator.decide.conditions import Finding, stuck
 from inflight_operator.decide.sentences import change_text, sentence
-from inflight_operator.observe.pods import ENGINE_CONTAINER, PodView
+from inflight_operator.observe.pods import PodView
 from inflight_operator.quantities import format_seconds, parse_duration
 from inflight_operator.reconcile.plan import Outcome, Plan
-from inflight_operator.reconcile.snapshot import Snapshot
-from inflight_operator.render import Manifest, selector_string
+from inflight_operator.reconcile.snapshot import Snapshot, engine_container
+from inflight_operator.render import selector_string
 
 MAX_MESSAGE = 2048
 """Longest message of a condition, in characters: what the API server or a container said may be pages long."""
+
+MAX_REASON = 1024
+"""Longest reason of a decision, in characters, as the schema of the status has it."""
 
 NUMBERS_SECONDS = 60.0
 """Seconds between two writes of a status in which only measurements and wording changed; they belong to metrics."""
@@ -84,7 +87,7 @@ def recorded(decision: decided.Decision, at: datetime) -> Decision:
         code=reason.code,
         numbers={name: round(value, 6) for name, value in reason.numbers.items() if not isinstance(value, str)},
         change=change_text(decision),
-        reason=sentence(reason),
+        reason=_cut(sentence(reason), MAX_REASON),
         applied=decision.applied,
     )
 
@@ -181,10 +184,14 @@ def _condition(finding: Finding, service: ServiceRecord, now: datetime) -> Condi
         type=finding.type,
         status=finding.status,
         reason=finding.reason,
-        message=finding.message if len(finding.message) <= MAX_MESSAGE else f"{finding.message[: MAX_MESSAGE - 1]}…",
+        message=_cut(finding.message, MAX_MESSAGE),
         observed_generation=service.metadata.generation,
         last_transition_time=before.last_transition_time if before is not None and same else now,
     )
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _engine(snapshot: Snapshot, plan: Plan) -> EngineStatus | None:
@@ -192,9 +199,7 @@ def _engine(snapshot: Snapshot, plan: Plan) -> EngineStatus | None:
     rendered = next((child for child in plan.children if child["kind"] == "Deployment"), snapshot.deployment)
     if rendered is None:
         return None
-    containers = rendered["spec"]["template"]["spec"]["containers"]
-    engine: Manifest = next((one for one in containers if one["name"] == ENGINE_CONTAINER), containers[0])
-    return EngineStatus(image=engine["image"], upgrade=plan.upgrade)
+    return EngineStatus(image=engine_container(rendered)["image"], upgrade=plan.upgrade)
 
 
 def _observed(snapshot: Snapshot, plan: Plan) -> ObservedStatus | None:
@@ -223,13 +228,14 @@ def _unless_same(observed: ObservedStatus | None, before: ObservedStatus | None)
 def _news(status: InferenceServiceStatus) -> tuple[Any, ...]:
     """All that is written at once. Numbers, wording and reasons that follow the traffic are not in it."""
     limits, engine = status.limits, status.engine
+    external = any(one.reason in ("External", "ReplicasUnset") for one in status.conditions)
     return (
         status.observed_generation,
         status.url,
         status.selector,
         status.replicas,
         status.ready_replicas,
-        status.desired_replicas,
+        None if external else status.desired_replicas,
         limits and (limits.max_num_seqs, limits.max_num_batched_tokens, limits.revision),
         limits and limits.pods_in_force == status.ready_replicas,
         engine and (engine.image, engine.upgrade),

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from inflight_operator.api.types import MAX_DECISIONS, Decision, InferenceServiceStatus, ServiceRecord
 from inflight_operator.apply.kube import KubeApiError
+from inflight_operator.backoff import pause
 from inflight_operator.clock import Clock
 from inflight_operator.observe.cache import ClusterCache, ServiceKey
 from inflight_operator.reconcile.plan import Outcome, Plan
@@ -15,9 +16,6 @@ from inflight_operator.reconcile.report import Event, EventType, build_status, e
 from inflight_operator.reconcile.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
-
-FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
-"""Seconds until a status that was not taken is tried again; each further failure doubles them."""
 
 
 class ReportApi(Protocol):
@@ -72,8 +70,7 @@ class Reporter:
             live = await self._api.patch_status(service, status.to_dict())
         except KubeApiError as error:
             reported.failures += 1
-            pause = min(FIRST_PAUSE * 2.0 ** min(reported.failures - 1, 20), LONGEST_PAUSE)
-            reported.again = self._clock.steady() + pause
+            reported.again = self._clock.steady() + pause(reported.failures)
             logger.warning("%s: the status was not taken: %s", key, error)
             return False
         if live is not None:

@@ -15,6 +15,7 @@ from typing import Protocol
 from pydantic import ValidationError
 
 from inflight_operator.api.types import InferenceService, ServiceRecord
+from inflight_operator.apply.children import owner_uid
 from inflight_operator.clock import Clock
 from inflight_operator.decide.conditions import unreadable
 from inflight_operator.decide.tuning_types import TuningPolicy
@@ -116,6 +117,7 @@ class Rounds:
         self._executor = Executor(api, cache, teller, clock)
         self._reporter = Reporter(api, cache, clock)
         self._known: dict[ServiceKey, _Known] = {}
+        self._unreadable: dict[ServiceKey, Reported] = {}
 
     def services(self) -> set[ServiceKey]:
         """Every service that needs a round now and then: those there are, and those that were and must be forgotten."""
@@ -126,6 +128,8 @@ class Rounds:
         body = self._cache.service(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._forget(key)  # its children have it as their owner: Kubernetes deletes them
+            if body is not None:
+                self._pace.note(key, None)
             return True
         try:
             known = self._read(key, body)
@@ -154,7 +158,8 @@ class Rounds:
         if known is not None and known.memory.uid == service.metadata.uid:
             known.reading = reading
             return known
-        ordered = _replicas(self._cache.child(key, "Deployment", child_names(key.name).main))
+        deployment = self._deployment(key, service.metadata.uid)
+        ordered = None if deployment is None else int(deployment["spec"].get("replicas", 0))
         memory = first_memory(service, reading.policy, ordered, self._clock.steady(), self._clock.calendar())
         known = self._known[key] = _Known(reading, memory)
         return known
@@ -175,14 +180,20 @@ class Rounds:
             admin_token=self._token_of(reading.service.metadata.uid),
             tuning=self._every.tuning,
             pods=pods,
-            deployment=self._cache.child(key, "Deployment", child_names(key.name).main),
+            deployment=self._deployment(key, reading.service.metadata.uid),
             listed=self._cache.endpoints(key),
             window=window,
             fresh=fresh_samples(window, pods, now, self._every.stale_after),
             scrape_errors=self._pool.errors(key),
             told=self._teller.told(key),
             may_move=self._pace.may_move(self._cache.count()),
+            mover=self._pace.holder,
         )
+
+    def _deployment(self, key: ServiceKey, uid: str) -> Manifest | None:
+        """The live Deployment, if it is this service's: one of the same name may be another's."""
+        live = self._cache.child(key, "Deployment", child_names(key.name).main)
+        return live if live is not None and owner_uid(live) == uid else None
 
     def _show(self, key: ServiceKey, snapshot: Snapshot, plan: Plan) -> None:
         for decision in plan.decisions:
@@ -204,18 +215,15 @@ class Rounds:
         self._pool.forget(key)
         self._teller.keep(key, ())
         self._pace.forget(key)
+        self._unreadable.pop(key, None)
         if self._known.pop(key, None) is not None:
             self._metrics.forget(key)
 
     async def _report_unreadable(self, key: ServiceKey, record: ServiceRecord, problem: str) -> bool:
         """Says in the status what is wrong with a spec of which nothing can be used; all stays as it is."""
         self._pace.note(key, None)
+        self._pool.forget(key)
         pods = self._cache.pods(key)
         findings = unreadable(sum(pod.serves for pod in pods), problem)
         status = unreadable_status(record, findings, pods, self._clock.calendar())
-        known = self._known.get(key)
-        return await self._reporter.write(key, record, status, Reported() if known is None else known.reported)
-
-
-def _replicas(deployment: Manifest | None) -> int:
-    return int(deployment["spec"].get("replicas", 0)) if deployment is not None else 0
+        return await self._reporter.write(key, record, status, self._unreadable.setdefault(key, Reported()))

@@ -11,7 +11,7 @@ from inflight_operator.api.types import InferenceService
 from inflight_operator.decide.conditions import DeploymentView
 from inflight_operator.decide.tuning_types import TuningPolicy
 from inflight_operator.observe.metrics import Sample
-from inflight_operator.observe.pods import PodView
+from inflight_operator.observe.pods import ENGINE_CONTAINER, PodView
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.policy import Policy
 from inflight_operator.reconcile.telling import Telling
@@ -39,6 +39,7 @@ class Snapshot:
         told: what became of telling engines their limits, by uid.
         admin_token: of the service.
         may_move: whether the service may move to a newer engine release now.
+        mover: a service that moves and that others wait for; empty when none does.
     """
 
     service: InferenceService
@@ -57,11 +58,23 @@ class Snapshot:
     scrape_errors: Mapping[str, str] = field(default_factory=dict)
     told: Mapping[str, Telling] = field(default_factory=dict)
     may_move: bool = True
+    mover: str = ""
 
     @property
     def ordered(self) -> int:
         """Replicas of the live Deployment; 0 without one."""
         return int(self.deployment["spec"].get("replicas", 0)) if self.deployment is not None else 0
+
+    @property
+    def image(self) -> str:
+        """Engine image of the live pod template; empty without one."""
+        return "" if self.deployment is None else str(engine_container(self.deployment)["image"])
+
+
+def engine_container(deployment: Manifest) -> Manifest:
+    """The engine's container in a Deployment's pod template."""
+    containers: list[Manifest] = deployment["spec"]["template"]["spec"]["containers"]
+    return next((one for one in containers if one["name"] == ENGINE_CONTAINER), containers[0])
 
 
 def fresh_samples(window: Window, pods: tuple[PodView, ...], now: float, max_age: float) -> dict[str, Sample]:

@@ -15,8 +15,10 @@ class Telling:
         taken: the limits it took last; None before it took any.
         at: when, on the steady clock.
         complaint: why it did not take the last ones; empty when it did.
+        again: when it may be tried again after that, on the steady clock.
     """
 
     taken: LimitsInForce | None = None
     at: float = float("-inf")
     complaint: str = ""
+    again: float = float("-inf")

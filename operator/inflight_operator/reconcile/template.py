@@ -38,18 +38,22 @@ def decide_template(snapshot: Snapshot, memory: Memory, children: Sequence[Manif
     live = _annotations(snapshot.deployment)
     in_place = live.get(TEMPLATE_DIGEST) == _annotations(wanted)[TEMPLATE_DIGEST]
     if snapshot.unread:
-        return Template(hold=not in_place, why=Reason("SpecNotUnderstood", {"said": " ".join(snapshot.unread)}))
+        # Pods that were there once and are gone are made again, of what can be read.
+        first = snapshot.deployment is None and snapshot.service.status.engine is None
+        hold = first or (snapshot.deployment is not None and not in_place)
+        return Template(hold=hold, why=Reason("SpecNotUnderstood", {"said": "; ".join(snapshot.unread)}))
     if snapshot.deployment is None:
         return Template()
     if in_place:
-        return Template(state="Moving", why=Reason("EngineUpgrade")) if memory.moving and not rolled_out else Template()
+        moving = memory.moving is not None and not rolled_out
+        return Template(state="Moving", why=Reason("EngineUpgrade")) if moving else Template()
     if not _same_spec(snapshot, live):
         return Template()
-    if memory.moving or snapshot.may_move:
-        return Template(state="Moving", why=Reason("EngineUpgrade"))
     if not any(pod.serves for pod in snapshot.pods):
-        return Template()  # it serves nobody, so there is nothing that moving it could harm
-    return Template(hold=True, state="Pending", why=Reason("EngineUpgradePending"))
+        return Template()  # no pod takes requests, so there is nothing that moving could harm
+    if memory.moving is not None or snapshot.may_move:
+        return Template(state="Moving", why=Reason("EngineUpgrade"))
+    return Template(hold=True, state="Pending", why=Reason("EngineUpgradePending", {"holder": snapshot.mover}))
 
 
 def _same_spec(snapshot: Snapshot, live: Manifest) -> bool:

@@ -35,6 +35,11 @@ class UpgradePace:
             return self._mode == "AtOnce"
         return len(self._known) >= services and len(self._moving) < self._at_once
 
+    @property
+    def holder(self) -> str:
+        """A service whose turn it is, for those that wait; empty when none moves."""
+        return str(min(self._moving)) if self._moving else ""
+
     def note(self, key: ServiceKey, state: UpgradeState | None) -> None:
         """What a round found of one service."""
         self._known.add(key)

@@ -8,9 +8,10 @@ from inflight_operator.decide.pods import Replicas
 from inflight_operator.decide.scaling import PodLoad, ScalingObservation
 from inflight_operator.decide.tuning import TuningMode
 from inflight_operator.decide.tuning_types import TuningView
-from inflight_operator.limits import Limits, LimitsBounds
+from inflight_operator.limits import LimitsBounds
 from inflight_operator.observe.metrics import Sample
 from inflight_operator.observe.window import Window
+from inflight_operator.reconcile.policy import Policy
 from inflight_operator.reconcile.snapshot import Snapshot
 
 
@@ -63,25 +64,11 @@ def scaling_observation(snapshot: Snapshot, replicas: Replicas, ordered: int, me
     )
 
 
-def limits_bounds(snapshot: Snapshot) -> LimitsBounds:
-    """The bounds of `spec.tuning` below what engines can do; in mode Off that is the one upper bound.
-
-    Each engine gets at most its own capacity, so the service is bounded by the largest: one pod with less does not
-    limit the others.
-    """
-    policy, most = snapshot.policy, _capacity(snapshot)
-    high = most if policy.tuning is TuningMode.OFF else policy.tuning_bounds.high.at_most(most)
+def limits_bounds(policy: Policy) -> LimitsBounds:
+    """The bounds of `spec.tuning`; in mode Off what engines are started with. Each engine gets at most its own capacity
+    of it, so one that has less does not limit the others."""
+    high = policy.capacity if policy.tuning is TuningMode.OFF else policy.tuning_bounds.high.at_most(policy.capacity)
     return LimitsBounds(policy.tuning_bounds.low.at_most(high), high)
-
-
-def _capacity(snapshot: Snapshot) -> Limits:
-    told = [sample.capacity for sample in snapshot.fresh.values() if sample.capacity is not None]
-    if not told:
-        return snapshot.policy.capacity
-    largest = told[0]
-    for capacity in told[1:]:
-        largest = largest.at_least(capacity)
-    return snapshot.policy.capacity.at_most(largest)
 
 
 def tuning_view(window: Window, start: float, now: float) -> TuningView:

@@ -12,8 +12,9 @@ from tests.operator.fakes import pod_body
 
 FACTS = ServiceFacts("builtin://smollm2", "", "4Gi")
 CREATED = pod_view(pod_body("any")).created
-READY = replace(pod_view(pod_body("ready")), ready_since=CREATED + 40.0)
-LOADING = pod_view(pod_body("loading", ready=False))
+READY = replace(pod_view(pod_body("ready")), running_since=CREATED + 5.0, ready_since=CREATED + 45.0)
+LOADING = replace(pod_view(pod_body("loading", ready=False)), running_since=CREATED)
+PULLING = replace(LOADING, running_since=None, phase="Pending")
 CRASHED = replace(
     LOADING, uid="crashed", exit_code=1, restarts=5, waiting_reason="CrashLoopBackOff", last_message="error: no model"
 )
@@ -49,6 +50,19 @@ def test_credit_ends_after_the_usual_start_up_time_and_begins_anew_with_a_restar
     assert not late(replace(LOADING, running_since=CREATED + 30.0, restarts=1, exit_code=1), 61.0)
 
 
+def test_a_node_or_an_image_may_take_as_long_as_the_probe_allows():
+    """Far longer than starts took on nodes that were there and had the image."""
+    usual = StartUps((20.0,))
+    assert not classify([PULLING], FACTS, usual, 1800.0, CREATED + 600.0).all[0].late
+    assert classify([PULLING], FACTS, usual, 1800.0, CREATED + 1801.0).all[0].late
+
+
+def test_a_pod_that_was_ready_for_long_has_its_time_again_when_it_is_not():
+    pod = replace(LOADING, unready_since=CREATED + 5000.0)
+    assert not classify([pod], FACTS, StartUps((20.0,)), 1800.0, CREATED + 5010.0).all[0].late
+    assert classify([pod], FACTS, StartUps((20.0,)), 1800.0, CREATED + 5040.0).all[0].late
+
+
 def test_before_any_start_was_seen_credit_lasts_as_long_as_the_probe_allows():
     assert not classify([LOADING], FACTS, StartUps(), 1800.0, CREATED + 1799.0).all[0].late
     assert classify([LOADING], FACTS, StartUps(), 1800.0, CREATED + 1801.0).all[0].late
@@ -58,10 +72,9 @@ def test_a_fast_start_leaves_every_pod_some_time():
     assert not classify([LOADING], FACTS, StartUps((2.0,)), 1800.0, CREATED + SHORTEST_CREDIT - 1).all[0].late
 
 
-def test_start_ups_are_counted_once_for_each_pod_and_not_for_restarted_ones():
-    seen = StartUps().with_pods([READY]).with_pods([READY])
+def test_start_ups_are_counted_once_for_each_pod():
+    seen = StartUps().with_pods([READY]).with_pods([replace(READY, ready_since=None)]).with_pods([READY])
     assert seen.seconds == (40.0,)
-    assert seen.with_pods([replace(READY, uid="other", restarts=1)]).seconds == (40.0,)
 
 
 @given(st.lists(st.integers(0, 500), max_size=200))
@@ -84,6 +97,16 @@ def test_one_pod_that_crashes_is_its_own_matter_and_two_are_a_shared_cause():
     assert (one.ready, one.blocked, one.shared_cause) == (1, 1, False)
     assert one.cause == "failed to start: no model"
     assert counted(READY, CRASHED, replace(CRASHED, uid="second")).shared_cause
+
+
+def test_one_late_pod_is_replaced_and_two_are_a_shared_cause():
+    slow = replace(LOADING, running_since=CREATED - 3000.0)
+    second = replace(slow, uid="second")
+    one, two = (
+        count_replicas(classify(pods, FACTS, StartUps(), 1800.0, CREATED), 3, "") for pods in ([slow], [slow, second])
+    )
+    assert (one.late, one.shared_cause) == (1, False)
+    assert (two.late, two.shared_cause) == (2, True)
 
 
 def test_pods_that_the_api_server_refuses_are_blocked_for_a_shared_cause():

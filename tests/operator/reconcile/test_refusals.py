@@ -123,3 +123,45 @@ async def test_decisions_that_cannot_be_written_do_not_pile_up(world):
     await world.round(90.0)
     assert len(world.status["decisions"]) == 10
     assert len(world.api.of("event")) <= 11
+
+
+async def test_a_scale_down_that_is_refused_does_not_mark_pods_again_and_again(world):
+    spec = {**SMALL, "scaling": {"behavior": {"scaleDown": {"stabilizationWindowSeconds": 5}}}}
+    world.service(spec=spec, status={"desiredReplicas": 2})
+    busy = world.pod(1)
+    world.pod(2)
+    await world.round()
+    world.api.refuse["Deployment"] = KubeApiError("PATCH", 403, "no")
+    costs = []
+    for step in range(30):
+        busy.model.add(10, 200 + step * 10)
+        await world.round()
+        costs += world.api.of("cost")
+    assert len(costs) <= 6
+
+
+async def test_what_something_else_changes_as_it_is_applied_is_not_written_in_every_round(world):
+    """An admission webhook that rewrites images, say."""
+    world.service(spec=SMALL)
+    world.api.rewrite = True
+    writes = 0
+    for _ in range(40):
+        await world.round()
+        writes += len([call for call in world.api.of("apply") if call[1] == "Deployment"])
+    assert writes <= 9
+    assert "is changed by something else" in world.condition("Progressing")["message"]
+
+
+async def test_a_reason_of_many_pages_is_cut_and_the_decision_kept(world):
+    world.service(spec={**SMALL, "scaling": {"maxReplicas": 8}}, status={"desiredReplicas": 2})
+    engine = world.pod(1)
+    ended = {"exitCode": 1, "reason": "Error", "message": f"error: {'x' * 3000}"}
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
+    container = {"name": "engine", "restartCount": 5, "state": waiting, "lastState": {"terminated": ended}}
+    world.pod(2, ready=False, status={"phase": "Running", "conditions": [], "containerStatuses": [container]})
+    for _ in range(300):
+        engine.model.add(50, 400)
+    for _ in range(3):
+        await world.round()
+    assert world.status["decisions"][0]["reason"].endswith("…")
+    assert len(world.status["decisions"][0]["reason"]) == 1024

@@ -262,3 +262,56 @@ CRASHING = {
 
 def exposition_of(metrics):
     return generate_latest(metrics.registry).decode()
+
+
+async def test_taking_over_from_an_autoscaler_begins_with_its_replicas_and_waits_out_the_window(world):
+    world.service(spec={**SMALL, "scaling": {"mode": "External"}, "replicas": 3})
+    for number in (1, 2, 3):
+        world.pod(number)
+    for _ in range(5):
+        await world.round()
+    world.service(spec=SMALL, generation=2, status=world.status)
+    for _ in range(10):
+        await world.round()
+        assert world.replicas() == 3
+    for _ in range(35):
+        await world.round()
+    assert world.replicas() == 1
+
+
+async def test_no_replicas_stay_none_over_a_restart(world):
+    world.service(spec={**SMALL, "scaling": {"mode": "External"}, "replicas": 0})
+    await world.round()
+    world.service(spec={**SMALL, "scaling": {"mode": "External"}}, generation=2, status=world.status)
+    await world.round()
+    world.restart()
+    await world.round()
+    assert world.replicas() == 0
+
+
+async def test_the_opinion_on_replicas_of_another_is_a_number_and_no_news(world):
+    world.service(spec={**SMALL, "scaling": {"mode": "External"}, "replicas": 1})
+    engine = world.pod(1)
+    writes = 0
+    for step in range(100):
+        for _ in range(step % 40):
+            engine.model.add(60, 60)
+        await world.round()
+        writes += len(world.api.of("status"))
+    assert writes <= 20
+
+
+async def test_pods_that_wait_for_a_slow_image_are_not_ordered_again(world):
+    spec = {**SMALL, "scaling": {"maxReplicas": 16}, "tuning": {"mode": "Off"}, "slo": {"ttftP95": "1h"}}
+    world.service(spec=spec, status={"desiredReplicas": 2})
+    engine = world.pod(1)
+    pending = {"phase": "Pending", "conditions": [], "containerStatuses": []}
+    for number in (2, 3, 4):
+        world.pod(number, ready=False, status=pending)
+    for _ in range(100):
+        engine.model.add(50, 4000)
+    ordered = set()
+    for _ in range(100):
+        await world.round()
+        ordered.add(world.replicas())
+    assert max(ordered) == 2

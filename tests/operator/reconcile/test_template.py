@@ -110,3 +110,75 @@ async def test_a_held_service_is_scaled(world):
         await world.round()
     assert world.image() == "engine:dev"
     assert world.replicas() > 1
+
+
+async def test_an_upgrade_ends_when_as_many_pods_are_ready_as_before_it(world):
+    """A replica that was blocked before need not be mended by the upgrade, and others wait for their turn."""
+    world.service(spec=SMALL, status={"desiredReplicas": 2})
+    world.pod(1)
+    world.pod(2, ready=False, status={"phase": "Pending", "conditions": [], "containerStatuses": []})
+    for _ in range(3):
+        await world.round()
+    world.settings = replace(world.settings, engine_image="engine:next")
+    await world.round()
+    assert world.status["engine"]["upgrade"] == "Moving"
+    world.rolled_out()
+    await world.round()
+    assert world.status["engine"] == {"image": "engine:next"}
+
+
+async def test_a_service_that_is_being_deleted_does_not_hold_up_upgrades(world):
+    world.service(spec=SMALL)
+    world.pod(1)
+    for _ in range(3):
+        await world.round()
+    going = service_body()
+    going["metadata"] |= {"name": "other", "uid": "other", "deletionTimestamp": "2026-11-20T10:00:00Z"}
+    world.cache.put("InferenceService", going)
+    await world.rounds.reconcile(OTHER)
+    world.settings = replace(world.settings, engine_image="engine:next")
+    await world.round()
+    assert world.image() == "engine:next"
+
+
+async def test_those_that_wait_for_an_upgrade_say_for_whom(world):
+    world.service(spec=SMALL)
+    world.pod(1)
+    for _ in range(3):
+        await world.round()
+    world.pace.note(OTHER, "Moving")
+    world.settings = replace(world.settings, engine_image="engine:next")
+    await world.round()
+    assert "waits for its turn, after team/other" in world.condition("Progressing")["message"]
+
+
+async def test_a_deployment_of_someone_else_is_never_scaled(world):
+    world.service(spec=UNKNOWN)
+    foreign = {"metadata": {"name": "chat", "namespace": "team", "labels": {"inflight.dev/service": "chat"}}}
+    template = {"spec": {"containers": [{"name": "web", "image": "web:1"}]}}
+    world.cache.put("Deployment", {**foreign, "spec": {"replicas": 9, "template": template}})
+    for _ in range(3):
+        await world.round()
+        assert world.api.of("replicas") == []
+
+
+async def test_pods_that_someone_deleted_are_made_again_from_what_can_be_read(world):
+    world.service(spec=SMALL)
+    world.pod(1)
+    for _ in range(3):
+        await world.round()
+    world.service(spec=UNKNOWN, generation=2, status=world.status)
+    world.cache.remove("Deployment", world.cache.child(KEY, "Deployment", "chat"))
+    await world.round()
+    assert world.replicas() == 1
+
+
+async def test_bounds_that_cannot_be_read_remove_no_replica(world):
+    world.service(spec={**SMALL, "scaling": {"minReplicas": 12, "maxReplicas": 20}})
+    await world.round()
+    assert world.replicas() == 12
+    scaling = {"minReplicas": 12, "maxReplicas": 20_000}
+    world.service(spec={**SMALL, "scaling": scaling}, generation=2, status=world.status)
+    for _ in range(3):
+        await world.round()
+    assert world.replicas() == 12
