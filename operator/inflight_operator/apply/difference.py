@@ -38,9 +38,18 @@ def _owned_fields(live: dict[str, Any]) -> dict[str, Any] | None:
     """FieldsV1 of what the operator applied last; None when it never did."""
     for entry in live["metadata"].get("managedFields", ()):
         if entry["manager"] == FIELD_MANAGER and entry["operation"] == "Apply" and not entry.get("subresource"):
-            fields: dict[str, Any] = entry["fieldsV1"]
+            written = entry["fieldsV1"]
+            fields: dict[str, Any] = json.loads(written) if isinstance(written, str) else written
             return fields
     return None
+
+
+def packed_fields(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry of `metadata.managedFields` for keeping: its tree of fields as text, a fraction of the size, which
+    `needs_apply` reads as well."""
+    fields = entry.get("fieldsV1", {})
+    packed = fields if isinstance(fields, str) else json.dumps(fields, separators=(",", ":"))
+    return {**entry, "fieldsV1": packed}
 
 
 def _holds(wanted: Any, live: Any, *, quantities: bool = False) -> bool:

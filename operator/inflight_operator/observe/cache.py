@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from sys import intern
 from typing import Any, NamedTuple
 
 from inflight_operator.api.types import KIND
-from inflight_operator.apply.difference import FIELD_MANAGER
+from inflight_operator.apply.difference import FIELD_MANAGER, packed_fields
 from inflight_operator.observe.pods import PodView, pod_view
 from inflight_operator.render.labels import SERVICE_LABEL
 
@@ -33,6 +34,10 @@ TEMPLATE_HASH_LABEL = "pod-template-hash"
 
 MOST_TOMBSTONES = 10_000
 """For one kind, between two lists; the oldest goes first."""
+
+
+_LONGEST_SHARED = 64
+"""Characters; longer strings are seldom the same in two objects."""
 
 
 class ServiceKey(NamedTuple):
@@ -280,8 +285,17 @@ def _value(kind: str, body: Mapping[str, Any]) -> Any:
     fields = [one for one in body["metadata"].get("managedFields") or () if one.get("manager") == FIELD_MANAGER]
     metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
     if kind != KIND:
-        metadata["managedFields"] = fields
-    return {**body, "kind": kind, "metadata": metadata}
+        metadata["managedFields"] = [packed_fields(one) for one in fields]
+    return _shared({**body, "kind": kind, "metadata": metadata})
+
+
+def _shared(value: Any) -> Any:
+    """The same JSON value with one object for equal strings: thousands of objects repeat the same keys and names."""
+    if isinstance(value, dict):
+        return {intern(key): _shared(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_shared(item) for item in value]
+    return intern(value) if isinstance(value, str) and len(value) <= _LONGEST_SHARED else value
 
 
 def _ready_pods(endpoint_slice: Mapping[str, Any]) -> frozenset[str]:
