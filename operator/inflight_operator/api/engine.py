@@ -210,7 +210,7 @@ class Engine(SpecModel):
     kv_cache: KVCache = Field(default_factory=KVCache, description="Memory for keys and values of requests.")
     scheduling: Scheduling = Field(
         default_factory=Scheduling,
-        description="In which order requests are served, and who gives way when the KV cache is full.",
+        description="Scheduling and preemption.",
     )
     max_queued_requests: int = Field(
         default=512,

@@ -1,4 +1,4 @@
-"""spec.engine.scheduling: in which order an engine serves requests, and who gives way when its memory runs out."""
+"""spec.engine.scheduling: scheduling and preemption in an engine."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ServiceClass(SpecModel):
 
 
 class Scheduling(SpecModel):
-    """In which order an engine serves requests, and who gives way when its KV cache is full."""
+    """Scheduling and preemption in an engine."""
 
     policy: Literal["fcfs", "sjf", "priority", "fair"] = Field(
         default="fcfs",
@@ -83,7 +83,7 @@ class Scheduling(SpecModel):
     priority_aging: Duration = duration_field(
         "engine.scheduling.priorityAging",
         "For policy priority: how long a request waits until it counts as one step of priority more urgent, so that"
-        " none waits for ever.",
+        " no request starves.",
         "10s",
         BOUNDS,
     )
@@ -95,8 +95,8 @@ class Scheduling(SpecModel):
     )
     preemption_victim: Literal["lastArrived", "longestFirst", "mostPreemptedLast"] = Field(
         default="lastArrived",
-        description="Which running request gives way when the KV cache is full. lastArrived: the newest. longestFirst:"
-        " the one with the most tokens. mostPreemptedLast: the one that gave way the fewest times so far.",
+        description="Which running request is preempted when the KV cache is full. lastArrived: the newest."
+        " longestFirst: the one with the most tokens. mostPreemptedLast: the one with the fewest preemptions so far.",
     )
     classes: Annotated[list[ServiceClass], Field(max_length=32)] = Field(
         default_factory=list,

@@ -276,7 +276,7 @@ def _is_replica(pod: Mapping[str, Any], service: str) -> bool:
 
 
 def _value(kind: str, body: Mapping[str, Any]) -> Any:
-    """What is kept of an object: nothing that no one reads."""
+    """What is kept of an object: only what is read."""
     if kind == POD:
         return pod_view(body)
     if kind == ENDPOINTS:

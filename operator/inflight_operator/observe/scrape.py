@@ -1,5 +1,5 @@
 """Scraping engines, apart from the rounds of the loop: each pod at its own moment of the interval, so that a slow or
-hostile one delays nobody."""
+hostile one delays no other."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 def pod_disruption_budget(service: InferenceService) -> Manifest:
     """At most one pod is taken at once.
 
-    `minAvailable` would make a service of one replica block a node drain for ever. A pod that is not Ready serves
-    nobody, so it may always be evicted.
+    `minAvailable` would make a service of one replica block a node drain. A pod that is not Ready serves
+    no requests, so it may always be evicted.
     """
     name = service.metadata.name
     return {
