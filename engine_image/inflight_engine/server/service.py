@@ -57,6 +57,7 @@ class Service:
         engine_ready: the first engine process has loaded the model.
         engine: what the latest engine process said when it was loaded.
         engine_lost: set when another engine process has to be started.
+        lost_at: when the latest engine process was lost, seconds on the monotonic clock.
         record: file to which the engine process records; None: it does not.
     """
 
@@ -72,6 +73,7 @@ class Service:
         self.engine_ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
         self.engine: EngineReady | None = None
         self.engine_lost = asyncio.Event()
+        self.lost_at = 0.0
         self.record = None if config.engine.record is None else Path(config.engine.record)
         self.progress = Progress(self.started)
         self.stats = NO_STATS
@@ -250,11 +252,12 @@ class Service:
         if self._shut_down:
             return
         self.link.cut()
-        if self.phase is not Phase.READY or not self._restarts.begin(time.monotonic()):
+        now = time.monotonic()
+        if self.phase is not Phase.READY or not self._restarts.begin(now):
             self.fail(why or "")
             return
         log.error("%s; another one is started", why or "the engine process is gone")
-        self.phase = Phase.RESTARTING
+        self.phase, self.lost_at = Phase.RESTARTING, now
         self.calls.fail(self.not_ready())
         self.metrics.engine_gone(self.stats)
         self.stats = NO_STATS

@@ -411,6 +411,43 @@ async def test_restart_that_takes_too_long_fails_the_server(make_fake, monkeypat
     assert error_of(await call) == (503, "engine_failed")
 
 
+async def test_restart_has_its_whole_time_also_where_the_watch_sees_it_before_it_has_begun(make_fake, monkeypatch):
+    fake = await make_fake()
+    lifecycle, _ = await supervised(fake, monkeypatch)
+    watching = asyncio.create_task(lifecycle._supervisor._watch())
+    await die(fake)
+    await asyncio.sleep(0.1)
+    assert fake.service.phase is Phase.RESTARTING
+    watching.cancel()
+
+
+async def test_restart_that_fails_in_any_way_ends_the_server_with_the_reason(make_fake, monkeypatch):
+    fake = await make_fake()
+    lifecycle, _ = await supervised(fake, monkeypatch)
+
+    def broken(process):
+        raise ValueError("no such thing")
+
+    monkeypatch.setattr(FakeProcess, "successor", broken)
+    running = asyncio.create_task(lifecycle.run())
+    fake.engine.die()
+    assert await asyncio.wait_for(running, 5) == "another engine process cannot be started: no such thing"
+
+
+async def test_drain_while_it_restarts_takes_requests_for_the_drain_delay_too(make_fake, monkeypatch):
+    fake = await make_fake(drain_delay=5.0)
+    lifecycle, _ = await supervised(fake, monkeypatch)
+    await die(fake)
+    running = asyncio.create_task(lifecycle.run())
+    lifecycle.drain()
+    await asyncio.sleep(0.05)
+    call = start(fake)
+    await until(lambda: fake.service.has_work)
+    lifecycle.signal()  # the second one ends at once
+    assert error_of(await asyncio.wait_for(call, 5)) == (503, "shutdown")
+    await running
+
+
 async def test_engine_that_dies_too_often_ends_the_server_with_the_reason(make_fake, monkeypatch):
     fake = await make_fake()
     lifecycle, _ = await supervised(fake, monkeypatch)
