@@ -21,7 +21,7 @@ from inflight_engine import placement as placing
 from inflight_engine.channel import ChannelClosedError, EngineChannel
 from inflight_engine.config import EngineConfig
 from inflight_engine.engine import Engine
-from inflight_engine.messages import EngineFailed, EngineReady, LongStep, Shutdown
+from inflight_engine.messages import EngineFailed, EngineReady, LongStep, Shutdown, Starting
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.limits import Limits
@@ -38,14 +38,18 @@ _COMPILE_SECONDS = 20.0
 """On a GPU, what the first step of a size may spend on kernels that are compiled when first used."""
 
 
-def load(config: EngineConfig, announce: Callable[[LongStep], None] = lambda step: None) -> tuple[Engine, EngineReady]:
+def load(
+    config: EngineConfig, announce: Callable[[LongStep | Starting], None] = lambda step: None
+) -> tuple[Engine, EngineReady]:
     """Load the model and size everything. `announce`: as in `Engine`.
 
     Raises:
         ValueError: the model or a size is wrong; the message says what to do.
         OSError: the file to record to cannot be written.
     """
-    from inflight_engine.execution.ranks import make_runner  # Imports torch: seconds, so not before it is needed.
+    # These import torch: seconds, so not before it is needed.
+    from inflight_engine.execution.device import device_failed
+    from inflight_engine.execution.ranks import make_runner
 
     runner = make_runner(config)
     info = runner.info
@@ -87,6 +91,7 @@ def load(config: EngineConfig, announce: Callable[[LongStep], None] = lambda ste
         recorder=recorder,
         step_times=StepTimes(0.0 if info.device == "cpu" else _COMPILE_SECONDS),
         announce=announce,
+        device_failed=device_failed,
         swap_rates=None if info.copy_tokens_per_second is None else SwapRateMeter(info.copy_tokens_per_second),
     )
     return engine, ready

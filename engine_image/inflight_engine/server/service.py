@@ -18,6 +18,7 @@ from inflight_engine.messages import (
     LongStep,
     RecordFlushed,
     Shutdown,
+    Starting,
     StepReport,
     ToEngine,
 )
@@ -39,7 +40,7 @@ from inflight_engine.server.runtime_config import RuntimeConfig
 from inflight_engine.server.timeouts import Timeouts
 
 MAX_TRIES = 2
-"""Of a request: one that was in two engine processes that died may be what killed them."""
+"""Of a request: one that had a slot in two engine processes that died may be what killed them."""
 
 LONGEST_RETRY_AFTER = 60.0
 
@@ -220,6 +221,8 @@ class Service:
                 self._dispatcher.report(message, now)
             case LongStep():
                 self.progress.announced(message, now)
+            case Starting():
+                self._dispatcher.starting(message.request_ids)
             case Configured():
                 self.progress.made(now)
                 self.runtime.applied(message)
@@ -266,11 +269,19 @@ class Service:
         self.engine_lost.set()
 
     def _keep_or_end(self, generation: Generation) -> None:
-        """Keep a request for the next engine process, unless its answer has begun or it may be what killed this one."""
-        generation.tries += 1
-        if generation.delivered or generation.tries >= MAX_TRIES:
+        """Keep a request for the next engine process, unless its answer has begun or it may be what killed this one.
+
+        Only a request with a slot can be that. Of one that was submitted for the first time, nobody knows whether it
+        took a slot in the step in which the process died; the start of a resubmitted one is announced.
+        """
+        had_slot = generation.starting or not generation.waiting
+        if had_slot or generation.tries == 0:
+            generation.tries += 1
+        if generation.delivered or (had_slot and generation.tries >= MAX_TRIES):
             why = (
-                "after a part of the answer was sent" if generation.delivered else "for the second time on this request"
+                "after a part of the answer was sent"
+                if generation.delivered
+                else "for the second time while it computed this request"
             )
             self.end(generation, FinishReason.ERROR, engine_failed(f"the engine process was lost {why}; try again"))
             return
@@ -286,7 +297,12 @@ class Service:
         self.runtime.restore()
         waiting = self._dispatcher.unfinished()
         self.metrics.resubmitted += sum(generation.tries > 0 for generation in waiting)
-        self._send(*(add_request(generation.request, generation.timings.arrived) for generation in waiting))
+        self._send(
+            *(
+                add_request(generation.request, generation.timings.arrived, resubmitted=generation.tries > 0)
+                for generation in waiting
+            )
+        )
         self.metrics.engine_restarts += 1
         self.phase = Phase.READY
         log.info("the engine process was restarted; %d requests are submitted to it", len(waiting))

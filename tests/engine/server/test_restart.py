@@ -5,12 +5,13 @@ import asyncio
 import json
 import time
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_engine.config import EngineConfig
-from inflight_engine.messages import EngineFailed, LongStep
+from inflight_engine.messages import EngineFailed, LongStep, Starting
 from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import Limits
@@ -52,7 +53,7 @@ async def test_requests_without_a_token_are_answered_by_the_next_engine_process_
         await until(lambda: len(fake.engine.requests) == len(calls))
     fake.engine.report(admitted=[(0, 0)], num_running=1)
     await until(lambda: fake.service.stats.num_running == 1)
-    sent = [*fake.engine.requests.values()]
+    sent = [msgspec.structs.replace(each, resubmitted=True) for each in fake.engine.requests.values()]
     await die(fake)
     await restart(fake)
     await until(lambda: len(fake.engine.requests) == 3)
@@ -110,6 +111,9 @@ async def test_request_that_was_in_two_crashes_is_refused_and_one_that_came_betw
     between = start(fake)
     await restart(fake)
     await until(lambda: len(fake.engine.requests) == 2)
+    assert [each.resubmitted for each in fake.engine.requests.values()] == [True, False]
+    fake.engine.send(Starting([0]))
+    await until(lambda: any(each.starting for each in fake.service._dispatcher.unfinished()))
     await die(fake)
     answer = await asyncio.wait_for(call, 5)
     assert error_of(answer) == (503, "engine_failed")
@@ -118,6 +122,22 @@ async def test_request_that_was_in_two_crashes_is_refused_and_one_that_came_betw
     await until(lambda: fake.engine.requests)
     fake.engine.answer(1, "x")
     assert (await between).status_code == 200
+
+
+async def test_request_that_waited_for_a_slot_in_every_crash_is_not_refused(make_fake):
+    fake = await make_fake()
+    calls = [start(fake, prompt=f"prompt {number}") for number in range(6)]
+    await until(lambda: len(fake.engine.requests) == 6)
+    for _ in range(2):
+        fake.engine.report(admitted=[(0, 0)], num_running=1)
+        await until(lambda: fake.service.stats.num_running == 1)
+        await die(fake)
+        await restart(fake)
+    await until(lambda: len(fake.engine.requests) == 5)
+    assert error_of(await calls[0]) == (503, "engine_failed")
+    for request_id in range(1, 6):
+        fake.engine.answer(request_id, "x")
+    assert [(await call).status_code for call in calls[1:]] == [200] * 5
 
 
 async def test_while_it_restarts_new_requests_wait_in_the_same_bounded_queue(make_fake):
