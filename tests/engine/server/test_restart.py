@@ -306,6 +306,22 @@ class TestProgress:
         progress.reported(4, 4.0)
         assert progress.overdue(9.1) > 0
 
+    def test_step_announced_while_an_earlier_one_is_open_does_not_shorten_its_time(self):
+        progress = Progress(0.0)
+        progress.announced(LongStep(4, 60.0), 1.0)
+        progress.announced(LongStep(5, 10.0), 2.0)
+        assert progress.overdue(60.9) < 0 < progress.overdue(61.1)
+        progress.reported(4, 50.0)
+        assert progress.overdue(59.9) < 0 < progress.overdue(60.1)
+        progress.reported(5, 55.0)
+        assert progress.overdue(59.9) < 0 < progress.overdue(60.1)
+
+    def test_answer_between_two_steps_does_not_shorten_the_time_of_an_open_one(self):
+        progress = Progress(0.0)
+        progress.announced(LongStep(4, 60.0), 1.0)
+        progress.made(2.0)
+        assert progress.overdue(60.9) < 0
+
     def test_time_in_which_this_process_did_not_run_is_not_the_engines(self):
         progress = Progress(0.0)
         progress.excuse(100.0)
