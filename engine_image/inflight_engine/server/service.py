@@ -209,6 +209,7 @@ class Service:
         """After a drain: its connection ends then, and that is no failure."""
         self._shut_down = True
         self._send(Shutdown())
+        self.calls.fail(shutting_down())
 
     # What the engine says.
 

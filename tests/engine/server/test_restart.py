@@ -15,6 +15,7 @@ from inflight_engine.messages import EngineFailed, LongStep, Starting
 from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import Limits
+from inflight_engine.server import run
 from inflight_engine.server import supervisor as supervising
 from inflight_engine.server.admission import QueueBounds
 from inflight_engine.server.lifecycle import Lifecycle
@@ -357,6 +358,35 @@ async def test_change_that_an_idle_engine_does_not_answer_shows_that_it_hangs(ma
     fake.service.progress = Progress(time.monotonic() - 6)
     assert fake.service.stalled
     call.cancel()
+
+
+async def test_admin_call_is_answered_at_once_when_the_engine_was_told_to_leave(make_fake, monkeypatch):
+    monkeypatch.setenv("INFLIGHT_ADMIN_TOKEN", "secret")
+    fake = await make_fake()
+    fake.engine.answering = False
+    change = {"json": {"max_num_seqs": 2}, "headers": TOKEN}
+    under_way = asyncio.create_task(fake.http.patch("/v1/runtime_config", **change))
+    await until(lambda: fake.engine.configurations)
+    fake.service.shut_down_engine()
+    assert error_of(await asyncio.wait_for(under_way, 1)) == (503, "draining")
+    assert error_of(await asyncio.wait_for(fake.http.patch("/v1/runtime_config", **change), 1)) == (503, "draining")
+
+
+class FakeServer:
+    """A stand-in for an HTTP server of which a client reads its response slowly at the end."""
+
+    should_exit = False
+
+    async def serve(self):
+        await until(lambda: self.should_exit)
+        await asyncio.sleep(0.2)
+
+
+async def test_both_ports_close_at_the_same_time():
+    servers = [FakeServer(), FakeServer()]
+    begun = time.monotonic()
+    await run.close([(server, asyncio.create_task(server.serve())) for server in servers])
+    assert time.monotonic() - begun < 0.35
 
 
 class FakeProcess:
