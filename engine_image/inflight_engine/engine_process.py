@@ -28,6 +28,7 @@ from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_times import StepTimes
 from inflight_engine.swap_rates import SwapRateMeter
+from inflight_engine.warm_up import warm_up
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,10 @@ _LOOK_MILLISECONDS = 200
 
 _COMPILE_SECONDS = 20.0
 """On a GPU, what the first step of a size may spend on kernels that are compiled when first used."""
+
+_WARM_UP_TOKENS_CPU = 32
+_WARM_UP_TOKENS_GPU = 512
+"""Of the step that is measured before requests come; it should take some ten milliseconds."""
 
 
 def load(
@@ -85,11 +90,16 @@ def load(
     recorder = None
     if config.record is not None:
         recorder = Recorder.to_file(config.record, scheduler_config, scheduler.is_cached)
+    on_cpu = info.device == "cpu"
+    num_tokens = min(
+        capacity.max_num_batched_tokens, max_model_len, _WARM_UP_TOKENS_CPU if on_cpu else _WARM_UP_TOKENS_GPU
+    )
+    step_times = StepTimes(0.0 if on_cpu else _COMPILE_SECONDS, warm_up(runner, num_tokens, info.block_size))
     engine = Engine(
         scheduler,
         runner,
         recorder=recorder,
-        step_times=StepTimes(0.0 if info.device == "cpu" else _COMPILE_SECONDS),
+        step_times=step_times,
         announce=announce,
         device_failed=device_failed,
         swap_rates=None if info.copy_tokens_per_second is None else SwapRateMeter(info.copy_tokens_per_second),
