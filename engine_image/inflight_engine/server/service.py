@@ -89,7 +89,7 @@ class Service:
             self.metrics,
             on_admitted=self._on_admitted,
             on_stop_string=lambda generation: self.end(generation, FinishReason.STOP),
-            on_finished=self._on_finished,
+            on_finished=self._finish,
         )
         self._timeouts = Timeouts(
             config.queue_timeout,
@@ -320,9 +320,6 @@ class Service:
     def _on_admitted(self, generation: Generation) -> None:
         self._leave_queue(generation)
         self._timeouts.runs(generation, time.monotonic())
-
-    def _on_finished(self, generation: Generation, reason: FinishReason, error: ApiError | None) -> None:
-        self._finish(generation, reason, error)
 
     def _finish(self, generation: Generation, reason: FinishReason, error: ApiError | None) -> None:
         if generation.waiting:
