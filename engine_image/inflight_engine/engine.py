@@ -23,6 +23,7 @@ from inflight_engine.messages import (
     FromEngine,
     LongStep,
     RecordFlushed,
+    Starting,
     StepReport,
     StepStats,
 )
@@ -85,13 +86,15 @@ class Engine:
     from one to the next without waiting for what is done with the tokens.
 
     A step that raises ends the requests that were in it with an error and spares the rest; what was launched after it
-    is computed again. After `MAX_CONSECUTIVE_FAILURES` in a row the exception goes up.
+    is computed again. After `MAX_CONSECUTIVE_FAILURES` in a row, or at once when the device failed, the exception goes
+    up.
 
     Args:
         recorder: told of everything the scheduler is told and decides; None: nothing is recorded.
         swap_rates: measures when swapping a preempted request is cheaper than recomputing it; None: never.
         step_times: predicts what a step may take.
-        announce: told of a step that may take long, before it is computed.
+        announce: told of a step that may take long or in which a resubmitted request starts, before it is computed.
+        device_failed: whether no further step can succeed after this error.
         clock: monotonic seconds.
     """
 
@@ -103,7 +106,8 @@ class Engine:
         recorder: Recorder | None = None,
         swap_rates: SwapRateMeter | None = None,
         step_times: StepTimes | None = None,
-        announce: Callable[[LongStep], None] = lambda step: None,
+        announce: Callable[[LongStep | Starting], None] = lambda step: None,
+        device_failed: Callable[[Exception], bool] = lambda error: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
@@ -112,6 +116,9 @@ class Engine:
         self._swap_rates = swap_rates
         self._step_times = step_times or StepTimes()
         self._announce = announce
+        self._device_failed = device_failed
+        self._resubmitted: set[int] = set()
+        """Requests whose start is announced."""
         self._clock = clock
         self._ended_outside: list[Finished] = []
         self._failures = 0
@@ -176,11 +183,19 @@ class Engine:
         longest = self._step_times.longest(launched.work)
         if longest > SHORT_STEP_SECONDS:
             self._announce(LongStep(plan.step, longest))
+        if self._resubmitted:
+            self._announce_starts(admitted)
         try:
             self._runner.launch(plan)
         except Exception as error:
             launched.error = error
         return launched
+
+    def _announce_starts(self, admitted: list[Admission]) -> None:
+        starting = [each.request_id for each in admitted if each.request_id in self._resubmitted]
+        if starting:
+            self._resubmitted.difference_update(starting)
+            self._announce(Starting(starting))
 
     def _take_in(self, step: _Launched, *, ahead: bool) -> StepReport:
         """Wait for a step's tokens. `ahead`: the scheduler was asked for the next step already."""
@@ -222,7 +237,7 @@ class Engine:
     def _fail(self, step: _Launched, error: Exception, *, ahead: bool) -> StepReport:
         """End the requests of a step that raised. What was launched after it is gone with it."""
         self._failures += 1
-        if self._failures >= MAX_CONSECUTIVE_FAILURES:
+        if self._failures >= MAX_CONSECUTIVE_FAILURES or self._device_failed(error):
             raise error
         plan, recorder = step.plan, self._recorder
         log.error("step %d failed; its requests end with an error", plan.step, exc_info=error)
@@ -269,10 +284,13 @@ class Engine:
             log.exception("request %d was refused by the scheduler", message.request_id)
             self._ended_outside.append(Finished(message.request_id, FinishReason.ERROR))
             return
+        if message.resubmitted:
+            self._resubmitted.add(message.request_id)
         if self._recorder is not None:
             self._recorder.added(request)
 
     def _cancel(self, request_id: int, reason: FinishReason) -> bool:
+        self._resubmitted.discard(request_id)
         known = self._scheduler.cancel(request_id, reason)
         if known and self._recorder is not None:
             self._recorder.cancelled(request_id, reason)

@@ -21,13 +21,14 @@ from inflight_engine import placement as placing
 from inflight_engine.channel import ChannelClosedError, EngineChannel
 from inflight_engine.config import EngineConfig
 from inflight_engine.engine import Engine
-from inflight_engine.messages import EngineFailed, EngineReady, LongStep, Shutdown
+from inflight_engine.messages import EngineFailed, EngineReady, LongStep, Shutdown, Starting
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_times import StepTimes
 from inflight_engine.swap_rates import SwapRateMeter
+from inflight_engine.warm_up import warm_up
 
 log = logging.getLogger(__name__)
 
@@ -37,15 +38,23 @@ _LOOK_MILLISECONDS = 200
 _COMPILE_SECONDS = 20.0
 """On a GPU, what the first step of a size may spend on kernels that are compiled when first used."""
 
+_WARM_UP_TOKENS_CPU = 32
+_WARM_UP_TOKENS_GPU = 512
+"""Of the step that is measured before requests come; it should take some ten milliseconds."""
 
-def load(config: EngineConfig, announce: Callable[[LongStep], None] = lambda step: None) -> tuple[Engine, EngineReady]:
+
+def load(
+    config: EngineConfig, announce: Callable[[LongStep | Starting], None] = lambda step: None
+) -> tuple[Engine, EngineReady]:
     """Load the model and size everything. `announce`: as in `Engine`.
 
     Raises:
         ValueError: the model or a size is wrong; the message says what to do.
         OSError: the file to record to cannot be written.
     """
-    from inflight_engine.execution.ranks import make_runner  # Imports torch: seconds, so not before it is needed.
+    # These import torch: seconds, so not before it is needed.
+    from inflight_engine.execution.device import device_failed
+    from inflight_engine.execution.ranks import make_runner
 
     runner = make_runner(config)
     info = runner.info
@@ -81,12 +90,18 @@ def load(config: EngineConfig, announce: Callable[[LongStep], None] = lambda ste
     recorder = None
     if config.record is not None:
         recorder = Recorder.to_file(config.record, scheduler_config, scheduler.is_cached)
+    on_cpu = info.device == "cpu"
+    num_tokens = min(
+        capacity.max_num_batched_tokens, max_model_len, _WARM_UP_TOKENS_CPU if on_cpu else _WARM_UP_TOKENS_GPU
+    )
+    step_times = StepTimes(0.0 if on_cpu else _COMPILE_SECONDS, warm_up(runner, num_tokens, info.block_size))
     engine = Engine(
         scheduler,
         runner,
         recorder=recorder,
-        step_times=StepTimes(0.0 if info.device == "cpu" else _COMPILE_SECONDS),
+        step_times=step_times,
         announce=announce,
+        device_failed=device_failed,
         swap_rates=None if info.copy_tokens_per_second is None else SwapRateMeter(info.copy_tokens_per_second),
     )
     return engine, ready

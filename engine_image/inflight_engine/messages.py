@@ -16,8 +16,8 @@ from inflight_engine.scheduling.limits import Limits
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True):
-    """`prompt_token_ids`: int32 little-endian bytes. `arrival_time`: seconds, system-wide monotonic clock. The rest as
-    in `Request`."""
+    """`prompt_token_ids`: int32 little-endian bytes. `arrival_time`: seconds, system-wide monotonic clock.
+    `resubmitted`: an earlier engine process had it; its start is announced by `Starting`. The rest as in `Request`."""
 
     request_id: int
     prompt_token_ids: bytes
@@ -28,6 +28,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True):
     tenant: str = ""
     cache_salt: str = ""
     predicted_tokens: int | None = None
+    resubmitted: bool = False
 
 
 class CancelRequest(msgspec.Struct, frozen=True, tag=True):
@@ -139,6 +140,13 @@ class LongStep(msgspec.Struct, frozen=True, tag=True):
     seconds: float
 
 
+class Starting(msgspec.Struct, frozen=True, tag=True):
+    """A step begins in which these resubmitted requests take a slot for the first time in this engine process. If it
+    dies in that step, the API process knows that they were in it."""
+
+    request_ids: list[int]
+
+
 class StepReport(msgspec.Struct, frozen=True, tag=True):
     """One step's news, in the order of the steps. Also sent, without tokens, when something ended or was cancelled
     outside a step.
@@ -179,4 +187,4 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine: TypeAlias = AddRequest | CancelRequest | Configure | FlushRecord | Shutdown
-FromEngine: TypeAlias = EngineReady | LongStep | StepReport | Configured | RecordFlushed | EngineFailed
+FromEngine: TypeAlias = EngineReady | LongStep | Starting | StepReport | Configured | RecordFlushed | EngineFailed

@@ -47,17 +47,27 @@ class StepTimes:
     """The slowest step of each size, lately.
 
     Args:
-        cold_seconds: what the first step of a size may take on top, where kernels are compiled when first used.
+        cold_seconds: what the first step of a size may take on top, where kernels are compiled when first used. Where
+            it is not 0, the time of that step says nothing about the next ones and is not kept.
+        measured: a step, and the seconds that it took when it was not the first of its size.
     """
 
-    def __init__(self, cold_seconds: float = 0.0) -> None:
+    def __init__(self, cold_seconds: float = 0.0, measured: tuple[Work, float] | None = None) -> None:
         self._cold_seconds = cold_seconds
+        self._warm: set[_Size] = set()
+        """Sizes that were computed once; only where kernels are compiled."""
         self._slowest: dict[_Size, float] = {}
         """Seconds over t (_CONTEXT + c)."""
+        if measured is not None:
+            self._warm.add(measured[0].size)
+            self.observe(*measured)
 
     def observe(self, work: Work, seconds: float) -> None:
         """A step with so much work took so long."""
         size = work.size
+        if self._cold_seconds > 0 and size not in self._warm:
+            self._warm.add(size)
+            return
         slowness = seconds / (work.tokens * (_CONTEXT + work.context))
         self._slowest[size] = max(slowness, self._slowest.get(size, 0.0) * _FADE)
 

@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -12,6 +13,7 @@ from inflight_engine.messages import (
     Configured,
     FlushRecord,
     RecordFlushed,
+    Starting,
 )
 from inflight_engine.output import StepOutput, TokenLogprobs
 from inflight_engine.recording.lines import LimitsChanged, WeightsChanged
@@ -243,6 +245,33 @@ def test_an_engine_that_fails_step_after_step_gives_up():
     engine.handle(add(100, [1]))
     with pytest.raises(RuntimeError, match="made to fail"):
         engine.step()
+
+
+def test_an_engine_whose_device_failed_gives_up_at_once_and_ends_no_request():
+    engine = make_engine({0}, device_failed=lambda error: "made to fail" in str(error))
+    engine.handle(add(0, [1]))
+    with pytest.raises(RuntimeError, match="made to fail"):
+        engine.step()
+
+
+@pytest.mark.parametrize("runner", [StandIn(frozenset()), AheadStandIn()])
+def test_start_of_a_resubmitted_request_is_announced_before_its_step_and_of_others_it_is_not(runner):
+    log = runner.log = []
+    launch = runner.launch
+
+    def logged(plan):
+        log.append([start.request_id for start in plan.starts])
+        launch(plan)
+
+    runner.launch = logged
+    engine = make_engine(runner=runner, announce=log.append)
+    for request_id in range(3):
+        engine.handle(msgspec.structs.replace(add(request_id, [1, 2]), resubmitted=request_id != 1))
+    engine.handle(CancelRequest(2, FinishReason.ABORT))
+    run(engine)
+    announced = [each for each in log if isinstance(each, Starting)]
+    assert announced == [Starting([0])]
+    assert log.index(announced[0]) < log.index([0, 1])
 
 
 def test_log_probabilities_go_out_with_the_tokens_of_their_step():

@@ -5,11 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight_engine import engine_process
+from inflight_engine.config import EngineConfig
 from inflight_engine.engine import Engine
+from inflight_engine.execution import ranks
 from inflight_engine.messages import SHORT_STEP_SECONDS, LongStep
+from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import PrefillChunk, StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_times import SAFETY, StepTimes, Work, work_of
+from inflight_engine.warm_up import warm_up
+from tests.engine.execution.driver import Driver
+from tests.engine.execution.tiny_model import generate, make_model, tiny_runner
 from tests.engine.test_engine import CONFIG, AheadStandIn, add
 
 
@@ -55,9 +62,35 @@ def test_first_prefill_of_8192_tokens_on_a_slow_cpu_may_take_its_time(seconds):
 
 def test_first_step_of_a_size_may_compile_where_that_happens():
     times = StepTimes(20.0)
+    times.observe(Work(1, 0), 15.0)  # it compiled
     times.observe(Work(1, 0), 0.001)
     assert times.longest(Work(1, 0)) < 1
     assert 20 < times.longest(Work(8, 0)) < 21
+
+
+@pytest.mark.parametrize("lookahead", [False, True])
+def test_step_that_is_measured_before_requests_come_bounds_the_first_ones_and_leaves_nothing_behind(
+    tmp_path, lookahead
+):
+    model = make_model(tmp_path, "llama-gqa-untied")
+    runner = tiny_runner(tmp_path, lookahead=lookahead)
+    times = StepTimes(measured=warm_up(runner, 32, runner.info.block_size))
+    assert times.longest(Work(64, 64)) < StepTimes().longest(Work(64, 64)) / 2
+    prompts = [[3, 1, 4, 1, 5], [9, 2, 6]]
+    expected = [generate(model, prompt, 12) for prompt in prompts]
+    assert Driver(runner).run(prompts, SamplingParams(max_tokens=12)) == expected
+
+
+def test_engine_is_loaded_with_a_measured_step(monkeypatch, tmp_path):
+    make_model(tmp_path, "llama-gqa-untied")
+    runner = tiny_runner(tmp_path)
+    monkeypatch.setattr(ranks, "make_runner", lambda config: runner)
+    engine, _ = engine_process.load(EngineConfig(str(tmp_path), max_num_seqs=4, max_num_batched_tokens=64))
+    assert engine._step_times.longest(Work(32, 32)) < StepTimes().longest(Work(32, 32)) / 2
+
+
+def test_step_that_was_measured_when_kernels_were_compiled_is_kept():
+    assert StepTimes(20.0, (Work(8, 8), 0.1)).longest(Work(8, 8)) == pytest.approx(SAFETY * 0.1)
 
 
 def test_slowest_step_fades():

@@ -6,6 +6,9 @@ import torch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+_CUDA_FAULTS = ("CUDA error", "CUDA driver error", "Triton Error [CUDA]")
+"""In messages of libraries that raise a plain RuntimeError."""
+
 
 def choose_device(name: str) -> torch.device:
     """The device of a name: `auto` is a GPU when there is one.
@@ -40,6 +43,15 @@ def choose_dtype(name: str, device: torch.device, *, in_kernels: bool) -> torch.
     if name not in DTYPES:
         raise ValueError(f"dtype must be auto, {', '.join(DTYPES)}, not {name}")
     return DTYPES[name]
+
+
+def device_failed(error: Exception) -> bool:
+    """Whether a step raised because of a fault of the GPU or of a kernel, after which no step of this process succeeds:
+    CUDA reports such a fault again at every call. Exhausted memory is no such fault."""
+    text = str(error)
+    if "out of memory" in text or "ALLOC_FAILED" in text:
+        return False
+    return isinstance(error, torch.AcceleratorError) or any(each in text for each in _CUDA_FAULTS)
 
 
 def _is_faster_in_bfloat16(device: torch.device, in_kernels: bool) -> bool:

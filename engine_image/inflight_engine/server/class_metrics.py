@@ -11,7 +11,7 @@ from inflight_engine.server.generation import Generation
 
 
 class ClassCounts:
-    """Counters of one class, of requests that ended, those whose client left before that not among them."""
+    """Counters of the requests of one class that ended, excluding aborted requests."""
 
     def __init__(self, service_class: ServiceClass) -> None:
         self.service_class = service_class
@@ -43,7 +43,7 @@ def class_families(page: Families, counts: Sequence[ClassCounts], waiting: Mappi
     )
     page.counters(
         "inflight_class_requests_finished",
-        "Requests of the class that ended, those whose client left not counted.",
+        "Requests of the class that ended, excluding aborted requests.",
         labels,
         [(name, one.finished) for one, name in named],
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -66,6 +66,12 @@ class Dispatcher:
         unfinished = self.unfinished()
         self._known = {generation.request.request_id: generation for generation in unfinished}
         return unfinished
+
+    def starting(self, request_ids: Iterable[int]) -> None:
+        """Resubmitted requests take a slot in a step that begins; its report comes later, or never."""
+        for request_id in request_ids:
+            if request_id in self._known:
+                self._known[request_id].starting = True
 
     def report(self, report: StepReport, now: float) -> None:
         """`now`: seconds, monotonic, when the report came."""

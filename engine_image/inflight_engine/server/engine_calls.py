@@ -11,7 +11,7 @@ from inflight_engine.messages import Configure, Configured, FlushRecord, RecordF
 from inflight_engine.server.errors import ApiError
 
 ANSWER_SECONDS = 60.0
-"""It answers between two steps, and a step is far shorter."""
+"""It answers between two steps. Of a longer step the caller gets 504; the call is in force once the step is done."""
 
 Question: TypeAlias = Configure | FlushRecord
 Answer: TypeAlias = Configured | RecordFlushed
@@ -50,22 +50,22 @@ class EngineCalls:
 
     @property
     def waiting(self) -> bool:
-        """Somebody waits for an answer."""
+        """A call is in flight."""
         return bool(self._open)
 
     def answered(self, answer: Answer) -> None:
-        """Late answers have nobody who waits for them."""
+        """End the call that this answers; a call that timed out is no longer known."""
         waiting = self._open.get(answer.call_id)
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
 
     def fail(self, error: ApiError) -> None:
-        """The engine is gone: whoever waits, and whoever asks until `resume`, gets `error`."""
+        """The engine takes no calls: those in flight, and new ones until `resume`, end with `error`."""
         self._failure = error
         for waiting in self._open.values():
             if not waiting.done():
                 waiting.set_exception(error)
 
     def resume(self) -> None:
-        """There is an engine again."""
+        """Another engine takes calls."""
         self._failure = None

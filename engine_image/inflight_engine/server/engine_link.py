@@ -59,8 +59,8 @@ class EngineLink:
             client.close()
 
 
-def add_request(request: GenerationRequest, arrived: float) -> AddRequest:
-    """The message that submits a request."""
+def add_request(request: GenerationRequest, arrived: float, *, resubmitted: bool = False) -> AddRequest:
+    """The message that submits a request. `resubmitted`: an earlier engine process had it."""
     scheduling, sampling = request.scheduling, request.sampling
     predicted = scheduling.predicted_tokens
     return AddRequest(
@@ -74,4 +74,5 @@ def add_request(request: GenerationRequest, arrived: float) -> AddRequest:
         cache_salt=scheduling.cache_salt,
         # More than it may generate, it will not.
         predicted_tokens=None if predicted is None else min(predicted, sampling.max_tokens),
+        resubmitted=resubmitted,
     )

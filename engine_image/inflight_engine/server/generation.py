@@ -130,6 +130,7 @@ class Generation:
         "request",
         "scored",
         "slot",
+        "starting",
         "timer",
         "timings",
         "token_ids",
@@ -142,7 +143,9 @@ class Generation:
         self.scored = request.sampling.logprobs is not None
         """Its tokens come with log-probabilities."""
         self.tries = 0
-        """Engine processes that died while they had it."""
+        """Engine processes that died while it had a slot, or may have had one."""
+        self.starting = False
+        """The engine process that runs announced that it takes a slot; only of resubmitted ones."""
         self.delivered = False
         """A part of the answer was taken, to be sent to the client."""
         self.wait_counted = self.first_token_counted = False
@@ -176,6 +179,7 @@ class Generation:
         self.token_ids = []
         self.logprobs = []
         self.slot = -1
+        self.starting = False
         self.last_token_at = -1.0
         self._detokenizer = detokenizer
         self._stop = StopStrings(self.request.stop)

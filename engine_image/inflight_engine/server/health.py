@@ -49,7 +49,7 @@ def unready(service: Service) -> tuple[str, str] | None:
 
 @router.get("/health")
 async def health(service: ServiceOf) -> Response:
-    """200 when the engine process lives and makes progress, or has nothing to do."""
+    """503 when the engine process stalls or failed; 200 also while it loads, restarts, or has nothing to do."""
     status, word = health_status(service.phase, draining=service.draining, stalled=service.stalled)
     return JSONResponse(
         {

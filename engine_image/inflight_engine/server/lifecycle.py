@@ -27,7 +27,7 @@ LAST_WORDS_SECONDS = 5.0
 """For errors to reach their clients before the process ends."""
 
 ENGINE_EXIT_SECONDS = 5.0
-"""For the engine process to leave its loop; a step is far shorter."""
+"""For the engine process to leave its loop, which it does after the step under way; then it is killed."""
 
 _WHEN = {
     Phase.LOADING: " while it loaded the model",
@@ -121,7 +121,7 @@ class Lifecycle:
 
     async def _drain(self) -> None:
         service, config = self._service, self._service.config
-        if service.phase is Phase.READY:
+        if service.phase in (Phase.READY, Phase.RESTARTING):
             log.info("draining: requests are taken for another %g s", config.drain_delay)
             await self._first(self._stop_now.wait(), seconds=config.drain_delay)
         service.admitting = False

@@ -1,4 +1,4 @@
-"""Whether the engine makes progress: compares the time since it last did with what the step under way may take."""
+"""Whether the engine makes progress: by when the step under way has to be done."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ class Progress:
     """Of one engine process that has work. All times are seconds on the monotonic clock."""
 
     def __init__(self, now: float) -> None:
-        self._last = now
-        self._long_step: LongStep | None = None
+        self._deadline = now + SHORT_STEP_SECONDS
+        self._open: list[LongStep] = []
+        """Announced and not reported: where steps overlap, one may be computed while the next one waits for it."""
 
     def made(self, now: float) -> None:
         """The engine said something, or work came to an idle engine."""
-        self._last = now
+        self._deadline = max(self._deadline, now + SHORT_STEP_SECONDS)
 
     def announced(self, step: LongStep, now: float) -> None:
         """A step begins that may take long."""
-        self._last = now
-        self._long_step = step
+        self._open.append(step)
+        self._deadline = max(self._deadline, now + step.seconds)
 
     def reported(self, step: int, now: float) -> None:
         """A step ended; -1: a report outside a step."""
-        self._last = now
-        if self._long_step is not None and step >= self._long_step.step:
-            self._long_step = None
+        self._deadline = now + SHORT_STEP_SECONDS
+        if self._open:
+            self._open = [each for each in self._open if each.step > step]
+            self._deadline = max([self._deadline, *(now + each.seconds for each in self._open)])
 
     def excuse(self, seconds: float) -> None:
         """This process was not running for so long, so what the engine said meanwhile was not read."""
-        self._last += seconds
+        self._deadline += seconds
 
     def overdue(self, now: float) -> float:
         """Seconds by which the step under way has taken longer than it may; negative: it may go on."""
-        allowed = SHORT_STEP_SECONDS if self._long_step is None else self._long_step.seconds
-        return now - self._last - max(allowed, SHORT_STEP_SECONDS)
+        return now - self._deadline

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import uvicorn
 import uvloop
@@ -57,11 +57,15 @@ async def _serve(
         servers.append(_start(create_admin_app(service, responses, lifecycle.drain), admin_listener))
     await service.link.connect(process.socket)
     failure = await lifecycle.run()
-    # The admin port last: until then it says how this ends.
-    for server, serving in servers:
-        server.should_exit = True
-        await serving
+    await close(servers)
     return failure
+
+
+async def close(servers: Sequence[tuple[uvicorn.Server, asyncio.Task[None]]]) -> None:
+    """End them all at the same time, so that all together linger no longer than one."""
+    for server, _ in servers:
+        server.should_exit = True
+    await asyncio.gather(*(serving for _, serving in servers))
 
 
 def _start(app: FastAPI, listener: socket.socket) -> tuple[_Server, asyncio.Task[None]]:

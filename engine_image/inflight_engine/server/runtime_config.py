@@ -44,7 +44,7 @@ class RuntimeConfig:
         self.limits = limits
 
     def restore(self) -> None:
-        """Put what is in force in force in another engine process, before it is sent anything else."""
+        """Apply the current limits and weights to the new engine process. They are sent before anything else."""
         limits = self.limits
         if limits is not None:
             self._calls.tell(lambda call_id: Configure(call_id, limits, self.class_weights))

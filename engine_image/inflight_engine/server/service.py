@@ -18,6 +18,7 @@ from inflight_engine.messages import (
     LongStep,
     RecordFlushed,
     Shutdown,
+    Starting,
     StepReport,
     ToEngine,
 )
@@ -39,7 +40,7 @@ from inflight_engine.server.runtime_config import RuntimeConfig
 from inflight_engine.server.timeouts import Timeouts
 
 MAX_TRIES = 2
-"""Of a request: one that was in two engine processes that died may be what killed them."""
+"""Of a request: one that had a slot in two engine processes that died may be what killed them."""
 
 LONGEST_RETRY_AFTER = 60.0
 
@@ -57,6 +58,7 @@ class Service:
         engine_ready: the first engine process has loaded the model.
         engine: what the latest engine process said when it was loaded.
         engine_lost: set when another engine process has to be started.
+        lost_at: when the latest engine process was lost, seconds on the monotonic clock.
         record: file to which the engine process records; None: it does not.
     """
 
@@ -72,6 +74,7 @@ class Service:
         self.engine_ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
         self.engine: EngineReady | None = None
         self.engine_lost = asyncio.Event()
+        self.lost_at = 0.0
         self.record = None if config.engine.record is None else Path(config.engine.record)
         self.progress = Progress(self.started)
         self.stats = NO_STATS
@@ -86,7 +89,7 @@ class Service:
             self.metrics,
             on_admitted=self._on_admitted,
             on_stop_string=lambda generation: self.end(generation, FinishReason.STOP),
-            on_finished=self._on_finished,
+            on_finished=self._finish,
         )
         self._timeouts = Timeouts(
             config.queue_timeout,
@@ -206,6 +209,7 @@ class Service:
         """After a drain: its connection ends then, and that is no failure."""
         self._shut_down = True
         self._send(Shutdown())
+        self.calls.fail(shutting_down())
 
     # What the engine says.
 
@@ -218,6 +222,8 @@ class Service:
                 self._dispatcher.report(message, now)
             case LongStep():
                 self.progress.announced(message, now)
+            case Starting():
+                self._dispatcher.starting(message.request_ids)
             case Configured():
                 self.progress.made(now)
                 self.runtime.applied(message)
@@ -250,11 +256,12 @@ class Service:
         if self._shut_down:
             return
         self.link.cut()
-        if self.phase is not Phase.READY or not self._restarts.begin(time.monotonic()):
+        now = time.monotonic()
+        if self.phase is not Phase.READY or not self._restarts.begin(now):
             self.fail(why or "")
             return
         log.error("%s; another one is started", why or "the engine process is gone")
-        self.phase = Phase.RESTARTING
+        self.phase, self.lost_at = Phase.RESTARTING, now
         self.calls.fail(self.not_ready())
         self.metrics.engine_gone(self.stats)
         self.stats = NO_STATS
@@ -263,11 +270,19 @@ class Service:
         self.engine_lost.set()
 
     def _keep_or_end(self, generation: Generation) -> None:
-        """Keep a request for the next engine process, unless its answer has begun or it may be what killed this one."""
-        generation.tries += 1
-        if generation.delivered or generation.tries >= MAX_TRIES:
+        """Keep a request for the next engine process, unless its answer has begun or it may be what killed this one.
+
+        Only a request with a slot can be that. Of one that was submitted for the first time, nobody knows whether it
+        took a slot in the step in which the process died; the start of a resubmitted one is announced.
+        """
+        had_slot = generation.starting or not generation.waiting
+        if had_slot or generation.tries == 0:
+            generation.tries += 1
+        if generation.delivered or (had_slot and generation.tries >= MAX_TRIES):
             why = (
-                "after a part of the answer was sent" if generation.delivered else "for the second time on this request"
+                "after a part of the answer was sent"
+                if generation.delivered
+                else "for the second time while it computed this request"
             )
             self.end(generation, FinishReason.ERROR, engine_failed(f"the engine process was lost {why}; try again"))
             return
@@ -283,7 +298,12 @@ class Service:
         self.runtime.restore()
         waiting = self._dispatcher.unfinished()
         self.metrics.resubmitted += sum(generation.tries > 0 for generation in waiting)
-        self._send(*(add_request(generation.request, generation.timings.arrived) for generation in waiting))
+        self._send(
+            *(
+                add_request(generation.request, generation.timings.arrived, resubmitted=generation.tries > 0)
+                for generation in waiting
+            )
+        )
         self.metrics.engine_restarts += 1
         self.phase = Phase.READY
         log.info("the engine process was restarted; %d requests are submitted to it", len(waiting))
@@ -300,9 +320,6 @@ class Service:
     def _on_admitted(self, generation: Generation) -> None:
         self._leave_queue(generation)
         self._timeouts.runs(generation, time.monotonic())
-
-    def _on_finished(self, generation: Generation, reason: FinishReason, error: ApiError | None) -> None:
-        self._finish(generation, reason, error)
 
     def _finish(self, generation: Generation, reason: FinishReason, error: ApiError | None) -> None:
         if generation.waiting:

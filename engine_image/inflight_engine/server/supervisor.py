@@ -33,11 +33,10 @@ class Supervisor:
         self.process = process
         self.start_seconds = 0.0
         self._service = service
-        self._deadline = 0.0
         self._restarts = 0
 
     async def run(self) -> None:
-        """Until cancelled. When no other engine process can be had, the service fails."""
+        """Until cancelled. When another engine process cannot be started, the service fails."""
         watching = asyncio.create_task(self._watch())
         try:
             while True:
@@ -45,15 +44,19 @@ class Supervisor:
                 self._service.engine_lost.clear()
                 try:
                     await self._restart()
-                except OSError as error:
+                except Exception as error:
+                    log.exception("another engine process cannot be started")
                     self._service.fail(f"another engine process cannot be started: {error}")
         finally:
             watching.cancel()
 
+    @property
+    def _restart_seconds(self) -> float:
+        return max(LEAST_RESTART_SECONDS, RESTART_FACTOR * self.start_seconds)
+
     async def _restart(self) -> None:
         service = self._service
         self._restarts += 1
-        self._deadline = time.monotonic() + max(LEAST_RESTART_SECONDS, RESTART_FACTOR * self.start_seconds)
         # It frees its memory first, the processes of other ranks too: the next one takes what is there.
         await asyncio.to_thread(self.process.kill)
         log.info("the lost engine process %s", describe_exit(self.process.wait(0)))
@@ -77,11 +80,11 @@ class Supervisor:
             last = now
             if service.hung:
                 service.lose_engine("the engine process hung: it made no progress in its step")
-            elif service.phase is Phase.RESTARTING and now > self._deadline:
+            elif service.phase is Phase.RESTARTING and now - service.lost_at > self._restart_seconds:
                 service.fail("the engine process was restarted and was not ready in time")
 
 
 def _segment(path: Path, number: int) -> Path:
-    """Of a recording that goes on after so many restarts: `run.jsonl.gz` becomes `run.restart-1.jsonl.gz`."""
+    """The file name of a recording after `number` restarts: `run.jsonl.gz` becomes `run.restart-1.jsonl.gz`."""
     stem, dot, suffixes = path.name.partition(".")
     return path.with_name(f"{stem}.restart-{number}{dot}{suffixes}")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from inflight_engine.config import EngineConfig
-from inflight_engine.execution.device import choose_device, choose_dtype
+from inflight_engine.execution.device import choose_device, choose_dtype, device_failed
 from inflight_engine.execution.load import is_in_kernels
 from inflight_engine.execution.native.library import library
 from inflight_engine.models.config import load_model_config
@@ -51,3 +51,28 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
         choose_device("cuda")
     with pytest.raises(ValueError, match="device must be auto, cpu or cuda, not tpu"):
         choose_device("tpu")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx"),
+        RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+    ],
+)
+def test_fault_of_the_device_is_told_from_others(error):
+    assert device_failed(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB"),
+        torch.AcceleratorError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
+        ValueError("slot 3 has no blocks"),
+    ],
+)
+def test_what_one_step_has_too_much_of_is_no_fault_of_the_device(error):
+    assert not device_failed(error)

@@ -5,15 +5,17 @@ import asyncio
 import json
 import time
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_engine.config import EngineConfig
-from inflight_engine.messages import EngineFailed, LongStep
+from inflight_engine.messages import EngineFailed, LongStep, Starting
 from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import Limits
+from inflight_engine.server import run
 from inflight_engine.server import supervisor as supervising
 from inflight_engine.server.admission import QueueBounds
 from inflight_engine.server.lifecycle import Lifecycle
@@ -52,7 +54,7 @@ async def test_requests_without_a_token_are_answered_by_the_next_engine_process_
         await until(lambda: len(fake.engine.requests) == len(calls))
     fake.engine.report(admitted=[(0, 0)], num_running=1)
     await until(lambda: fake.service.stats.num_running == 1)
-    sent = [*fake.engine.requests.values()]
+    sent = [msgspec.structs.replace(each, resubmitted=True) for each in fake.engine.requests.values()]
     await die(fake)
     await restart(fake)
     await until(lambda: len(fake.engine.requests) == 3)
@@ -110,6 +112,9 @@ async def test_request_that_was_in_two_crashes_is_refused_and_one_that_came_betw
     between = start(fake)
     await restart(fake)
     await until(lambda: len(fake.engine.requests) == 2)
+    assert [each.resubmitted for each in fake.engine.requests.values()] == [True, False]
+    fake.engine.send(Starting([0]))
+    await until(lambda: any(each.starting for each in fake.service._dispatcher.unfinished()))
     await die(fake)
     answer = await asyncio.wait_for(call, 5)
     assert error_of(answer) == (503, "engine_failed")
@@ -118,6 +123,22 @@ async def test_request_that_was_in_two_crashes_is_refused_and_one_that_came_betw
     await until(lambda: fake.engine.requests)
     fake.engine.answer(1, "x")
     assert (await between).status_code == 200
+
+
+async def test_request_that_waited_for_a_slot_in_every_crash_is_not_refused(make_fake):
+    fake = await make_fake()
+    calls = [start(fake, prompt=f"prompt {number}") for number in range(6)]
+    await until(lambda: len(fake.engine.requests) == 6)
+    for _ in range(2):
+        fake.engine.report(admitted=[(0, 0)], num_running=1)
+        await until(lambda: fake.service.stats.num_running == 1)
+        await die(fake)
+        await restart(fake)
+    await until(lambda: len(fake.engine.requests) == 5)
+    assert error_of(await calls[0]) == (503, "engine_failed")
+    for request_id in range(1, 6):
+        fake.engine.answer(request_id, "x")
+    assert [(await call).status_code for call in calls[1:]] == [200] * 5
 
 
 async def test_while_it_restarts_new_requests_wait_in_the_same_bounded_queue(make_fake):
@@ -286,6 +307,22 @@ class TestProgress:
         progress.reported(4, 4.0)
         assert progress.overdue(9.1) > 0
 
+    def test_step_announced_while_an_earlier_one_is_open_does_not_shorten_its_time(self):
+        progress = Progress(0.0)
+        progress.announced(LongStep(4, 60.0), 1.0)
+        progress.announced(LongStep(5, 10.0), 2.0)
+        assert progress.overdue(60.9) < 0 < progress.overdue(61.1)
+        progress.reported(4, 50.0)
+        assert progress.overdue(59.9) < 0 < progress.overdue(60.1)
+        progress.reported(5, 55.0)
+        assert progress.overdue(59.9) < 0 < progress.overdue(60.1)
+
+    def test_answer_between_two_steps_does_not_shorten_the_time_of_an_open_one(self):
+        progress = Progress(0.0)
+        progress.announced(LongStep(4, 60.0), 1.0)
+        progress.made(2.0)
+        assert progress.overdue(60.9) < 0
+
     def test_time_in_which_this_process_did_not_run_is_not_the_engines(self):
         progress = Progress(0.0)
         progress.excuse(100.0)
@@ -321,6 +358,35 @@ async def test_change_that_an_idle_engine_does_not_answer_shows_that_it_hangs(ma
     fake.service.progress = Progress(time.monotonic() - 6)
     assert fake.service.stalled
     call.cancel()
+
+
+async def test_admin_call_is_answered_at_once_when_the_engine_was_told_to_leave(make_fake, monkeypatch):
+    monkeypatch.setenv("INFLIGHT_ADMIN_TOKEN", "secret")
+    fake = await make_fake()
+    fake.engine.answering = False
+    change = {"json": {"max_num_seqs": 2}, "headers": TOKEN}
+    under_way = asyncio.create_task(fake.http.patch("/v1/runtime_config", **change))
+    await until(lambda: fake.engine.configurations)
+    fake.service.shut_down_engine()
+    assert error_of(await asyncio.wait_for(under_way, 1)) == (503, "draining")
+    assert error_of(await asyncio.wait_for(fake.http.patch("/v1/runtime_config", **change), 1)) == (503, "draining")
+
+
+class FakeServer:
+    """A stand-in for an HTTP server of which a client reads its response slowly at the end."""
+
+    should_exit = False
+
+    async def serve(self):
+        await until(lambda: self.should_exit)
+        await asyncio.sleep(0.2)
+
+
+async def test_both_ports_close_at_the_same_time():
+    servers = [FakeServer(), FakeServer()]
+    begun = time.monotonic()
+    await run.close([(server, asyncio.create_task(server.serve())) for server in servers])
+    assert time.monotonic() - begun < 0.35
 
 
 class FakeProcess:
@@ -409,6 +475,43 @@ async def test_restart_that_takes_too_long_fails_the_server(make_fake, monkeypat
     assert log[:2] == ["kill", "start"]
     assert log[-1] == "kill"
     assert error_of(await call) == (503, "engine_failed")
+
+
+async def test_restart_has_its_whole_time_also_where_the_watch_sees_it_before_it_has_begun(make_fake, monkeypatch):
+    fake = await make_fake()
+    lifecycle, _ = await supervised(fake, monkeypatch)
+    watching = asyncio.create_task(lifecycle._supervisor._watch())
+    await die(fake)
+    await asyncio.sleep(0.1)
+    assert fake.service.phase is Phase.RESTARTING
+    watching.cancel()
+
+
+async def test_restart_that_fails_in_any_way_ends_the_server_with_the_reason(make_fake, monkeypatch):
+    fake = await make_fake()
+    lifecycle, _ = await supervised(fake, monkeypatch)
+
+    def broken(process):
+        raise ValueError("no such thing")
+
+    monkeypatch.setattr(FakeProcess, "successor", broken)
+    running = asyncio.create_task(lifecycle.run())
+    fake.engine.die()
+    assert await asyncio.wait_for(running, 5) == "another engine process cannot be started: no such thing"
+
+
+async def test_drain_while_it_restarts_takes_requests_for_the_drain_delay_too(make_fake, monkeypatch):
+    fake = await make_fake(drain_delay=5.0)
+    lifecycle, _ = await supervised(fake, monkeypatch)
+    await die(fake)
+    running = asyncio.create_task(lifecycle.run())
+    lifecycle.drain()
+    await asyncio.sleep(0.05)
+    call = start(fake)
+    await until(lambda: fake.service.has_work)
+    lifecycle.signal()  # the second one ends at once
+    assert error_of(await asyncio.wait_for(call, 5)) == (503, "shutdown")
+    await running
 
 
 async def test_engine_that_dies_too_often_ends_the_server_with_the_reason(make_fake, monkeypatch):

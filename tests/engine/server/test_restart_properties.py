@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight_engine.messages import AddRequest, Admission, CancelRequest, Configure, Finished, StepReport
+from inflight_engine.messages import AddRequest, Admission, CancelRequest, Configure, Finished, Starting, StepReport
 from inflight_engine.request import FinishReason, SamplingParams
 from inflight_engine.server import service as serving
 from inflight_engine.server.admission import QueueBounds
@@ -96,6 +96,13 @@ class World:
             self.engine.running[free[0]] = request_id
             self.report(admitted=[(request_id, free[0])])
 
+    def starting(self):
+        """A step begins that is not reported yet."""
+        known = {each.request.request_id: each for each in self.generations}
+        if self.engine.open:
+            announced = [each for each in self.engine.waiting[:2] if known[each].tries]
+            self.service._on_message(Starting(announced))
+
     def step(self):
         if self.engine.open:
             for request_id in self.engine.running.values():
@@ -123,10 +130,14 @@ class World:
         self.service._restarts = serving.Restarts()  # their number is bounded elsewhere
         before = [each for each in self.generations if not each.done]
         tried = {each: each.tries for each in before}
+        had_slot = {each: each.starting or not each.waiting for each in before}
         self.service.lose_engine(None)
         for each in before:
-            lost = each.delivered or tried[each] + 1 == serving.MAX_TRIES
+            lost = each.delivered or (had_slot[each] and tried[each] + 1 == serving.MAX_TRIES)
             assert each.done is lost
+            assert each.tries <= serving.MAX_TRIES
+            if not had_slot[each]:
+                assert each.tries == 1
             if lost:
                 assert (each.error.status, each.error.code) == (503, "engine_failed")
 
@@ -152,7 +163,7 @@ class World:
 PICK = st.integers(0, 5)
 ACTIONS = st.one_of(
     st.tuples(st.just("submit"), st.booleans()),
-    st.tuples(st.sampled_from(["admit", "step", "die", "back"])),
+    st.tuples(st.sampled_from(["admit", "starting", "step", "die", "back"])),
     st.tuples(st.sampled_from(["finish", "take", "leave"]), PICK),
 )
 
