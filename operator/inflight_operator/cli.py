@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import get_args
 
+import uvloop
+
 from inflight_operator.admin_key import KEY_SECRET_NAME
 from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.connect import ConnectError
@@ -47,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         upgrades_at_once=arguments.engine_upgrades_at_once,
     )
     try:
-        return asyncio.run(_until_told(options))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_until_told(options))
     except (ConnectError, KubeApiError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -24,6 +24,10 @@ logger = logging.getLogger(__name__)
 RELIST_SECONDS = 300.0
 """Between two lists of everything: an object that was deleted unseen is in the cache for so long at most."""
 
+PAGE_SECONDS = 0.2
+"""Between two pages of such a list, so that one of thousands of objects never delays rounds and the Lease; reading a
+page takes some tens of milliseconds."""
+
 SETTLE_SECONDS = 5.0
 """From the first request for a list of a kind to the list: kopf's own list of many objects takes seconds."""
 
@@ -60,7 +64,7 @@ class Lister:
             HistoryError: see there.
         """
         for kind in (*WATCHED_KINDS, *self._apis.kinds()):
-            await self._list(kind)
+            await self._list(kind, pause=0.0)
 
     async def run(self) -> None:
         """Lists what is asked for, and everything now and then; until cancelled.
@@ -82,12 +86,12 @@ class Lister:
             self._wake.clear()
             for kind in kinds:
                 try:
-                    await self._list(kind)
+                    await self._list(kind, pause=PAGE_SECONDS)
                 except KubeApiError as error:
                     logger.warning("cannot list what there is: %s", error)
                     self.ask(kind)
 
-    async def _list(self, kind: str) -> None:
+    async def _list(self, kind: str, *, pause: float) -> None:
         self._asked.discard(kind)
         for namespace in self._scopes:
             listing: Listing | None = None
@@ -98,6 +102,7 @@ class Lister:
                     if listing.outdated:
                         raise HistoryError(f"the list of {kind} is older than the one before")
                     listing.add(page.items)
+                    await asyncio.sleep(pause)
             except KubeApiError as error:
                 if error.status == 404 and kind in OPTIONAL_KINDS:
                     self._cache.forget_kind(kind)

@@ -6,7 +6,7 @@ import json
 import kopf
 from aiohttp import web
 
-from inflight_operator.apply.kube import RESOURCES
+from inflight_operator.apply.kube import PAGE, RESOURCES
 from inflight_operator.handlers import WATCHED_KINDS, build_registry, configure_kopf
 from inflight_operator.observe.cache import ClusterCache
 from tests.operator.fakes import KEY
@@ -51,7 +51,7 @@ def test_kopf_only_watches_and_lists_in_pages_by_label():
     settings = kopf.OperatorSettings()
     configure_kopf(settings)
     assert not settings.posting.enabled
-    assert settings.watching.chunk_size == 500
+    assert settings.watching.chunk_size == PAGE
     assert len(settings.watching.label_selectors) == len(WATCHED_KINDS) - 1
     assert settings.persistence.diffbase_storage.build(body=manifest("Pod", "chat-1", "1", 1)) == {}
 

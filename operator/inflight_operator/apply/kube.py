@@ -25,8 +25,8 @@ REPORTING_CONTROLLER = "inflight.dev/operator"
 MAX_NOTE = 1024
 """Longest `note` of an Event (events.k8s.io/v1), in bytes."""
 
-PAGE = 500
-"""Most objects in one page of a list: client-go's pager asks for as many."""
+PAGE = 200
+"""Most objects in one page of a list: reading a page blocks the event loop for some tens of milliseconds."""
 
 Manifest = dict[str, Any]
 
