@@ -107,6 +107,8 @@ class Bench:
     async def leader(self, killed: Operator, standby: Operator) -> Failover:
         """Kills the leader; the other one has to act on queues that jump at the same moment."""
         await self._caught_up(standby)
+        if _leads(await self._values(standby)):
+            raise RuntimeError(f"{killed.name} lost its Lease while {standby.name} started: no leader is left to kill")
         chosen = self._next_services()
         written = {key: self.fleet.next_scale_up(key) for key in chosen}
         start = monotonic()
@@ -115,14 +117,11 @@ class Bench:
             await self.engines.waiting(JUMP_REQUESTS, self.fleet.addresses(key))
         self.progress(f"leader killed, {len(chosen)} queues jumped")
 
-        def leads(values: Values) -> bool:
-            return values.get(("inflight_operator_leader", ""), 0.0) == 1
-
         def has_rounds(count: int) -> Callable[[Values], bool]:
             return lambda values: values.get(("inflight_operator_reconcile_total", "done"), 0.0) >= count
 
         seen = {
-            "leads": leads,
+            "leads": _leads,
             "first_round": has_rounds(1),
             "all_rounds": has_rounds(len(self.services)),
         }
@@ -215,3 +214,7 @@ class Bench:
         except (aiohttp.ClientError, TimeoutError):
             await asyncio.sleep(1)
             return {}
+
+
+def _leads(values: Values) -> bool:
+    return values.get(("inflight_operator_leader", ""), 0.0) == 1
