@@ -17,13 +17,13 @@ from struct import Struct
 from inflight_operator.observe.histogram import Histogram
 from inflight_operator.observe.metrics import Sample
 
-NEWEST = 8
+NEWEST = 6
 """Newest samples that are all kept."""
 
 SPARSEST = 8
 """Of the oldest snapshots every eighth is kept."""
 
-MAX_SNAPSHOTS = 13
+MAX_SNAPSHOTS = 14
 """Most snapshots beside the newest sample."""
 
 SPACING = 1 / 20
@@ -128,7 +128,7 @@ class History:
         oldest one where all are younger.
 
         The difference is exact, but may begin early: by less than one scrape interval when `start` lies within the
-        last `NEWEST - 1` of them, else by less than two thirds of the time since `start`. Snapshots reach back 27 to 35
+        last `NEWEST - 1` of them, else by less than two thirds of the time since `start`. Snapshots reach back 39 to 47
         scrape intervals. Where scrapes are more frequent than `SPACING`, it counts in place of their interval.
         """
         if self.newest.time <= start or not self.older:

@@ -29,9 +29,9 @@ def test_known_answer():
     )
 
 
-def sign(body, *, token=TOKEN, method="PATCH", path="/v1/runtime_config", pod=POD, at=None, signed_pod=None):
+def sign(body, *, token=TOKEN, method="PATCH", path="/v1/runtime_config", pod=POD, age=0, signed_pod=None):
     """The header, and the proof that the answer has to carry. Made here from the protocol's text, not by its code."""
-    seconds = str(int(time.time() if at is None else at))
+    seconds = str(int(time.time() - age))
     lines = (method, path, signed_pod or pod, seconds, hashlib.sha256(body).hexdigest())
     signature = hmac.new(token, "\n".join(lines).encode(), "sha256").hexdigest()
     header = f"Inflight-HMAC-SHA256 pod={pod},time={seconds},signature={signature}"
@@ -76,8 +76,8 @@ async def test_refusal_of_a_signed_call_proves_the_pod_too(make_fake, body, stat
         {"token": b"other"},
         {"method": "POST"},
         {"path": "/admin/drain"},
-        {"at": time.time() - 400},
-        {"at": time.time() + 400},
+        {"age": 400},
+        {"age": -400},
         {"signed_pod": "other"},
     ],
 )

@@ -247,7 +247,7 @@ def test_a_history_of_100_000_samples_is_as_large_as_one_of_100():
     assert max(sizes) - min(sizes) <= 2 * max(map(sys.getsizeof, history.older))
 
 
-def test_a_pod_takes_six_kilobytes_at_most():
+def test_a_pod_takes_nine_kilobytes_at_most():
     """Of the size of our engine's page: 73 buckets."""
     edges = (*(float(edge) for edge in range(18)), math.inf)
     large = {name: Histogram(edges, [1e6] * 19, 1e6) for name in ("ttft", "tpot", "itl", "step_tokens")}
@@ -256,7 +256,7 @@ def test_a_pod_takes_six_kilobytes_at_most():
         history = history.with_sample(make_sample(index * 5.0, generation_tokens=index, **large), 30.0)
     counts = sum(sys.getsizeof(getattr(history.newest, name).counts) for name in large)
     assert (
-        sum(map(sys.getsizeof, (history, *history.older, history.sums, history.peaks, history.newest))) + counts < 6000
+        sum(map(sys.getsizeof, (history, *history.older, history.sums, history.peaks, history.newest))) + counts < 9000
     )
 
 
