@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     arguments = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for chatty in ("kopf", "httpx", "httpcore", "kubernetes"):
+    for chatty in ("kopf", "kubernetes"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     options = Options(
         kubeconfig=arguments.kubeconfig,
