@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 RELIST_SECONDS = 300.0
 """Between two lists of everything: an object that was deleted unseen is in the cache for so long at most."""
 
-PAGE_SECONDS = 0.2
+PAGE_SECONDS = 1.0
 """Between two pages of such a list, so that one of thousands of objects never delays rounds and the Lease; reading a
 page takes some tens of milliseconds."""
 
@@ -101,8 +101,9 @@ class Lister:
                         listing = self._cache.listing(kind, namespace, page.version)
                     if listing.outdated:
                         raise HistoryError(f"the list of {kind} is older than the one before")
+                    if not page.first:
+                        await asyncio.sleep(pause)
                     listing.add(page.items)
-                    await asyncio.sleep(pause)
             except KubeApiError as error:
                 if error.status == 404 and kind in OPTIONAL_KINDS:
                     self._cache.forget_kind(kind)

@@ -8,7 +8,7 @@ from inflight_operator import available as available_module
 from inflight_operator.apply.kube import KubeApiError, Page
 from inflight_operator.available import AvailableApis
 from inflight_operator.handlers import WATCHED_KINDS
-from inflight_operator.listing import RELIST_SECONDS, SETTLE_SECONDS, HistoryError, Lister
+from inflight_operator.listing import PAGE_SECONDS, RELIST_SECONDS, SETTLE_SECONDS, HistoryError, Lister
 from inflight_operator.observe.cache import ClusterCache
 from tests.operator.fakes import KEY
 from tests.operator.observe.cluster_history import manifest
@@ -93,7 +93,7 @@ def test_a_list_that_is_asked_for_tells_what_was_deleted_and_several_requests_ma
             running.cluster.listed.clear()
             for _ in range(10):
                 running.lister.ask("Service")
-            await asyncio.sleep(SETTLE_SECONDS + 1)
+            await asyncio.sleep(SETTLE_SECONDS + 1 + PAGE_SECONDS)
             assert len(running.cache.children(KEY)) == 3
             assert running.cluster.listed == [("Service", None)]
 

@@ -209,9 +209,13 @@ class Listing:
         """Takes a page."""
         if self.outdated:
             return
+        held = self._cache._held[self._kind]
         for body in bodies:
-            self._names.add(_name(body))
-            self._cache._put(self._kind, body, listed=True)
+            name, version = _name(body), _version(body)
+            self._names.add(name)
+            known = held.get(name)
+            if known is None or version is None or known.version != version:  # most are as they were
+                self._cache._put(self._kind, body, listed=True)
 
     def end(self) -> None:
         """Takes out what the list does not have and that was not made after it."""
