@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
@@ -40,8 +39,6 @@ class ObjectMeta(StatusModel):
     namespace: str
     uid: str
     generation: int = 1
-    creation_timestamp: datetime | None = None
-    deletion_timestamp: datetime | None = None
 
 
 class ServiceRecord(SpecModel):

@@ -120,7 +120,7 @@ def _replicas(snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured) -
 
 def _limits(snapshot: Snapshot, memory: Memory) -> _Tuned:
     """Unchanged while no ready engine tells its limits."""
-    if not _targets(snapshot, memory.limits):
+    if not _tunable(snapshot):
         return _Tuned(memory)
     mode = snapshot.policy.tuning
     if any(field.startswith(_TUNING) for field in snapshot.unread):
@@ -149,14 +149,19 @@ def _revised(in_force: LimitsInForce, wanted: Limits) -> LimitsInForce:
     return in_force if wanted == in_force.limits else LimitsInForce(wanted, in_force.revision + 1)
 
 
+def _tunable(snapshot: Snapshot) -> list[PodView]:
+    """Ready pods that tell their limits and take others."""
+    fresh = snapshot.fresh
+    return [
+        pod
+        for pod in snapshot.pods
+        if pod.admin_port is not None and pod.uid in fresh and fresh[pod.uid].limits is not None
+    ]
+
+
 def _targets(snapshot: Snapshot, limits: LimitsInForce) -> tuple[tuple[PodView, LimitsInForce], ...]:
-    """Ready pods that take limits, each with those it should run with: at most its own capacity."""
-    found = []
-    for pod in snapshot.pods:
-        sample = snapshot.fresh.get(pod.uid)
-        if sample is not None and sample.limits is not None and pod.admin_port is not None:
-            found.append((pod, _bounded(limits, sample)))
-    return tuple(found)
+    """The tunable pods, each with the limits that it should run with: at most its own capacity."""
+    return tuple((pod, _bounded(limits, snapshot.fresh[pod.uid])) for pod in _tunable(snapshot))
 
 
 def _bounded(limits: LimitsInForce, sample: Sample) -> LimitsInForce:
@@ -260,7 +265,7 @@ def _tuning_finding(snapshot: Snapshot, memory: Memory, pods: Pods, behind: set[
         return Finding("TuningActive", "Unknown", "NoReadyPods", sentence(Reason("NoReadyEngines")))
     elif not any(sample.limits is not None for sample in snapshot.fresh.values()):
         reason = Reason("NoLimits")
-    elif not _targets(snapshot, memory.limits):
+    elif not _tunable(snapshot):
         reason = Reason("NoAdminPort")
     else:
         status, reason = "True", memory.tuning_reason or Reason("Measuring", {"seconds": snapshot.tuning.window})
