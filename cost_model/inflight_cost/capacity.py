@@ -1,0 +1,168 @@
+"""What one replica can carry within its latency targets, and with which limits, by the cost model.
+
+At `rate` requests a second a replica spends a share of its time on prefill; what is left goes to decodes, whose number
+follows from Little's law: D = rate x output tokens x seconds a token. All of it is means; `Margins` hold the distance
+to them that tails need.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from inflight_cost.model import CostModel, StepWork
+
+_HALVINGS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What requests are like, in tokens.
+
+    Attributes:
+        prompt: mean length of a prompt.
+        computed: mean part of it that is computed; the rest is found in the prefix cache.
+        prompt_square: mean of the squares of prompt lengths.
+        output: mean length of an output.
+        output_square: mean of the squares of output lengths.
+    """
+
+    prompt: float
+    computed: float
+    prompt_square: float
+    output: float
+    output_square: float
+
+    @property
+    def decode_context(self) -> float:
+        """Tokens that a decode attends to on average: longer outputs are met more often."""
+        return self.prompt + self.output_square / (2 * max(self.output, 1.0))
+
+    @property
+    def attended(self) -> float:
+        """Prefill tokens x context of a request, summed, as in `StepWork.prefill_context_tokens`."""
+        return self.prompt_square / 2 * (self.computed / max(self.prompt, 1.0))
+
+
+class StepLimits(NamedTuple):
+    """The two live limits of an engine."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Seconds; None: no target."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Margins:
+    """Shares that leave room for what means do not show.
+
+    Attributes:
+        prefill: of the prompt tokens that full steps could compute.
+        busy: of the time spent on prefill.
+        kv: of the KV cache that running requests hold.
+        tpot: of the TPOT target that the mean may reach.
+    """
+
+    prefill: float = 0.75
+    busy: float = 0.97
+    kv: float = 0.9
+    tpot: float = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """A replica at a constant rate.
+
+    Attributes:
+        tpot: mean seconds between two tokens of a request; infinite where the rate is more than it can do.
+        running: requests that decode.
+        prefill_share: of the time spent on prefill.
+        prefill_load: prompt tokens that come, by those that full steps could compute.
+    """
+
+    tpot: float
+    running: float
+    prefill_share: float
+    prefill_load: float
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """Attributes:
+    kv_tokens: that the KV cache holds.
+    """
+
+    cost: CostModel
+    kv_tokens: float
+
+
+def steady(replica: Replica, workload: Workload, rate: float, limits: StepLimits) -> Steady:
+    """What a replica settles at with `rate` requests a second."""
+    cost, context = replica.cost, workload.decode_context
+    tokens = rate * workload.computed
+    # A curve stands in for constant, decodes and prompt tokens: its slope between a decode step and a full one is what
+    # a prompt token costs there.
+    slope = _curve_slope(cost, limits.max_num_batched_tokens)
+    share = tokens * (cost.prefill_token_s + slope) + rate * workload.attended * cost.prefill_context_token_s
+    if share >= 1:
+        return Steady(math.inf, math.inf, share, math.inf)
+    running, tpot = 0.0, cost.seconds(StepWork(1, 0, context, 0)) / (1 - share)
+    for _ in range(_HALVINGS):
+        running = rate * workload.output * tpot
+        after = cost.seconds(StepWork(max(1.0, running), 0, max(1.0, running) * context, 0)) / (1 - share)
+        if after > 1e3:
+            return Steady(math.inf, math.inf, share, math.inf)
+        if abs(after - tpot) <= 1e-6 * tpot:
+            break
+        tpot = after
+    room = max(1.0, limits.max_num_batched_tokens - running)
+    full = full_step_seconds(replica, workload, StepLimits(math.ceil(running), limits.max_num_batched_tokens))
+    return Steady(tpot, running, share, tokens / (room / full))
+
+
+def full_step_seconds(replica: Replica, workload: Workload, limits: StepLimits) -> float:
+    """A step with all slots decoding and the rest of the budget in prefill."""
+    decodes = max(1, limits.max_num_seqs)
+    prefill = max(0, limits.max_num_batched_tokens - decodes)
+    attended = prefill * workload.attended / max(1.0, workload.computed)
+    return replica.cost.seconds(StepWork(decodes, prefill, decodes * workload.decode_context, attended))
+
+
+def largest_rate(
+    replica: Replica, workload: Workload, targets: Targets, limits: StepLimits, margins: Margins | None = None
+) -> float:
+    """Requests a second that one replica carries within its targets; 0: not even one at a time."""
+    margins = margins or Margins()
+
+    def holds(rate: float) -> bool:
+        found = steady(replica, workload, rate, limits)
+        if found.prefill_share > margins.busy or found.running > limits.max_num_seqs:
+            return False
+        if found.running * workload.decode_context > margins.kv * replica.kv_tokens:
+            return False
+        if targets.tpot is not None and found.tpot > margins.tpot * targets.tpot:
+            return False
+        return targets.ttft is None or found.prefill_load <= margins.prefill
+
+    low, high = 0.0, 1.0
+    while holds(high) and high < 1e6:
+        low, high = high, high * 2
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _curve_slope(cost: CostModel, tokens: float) -> float:
+    if not cost.curve:
+        return 0.0
+    most = max(2.0, tokens)
+    return max(0.0, cost.on_curve(most) - cost.on_curve(1)) / (most - 1)
