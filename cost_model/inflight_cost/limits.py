@@ -122,7 +122,7 @@ def _budget(tokens: float) -> int:
 
 def _rounded(number: float, grain: int) -> int:
     """Down to a multiple of a power of 2 that is 3% to 6% of it, and at least `grain`."""
-    step = max(grain, 2 ** max(0, math.floor(math.log2(max(1.0, number) / 16))))
+    step = max(grain, 1 << max(0, math.floor(math.log2(max(1.0, number) / 16))))
     # What is above a multiple by less than a computed number is wrong by is that multiple.
     return math.floor(number / step + 1e-6) * step
 
