@@ -14,6 +14,7 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
+from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.request import NO_TOKENS, TokenIds
 from inflight_engine.scheduling.plan import BlockGrowth, BlockIds, Slots
 from inflight_engine.scheduling.slots import SlotTable
@@ -59,6 +60,7 @@ class DecodeGroup:
         self._block_size = block_size
         self._is_member = np.zeros(num_slots, np.bool_)
         self._base = np.zeros(num_slots, np.int64)
+        self._num_members = self._sum_of_bases = 0
         self._first_row = np.zeros(num_slots, np.int64)
         self._finish_at = np.zeros(num_slots, np.int64)
         self._phase_of = np.zeros(num_slots, np.int64)
@@ -88,6 +90,8 @@ class DecodeGroup:
         self._is_member[slot] = True
         self._base[slot], self._finish_at[slot], self._phase_of[slot] = base, finish_at, phase
         self._first_row[slot] = clock
+        self._num_members += 1
+        self._sum_of_bases += base
         self._finishing.setdefault(finish_at, {})[slot] = None
         self._phases[phase].members[slot] = None
         self._phases[phase].stale = self._stale = True
@@ -101,8 +105,11 @@ class DecodeGroup:
         if not finishing:
             del self._finishing[finish_at]
         del phase.members[slot]
+        base = int(self._base[slot])
+        self._num_members -= 1
+        self._sum_of_bases -= base
         self._is_member[slot] = False
-        self._table.num_tokens[slot] = self._base[slot] + self.clock
+        self._table.num_tokens[slot] = base + self.clock
         phase.stale = self._stale = True
         return generated
 
@@ -122,6 +129,11 @@ class DecodeGroup:
         """Known tokens of any slots, members or not."""
         tokens = self._base[slots] + self.clock
         return np.where(self._is_member[slots], tokens, self._table.num_tokens[slots])
+
+    @property
+    def sum_of_tokens(self) -> int:
+        """Known tokens of all members together: what their next step attends to."""
+        return self._sum_of_bases + self._num_members * self.clock
 
     def growing(self) -> Slots | None:
         """Members whose last token has no block yet; None: no table grows in this step."""
@@ -154,6 +166,59 @@ class DecodeGroup:
         self.clock = clock = clock + 1
         finished = self._finishing.get(clock)
         return list(finished) if finished else []
+
+    def steady_steps(self, num_free: int) -> int:
+        """How many steps can be counted until, with the last of them, a member reaches its length, or before a table
+        would grow that has no block among `num_free` left."""
+        steps = min(self._finishing) - self.clock
+        if self._num_members * (steps // self._block_size + 1) <= num_free:
+            return steps
+        for step in range(steps):
+            num_free -= len(self._phases[(self.clock + step) % self._block_size].members)
+            if num_free < 0:
+                return step
+        return steps
+
+    def advance_many(self, count: int, pool: BlockPool, token_id: int) -> list[int]:
+        """So many times `growing`, `grow`, `advance` and `fill` with this token for each of `slots`, which must be
+        settled: at most `steady_steps` of the pool's free blocks, and at least one."""
+        self._grow_many(count, pool)
+        end = self.clock + count
+        while self.clock < end:
+            if self.clock == self._pages_end:
+                self._turn_page()
+            rows = min(end, self._pages_end) - self.clock
+            first = self.clock % _PAGE_ROWS
+            page = self._pages[-1]
+            page[first : first + rows, self._columns] = token_id
+            self._row = page[first + rows - 1]
+            self.clock += rows
+        self._row_columns = self._columns
+        self._num_filled = end
+        finished = self._finishing.get(end)
+        return list(finished) if finished else []
+
+    def _grow_many(self, count: int, pool: BlockPool) -> None:
+        """Give all members the blocks that they need for so many steps, in the order in which single steps would."""
+        slots, size, table = self.slots, self._block_size, self._table
+        had = table.num_blocks[slots]
+        base = self._base[slots]
+        num_new = -((1 - base - self.clock - count) // size) - had
+        total = int(num_new.sum())
+        if total == 0:
+            return
+        growing = np.flatnonzero(num_new)
+        slots, had, num_new = slots[growing], had[growing], num_new[growing]
+        # One entry for each block: its place among the new ones of its table, and the clock at which it is needed.
+        row = np.repeat(np.arange(len(slots)), num_new)
+        place = np.arange(total) - np.repeat(np.cumsum(num_new) - num_new, num_new) + had[row]
+        needed_at = place * size + 1 - base[growing][row]
+        order = np.argsort(needed_at, kind="stable")  # Slots are ascending already.
+        cells = slots[row] * table.max_blocks + place
+        table.flat_blocks[cells[order]] = pool.allocate(total)
+        table.num_blocks[slots] = had + num_new
+        for step in range(min(count, size)):
+            self._phases[(self.clock + step) % size].stale = True
 
     def fill(self, token_ids: TokenIds) -> None:
         """The tokens of the step that was counted last: int32, one for each of what `slots` was then. Those of slots

@@ -98,6 +98,17 @@ class Scheduler:
         return self._num_queued_tokens + self._running.num_uncomputed_tokens
 
     @property
+    def num_decoding(self) -> int:
+        """Requests that get a token in a step that is planned now, unless blocks run out."""
+        self._running.decodes.settle()
+        return len(self._running.decodes.slots)
+
+    @property
+    def num_decode_kv_tokens(self) -> int:
+        """Tokens whose keys and values such a step reads for them."""
+        return self._running.decodes.sum_of_tokens
+
+    @property
     def kv_usage(self) -> float:
         """Share of KV blocks that requests hold, 0..1. What is cached but held by nobody is as good as free."""
         return self._running.pool.usage
@@ -212,6 +223,53 @@ class Scheduler:
         finished = [running.table.request(slot) for slot in ended]
         for request, reason in zip(finished, ended.values(), strict=True):
             self._finish(request, reason)
+        return finished
+
+    def steady_steps(self) -> int:
+        """How many of the next steps are decodes alone, in which nothing is to be decided: a caller that knows all of
+        their tokens beforehand may take them in with one `advance_many`. Requests may end with the last one.
+
+        0: the next step has to be planned by `schedule`, or a plan is under way.
+        """
+        running, under_way = self._running, self._under_way
+        if under_way.newest is not None or under_way.counted is not None:
+            return 0
+        if running.prefilling or running.paused or running.ending or self._preemptions:
+            return 0
+        decodes = running.decodes
+        decodes.settle()
+        num_decodes = len(decodes.slots)
+        if num_decodes == 0 or num_decodes > self._limits.max_num_batched_tokens:
+            return 0
+        if len(self._queues) and self._may_admit(num_decodes):
+            return 0
+        return decodes.steady_steps(running.pool.num_free)
+
+    def _may_admit(self, num_decodes: int) -> bool:
+        """Whether a steady step might have room for a request that waits."""
+        if num_decodes >= self._limits.max_num_batched_tokens:
+            return False
+        if self.num_running >= self._limits.max_num_seqs or not self._running.table.has_free:
+            return False
+        # A head that stays at its place, and did not fit, fits no better in a cache that only fills.
+        return self._changed or self._blocked is None or not self._queues.head_stays
+
+    def advance_many(self, count: int, token_id: int) -> list[Request]:
+        """Take in so many steps at once, at least one and at most `steady_steps`: the state is then that after as many
+        times `schedule` and `update` with `token_id`, which must be no stop token, for every decode.
+
+        Returns:
+            The requests that ended with the last step.
+        """
+        running = self._running
+        if self._changed:
+            self._changed, self._blocked = False, None
+            running.releases.clear()
+        self._num_steps += count
+        full = running.decodes.advance_many(count, running.pool, token_id)
+        finished = [running.table.request(slot) for slot in full]
+        for request in finished:
+            self._finish(request, FinishReason.LENGTH)
         return finished
 
     def left_since(self, plan: StepPlan) -> Set[int]:
