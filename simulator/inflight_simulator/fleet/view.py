@@ -62,13 +62,12 @@ class FleetView:
 
 
 class Scaler(Protocol):
-    """Decides how many replicas there should be.
+    """Decides how many replicas there should be."""
 
-    Attributes:
-        interval_s: seconds of simulated time between two decisions.
-    """
-
-    interval_s: float
+    @property
+    def interval_s(self) -> float:
+        """Seconds of simulated time between two decisions."""
+        ...
 
     def replicas(self, view: FleetView) -> int:
         """Replicas to be ordered; the fleet brings them within its bounds."""
