@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from inflight_cost.model import CostModel
 from inflight_engine.scheduling.config import SwapRates
 from inflight_simulator.errors import InputError
 
@@ -107,6 +108,11 @@ def swap_rates(cost: Cost) -> SwapRates | None:
         return None
     prefill_s = cost.seconds(StepWork(0, _PREFILL, 0, 0, 0)) - cost.seconds(StepWork(0, 0, 0, 0, 0))
     return SwapRates(prefill=_PREFILL / prefill_s, copy=1 / cost.copied_token_s) if prefill_s > 0 else None
+
+
+def prefill_cost(cost: Cost) -> CostModel | None:
+    """What the scheduler predicts prefills with; None: prefill is free."""
+    return CostModel(**msgspec.structs.asdict(cost)) if isinstance(cost, LinearCost) else None
 
 
 def read_cost(path: Path) -> LinearCost:
