@@ -1,0 +1,21 @@
+"""Runs a fleet under a scaler that is given by its name."""
+
+from __future__ import annotations
+
+from inflight_simulator.fleet.config import FleetConfig
+from inflight_simulator.fleet.outcome import FleetRun
+from inflight_simulator.fleet.requests import Requests
+from inflight_simulator.fleet.run import Progress, simulate_fleet
+from inflight_simulator.fleet.scalers import NAMES as SCALERS
+from inflight_simulator.fleet.scalers import make_scaler
+
+NAMES = SCALERS
+
+
+def simulate_named(name: str, requests: Requests, config: FleetConfig, progress: Progress | None = None) -> FleetRun:
+    """`simulate_fleet` with the scaler of that name.
+
+    Raises:
+        InputError: there is none.
+    """
+    return simulate_fleet(requests, config, make_scaler(name, config), progress)
