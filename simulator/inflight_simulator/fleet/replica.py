@@ -104,7 +104,7 @@ class Replica:
         self.starts = False
         self.idle_s = 0.0
         self.refused: list[int] = []
-        self.scheduler = Scheduler(scheduling)
+        self.scheduler = Scheduler(scheduling, contents=False)
         self.scheduler.limits = Limits(*config.limits)
         self.scheduler.prefill_cost = config.replica.cost
         self._course = course
