@@ -14,6 +14,7 @@ from functools import lru_cache
 from struct import Struct
 
 from inflight_cost.capacity import Margins, Replica, StepLimits, Targets, Workload, largest_rate
+from inflight_cost.limits import best_limits
 from inflight_operator.decide.decision import Number, Reason
 from inflight_operator.decide.demand import DemandPoint, DemandView
 from inflight_operator.limits import LimitsBounds
@@ -171,7 +172,7 @@ def capacity_within(
 def _capacity(
     replica: Replica, workload: Workload, targets: Targets, low: StepLimits, high: StepLimits, margins: Margins
 ) -> float:
-    limits = high
+    limits = best_limits(replica, workload, targets, low, high, None, margins)
     return largest_rate(replica, workload, targets, limits, margins)
 
 
