@@ -24,7 +24,7 @@ _FIRST_INTERVAL, _LONGEST_INTERVAL, _INTERVAL_GROWTH = 1.0, 15.0, 1.5
 """Seconds between two fits, which take some milliseconds each."""
 _FEWEST_STEPS = 8
 
-GOOD_ERROR = 0.2
+GOOD_ERROR = 0.25
 """Median error up to which a model predicts steps; above it, only what was seen counts."""
 
 _NOTHING_SEEN = CostModel(0.0, 0.0, 0.0, 0.0, 0.0)
