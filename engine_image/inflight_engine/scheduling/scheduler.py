@@ -129,6 +129,7 @@ class Scheduler:
         return self._num_queued_tokens + self._running.num_uncomputed_tokens
 
     @property
+<<<<<<< HEAD
     def num_decoding(self) -> int:
         """Requests that get a token in a step that is planned now, unless blocks run out."""
         self._running.decodes.settle()
@@ -138,6 +139,11 @@ class Scheduler:
     def num_decode_kv_tokens(self) -> int:
         """Tokens whose keys and values such a step reads for them."""
         return self._running.decodes.sum_of_tokens
+=======
+    def num_attended_tokens(self) -> int:
+        """Tokens whose keys and values the decodes of the latest plan read; ask before anything else is done."""
+        return self._running.decodes.num_attended
+>>>>>>> h/cost
 
     @property
     def kv_usage(self) -> float:
