@@ -175,7 +175,11 @@ class Engine:
     def _launch(self) -> _Launched | None:
         """Plan the next step and launch it; None: there is nothing to compute, or not yet."""
         started = self._clock()
-        plan = self._scheduler.schedule()
+        scheduler = self._scheduler
+        number = scheduler.num_steps
+        plan = scheduler.schedule(started)
+        if self._recorder is not None and scheduler.last_change == started:
+            self._recorder.time_passed(number, started)
         if plan is None:
             return None
         admitted = [Admission(start.request_id, start.slot) for start in plan.starts]

@@ -9,11 +9,11 @@ from typing import NamedTuple
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
+from inflight_engine import buckets
 from inflight_engine.messages import EngineReady, StepStats
 from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import Limits
-from inflight_engine import buckets
 from inflight_engine.server.class_metrics import ClassCounts
 from inflight_engine.server.families import Families
 from inflight_engine.server.generation import Generation

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
 from inflight_simulator.fleet.config import FleetConfig
-from inflight_simulator.fleet.named import run_named
+from inflight_simulator.fleet.named import simulate_named
 from inflight_simulator.fleet.outcome import FleetRun
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.summary import FleetSummary
 from inflight_simulator.report import aligned
+from inflight_simulator.summary import Distribution
 
 KEPT = 0.99
 """Share of requests in target from which a scaler's replica-hours are what is compared."""
@@ -39,10 +40,10 @@ def _runs(
     names: Sequence[str], requests: Requests, config: FleetConfig, processes: int
 ) -> Iterable[tuple[str, FleetRun]]:
     if processes == 1:
-        yield from ((name, run_named(name, requests, config)) for name in names)
+        yield from ((name, simulate_named(name, requests, config)) for name in names)
         return
     with ProcessPoolExecutor(processes) as pool:
-        pending = {pool.submit(run_named, name, requests, config): name for name in names}
+        pending = {pool.submit(simulate_named, name, requests, config): name for name in names}
         yield from ((pending[each], each.result()) for each in as_completed(pending))
 
 
@@ -64,8 +65,11 @@ def comparison_table(summaries: Mapping[str, FleetSummary]) -> str:
     rows = [header]
     for name in ranked(summaries):
         each = summaries[name]
-        ttft = [f"{value:.3f}" for value in (each.ttft.p50, each.ttft.p95, each.ttft.p99)]
-        tpot = [f"{1e3 * value:.1f}" for value in (each.tpot.p50, each.tpot.p95, each.tpot.p99)]
-        numbers = [f"{100 * each.attainment:.2f}%", f"{each.replica_hours:.2f}", str(each.reversals)]
-        rows.append([name, *numbers, f"{each.longest_out_of_target_s:g}", *ttft, *tpot])
+        numbers = [f"{each.attainment:.2%}", f"{each.replica_hours:.2f}", str(each.reversals)]
+        latencies = [*_percentiles(each.ttft, 1.0, 3), *_percentiles(each.tpot, 1e3, 1)]
+        rows.append([name, *numbers, f"{each.longest_out_of_target_s:g}", *latencies])
     return "\n".join(aligned(rows))
+
+
+def _percentiles(of: Distribution, factor: float, digits: int) -> list[str]:
+    return ["-" if value is None else f"{factor * value:.{digits}f}" for value in (of.p50, of.p95, of.p99)]

@@ -1,4 +1,4 @@
-"""Runs a scaler by its name on the command line."""
+"""Runs a fleet under a scaler that is given by its name."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.oracle_search import search_oracle
 from inflight_simulator.fleet.outcome import FleetRun
 from inflight_simulator.fleet.requests import Requests
-from inflight_simulator.fleet.run import simulate_fleet
+from inflight_simulator.fleet.run import Progress, simulate_fleet
+from inflight_simulator.fleet.scalers import NAMES as SCALERS
 from inflight_simulator.fleet.scalers import make_scaler
 
 ORACLE = "oracle"
+NAMES = (*SCALERS, ORACLE)
 
 
-def run_named(name: str, requests: Requests, config: FleetConfig) -> FleetRun:
-    """
+def simulate_named(name: str, requests: Requests, config: FleetConfig, progress: Progress | None = None) -> FleetRun:
+    """`simulate_fleet` with the scaler of that name. The oracle is simulated several times, until its margin is found.
+
     Raises:
-        InputError: there is no scaler of this name.
+        InputError: there is none.
     """
     if name == ORACLE:
-        return search_oracle(requests, config).run
-    return simulate_fleet(requests, config, make_scaler(name, config))
+        return search_oracle(requests, config, progress=progress).run
+    return simulate_fleet(requests, config, make_scaler(name, config), progress)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.outcome import FleetRun
 from inflight_simulator.fleet.requests import Requests
-from inflight_simulator.fleet.run import simulate_fleet
+from inflight_simulator.fleet.run import Progress, simulate_fleet
 from inflight_simulator.fleet.scalers.oracle import Oracle, needed
 
 ATTAINMENT = 0.99
@@ -29,14 +29,16 @@ class OracleRun:
     run: FleetRun
 
 
-def search_oracle(requests: Requests, config: FleetConfig, attainment: float = ATTAINMENT) -> OracleRun:
+def search_oracle(
+    requests: Requests, config: FleetConfig, attainment: float = ATTAINMENT, progress: Progress | None = None
+) -> OracleRun:
     """The oracle that keeps `attainment` with the fewest replicas by bisection of its margin, which takes 6
     simulations. Where no margin keeps it, as when the first replicas start too late for 1% of the requests, the one
     that comes within `_SHORT` of the best."""
     need = needed(requests, config)
 
     def with_margin(margin: float) -> OracleRun:
-        return OracleRun(margin, simulate_fleet(requests, config, Oracle(need, margin, config.start_up_s)))
+        return OracleRun(margin, simulate_fleet(requests, config, Oracle(need, margin, config.start_up_s), progress))
 
     best = with_margin(_MOST)
     low, high = _LEAST, _MOST

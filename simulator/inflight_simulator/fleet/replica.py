@@ -72,6 +72,7 @@ def scheduler_config(config: FleetConfig, longest: int) -> SchedulerConfig:
         max_model_len=longest,
         kv_headroom=model.kv_headroom,
         policy=config.policy,
+        ttft_target=config.targets.ttft,
         preemption="recompute",
         prefix_caching=False,
     )
@@ -105,6 +106,7 @@ class Replica:
         self.refused: list[int] = []
         self.scheduler = Scheduler(scheduling)
         self.scheduler.limits = Limits(*config.limits)
+        self.scheduler.prefill_cost = config.replica.cost
         self._course = course
         self._cost = config.replica.cost
         self._noise = noise
@@ -178,7 +180,7 @@ class Replica:
         if steps:
             self._start_run(min(steps, _AHEAD), now)
             return
-        plan = scheduler.schedule()
+        plan = scheduler.schedule(now)
         if plan is None:
             self.event = NEVER
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -37,13 +38,15 @@ class Controller(Protocol):
 def simulate_fleet(
     requests: Requests, config: FleetConfig, scaler: Scaler, progress: Progress | None = None
 ) -> FleetRun:
-    """All requests from their arrival to their end. Scalers decide up to the last arrival.
+    """All requests from their arrival to their end. Scalers decide up to the last arrival; a fixed number of replicas
+    is there from the start, whatever the bounds.
 
     Args:
         progress: called now and then with the share of requests that have arrived.
     """
-    controllers: list[Controller] = [] if isinstance(scaler, Fixed) else [ScalerController(scaler)]
-    return run_fleet(requests, config, controllers, progress)
+    if isinstance(scaler, Fixed):
+        return run_fleet(requests, replace(config, initial_replicas=scaler.count), [], progress)
+    return run_fleet(requests, config, [ScalerController(scaler)], progress)
 
 
 def run_fleet(

@@ -13,8 +13,8 @@ from prometheus_client import Histogram as ReferenceHistogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from e2e import cluster
-from inflight_engine.messages import StepStats
 from inflight_engine import buckets
+from inflight_engine.messages import StepStats
 from inflight_engine.server.health import health_status
 from inflight_engine.server.histogram import Histogram
 from inflight_engine.server.phase import Phase
