@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
 from inflight_simulator.fleet.config import FleetConfig
-from inflight_simulator.fleet.named import simulate_named
+from inflight_simulator.fleet.named import SPECIAL, simulate_named
 from inflight_simulator.fleet.outcome import FleetRun
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.summary import FleetSummary
@@ -56,6 +56,12 @@ def ranked(summaries: Mapping[str, FleetSummary]) -> list[str]:
         return not kept, summary.replica_hours if kept else -summary.attainment
 
     return sorted(summaries, key=rank)
+
+
+def followed(summaries: Mapping[str, FleetSummary]) -> list[str]:
+    """The scalers whose replicas are worth a line over time: those that are not the field's, and its best three."""
+    special = [name for name in summaries if name in SPECIAL]
+    return special + [name for name in ranked(summaries) if name not in SPECIAL][:3]
 
 
 def comparison_table(summaries: Mapping[str, FleetSummary]) -> str:

@@ -11,7 +11,9 @@ from inflight_simulator.fleet.scalers import NAMES as SCALERS
 from inflight_simulator.fleet.scalers import make_scaler
 
 ORACLE = "oracle"
-NAMES = (*SCALERS, ORACLE)
+SPECIAL = (ORACLE,)
+"""Those that are no `Scaler` of their own."""
+NAMES = (*SCALERS, *SPECIAL)
 
 
 def simulate_named(name: str, requests: Requests, config: FleetConfig, progress: Progress | None = None) -> FleetRun:
@@ -23,3 +25,12 @@ def simulate_named(name: str, requests: Requests, config: FleetConfig, progress:
     if name == ORACLE:
         return search_oracle(requests, config, progress=progress).run
     return simulate_fleet(requests, config, make_scaler(name, config), progress)
+
+
+def check_name(name: str, config: FleetConfig) -> None:
+    """
+    Raises:
+        InputError: there is no scaler of this name.
+    """
+    if name not in SPECIAL:
+        make_scaler(name, config)
