@@ -38,6 +38,12 @@ def _seconds(value: Number) -> str:
     return format_seconds(float(value))
 
 
+def _rate(value: Number) -> str:
+    """Three digits, as people read a rate: 61.3, 0.42."""
+    rate = float(value)
+    return f"{rate:.0f} requests/s" if rate >= 100 else f"{rate:.3g} requests/s"
+
+
 def _wait(number: Number) -> str:
     return f"{count(number, 'request')} {'waits' if number == 1 else 'wait'}"
 
@@ -78,6 +84,23 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
         + (f" while {_wait(n['waiting'])}" if "waiting" in n else f", {_room(n)}")
     ),
     "TtftWithinTarget": lambda n: f"p95 TTFT holds the target {_seconds(n['ttft_target'])}",
+    "TpotBeyondLimits": lambda n: (
+        f"p95 TPOT {_seconds(n['tpot'])} over target {_seconds(n['tpot_target'])}, and no limit is left to lower it"
+    ),
+    "TpotWithinTarget": lambda n: f"p95 TPOT holds the target {_seconds(n['tpot_target'])}",
+    "Concurrency": lambda n: f"{n['concurrency']:.1f} requests in each replica, {n['target']:g} is the target",
+    "Demand": lambda n: (
+        f"{count(n['replicas'], 'replica')}: {_rate(n['rate'])} of {n['prompt']:,.0f} + {n['output']:,.0f} tokens need"
+        f" {n['need']:.1f} at {_rate(n['each']).removesuffix(' requests/s')}/s each, margin {n['margin']:.1f}"
+        + (f", {n['backlog']:.1f} for {count(n['waiting'], 'waiting request')}" if "backlog" in n else "")
+        + (f", ready in {n['ready']:.0f} s" if "ready" in n else "")
+    ),
+    "LatelyNeeded": lambda n: f"{n['lately']:.1f} were needed lately",
+    "SeasonNeeded": lambda n: f"{n['lately']:.1f} were needed at this time yesterday or a week ago",
+    "TargetsOutOfReach": lambda n: (
+        "by its cost model no engine keeps spec.slo at any load: capacity is counted without"
+    ),
+    "DemandNotKnown": lambda n: "demand was not watched for long enough: not scaling down",
     "BelowMinReplicas": lambda n: f"minReplicas is {n['bound']}",
     "AboveMaxReplicas": lambda n: f"maxReplicas is {n['bound']}",
     # Replicas: what leaves them as they are.

@@ -46,11 +46,18 @@ _ON_THE_WAY = ("Starting", "Scheduling", "Loading", "Serving", "ScaledToZero")
 
 _STEADY = (
     "AsDesired",
+    "Concurrency",
+    "Demand",
+    "DemandNotKnown",
     "KvUtilization",
+    "LatelyNeeded",
     "MinReplicas",
     "NoRequestsWait",
     "ScaleDownHeld",
     "ScaleUpHeld",
+    "SeasonNeeded",
+    "TargetsOutOfReach",
+    "TpotBeyondLimits",
     "TtftOverTarget",
     "WaitingRequests",
     "Draining",
