@@ -43,6 +43,9 @@ def add_fleet_command_flags(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--json", type=Path, metavar="FILE", help="write all numbers as a JSON object; -: to standard output, alone"
     )
+    output.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="draw replicas, arrivals, share in target and queue over time"
+    )
     output.add_argument("--decisions", action="store_true", help="list what the operator decided, and why")
 
 
@@ -53,6 +56,11 @@ def run_fleet_command(flags: argparse.Namespace) -> int:
     progress = TerminalProgress(flags.scaler)
     run = simulate_named(flags.scaler, requests, config, progress)
     progress.end()
+    if flags.plot is not None:
+        # Imported only where it is wanted: it takes longer than many a simulation.
+        from inflight_simulator.fleet.plot import plot_fleet
+
+        plot_fleet(flags.plot, flags.scaler, run)
     summary = summarize_fleet(flags.scaler, requests, config, run)
     if flags.json == Path("-"):
         print(msgspec.json.encode(summary).decode())

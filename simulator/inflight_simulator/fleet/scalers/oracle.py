@@ -2,8 +2,7 @@
 
 For each stretch of time the capacity model (`inflight_cost.capacity`) says how many replicas the requests of that
 stretch need. The oracle orders the most that are needed until a replica ordered now would be ready, so that each is
-ready when it is needed, and a gap is bridged where that is cheaper than to start anew. What arrives before the first
-order can be ready is a backlog, for which more replicas are ordered at once.
+ready when it is needed, and a gap is bridged where that is cheaper than to start anew.
 
 The need times a margin is what it orders. `fleet.oracle_search` finds the smallest margin that keeps the attainment in
 the simulation itself. The capacity model is one of means, so the result is a good schedule, not the best there is.
@@ -12,9 +11,7 @@ the simulation itself. The capacity model is one of means, so the result is a go
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -26,9 +23,7 @@ from inflight_simulator.fleet.view import FleetView
 STRETCH_S = 5.0
 """Seconds for which one number of replicas is needed; also between two decisions."""
 MEAN_S = 15.0
-"""Of the requests whose mean is taken for a stretch: less would follow noise that a queue smooths."""
-DRAIN_S = 30.0
-"""In which a backlog that was there before the first replicas is worked off."""
+"""Of the requests whose mean is taken for the stretch in their middle: less would follow noise that a queue smooths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +38,11 @@ def needed(requests: Requests, config: FleetConfig) -> Need:
     """By the capacity model, at the limits and targets of `config`."""
     begin = float(requests.arrival_s[0])
     stretches = int((float(requests.arrival_s[-1]) - begin) // STRETCH_S) + 1
-    edges = begin + STRETCH_S * np.arange(stretches + 1)
-    starts, ends = np.searchsorted(requests.arrival_s, [edges[1:] - MEAN_S, edges[1:]], "left")
+    middle = begin + STRETCH_S * (np.arange(stretches) + 0.5)
+    starts, ends = np.searchsorted(requests.arrival_s, [middle - MEAN_S / 2, middle + MEAN_S / 2], "left")
     replicas = [
-        _replicas(requests, slice(start, end), min(MEAN_S, edge - begin), config)
-        for start, end, edge in zip(starts.tolist(), ends.tolist(), edges[1:].tolist(), strict=True)
+        _replicas(requests, slice(start, end), config)
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
     ]
     return Need(begin, tuple(replicas))
 
@@ -68,22 +63,13 @@ def largest_rate_of(load: Workload, config: FleetConfig, margins: Margins | None
     return largest_rate(replica, load, targets, StepLimits(*config.limits), margins)
 
 
-def _replicas(requests: Requests, part: slice, seconds: float, config: FleetConfig) -> float:
+def _replicas(requests: Requests, part: slice, config: FleetConfig) -> float:
     prompts, outputs = requests.prompt_tokens[part], requests.output_tokens[part]
     if not len(prompts):
         return 0.0
     rate = largest_rate_of(workload(prompts, outputs), config)
     # A stretch of requests that no replica carries within its targets is carried as well as may be.
-    return len(prompts) / seconds / rate if rate > 0 else float(config.max_replicas)
-
-
-def with_backlog(need: Sequence[float], initial: int, start_up_s: float) -> list[float]:
-    """`need` and what is left over from the time in which there are only the `initial` replicas."""
-    first, drain = math.ceil(start_up_s / STRETCH_S), math.ceil(DRAIN_S / STRETCH_S)
-    backlog = 0.0
-    for each in need[:first]:
-        backlog = max(0.0, backlog + each - initial)
-    return [each + (backlog / drain if first <= at < first + drain else 0.0) for at, each in enumerate(need)]
+    return len(prompts) / MEAN_S / rate if rate > 0 else float(config.max_replicas)
 
 
 class Oracle:
@@ -91,24 +77,17 @@ class Oracle:
     Args:
         need: of all requests to come.
         margin: factor of the need.
-        initial: replicas at the start.
         start_up_s: from order to ready.
     """
 
     interval_s = STRETCH_S
 
-    def __init__(self, need: Need, margin: float, initial: int, start_up_s: float) -> None:
+    def __init__(self, need: Need, margin: float, start_up_s: float) -> None:
         self._begin_s = need.begin_s
-        scaled = with_backlog([margin * each for each in need.replicas], initial, start_up_s)
-        counts = [max(1, math.ceil(round(each, 9))) for each in scaled]
+        counts = [max(1, math.ceil(round(margin * each, 9))) for each in need.replicas]
         # One stretch more than the start-up takes: the next order comes only after this one's stretch.
         ahead = math.ceil(start_up_s / STRETCH_S) + 1
         self._ordered = [max(counts[at : at + ahead + 1]) for at in range(len(counts))]
-
-    @property
-    def changes(self) -> int:
-        """How often the order changes."""
-        return sum(before != after for before, after in pairwise(self._ordered))
 
     def replicas(self, view: FleetView) -> int:
         at = int((view.now - self._begin_s) // STRETCH_S)
