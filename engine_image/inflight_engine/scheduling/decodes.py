@@ -82,8 +82,6 @@ class DecodeGroup:
         finish_at = length - base
         phase = (int(table.num_blocks[slot]) * self._block_size + 1 - base) % self._block_size
         self._is_member[slot] = True
-        self._num_members += 1
-        self._sum_of_bases += base
         self._base[slot], self._finish_at[slot], self._phase_of[slot] = base, finish_at, phase
         self._first_row[slot] = clock
         self._num_members += 1
@@ -105,13 +103,7 @@ class DecodeGroup:
         self._num_members -= 1
         self._sum_of_bases -= base
         self._is_member[slot] = False
-<<<<<<< HEAD
         self._table.num_tokens[slot] = base + self.clock
-=======
-        self._num_members -= 1
-        self._sum_of_bases -= int(self._base[slot])
-        self._table.num_tokens[slot] = self._base[slot] + self.clock
->>>>>>> h/cost
         phase.stale = self._stale = True
         return generated
 
@@ -136,11 +128,6 @@ class DecodeGroup:
         """Known tokens of any slots, members or not."""
         tokens = self._base[slots] + self.clock
         return np.where(self._is_member[slots], tokens, self._table.num_tokens[slots])
-
-    @property
-    def sum_of_tokens(self) -> int:
-        """Known tokens of all members together: what their next step attends to."""
-        return self._sum_of_bases + self._num_members * self.clock
 
     def growing(self) -> Slots | None:
         """Members whose last token has no block yet; None: no table grows in this step."""

@@ -129,21 +129,16 @@ class Scheduler:
         return self._num_queued_tokens + self._running.num_uncomputed_tokens
 
     @property
-<<<<<<< HEAD
     def num_decoding(self) -> int:
         """Requests that get a token in a step that is planned now, unless blocks run out."""
         self._running.decodes.settle()
         return len(self._running.decodes.slots)
 
     @property
-    def num_decode_kv_tokens(self) -> int:
-        """Tokens whose keys and values such a step reads for them."""
-        return self._running.decodes.sum_of_tokens
-=======
     def num_attended_tokens(self) -> int:
-        """Tokens whose keys and values the decodes of the latest plan read; ask before anything else is done."""
+        """Tokens whose keys and values the decodes of the latest plan read, or of a step that is planned now and
+        where no block runs out; ask before anything else is done."""
         return self._running.decodes.num_attended
->>>>>>> h/cost
 
     @property
     def kv_usage(self) -> float:

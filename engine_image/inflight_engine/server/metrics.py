@@ -10,14 +10,10 @@ from typing import NamedTuple
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-<<<<<<< HEAD
-from inflight_engine import buckets
-from inflight_engine.messages import EngineReady, StepStats
-=======
 from inflight_cost.backlog import backlog_seconds
 from inflight_cost.model import StepWork
+from inflight_engine import buckets
 from inflight_engine.messages import EngineReady, StepCost, StepStats
->>>>>>> h/cost
 from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import Limits

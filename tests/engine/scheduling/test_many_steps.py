@@ -81,7 +81,7 @@ def numbers(scheduler):
         scheduler.kv_usage,
         decodes.clock,
         scheduler.num_decoding,
-        scheduler.num_decode_kv_tokens,
+        scheduler.num_attended_tokens,
         decodes.slots.tolist(),
         table.order.tolist(),
         requests,
