@@ -19,7 +19,8 @@ class ServiceClass:
         weight: its share of admitted and generated tokens while several classes have requests waiting, above 0.
         priority: of its requests that bring no number, for the `priority` policy; smaller is earlier. It orders
             requests within the class: between classes only weights decide.
-        ttft_target, tpot_target: seconds; how many of its requests keep them is measured. None: no target.
+        ttft_target, tpot_target: seconds; how many of its requests keep them is measured, and the `deadline` policy
+            orders by the first. None: no target, or `SchedulerConfig.ttft_target`.
         max_queued_requests: most of its requests that wait; beyond it 503. None: only the bound of all classes.
     """
 
@@ -42,6 +43,9 @@ class SchedulerConfig:
         kv_headroom: share of the blocks that admission leaves free for growth, unless nothing else runs.
         policy: order of waiting requests within a class; a name of `policies.POLICIES`.
         priority_aging: seconds of waiting that count as one step of priority, for the `priority` policy.
+        ttft_target: seconds, of classes without their own, for the `deadline` policy; None: no target.
+        late_share: of the picks that the `deadline` policy gives to requests that cannot keep their target any more,
+            above 0 and at most 1.
         classes: at least one; a request that names none belongs to the first.
         preemption: one of `PREEMPTION_MODES`: `recompute`, `swap` (recompute where host memory is full), or `auto` (the
             cheaper by `SwapRates`).
@@ -57,6 +61,8 @@ class SchedulerConfig:
     kv_headroom: float = 0.0
     policy: str = "fcfs"
     priority_aging: float = 10.0
+    ttft_target: float | None = None
+    late_share: float = 0.1
     classes: tuple[ServiceClass, ...] = (ServiceClass(),)
     preemption: str = "auto"
     preemption_victim: str = "last_arrived"

@@ -88,6 +88,13 @@ class WaitingQueues:
             self._resumed.push(request, (request.order,))
         self._size += 1
 
+    def pass_time(self, now: float) -> bool:
+        """It is `now`, which never goes back; before `head` and `pop`. True: it makes a difference."""
+        changed = False
+        for policy in self._policies.values():
+            changed |= policy.pass_time(now)
+        return changed
+
     def head(self, clock: int) -> Request | None:
         """The next to be admitted, left in place; None when none waits. It may change as decodes go on."""
         resumed = self._resumed.first()
@@ -128,6 +135,11 @@ class WaitingQueues:
             policy.remove(request)
             self._left(request.service_class, policy)
         self._size -= 1
+
+    @property
+    def head_stays(self) -> bool:
+        """Whether `head` is the same while no request comes or goes, however the clock moves on."""
+        return self._only is not None and self._only.head_stays
 
     def admitted(self, request: Request, num_tokens: int, clock: int) -> None:
         """A request got a slot, right after it was popped, and its prefill computes this many tokens."""

@@ -3,20 +3,25 @@ mixed with decodes, Sarathi-Serve, Agrawal et al. 2024)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Set
 
 import numpy as np
 
+from inflight_cost.model import CostModel
 from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.cache.swap import swapping_is_cheaper
 from inflight_engine.request import FinishReason, Request, RequestState, TokenIds
 from inflight_engine.scheduling.config import PREEMPTION_MODES, SchedulerConfig, SwapRates
+from inflight_engine.scheduling.deadlines import Deadlines
 from inflight_engine.scheduling.limits import Limits
-from inflight_engine.scheduling.plan import BlockGrowth, Preemption, PrefillChunk, SlotStart, StepPlan
+from inflight_engine.scheduling.plan import BlockGrowth, BlockIds, Preemption, PrefillChunk, SlotStart, StepPlan
 from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_engine.scheduling.running import Running, all_tokens, hash_blocks, longest_request
 from inflight_engine.scheduling.under_way import PlansUnderWay
 from inflight_engine.scheduling.victims import VICTIMS
+
+_NO_BLOCKS: BlockIds = np.empty(0, np.int32)
 
 
 class CannotFitError(ValueError):
@@ -27,7 +32,7 @@ class Scheduler:
     """Decides from numbers, never from tensors; it has no clock and does no I/O.
 
     The caller alternates `schedule` and `update`, and all else may come between any two calls. Equal calls give equal
-    plans.
+    plans: the time of day, which only the `deadline` policy looks at, comes as an argument.
 
     `schedule` may run one step ahead: called again before `update` has brought the tokens of the plan before, it plans
     what follows from that plan whatever those tokens are. Decodes are then one token longer, chunks are computed, and
@@ -45,23 +50,32 @@ class Scheduler:
     A step in which nothing arrives, ends or runs out costs the same few microseconds however many requests run: what
     grows and what ends comes from the decode group's calendars. Everything else goes the long way, `_decide`.
 
+    Args:
+        contents: keep which blocks and tokens requests have. Without, plans are the same but for block and token ids,
+            which are all 0: for a simulation. Needs a configuration without prefix cache and host blocks.
+
     Raises:
-        ValueError: the policy, the victim rule or the way of preemption does not exist, or the classes are not valid.
+        ValueError: the policy, the victim rule or the way of preemption does not exist, the classes are not valid, or
+            the configuration needs contents.
 
     Attributes:
         rates: what `preemption: auto` compares; while unknown it recomputes.
+        last_change: `now` of the last `schedule` at which time made a difference to the order of waiting requests.
+            Calls with any later `now` before the next such one decide as calls with this one would.
         num_preemptions, num_swaps: since start; a swap is a preemption whose keys and values went to host memory.
         prefix_queries, prefix_hits: prompt tokens of admitted requests, and how many of them were in the prefix cache.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, *, contents: bool = True) -> None:
         self.config = config
         self.rates: SwapRates | None = None
         self.num_preemptions = self.num_swaps = 0
         self.prefix_queries = self.prefix_hits = 0
         self._limits = config.capacity
         self._queues = WaitingQueues(config)
-        self._running = Running(config, self._queues)
+        if not contents and (config.prefix_caching or config.num_host_blocks):
+            raise ValueError("without contents there is no prefix cache, and nothing to swap")
+        self._running = Running(config, self._queues, contents=contents)
         self._under_way = PlansUnderWay(self._running)
         self._host_pool = BlockPool(config.num_host_blocks, config.block_size) if config.num_host_blocks else None
         if config.preemption_victim not in VICTIMS:
@@ -74,15 +88,32 @@ class Scheduler:
         self._num_queued_tokens = 0
         self._num_orders = 0
         self._num_steps = 0
+        self.last_change = -math.inf
+        self._deadlines = Deadlines(config, self._running.pool)
         self._headroom_blocks = int(config.kv_headroom * config.num_blocks)
         self._changed = False
         """Something other than growth may have to be decided."""
         self._blocked: Request | None = None
-        """The queues' head that does not fit until something changes; as decodes go on another may take its place."""
+        """The queues' head that does not fit until something changes; as decodes go on, or time, another may take its
+        place."""
 
     @property
     def has_work(self) -> bool:
         return bool(self._requests)
+
+    @property
+    def num_steps(self) -> int:
+        """Planned so far: the number of the next one."""
+        return self._num_steps
+
+    @property
+    def prefill_cost(self) -> CostModel | None:
+        """What the `deadline` policy predicts the prefill of a request with when it arrives; None: not known yet."""
+        return self._deadlines.cost
+
+    @prefill_cost.setter
+    def prefill_cost(self, cost: CostModel | None) -> None:
+        self._deadlines.cost = cost
 
     @property
     def num_running(self) -> int:
@@ -96,6 +127,26 @@ class Scheduler:
     def num_uncomputed_tokens(self) -> int:
         """Prompt tokens (and lost tokens of preempted requests) still to be computed, waiting or in prefill."""
         return self._num_queued_tokens + self._running.num_uncomputed_tokens
+
+    @property
+    def num_decoding(self) -> int:
+        """Requests that get a token in a step that is planned now, unless blocks run out."""
+        self._running.decodes.settle()
+        return len(self._running.decodes.slots)
+
+    def decoding(self) -> list[tuple[Request, int]]:
+        """The requests that decode, each with the tokens it has generated so far; walks over all of them."""
+        decodes, table = self._running.decodes, self._running.table
+        decodes.settle()
+        requests = [table.request(slot) for slot in decodes.slots.tolist()]
+        known = decodes.num_tokens(decodes.slots).tolist()
+        return [(each, tokens - each.num_prompt_tokens) for each, tokens in zip(requests, known, strict=True)]
+
+    @property
+    def num_attended_tokens(self) -> int:
+        """Tokens whose keys and values the decodes of the latest plan read, or of a step that is planned now and
+        where no block runs out; ask before anything else is done."""
+        return self._running.decodes.num_attended
 
     @property
     def kv_usage(self) -> float:
@@ -152,9 +203,10 @@ class Scheduler:
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id} is in use")
         request.order = self._num_orders
-        self._queue(request)
         if self.config.prefix_caching:
             hash_blocks(request, request.num_prompt_tokens, self.config.block_size)
+        request.latest_start = self._deadlines.latest_start(request, self.num_running)
+        self._queue(request)
         self._num_orders += 1
         self._requests[request.request_id] = request
         self._changed = True
@@ -167,21 +219,25 @@ class Scheduler:
         self._finish(request, reason)
         return True
 
-    def schedule(self) -> StepPlan | None:
+    def schedule(self, now: float = 0.0) -> StepPlan | None:
         """The next step, or None when nothing is left to run, or nothing can be decided before `update` of the plan
-        that is under way. At most one may be."""
+        that is under way. At most one may be.
+
+        Args:
+            now: seconds on the clock of `Request.arrival_time`, never less than before.
+        """
         if not self._requests:
             return None
         under_way = self._under_way
         if under_way.newest is not None and under_way.count_ahead(under_way.newest):
             self._changed = True
-        if self._changed or self._head_moved():
-            return self._decide()
+        if self._changed or self._head_moved(now):
+            return self._decide(now)
         decodes, pool = self._running.decodes, self._running.pool
         growing, growth = decodes.growing(), None
         if growing is not None:
             if len(growing) > pool.num_free:
-                return self._decide()
+                return self._decide(now)
             growth = decodes.grow(pool.allocate(len(growing)))
         step = self._num_steps
         self._num_steps = step + 1
@@ -214,6 +270,53 @@ class Scheduler:
             self._finish(request, reason)
         return finished
 
+    def steady_steps(self) -> int:
+        """How many of the next steps are decodes alone, in which nothing is to be decided: a caller that knows all of
+        their tokens beforehand may take them in with one `advance_many`. Requests may end with the last one.
+
+        0: the next step has to be planned by `schedule`, or a plan is under way.
+        """
+        running, under_way = self._running, self._under_way
+        if under_way.newest is not None or under_way.counted is not None:
+            return 0
+        if running.prefilling or running.paused or running.ending or self._preemptions:
+            return 0
+        decodes = running.decodes
+        decodes.settle()
+        num_decodes = len(decodes.slots)
+        if num_decodes == 0 or num_decodes > self._limits.max_num_batched_tokens:
+            return 0
+        if len(self._queues) and self._may_admit(num_decodes):
+            return 0
+        return decodes.steady_steps(running.pool.num_free)
+
+    def _may_admit(self, num_decodes: int) -> bool:
+        """Whether a steady step might have room for a request that waits."""
+        if num_decodes >= self._limits.max_num_batched_tokens:
+            return False
+        if self.num_running >= self._limits.max_num_seqs or not self._running.table.has_free:
+            return False
+        # A head that stays at its place, and did not fit, fits no better in a cache that only fills.
+        return self._changed or self._blocked is None or not self._queues.head_stays
+
+    def advance_many(self, count: int, token_id: int) -> list[Request]:
+        """Take in so many steps at once, at least one and at most `steady_steps`: the state is then that after as many
+        times `schedule` and `update` with `token_id`, which must be no stop token, for every decode.
+
+        Returns:
+            The requests that ended with the last step.
+        """
+        running = self._running
+        if self._changed:
+            self._changed, self._blocked = False, None
+            running.releases.clear()
+        self._num_steps += count
+        full = running.decodes.advance_many(count, running.pool, token_id)
+        finished = [running.table.request(slot) for slot in full]
+        for request in finished:
+            self._finish(request, FinishReason.LENGTH)
+        return finished
+
     def left_since(self, plan: StepPlan) -> Set[int]:
         """Slots of a plan under way whose requests ended since it was made: its tokens for them go to nobody."""
         return self._under_way.left_since(plan)
@@ -243,11 +346,18 @@ class Scheduler:
         in_slots = [self._running.table.request(slot) for slot in slots if slot not in left]
         return in_slots + [request for request in swapped_out if request is not None]
 
-    def _head_moved(self) -> bool:
+    def _head_moved(self, now: float) -> bool:
         blocked = self._blocked
-        return blocked is not None and self._queues.head(self._running.decodes.clock) is not blocked
+        if blocked is None:
+            return False
+        self._pass_time(now)
+        return self._queues.head(self._running.decodes.clock) is not blocked
 
-    def _decide(self) -> StepPlan | None:
+    def _pass_time(self, now: float) -> None:
+        if self._queues.pass_time(now):
+            self.last_change = now
+
+    def _decide(self, now: float) -> StepPlan | None:
         """A step in which something changes: every running decode the budget allows goes first, oldest first; then
         prefills under way; then admissions."""
         running = self._running
@@ -265,7 +375,7 @@ class Scheduler:
             budget -= chunks[-1].length
         # A step that had to preempt admits nobody: the victim would bounce straight back.
         self._changed = bool(self._preemptions)
-        starts = [] if self._preemptions else self._admit(budget, chunks)
+        starts = [] if self._preemptions else self._admit(budget, chunks, now)
         self._changed |= bool(running.prefilling)
         if not chunks and not len(decode_slots):
             return None  # Whoever runs ends with the step under way.
@@ -328,8 +438,9 @@ class Scheduler:
                 running.resume(slot)
         decodes.settle()
 
-    def _admit(self, budget: int, chunks: list[PrefillChunk]) -> list[SlotStart]:
+    def _admit(self, budget: int, chunks: list[PrefillChunk], now: float) -> list[SlotStart]:
         starts: list[SlotStart] = []
+        self._pass_time(now)
         running, clock = self._running, self._running.decodes.clock
         while budget > 0 and self.num_running < self._limits.max_num_seqs and running.table.has_free:
             request = self._queues.head(clock)
@@ -349,13 +460,17 @@ class Scheduler:
         pool, num_tokens, swapped = self._running.pool, request.num_tokens, request.state is RequestState.SWAPPED
         # At least one token has to be computed, for its logits.
         hashes = [] if swapped else request.block_hashes[: (num_tokens - 1) // pool.block_size]
-        shared = pool.match(hashes)
+        shared = pool.match(hashes) if hashes else _NO_BLOCKS
         num_new = pool.blocks_for(num_tokens) - len(shared)
+        num_taken = num_new + (pool.num_unowned(shared) if len(shared) else 0)
         headroom = self._headroom_blocks if self.num_running else 0
-        if num_new + pool.num_unowned(shared) + headroom > pool.num_free:
+        if num_taken + headroom > pool.num_free:
             return None
-        pool.share(shared)
-        block_ids = np.concatenate([shared, pool.allocate(num_new)])
+        if len(shared):
+            pool.share(shared)
+            block_ids = np.concatenate([shared, pool.allocate(num_new)])
+        else:
+            block_ids = pool.allocate(num_new)
         computed = request.num_computed_tokens if swapped else len(shared) * pool.block_size
         if self.config.prefix_caching and request.state is RequestState.WAITING:
             self.prefix_queries += request.num_prompt_tokens

@@ -49,13 +49,13 @@ def decided(seen, memory=None, **policy):
 
 
 def test_a_steady_rate_needs_its_share_of_capacity_and_a_margin_and_says_so():
-    replicas, reason, _ = decided(view([61.0] * 60, ready=3, starting=(41.0,)))
-    margin = math.sqrt(WORKLOAD.prompt_square / WORKLOAD.prompt**2 * 61 / 15) / EACH
-    assert reason.numbers["need"] == pytest.approx(61 / EACH)
+    replicas, reason, _ = decided(view([49.0] * 60, ready=3, starting=(41.0,)))
+    margin = math.sqrt(WORKLOAD.prompt_square / WORKLOAD.prompt**2 * 49 / 15) / EACH
+    assert reason.numbers["need"] == pytest.approx(49 / EACH)
     assert reason.numbers["margin"] == pytest.approx(margin)
-    assert replicas == math.ceil(61 / EACH + margin - AutopilotPolicy().tolerance)
+    assert replicas == math.ceil(49 / EACH + margin - AutopilotPolicy().tolerance)
     said = sentence(reason)
-    assert said.startswith(f"{replicas} replicas: 61 requests/s of 1,155 + 211 tokens need {61 / EACH:.1f} at ")
+    assert said.startswith(f"{replicas} replicas: 49 requests/s of 1,155 + 211 tokens need {49 / EACH:.1f} at ")
     assert said.endswith(f"{EACH:.3g}/s each, margin {margin:.1f}, ready in 41 s")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.policies.base import Policy
+from inflight_engine.scheduling.policies.deadline import Deadline
 from inflight_engine.scheduling.policies.fair import Fair
 from inflight_engine.scheduling.policies.fcfs import Fcfs
 from inflight_engine.scheduling.policies.priority import Priority
@@ -16,4 +17,5 @@ POLICIES: dict[str, Callable[[SchedulerConfig], Policy]] = {
     "sjf": ShortestJobFirst,
     "priority": Priority,
     "fair": Fair,
+    "deadline": Deadline,
 }

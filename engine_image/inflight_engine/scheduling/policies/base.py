@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from inflight_engine.request import Request
 from inflight_engine.scheduling.config import SchedulerConfig
@@ -15,11 +15,16 @@ class Policy(Protocol):
 
     Nobody overtakes the head: where it does not fit, the scheduler waits until it does. Requests that lost their slot
     do not come back here. `clock` counts the steps that were computed, and never goes back; every decoding request
-    generates one token for each count, so a policy that accounts for tokens needs to hear only of changes: the last
-    three methods, which the others inherit as they are.
+    generates one token for each count, so a policy that accounts for tokens needs to hear only of changes. `now` are
+    seconds on the clock of `Request.arrival_time`. The last four methods do nothing unless a policy needs them.
 
     Every operation should cost O(log n) of the requests that wait.
+
+    Attributes:
+        head_stays: `head` is the same at every clock while no request comes or goes.
     """
+
+    head_stays: ClassVar[bool] = False
 
     def __len__(self) -> int:
         """Requests that wait."""
@@ -50,6 +55,11 @@ class Policy(Protocol):
         """
         ...
 
+    def pass_time(self, now: float) -> bool:
+        """It is `now`, which never goes back. Called before `head` is asked for; True: some request waits otherwise
+        than before, so the head may be another."""
+        return False
+
     def admitted(self, request: Request, num_tokens: int, clock: int) -> None:
         """A request got a slot, right after it was popped; its prefill computes this many tokens of its prompt that
         were not counted before, and samples one. Also called, with 0, when it resumes after a preemption."""
@@ -66,6 +76,8 @@ class StaticKeyPolicy(Policy):
 
     A subclass says what the number is.
     """
+
+    head_stays = True
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
