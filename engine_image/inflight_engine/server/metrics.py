@@ -24,7 +24,7 @@ from inflight_engine.server.throughput import Throughput
 NO_STATS = StepStats(0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 """Before the first step."""
 
-REJECTIONS = ("queue_full", "class_queue_full", "queue_tokens", "draining", "not_ready", "never_fits")
+REJECTIONS = ("queue_full", "class_queue_full", "queue_tokens", "shed", "draining", "not_ready", "never_fits")
 """Why a request was not taken: 400 for the last, 503 for the others."""
 
 

@@ -28,6 +28,6 @@ class Throughput:
         self._tokens = self._tokens * keep + stats.num_prefill_tokens + stats.num_decode_tokens
         self._seconds = self._seconds * keep + stats.step_seconds
 
-    def seconds_for(self, tokens: int) -> float:
+    def seconds_for(self, tokens: float) -> float:
         """Seconds that `tokens` take at the measured rate; 0 while nothing was measured."""
         return tokens * self._seconds / self._tokens if self._tokens else 0.0
