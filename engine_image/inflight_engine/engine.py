@@ -196,7 +196,11 @@ class Engine:
     def _launch(self) -> _Launched | None:
         """Plan the next step and launch it; None: there is nothing to compute, or not yet."""
         started = self._clock()
-        plan = self._scheduler.schedule()
+        scheduler = self._scheduler
+        number = scheduler.num_steps
+        plan = scheduler.schedule(started)
+        if self._recorder is not None and scheduler.last_change == started:
+            self._recorder.time_passed(number, started)
         if plan is None:
             return None
         work = work_of(plan, self._scheduler.num_attended_tokens, self._scheduler.config.block_size)
@@ -332,7 +336,9 @@ class Engine:
 
     def _predict_with(self, cost: CostModel | None) -> None:
         """`cost`: None: no model fits well enough."""
-        self._step_times.cost = cost
+        self._step_times.cost = self._scheduler.prefill_cost = cost
+        if self._recorder is not None:
+            self._recorder.prefill_cost(cost)
 
     def _stats(
         self,

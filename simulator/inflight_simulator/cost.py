@@ -61,6 +61,11 @@ def swap_rates(cost: Cost) -> SwapRates | None:
     return SwapRates(prefill=_PREFILL / prefill_s, copy=1 / cost.copied_token_s) if prefill_s > 0 else None
 
 
+def prefill_cost(cost: Cost) -> CostModel | None:
+    """What the scheduler predicts prefills with; None: prefill is free."""
+    return cost if isinstance(cost, CostModel) else None
+
+
 def read_cost(path: Path) -> CostModel:
     """The cost model that `calibrate --out` wrote; a factor that is not in the file is the default one.
 
