@@ -8,7 +8,7 @@ from inflight_cost.model import CostModel, StepWork
 from inflight_engine.cache.block_counter import BlockCounter
 from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.request import Request
-from inflight_engine.scheduling.config import SchedulerConfig
+from inflight_engine.scheduling.config import SchedulerConfig, ttft_targets
 
 
 class Deadlines:
@@ -21,12 +21,7 @@ class Deadlines:
     def __init__(self, config: SchedulerConfig, pool: BlockPool | BlockCounter) -> None:
         self.cost: CostModel | None = None
         self._pool = pool
-        self._targets: dict[str, float] = {}
-        if config.policy == "deadline":
-            for each in config.classes:
-                target = config.ttft_target if each.ttft_target is None else each.ttft_target
-                if target is not None:
-                    self._targets[each.name] = target
+        self._targets = ttft_targets(config.policy, config.classes, config.ttft_target)
 
     def latest_start(self, request: Request, num_running: int) -> float:
         """Arrival + target - what computing the prompt adds to steps - one step of the decodes that run, in seconds on
