@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from inflight_cost.model import StepWork, attended_tokens
 from inflight_engine.request import DEFAULT_CLASS, Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig, SwapRates
 from inflight_engine.scheduling.plan import PrefillChunk, SlotStart, StepPlan
 from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler
 from inflight_simulator.arrivals import OUTPUT_TOKEN, Arrival, prompt_token_ids
-from inflight_simulator.cost import Cost, StepWork, attended_tokens, prefill_cost
+from inflight_simulator.cost import Cost, prefill_cost
 from inflight_simulator.outcome import NEVER, Outcome, Phase, Refusal, Run, Span
 from inflight_simulator.passes import Pass, Passes, mixed
 

@@ -28,7 +28,7 @@ COST_FLAGS = {
     ),
     "copied_token_s": ("--cost-copied-token-us", 1e-6, "microseconds for each token copied to or from host memory"),
 }
-"""Field of LinearCost: its flag, seconds in the flag's unit, help."""
+"""Field of CostModel: its flag, seconds in the flag's unit, help."""
 
 _MOST_SEQS, _MOST_BLOCKS, _MOST_BLOCK_TOKENS = 100_000, 100_000_000, 1_000_000
 """The simulator has rows of memory for each of them."""

@@ -120,6 +120,11 @@ class Scheduler:
         return self._num_queued_tokens + self._running.num_uncomputed_tokens
 
     @property
+    def num_attended_tokens(self) -> int:
+        """Tokens whose keys and values the decodes of the latest plan read; ask before anything else is done."""
+        return self._running.decodes.num_attended
+
+    @property
     def kv_usage(self) -> float:
         """Share of KV blocks that requests hold, 0..1. What is cached but held by nobody is as good as free."""
         return self._running.pool.usage

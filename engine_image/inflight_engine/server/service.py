@@ -19,6 +19,7 @@ from inflight_engine.messages import (
     RecordFlushed,
     Shutdown,
     Starting,
+    StepCost,
     StepReport,
     ToEngine,
 )
@@ -80,7 +81,9 @@ class Service:
         self.record = None if config.engine.record is None else Path(config.engine.record)
         self.progress = Progress(self.started)
         self.stats = NO_STATS
-        self.metrics = EngineMetrics(config.served_model_name, config.engine.classes, self._gauges)
+        self.metrics = EngineMetrics(
+            config.served_model_name, config.engine.classes, self._gauges, lambda: self._dispatcher.running()
+        )
         self.link = EngineLink(self._on_message, self.lose_engine)
         self.calls = EngineCalls(self._send)
         self.runtime = RuntimeConfig(config.engine.classes, self.calls)
@@ -91,7 +94,7 @@ class Service:
             config.engine.classes,
             config.shed_after,
             ttft_targets(config.engine.scheduling_policy, config.engine.classes, config.engine.ttft_target),
-            self.metrics.throughput.seconds_for,
+            self._seconds_for,
         )
         self._dispatcher = Dispatcher(
             self.metrics,
@@ -182,6 +185,7 @@ class Service:
             generation = Generation(request, tokenizer.detokenizer(request.prompt_token_ids), arrived, inbox)
             self._enter_queue(generation)
             self._dispatcher.add(generation)
+            self.metrics.arrived(len(request.prompt_token_ids))
             self._timeouts.waits(generation, now)
             generations.append(generation)
         return generations
@@ -230,6 +234,8 @@ class Service:
                 self._dispatcher.report(message, now)
             case LongStep():
                 self.progress.announced(message, now)
+            case StepCost():
+                self.metrics.step_cost = message
             case Starting():
                 self._dispatcher.starting(message.request_ids)
             case Configured():
@@ -360,7 +366,7 @@ class Service:
 
     def _check_bounds(self, service_class: str, num_requests: int, num_tokens: int) -> None:
         uncomputed = self._gauges().waiting_tokens
-        predicted = self.metrics.throughput.seconds_for(uncomputed)
+        predicted = self._seconds_for(uncomputed)
         refusal = self._queue.refusal(service_class, num_requests, num_tokens, min(predicted, LONGEST_RETRY_AFTER))
         if refusal is not None:
             reason, error = refusal
@@ -372,6 +378,10 @@ class Service:
         if shed is not None:
             self.metrics.rejections["shed"] += 1
             raise shed
+
+    def _seconds_for(self, num_tokens: float) -> float:
+        """Until so many prompt tokens are computed."""
+        return self.metrics.seconds_for(num_tokens, self.runtime.limits)
 
     def _send(self, *messages: ToEngine) -> None:
         if not self.has_work:

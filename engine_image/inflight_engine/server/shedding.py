@@ -22,7 +22,7 @@ class Shedding:
         classes: their `shed_after` stands instead of `bound`.
         bound: seconds, of classes without their own; None: any wait.
         targets: of TTFT by class, where the policy orders by them.
-        seconds_for: how long so many prompt tokens take at the measured rate.
+        seconds_for: how long so many prompt tokens take; 0 before anything is measured.
     """
 
     def __init__(

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight_cost.model import CostModel
 from inflight_engine.config import EngineConfig
+from inflight_engine.messages import StepCost
 from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.shedding import Shedding
@@ -93,6 +95,7 @@ async def test_a_request_that_would_wait_too_long_is_503_and_counted_and_an_idle
     fake = await make_fake(engine=engine, shed_after=100.0)
     first = start(fake)
     await until(lambda: fake.engine.requests)
+    fake.engine.send(StepCost(CostModel(0.0, 0.0, 1e-3, 0.0, 0.0), 0.0, 100.0))
     fake.engine.report(num_prefill_tokens=100, step_seconds=0.1, num_running=1, waiting_prompt_tokens=500)
     await until(lambda: fake.service.stats.num_running == 1)
     refused = await start(fake)
