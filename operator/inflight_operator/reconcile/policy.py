@@ -12,7 +12,7 @@ from inflight_operator.decide.scaling import ScalingBounds, ScalingTargets
 from inflight_operator.decide.tuning import TuningMode
 from inflight_operator.decide.tuning_types import Slo
 from inflight_operator.limits import Limits, LimitsBounds
-from inflight_operator.quantities import parse_duration
+from inflight_operator.quantities import parse_duration, parse_quantity
 from inflight_operator.render import Settings
 from inflight_operator.render.deployment import digest, template_inputs
 from inflight_operator.render.pod import pod_template
@@ -31,6 +31,8 @@ class Policy:
         replicas: `spec.replicas`.
         targets, behavior, bounds: of scaling.
         fallback_targets: that count while there is no capacity model.
+        price: of a pod for an hour; None where it is not known.
+        currency: of the price, empty where it is not known.
         slo: latencies to keep, seconds.
         tuning: its mode.
         tuning_bounds: of the limits.
@@ -47,6 +49,8 @@ class Policy:
     fallback_targets: ScalingTargets
     behavior: Behavior
     bounds: ScalingBounds
+    price: float | None
+    currency: str
     slo: Slo
     tuning: TuningMode
     tuning_bounds: LimitsBounds
@@ -76,6 +80,8 @@ def policy_of(service: InferenceService, settings: Settings) -> Policy:
         ),
         behavior=_behavior(spec, external=external),
         bounds=ScalingBounds(spec.scaling.min_replicas, spec.scaling.max_replicas),
+        price=None if spec.cost is None else float(parse_quantity(spec.cost.price_per_replica_hour)),
+        currency="" if spec.cost is None else spec.cost.currency or "",
         slo=Slo(ttft, tpot),
         tuning=TuningMode(spec.tuning.mode),
         tuning_bounds=tuning_bounds(spec),
