@@ -21,6 +21,7 @@ import numpy as np
 from bench.recorder_cost import recorder_cost
 from bench.served import served_engine
 from bench.trace_load import Job, Measured, run_load
+from inflight_cost.model import CostModel
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.replay import replay
 from inflight_engine.recording.survey import Survey
@@ -28,7 +29,6 @@ from inflight_simulator.arrivals import Arrival, Scaling, scaled
 from inflight_simulator.calibrate import fit_cost
 from inflight_simulator.calibrate_command import fit_text
 from inflight_simulator.continuous import simulate_continuous
-from inflight_simulator.cost import LinearCost
 from inflight_simulator.step_log import read_steps
 from inflight_simulator.trace_files import read_arrivals
 
@@ -84,7 +84,7 @@ def read_measured(path: Path) -> list[Measured]:
         ]
 
 
-def simulate(jobs: Sequence[Job], recording: Path, cost: LinearCost) -> list[Measured]:
+def simulate(jobs: Sequence[Job], recording: Path, cost: CostModel) -> list[Measured]:
     """The same jobs on the virtual clock, with the scheduler configured as in the recording."""
     arrivals = [Arrival(*job) for job in jobs]
     run = simulate_continuous(arrivals, Recording(recording).header.config, cost)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -86,6 +87,8 @@ class Request:
         cache_salt: only requests with equal salts (and tenants) share cached prefixes.
         predicted_tokens: output tokens it is expected to generate, for the `sjf` policy; None: `max_tokens`.
         order: place in the order of arrival; the scheduler sets it when the request is added.
+        latest_start: until when it must start to keep its TTFT target, on the clock of `arrival_time`; the scheduler
+            sets it when the request is added. Infinite: it has no target, or the policy does not order by it.
         output_token_ids: tokens generated so far, kept here only while the request has no slot.
         num_computed_tokens: tokens whose keys and values are in `host_block_ids`, while SWAPPED; otherwise 0.
         block_hashes: chained content hashes of its leading full blocks, prompt first; empty without a prefix cache.
@@ -104,6 +107,7 @@ class Request:
     state: RequestState = RequestState.WAITING
     slot: int = -1
     order: int = -1
+    latest_start: float = math.inf
     output_token_ids: TokenIds = field(default_factory=lambda: NO_TOKENS)
     num_preemptions: int = 0
     num_computed_tokens: int = 0

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from inflight_cost.model import StepWork, attended_tokens
 from inflight_engine.request import DEFAULT_CLASS, Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig, SwapRates
 from inflight_engine.scheduling.plan import PrefillChunk, SlotStart, StepPlan
 from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler
 from inflight_simulator.arrivals import OUTPUT_TOKEN, Arrival, prompt_token_ids
-from inflight_simulator.cost import Cost, StepWork, attended_tokens
+from inflight_simulator.cost import Cost, prefill_cost
 from inflight_simulator.outcome import NEVER, Outcome, Phase, Refusal, Run, Span
 from inflight_simulator.passes import Pass, Passes, mixed
 
@@ -78,6 +79,7 @@ class _Engine:
         self.block_size = config.block_size
         self.scheduler = Scheduler(config)
         self.scheduler.rates = rates
+        self.scheduler.prefill_cost = prefill_cost(cost)
         self.run = Run(num_slots)
         self.now = 0.0
         self.num_arrived = 0
@@ -92,7 +94,7 @@ class _Engine:
         scheduler, run = self.scheduler, self.run
         while True:
             self._arrive()
-            plan = scheduler.schedule()
+            plan = scheduler.schedule(self.now)
             if plan is not None:
                 self._step(plan)
             elif self.num_arrived < len(self.arrivals):

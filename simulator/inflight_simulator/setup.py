@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from inflight_engine.request import DEFAULT_CLASS
 from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
 from inflight_engine.scheduling.limits import Limits
+from inflight_engine.scheduling.policies import default_policy
 from inflight_simulator.arrivals import Arrival, Scaling, blocks_of, scaled
 from inflight_simulator.continuous import simulate_continuous
-from inflight_simulator.cost import Cost, LinearCost, UnitCost, check_cost, read_cost, swap_rates
+from inflight_simulator.cost import LLAMA_8B_H100, Cost, UnitCost, check_cost, read_cost, swap_rates
 from inflight_simulator.errors import InputError
 from inflight_simulator.flags import COST_FLAGS, DEFAULTS, attribute
 from inflight_simulator.outcome import Run
@@ -76,8 +75,10 @@ def setup(flags: argparse.Namespace) -> Setup:
         block_size=block_size,
         max_model_len=flags.max_model_len or max(arrival.total_tokens for arrival in arrivals),
         kv_headroom=headroom,
-        policy=given("scheduling_policy"),
+        policy=flags.scheduling_policy or default_policy(flags.ttft_target, ()),
         priority_aging=given("priority_aging"),
+        ttft_target=flags.ttft_target,
+        late_share=given("late_share"),
         classes=_classes(arrivals, dict(flags.class_weight or ())),
         preemption=given("preemption"),
         preemption_victim=given("preemption_victim"),
@@ -122,8 +123,8 @@ def cost_model(flags: argparse.Namespace) -> Cost:
         if given:
             raise InputError(f"with --cost unit a step takes 1 s; leave out {COST_FLAGS[next(iter(given))][0]}")
         return UnitCost()
-    model = read_cost(Path(flags.cost)) if flags.cost else LinearCost()
-    model = msgspec.structs.replace(model, **given)
+    model = read_cost(Path(flags.cost)) if flags.cost else LLAMA_8B_H100
+    model = replace(model, **given)
     check_cost(model)
     return model
 

@@ -13,10 +13,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 
+from inflight_cost.model import StepWork, attended_tokens
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.running import longest_request
 from inflight_simulator.arrivals import Arrival, blocks_of
-from inflight_simulator.cost import Cost, StepWork, attended_tokens
+from inflight_simulator.cost import Cost
 from inflight_simulator.outcome import Outcome, Phase, Refusal, Run, Span
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from inflight_cost.model import StepWork, attended_tokens
+from inflight_engine.cost_fit.least_squares import Floats
 from inflight_engine.recording.lines import Repeated, Step
 from inflight_engine.recording.reader import Recording, RecordingError
 from inflight_simulator.arrivals import blocks_of
-from inflight_simulator.cost import StepWork, attended_tokens
 from inflight_simulator.errors import InputError
-from inflight_simulator.least_squares import Floats
 
 _MICRO = 1e-6
 

@@ -28,6 +28,8 @@ ALWAYS = (
     "limit_changes",
     "rate_changes",
     "weight_changes",
+    "prefill_cost_changes",
+    "late_starts",
     "ahead",
     "late_tokens",
     "put_back",
@@ -44,7 +46,7 @@ def test_random_steps_break_no_rule_and_everything_happens():
 
 
 def test_every_policy_victim_rule_and_way_of_preemption_is_drawn():
-    drawn = [random_fields(fuzz.Random(seed)) for seed in range(400)]
+    drawn = [random_fields(fuzz.Random(seed), fuzz.Random(seed)) for seed in range(400)]
     assert {each["policy"] for each in drawn} == set(POLICIES)
     assert {each["preemption_victim"] for each in drawn} == set(VICTIMS)
     assert {each["preemption"] for each in drawn} == set(PREEMPTION_MODES)

@@ -1,20 +1,22 @@
 import gzip
+from dataclasses import astuple, replace
 
 import msgspec
 import numpy as np
 import pytest
 
+from inflight_cost.model import CostModel, StepWork
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.request import Request, SamplingParams
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_simulator.calibrate import fit_cost
 from inflight_simulator.cli import main
-from inflight_simulator.cost import LinearCost, StepWork, read_cost
+from inflight_simulator.cost import LLAMA_8B_H100, read_cost
 from inflight_simulator.errors import InputError
 from inflight_simulator.step_log import read_steps
 from tests.simulator.support import scheduler_config
 
-TRUE = LinearCost(
+TRUE = CostModel(
     base_s=0.03,
     decode_seq_s=0.002,
     prefill_token_s=0.0011,
@@ -43,7 +45,7 @@ def steps(count=600, seed=0, copies=True):
 
 
 def assert_close(fitted, true, tolerance):
-    for name in LinearCost.__struct_fields__:
+    for name in CostModel.__dataclass_fields__:
         assert getattr(fitted, name) == pytest.approx(getattr(true, name), rel=tolerance), name
 
 
@@ -72,7 +74,7 @@ def test_noise_of_a_tenth_and_hiccups_move_it_little():
 def test_a_factor_of_what_no_step_did_keeps_the_default_and_is_named():
     fit = fit_cost(*steps(copies=False))
     assert fit.unseen == ("copied_token_s",)
-    assert fit.cost.copied_token_s == LinearCost().copied_token_s
+    assert fit.cost.copied_token_s == LLAMA_8B_H100.copied_token_s
 
 
 def test_no_factor_is_below_zero_where_plain_least_squares_would_have_one():
@@ -82,7 +84,7 @@ def test_no_factor_is_below_zero_where_plain_least_squares_would_have_one():
     assert np.linalg.lstsq(matrix / seconds[:, None], np.ones(len(seconds)), rcond=None)[0].min() < 0
     fit = fit_cost(works, seconds)
     assert fit.cost.decode_seq_s == 0.0
-    assert min(msgspec.structs.astuple(fit.cost)[:-1]) == 0.0
+    assert min(astuple(fit.cost)[:-1]) == 0.0
 
 
 def test_a_machine_that_is_not_linear_in_tokens_gets_a_curve_and_a_close_fit():
@@ -105,22 +107,28 @@ def test_a_curve_of_decodes_alone_leaves_prefill_at_its_default():
     assert fit.cost.curve
     assert fit.unseen == ("prefill_token_s", "prefill_context_token_s")
     for name in fit.unseen:
-        assert getattr(fit.cost, name) == getattr(LinearCost(), name) > 0
+        assert getattr(fit.cost, name) == getattr(LLAMA_8B_H100, name) > 0
 
 
 def test_a_curve_is_interpolated_stays_before_its_first_point_and_goes_on_after_its_last():
-    cost = LinearCost(base_s=0, decode_seq_s=0, decode_kv_token_s=0, curve=((2.0, 0.5), (4.0, 1.5)))
+    cost = replace(LLAMA_8B_H100, base_s=0, decode_seq_s=0, decode_kv_token_s=0, curve=((2.0, 0.5), (4.0, 1.5)))
     assert [cost.seconds(StepWork(n, 0, 0, 0, 0)) for n in (1, 2, 3, 4, 6)] == [0.5, 0.5, 1.0, 1.5, 2.5]
 
 
 def test_a_curve_that_falls_at_its_end_stays_there():
-    cost = LinearCost(base_s=0, decode_seq_s=0, decode_kv_token_s=0, curve=((2.0, 0.5), (4.0, 0.4)))
+    cost = replace(LLAMA_8B_H100, base_s=0, decode_seq_s=0, decode_kv_token_s=0, curve=((2.0, 0.5), (4.0, 0.4)))
     assert cost.seconds(StepWork(40, 0, 0, 0, 0)) == 0.4
 
 
 def test_noise_between_its_last_points_does_not_decide_how_a_curve_goes_on():
-    cost = LinearCost(base_s=0, prefill_token_s=0, prefill_context_token_s=0, curve=((2, 0.1), (255, 0.5), (511, 1.0)))
-    noisy = msgspec.structs.replace(cost, curve=(*cost.curve, (512.0, 1.1)))
+    cost = replace(
+        LLAMA_8B_H100,
+        base_s=0,
+        prefill_token_s=0,
+        prefill_context_token_s=0,
+        curve=((2, 0.1), (255, 0.5), (511, 1.0)),
+    )
+    noisy = replace(cost, curve=(*cost.curve, (512.0, 1.1)))
     for each in (cost, noisy):
         assert each.seconds(StepWork(0, 1024, 0, 0, 0)) == pytest.approx(2.1, rel=0.1)
 

@@ -1,21 +1,23 @@
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inflight_cost.model import StepWork
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_simulator.arrivals import Arrival, Scaling, scaled
 from inflight_simulator.continuous import simulate_continuous
-from inflight_simulator.cost import LinearCost, StepWork, UnitCost, swap_rates
+from inflight_simulator.cost import LLAMA_8B_H100, UnitCost, swap_rates
 from inflight_simulator.outcome import Phase
 from inflight_simulator.passes import separate
 from inflight_simulator.summary import summarize
 from inflight_simulator.trace_files import read_arrivals
 from tests.simulator.support import DATA, scheduler_config, together
 
-COST = LinearCost()
+COST = LLAMA_8B_H100
 
 
 def spans(run, request_id, phase):
@@ -113,7 +115,7 @@ def test_a_swap_is_counted_and_its_copies_cost_time():
     config = scheduler_config(num_blocks=8, prefix_caching=False, preemption="swap", num_host_blocks=8)
 
     def makespan(copied_token_s):
-        cost = LinearCost(copied_token_s=copied_token_s)
+        cost = replace(COST, copied_token_s=copied_token_s)
         run = simulate_continuous(arrivals, config, cost, rates=swap_rates(cost))
         assert (run.num_preemptions, run.num_swaps) == (1, 1)
         (again,) = [span for span in spans(run, 1, Phase.PREFILL) if span.start_s > 0]

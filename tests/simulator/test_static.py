@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight_cost.model import StepWork
 from inflight_simulator.arrivals import Arrival
-from inflight_simulator.cost import LinearCost, StepWork, UnitCost
+from inflight_simulator.cost import LLAMA_8B_H100, UnitCost
 from inflight_simulator.outcome import Phase
 from inflight_simulator.static import simulate_static
 from inflight_simulator.summary import summarize
@@ -43,7 +44,7 @@ def test_a_batch_is_as_large_as_the_kv_cache_holds_all_of_its_requests():
 
 
 def test_finished_requests_are_computed_on_as_padding():
-    cost = LinearCost()
+    cost = LLAMA_8B_H100
     run = simulate_static([Arrival(0, 100, 1), Arrival(0, 50, 3)], machine(), cost)
     prefill = cost.seconds(StepWork(0, 150, 0, 100 * 101 // 2 + 50 * 51 // 2, 0))
     second = cost.seconds(StepWork(2, 0, 152, 0, 0))

@@ -16,13 +16,14 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
+from inflight_cost.model import CostModel
 from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.config import SchedulerConfig
 
 HEADER_TAG = "inflight-engine schedule"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Raised when an older program could not replay what is written. A reader refuses versions newer than its own, and
-reads all older ones: in format 1 no step was planned ahead."""
+reads all older ones: in format 1 no step was planned ahead, in format 2 time changed no decision."""
 
 MAX_INT32 = 2**31 - 1
 
@@ -59,8 +60,8 @@ class Header(msgspec.Struct, frozen=True, tag_field="record", tag=HEADER_TAG):
 
 class Added(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     """A request was queued. `arrival_time`: as the scheduler saw it, seconds on the engine's monotonic clock, whole:
-    the `priority` policy compares it. `tenant`: a name made up for this recording, empty for the empty one.
-    `prompt_blocks`: of its prompt's full blocks; empty without a prefix cache."""
+    the `priority` and `deadline` policies compare it. `tenant`: a name made up for this recording, empty for the empty
+    one. `prompt_blocks`: of its prompt's full blocks; empty without a prefix cache."""
 
     request_id: int
     arrival_time: float
@@ -98,6 +99,20 @@ class RatesChanged(msgspec.Struct, frozen=True, array_like=True, tag="rates"):
     """`rates`: prefill and copy, in tokens a second; None: not known."""
 
     rates: tuple[float, float] | None
+
+
+class PrefillCostChanged(msgspec.Struct, frozen=True, array_like=True, tag="cost"):
+    """What the prefills of later requests are predicted with; None: nothing."""
+
+    cost: CostModel | None
+
+
+class TimePassed(msgspec.Struct, frozen=True, array_like=True, tag="time"):
+    """When the scheduler was asked for `step`, at `now`, requests that wait had become late. `now` is on the clock of
+    `Added.arrival_time`; it makes no difference in calls without such a line."""
+
+    step: Count
+    now: float
 
 
 class BlocksFilled(msgspec.Struct, frozen=True, array_like=True, tag="blocks"):
@@ -173,7 +188,18 @@ class Repeated(msgspec.Struct, frozen=True, array_like=True, tag="same"):
     micros: list[Micros]
 
 
-Event: TypeAlias = Added | Cancelled | LimitsChanged | WeightsChanged | RatesChanged | BlocksFilled | Step | Repeated
+Event: TypeAlias = (
+    Added
+    | Cancelled
+    | LimitsChanged
+    | WeightsChanged
+    | RatesChanged
+    | PrefillCostChanged
+    | TimePassed
+    | BlocksFilled
+    | Step
+    | Repeated
+)
 
 
 def runs_of(content_ids: Sequence[int]) -> BlockRuns:

@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from inflight_cost.model import CostModel
 from inflight_engine.recording.content import ContentIds
 from inflight_engine.recording.decisions import Decisions, ended_lines
 from inflight_engine.recording.lines import (
@@ -25,8 +26,10 @@ from inflight_engine.recording.lines import (
     Event,
     Header,
     LimitsChanged,
+    PrefillCostChanged,
     RatesChanged,
     Repeated,
+    TimePassed,
     WeightsChanged,
 )
 from inflight_engine.request import FinishReason, Request
@@ -134,6 +137,15 @@ class Recorder:
     def rates(self, rates: SwapRates | None) -> None:
         if self._sink is not None:
             self._write(RatesChanged(None if rates is None else (rates.prefill, rates.copy)))
+
+    def prefill_cost(self, cost: CostModel | None) -> None:
+        if self._sink is not None:
+            self._write(PrefillCostChanged(cost))
+
+    def time_passed(self, step: int, now: float) -> None:
+        """The scheduler was asked for a step, and `now` is its `last_change`."""
+        if self._sink is not None:
+            self._write(TimePassed(step, now))
 
     def stepped(self, plan: StepPlan, ended: list[Request], seconds: float, *, ahead: bool = False) -> None:
         """A step was planned, computed and taken in.

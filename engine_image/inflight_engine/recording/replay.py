@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
 
@@ -17,9 +19,11 @@ from inflight_engine.recording.lines import (
     Ended,
     Event,
     LimitsChanged,
+    PrefillCostChanged,
     RatesChanged,
     Repeated,
     Step,
+    TimePassed,
     WeightsChanged,
 )
 from inflight_engine.recording.pseudo_tokens import PseudoTokens
@@ -68,6 +72,9 @@ class _Replayer:
         """Planned ahead, not compared with its line yet."""
         self._ahead = False
         """Of the last line of a step."""
+        self._now = -math.inf
+        self._times: deque[TimePassed] = deque()
+        """Of steps that are not planned yet: at most this one and the next."""
 
     def take(self, event: Event) -> Difference | None:
         match event:
@@ -82,6 +89,10 @@ class _Replayer:
                 self._scheduler.set_class_weights(event.weights)
             case RatesChanged():
                 self._scheduler.rates = None if event.rates is None else SwapRates(*event.rates)
+            case PrefillCostChanged():
+                self._scheduler.prefill_cost = event.cost
+            case TimePassed():
+                self._times.append(event)
             case BlocksFilled():
                 pass  # Known from the survey.
             case Step():
@@ -123,7 +134,7 @@ class _Replayer:
         """Replay one step; `recorded` is None for one that repeats the step before."""
         number = self.num_steps
         self.num_steps += 1
-        plan = self._next or self._scheduler.schedule()
+        plan = self._next or self._schedule(number)
         if plan is None:
             return Difference(number, self._someone_in(recorded), "step", "a step computed", "nothing to run")
         if recorded is not None or not self._decisions.repeats(plan):
@@ -135,7 +146,7 @@ class _Replayer:
                 return difference
             self._tokens.place(plan)
             self._ahead = recorded.ahead
-        self._next = self._scheduler.schedule() if self._ahead else None
+        self._next = self._schedule(number + 1) if self._ahead else None
         if recorded is None:
             return self._update(plan, number, [])
         if recorded.ended is None:
@@ -143,6 +154,11 @@ class _Replayer:
             self._scheduler.fail(plan)
             return None
         return self._update(plan, number, recorded.ended)
+
+    def _schedule(self, number: int) -> StepPlan | None:
+        while self._times and self._times[0].step <= number:
+            self._now = self._times.popleft().now
+        return self._scheduler.schedule(self._now)
 
     def _someone_in(self, recorded: Step | None) -> int | None:
         """A request that the recorded step computed for."""

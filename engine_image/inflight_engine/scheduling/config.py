@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from inflight_engine.request import DEFAULT_CLASS
@@ -19,8 +20,10 @@ class ServiceClass:
         weight: its share of admitted and generated tokens while several classes have requests waiting, above 0.
         priority: of its requests that bring no number, for the `priority` policy; smaller is earlier. It orders
             requests within the class: between classes only weights decide.
-        ttft_target, tpot_target: seconds; how many of its requests keep them is measured. None: no target.
+        ttft_target, tpot_target: seconds; how many of its requests keep them is measured, and the `deadline` policy
+            orders by the first. None: no target, or `SchedulerConfig.ttft_target`.
         max_queued_requests: most of its requests that wait; beyond it 503. None: only the bound of all classes.
+        shed_after: seconds; a request that is predicted to wait longer gets 503. None: the server's bound.
     """
 
     name: str = DEFAULT_CLASS
@@ -29,6 +32,7 @@ class ServiceClass:
     ttft_target: float | None = None
     tpot_target: float | None = None
     max_queued_requests: int | None = None
+    shed_after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,9 @@ class SchedulerConfig:
         kv_headroom: share of the blocks that admission leaves free for growth, unless nothing else runs.
         policy: order of waiting requests within a class; a name of `policies.POLICIES`.
         priority_aging: seconds of waiting that count as one step of priority, for the `priority` policy.
+        ttft_target: seconds, of classes without their own, for the `deadline` policy; None: no target.
+        late_share: of the picks that the `deadline` policy gives to requests that cannot keep their target any more,
+            above 0 and at most 1.
         classes: at least one; a request that names none belongs to the first.
         preemption: one of `PREEMPTION_MODES`: `recompute`, `swap` (recompute where host memory is full), or `auto` (the
             cheaper by `SwapRates`).
@@ -57,11 +64,21 @@ class SchedulerConfig:
     kv_headroom: float = 0.0
     policy: str = "fcfs"
     priority_aging: float = 10.0
+    ttft_target: float | None = None
+    late_share: float = 0.1
     classes: tuple[ServiceClass, ...] = (ServiceClass(),)
     preemption: str = "auto"
     preemption_victim: str = "last_arrived"
     num_host_blocks: int = 0
     prefix_caching: bool = True
+
+
+def ttft_targets(policy: str, classes: Iterable[ServiceClass], default: float | None) -> dict[str, float]:
+    """Seconds by class, of those that the policy orders by."""
+    if policy != "deadline":
+        return {}
+    targets = {each.name: default if each.ttft_target is None else each.ttft_target for each in classes}
+    return {name: target for name, target in targets.items() if target is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ class DecodeGroup:
         self._block_size = block_size
         self._is_member = np.zeros(num_slots, np.bool_)
         self._base = np.zeros(num_slots, np.int64)
+        self._num_members = self._sum_of_bases = 0
         self._first_row = np.zeros(num_slots, np.int64)
         self._finish_at = np.zeros(num_slots, np.int64)
         self._phase_of = np.zeros(num_slots, np.int64)
@@ -86,6 +87,8 @@ class DecodeGroup:
         finish_at = length - base
         phase = (int(table.num_blocks[slot]) * self._block_size + 1 - base) % self._block_size
         self._is_member[slot] = True
+        self._num_members += 1
+        self._sum_of_bases += base
         self._base[slot], self._finish_at[slot], self._phase_of[slot] = base, finish_at, phase
         self._first_row[slot] = clock
         self._finishing.setdefault(finish_at, {})[slot] = None
@@ -102,6 +105,8 @@ class DecodeGroup:
             del self._finishing[finish_at]
         del phase.members[slot]
         self._is_member[slot] = False
+        self._num_members -= 1
+        self._sum_of_bases -= int(self._base[slot])
         self._table.num_tokens[slot] = self._base[slot] + self.clock
         phase.stale = self._stale = True
         return generated
@@ -117,6 +122,11 @@ class DecodeGroup:
         dense = len(slots) > 0 and int(slots[-1]) - int(slots[0]) + 1 == len(slots)
         self._columns = slice(int(slots[0]), int(slots[-1]) + 1) if dense else slots
         self._stale = False
+
+    @property
+    def num_attended(self) -> int:
+        """Known tokens of all members together: those that the next step's decodes attend to."""
+        return self._sum_of_bases + self.clock * self._num_members
 
     def num_tokens(self, slots: Slots) -> npt.NDArray[np.int64]:
         """Known tokens of any slots, members or not."""

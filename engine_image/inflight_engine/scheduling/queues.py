@@ -88,6 +88,13 @@ class WaitingQueues:
             self._resumed.push(request, (request.order,))
         self._size += 1
 
+    def pass_time(self, now: float) -> bool:
+        """It is `now`, which never goes back; before `head` and `pop`. True: it makes a difference."""
+        changed = False
+        for policy in self._policies.values():
+            changed |= policy.pass_time(now)
+        return changed
+
     def head(self, clock: int) -> Request | None:
         """The next to be admitted, left in place; None when none waits. It may change as decodes go on."""
         resumed = self._resumed.first()

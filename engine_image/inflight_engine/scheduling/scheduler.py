@@ -3,14 +3,17 @@ mixed with decodes, Sarathi-Serve, Agrawal et al. 2024)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Set
 
 import numpy as np
 
+from inflight_cost.model import CostModel
 from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.cache.swap import swapping_is_cheaper
 from inflight_engine.request import FinishReason, Request, RequestState, TokenIds
 from inflight_engine.scheduling.config import PREEMPTION_MODES, SchedulerConfig, SwapRates
+from inflight_engine.scheduling.deadlines import Deadlines
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import BlockGrowth, Preemption, PrefillChunk, SlotStart, StepPlan
 from inflight_engine.scheduling.queues import WaitingQueues
@@ -27,7 +30,7 @@ class Scheduler:
     """Decides from numbers, never from tensors; it has no clock and does no I/O.
 
     The caller alternates `schedule` and `update`, and all else may come between any two calls. Equal calls give equal
-    plans.
+    plans: the time of day, which only the `deadline` policy looks at, comes as an argument.
 
     `schedule` may run one step ahead: called again before `update` has brought the tokens of the plan before, it plans
     what follows from that plan whatever those tokens are. Decodes are then one token longer, chunks are computed, and
@@ -50,6 +53,8 @@ class Scheduler:
 
     Attributes:
         rates: what `preemption: auto` compares; while unknown it recomputes.
+        last_change: `now` of the last `schedule` at which time made a difference to the order of waiting requests.
+            Calls with any later `now` before the next such one decide as calls with this one would.
         num_preemptions, num_swaps: since start; a swap is a preemption whose keys and values went to host memory.
         prefix_queries, prefix_hits: prompt tokens of admitted requests, and how many of them were in the prefix cache.
     """
@@ -74,15 +79,32 @@ class Scheduler:
         self._num_queued_tokens = 0
         self._num_orders = 0
         self._num_steps = 0
+        self.last_change = -math.inf
+        self._deadlines = Deadlines(config, self._running.pool)
         self._headroom_blocks = int(config.kv_headroom * config.num_blocks)
         self._changed = False
         """Something other than growth may have to be decided."""
         self._blocked: Request | None = None
-        """The queues' head that does not fit until something changes; as decodes go on another may take its place."""
+        """The queues' head that does not fit until something changes; as decodes go on, or time, another may take its
+        place."""
 
     @property
     def has_work(self) -> bool:
         return bool(self._requests)
+
+    @property
+    def num_steps(self) -> int:
+        """Planned so far: the number of the next one."""
+        return self._num_steps
+
+    @property
+    def prefill_cost(self) -> CostModel | None:
+        """What the `deadline` policy predicts the prefill of a request with when it arrives; None: not known yet."""
+        return self._deadlines.cost
+
+    @prefill_cost.setter
+    def prefill_cost(self, cost: CostModel | None) -> None:
+        self._deadlines.cost = cost
 
     @property
     def num_running(self) -> int:
@@ -96,6 +118,11 @@ class Scheduler:
     def num_uncomputed_tokens(self) -> int:
         """Prompt tokens (and lost tokens of preempted requests) still to be computed, waiting or in prefill."""
         return self._num_queued_tokens + self._running.num_uncomputed_tokens
+
+    @property
+    def num_attended_tokens(self) -> int:
+        """Tokens whose keys and values the decodes of the latest plan read; ask before anything else is done."""
+        return self._running.decodes.num_attended
 
     @property
     def kv_usage(self) -> float:
@@ -152,9 +179,10 @@ class Scheduler:
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id} is in use")
         request.order = self._num_orders
-        self._queue(request)
         if self.config.prefix_caching:
             hash_blocks(request, request.num_prompt_tokens, self.config.block_size)
+        request.latest_start = self._deadlines.latest_start(request, self.num_running)
+        self._queue(request)
         self._num_orders += 1
         self._requests[request.request_id] = request
         self._changed = True
@@ -167,21 +195,25 @@ class Scheduler:
         self._finish(request, reason)
         return True
 
-    def schedule(self) -> StepPlan | None:
+    def schedule(self, now: float = 0.0) -> StepPlan | None:
         """The next step, or None when nothing is left to run, or nothing can be decided before `update` of the plan
-        that is under way. At most one may be."""
+        that is under way. At most one may be.
+
+        Args:
+            now: seconds on the clock of `Request.arrival_time`, never less than before.
+        """
         if not self._requests:
             return None
         under_way = self._under_way
         if under_way.newest is not None and under_way.count_ahead(under_way.newest):
             self._changed = True
-        if self._changed or self._head_moved():
-            return self._decide()
+        if self._changed or self._head_moved(now):
+            return self._decide(now)
         decodes, pool = self._running.decodes, self._running.pool
         growing, growth = decodes.growing(), None
         if growing is not None:
             if len(growing) > pool.num_free:
-                return self._decide()
+                return self._decide(now)
             growth = decodes.grow(pool.allocate(len(growing)))
         step = self._num_steps
         self._num_steps = step + 1
@@ -243,11 +275,18 @@ class Scheduler:
         in_slots = [self._running.table.request(slot) for slot in slots if slot not in left]
         return in_slots + [request for request in swapped_out if request is not None]
 
-    def _head_moved(self) -> bool:
+    def _head_moved(self, now: float) -> bool:
         blocked = self._blocked
-        return blocked is not None and self._queues.head(self._running.decodes.clock) is not blocked
+        if blocked is None:
+            return False
+        self._pass_time(now)
+        return self._queues.head(self._running.decodes.clock) is not blocked
 
-    def _decide(self) -> StepPlan | None:
+    def _pass_time(self, now: float) -> None:
+        if self._queues.pass_time(now):
+            self.last_change = now
+
+    def _decide(self, now: float) -> StepPlan | None:
         """A step in which something changes: every running decode the budget allows goes first, oldest first; then
         prefills under way; then admissions."""
         running = self._running
@@ -265,7 +304,7 @@ class Scheduler:
             budget -= chunks[-1].length
         # A step that had to preempt admits nobody: the victim would bounce straight back.
         self._changed = bool(self._preemptions)
-        starts = [] if self._preemptions else self._admit(budget, chunks)
+        starts = [] if self._preemptions else self._admit(budget, chunks, now)
         self._changed |= bool(running.prefilling)
         if not chunks and not len(decode_slots):
             return None  # Whoever runs ends with the step under way.
@@ -328,8 +367,9 @@ class Scheduler:
                 running.resume(slot)
         decodes.settle()
 
-    def _admit(self, budget: int, chunks: list[PrefillChunk]) -> list[SlotStart]:
+    def _admit(self, budget: int, chunks: list[PrefillChunk], now: float) -> list[SlotStart]:
         starts: list[SlotStart] = []
+        self._pass_time(now)
         running, clock = self._running, self._running.decodes.clock
         while budget > 0 and self.num_running < self._limits.max_num_seqs and running.table.has_free:
             request = self._queues.head(clock)

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from inflight_cost.model import CostModel
 from inflight_engine.request import FinishReason, Request, SamplingParams, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig, SwapRates
 from inflight_engine.scheduling.limits import Limits
@@ -58,6 +59,7 @@ class Driver:
         fields: of `SchedulerConfig`, instead of `SMALL`'s.
 
     Attributes:
+        now: what the scheduler is told, never less than before.
         outputs: tokens generated so far by each request that ever came; each is checked as it comes.
         finished: why each request that ended did.
         admission_order: request of each start, resumed ones too.
@@ -91,6 +93,7 @@ class Driver:
         self.plan: StepPlan | None = None
         self.plans: list[StepPlan] = []
         self.lookahead = lookahead
+        self.now = 0.0
         self.under_way: Launched | None = None
         self.late_tokens = self.put_back = self.waited = 0
         self._domains: dict[tuple[str, str], int] = {}
@@ -114,6 +117,9 @@ class Driver:
 
     def set_rates(self, rates: SwapRates | None) -> None:
         self.scheduler.rates = self.rules.rates = rates
+
+    def set_prefill_cost(self, cost: CostModel | None) -> None:
+        self.scheduler.prefill_cost = self.rules.prefill_cost = cost
 
     def set_class_weights(self, weights: dict[str, float]) -> None:
         self.scheduler.set_class_weights(weights)
@@ -148,12 +154,16 @@ class Driver:
         return step.plan
 
     def _launch(self, fails: Fails, *, ahead: bool) -> Launched | None:
-        plan = self.plan = self.scheduler.schedule()
+        self.rules.queues.now = self.now
+        plan = self.plan = self.scheduler.schedule(self.now)
         if plan is None:
             self.rules.nothing_planned(ahead=ahead)
             self.waited += bool(self.rules.requests)
             return None
         self.rules.before(plan, ahead=ahead)
+        decoding = set(plan.decode_slots.tolist())
+        attended = sum(len(each.stamps) for each in self.runner.running if each.slot in decoding)
+        assert self.scheduler.num_attended_tokens == attended, "num_attended_tokens is wrong"
         breaks = fails(plan)
         token_ids, written = None, []
         self.plans.append(plan)

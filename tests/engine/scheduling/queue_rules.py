@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from inflight_engine.request import Request, RequestState
@@ -15,6 +16,7 @@ class Known:
 
     Attributes:
         order: place in the order of arrival.
+        latest_start: until when it must start to keep its TTFT target, by the predictions of when it came.
         state: what it must be in.
         decoding: it generates a token in each step: it is past its prefill, and within the budget.
         ending: it has its full length with a step that is not taken in yet.
@@ -22,6 +24,7 @@ class Known:
 
     request: Request
     order: int
+    latest_start: float = math.inf
     state: RequestState = RequestState.WAITING
     num_preemptions: int = 0
     decoding: bool = False
@@ -32,7 +35,8 @@ class QueueRules:
     """
     Attributes:
         waiting: requests that never had a slot, by class. paused: those that were preempted, swapped out or not.
-        class_weights: in force.
+        class_weights: in force. targets: of TTFT, by class. now: when the scheduler is asked.
+        num_late: requests that were late when they were admitted.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -40,6 +44,12 @@ class QueueRules:
         self.waiting: dict[str, dict[int, Known]] = {each.name: {} for each in config.classes}
         self.paused: dict[int, Known] = {}
         self.class_weights = {each.name: each.weight for each in config.classes}
+        self.targets = {
+            each.name: config.ttft_target if each.ttft_target is None else each.ttft_target for each in config.classes
+        }
+        self.now = -math.inf
+        self.num_late = 0
+        self._passed_over = dict.fromkeys(self.waiting, 0)
         self._ranks = {name: rank for rank, name in enumerate(self.waiting)}
         self._classes = FairShare(self.class_weights)
         self._tenants = {name: FairShare({}) for name in self.waiting} if config.policy == "fair" else {}
@@ -83,10 +93,31 @@ class QueueRules:
         if self._tenants:
             tenant = self._tenants[name].first_waiting()
             return next(each for each in queue.values() if each.request.tenant == tenant)
+        if self.config.policy == "deadline":
+            return self._by_deadline(name)
         return min(queue.values(), key=self._key)
+
+    def is_late(self, known: Known) -> bool:
+        return known.latest_start < self.now
+
+    def _by_deadline(self, name: str) -> Known:
+        """The oldest that can keep its target; where late ones wait, the oldest of them has its turn, or all there
+        is."""
+        queue = self.waiting[name].values()
+        in_time = [each for each in queue if not self.is_late(each)]
+        late = [each for each in queue if self.is_late(each)]
+        turn = (self._passed_over[name] + 1) * self.config.late_share >= 1 - 1e-9
+        return min(late if late and (turn or not in_time) else in_time, key=lambda each: each.order)
 
     def admitted(self, known: Known, num_tokens: int) -> None:
         """`num_tokens`: that its prefill computes. A prompt counts once, however often it is computed."""
+        name = known.request.service_class
+        if known.state is RequestState.WAITING:
+            if self.is_late(known):
+                self._passed_over[name] = 0
+                self.num_late += 1
+            elif any(map(self.is_late, self.waiting[name].values())):
+                self._passed_over[name] += 1
         num_counted = 0 if known.num_preemptions else num_tokens
         for shares, client in self._accounts(known):
             shares.admitted(client, num_counted)

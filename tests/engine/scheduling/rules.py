@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from inflight_cost.model import CostModel, StepWork
 from inflight_engine.request import Request, RequestState
 from inflight_engine.scheduling.config import SchedulerConfig, SwapRates
 from inflight_engine.scheduling.limits import Limits
@@ -44,7 +45,7 @@ class Rules:
         runner: where the plans are carried out.
 
     Attributes:
-        limits, rates: in force; set them whenever the scheduler's are set.
+        limits, rates, prefill_cost: in force; set them whenever the scheduler's are set.
         requests: that did not end, in order of arrival.
         queues: those of them that have no slot.
         num_preemptions, num_swaps: since start. num_throttled: steps with a budget below the running decodes.
@@ -55,6 +56,7 @@ class Rules:
         self.runner = runner
         self.limits: Limits = config.capacity
         self.rates: SwapRates | None = None
+        self.prefill_cost: CostModel | None = None
         self.requests: dict[int, Known] = {}
         self.queues = QueueRules(config)
         self._cache = CacheRules(config.num_blocks, config.block_size, enabled=config.prefix_caching)
@@ -68,10 +70,26 @@ class Rules:
         self._under_way: dict[int, UnderWay] = {}
 
     def added(self, request: Request) -> None:
-        known = Known(request, self.num_added)
+        known = Known(request, self.num_added, self._latest_start(request))
+        assert request.latest_start == known.latest_start, "the latest start of a request is wrong"
         self.requests[request.request_id] = known
         self.queues.add(known)
         self.num_added += 1
+
+    def _latest_start(self, request: Request) -> float:
+        """Arrival + target - its own prefill, without what is cached - a step of what runs."""
+        if self.config.policy != "deadline":
+            return math.inf
+        target = self.queues.targets[request.service_class]
+        if target is None:
+            return math.inf
+        cost, num_tokens = self.prefill_cost, request.num_prompt_tokens
+        if cost is None:
+            return request.arrival_time + target
+        cached = self._cache.findable(self.runner.sequences[request.request_id].stamps, num_tokens)
+        held = self.runner.num_owned * self.config.block_size
+        step = cost.seconds(StepWork(len(self.runner.running), 0, held, 0))
+        return request.arrival_time + target - cost.prefill_seconds(num_tokens - cached, cached) - step
 
     def ended(self, request_id: int) -> None:
         known = self.requests.pop(request_id)

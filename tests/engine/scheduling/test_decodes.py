@@ -68,6 +68,7 @@ def test_growth_ends_and_tokens_are_those_of_a_walk_over_all_members(block_size,
             for _ in range(a):
                 group.settle()
                 assert group.slots.tolist() == sorted(walked.members)
+                assert group.num_attended == sum(member["tokens"] for member in walked.members.values())
                 growing = group.growing()
                 assert ([] if growing is None else growing.tolist()) == walked.growing()
                 if growing is not None:

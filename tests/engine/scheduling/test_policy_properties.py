@@ -1,6 +1,7 @@
 """The queues against a model written from the rules: it counts every token in every tick, scans for the least, and
 keeps no heap. And the bounds that the rules promise, on servers that run for a while."""
 
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -16,13 +17,16 @@ from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.queues import WaitingQueues
 
 AGING = 3.0
+LATE_SHARE = 0.25
 
 
 DEFAULT = (ServiceClass(),)
 
 
 def config(policy, classes=DEFAULT):
-    return SchedulerConfig(Limits(8, 64), 100, 4, 400, policy=policy, priority_aging=AGING, classes=classes)
+    return SchedulerConfig(
+        Limits(8, 64), 100, 4, 400, policy=policy, priority_aging=AGING, late_share=LATE_SHARE, classes=classes
+    )
 
 
 def new_request(order, prompt, max_tokens, **fields):
@@ -87,6 +91,8 @@ class Model:
         self.classes = Counters({name: Fraction(1) / Fraction(weight) for name, weight in classes})
         self.tenants = {name: Counters({}) for name in self.names}
         self.new, self.resumed = [], []
+        self.now = -1.0
+        self.passed_over = dict.fromkeys(self.names, 0)
 
     def _of(self, service_class, tenant=None):
         return [
@@ -125,6 +131,14 @@ class Model:
             case "fair":
                 tenant = self.tenants[waiting[0].service_class].least()
                 return min((each for each in waiting if each.tenant == tenant), key=lambda each: each.order)
+            case "deadline":
+                late = [each for each in waiting if self.is_late(each)]
+                in_time = [each for each in waiting if not self.is_late(each)]
+                turn = self.passed_over[waiting[0].service_class] == 1 / LATE_SHARE - 1
+                return min(late if late and (turn or not in_time) else in_time, key=lambda each: each.order)
+
+    def is_late(self, request):
+        return request.latest_start < self.now
 
     def remove(self, request):
         if request in self.resumed:
@@ -138,6 +152,11 @@ class Model:
             self.tenants[name].stop_waiting(request.tenant)
 
     def admitted(self, request, num_tokens):
+        name = request.service_class
+        if request.state is RequestState.WAITING and self.is_late(request):
+            self.passed_over[name] = 0
+        elif request.state is RequestState.WAITING and any(map(self.is_late, self._of(name))):
+            self.passed_over[name] += 1
         amount = 2 + (0 if request.num_preemptions else num_tokens)
         self.classes.serve(request.service_class, amount)
         self.tenants[request.service_class].serve(request.tenant, amount)
@@ -165,6 +184,7 @@ class QueuesMachine(RuleBasedStateMachine):
         self.model = Model(policy, classes)
         self.waiting, self.prefilling, self.decoding, self.paused = [], [], [], []
         self.clock = self.num_arrivals = 0
+        self.now = 0.0
 
     @rule(
         data=st.data(),
@@ -172,11 +192,13 @@ class QueuesMachine(RuleBasedStateMachine):
         tenant=st.sampled_from("abcde"),
         sizes=st.tuples(st.integers(1, 12), st.integers(1, 12)),
         priority=st.integers(-2, 2),
+        patience=st.sampled_from([0.0, 1.0, 5.0, math.inf]),
     )
-    def arrive(self, data, count, tenant, sizes, priority):
+    def arrive(self, data, count, tenant, sizes, priority, patience):
         name = data.draw(st.sampled_from(self.model.names))
         for _ in range(count):
             request = new_request(self.num_arrivals, *sizes, tenant=tenant, priority=priority, service_class=name)
+            request.latest_start = self.now + patience
             self.num_arrivals += 1
             self._push(request)
 
@@ -197,6 +219,15 @@ class QueuesMachine(RuleBasedStateMachine):
         self.model.admitted(request, num_tokens)
         request.state = RequestState.RUNNING
         self.prefilling.append(request)
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 4.0]))
+    def pass_time(self, seconds):
+        self.now += seconds
+        before = list(map(self.model.is_late, self.waiting))
+        self.model.now = self.now
+        changed = self.queues.pass_time(self.now)
+        if self.model.policy == "deadline":
+            assert changed == (before != list(map(self.model.is_late, self.waiting)))
 
     @precondition(lambda self: self.prefilling or self.paused)
     @rule(data=st.data())

@@ -201,7 +201,7 @@ def test_weights_given_away_cannot_be_written_to():
 @pytest.mark.parametrize(
     ("classes", "policy", "says"),
     [
-        (DEFAULT, "lifo", "policy must be one of fcfs, sjf, priority, fair, not 'lifo'"),
+        (DEFAULT, "lifo", "policy must be one of fcfs, sjf, priority, fair, deadline, not 'lifo'"),
         ((ServiceClass("a"), ServiceClass("a")), "fcfs", "two service classes have the same name"),
         ((ServiceClass("a", weight=0.0),), "fcfs", "weight of class a must be a number above 0"),
     ],

@@ -16,7 +16,7 @@ from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
 from tests.engine.scheduling.driver import Driver
 from tests.engine.scheduling.model_runner import VOCAB, reference_output
-from tests.engine.scheduling.workload import RATES, TENANTS, WEIGHTS, Workload, described
+from tests.engine.scheduling.workload import PREFILL_COSTS, RATES, TENANTS, WEIGHTS, Workload, described
 
 MAX_SEQS, MAX_TOKENS, MAX_LEN = 5, 12, 24
 CLASSES = ("default", "batch")
@@ -60,6 +60,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_blocks=st.sampled_from([0, 3, 40]),
         prefix_caching=st.booleans(),
         headroom=st.sampled_from([0.0, 0.1, 0.5]),
+        ttft_target=st.sampled_from([None, 0.5, 4.0]),
         lookahead=st.booleans(),
     )
     def start(
@@ -74,6 +75,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_blocks,
         prefix_caching,
         headroom,
+        ttft_target,
         lookahead,
     ):
         self.classes = CLASSES[:num_classes]
@@ -88,6 +90,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             kv_headroom=headroom,
             policy=policy,
             priority_aging=2.0,
+            ttft_target=ttft_target,
+            late_share=0.25,
             classes=tuple(ServiceClass(name, weight=data.draw(st.sampled_from(WEIGHTS))) for name in self.classes),
             preemption=preemption,
             preemption_victim=victim,
@@ -126,6 +130,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def change_class_weights(self, data, weight):
         self.driver.set_class_weights({data.draw(st.sampled_from(self.classes)): weight})
 
+    @rule(cost=st.sampled_from(PREFILL_COSTS))
+    def change_prefill_cost(self, cost):
+        self.driver.set_prefill_cost(cost)
+
     @rule(rates=st.sampled_from(RATES))
     def change_rates(self, rates):
         self.driver.set_rates(rates)
@@ -136,6 +144,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             had_work = self.driver.scheduler.has_work or self.driver.under_way is not None
             assert (self.driver.step() is not None) == had_work, "every step with work makes progress"
             self.now += 1.0
+            self.driver.now = self.now
 
     @rule()
     def failing_step(self):

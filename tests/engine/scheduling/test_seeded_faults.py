@@ -6,6 +6,7 @@ more. Where the code has no such place, the plan itself is falsified on its way 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -15,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.cache.prefix import block_hashes, root_hash
 from inflight_engine.request import TokenIds
 from inflight_engine.scheduling import queues, service_counter
@@ -47,6 +49,8 @@ BUSY: dict[str, Any] = {
 }
 SWAPPING = {"preemption": "swap", "num_host_blocks": 40}
 LOOKAHEAD = {"lookahead": True}
+DEADLINE = {"policy": "deadline", "ttft_target": 4.0, "late_share": 0.25}
+OUT_OF_TURN = "deadline: request .* overtakes|nobody is admitted"
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Scheduler, Patch], None]
@@ -66,8 +70,8 @@ def falsify(change: Callable[[StepPlan], StepPlan]) -> Plant:
     def plant(scheduler: Scheduler, patch: Patch) -> None:
         schedule = scheduler.schedule
 
-        def falsified() -> StepPlan | None:
-            plan = schedule()
+        def falsified(now: float) -> StepPlan | None:
+            plan = schedule(now)
             return None if plan is None else change(plan)
 
         patch.setattr(scheduler, "schedule", falsified)
@@ -81,7 +85,7 @@ def with_limits(max_num_seqs: int = 0, max_num_batched_tokens: int = 0) -> Plant
     def plant(scheduler: Scheduler, patch: Patch) -> None:
         schedule = scheduler.schedule
 
-        def misread() -> StepPlan | None:
+        def misread(now: float) -> StepPlan | None:
             true = scheduler._limits
             scheduler._limits = replace(
                 true,
@@ -89,7 +93,7 @@ def with_limits(max_num_seqs: int = 0, max_num_batched_tokens: int = 0) -> Plant
                 max_num_batched_tokens=max(1, true.max_num_batched_tokens + max_num_batched_tokens),
             )
             try:
-                return schedule()
+                return schedule(now)
             finally:
                 scheduler._limits = true
 
@@ -166,7 +170,7 @@ def loses_a_request(scheduler: Scheduler, patch: Patch) -> None:
 
 def stalls(schedule):
     """Nothing is done while a single request is left."""
-    return lambda scheduler: None if len(scheduler._requests) == 1 else schedule(scheduler)
+    return lambda scheduler, now: None if len(scheduler._requests) == 1 else schedule(scheduler, now)
 
 
 def overlooks_the_queue(head, clock):
@@ -458,6 +462,27 @@ FAULTS = {
         set_attribute(Priority, "key", lambda policy, request: request.priority),
         "priority: request .* overtakes|nobody is admitted",
         {"policy": "priority"},
+    ),
+    "late requests never have their turn": Fault(
+        lambda scheduler, patch: patch.setattr(scheduler._queues._only, "_most_passed_over", math.inf),
+        OUT_OF_TURN,
+        DEADLINE,
+    ),
+    "late requests go first": Fault(
+        lambda scheduler, patch: patch.setattr(scheduler._queues._only, "_most_passed_over", 0), OUT_OF_TURN, DEADLINE
+    ),
+    "time stands still": Fault(
+        wrap("_queues", "pass_time", lambda pass_time, now: pass_time(0.0)), OUT_OF_TURN, DEADLINE
+    ),
+    "a head that does not fit is not looked at again": Fault(
+        wrap("", "_head_moved", lambda head_moved, now: False),
+        "nobody is admitted",
+        DEADLINE | {"max_num_seqs": 16, "kv_headroom": 0.4},
+    ),
+    "what the prefix cache has is predicted as computed": Fault(
+        lambda scheduler, patch: patch.setattr(scheduler._deadlines, "_pool", BlockPool(16, 2)),
+        "the latest start of a request is wrong",
+        DEADLINE,
     ),
     "output tokens cost a tenant nothing": Fault(
         set_attribute(service_counter, "OUTPUT_TOKEN", 0),

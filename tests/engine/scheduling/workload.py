@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from inflight_cost.model import CostModel
 from inflight_engine.request import FinishReason, RequestState
 from inflight_engine.scheduling.config import PREEMPTION_MODES, ServiceClass, SwapRates
 from inflight_engine.scheduling.plan import StepPlan
@@ -25,6 +26,12 @@ TENANTS = ("", "", "", "a", "b")
 MANY_TENANTS = tuple("abcdefgh")
 # Computing against copying once: swapping pays when a copy each way is faster than computing.
 RATES = (None, SwapRates(1.0, 0.5), SwapRates(1.0, 1.9), SwapRates(1.0, 2.1), SwapRates(100.0, 5000.0))
+# Of the order of the targets.
+PREFILL_COSTS = (
+    None,
+    CostModel(0.125, 0.0, 0.0625, 0.0, 0.0),
+    CostModel(0.25, 0.03125, 0.125, 0.0078125, 0.0078125, curve=((1.0, 0.0), (16.0, 0.5))),
+)
 # Powers of two: shares of service are exact then, in floats as in fixed point.
 WEIGHTS = (0.25, 0.5, 1.0, 4.0)
 
@@ -50,8 +57,8 @@ SIZES = (TINY,) * 36 + (WIDE,) * 3 + (LONG,)
 LAST_EVENTS = 12
 
 
-def random_fields(random: Random) -> dict[str, Any]:
-    """Arguments of `Driver`."""
+def random_fields(random: Random, deadlines: Random) -> dict[str, Any]:
+    """Arguments of `Driver`; `deadlines`: draws what the `deadline` policy looks at."""
     size = random.choice(SIZES)
     block_size = random.choice((1, 2, 3, 4, 8))
     max_model_len = random.randint(6, size.max_model_len)
@@ -66,8 +73,16 @@ def random_fields(random: Random) -> dict[str, Any]:
         "kv_headroom": random.choice((0.0, 0.0, 0.03, 0.1, 0.4)),
         "policy": random.choice(sorted(POLICIES)),
         "priority_aging": random.choice((0.5, 5.0, 50.0)),
+        "ttft_target": deadlines.choice((None, 1.0, 8.0)),
+        "late_share": deadlines.choice((0.1, 0.25, 1.0)),
         "classes": tuple(
-            ServiceClass(name, weight=random.choice(WEIGHTS), priority=random.randint(0, 2)) for name in names
+            ServiceClass(
+                name,
+                weight=random.choice(WEIGHTS),
+                priority=random.randint(0, 2),
+                ttft_target=deadlines.choice((None, 0.5, 4.0, 16.0)),
+            )
+            for name in names
         ),
         "preemption": random.choice(PREEMPTION_MODES),
         "preemption_victim": random.choice(sorted(VICTIMS)),
@@ -90,7 +105,8 @@ class Workload:
 
     def __init__(self, seed: int, **fixed: Any) -> None:
         self.random, self.failures = Random(seed), Random(f"failures {seed}")
-        self.fields = random_fields(self.random) | fixed
+        self.deadlines = Random(f"deadlines {seed}")
+        self.fields = random_fields(self.random, self.deadlines) | fixed
         self.driver = Driver(**self.fields)
         self.counts: Counter[str] = Counter()
         self.events: deque[object] = deque(maxlen=LAST_EVENTS)
@@ -110,6 +126,7 @@ class Workload:
         """Whatever happens between two steps, then a step."""
         random = self.random
         self.now += random.random()
+        self.driver.now = self.now
         if random.random() < 0.02:
             self.load = random.choice((0.0, 0.2, 0.5, 0.8, 0.8))
         while random.random() < self.load and self.driver.scheduler.num_waiting < self.most_waiting:
@@ -127,6 +144,8 @@ class Workload:
         random = self.random
         if random.random() < 0.08:
             random.choice((self._cancel, self._cancel, self._set_limits, self._set_rates, self._set_class_weights))()
+        if self.deadlines.random() < 0.01:
+            self._set_prefill_cost()
 
     def _meanwhile(self) -> None:
         if self.random.random() < 0.3:
@@ -146,11 +165,13 @@ class Workload:
     def _step(self, fails: Fails = never, meanwhile: Callable[[], None] = nothing) -> None:
         driver = self.driver
         swapped, hits, throttled = driver.rules.num_swaps, driver.runner.hit_tokens, driver.rules.num_throttled
+        late_starts = driver.rules.queues.num_late
         late_tokens, put_back, waited = driver.late_tokens, driver.put_back, driver.waited
         counts = self.counts
         if driver.step(fails, meanwhile) is None:
             counts["idle"] += 1
         counts["steps"] += 1
+        counts["late_starts"] += driver.rules.queues.num_late - late_starts
         counts["late_tokens"] += driver.late_tokens - late_tokens
         counts["put_back"] += driver.put_back - put_back
         counts["waited"] += driver.waited - waited
@@ -234,6 +255,12 @@ class Workload:
         self.events.append(("set_rates", rates))
         self.driver.set_rates(rates)
         self.counts["rate_changes"] += 1
+
+    def _set_prefill_cost(self) -> None:
+        cost = self.deadlines.choice(PREFILL_COSTS)
+        self.events.append(("set_prefill_cost", cost))
+        self.driver.set_prefill_cost(cost)
+        self.counts["prefill_cost_changes"] += 1
 
     def _set_class_weights(self) -> None:
         weights = {name: self.random.choice(WEIGHTS) for name in self.classes if self.random.random() < 0.6}

@@ -15,8 +15,8 @@ class Policy(Protocol):
 
     Nobody overtakes the head: where it does not fit, the scheduler waits until it does. Requests that lost their slot
     do not come back here. `clock` counts the steps that were computed, and never goes back; every decoding request
-    generates one token for each count, so a policy that accounts for tokens needs to hear only of changes: the last
-    three methods, which the others inherit as they are.
+    generates one token for each count, so a policy that accounts for tokens needs to hear only of changes. `now` are
+    seconds on the clock of `Request.arrival_time`. The last four methods do nothing unless a policy needs them.
 
     Every operation should cost O(log n) of the requests that wait.
     """
@@ -49,6 +49,11 @@ class Policy(Protocol):
             KeyError: it does not wait here.
         """
         ...
+
+    def pass_time(self, now: float) -> bool:
+        """It is `now`, which never goes back. Called before `head` is asked for; True: some request waits otherwise
+        than before, so the head may be another."""
+        return False
 
     def admitted(self, request: Request, num_tokens: int, clock: int) -> None:
         """A request got a slot, right after it was popped; its prefill computes this many tokens of its prompt that

@@ -1,0 +1,1 @@
+"""Fits the cost model to measured steps: numpy alone, for the engine while it runs and for recordings of it."""
