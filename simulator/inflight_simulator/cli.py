@@ -10,6 +10,8 @@ from importlib.metadata import version
 from inflight_simulator.calibrate_command import add_calibrate_flags, run_calibrate
 from inflight_simulator.engine_command import add_common_flags, add_engine_command_flags, run_compare, run_engine
 from inflight_simulator.errors import InputError
+from inflight_simulator.replay_command import HELP as REPLAY_HELP
+from inflight_simulator.replay_command import add_replay_flags, run_replay
 from inflight_simulator.trace_files import FORMATS
 
 
@@ -67,6 +69,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_calibrate_flags(calibrate)
     calibrate.set_defaults(run=run_calibrate)
+    replay = command(
+        "replay-decisions",
+        "take the operator's recorded decisions again and compare",
+        REPLAY_HELP,
+    )
+    add_replay_flags(replay)
+    replay.set_defaults(run=run_replay)
     return parser
 
 

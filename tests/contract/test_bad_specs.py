@@ -95,6 +95,23 @@ BAD = {
         spec(scaling={"targets": {"kvUtilization": 0}}),
         "scaling.targets.kvUtilization must be above 0 and at most 1, such as 0.8",
     ),
+    "a concurrency target of zero": (
+        spec(scaling={"targets": {"concurrency": 0}}),
+        "spec.scaling.targets.concurrency: Invalid value: 0",
+    ),
+    "a replica that costs nothing": (
+        spec(cost={"pricePerReplicaHour": "0"}),
+        "cost.pricePerReplicaHour must be a number above zero and at most 1000000, such as '2.50'",
+    ),
+    "a price that is no number": (
+        spec(cost={"pricePerReplicaHour": "cheap"}),
+        "cost.pricePerReplicaHour must be a number above zero and at most 1000000, such as '2.50'",
+    ),
+    "a price in millions": (
+        spec(cost={"pricePerReplicaHour": "2M"}),
+        "cost.pricePerReplicaHour must be a number above zero and at most 1000000, such as '2.50'",
+    ),
+    "a cost without a price": (spec(cost={"currency": "USD"}), "spec.cost.pricePerReplicaHour: Required value"),
     "an unknown scaling mode": (
         spec(scaling={"mode": "HPA"}),
         'spec.scaling.mode: Unsupported value: "HPA": supported values: "Operator", "External"',

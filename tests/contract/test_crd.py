@@ -55,7 +55,6 @@ def test_a_spec_of_four_lines_gets_every_default_from_the_api_server(make):
             "mode": "Operator",
             "minReplicas": 1,
             "maxReplicas": 8,
-            "targets": {"waitingRequests": 4, "kvUtilization": 0.8},
             "behavior": {
                 "scaleUp": {
                     "stabilizationWindowSeconds": 0,

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from inflight_operator.api.base import SpecModel, rule, validations
+from inflight_operator.api.cost import Cost
 from inflight_operator.api.duration import Duration, duration_field
 from inflight_operator.api.engine import Accelerator, Engine, Model
 from inflight_operator.api.scaling import Scaling
@@ -193,6 +194,7 @@ class InferenceServiceSpec(SpecModel):
         " have no target to order requests by.",
     )
     scaling: Scaling = Field(default_factory=Scaling, description="How many replicas there are.")
+    cost: Cost | None = Field(default=None, description="What a replica costs.")
     tuning: Tuning = Field(default_factory=Tuning, description="How the limits of running engines are kept right.")
     rollout: Rollout = Field(default_factory=Rollout, description="How pods are replaced.")
     template: PodTemplate = Field(
