@@ -130,6 +130,13 @@ class DemandHistory:
     def points(self) -> tuple[DemandPoint, ...]:
         return tuple(map(DemandPoint._make, map(_POINT.unpack, self.series)))
 
+    @property
+    def tokens_per_s(self) -> float:
+        """Prompt and output tokens a second over the whole series, those found in the prefix cache among them."""
+        steps = list(_steps(self.points))
+        seconds = sum(width for width, _ in steps)
+        return sum(width * (point.tokens + point.generated) for width, point in steps) / seconds if seconds else 0.0
+
 
 def _time(point: bytes) -> float:
     return float(_POINT.unpack_from(point)[0])
