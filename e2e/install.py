@@ -18,14 +18,17 @@ ROOT = Path(__file__).resolve().parents[1]
 OPERATOR_NAMESPACE = "inflight-system"
 RELEASE = "inflight"
 SHARED_SOURCES = ("pyproject.toml", "constraints.txt", ".dockerignore")
+SHARED_FOLDER = "cost_model"
 SOURCE_ANNOTATION = "inflight.dev/source"
 
 
 def source_hash(folder: str) -> str:
-    """A hash of all that an image is built from: the package's folder and what both images share."""
+    """A hash of all that an image is built from: the program's folder and what both images share."""
     digest = hashlib.sha256()
     files = [ROOT / name for name in SHARED_SOURCES]
-    files += sorted(path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    for part in (SHARED_FOLDER, folder):
+        found = (path for path in (ROOT / part).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+        files += sorted(found)
     for path in files:
         digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]

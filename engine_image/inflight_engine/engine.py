@@ -11,6 +11,8 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from inflight_cost.model import CostModel, StepWork
+from inflight_engine.cost_fit.online import OnlineFit
 from inflight_engine.messages import (
     SHORT_STEP_SECONDS,
     AddRequest,
@@ -24,6 +26,7 @@ from inflight_engine.messages import (
     LongStep,
     RecordFlushed,
     Starting,
+    StepCost,
     StepReport,
     StepStats,
 )
@@ -33,7 +36,8 @@ from inflight_engine.request import FinishReason, Request, TokenIds
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import Slots, StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
-from inflight_engine.step_times import StepTimes, Work, work_of
+from inflight_engine.step_times import StepTimes
+from inflight_engine.step_work import work_of
 from inflight_engine.swap_rates import SwapRateMeter
 
 log = logging.getLogger(__name__)
@@ -73,7 +77,7 @@ class _Launched(msgspec.Struct):
 
     plan: StepPlan
     admitted: list[Admission]
-    work: Work
+    work: StepWork
     started: float
     planned: float
     error: Exception | None = None
@@ -93,6 +97,7 @@ class Engine:
         recorder: told of everything the scheduler is told and decides; None: nothing is recorded.
         swap_rates: measures when swapping a preempted request is cheaper than recomputing it; None: never.
         step_times: predicts what a step may take.
+        cost_fit: fits the cost model to the steps.
         announce: told of a step that may take long or in which a resubmitted request starts, before it is computed.
         device_failed: whether no further step can succeed after this error.
         clock: monotonic seconds.
@@ -106,6 +111,7 @@ class Engine:
         recorder: Recorder | None = None,
         swap_rates: SwapRateMeter | None = None,
         step_times: StepTimes | None = None,
+        cost_fit: OnlineFit | None = None,
         announce: Callable[[LongStep | Starting], None] = lambda step: None,
         device_failed: Callable[[Exception], bool] = lambda error: False,
         clock: Callable[[], float] = time.monotonic,
@@ -115,6 +121,9 @@ class Engine:
         self._recorder = recorder
         self._swap_rates = swap_rates
         self._step_times = step_times or StepTimes()
+        self._cost_fit = cost_fit or OnlineFit()
+        self._fitted = -math.inf
+        """When the latest fit was over; a step that was under way meanwhile is measured too long."""
         self._announce = announce
         self._device_failed = device_failed
         self._resubmitted: set[int] = set()
@@ -162,6 +171,18 @@ class Engine:
             self._under_way = self._launch()
         return self._take_in(step, ahead=ahead)
 
+    def measure_cost(self) -> StepCost | None:
+        """Fit the cost model, which takes some milliseconds, where enough steps are new since the last time; call it
+        when what a step brought is sent. None: there is nothing new."""
+        if not self._cost_fit.due(self._done):
+            return None
+        measured = self._cost_fit.fit(self._done)
+        self._fitted = self._clock()
+        if measured is None:
+            return None
+        self._predict_with(measured.model if measured.good else None)
+        return StepCost(measured.model, measured.error, measured.steps)
+
     def flush_record(self) -> None:
         """Write what is recorded so far."""
         if self._recorder is not None:
@@ -182,8 +203,9 @@ class Engine:
             self._recorder.time_passed(number, started)
         if plan is None:
             return None
+        work = work_of(plan, self._scheduler.num_attended_tokens, self._scheduler.config.block_size)
         admitted = [Admission(start.request_id, start.slot) for start in plan.starts]
-        launched = _Launched(plan, admitted, work_of(plan), started, self._clock())
+        launched = _Launched(plan, admitted, work, started, self._clock())
         longest = self._step_times.longest(launched.work)
         if longest > SHORT_STEP_SECONDS:
             self._announce(LongStep(plan.step, longest))
@@ -217,6 +239,8 @@ class Engine:
         done = self._clock()
         step_seconds = done - max(step.started, self._done)
         self._step_times.observe(step.work, step_seconds)
+        if step.started >= self._fitted:
+            self._cost_fit.observe(step.work, step_seconds, done)
         if self._recorder is not None:
             self._recorder.stepped(plan, finished, step_seconds, ahead=ahead)
         num_decode_tokens = len(plan.decode_slots)
@@ -228,6 +252,7 @@ class Engine:
             num_decode_tokens=num_decode_tokens,
             step_seconds=step_seconds,
             schedule_seconds=(step.planned - step.started) + (done - collected),
+            decode_kv_tokens=int(step.work.decode_kv_tokens),
         )
         ended, self._ended_outside = self._ended_outside, []
         ended += map(_finished, finished)
@@ -309,6 +334,10 @@ class Engine:
             if self._recorder is not None:
                 self._recorder.rates(rates)
 
+    def _predict_with(self, cost: CostModel | None) -> None:
+        """`cost`: None: no model fits well enough."""
+        self._step_times.cost = cost
+
     def _stats(
         self,
         *,
@@ -316,6 +345,7 @@ class Engine:
         num_decode_tokens: int = 0,
         step_seconds: float = 0.0,
         schedule_seconds: float = 0.0,
+        decode_kv_tokens: int = 0,
     ) -> StepStats:
         scheduler = self._scheduler
         return StepStats(
@@ -331,6 +361,7 @@ class Engine:
             num_decode_tokens=num_decode_tokens,
             step_seconds=step_seconds,
             schedule_seconds=schedule_seconds,
+            decode_kv_tokens=decode_kv_tokens,
         )
 
     def _report(

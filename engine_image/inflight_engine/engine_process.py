@@ -20,6 +20,7 @@ import msgspec
 from inflight_engine import placement as placing
 from inflight_engine.channel import ChannelClosedError, EngineChannel
 from inflight_engine.config import EngineConfig
+from inflight_engine.cost_fit.online import OnlineFit
 from inflight_engine.engine import Engine
 from inflight_engine.messages import EngineFailed, EngineReady, LongStep, Shutdown, Starting
 from inflight_engine.recording.recorder import Recorder
@@ -100,6 +101,7 @@ def load(
         runner,
         recorder=recorder,
         step_times=step_times,
+        cost_fit=OnlineFit(compiles=not on_cpu),
         announce=announce,
         device_failed=device_failed,
         swap_rates=None if info.copy_tokens_per_second is None else SwapRateMeter(info.copy_tokens_per_second),
@@ -121,6 +123,9 @@ def serve(engine: Engine, channel: EngineChannel) -> None:
                 channel.send(answer)
         if engine.has_work:
             channel.send(engine.step())
+            cost = engine.measure_cost()
+            if cost is not None:
+                channel.send(cost)
 
 
 def start(channel: EngineChannel) -> Engine | None:

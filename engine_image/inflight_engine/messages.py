@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from inflight_cost.model import CostModel
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.request import DEFAULT_CLASS, FinishReason, SamplingParams
 from inflight_engine.scheduling.limits import Limits
@@ -108,6 +109,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
             until it was done: steps that overlap share no time, so all of them together are the time spent in steps.
         schedule_seconds: what the scheduler took to plan the step and to take its tokens in. Where steps overlap the
             planning happens while the step before is computed.
+        decode_kv_tokens: whose keys and values the step's decodes read.
     """
 
     num_running: int
@@ -122,6 +124,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     num_decode_tokens: int
     step_seconds: float
     schedule_seconds: float
+    decode_kv_tokens: int = 0
 
 
 SHORT_STEP_SECONDS = 5.0
@@ -138,6 +141,19 @@ class LongStep(msgspec.Struct, frozen=True, tag=True):
 
     step: int
     seconds: float
+
+
+class StepCost(msgspec.Struct, frozen=True, tag=True):
+    """What steps cost by those of late; sent now and then.
+
+    Attributes:
+        error: median relative error of the steps behind it.
+        steps: behind it; those that were forgotten in part count in part.
+    """
+
+    model: CostModel
+    error: float
+    steps: float
 
 
 class Starting(msgspec.Struct, frozen=True, tag=True):
@@ -187,4 +203,6 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine: TypeAlias = AddRequest | CancelRequest | Configure | FlushRecord | Shutdown
-FromEngine: TypeAlias = EngineReady | LongStep | Starting | StepReport | Configured | RecordFlushed | EngineFailed
+FromEngine: TypeAlias = (
+    EngineReady | LongStep | Starting | StepReport | StepCost | Configured | RecordFlushed | EngineFailed
+)

@@ -1,19 +1,27 @@
-"""How long a step may take, by what earlier steps took: longer than that, the engine hangs.
+"""How long a step may take before the engine hangs: by the cost model, and never less than earlier steps took.
 
-A step of t tokens that attend to c tokens each on average takes at most a + b t (1 + c / P) seconds. a, b and P are the
-machine's and the model's (P is 4,000 in a model of 135 million parameters and 30,000 in one of 8 billion); of them only
-P > `_CONTEXT` is assumed. So a step with more tokens or more context than a measured one takes at most as much longer
-as t (`_CONTEXT` + c) is larger, and one with less takes at most as long.
+Without a cost model that fits: a step of t tokens that attend to c tokens each on average takes at most
+a + b t (1 + c / P) seconds. a, b and P are the machine's and the model's (P is 4,000 in a model of 135 million
+parameters and 30,000 in one of 8 billion); of them only P > `_CONTEXT` is assumed. So a step with more tokens or more
+context than a measured one takes at most as much longer as t (`_CONTEXT` + c) is larger, and one with less takes at
+most as long.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from operator import gt, le
+from typing import TypeAlias
 
-from inflight_engine.scheduling.plan import StepPlan
+from inflight_cost.model import CostModel, StepWork
 
 SAFETY = 3.0
 """How much longer than comparable steps one may take: they are not equal, and neighbours on the machine come and go."""
+
+FIRST_OF_A_SIZE = 2.0
+"""And once more as much where the cost model alone says what comparable steps take."""
+
+_REACH = 4.0
+"""The cost model is asked for steps with up to this many times as much of anything as was measured."""
 
 _CONTEXT = 1024
 
@@ -31,69 +39,81 @@ _Size: TypeAlias = tuple[int, int]
 """Bit lengths of tokens and context: steps of one size are comparable."""
 
 
-class Work(NamedTuple):
-    """`tokens`: at least 1. `context`: what each attends to, on average; decodes are counted with none, since steps of
-    decodes differ little from those before them."""
-
-    tokens: int
-    context: float
-
-    @property
-    def size(self) -> _Size:
-        return self.tokens.bit_length(), int(self.context).bit_length()
-
-
 class StepTimes:
-    """The slowest step of each size, lately.
+    """The slowest step of each size, lately, and what the cost model says.
 
     Args:
         cold_seconds: what the first step of a size may take on top, where kernels are compiled when first used. Where
             it is not 0, the time of that step says nothing about the next ones and is not kept.
         measured: a step, and the seconds that it took when it was not the first of its size.
+
+    Attributes:
+        cost: predicts steps; None: no model fits well enough.
     """
 
-    def __init__(self, cold_seconds: float = 0.0, measured: tuple[Work, float] | None = None) -> None:
+    def __init__(self, cold_seconds: float = 0.0, measured: tuple[StepWork, float] | None = None) -> None:
+        self.cost: CostModel | None = None
         self._cold_seconds = cold_seconds
         self._warm: set[_Size] = set()
         """Sizes that were computed once; only where kernels are compiled."""
         self._slowest: dict[_Size, float] = {}
         """Seconds over t (_CONTEXT + c)."""
+        self._largest = StepWork(0, 0, 0, 0, 0)
+        """Of each number the largest that was measured."""
         if measured is not None:
-            self._warm.add(measured[0].size)
+            self._warm.add(_size(measured[0]))
             self.observe(*measured)
 
-    def observe(self, work: Work, seconds: float) -> None:
+    def observe(self, work: StepWork, seconds: float) -> None:
         """A step with so much work took so long."""
-        size = work.size
+        size = _size(work)
         if self._cold_seconds > 0 and size not in self._warm:
             self._warm.add(size)
             return
-        slowness = seconds / (work.tokens * (_CONTEXT + work.context))
+        slowness = seconds / _bound(work)
         self._slowest[size] = max(slowness, self._slowest.get(size, 0.0) * _FADE)
+        if any(map(gt, work, self._largest)):
+            self._largest = StepWork(*map(max, work, self._largest))
 
-    def longest(self, work: Work) -> float:
+    def longest(self, work: StepWork) -> float:
         """Seconds that a step with so much work may take."""
-        slowest = self._slowest.get(work.size)
+        predicted = 0.0
+        if self.cost is not None and all(map(le, work, (_REACH * most for most in self._largest))):
+            predicted = SAFETY * self.cost.seconds(work)
+        slowest = self._slowest.get(_size(work))
         if slowest is not None:
-            return SAFETY * slowest * work.tokens * (_CONTEXT + work.context)
+            return max(SAFETY * slowest * _bound(work), predicted)
+        if predicted:
+            return self._cold_seconds + FIRST_OF_A_SIZE * predicted
+        tokens, context = _tokens(work), _context(work)
         guess = min(
             (
-                slowest * max(work.tokens, _least(tokens)) * (_CONTEXT + max(work.context, _least(context)))
-                for (tokens, context), slowest in self._slowest.items()
+                slowest * max(tokens, _least(size_tokens)) * (_CONTEXT + max(context, _least(size_context)))
+                for (size_tokens, size_context), slowest in self._slowest.items()
             ),
-            default=_COLD_SECONDS_PER_TOKEN * work.tokens * (1 + work.context / _CONTEXT),
+            default=_COLD_SECONDS_PER_TOKEN * tokens * (1 + context / _CONTEXT),
         )
         return min(self._cold_seconds + SAFETY * guess, _LONGEST_GUESS)
+
+
+def _tokens(work: StepWork) -> int:
+    return max(1, int(work.decode_seqs + work.prefill_tokens))
+
+
+def _context(work: StepWork) -> float:
+    """What each token attends to, on average; decodes are counted with none, since steps of decodes differ little from
+    those before them."""
+    return work.prefill_context_tokens / _tokens(work)
+
+
+def _size(work: StepWork) -> _Size:
+    return _tokens(work).bit_length(), int(_context(work)).bit_length()
+
+
+def _bound(work: StepWork) -> float:
+    return _tokens(work) * (_CONTEXT + _context(work))
 
 
 def _least(bits: int) -> int:
     """The least number of that bit length."""
     return 1 << bits >> 1
-
-
-def work_of(plan: StepPlan) -> Work:
-    """What there is to compute."""
-    if not plan.prefills:
-        return Work(max(1, plan.num_tokens), 0.0)
-    attended = sum(chunk.length * (chunk.start + chunk.length) for chunk in plan.prefills)
-    return Work(plan.num_tokens, attended / plan.num_tokens)

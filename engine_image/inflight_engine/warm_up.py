@@ -6,15 +6,16 @@ import time
 
 import numpy as np
 
+from inflight_cost.model import StepWork
 from inflight_engine.engine import StepExecutor
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import PrefillChunk, SlotStart, StepPlan
-from inflight_engine.step_times import Work, work_of
+from inflight_engine.step_work import work_of
 
 _NO_SLOTS = np.empty(0, np.intp)
 
 
-def warm_up(runner: StepExecutor, num_tokens: int, block_size: int) -> tuple[Work, float]:
+def warm_up(runner: StepExecutor, num_tokens: int, block_size: int) -> tuple[StepWork, float]:
     """Prefill a prompt of `num_tokens`, at most what one step and the KV cache can take, twice: the first time includes
     what is done only once. It uses slot 0 and the first blocks, and leaves nothing behind: a request writes its keys
     and values before it reads them.
@@ -36,4 +37,4 @@ def warm_up(runner: StepExecutor, num_tokens: int, block_size: int) -> tuple[Wor
         seconds = time.monotonic() - begun
         runner.launch(release)
         runner.collect()
-    return work_of(prefill), seconds
+    return work_of(prefill, 0, block_size), seconds

@@ -84,6 +84,14 @@ def test_the_code_is_the_last_layer(name):
 
 
 @both
+def test_the_cost_model_is_in_the_layer_of_the_code(name):
+    last = [a for i, a in final_stage(name) if i == "RUN"][-1]
+    assert "source=cost_model/inflight_cost,target=/build/inflight_cost" in last
+    assert "cp -r /build/inflight_cost " in last
+    assert "compileall -q /opt/inflight/lib/python3*/site-packages/inflight_cost" in last
+
+
+@both
 def test_the_only_command_of_the_project_in_it_is_its_own(name):
     """Installing the project makes a command for each program, and the others' code is not there."""
     (install,) = [a for i, a in final_stage(name) if i == "RUN" and "/tmp/project;" in a]
@@ -157,7 +165,8 @@ def test_the_kernels_go_where_the_engine_looks_for_them(tmp_path):
     """The last step, run on folders of its own."""
     code, kernels = tmp_path / "build" / "inflight_engine" / "execution" / "native", tmp_path / "build" / "lib"
     installed = tmp_path / "opt" / "inflight"
-    for folder in (code, kernels, installed / "bin", installed / "lib" / "python3.99" / "site-packages"):
+    cost = tmp_path / "build" / "inflight_cost"
+    for folder in (code, cost, kernels, installed / "bin", installed / "lib" / "python3.99" / "site-packages"):
         folder.mkdir(parents=True)
     (kernels / "libinflight-generic.so").touch()
     (installed / "bin" / "python").symlink_to(shutil.which("true"))

@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from inflight_cost.model import StepWork
 from inflight_engine.cache.prefix import block_hashes, root_hash
 from inflight_engine.engine import MAX_CONSECUTIVE_FAILURES, Engine
 from inflight_engine.messages import (
@@ -25,6 +26,7 @@ from inflight_engine.request import FinishReason, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass, SwapRates
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import Scheduler
+from inflight_engine.step_times import StepTimes
 from inflight_engine.swap_rates import SwapRateMeter
 from tests.engine.scheduling.model_runner import reference_output
 
@@ -407,6 +409,31 @@ def test_overlapping_steps_share_no_time():
     # From the first reading of the clock to the last; a loop without overlap would count nothing twice either.
     assert sum(report.stats.step_seconds for report in reports) == next(now) - 1
     assert all(report.stats.schedule_seconds > 0 for report in reports)
+
+
+@pytest.mark.parametrize("runner", [StandIn(set()), AheadStandIn()], ids=["", "ahead"])
+def test_cost_of_steps_is_fitted_to_what_they_compute_and_reaches_what_predicts_steps(runner):
+    now = 0.0
+
+    def tick():
+        nonlocal now
+        now += 0.05
+        return now
+
+    times = StepTimes()
+    engine = make_engine(runner=runner, clock=tick, step_times=times)
+    costs = []
+    for number in range(60):
+        engine.handle(add(number, [number % 3] * (1 + number % 20), max_tokens=1 + number % 7))
+    while engine.has_work:
+        engine.step()
+        costs.append(engine.measure_cost())
+    found = [cost for cost in costs if cost is not None]
+    assert 1 < len(found) < len(costs) / 2
+    # However much it computes, a step takes some ticks of this clock.
+    assert found[-1].error < 0.3
+    assert times.cost in (found[-1].model, None)
+    assert found[-1].model.seconds(StepWork(4, 8, 60, 36)) == pytest.approx(0.2, rel=0.5)
 
 
 def test_time_in_which_steps_overlap_is_measured_once():

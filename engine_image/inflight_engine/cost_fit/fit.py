@@ -8,17 +8,17 @@ from typing import NamedTuple
 import numpy as np
 
 from inflight_cost.model import CostModel, StepWork
-from inflight_engine.cost_fit.least_squares import Floats, fit_relative
+from inflight_engine.cost_fit.least_squares import Floats, fit_relative, weighted_median
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 15, 16, 20, 24, 31, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
 """Upper ends of the sizes of steps, in tokens, that a curve tells apart. Below a multiple of 16 rows a matrix product
 may take another kernel than at it."""
 _STEPS_OF_A_SIZE = 5
 _WORTH_A_CURVE = 0.9
-"""A curve is taken only where the median error falls to this share: on a machine that is linear it would follow the
+"""A curve is taken only where the mean error falls to this share: on a machine that is linear it would follow the
 noise."""
 _STRAIGHT = 0.01
-"""A line with no larger median error needs no curve."""
+"""A line with no larger mean error needs no curve."""
 _DECODES, _PREFILLS = StepWork._fields.index("decode_seqs"), StepWork._fields.index("prefill_tokens")
 FACTORS = ("decode_seq_s", "prefill_token_s", "decode_kv_token_s", "prefill_context_token_s", "copied_token_s")
 """Of `CostModel`, in the order of `StepWork`."""
@@ -58,11 +58,18 @@ def fit_steps(works: Floats, seconds: Floats, unseen: CostModel, weights: Floats
     seen = {name: column for name, column in fields.items() if name not in idle}
     line = _line(seen, seconds, unseen, weights)
     found = line.judged(seconds, weights)
-    if found.median_error > _STRAIGHT:
+    straight = _typical(found.errors)
+    if straight > _STRAIGHT:
         tokens = works[:, _DECODES] + works[:, _PREFILLS]
         curved = _curve(seen, tokens, seconds, line.cost, weights).judged(seconds, weights)
-        found = curved if curved.median_error <= _WORTH_A_CURVE * found.median_error else found
+        if _typical(curved.errors) <= _WORTH_A_CURVE * straight:
+            found = curved
     return found._replace(unseen=idle)
+
+
+def _typical(errors: Floats) -> float:
+    """Mean error of all steps alike: a curve also has to hold for sizes that are out of use and weigh little."""
+    return float(np.minimum(errors, 1.0).mean())
 
 
 class _Model(NamedTuple):
@@ -109,10 +116,3 @@ def _knots(tokens: Floats) -> list[float]:
     counts = np.bincount(size)
     common = np.flatnonzero(counts >= _STEPS_OF_A_SIZE)
     return sorted({float(tokens.max()), *(float(np.median(tokens[size == each])) for each in common)})
-
-
-def weighted_median(values: Floats, weights: Floats) -> float:
-    """The least value with half of the weight at or below it; `values` are not empty."""
-    order = np.argsort(values)
-    reached = np.cumsum(weights[order])
-    return float(values[order[np.searchsorted(reached, reached[-1] / 2)]])

@@ -52,12 +52,19 @@ def fit_relative(columns: Floats, target: Floats, prior: Floats, weights: Floats
         gram[np.diag_indices_from(gram)] += trust
         factors = non_negative(gram, weighted.sum(axis=0) + trust * expected, factors > 0)
         residuals = np.abs(rows @ factors - 1)
-        deviation = max(_MAD_TO_DEVIATION * float(np.median(residuals)), _SMALLEST_SCALE)
+        deviation = max(_MAD_TO_DEVIATION * weighted_median(residuals, given), _SMALLEST_SCALE)
         robust = np.minimum(1.0, _HUBER * deviation / np.maximum(residuals, _SMALLEST_SCALE))
         if np.abs(factors - before).max() <= _SETTLED:
             break
     result: Floats = np.where(factors > _SETTLED, factors, 0.0) / norms
     return result
+
+
+def weighted_median(values: Floats, weights: Floats) -> float:
+    """The least value with half of the weight at or below it; `values` are not empty."""
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order])
+    return float(values[order[np.searchsorted(reached, reached[-1] / 2)]])
 
 
 def non_negative(gram: Floats, projected: Floats, start: npt.NDArray[np.bool_]) -> Floats:

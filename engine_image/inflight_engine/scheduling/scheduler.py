@@ -15,11 +15,13 @@ from inflight_engine.request import FinishReason, Request, RequestState, TokenId
 from inflight_engine.scheduling.config import PREEMPTION_MODES, SchedulerConfig, SwapRates
 from inflight_engine.scheduling.deadlines import Deadlines
 from inflight_engine.scheduling.limits import Limits
-from inflight_engine.scheduling.plan import BlockGrowth, Preemption, PrefillChunk, SlotStart, StepPlan
+from inflight_engine.scheduling.plan import BlockGrowth, BlockIds, Preemption, PrefillChunk, SlotStart, StepPlan
 from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_engine.scheduling.running import Running, all_tokens, hash_blocks, longest_request
 from inflight_engine.scheduling.under_way import PlansUnderWay
 from inflight_engine.scheduling.victims import VICTIMS
+
+_NO_BLOCKS: BlockIds = np.empty(0, np.int32)
 
 
 class CannotFitError(ValueError):
@@ -48,8 +50,13 @@ class Scheduler:
     A step in which nothing arrives, ends or runs out costs the same few microseconds however many requests run: what
     grows and what ends comes from the decode group's calendars. Everything else goes the long way, `_decide`.
 
+    Args:
+        contents: keep which blocks and tokens requests have. Without, plans are the same but for block and token ids,
+            which are all 0: for a simulation. Needs a configuration without prefix cache and host blocks.
+
     Raises:
-        ValueError: the policy, the victim rule or the way of preemption does not exist, or the classes are not valid.
+        ValueError: the policy, the victim rule or the way of preemption does not exist, the classes are not valid, or
+            the configuration needs contents.
 
     Attributes:
         rates: what `preemption: auto` compares; while unknown it recomputes.
@@ -59,14 +66,16 @@ class Scheduler:
         prefix_queries, prefix_hits: prompt tokens of admitted requests, and how many of them were in the prefix cache.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, *, contents: bool = True) -> None:
         self.config = config
         self.rates: SwapRates | None = None
         self.num_preemptions = self.num_swaps = 0
         self.prefix_queries = self.prefix_hits = 0
         self._limits = config.capacity
         self._queues = WaitingQueues(config)
-        self._running = Running(config, self._queues)
+        if not contents and (config.prefix_caching or config.num_host_blocks):
+            raise ValueError("without contents there is no prefix cache, and nothing to swap")
+        self._running = Running(config, self._queues, contents=contents)
         self._under_way = PlansUnderWay(self._running)
         self._host_pool = BlockPool(config.num_host_blocks, config.block_size) if config.num_host_blocks else None
         if config.preemption_victim not in VICTIMS:
@@ -126,9 +135,10 @@ class Scheduler:
         return len(self._running.decodes.slots)
 
     @property
-    def num_decode_kv_tokens(self) -> int:
-        """Tokens whose keys and values such a step reads for them."""
-        return self._running.decodes.sum_of_tokens
+    def num_attended_tokens(self) -> int:
+        """Tokens whose keys and values the decodes of the latest plan read, or of a step that is planned now and
+        where no block runs out; ask before anything else is done."""
+        return self._running.decodes.num_attended
 
     @property
     def kv_usage(self) -> float:
@@ -442,13 +452,17 @@ class Scheduler:
         pool, num_tokens, swapped = self._running.pool, request.num_tokens, request.state is RequestState.SWAPPED
         # At least one token has to be computed, for its logits.
         hashes = [] if swapped else request.block_hashes[: (num_tokens - 1) // pool.block_size]
-        shared = pool.match(hashes)
+        shared = pool.match(hashes) if hashes else _NO_BLOCKS
         num_new = pool.blocks_for(num_tokens) - len(shared)
+        num_taken = num_new + (pool.num_unowned(shared) if len(shared) else 0)
         headroom = self._headroom_blocks if self.num_running else 0
-        if num_new + pool.num_unowned(shared) + headroom > pool.num_free:
+        if num_taken + headroom > pool.num_free:
             return None
-        pool.share(shared)
-        block_ids = np.concatenate([shared, pool.allocate(num_new)])
+        if len(shared):
+            pool.share(shared)
+            block_ids = np.concatenate([shared, pool.allocate(num_new)])
+        else:
+            block_ids = pool.allocate(num_new)
         computed = request.num_computed_tokens if swapped else len(shared) * pool.block_size
         if self.config.prefix_caching and request.state is RequestState.WAITING:
             self.prefix_queries += request.num_prompt_tokens

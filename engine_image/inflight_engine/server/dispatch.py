@@ -51,6 +51,10 @@ class Dispatcher:
         """Those whose client still waits for something."""
         return [generation for generation in self._known.values() if not generation.done]
 
+    def running(self) -> list[Generation]:
+        """Those whose tokens come in."""
+        return [generation for generation in self._slots if generation is not None and not generation.done]
+
     def start(self, num_slots: int) -> None:
         """An engine process begins."""
         self._slots = [None] * num_slots

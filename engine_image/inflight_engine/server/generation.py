@@ -121,6 +121,7 @@ class Generation:
         "_text",
         "_undecoded",
         "_untaken",
+        "counted_tokens",
         "delivered",
         "error",
         "finish_reason",
@@ -150,6 +151,8 @@ class Generation:
         """A part of the answer was taken, to be sent to the client."""
         self.wait_counted = self.first_token_counted = False
         """In the metrics, where a request counts once however often it is submitted."""
+        self.counted_tokens = 0
+        """Of `token_ids`, how many the estimate of output lengths has counted."""
         self.timings = Timings(arrived)
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
@@ -177,6 +180,7 @@ class Generation:
         """Forget its tokens: it is submitted again, and waits again. Nothing of it was delivered."""
         self.timings = Timings(self.timings.arrived)
         self.token_ids = []
+        self.counted_tokens = 0
         self.logprobs = []
         self.slot = -1
         self.starting = False

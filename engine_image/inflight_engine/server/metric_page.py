@@ -12,7 +12,18 @@ from inflight_engine.server.class_metrics import class_families
 from inflight_engine.server.families import Families
 
 if TYPE_CHECKING:
+    from inflight_engine.messages import StepCost
     from inflight_engine.server.metrics import EngineMetrics, Gauges
+
+_TERMS = {
+    "step": "base_s",
+    "decode_sequence": "decode_seq_s",
+    "prefill_token": "prefill_token_s",
+    "decode_kv_token": "decode_kv_token_s",
+    "prefill_context_token": "prefill_context_token_s",
+    "copied_token": "copied_token_s",
+}
+"""Label of `inflight_step_cost_seconds`: field of `CostModel`."""
 
 
 def add_engine_families(page: Families, metrics: EngineMetrics, now: Gauges) -> None:
@@ -21,6 +32,8 @@ def add_engine_families(page: Families, metrics: EngineMetrics, now: Gauges) -> 
     _counters(page, metrics, now)
     _histograms(page, metrics)
     _limits(page, now)
+    _demand(page, metrics)
+    _step_cost(page, metrics.step_cost)
     class_families(page, metrics.classes, now.queued_by_class)
 
 
@@ -37,6 +50,11 @@ def _engine_state(page: Families, metrics: EngineMetrics, now: Gauges) -> None:
             ("block_size", "num_gpu_blocks"),
             [((str(now.ready.block_size), str(now.ready.num_blocks)), 1)],
         )
+        page.gauge(
+            "inflight_kv_cache_tokens",
+            "Tokens whose keys and values the KV cache holds.",
+            now.ready.num_blocks * now.ready.block_size,
+        )
     page.gauge(
         "inflight_waiting_prompt_tokens",
         "Prompt tokens not yet computed, of waiting requests and of those in prefill.",
@@ -44,8 +62,8 @@ def _engine_state(page: Families, metrics: EngineMetrics, now: Gauges) -> None:
     )
     page.gauge(
         "inflight_predicted_queue_seconds",
-        "Seconds until all prompt tokens that wait now are computed, at the rate of the latest steps with prefill.",
-        metrics.throughput.seconds_for(now.waiting_tokens),
+        "Seconds until all prompt tokens that wait now are computed, by the cost of steps; 0 before it is measured.",
+        metrics.predicted_queue_seconds(now),
     )
     page.gauge("inflight_draining", "1 from the moment the engine was told to drain.", float(now.draining))
 
@@ -123,3 +141,40 @@ def _limits(page: Families, now: Gauges) -> None:
         "Share of max_num_seqs without a request while requests wait, after the latest step.",
         empty / limits.max_num_seqs if stats.num_waiting else 0.0,
     )
+
+
+def _demand(page: Families, metrics: EngineMetrics) -> None:
+    page.counter("inflight_arrived_requests", "Requests that were taken, each answer one.", metrics.arrived_requests)
+    page.counter("inflight_arrived_prompt_tokens", "Their prompt tokens.", metrics.arrived_prompt_tokens)
+    page.counter(
+        "inflight_arrived_prompt_tokens_squared",
+        "Sum of the squares of their prompt lengths.",
+        metrics.arrived_prompt_tokens_squared,
+    )
+    lengths = metrics.output_lengths.estimate()
+    if lengths is not None:
+        page.gauge(
+            "inflight_output_tokens_mean",
+            "Mean tokens of an output, with requests that still run as censored observations.",
+            lengths.mean,
+        )
+        page.gauge("inflight_output_tokens_second_moment", "Mean of the squares.", lengths.second_moment)
+
+
+def _step_cost(page: Families, cost: StepCost | None) -> None:
+    if cost is None:
+        return
+    page.gauges(
+        "inflight_step_cost_seconds",
+        "What each of these adds to a step, fitted to the steps of late.",
+        ("term",),
+        [((term,), getattr(cost.model, field)) for term, field in _TERMS.items()],
+    )
+    page.gauges(
+        "inflight_step_cost_curve_seconds",
+        "What so many tokens in a step add to it, where a straight line does not fit.",
+        ("tokens",),
+        [((f"{tokens:g}",), seconds) for tokens, seconds in cost.model.curve],
+    )
+    page.gauge("inflight_step_cost_error_ratio", "Median relative error of the fit.", cost.error)
+    page.gauge("inflight_step_cost_steps", "Steps behind the fit; forgotten ones count in part.", cost.steps)

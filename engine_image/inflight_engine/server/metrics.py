@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,8 +10,10 @@ from typing import NamedTuple
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
+from inflight_cost.backlog import backlog_seconds
+from inflight_cost.model import StepWork
 from inflight_engine import buckets
-from inflight_engine.messages import EngineReady, StepStats
+from inflight_engine.messages import EngineReady, StepCost, StepStats
 from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import Limits
@@ -19,7 +22,7 @@ from inflight_engine.server.families import Families
 from inflight_engine.server.generation import Generation
 from inflight_engine.server.histogram import Histogram
 from inflight_engine.server.metric_page import add_engine_families
-from inflight_engine.server.throughput import Throughput
+from inflight_engine.server.output_lengths import OutputLengths
 
 NO_STATS = StepStats(0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 """Before the first step."""
@@ -68,14 +71,26 @@ class EngineMetrics(Collector):
         model_name: label of every series.
         classes: the service classes.
         gauges: asked at each scrape.
+        running: asked at each scrape for the requests whose tokens come in.
     """
 
-    def __init__(self, model_name: str, classes: Iterable[ServiceClass], gauges: Callable[[], Gauges]) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        classes: Iterable[ServiceClass],
+        gauges: Callable[[], Gauges],
+        running: Callable[[], Iterable[Generation]] = tuple,
+    ) -> None:
         self._model_name = model_name
         self._gauges = gauges
+        self._running = running
+        self._decoding = StepWork(0, 0, 0, 0)
+        """What the decodes of the latest step were."""
         self._classes = {service_class.name: ClassCounts(service_class) for service_class in classes}
         self._before = SinceStart(0, 0, 0)
-        self.throughput = Throughput()
+        self.step_cost: StepCost | None = None
+        self.output_lengths = OutputLengths()
+        self.arrived_requests = self.arrived_prompt_tokens = self.arrived_prompt_tokens_squared = 0
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.cancelled = 0
@@ -99,7 +114,22 @@ class EngineMetrics(Collector):
             self.step_tokens.observe(tokens)
             self.step_duration.observe(stats.step_seconds)
             self.schedule_duration.observe(stats.schedule_seconds)
-            self.throughput.add(stats)
+            self._decoding = StepWork(stats.num_decode_tokens, 0, stats.decode_kv_tokens, 0)
+
+    def arrived(self, num_prompt_tokens: int) -> None:
+        """Count a request that is taken."""
+        self.arrived_requests += 1
+        self.arrived_prompt_tokens += num_prompt_tokens
+        self.arrived_prompt_tokens_squared += num_prompt_tokens**2
+
+    def predicted_queue_seconds(self, now: Gauges) -> float:
+        """Until all prompt tokens that wait now are computed; 0 while no steps are measured."""
+        if self.step_cost is None or now.limits is None or not now.waiting_tokens:
+            return 0.0
+        # A prompt's tokens attend to half of it on average, and longer prompts have more of the tokens.
+        attended = self.arrived_prompt_tokens_squared / max(1, self.arrived_prompt_tokens) / 2
+        budget = now.limits.max_num_batched_tokens
+        return backlog_seconds(self.step_cost.model, now.waiting_tokens, attended, self._decoding, budget)
 
     def ended(self, generation: Generation) -> None:
         """Count a request that has just ended, however it did."""
@@ -107,7 +137,9 @@ class EngineMetrics(Collector):
         assert reason is not None
         self.finished[reason] += 1
         self._classes[generation.request.scheduling.service_class].count(generation)
+        self._count_output(generation)
         if reason in (FinishReason.STOP, FinishReason.LENGTH) and timings.finished is not None:
+            self.output_lengths.ended(len(generation.token_ids))
             self.end_to_end.observe(timings.finished - timings.arrived)
             if generation.time_per_output_token is not None:
                 self.time_per_output_token.observe(generation.time_per_output_token)
@@ -138,6 +170,14 @@ class EngineMetrics(Collector):
         return self._page(names).text()
 
     def _page(self, names: Collection[str] | None) -> Families:
+        for generation in self._running():
+            self._count_output(generation)
+        self.output_lengths.forget(time.monotonic())
         page = Families(self._model_name, names)
         add_engine_families(page, self, self._gauges())
         return page
+
+    def _count_output(self, generation: Generation) -> None:
+        length = len(generation.token_ids)
+        self.output_lengths.generated(generation.counted_tokens, length)
+        generation.counted_tokens = length

@@ -19,6 +19,7 @@ from inflight_engine.messages import (
     RecordFlushed,
     Shutdown,
     Starting,
+    StepCost,
     StepReport,
     ToEngine,
 )
@@ -78,7 +79,9 @@ class Service:
         self.record = None if config.engine.record is None else Path(config.engine.record)
         self.progress = Progress(self.started)
         self.stats = NO_STATS
-        self.metrics = EngineMetrics(config.served_model_name, config.engine.classes, self._gauges)
+        self.metrics = EngineMetrics(
+            config.served_model_name, config.engine.classes, self._gauges, lambda: self._dispatcher.running()
+        )
         self.link = EngineLink(self._on_message, self.lose_engine)
         self.calls = EngineCalls(self._send)
         self.runtime = RuntimeConfig(config.engine.classes, self.calls)
@@ -174,6 +177,7 @@ class Service:
             generation = Generation(request, tokenizer.detokenizer(request.prompt_token_ids), arrived, inbox)
             self._queue.enter(service_class, len(request.prompt_token_ids))
             self._dispatcher.add(generation)
+            self.metrics.arrived(len(request.prompt_token_ids))
             self._timeouts.waits(generation, now)
             generations.append(generation)
         return generations
@@ -222,6 +226,8 @@ class Service:
                 self._dispatcher.report(message, now)
             case LongStep():
                 self.progress.announced(message, now)
+            case StepCost():
+                self.metrics.step_cost = message
             case Starting():
                 self._dispatcher.starting(message.request_ids)
             case Configured():
@@ -344,7 +350,7 @@ class Service:
         return no_engine(self.phase)
 
     def _check_bounds(self, service_class: str, num_requests: int, num_tokens: int) -> None:
-        predicted = self.metrics.throughput.seconds_for(self._gauges().waiting_tokens)
+        predicted = self.metrics.predicted_queue_seconds(self._gauges())
         refusal = self._queue.refusal(service_class, num_requests, num_tokens, min(predicted, LONGEST_RETRY_AFTER))
         if refusal is not None:
             reason, error = refusal

@@ -14,6 +14,7 @@ from functools import lru_cache
 from struct import Struct
 
 from inflight_cost.capacity import Margins, Replica, StepLimits, Targets, Workload, largest_rate
+from inflight_cost.limits import best_limits
 from inflight_operator.decide.decision import Number, Reason
 from inflight_operator.decide.demand import DemandPoint, DemandView
 from inflight_operator.limits import LimitsBounds
@@ -116,8 +117,9 @@ def decide_replicas(
     each, met = capacity_within(view.replica, view.workload, targets, limits_bounds, policy.margins)
     ahead = min(view.start_up, policy.farthest)
     rate = view.rate(policy.level)
-    expected = rate + _rise(view, rate, ahead, policy)
-    margin = _margin(view, expected, policy) / each
+    dispersion = max(1.0, view.dispersion(policy.variance, policy.horizon))
+    expected = rate + _rise(view, rate, dispersion, ahead, policy)
+    margin = _margin(view.workload, expected, dispersion, policy) / each
     backlog = _backlog(view, rate, each, ahead) / (each * policy.recovery)
     need = expected / each + margin + backlog
     memory = memory.with_need(view, need, policy.hold)
@@ -170,20 +172,19 @@ def capacity_within(
 def _capacity(
     replica: Replica, workload: Workload, targets: Targets, low: StepLimits, high: StepLimits, margins: Margins
 ) -> float:
-    limits = high
+    limits = best_limits(replica, workload, targets, low, high, None, margins)
     return largest_rate(replica, workload, targets, limits, margins)
 
 
-def _rise(view: DemandView, rate: float, ahead: float, policy: AutopilotPolicy) -> float:
+def _rise(view: DemandView, rate: float, dispersion: float, ahead: float, policy: AutopilotPolicy) -> float:
     """Requests a second that come on top of `rate` in `ahead` seconds if demand goes on to rise as it does."""
     points = [point for point in view.points if point.time > view.time - policy.trend]
     span = points[-1].time - points[0].time if points else 0.0
     if span < policy.trend / 2 or rate <= 0:
         return 0.0
     slope = _slope(points)
-    dispersion = view.dispersion(policy.variance, policy.horizon)
     # Of a Poisson process the least-squares slope over a time T has the variance 12 rate / T^3.
-    noise = math.sqrt(12 * max(1.0, dispersion) * rate / span**3)
+    noise = math.sqrt(12 * dispersion * rate / span**3)
     return slope * (ahead + policy.level / 2) if slope > policy.significance * noise else 0.0
 
 
@@ -196,13 +197,11 @@ def _slope(points: list[DemandPoint]) -> float:
     return across / spread if spread > 0 else 0.0
 
 
-def _margin(view: DemandView, rate: float, policy: AutopilotPolicy) -> float:
+def _margin(workload: Workload, rate: float, dispersion: float, policy: AutopilotPolicy) -> float:
     """Requests a second above the mean that come by chance: `z` standard deviations over the horizon, of requests of
     unequal size."""
-    assert view.workload is not None
-    unequal = view.workload.prompt_square / max(1.0, view.workload.prompt) ** 2
-    dispersion = max(1.0, view.dispersion(policy.variance, policy.horizon)) * max(1.0, unequal)
-    return policy.z * math.sqrt(dispersion * rate / policy.horizon)
+    unequal = max(1.0, workload.prompt_square / max(1.0, workload.prompt) ** 2)
+    return policy.z * math.sqrt(unequal * dispersion * rate / policy.horizon)
 
 
 def _backlog(view: DemandView, rate: float, each: float, ahead: float) -> float:

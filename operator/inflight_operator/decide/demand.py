@@ -6,8 +6,9 @@ a pod that comes or goes moves the load to others and changes no sum.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from operator import itemgetter
@@ -41,7 +42,8 @@ MAX_ERROR = 0.3
 """Median relative error of a cost model up to which it is believed."""
 
 SAME = 0.03
-"""Means and cost models within this share of the ones in use are not worth computing capacities anew."""
+"""Means and cost models within this share of the ones in use are not worth computing capacities anew. Means of few
+requests may differ more by chance alone: their standard error comes on top."""
 
 _POINT = Struct("<8d")
 _TYPICAL = (StepWork(16, 0, 16_384, 0), StepWork(64, 512, 65_536, 262_144), StepWork(1, 2048, 1024, 2_097_152))
@@ -70,7 +72,8 @@ class DemandPoint(NamedTuple):
     first_tokens: float = 0.0
 
 
-class PodSeen(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PodSeen:
     """A pod when its counters were last read.
 
     Attributes:
@@ -95,13 +98,13 @@ class DemandHistory:
 
     Attributes:
         pods: by uid, as last seen.
-        series: packed points, oldest first.
+        series: points, each packed, oldest first.
         workload: what requests lately were like; None before any was seen.
         replica: what one pod computes and holds; None before a pod told it.
     """
 
     pods: Mapping[str, PodSeen] = field(default_factory=dict)
-    series: bytes = b""
+    series: tuple[bytes, ...] = ()
     workload: Workload | None = None
     replica: Replica | None = None
 
@@ -112,10 +115,11 @@ class DemandHistory:
             ready_for: seconds that a pod has been ready, where known.
         """
         pods = {uid: _seen(self.pods.get(uid), sample, ready_for.get(uid)) for uid, sample in samples.items()}
-        series, last = self.series, self._last
-        if samples and (last is None or now - last >= SPACING):
+        series = self.series
+        if samples and (not series or now - _time(series[-1]) >= SPACING):
             rates = [sum(column) for column in zip(*(pod.rates for pod in pods.values()), strict=True)]
-            series = self._since(now - SPAN) + _POINT.pack(now, *rates)
+            kept = next((index for index, point in enumerate(series) if _time(point) >= now - SPAN), len(series))
+            series = (*series[kept:], _POINT.pack(now, *rates))
         history = replace(self, pods=pods, series=series)
         if not samples:
             return history
@@ -124,18 +128,11 @@ class DemandHistory:
 
     @property
     def points(self) -> tuple[DemandPoint, ...]:
-        return tuple(map(DemandPoint._make, _POINT.iter_unpack(self.series)))
+        return tuple(map(DemandPoint._make, map(_POINT.unpack, self.series)))
 
-    @property
-    def _last(self) -> float | None:
-        return _POINT.unpack_from(self.series, len(self.series) - _POINT.size)[0] if self.series else None
 
-    def _since(self, start: float) -> bytes:
-        """The series without points before `start`."""
-        offset = 0
-        while offset < len(self.series) and _POINT.unpack_from(self.series, offset)[0] < start:
-            offset += _POINT.size
-        return self.series[offset:]
+def _time(point: bytes) -> float:
+    return float(_POINT.unpack_from(point)[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +282,7 @@ def _workload(
         output=output[0],
         output_square=max(output[1], output[0] ** 2) if output[1] > 0 else 2 * output[0] ** 2,
     )
-    return before if before is not None and _alike(before, found) else found
+    return before if before is not None and _alike(before, found, SAME + 1 / math.sqrt(counted)) else found
 
 
 def _outputs(samples: Collection[Sample], pods: Collection[PodSeen]) -> tuple[float, float] | None:
@@ -300,9 +297,18 @@ def _outputs(samples: Collection[Sample], pods: Collection[PodSeen]) -> tuple[fl
     return (mean / weight, square / weight) if weight else None
 
 
-def _alike(was: Workload, now: Workload) -> bool:
-    pairs = zip(astuple(was), astuple(now), strict=True)
-    return all(abs(one - other) <= SAME * max(one, other) for one, other in pairs)
+def _alike(was: Workload, now: Workload, share: float) -> bool:
+    """Mean squares may differ twice as much as means."""
+    return all(
+        abs(one - other) <= tolerance * max(one, other)
+        for one, other, tolerance in (
+            (was.prompt, now.prompt, share),
+            (was.computed, now.computed, share),
+            (was.prompt_square, now.prompt_square, 2 * share),
+            (was.output, now.output, share),
+            (was.output_square, now.output_square, 2 * share),
+        )
+    )
 
 
 def _replica(samples: Collection[Sample], before: Replica | None) -> Replica | None:

@@ -28,12 +28,16 @@ class PodLoad:
         running: requests that hold a slot.
         kv_usage: share of its KV blocks in use, 0 to 1.
         max_num_seqs: its live slot limit; None when the engine does not tell.
+        tokens: that its requests hold in the KV cache or wait to compute; None when the engine does not tell.
+        warmth: share of prompt tokens that it found in its prefix cache; 0 when the engine does not tell.
     """
 
     waiting: int
     running: int
     kv_usage: float
     max_num_seqs: int | None = None
+    tokens: float | None = None
+    warmth: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,11 @@ def measured(snapshot: Snapshot) -> Measured:
 
 def pod_load(sample: Sample) -> PodLoad:
     slots = sample.limits.max_num_seqs if sample.limits is not None else None
-    return PodLoad(sample.waiting, sample.running, sample.kv_usage, slots)
+    tokens = None
+    if sample.kv_tokens is not None and sample.waiting_prompt_tokens is not None:
+        tokens = sample.kv_usage * sample.kv_tokens + sample.waiting_prompt_tokens
+    warmth = sample.prefix_hits / sample.prefix_queries if sample.prefix_queries else 0.0
+    return PodLoad(sample.waiting, sample.running, sample.kv_usage, slots, tokens, warmth)
 
 
 def scaling_observation(

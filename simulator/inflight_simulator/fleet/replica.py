@@ -104,7 +104,7 @@ class Replica:
         self.starts = False
         self.idle_s = 0.0
         self.refused: list[int] = []
-        self.scheduler = Scheduler(scheduling)
+        self.scheduler = Scheduler(scheduling, contents=False)
         self.scheduler.limits = Limits(*config.limits)
         self.scheduler.prefill_cost = config.replica.cost
         self._course = course
@@ -193,7 +193,7 @@ class Replica:
         for start in plan.starts:
             self._in_slot[start.slot] = start.request_id
         decodes = len(plan.decode_slots)
-        work = StepWork(decodes, prefill_tokens, scheduler.num_decode_kv_tokens, prefill_context)
+        work = StepWork(decodes, prefill_tokens, scheduler.num_attended_tokens, prefill_context)
         seconds = self._cost.seconds(work) * float(self._noise.ahead(1)[0])
         self._noise.use(1)
         self._plan, self._begun = plan, now
@@ -202,7 +202,7 @@ class Replica:
     def _start_run(self, steps: int, now: float) -> None:
         scheduler, cost = self.scheduler, self._cost
         decodes = scheduler.num_decoding
-        first = cost.seconds(StepWork(decodes, 0, scheduler.num_decode_kv_tokens, 0))
+        first = cost.seconds(StepWork(decodes, 0, scheduler.num_attended_tokens, 0))
         seconds: Floats = (first + cost.decode_kv_token_s * decodes * _RAMP[:steps]) * self._noise.ahead(steps)
         seconds[0] += now
         self._ends = np.cumsum(seconds).tolist()

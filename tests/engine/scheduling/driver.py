@@ -161,6 +161,9 @@ class Driver:
             self.waited += bool(self.rules.requests)
             return None
         self.rules.before(plan, ahead=ahead)
+        decoding = set(plan.decode_slots.tolist())
+        attended = sum(len(each.stamps) for each in self.runner.running if each.slot in decoding)
+        assert self.scheduler.num_attended_tokens == attended, "num_attended_tokens is wrong"
         breaks = fails(plan)
         token_ids, written = None, []
         self.plans.append(plan)

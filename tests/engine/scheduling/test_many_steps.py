@@ -81,7 +81,7 @@ def numbers(scheduler):
         scheduler.kv_usage,
         decodes.clock,
         scheduler.num_decoding,
-        scheduler.num_decode_kv_tokens,
+        scheduler.num_attended_tokens,
         decodes.slots.tolist(),
         table.order.tolist(),
         requests,
@@ -118,7 +118,7 @@ def test_many_steps_at_once_leave_the_state_of_single_steps(actions, policy, two
         fields["classes"], names = CLASSES, ("a", "b")
     single, many = Scheduler(config(**fields)), Scheduler(config(**fields))
     made = 0
-    for action in [*actions, ("steps", 200)]:
+    for action in [*actions, ("steps", 5000)]:
         if action[0] == "add":
             for each in (single, many):
                 each.add(request(made, *action[1:], names))
@@ -140,6 +140,43 @@ def test_many_steps_at_once_leave_the_state_of_single_steps(actions, policy, two
                     assert same_value(plan, other)
         assert numbers(many) == numbers(single)
     assert many.num_running == many.num_waiting == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(ACTIONS, st.sampled_from(["fcfs", "fair"]), st.sampled_from([0.0, 0.2]))
+def test_without_contents_plans_are_the_same_but_for_block_ids(actions, policy, headroom):
+    fields = {"policy": policy, "prefix_caching": False, "kv_headroom": headroom}
+    full, bare = Scheduler(config(**fields)), Scheduler(config(**fields), contents=False)
+    made = 0
+    for action in [*actions, ("steps", 5000)]:
+        if action[0] == "add":
+            for each in (full, bare):
+                each.add(request(made, *action[1:]))
+            made += 1
+        elif action[0] == "cancel":
+            assert full.cancel(action[1], FinishReason.ABORT) == bare.cancel(action[1], FinishReason.ABORT)
+        elif action[0] == "limits":
+            full.limits = bare.limits = Limits(*action[1:])
+        else:
+            plans, ended = many_steps(full, action[1])
+            bare_plans, bare_ended = many_steps(bare, action[1])
+            assert ended == bare_ended
+            for plan, other in zip(plans, bare_plans, strict=True):
+                assert (plan is None) == (other is None)
+                if plan is not None and other is not None:
+                    assert plan.prefills == other.prefills
+                    assert plan.decode_slots.tolist() == other.decode_slots.tolist()
+                    assert [one.request_id for one in plan.preemptions] == [one.request_id for one in other.preemptions]
+                    starts = [(one.slot, one.request_id, len(one.block_ids)) for one in plan.starts]
+                    assert starts == [(one.slot, one.request_id, len(one.block_ids)) for one in other.starts]
+        assert numbers(full)[:9] == numbers(bare)[:9]
+        assert full._running.table.num_blocks.tolist() == bare._running.table.num_blocks.tolist()
+
+
+@pytest.mark.parametrize("fields", [{"prefix_caching": True}, {"prefix_caching": False, "num_host_blocks": 4}])
+def test_a_prefix_cache_and_swapping_need_contents(fields):
+    with pytest.raises(ValueError, match="without contents"):
+        Scheduler(config(**fields), contents=False)
 
 
 def test_a_steady_batch_is_taken_in_up_to_its_first_end():

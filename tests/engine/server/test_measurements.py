@@ -4,6 +4,7 @@ import asyncio
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,12 +14,13 @@ from prometheus_client import Histogram as ReferenceHistogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from e2e import cluster
+from inflight_cost.model import CostModel, StepWork
 from inflight_engine import buckets
-from inflight_engine.messages import StepStats
+from inflight_engine.messages import StepCost
+from inflight_engine.server.admission import QueueBounds
 from inflight_engine.server.health import health_status
 from inflight_engine.server.histogram import Histogram
 from inflight_engine.server.phase import Phase
-from inflight_engine.server.throughput import Throughput
 from tests.engine.server.fake_engine import until
 
 VLLM = {
@@ -56,6 +58,10 @@ OWN = {
     "inflight_engine_restarts_total": "counter",
     "inflight_requests_resubmitted_total": "counter",
     "inflight_swapped_blocks": "gauge",
+    "inflight_kv_cache_tokens": "gauge",
+    "inflight_arrived_requests_total": "counter",
+    "inflight_arrived_prompt_tokens_total": "counter",
+    "inflight_arrived_prompt_tokens_squared_total": "counter",
     "inflight_class_requests_waiting": "gauge",
     "inflight_class_requests_finished_total": "counter",
 }
@@ -153,12 +159,81 @@ async def test_wasted_slots_are_empty_ones_while_requests_wait(make_fake):
         assert (await samples(fake))["inflight_slots_wasted_ratio"] == expected
 
 
-async def test_predicted_queue_is_waiting_tokens_over_the_measured_rate(make_fake):
+COST = CostModel(0.01, 0.001, 0.002, 1e-6, 1e-7)
+
+
+async def test_predicted_queue_is_what_steps_full_of_waiting_tokens_cost(make_fake):
     fake = await make_fake()
-    fake.engine.report(num_prefill_tokens=90, num_decode_tokens=10, step_seconds=0.1, waiting_prompt_tokens=500)
-    fake.engine.report(num_decode_tokens=1, step_seconds=0.1, waiting_prompt_tokens=500)
-    await until(lambda: fake.service.stats.num_decode_tokens == 1)
-    assert (await samples(fake))["inflight_predicted_queue_seconds"] == pytest.approx(0.5)
+    call = asyncio.create_task(fake.post("/v1/completions", prompt="x" * 50))
+    await until(lambda: fake.engine.requests)
+    fake.engine.report(num_decode_tokens=4, decode_kv_tokens=2000, num_prefill_tokens=60, waiting_prompt_tokens=150)
+    fake.engine.report(waiting_prompt_tokens=150)  # outside a step: what decodes has not changed
+    await until(lambda: fake.service.stats.num_decode_tokens == 0)
+    assert (await samples(fake))["inflight_predicted_queue_seconds"] == 0
+    fake.engine.send(StepCost(COST, 0.03, 100.0))
+    await until(lambda: fake.service.metrics.step_cost)
+    # 64 tokens in a step, 4 of them decodes; a prompt's tokens attend to 25 each.
+    expected = 2 * COST.seconds(StepWork(4, 60, 2000, 60 * 25)) + COST.seconds(StepWork(4, 30, 2000, 30 * 25))
+    assert (await samples(fake))["inflight_predicted_queue_seconds"] == pytest.approx(expected)
+    fake.engine.answer(0, "x")
+    await call
+
+
+async def test_cost_of_steps_is_shown_once_it_is_measured(make_fake):
+    fake = await make_fake()
+    assert "inflight_step_cost" not in await page(fake)
+    fake.engine.send(StepCost(replace(COST, curve=((1.0, 0.02), (64.0, 0.25))), 0.03, 100.5))
+    await until(lambda: fake.service.metrics.step_cost)
+    text = await page(fake)
+    for term, seconds in (
+        *(("step", 0.01), ("decode_sequence", 0.001), ("prefill_token", 0.002), ("decode_kv_token", 1e-6)),
+        *(("prefill_context_token", 1e-7), ("copied_token", 0.0)),
+    ):
+        assert f'inflight_step_cost_seconds{{model_name="fake",term="{term}"}} {seconds}\n' in text
+    assert 'inflight_step_cost_curve_seconds{model_name="fake",tokens="64"} 0.25\n' in text
+    shown = await samples(fake)
+    assert (shown["inflight_step_cost_error_ratio"], shown["inflight_step_cost_steps"]) == (0.03, 100.5)
+
+
+async def test_what_arrives_counts_when_it_is_taken_each_answer_once(make_fake):
+    fake = await make_fake(bounds=QueueBounds(3))
+    call = asyncio.create_task(fake.post("/v1/completions", prompt="hello", n=2, max_tokens=1))
+    await until(lambda: len(fake.engine.requests) == 2)
+    refused = await fake.post("/v1/completions", prompt="hello", n=2)
+    assert refused.status_code == 503
+    other = asyncio.create_task(fake.post("/v1/completions", prompt="hey", max_tokens=1))
+    await until(lambda: len(fake.engine.requests) == 3)
+    shown = await samples(fake)
+    assert shown["inflight_arrived_requests_total"] == 3
+    assert shown["inflight_arrived_prompt_tokens_total"] == 5 + 5 + 3
+    assert shown["inflight_arrived_prompt_tokens_squared_total"] == 25 + 25 + 9
+    for request_id in list(fake.engine.requests):
+        fake.engine.answer(request_id, "x")
+    await asyncio.gather(call, other)
+
+
+async def test_output_lengths_count_what_still_runs_and_what_was_cancelled(make_fake):
+    fake = await make_fake()
+    calls = [asyncio.create_task(fake.post("/v1/completions", prompt="a", max_tokens=90)) for _ in range(3)]
+    await until(lambda: len(fake.engine.requests) == 3)
+    fake.engine.report(admitted=[(0, 0), (1, 1), (2, 2)], tokens={0: 97, 1: 97, 2: 97}, num_running=3)
+    for _ in range(9):
+        fake.engine.report(tokens={0: 97, 1: 97, 2: 97}, num_decode_tokens=3, num_running=3)
+    await until(lambda: fake.service.metrics.generation_tokens == 30)
+    assert "inflight_output_tokens_mean" not in await page(fake)
+    fake.engine.report(finished=[(0, "length")], num_running=2)
+    await calls[0]
+    calls[1].cancel()
+    for _ in range(10):
+        fake.engine.report(tokens={2: 97}, num_decode_tokens=1, num_running=1)
+    await until(lambda: fake.service.metrics.generation_tokens == 40)
+    # One of three ended at 10; of the others one was cut there, and one has 20 and runs.
+    shown = await samples(fake)
+    assert shown["inflight_output_tokens_mean"] == pytest.approx((10 + 20 + 20) / 3, rel=0.05)
+    assert shown["inflight_output_tokens_second_moment"] == pytest.approx((100 + 400 + 400) / 3, rel=0.1)
+    fake.engine.report(tokens={2: 97}, finished=[(2, "stop")])
+    await calls[2]
+    assert (await samples(fake))["inflight_output_tokens_mean"] == pytest.approx((10 + 21 + 21) / 3, rel=0.05)
 
 
 BOUNDS = st.lists(st.floats(0.001, 100), min_size=1, max_size=8, unique=True).map(sorted)
@@ -175,21 +250,6 @@ def test_histogram_counts_as_prometheus_clients_own(bounds, observations):
     expected = {s.labels["le"]: s.value for s in family.samples if s.name.endswith("_bucket")}
     assert dict(ours.buckets()) == expected
     assert ours.sum == pytest.approx(sum(s.value for s in family.samples if s.name.endswith("_sum")))
-
-
-def stats(prefill, decode, seconds):
-    return StepStats(0, 0, 0, 0.0, 0, 0, 0, 0, prefill, decode, seconds, 0.0)
-
-
-def test_throughput_follows_a_change_of_speed_within_its_half_lives():
-    throughput = Throughput()
-    assert throughput.seconds_for(100) == 0.0
-    for _ in range(300):
-        throughput.add(stats(100, 0, 0.1))
-    assert throughput.seconds_for(1000) == pytest.approx(1.0)
-    for _ in range(300):
-        throughput.add(stats(100, 0, 0.2))
-    assert throughput.seconds_for(1000) == pytest.approx(2.0, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,23 @@
+"""How long the prompt tokens that wait keep an engine busy."""
+
+from __future__ import annotations
+
+from inflight_cost.model import CostModel, StepWork
+
+
+def backlog_seconds(
+    cost: CostModel, tokens: float, attended: float, decoding: StepWork, max_num_batched_tokens: int
+) -> float:
+    """Seconds until so many prompt tokens are computed, in steps that also do what `decoding` says and fill the rest of
+    their budget with them.
+
+    Args:
+        attended: tokens that a prompt token attends to, on average.
+    """
+    room = max(1.0, max_num_batched_tokens - decoding.decode_seqs)
+    full, rest = divmod(tokens, room)
+
+    def seconds(prefill: float) -> float:
+        return cost.seconds(decoding._replace(prefill_tokens=prefill, prefill_context_tokens=prefill * attended))
+
+    return full * seconds(room) + (seconds(rest) if rest else 0.0)
