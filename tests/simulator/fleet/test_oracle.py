@@ -6,7 +6,8 @@ from inflight_simulator.fleet.config import FleetConfig, ReplicaModel
 from inflight_simulator.fleet.oracle_search import search_oracle
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import simulate_fleet
-from inflight_simulator.fleet.scalers.oracle import Need, Oracle, largest_rate_of, needed, workload
+from inflight_simulator.fleet.scalers.oracle import Need, Oracle, largest_rate_of, needed
+from inflight_simulator.fleet.traffic import workload_of
 from inflight_simulator.fleet.view import Fixed
 from tests.simulator.fleet.scalers_support import sample, view
 
@@ -20,7 +21,7 @@ def arrivals(*rates, seconds=60.0, prompt=2000, output=100):
 def test_the_need_is_the_rate_by_that_of_one_replica():
     requests = arrivals(10.0, 30.0)
     config = FleetConfig()
-    rate = largest_rate_of(workload(requests.prompt_tokens, requests.output_tokens), config)
+    rate = largest_rate_of(workload_of(requests.prompt_tokens, requests.output_tokens), config)
     need = needed(requests, config)
     assert need.replicas[6] == pytest.approx(10 / rate, rel=0.05)
     assert need.replicas[18] == pytest.approx(30 / rate, rel=0.05)

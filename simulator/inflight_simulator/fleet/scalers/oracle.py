@@ -17,7 +17,8 @@ import numpy as np
 
 from inflight_cost.capacity import Margins, Replica, StepLimits, Targets, Workload, largest_rate
 from inflight_simulator.fleet.config import FleetConfig
-from inflight_simulator.fleet.requests import Counts, Requests
+from inflight_simulator.fleet.requests import Requests
+from inflight_simulator.fleet.traffic import workload_of
 from inflight_simulator.fleet.view import FleetView
 
 STRETCH_S = 5.0
@@ -47,13 +48,6 @@ def needed(requests: Requests, config: FleetConfig) -> Need:
     return Need(begin, tuple(replicas))
 
 
-def workload(prompt_tokens: Counts, output_tokens: Counts) -> Workload:
-    """Of requests of these sizes, without a prefix cache."""
-    prompt, output = prompt_tokens.astype(np.float64), output_tokens.astype(np.float64)
-    mean = float(prompt.mean())
-    return Workload(mean, mean, float((prompt**2).mean()), float(output.mean()), float((output**2).mean()))
-
-
 def largest_rate_of(load: Workload, config: FleetConfig, margins: Margins | None = None) -> float:
     """Requests a second that one replica of `config` carries within its targets."""
     model = config.replica
@@ -67,7 +61,7 @@ def _replicas(requests: Requests, part: slice, config: FleetConfig) -> float:
     prompts, outputs = requests.prompt_tokens[part], requests.output_tokens[part]
     if not len(prompts):
         return 0.0
-    rate = largest_rate_of(workload(prompts, outputs), config)
+    rate = largest_rate_of(workload_of(prompts, outputs), config)
     # A stretch of requests that no replica carries within its targets is carried as well as may be.
     return len(prompts) / MEAN_S / rate if rate > 0 else float(config.max_replicas)
 
