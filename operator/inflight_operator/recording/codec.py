@@ -187,9 +187,7 @@ class Codec(Generic[Value]):
             hints = get_type_hints(of)
             return self._fixed(lambda values: of(*values), tuple(hints[name] for name in of._fields))
         if of is bytes:
-            return _shared(
-                _Form(lambda value, known: value.hex(), lambda written, known: bytes.fromhex(written))
-            )
+            return _shared(_Form(lambda value, known: value.hex(), lambda written, known: bytes.fromhex(written)))
         if of is datetime:
             return _Form(lambda value, known: value.isoformat(), lambda written, known: datetime.fromisoformat(written))
         raise CodecError(f"{of.__module__}.{of.__qualname__} cannot be recorded")
