@@ -6,6 +6,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from inflight_cost.staffing import Staffing, replicas_needed, share_late
 
 EXPONENTIAL = Staffing(service=1.0, variation=1.0, patience=1.0, share=0.01)

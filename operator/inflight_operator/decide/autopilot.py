@@ -163,7 +163,7 @@ class DemandMemory:
 
 
 def _jump(spells: Sequence[Spell], start_up: float) -> float:
-    """The largest load over the smallest one shortly before a replica would have had to be ordered for it; at least 1."""
+    """The largest load over the smallest one just before a replica would have had to be ordered for it; at least 1."""
     most = 1.0
     for index, spell in enumerate(spells):
         latest = spell.begin - start_up
