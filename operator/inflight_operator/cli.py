@@ -9,6 +9,7 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import get_args
 
 import uvloop
@@ -18,6 +19,7 @@ from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.connect import ConnectError
 from inflight_operator.leader import LEASE_NAME
 from inflight_operator.reconcile.upgrades import UpgradeMode
+from inflight_operator.recording.recorder import DEFAULT_MEBIBYTES
 from inflight_operator.render import Manifest
 from inflight_operator.runtime import Options, run_operator
 
@@ -47,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         admin_peers=arguments.admin_peers,
         upgrade=arguments.engine_upgrade,
         upgrades_at_once=arguments.engine_upgrades_at_once,
+        record_decisions=arguments.record_decisions,
+        record_services=tuple(arguments.record_service),
+        record_size=arguments.record_size,
     )
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -142,6 +147,27 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="services that move at the same time, with --engine-upgrade Paced (default: 1)",
     )
+    run.add_argument(
+        "--record-decisions",
+        type=Path,
+        metavar="FOLDER",
+        help="record what each decision saw and what it gave, for `inflight-simulate replay-decisions`",
+    )
+    run.add_argument(
+        "--record-service",
+        action="append",
+        default=[],
+        type=_service,
+        metavar="NAMESPACE/NAME",
+        help="record this service only; give it several times for several (default: all)",
+    )
+    run.add_argument(
+        "--record-size",
+        type=_positive,
+        default=DEFAULT_MEBIBYTES,
+        metavar="MIB",
+        help=f"most disk space of the recording; the oldest file goes first (default: {DEFAULT_MEBIBYTES})",
+    )
     return parser
 
 
@@ -153,6 +179,13 @@ def _peers(text: str) -> tuple[Manifest, ...]:
     if not isinstance(peers, list) or not all(isinstance(peer, dict) for peer in peers):
         raise argparse.ArgumentTypeError("it must be a JSON list of NetworkPolicyPeer objects")
     return tuple(peers)
+
+
+def _service(text: str) -> str:
+    namespace, _, name = text.partition("/")
+    if not namespace or not name or "/" in name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAMESPACE/NAME")
+    return text
 
 
 def _positive(text: str) -> int:

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import kopf
 from kubernetes.aio import client
@@ -29,6 +30,7 @@ from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.scrape import ScrapePool, metrics_session
 from inflight_operator.reconcile.rounds import Rounds, RoundSettings
 from inflight_operator.reconcile.upgrades import UpgradeMode, UpgradePace
+from inflight_operator.recording.recorder import DEFAULT_MEBIBYTES, MEBIBYTE, DecisionRecorder
 from inflight_operator.render import Manifest, Settings
 from inflight_operator.web import Heartbeat, WebServer
 from inflight_operator.workers import Workers, WorkerSettings
@@ -54,6 +56,9 @@ class Options:
         admin_peers: NetworkPolicyPeers that may reach the engines' admin port beside the operator.
         upgrade: how services move to a newer engine release.
         upgrades_at_once: services that move at the same time, in mode Paced.
+        record_decisions: folder to record decisions in; None records none.
+        record_services: those to record, as NAMESPACE/NAME; empty records all.
+        record_size: MiB of all files of the recording together.
     """
 
     kubeconfig: str | None
@@ -67,6 +72,9 @@ class Options:
     admin_peers: tuple[Manifest, ...] = ()
     upgrade: UpgradeMode = "Paced"
     upgrades_at_once: int = 1
+    record_decisions: Path | None = None
+    record_services: tuple[str, ...] = ()
+    record_size: int = DEFAULT_MEBIBYTES
 
 
 async def run_operator(options: Options) -> int:
@@ -74,8 +82,9 @@ async def run_operator(options: Options) -> int:
 
     Raises:
         ConnectError: there is no usable way to the API server.
-        OSError: the metrics port is taken.
+        OSError: the metrics port is taken, or the folder of the recording cannot be made.
     """
+    recorder = _recorder(options)
     configuration = await load_configuration(options.kubeconfig)
     metrics, heartbeat, cache, working = OperatorMetrics(), Heartbeat(), ClusterCache(), asyncio.Event()
     web = WebServer(options.metrics_port, metrics.registry, heartbeat)
@@ -112,6 +121,7 @@ async def run_operator(options: Options) -> int:
                 UpgradePace(options.upgrade, options.upgrades_at_once),
                 every,
                 clock,
+                recorder,
             )
             workers = Workers(
                 rounds.reconcile,
@@ -154,6 +164,8 @@ async def run_operator(options: Options) -> int:
     finally:
         beating.cancel()
         web.close()
+        if recorder is not None:
+            recorder.close()
 
 
 class _Actor:
@@ -238,6 +250,12 @@ def _settings(options: Options, available_apis: frozenset[str]) -> Settings:
         operator_namespace=os.environ.get("POD_NAMESPACE"),
         admin_peers=options.admin_peers,
     )
+
+
+def _recorder(options: Options) -> DecisionRecorder | None:
+    if options.record_decisions is None:
+        return None
+    return DecisionRecorder(options.record_decisions, options.record_services, options.record_size * MEBIBYTE)
 
 
 def _own_namespace(options: Options) -> str:

@@ -19,10 +19,12 @@ VALUES = {
     "engine.upgrade.servicesAtOnce": "engine-upgrades-at-once",
     "engine.adminPeers": "admin-peers",
     "watchNamespaces": "namespace",
+    "recordDecisions.services": "record-service",
+    "recordDecisions.size": "record-size",
 }
 """Values of the chart, and the operator's flags."""
 
-NO_VALUE = {"engine-image", "kubeconfig", "lease-name", "key-secret", "help"}
+NO_VALUE = {"engine-image", "kubeconfig", "lease-name", "key-secret", "record-decisions", "help"}
 """Flags that the chart makes of names, and such as it has no use for."""
 
 
@@ -61,7 +63,7 @@ def test_a_value_of_the_chart_and_the_operators_flag_have_one_default(path):
     assert (list(default) if isinstance(default, tuple) else default) == chart_value(path)
 
 
-@pytest.mark.parametrize("path", ["interval", "metrics.port", "engine.upgrade.servicesAtOnce"])
+@pytest.mark.parametrize("path", ["interval", "metrics.port", "engine.upgrade.servicesAtOnce", "recordDecisions.size"])
 def test_the_operator_takes_the_least_and_the_most_that_the_chart_takes(path):
     flag, schema = VALUES[path], chart_schema(path)
     for bound in (schema["minimum"], schema["maximum"]):

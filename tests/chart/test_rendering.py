@@ -390,3 +390,25 @@ def test_the_schema_allows_no_unknown_value_at_any_depth():
 
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert list(open_objects(schema, "")) == []
+
+
+def test_decisions_are_recorded_only_where_asked_for_into_a_volume_that_holds_the_recording(helm):
+    plain = helm.objects()
+    assert not [one for one in arguments_of(plain) if one.startswith("--record")]
+    assert [one["name"] for one in pod_of(plain)["spec"]["volumes"]] == ["tmp"]
+    asked = helm.objects(
+        "--set",
+        "recordDecisions.enabled=true,recordDecisions.size=100",
+        "--set",
+        "recordDecisions.services={team/chat}",
+    )
+    recording = [one for one in arguments_of(asked) if one.startswith("--record")]
+    assert recording == ["--record-decisions=/recording", "--record-size=100", "--record-service=team/chat"]
+    (volume,) = (one for one in pod_of(asked)["spec"]["volumes"] if one["name"] == "recording")
+    assert volume["emptyDir"] == {"sizeLimit": "116Mi"}
+    mounts = pod_of(asked)["spec"]["containers"][0]["volumeMounts"]
+    assert {"name": "recording", "mountPath": "/recording"} in mounts
+
+
+def test_a_service_to_record_is_a_namespace_and_a_name(helm):
+    assert helm.template("--set", "recordDecisions.services={chat}").returncode != 0

@@ -10,12 +10,22 @@ from inflight_operator.api.base import SpecModel, rule, validations
 
 
 class Targets(SpecModel):
-    """What one replica should carry; replicas are added when a target is passed."""
+    """What one replica should carry; replicas are added when a target is passed. Unset: the operator decides by the
+    capacity that it computes from the engines' measured step costs alone."""
 
-    waiting_requests: int = Field(default=4, ge=1, le=1000000, description="Waiting requests for each replica.")
-    kv_utilization: float = Field(
-        default=0.8,
-        description="Share of the KV cache in use, above 0 and at most 1.",
+    waiting_requests: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000000,
+        description="Waiting requests for each replica. While engines tell no step costs, 4 counts if it is unset.",
+    )
+    concurrency: int | None = Field(
+        default=None, ge=1, le=1000000, description="Running and waiting requests for each replica."
+    )
+    kv_utilization: float | None = Field(
+        default=None,
+        description="Share of the KV cache in use, above 0 and at most 1. While engines tell no step costs, 0.8 counts"
+        " if it is unset.",
         json_schema_extra=validations(
             rule(
                 "self > 0.0 && self <= 1.0", "scaling.targets.kvUtilization must be above 0 and at most 1, such as 0.8"
@@ -81,7 +91,7 @@ class Scaling(SpecModel):
 
     mode: Literal["Operator", "External"] = Field(
         default="Operator",
-        description="Operator: the operator decides from queue, KV use and latency. External: spec.replicas counts,"
+        description="Operator: the operator decides from demand and measured capacity. External: spec.replicas counts,"
         " which `kubectl scale`, an HPA or KEDA write through the scale subresource; set it in the same change as the"
         " mode, since the scale subresource cannot be read while it is unset.",
     )

@@ -6,16 +6,23 @@ for pods that are not ready.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from inflight_operator.decide.scaling import PodLoad
 from inflight_operator.observe.pods import PodView
 
-REQUEST_COST = 1000
-"""One request in a pod outweighs any difference in age."""
+REQUEST_TOKENS = 1000
+"""What a request counts for in a pod that does not tell its tokens."""
 
-UNKNOWN_COST = 1_000_000
-"""A ready pod that does not tell its load may be full: it goes last."""
+TOKENS_APART = 100
+"""Pods whose requests hold about as many tokens are told apart by the warmth of their prefix caches, then by age."""
+
+RANKS = 1000
+"""Any difference in tokens outweighs all ranks of warmth and age."""
+
+UNKNOWN_COST = 2**31 - 1
+"""A ready pod that does not tell its load may be full: it goes last. The largest cost that Kubernetes takes."""
 
 
 def deletion_costs(pods: Sequence[PodView], loads: Mapping[str, PodLoad]) -> dict[str, int]:
@@ -25,14 +32,23 @@ def deletion_costs(pods: Sequence[PodView], loads: Mapping[str, PodLoad]) -> dic
         pods: all pods of the service.
         loads: by pod uid.
     """
-    # Older pods have warmer caches: the order of age breaks ties between equally loaded ones.
-    youngest_first = sorted((pod for pod in pods if pod.ready and not pod.deleting), key=lambda pod: -pod.created)
-    wanted = {pod.name: _cost(loads.get(pod.uid), rank) for rank, pod in enumerate(youngest_first)}
+    serving = [pod for pod in pods if pod.ready and not pod.deleting]
+    coldest_first = sorted(serving, key=lambda pod: (_warmth(loads.get(pod.uid)), -pod.created))
+    wanted = {pod.name: _cost(loads.get(pod.uid), rank) for rank, pod in enumerate(coldest_first)}
     carried = {pod.name: pod.deletion_cost for pod in pods}
     return {name: cost for name, cost in wanted.items() if carried[name] != cost}
+
+
+def _warmth(load: PodLoad | None) -> float:
+    """In steps of a tenth: smaller differences are chance, and an older pod's cache is the warmer one."""
+    return 0.0 if load is None else round(load.warmth, 1)
 
 
 def _cost(load: PodLoad | None, rank: int) -> int:
     if load is None:
         return UNKNOWN_COST
-    return (load.running + load.waiting) * REQUEST_COST + min(rank, REQUEST_COST - 1)
+    requests = load.running + load.waiting
+    tokens = load.tokens if load.tokens is not None else requests * REQUEST_TOKENS
+    # A request that was just taken holds no tokens yet.
+    emptiness = max(requests, math.ceil(tokens / TOKENS_APART)) if requests else 0
+    return min(emptiness * RANKS + min(rank, RANKS - 1), UNKNOWN_COST - 1)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import median
 
 from inflight_operator.decide.pod_problems import Problem, ServiceFacts, pod_problem
 from inflight_operator.observe.pods import PodView
@@ -53,10 +54,12 @@ class StartUps:
 
     Attributes:
         seconds: the last `SEEN` of them, oldest first.
+        since_created: the same pods' seconds from the creation of the pod until it was ready.
         counted: uids of pods that were counted and are still there.
     """
 
     seconds: tuple[float, ...] = ()
+    since_created: tuple[float, ...] = ()
     counted: frozenset[str] = frozenset()
 
     def with_pods(self, pods: Sequence[PodView]) -> StartUps:
@@ -66,8 +69,16 @@ class StartUps:
         counted = frozenset(uid for uid in self.counted if uid in there) | {pod.uid for pod in new}
         if not new and counted == self.counted:
             return self
-        took = sorted((pod.ready_since or 0.0, (pod.ready_since or 0.0) - (pod.running_since or 0.0)) for pod in new)
-        return StartUps((*self.seconds, *(max(0.0, seconds) for _, seconds in took))[-SEEN:], counted)
+        took = sorted(
+            (ready, max(0.0, ready - (pod.running_since or 0.0)), max(0.0, ready - pod.created))
+            for pod in new
+            for ready in [pod.ready_since or 0.0]
+        )
+        return StartUps(
+            (*self.seconds, *(seconds for _, seconds, _ in took))[-SEEN:],
+            (*self.since_created, *(seconds for _, _, seconds in took))[-SEEN:],
+            counted,
+        )
 
     @property
     def p95(self) -> float | None:
@@ -75,6 +86,11 @@ class StartUps:
         if not self.seconds:
             return None
         return sorted(self.seconds)[math.ceil(0.95 * len(self.seconds)) - 1]
+
+    @property
+    def usual(self) -> float | None:
+        """Seconds from the creation of a pod until it is ready, the median; None before one was seen."""
+        return median(self.since_created) if self.since_created else None
 
 
 @dataclass(frozen=True, slots=True)

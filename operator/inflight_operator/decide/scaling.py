@@ -1,4 +1,5 @@
-"""How many replicas a service needs: each target asks for a number, the largest wins, behaviour rules bound the change.
+"""How many replicas a service needs: the capacity model and each target ask for a number, the largest wins, behaviour
+rules bound the change.
 
 The arithmetic of a target is that of `autoscaling/v2`: desired = ceil(measured / (replicas * target) * replicas), with
 a tolerance of 10%. Replicas that are ordered and start as usual count as capacity that shows no load, so an order is
@@ -27,12 +28,16 @@ class PodLoad:
         running: requests that hold a slot.
         kv_usage: share of its KV blocks in use, 0 to 1.
         max_num_seqs: its live slot limit; None when the engine does not tell.
+        tokens: that its requests hold in the KV cache or wait to compute; None when the engine does not tell.
+        warmth: share of prompt tokens that it found in its prefix cache; 0 when the engine does not tell.
     """
 
     waiting: int
     running: int
     kv_usage: float
     max_num_seqs: int | None = None
+    tokens: float | None = None
+    warmth: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,9 @@ class ScalingObservation:
         ready: pods that are ready and not terminating.
         loads: fresh measurements, at most one for each ready pod; a ready pod without one is stale.
         ttft_p95: seconds, over the last `window`; None without finished first tokens.
-        window: seconds that `ttft_p95` looks back.
+        tpot_p95: seconds, over the same time; None without finished requests.
+        limits_spent: whether no other limits would lower the time per token: tuning may not move them, or not lower.
+        window: seconds that `ttft_p95` and `tpot_p95` look back.
         blocked: ordered replicas that will not become ready by themselves.
         cause: why they are blocked, in words; empty when none is.
         shared_cause: whether further replicas would be blocked or late for the same cause.
@@ -57,6 +64,8 @@ class ScalingObservation:
     ready: int
     loads: tuple[PodLoad, ...]
     ttft_p95: float | None = None
+    tpot_p95: float | None = None
+    limits_spent: bool = False
     window: float = 30.0
     blocked: int = 0
     cause: str = ""
@@ -95,12 +104,16 @@ class ScalingTargets:
     Attributes:
         waiting_requests: requests that may wait, per replica.
         kv_utilization: share of KV blocks in use, 0 to 1, mean over replicas.
+        concurrency: requests that run or wait, per replica.
         ttft_p95: seconds; over it while requests wait asks for one replica more.
+        tpot_p95: seconds; over it while no limit can mend it asks for one replica more.
     """
 
     waiting_requests: float | None = None
     kv_utilization: float | None = None
+    concurrency: float | None = None
     ttft_p95: float | None = None
+    tpot_p95: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +142,8 @@ class ScalingDecision:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ask:
-    """One target's answer: the credited replicas it wants, and why."""
+class Ask:
+    """One answer: the credited replicas it wants, and why."""
 
     replicas: int
     reason: Reason
@@ -142,14 +155,19 @@ def decide_scaling(
     behavior: Behavior,
     bounds: ScalingBounds,
     history: ScalingHistory,
+    capacity: Ask | None = None,
 ) -> ScalingDecision:
-    """The replicas a service should have now, with the reason; pass the returned history to the next call."""
+    """The replicas a service should have now, with the reason; pass the returned history to the next call.
+
+    Args:
+        capacity: what the capacity model asks for; None without one.
+    """
     now, current = observation.time, observation.replicas
     history = history.at(now, current, starting=observation.starting)
     if not bounds.min_replicas <= current <= bounds.max_replicas:
         return _into_bounds(current, behavior, bounds, history, now)
 
-    asks = _asks(observation, targets, history)
+    asks = _asks(observation, targets, history, capacity)
     if not asks:
         # What cannot be measured counts as needed: the scale-down window does not run out unseen.
         history = recorded(history, now, wanted=current, before=current, after=current, behavior=behavior)
@@ -158,7 +176,7 @@ def decide_scaling(
     ask = _ordered(observation, max(asks, key=lambda one: one.replicas))
     if observation.stale and ask.replicas < current:
         numbers = {"stale": observation.stale, "ready": observation.ready}
-        ask = _Ask(current, Reason("MetricsMissing", numbers))
+        ask = Ask(current, Reason("MetricsMissing", numbers))
     wanted = min(max(ask.replicas, bounds.min_replicas), bounds.max_replicas)
 
     steady = stabilized(wanted, current, behavior, history, now)
@@ -170,31 +188,38 @@ def decide_scaling(
     return ScalingDecision(current, None, *_why_unchanged(ask, wanted, current, bounds, held), able, history)
 
 
-def _asks(observation: ScalingObservation, targets: ScalingTargets, history: ScalingHistory) -> list[_Ask]:
+def _asks(
+    observation: ScalingObservation, targets: ScalingTargets, history: ScalingHistory, capacity: Ask | None
+) -> list[Ask]:
+    """Of equal numbers the first one's reason is told."""
     if not observation.loads:
         return []
-    asks = []
+    asks = [] if capacity is None else [capacity]
     if targets.waiting_requests is not None:
         asks.append(_waiting_ask(observation, targets.waiting_requests))
     if targets.kv_utilization is not None:
         asks.append(_kv_ask(observation, targets.kv_utilization))
+    if targets.concurrency is not None:
+        asks.append(_concurrency_ask(observation, targets.concurrency))
     if targets.ttft_p95 is not None:
         asks.append(_ttft_ask(observation, targets.ttft_p95, history))
+    if targets.tpot_p95 is not None:
+        asks.append(_tpot_ask(observation, targets.tpot_p95, history))
     return asks
 
 
-def _ordered(observation: ScalingObservation, ask: _Ask) -> _Ask:
+def _ordered(observation: ScalingObservation, ask: Ask) -> Ask:
     """From credited replicas to replicas to be ordered. Blocked and late ones come on top when more are wanted, are
     left alone when not, and go first when fewer are wanted (Kubernetes deletes pods that are not ready first)."""
     if observation.uncredited:
         more = ask.replicas > observation.credited and observation.shared_cause
         wanted = ask.replicas + observation.uncredited
-        ask = _Ask(ask.replicas, _holding(ask.reason, _missing(observation, wanted if more else None)))
+        ask = Ask(ask.replicas, _holding(ask.reason, _missing(observation, wanted if more else None)))
         if more:
-            return _Ask(observation.replicas, ask.reason)
+            return Ask(observation.replicas, ask.reason)
     if ask.replicas > observation.credited:
-        return _Ask(ask.replicas + observation.uncredited, ask.reason)
-    return _Ask(observation.replicas, ask.reason) if ask.replicas == observation.credited else ask
+        return Ask(ask.replicas + observation.uncredited, ask.reason)
+    return Ask(observation.replicas, ask.reason) if ask.replicas == observation.credited else ask
 
 
 def _missing(observation: ScalingObservation, wanted: int | None) -> Reason:
@@ -234,7 +259,7 @@ def _rounded(value: float) -> float:
     return round(value, 9)
 
 
-def _waiting_ask(observation: ScalingObservation, target: float) -> _Ask:
+def _waiting_ask(observation: ScalingObservation, target: float) -> Ask:
     # A replica that starts will take the head of the queue: what its slots hold is not asked for a second time. Until
     # it has, the queue is the reason why it was ordered: the order stands as long as the queue does.
     ordered = observation.starting * (_slots(observation) or 0)
@@ -242,8 +267,8 @@ def _waiting_ask(observation: ScalingObservation, target: float) -> _Ask:
     standing = min(_by_ratio(observation, observation.waiting, target), observation.credited)
     wanted = max(_by_ratio(observation, measured, target), standing, _fits(observation))
     if observation.waiting == 0 and wanted < observation.credited:
-        return _Ask(wanted, Reason("NoRequestsWait", {"target": target}))
-    return _Ask(wanted, Reason("WaitingRequests", {"waiting": observation.waiting, "target": target}))
+        return Ask(wanted, Reason("NoRequestsWait", {"target": target}))
+    return Ask(wanted, Reason("WaitingRequests", {"waiting": observation.waiting, "target": target}))
 
 
 def _fits(observation: ScalingObservation) -> int:
@@ -263,21 +288,42 @@ def _slots(observation: ScalingObservation) -> int | None:
     return max(1, sum(told) // len(told)) if told else None
 
 
-def _kv_ask(observation: ScalingObservation, target: float) -> _Ask:
+def _kv_ask(observation: ScalingObservation, target: float) -> Ask:
     total = sum(load.kv_usage for load in observation.loads)
     numbers = {"kv": total / len(observation.loads), "target": target}
-    return _Ask(_by_ratio(observation, total, target), Reason("KvUtilization", numbers))
+    return Ask(_by_ratio(observation, total, target), Reason("KvUtilization", numbers))
 
 
-def _ttft_ask(observation: ScalingObservation, target: float, history: ScalingHistory) -> _Ask:
+def _concurrency_ask(observation: ScalingObservation, target: float) -> Ask:
+    total = sum(load.running + load.waiting for load in observation.loads)
+    numbers = {"concurrency": total / len(observation.loads), "target": target}
+    return Ask(_by_ratio(observation, total, target), Reason("Concurrency", numbers))
+
+
+def _ttft_ask(observation: ScalingObservation, target: float, history: ScalingHistory) -> Ask:
     measured = observation.ttft_p95
     if measured is None or measured <= target or observation.waiting == 0:
-        return _Ask(0, Reason("TtftWithinTarget", {"ttft_target": target}))
-    why = Reason("TtftOverTarget", {"ttft": measured, "ttft_target": target, "waiting": observation.waiting})
-    # One step, and then none until a whole window was measured with all that was ordered in place.
+        return Ask(0, Reason("TtftWithinTarget", {"ttft_target": target}))
+    numbers = {"ttft": measured, "ttft_target": target, "waiting": observation.waiting}
+    return _one_more(observation, Reason("TtftOverTarget", numbers), history)
+
+
+def _tpot_ask(observation: ScalingObservation, target: float, history: ScalingHistory) -> Ask:
+    """Limits are the lever for the time per token. Where they are spent, fewer requests in each engine are left, as
+    long as engines run more than one."""
+    measured = observation.tpot_p95
+    running = sum(load.running for load in observation.loads)
+    out_of_target = measured is not None and measured > target * (1 + TOLERANCE)
+    if measured is None or not out_of_target or not observation.limits_spent or running <= len(observation.loads):
+        return Ask(0, Reason("TpotWithinTarget", {"tpot_target": target}))
+    return _one_more(observation, Reason("TpotBeyondLimits", {"tpot": measured, "tpot_target": target}), history)
+
+
+def _one_more(observation: ScalingObservation, why: Reason, history: ScalingHistory) -> Ask:
+    """One step, and then none until a whole window was measured with all that was ordered in place."""
     if observation.starting or observation.time - history.complete_since < observation.window:
-        return _Ask(observation.credited, replace(why, held=Reason("Settling")))
-    return _Ask(observation.credited + 1, why)
+        return Ask(observation.credited, replace(why, held=Reason("Settling")))
+    return Ask(observation.credited + 1, why)
 
 
 def _into_bounds(
@@ -300,7 +346,7 @@ def _nothing_to_go_by(observation: ScalingObservation, targets: ScalingTargets) 
 
 
 def _why_unchanged(
-    ask: _Ask, wanted: int, current: int, bounds: ScalingBounds, held: Reason | None
+    ask: Ask, wanted: int, current: int, bounds: ScalingBounds, held: Reason | None
 ) -> tuple[str, Reason]:
     if wanted < current:
         return "ScaleDownHeld", _holding(ask.reason, held)
@@ -310,7 +356,7 @@ def _why_unchanged(
         return "MaxReplicas", _holding(ask.reason, Reason("MaxReplicas", {"bound": bounds.max_replicas}))
     if ask.replicas < bounds.min_replicas:
         return "MinReplicas", _holding(ask.reason, Reason("MinReplicas", {"bound": bounds.min_replicas}))
-    if ask.reason.code in ("MetricsMissing", "TtftOverTarget"):
+    if ask.reason.code in ("MetricsMissing", "TtftOverTarget", "TpotBeyondLimits"):
         return ask.reason.code, ask.reason
     if ask.reason.held is not None:
         return ask.reason.held.code, ask.reason

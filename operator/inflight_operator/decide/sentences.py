@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from inflight_operator.decide.decision import Decision, Number, Reason
-from inflight_operator.quantities import format_seconds
+from inflight_operator.quantities import format_price, format_seconds
 
 _Numbers = Mapping[str, Number]
 
@@ -36,6 +36,16 @@ def count(number: Number, noun: str) -> str:
 
 def _seconds(value: Number) -> str:
     return format_seconds(float(value))
+
+
+def _rate(value: Number) -> str:
+    """Three digits, as people read a rate: 61.3, 0.42."""
+    rate = float(value)
+    return f"{rate:.0f} requests/s" if rate >= 100 else f"{rate:.3g} requests/s"
+
+
+def _price(n: _Numbers, name: str) -> str:
+    return f"{format_price(float(n[name]))} {n['currency']}".strip()
 
 
 def _wait(number: Number) -> str:
@@ -78,8 +88,30 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
         + (f" while {_wait(n['waiting'])}" if "waiting" in n else f", {_room(n)}")
     ),
     "TtftWithinTarget": lambda n: f"p95 TTFT holds the target {_seconds(n['ttft_target'])}",
+    "TpotBeyondLimits": lambda n: (
+        f"p95 TPOT {_seconds(n['tpot'])} over target {_seconds(n['tpot_target'])}, and no limit is left to lower it"
+    ),
+    "TpotWithinTarget": lambda n: f"p95 TPOT holds the target {_seconds(n['tpot_target'])}",
+    "Concurrency": lambda n: f"{n['concurrency']:.1f} requests in each replica, {n['target']:g} is the target",
+    "Demand": lambda n: (
+        f"{count(n['replicas'], 'replica')}: {_rate(n['rate'])} of {n['prompt']:,.0f} + {n['output']:,.0f} tokens need"
+        f" {n['need']:.1f} at {_rate(n['each']).removesuffix(' requests/s')}/s each, margin {n['margin']:.1f}"
+        + (f", {n['backlog']:.1f} for {count(n['waiting'], 'waiting request')}" if "backlog" in n else "")
+        + (f", ready in {n['ready']:.0f} s" if "ready" in n else "")
+    ),
+    "LatelyNeeded": lambda n: f"{n['lately']:.1f} were needed lately",
+    "SeasonNeeded": lambda n: f"{n['lately']:.1f} were needed at this time yesterday or a week ago",
+    "TargetsOutOfReach": lambda n: (
+        "by its cost model no engine keeps spec.slo at any load: capacity is counted without"
+    ),
+    "NoDemand": lambda n: "no request came since the operator watches",
+    "DemandNotKnown": lambda n: "demand was not watched for long enough: not scaling down",
     "BelowMinReplicas": lambda n: f"minReplicas is {n['bound']}",
     "AboveMaxReplicas": lambda n: f"maxReplicas is {n['bound']}",
+    "Cost": lambda n: (
+        f"{_price(n, 'per_hour')} an hour for {count(n['replicas'], 'pod')}"
+        + (f", {_price(n, 'per_million')} for a million tokens" if "per_million" in n else "")
+    ),
     # Replicas: what leaves them as they are.
     "NoTargets": lambda n: "no scaling target is set: replicas stay as they are",
     "NoReadyPods": lambda n: "no pod is ready yet: replicas stay as they are",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain
-from operator import add, lt, sub
+from operator import add, attrgetter, lt, sub
 from struct import Struct
 
 from inflight_operator.observe.histogram import Histogram
@@ -33,13 +33,27 @@ span, however frequent the scrapes are."""
 _WORD = 2**32
 """Bucket counts of snapshots are kept modulo this: a difference is exact while fewer observations lie between."""
 
-_NUMBER, _TIME, _TOTALS, _SUMS, _PEAKS, _COUNTS = 0, 1, slice(2, 8), slice(8, 14), slice(14, 18), slice(18, None)
+_NUMBER, _TIME, _TOTALS, _SUMS, _PEAKS, _COUNTS = 0, 1, slice(2, 14), slice(14, 20), slice(20, 24), slice(24, None)
 """Where a snapshot holds: its number; the time of its sample; counters and histogram totals; sums of gauges over all
 samples until then; peaks of gauges since the snapshot before; bucket counts of all histograms."""
 
 _HEAD = Struct("<2d")
 _SUMS_PACKED = Struct("<6d")
-_PEAKS_PACKED, _PEAKS_OFFSET = Struct("<4d"), 14 * 8
+_PEAKS_PACKED, _PEAKS_OFFSET = Struct("<4d"), _PEAKS.start * 8
+
+_COUNTERS = (
+    "preemptions",
+    "generation_tokens",
+    "prompt_tokens",
+    "arrived",
+    "arrived_tokens",
+    "arrived_squares",
+    "prefix_queries",
+    "prefix_hits",
+)
+"""Of a sample, in the order of a snapshot."""
+
+_counters = attrgetter(*_COUNTERS)
 
 Numbers = Sequence[float]
 
@@ -61,7 +75,8 @@ class PodSpan:
     Attributes:
         samples: number of samples, both ends included; with one there is no difference to take, so nothing grew.
         seconds: between both ends.
-        preemptions, generation_tokens, ttft, tpot, itl, step_tokens: growth.
+        preemptions, generation_tokens, prompt_tokens, arrived, arrived_tokens, arrived_squares, prefix_queries,
+            prefix_hits, ttft, tpot, itl, step_tokens: growth.
         mean, peak: of gauges, without the first sample unless it is the only one.
         newest: the sample at the end.
     """
@@ -70,6 +85,12 @@ class PodSpan:
     seconds: float
     preemptions: float
     generation_tokens: float
+    prompt_tokens: float
+    arrived: float
+    arrived_tokens: float
+    arrived_squares: float
+    prefix_queries: float
+    prefix_hits: float
     ttft: Histogram
     tpot: Histogram
     itl: Histogram
@@ -145,7 +166,7 @@ class History:
         ends = accumulate(map(len, bounds))
         ttft, tpot, itl, step_tokens = (
             Histogram(edges, counts[end - len(edges) : end], total)
-            for edges, end, total in zip(bounds, ends, totals[2:], strict=True)
+            for edges, end, total in zip(bounds, ends, totals[len(_COUNTERS) :], strict=True)
         )
         samples, *sums, told = map(sub, _SUMS_PACKED.unpack(self.sums), was[_SUMS])
         peaks = [_PEAKS_PACKED.unpack_from(snapshot, _PEAKS_OFFSET) for snapshot in self.older[base + 1 :]]
@@ -155,6 +176,12 @@ class History:
             seconds=newest.time - was[_TIME],
             preemptions=totals[0],
             generation_tokens=totals[1],
+            prompt_tokens=totals[2],
+            arrived=totals[3],
+            arrived_tokens=totals[4],
+            arrived_squares=totals[5],
+            prefix_queries=totals[6],
+            prefix_hits=totals[7],
             ttft=ttft,
             tpot=tpot,
             itl=itl,
@@ -167,7 +194,8 @@ class History:
     def _alone(self) -> PodSpan:
         newest, empty = self.newest, Histogram()
         gauges = Gauges(newest.running, newest.waiting, newest.kv_usage, newest.waiting_prompt_tokens)
-        return PodSpan(1, 0.0, 0.0, 0.0, empty, empty, empty, empty, gauges, gauges, newest)
+        nothing = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+        return PodSpan(1, 0.0, *nothing, empty, empty, empty, empty, gauges, gauges, newest)
 
     def _snapshot(self) -> bytes:
         """The newest sample, packed."""
@@ -188,7 +216,7 @@ def _counts(sample: Sample) -> chain[float]:
 
 def _totals(sample: Sample) -> Numbers:
     totals = sample.ttft.total, sample.tpot.total, sample.itl.total, sample.step_tokens.total
-    return sample.preemptions, sample.generation_tokens, *totals
+    return *_counters(sample), *totals
 
 
 def _summands(sample: Sample) -> Numbers:
@@ -203,18 +231,18 @@ def _gauges(sample: Sample) -> Numbers:
 
 def _restarted(was: Sample, now: Sample) -> bool:
     """Totals of histograms are left out: sums of fractions over several label sets may fall by rounding."""
-    if now.preemptions < was.preemptions or now.generation_tokens < was.generation_tokens:
+    if any(map(lt, _counters(now), _counters(was))):
         return True
     return any(map(lt, _counts(now), _counts(was)))
 
 
 @lru_cache(maxsize=64)
 def _packing(counts: int) -> Struct:
-    return Struct(f"<18d{counts}I")
+    return Struct(f"<{_COUNTS.start}d{counts}I")
 
 
 def _unpacked(snapshot: bytes) -> tuple[float, ...]:
-    return _packing((len(snapshot) - 18 * 8) // 4).unpack(snapshot)
+    return _packing((len(snapshot) - _COUNTS.start * 8) // 4).unpack(snapshot)
 
 
 def _rebased(snapshot: bytes, was: Sample) -> bytes:

@@ -1,10 +1,11 @@
 """One engine's /metrics page as a value. Names are vLLM's, with `inflight_*` where vLLM has none.
 
-vLLM itself is read as well: `limits`, `capacity`, `revision` and `waiting_prompt_tokens` are None there.
+vLLM itself is read as well: `limits`, `capacity`, `revision`, `waiting_prompt_tokens`, `cost` and what arrived are
+not told there.
 
 A page is the word of a pod that runs a tenant's model, so nothing on it is trusted: the parser looks at the few lines
 it needs in one linear pass, the size of what it returns is bounded, and a number that no engine can have makes the page
-an error (counters, gauges, buckets) or the field unknown (limits, capacity, revision).
+an error (counters, gauges, buckets) or the field unknown (limits, capacity, revision, cost model, means of outputs).
 
 Format: https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format.
 """
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from operator import le, lt
 
+from inflight_cost.model import CostModel, StepWork
 from inflight_operator.limits import Limits
 from inflight_operator.observe.histogram import Histogram
 
@@ -31,8 +33,27 @@ _GAUGES = (
     "inflight_max_num_batched_tokens",
     "inflight_max_num_batched_tokens_capacity",
     "inflight_runtime_config_revision",
+    "inflight_kv_cache_tokens",
+    "inflight_output_tokens_mean",
+    "inflight_output_tokens_second_moment",
+    "inflight_step_cost_error_ratio",
+    "inflight_step_cost_steps",
 )
-_COUNTERS = ("vllm:num_preemptions_total", "vllm:generation_tokens_total")
+_SQUARES = "inflight_arrived_prompt_tokens_squared_total"
+_COUNTERS = (
+    "vllm:num_preemptions_total",
+    "vllm:generation_tokens_total",
+    "vllm:prompt_tokens_total",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "inflight_arrived_requests_total",
+    "inflight_arrived_prompt_tokens_total",
+    _SQUARES,
+)
+_COST_TERMS = "inflight_step_cost_seconds"
+_COST_CURVE = "inflight_step_cost_curve_seconds"
+_CACHE_CONFIG = "vllm:cache_config_info"
+"""Of vLLM alone: its labels tell how large the KV cache is."""
 _HISTOGRAMS = (
     "vllm:time_to_first_token_seconds",
     "vllm:request_time_per_output_token_seconds",
@@ -42,6 +63,9 @@ _HISTOGRAMS = (
 WANTED = (
     *_GAUGES,
     *_COUNTERS,
+    _COST_TERMS,
+    _COST_CURVE,
+    _CACHE_CONFIG,
     *(f"{name}{suffix}" for name in _HISTOGRAMS for suffix in ("_bucket", "_sum")),
 )
 """Names of all samples that `parse_metrics` reads, as `?name[]=` of prometheus_client takes them."""
@@ -55,6 +79,15 @@ MAX_BUCKETS = 64
 MAX_NUMBER = 2.0**53
 """Largest counter, gauge or revision: above it doubles skip integers."""
 
+MAX_SQUARES = 2.0**80
+"""Largest sum of squared prompt lengths: it is used for its mean alone, which needs no exact integer."""
+
+MAX_CURVE = 32
+"""Most points of the curve in a cost model."""
+
+MAX_STEP_SECONDS = 3600.0
+"""Largest coefficient of a cost model: an engine whose step takes longer serves nobody."""
+
 MAX_LIMITS = Limits(65_536, 1_048_576)
 """Largest limits and capacities, those of the InferenceService's schema."""
 
@@ -62,7 +95,20 @@ _ROUNDING = 1e-6
 """A share of KV blocks may be above 1 by this much."""
 
 _BUCKETS = frozenset(f"{name}_bucket" for name in _HISTOGRAMS)
-_LIMITS = frozenset(name for name in _GAUGES if name.startswith(("inflight_max", "inflight_runtime")))
+_UNTOLD = frozenset(name for name in _GAUGES if name.startswith("inflight_")) - {"inflight_waiting_prompt_tokens"}
+"""Gauges that a number which no engine can have makes unknown, and not an error."""
+
+_TERMS = {
+    "step": "base_s",
+    "decode_sequence": "decode_seq_s",
+    "prefill_token": "prefill_token_s",
+    "decode_kv_token": "decode_kv_token_s",
+    "prefill_context_token": "prefill_context_token_s",
+    "copied_token": "copied_token_s",
+}
+"""Field of `CostModel` by label. Engines that copy nothing do not tell the last."""
+
+_NEEDED_TERMS = _TERMS.keys() - {"copied_token"}
 
 
 class MetricsError(ValueError):
@@ -86,6 +132,16 @@ class Sample:
         limits: in force.
         capacity: largest limits that the engine takes, set when it was started.
         revision: of the limits in force.
+        prompt_tokens: counter of prompt tokens that were computed or found in the prefix cache.
+        arrived, arrived_tokens, arrived_squares: counters of requests that came, refused ones among them, of their
+            prompt tokens, and of the squares of their lengths; 0 where not told.
+        prefix_queries, prefix_hits: counters of prompt tokens looked up in the prefix cache, and found there.
+        output_mean, output_square: mean output tokens of a request, and mean of their squares, with those that still
+            run taken into account.
+        kv_tokens: that the KV cache holds.
+        cost: what a step costs, as the engine measured it.
+        cost_error: median relative error of `cost`.
+        cost_steps: steps that it stands on.
     """
 
     time: float
@@ -102,6 +158,18 @@ class Sample:
     limits: Limits | None = None
     capacity: Limits | None = None
     revision: int | None = None
+    prompt_tokens: float = 0.0
+    arrived: float = 0.0
+    arrived_tokens: float = 0.0
+    arrived_squares: float = 0.0
+    prefix_queries: float = 0.0
+    prefix_hits: float = 0.0
+    output_mean: float | None = None
+    output_square: float | None = None
+    kv_tokens: int | None = None
+    cost: CostModel | None = None
+    cost_error: float | None = None
+    cost_steps: float = 0.0
 
 
 def _one_of(prefix: str) -> str:
@@ -111,18 +179,22 @@ def _one_of(prefix: str) -> str:
 
 _QUOTED = r'"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+"'
 _EDGE = r'[ \t]*+le[ \t]*+=[ \t]*+"([!#-\[\]^`-~]*+)"'
+_KEY = r'[ \t]*+(?:term|tokens)[ \t]*+=[ \t]*+"([!#-\[\]^`-~_]*+)"'
 _LABEL = rf"[ \t]*+[a-zA-Z_]\w*+[ \t]*+=[ \t]*+{_QUOTED}"
 _LINE = re.compile(
     # `re` finds the line feed with memchr, and all repetitions are possessive: nothing is tried twice, so the time is
     # linear in the text, whatever is in it.
     rf"\n[ \t]*+({_one_of('vllm:')}|{_one_of('inflight_')})(?![\w:])[ \t]*+"
-    rf"(?:\{{(?:(?:{_EDGE}|{_LABEL})[ \t]*+,?+)*+[ \t]*+\}})?+"
+    rf"(?:\{{(?:(?:{_EDGE}|{_KEY}|{_LABEL})[ \t]*+,?+)*+[ \t]*+\}})?+"
     r"[ \t]*+([!-^`-~]*+)([^\n]*+)",
     re.ASCII,
 )
-"""A line of a wanted sample: name, `le`, value, and what follows the value. A line that is not well formed matches too;
-its value is then no number, or something follows it that is no time stamp."""
+"""A line of a wanted sample: name, `le`, `term` or `tokens`, value, and what follows the value. A line that is not well
+formed matches too; its value is then no number, or something follows it that is no time stamp."""
 
+_CACHE_CONFIG_LINE = re.compile(rf"^{_CACHE_CONFIG}\{{([^\n]*+)", re.MULTILINE)
+_BLOCK_SIZE = re.compile(r'(?:^|,)block_size="([0-9]{1,7})"')
+_NUM_BLOCKS = re.compile(r'(?:^|,)num_gpu_blocks="([0-9]{1,9})"')
 _AFTER_VALUE = re.compile(r"(?:[ \t]+[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)?(?:[ \t]+#[^\n]*)?[ \t\r]*", re.ASCII)
 """A time stamp and an exemplar, both optional and both ignored."""
 
@@ -132,7 +204,8 @@ def parse_metrics(text: str, time: float) -> Sample:
 
     Values of several label sets (engines of one vLLM server) are summed; utilizations and limits take the largest.
     A gauge or counter that is not a finite number counts as not told, a histogram with such a bucket or sum as empty.
-    Limits, a capacity or a revision that no engine can have (see `MAX_LIMITS`, `MAX_NUMBER`) count as not told.
+    What no engine can have of limits, capacity, revision (see `MAX_LIMITS`, `MAX_NUMBER`), cost model, output lengths
+    and size of the KV cache counts as not told.
 
     Raises:
         MetricsError: a line that is read cannot be parsed; `vllm:num_requests_running` is not there; another number is
@@ -143,8 +216,9 @@ def parse_metrics(text: str, time: float) -> Sample:
         raise MetricsError(f"more than {MAX_LINES} lines")
     values: dict[str, list[float]] = defaultdict(list)
     buckets: dict[str, dict[float, float]] = defaultdict(dict)
+    keyed: dict[str, dict[str, float]] = {_COST_TERMS: {}, _COST_CURVE: {}}
     unknown: set[str] = set()
-    for name, edge, number, rest in _LINE.findall(f"\n{text}"):
+    for name, edge, key, number, rest in _LINE.findall(f"\n{text}"):
         try:
             value = float(number)
             bound = float(edge) if name in _BUCKETS else 0.0
@@ -152,8 +226,13 @@ def parse_metrics(text: str, time: float) -> Sample:
             raise MetricsError(f"not Prometheus text: {name} is {number[:40]!r} in bucket {edge[:40]!r}") from error
         if rest and not _AFTER_VALUE.fullmatch(rest):
             raise MetricsError(f"not Prometheus text: {name} is followed by {rest.strip()[:40]!r}")
-        if not 0 <= value <= MAX_NUMBER:
-            if math.isfinite(value) and name not in _LIMITS:
+        if name in keyed:
+            if 0 <= value <= MAX_STEP_SECONDS:
+                keyed[name][key] = max(value, keyed[name].get(key, 0.0))
+            else:
+                unknown.add(name)
+        elif not 0 <= value <= (MAX_NUMBER if name != _SQUARES else MAX_SQUARES):
+            if math.isfinite(value) and name not in _UNTOLD:
                 raise MetricsError(f"{name} is {value:g}, which no engine counts to")
             unknown.add(name)
         elif name in _BUCKETS:
@@ -188,7 +267,48 @@ def parse_metrics(text: str, time: float) -> Sample:
         limits=_limits(values["inflight_max_num_seqs"], values["inflight_max_num_batched_tokens"]),
         capacity=_limits(values["inflight_max_num_seqs_capacity"], values["inflight_max_num_batched_tokens_capacity"]),
         revision=_whole(values["inflight_runtime_config_revision"]),
+        prompt_tokens=sum(values["vllm:prompt_tokens_total"]),
+        arrived=sum(values["inflight_arrived_requests_total"]),
+        arrived_tokens=sum(values["inflight_arrived_prompt_tokens_total"]),
+        arrived_squares=sum(values[_SQUARES]),
+        prefix_queries=sum(values["vllm:prefix_cache_queries_total"]),
+        prefix_hits=sum(values["vllm:prefix_cache_hits_total"]),
+        output_mean=_positive(values["inflight_output_tokens_mean"]),
+        output_square=_positive(values["inflight_output_tokens_second_moment"]),
+        kv_tokens=_whole(values["inflight_kv_cache_tokens"]) or _vllm_kv_tokens(text),
+        cost=None if unknown & keyed.keys() else _cost(keyed[_COST_TERMS], keyed[_COST_CURVE]),
+        cost_error=max(values["inflight_step_cost_error_ratio"], default=None),
+        cost_steps=sum(values["inflight_step_cost_steps"]),
     )
+
+
+def _positive(values: list[float]) -> float | None:
+    """The largest value; None without one above 0."""
+    return max(values, default=0.0) or None
+
+
+def _cost(terms: dict[str, float], curve: dict[str, float]) -> CostModel | None:
+    """The cost model of these coefficients; None where one is missing, or the curve is none."""
+    if len(curve) > MAX_CURVE or not terms.keys() >= _NEEDED_TERMS:
+        return None
+    try:
+        points = tuple(sorted((float(tokens), seconds) for tokens, seconds in curve.items()))
+    except ValueError:
+        return None
+    tokens = [0.0, *(tokens for tokens, _ in points)]
+    # NaN compares as false, so it is refused here too.
+    if not (all(map(lt, tokens, tokens[1:])) and tokens[-1] <= MAX_NUMBER):
+        return None
+    coefficients = tuple(terms.get(term, 0.0) for term in _TERMS)
+    return _shared_cost(coefficients, points)
+
+
+def _vllm_kv_tokens(text: str) -> int | None:
+    """Blocks x block size of all engines of a vLLM server."""
+    lines = _CACHE_CONFIG_LINE.findall(text) if _CACHE_CONFIG in text else []
+    sizes = [(_BLOCK_SIZE.search(labels), _NUM_BLOCKS.search(labels)) for labels in lines[:MAX_CURVE]]
+    tokens = sum(int(size[1]) * int(blocks[1]) for size, blocks in sizes if size is not None and blocks is not None)
+    return tokens or None
 
 
 def _whole(values: list[float]) -> int | None:
@@ -226,6 +346,13 @@ def _shared_limits(max_num_seqs: int, max_num_batched_tokens: int) -> Limits | N
     """One object for all engines with these limits; None when they are out of range."""
     limits = Limits(max_num_seqs, max_num_batched_tokens)
     return limits if limits.at_most(MAX_LIMITS) == limits else None
+
+
+@lru_cache(maxsize=1024)
+def _shared_cost(coefficients: tuple[float, ...], curve: tuple[tuple[float, float], ...]) -> CostModel | None:
+    """One object for all samples with this cost model; None where a step takes no time."""
+    cost = CostModel(**dict(zip(_TERMS.values(), coefficients, strict=True)), curve=curve)
+    return cost if cost.seconds(StepWork(1, 0, 1, 0)) > 0 else None
 
 
 @lru_cache(maxsize=1024)

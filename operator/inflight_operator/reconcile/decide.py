@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from inflight_cost.capacity import Targets
 from inflight_operator.api.status import Decision as RecordedDecision
+from inflight_operator.decide.autopilot import DemandMemory, decide_replicas, unsized_demand
 from inflight_operator.decide.conditions import Finding, Metrics, Status, find_conditions, held
 from inflight_operator.decide.decision import Decision, Reason
 from inflight_operator.decide.draining import deletion_costs
 from inflight_operator.decide.pods import Pods, classify, count_replicas
-from inflight_operator.decide.scaling import ScalingDecision, decide_scaling
+from inflight_operator.decide.scaling import Ask, ScalingDecision, ScalingObservation, decide_scaling
 from inflight_operator.decide.sentences import sentence
 from inflight_operator.decide.tuning import TuningMode, decide_tuning
 from inflight_operator.decide.tuning_types import TuningState
@@ -22,11 +24,13 @@ from inflight_operator.reconcile.snapshot import Snapshot, deployment_view
 from inflight_operator.reconcile.template import Template, decide_template
 from inflight_operator.reconcile.views import (
     Measured,
+    demand_view,
     limits_bounds,
     measured,
     pod_load,
     scaling_observation,
     tuning_view,
+    with_demand,
 )
 from inflight_operator.render import ChildPlan, render
 
@@ -88,7 +92,8 @@ def _brought_up_to(snapshot: Snapshot, memory: Memory) -> Memory:
     if memory.engine != engine:
         # What was measured of another model, image or accelerator tells nothing of this one.
         state = TuningState(window_start=snapshot.now)
-        memory = replace(memory, engine=engine, tuning=state, tuning_reason=None)
+        demand = replace(memory.demand, replica=None)
+        memory = replace(memory, engine=engine, tuning=state, tuning_reason=None, demand=demand, needed=DemandMemory())
     newest = max((sample.revision or 0 for sample in snapshot.fresh.values()), default=0)
     if newest > memory.limits.revision < memory.first_revision:
         # A status that is older than its engines: they would refuse what follows on it. What a pod claims is not taken.
@@ -106,8 +111,12 @@ def _replicas(snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured) -
         ordered = policy.replicas
     deployment = deployment_view(snapshot.deployment, ordered)
     replicas = count_replicas(pods, ordered, deployment.refused if deployment is not None else "")
-    observation = scaling_observation(snapshot, replicas, ordered, shown)
-    decision = decide_scaling(observation, policy.targets, policy.behavior, policy.bounds, memory.scaling)
+    observation = scaling_observation(snapshot, replicas, ordered, shown, memory.limits.limits)
+    memory = replace(memory, demand=with_demand(snapshot, memory.demand))
+    capacity, memory = _capacity(snapshot, memory, pods, observation)
+    by_model = capacity is not None and memory.demand.workload is not None
+    targets = policy.targets if by_model else policy.fallback_targets
+    decision = decide_scaling(observation, targets, policy.behavior, policy.bounds, memory.scaling, capacity)
     if policy.external:
         # Whoever scales has windows of its own; the operator begins with what is there when it takes over again.
         history = replace(decision.history, lowest=(), highest=())
@@ -116,6 +125,20 @@ def _replicas(snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured) -
     if any(field.startswith(_SCALING) for field in snapshot.unread):
         wanted = max(wanted, ordered)  # bounds that cannot be read are no reason to remove replicas
     return decision, replace(memory, replicas=wanted, scaling=decision.history)
+
+
+def _capacity(
+    snapshot: Snapshot, memory: Memory, pods: Pods, observation: ScalingObservation
+) -> tuple[Ask | None, Memory]:
+    """What the capacity model asks for; None before engines told what their steps cost."""
+    view = demand_view(snapshot, memory.demand, pods, memory.startups, observation)
+    if not snapshot.fresh or view.replica is None:
+        return None, memory
+    if view.workload is None:
+        return unsized_demand(view), memory
+    slo = Targets(snapshot.policy.slo.ttft_p95, snapshot.policy.slo.tpot_p95)
+    replicas, reason, needed = decide_replicas(view, slo, limits_bounds(snapshot.policy), memory.needed)
+    return Ask(replicas, reason), replace(memory, needed=needed)
 
 
 def _limits(snapshot: Snapshot, memory: Memory) -> _Tuned:

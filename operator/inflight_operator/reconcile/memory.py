@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from inflight_operator.api.types import InferenceService
+from inflight_operator.decide.autopilot import DemandMemory
 from inflight_operator.decide.behavior import ScalingHistory
 from inflight_operator.decide.decision import Reason
+from inflight_operator.decide.demand import DemandHistory
 from inflight_operator.decide.pods import StartUps
 from inflight_operator.decide.tuning_types import TuningState
 from inflight_operator.limits import Limits, LimitsInForce
@@ -45,6 +47,8 @@ class Memory:
         first_revision: what the revision is raised to, once, when engines are found to have a newer one: seconds of
             the calendar at the start, which are past any revision that an operator gave before.
         scaling, tuning: what earlier decisions left behind.
+        demand: what was asked of the service lately.
+        needed: how many replicas it took, lately and in the last week.
         tuning_reason: why limits are what they are: the last reason that had measurements to stand on.
         startups: how long pods took to start.
         routed_since: since when the Service has listed a ready pod, on the steady clock; None while it does not.
@@ -60,6 +64,8 @@ class Memory:
     first_revision: int
     tuning: TuningState
     scaling: ScalingHistory = field(default_factory=ScalingHistory)
+    demand: DemandHistory = field(default_factory=DemandHistory)
+    needed: DemandMemory = field(default_factory=DemandMemory)
     tuning_reason: Reason | None = None
     startups: StartUps = field(default_factory=StartUps)
     routed_since: float | None = None

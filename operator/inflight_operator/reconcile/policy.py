@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inflight_operator.api.resolve import capacity, tuning_bounds
-from inflight_operator.api.types import InferenceService, InferenceServiceSpec, ScaleDownRules, ScaleUpRules
+from inflight_operator.api.types import SLO, InferenceService, InferenceServiceSpec, ScaleDownRules, ScaleUpRules
 from inflight_operator.decide.behavior import Behavior, ScalingPolicy, ScalingRules
 from inflight_operator.decide.pod_problems import ServiceFacts
 from inflight_operator.decide.scaling import ScalingBounds, ScalingTargets
 from inflight_operator.decide.tuning import TuningMode
 from inflight_operator.decide.tuning_types import Slo
 from inflight_operator.limits import Limits, LimitsBounds
-from inflight_operator.quantities import parse_duration
+from inflight_operator.quantities import parse_duration, parse_quantity
 from inflight_operator.render import Settings
 from inflight_operator.render.deployment import digest, template_inputs
 from inflight_operator.render.pod import pod_template
+
+FALLBACK_WAITING_REQUESTS = 4
+FALLBACK_KV_UTILIZATION = 0.8
+"""Targets where the user sets none and engines tell no cost model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,9 @@ class Policy:
         external: whether `spec.replicas` counts (`scaling.mode: External`).
         replicas: `spec.replicas`.
         targets, behavior, bounds: of scaling.
+        fallback_targets: that count while there is no capacity model.
+        price: of a pod for an hour; None where it is not known.
+        currency: of the price, empty where it is not known.
         slo: latencies to keep, seconds.
         tuning: its mode.
         tuning_bounds: of the limits.
@@ -39,8 +46,11 @@ class Policy:
     external: bool
     replicas: int | None
     targets: ScalingTargets
+    fallback_targets: ScalingTargets
     behavior: Behavior
     bounds: ScalingBounds
+    price: float | None
+    currency: str
     slo: Slo
     tuning: TuningMode
     tuning_bounds: LimitsBounds
@@ -55,14 +65,23 @@ def policy_of(service: InferenceService, settings: Settings) -> Policy:
     """The policy of a service's spec."""
     spec = service.spec
     external = spec.scaling.mode == "External"
-    targets, slo = spec.scaling.targets, spec.slo
+    wanted, slo = spec.scaling.targets, spec.slo or SLO()
     ttft, tpot = parse_duration(slo.ttft_p95), parse_duration(slo.tpot_p95)
+    targets = ScalingTargets(wanted.waiting_requests, wanted.kv_utilization, wanted.concurrency, tpot_p95=tpot)
     return Policy(
         external=external,
         replicas=spec.replicas,
-        targets=ScalingTargets(targets.waiting_requests, targets.kv_utilization, ttft),
+        targets=targets,
+        fallback_targets=replace(
+            targets,
+            waiting_requests=targets.waiting_requests or FALLBACK_WAITING_REQUESTS,
+            kv_utilization=targets.kv_utilization or FALLBACK_KV_UTILIZATION,
+            ttft_p95=ttft,
+        ),
         behavior=_behavior(spec, external=external),
         bounds=ScalingBounds(spec.scaling.min_replicas, spec.scaling.max_replicas),
+        price=None if spec.cost is None else float(parse_quantity(spec.cost.price_per_replica_hour)),
+        currency="" if spec.cost is None else spec.cost.currency or "",
         slo=Slo(ttft, tpot),
         tuning=TuningMode(spec.tuning.mode),
         tuning_bounds=tuning_bounds(spec),

@@ -41,6 +41,14 @@ class Api(ExecuteApi, ReportApi, Protocol):
     """What rounds need of `KubeApi`."""
 
 
+class Recorder(Protocol):
+    """Takes down what decisions got and gave; it never fails."""
+
+    def decided(self, key: ServiceKey, snapshot: Snapshot, memory: Memory, plan: Plan) -> None: ...
+
+    def forget(self, key: ServiceKey) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class RoundSettings:
     """Attributes:
@@ -89,6 +97,7 @@ class Rounds:
     Args:
         settings: how the operator was installed, as it is now: optional APIs come and go.
         token_of: admin token of the service with a uid.
+        recorder: of all decisions; None records none.
     """
 
     def __init__(
@@ -103,6 +112,7 @@ class Rounds:
         pace: UpgradePace,
         every: RoundSettings,
         clock: Clock,
+        recorder: Recorder | None = None,
     ) -> None:
         self._api = api
         self._cache = cache
@@ -114,6 +124,7 @@ class Rounds:
         self._pace = pace
         self._every = every
         self._clock = clock
+        self._recorder = recorder
         self._executor = Executor(api, cache, teller, clock)
         self._reporter = Reporter(api, cache, clock)
         self._known: dict[ServiceKey, _Known] = {}
@@ -137,6 +148,8 @@ class Rounds:
             return await self._report_unreadable(key, ServiceRecord.from_dict(body), spec_problem(error))
         snapshot = self._look(key, known)
         plan = decide(snapshot, known.memory)
+        if self._recorder is not None:
+            self._recorder.decided(key, snapshot, known.memory, plan)
         known.memory = plan.memory
         self._pace.note(key, plan.upgrade)
         outcome = await self._executor.execute(key, snapshot, plan, known.written)
@@ -216,6 +229,8 @@ class Rounds:
         self._teller.keep(key, ())
         self._pace.forget(key)
         self._unreadable.pop(key, None)
+        if self._recorder is not None:
+            self._recorder.forget(key)
         if self._known.pop(key, None) is not None:
             self._metrics.forget(key)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inflight_operator.decide.pods import Replicas
+from inflight_operator.decide.demand import DemandHistory, DemandView
+from inflight_operator.decide.pods import PodClass, Pods, Replicas, StartUps
 from inflight_operator.decide.scaling import PodLoad, ScalingObservation
 from inflight_operator.decide.tuning import TuningMode
 from inflight_operator.decide.tuning_types import TuningView
-from inflight_operator.limits import LimitsBounds
+from inflight_operator.limits import Limits, LimitsBounds
 from inflight_operator.observe.metrics import Sample
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.policy import Policy
@@ -41,26 +42,80 @@ def measured(snapshot: Snapshot) -> Measured:
 
 def pod_load(sample: Sample) -> PodLoad:
     slots = sample.limits.max_num_seqs if sample.limits is not None else None
-    return PodLoad(sample.waiting, sample.running, sample.kv_usage, slots)
+    tokens = None
+    if sample.kv_tokens is not None and sample.waiting_prompt_tokens is not None:
+        tokens = sample.kv_usage * sample.kv_tokens + sample.waiting_prompt_tokens
+    warmth = sample.prefix_hits / sample.prefix_queries if sample.prefix_queries else 0.0
+    return PodLoad(sample.waiting, sample.running, sample.kv_usage, slots, tokens, warmth)
 
 
-def scaling_observation(snapshot: Snapshot, replicas: Replicas, ordered: int, measured: Measured) -> ScalingObservation:
+def scaling_observation(
+    snapshot: Snapshot, replicas: Replicas, ordered: int, measured: Measured, limits: Limits
+) -> ScalingObservation:
     """What the scaling decision sees.
 
     Args:
         ordered: replicas ordered from the child now.
+        limits: in force.
     """
+    low = snapshot.policy.tuning_bounds.low
     return ScalingObservation(
         time=snapshot.now,
         replicas=ordered,
         ready=replicas.ready,
         loads=tuple(pod_load(sample) for sample in snapshot.fresh.values()),
         ttft_p95=measured.ttft_p95,
+        tpot_p95=measured.tpot_p95,
+        limits_spent=snapshot.policy.tuning is not TuningMode.AUTO or limits.at_most(low) == limits,
         window=snapshot.window.span,
         blocked=replicas.blocked,
         cause=replicas.cause,
         shared_cause=replicas.shared_cause,
         late=replicas.late,
+    )
+
+
+USUAL_START_UP = 60.0
+"""Seconds that a replica is expected to take before the first was seen."""
+
+
+def with_demand(snapshot: Snapshot, demand: DemandHistory) -> DemandHistory:
+    """With what the fresh samples of this round show."""
+    moment = snapshot.at.timestamp()
+    ready_for = {pod.uid: moment - pod.ready_since for pod in snapshot.pods if pod.ready_since is not None}
+    return demand.with_samples(snapshot.fresh, ready_for, snapshot.now)
+
+
+def demand_view(
+    snapshot: Snapshot, demand: DemandHistory, pods: Pods, startups: StartUps, observation: ScalingObservation
+) -> DemandView:
+    """What the number of replicas is decided from."""
+    moment, fresh = snapshot.at.timestamp(), snapshot.fresh.values()
+    start_up = USUAL_START_UP if startups.usual is None else startups.usual
+    under_way = [
+        max(0.0, start_up - (moment - one.pod.created))
+        for one in pods.all
+        if one.kind is PodClass.STARTING and not one.late
+    ]
+    not_created = max(0, observation.starting - len(under_way))
+    prompt = demand.workload.prompt if demand.workload is not None else 0.0
+    waiting_tokens = (
+        one.waiting * prompt if one.waiting_prompt_tokens is None else one.waiting_prompt_tokens for one in fresh
+    )
+    return DemandView(
+        time=snapshot.now,
+        calendar=moment,
+        bounds=snapshot.policy.bounds,
+        points=demand.points,
+        workload=demand.workload,
+        replica=demand.replica,
+        waiting=observation.waiting,
+        running=sum(one.running for one in fresh),
+        waiting_tokens=sum(waiting_tokens),
+        ready=observation.ready,
+        told=len(fresh),
+        starting=tuple(sorted([*under_way[: observation.starting], *[start_up] * not_created])),
+        start_up=start_up,
     )
 
 

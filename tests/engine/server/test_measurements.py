@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from e2e import cluster
 from inflight_cost.model import CostModel, StepWork
+from inflight_engine import buckets
 from inflight_engine.messages import StepCost
-from inflight_engine.server import buckets
 from inflight_engine.server.admission import QueueBounds
 from inflight_engine.server.health import health_status
 from inflight_engine.server.histogram import Histogram

@@ -26,9 +26,32 @@ def test_of_equally_loaded_ones_the_younger_goes():
     assert costs["young"] < costs["old"]
 
 
+def test_the_one_whose_requests_hold_fewer_tokens_goes_whatever_their_number():
+    pods = [pod_view(pod_body(name)) for name in ("long", "short", "untold")]
+    loads = {"uid-long": PodLoad(0, 2, 0.5, tokens=60_000.0), "uid-short": PodLoad(1, 8, 0.1, tokens=5_000.0)}
+    costs = deletion_costs(pods, {**loads, "uid-untold": load(20)})
+    assert costs["short"] < costs["untold"] < costs["long"]
+
+
+def test_of_equally_empty_ones_the_colder_prefix_cache_goes_whatever_its_age():
+    young = pod_body("warm")
+    young["metadata"]["creationTimestamp"] = SECONDS_LATER
+    pods = [pod_view(pod_body("cold")), pod_view(young)]
+    warm = {"uid-cold": PodLoad(0, 0, 0.0, warmth=0.1), "uid-warm": PodLoad(0, 0, 0.0, warmth=0.6)}
+    assert deletion_costs(pods, warm)["warm"] == 1
+    busy = {**warm, "uid-cold": PodLoad(0, 1, 0.0, tokens=40.0, warmth=0.1)}
+    costs = deletion_costs(pods, busy)
+    assert costs["warm"] < costs["cold"]
+
+
+def test_costs_are_such_as_kubernetes_takes():
+    huge = {"uid-huge": PodLoad(0, 65_536, 1.0, tokens=2.0**53)}
+    assert deletion_costs([pod_view(pod_body("huge"))], huge)["huge"] < UNKNOWN_COST == 2**31 - 1
+
+
 def test_only_changes_are_written_and_only_to_pods_that_serve():
     carried = pod_body("carried")
-    carried["metadata"]["annotations"] = {"controller.kubernetes.io/pod-deletion-cost": "2000"}
+    carried["metadata"]["annotations"] = {"controller.kubernetes.io/pod-deletion-cost": "20000"}
     loading, going = pod_body("loading", ready=False), pod_body("going", deleting=True)
     pods = [pod_view(body) for body in (carried, loading, going)]
     assert deletion_costs(pods, {"uid-carried": load(2)}) == {}

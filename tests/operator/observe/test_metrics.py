@@ -2,15 +2,17 @@
 
 import math
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from inflight_cost.model import CostModel
 from inflight_operator.limits import Limits
 from inflight_operator.observe.histogram import Histogram
-from inflight_operator.observe.metrics import MAX_BUCKETS, MAX_LINES, WANTED, MetricsError, parse_metrics
+from inflight_operator.observe.metrics import MAX_BUCKETS, MAX_CURVE, MAX_LINES, WANTED, MetricsError, parse_metrics
 from tests.operator.observe.pages import engine_page
 
 VLLM_PAGE = """
@@ -49,7 +51,7 @@ def test_the_engine_s_own_page_is_read_whole(names):
     for histogram in (sample.ttft, sample.tpot, sample.itl, sample.step_tokens):
         assert histogram.count == 1
         assert histogram.total > 0
-    assert set(WANTED) == {line.partition("{")[0] for line in engine_page(WANTED).splitlines() if line[0] != "#"}
+    assert set(WANTED) >= {line.partition("{")[0] for line in engine_page(WANTED).splitlines() if line[0] != "#"}
 
 
 def test_a_vllm_page_is_read_without_what_only_we_tell():
@@ -59,6 +61,110 @@ def test_a_vllm_page_is_read_without_what_only_we_tell():
     assert sample.ttft == Histogram((0.1, float("inf")), (5.0, 10.0), 1.5)
     assert sample.itl == Histogram()
     assert (sample.limits, sample.capacity, sample.revision, sample.waiting_prompt_tokens) == (None, None, None, None)
+
+
+COST = CostModel(5.5e-3, 15e-6, 30e-6, 0.045e-6, 1.05e-9, 2e-9)
+COST_PAGE = """
+inflight_step_cost_seconds{model_name="m",term="step"} 0.0055
+inflight_step_cost_seconds{model_name="m",term="decode_sequence"} 1.5e-05
+inflight_step_cost_seconds{model_name="m",term="prefill_token"} 3e-05
+inflight_step_cost_seconds{model_name="m",term="decode_kv_token"} 4.5e-08
+inflight_step_cost_seconds{model_name="m",term="prefill_context_token"} 1.05e-09
+inflight_step_cost_seconds{model_name="m",term="copied_token"} 2e-09
+inflight_step_cost_error_ratio{model_name="m"} 0.03
+inflight_step_cost_steps{model_name="m"} 4096.0
+inflight_arrived_requests_total{model_name="m"} 120.0
+inflight_arrived_prompt_tokens_total{model_name="m"} 24000.0
+inflight_arrived_prompt_tokens_squared_total{model_name="m"} 1e+20
+vllm:prompt_tokens_total{model_name="m"} 23000.0
+vllm:prefix_cache_queries_total{model_name="m"} 23000.0
+vllm:prefix_cache_hits_total{model_name="m"} 9000.0
+inflight_output_tokens_mean{model_name="m"} 211.5
+inflight_output_tokens_second_moment{model_name="m"} 90000.0
+inflight_kv_cache_tokens{model_name="m"} 400000.0
+"""
+
+
+def test_the_cost_model_and_the_demand_of_an_engine_are_read():
+    sample = parse_metrics(VLLM_PAGE + COST_PAGE, 0.0)
+    assert (sample.cost, sample.cost_error, sample.cost_steps) == (COST, 0.03, 4096)
+    assert (sample.arrived, sample.arrived_tokens, sample.arrived_squares) == (120, 24_000, 1e20)
+    assert (sample.prompt_tokens, sample.prefix_queries, sample.prefix_hits) == (23_000, 23_000, 9_000)
+    assert (sample.output_mean, sample.output_square, sample.kv_tokens) == (211.5, 90_000, 400_000)
+
+
+def test_a_page_without_a_cost_model_tells_none():
+    sample = parse_metrics(VLLM_PAGE, 0.0)
+    assert (sample.cost, sample.cost_error, sample.cost_steps, sample.kv_tokens) == (None, None, 0, None)
+    assert (sample.arrived, sample.arrived_tokens, sample.arrived_squares) == (0, 0, 0)
+    assert (sample.output_mean, sample.output_square) == (None, None)
+
+
+def test_a_curve_is_read_in_the_order_of_its_tokens():
+    curve = 'inflight_step_cost_curve_seconds{tokens="512",model_name="m"} 0.5\n'
+    curve += 'inflight_step_cost_curve_seconds{model_name="m",tokens="1.0"} 0.02\n'
+    sample = parse_metrics(VLLM_PAGE + COST_PAGE + curve, 0.0)
+    assert sample.cost == replace(COST, curve=((1.0, 0.02), (512.0, 0.5)))
+
+
+CURVE = "inflight_step_cost_curve_seconds"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        'inflight_step_cost_seconds{term="step"} NaN',
+        'inflight_step_cost_seconds{term="decode_kv_token"} -1e-9',
+        'inflight_step_cost_seconds{term="prefill_token"} +Inf',
+        'inflight_step_cost_seconds{term="prefill_token"} 1e9',
+        f'{CURVE}{{tokens="-4"}} 0.1',
+        f'{CURVE}{{tokens="0"}} 0.1',
+        f'{CURVE}{{tokens="NaN"}} 0.1',
+        f'{CURVE}{{tokens="inf"}} 0.1',
+        f'{CURVE}{{tokens="few"}} 0.1',
+        f'{CURVE}{{tokens="4"}} -0.1',
+        f'{CURVE}{{tokens="4"}} 0.1\n{CURVE}{{tokens="4.0"}} 0.1',
+        "\n".join(f'{CURVE}{{tokens="{tokens}"}} 0.1' for tokens in range(1, MAX_CURVE + 2)),
+    ],
+)
+def test_a_cost_model_that_no_engine_has_counts_as_not_told(more):
+    sample = parse_metrics(f"{VLLM_PAGE}{COST_PAGE}{more}\n", 0.0)
+    assert sample.cost is None
+    assert (sample.running, sample.kv_tokens) == (7, 400_000)
+
+
+@pytest.mark.parametrize("term", ["step", "prefill_token", "decode_kv_token"])
+def test_a_cost_model_with_a_missing_term_counts_as_not_told(term):
+    lines = [line for line in COST_PAGE.splitlines() if f'term="{term}"' not in line]
+    assert parse_metrics(VLLM_PAGE + "\n".join(lines), 0.0).cost is None
+
+
+def test_a_model_by_which_a_step_takes_no_time_counts_as_not_told():
+    page = "".join(
+        f'inflight_step_cost_seconds{{term="{term}"}} 0\n'
+        for term in ("step", "decode_sequence", "prefill_token", "decode_kv_token", "prefill_context_token")
+    )
+    assert parse_metrics(VLLM_PAGE + page, 0.0).cost is None
+
+
+@pytest.mark.parametrize("value", ["-1", "NaN", "+Inf", "1e300"])
+def test_means_and_sizes_that_no_engine_has_count_as_not_told(value):
+    names = "inflight_output_tokens_mean", "inflight_output_tokens_second_moment", "inflight_kv_cache_tokens"
+    more = "inflight_step_cost_error_ratio", "inflight_step_cost_steps"
+    sample = parse_metrics(VLLM_PAGE + "".join(f"{name} {value}\n" for name in (*names, *more)), 0.0)
+    assert (sample.output_mean, sample.output_square, sample.kv_tokens) == (None, None, None)
+    assert (sample.cost_error, sample.cost_steps) == (None, 0)
+
+
+def test_engines_with_the_same_cost_model_share_it():
+    first, second = (parse_metrics(VLLM_PAGE + COST_PAGE, time) for time in (0.0, 1.0))
+    assert first.cost is second.cost
+
+
+def test_the_size_of_vllm_s_kv_cache_is_read_from_its_configuration():
+    config = 'vllm:cache_config_info{{block_size="16",cache_dtype="auto",engine="{}",num_gpu_blocks="{}"}} 1.0\n'
+    assert parse_metrics(VLLM_PAGE + config.format(0, 1000) + config.format(1, 500), 0.0).kv_tokens == 24_000
+    assert parse_metrics(VLLM_PAGE + config.format(0, "None"), 0.0).kv_tokens is None
 
 
 def reference(text):
@@ -94,6 +200,12 @@ def reference(text):
         "preemptions": sum(values["vllm:num_preemptions_total"]),
         "generation_tokens": sum(values["vllm:generation_tokens_total"]),
         "waiting_prompt_tokens": int(sum(prompt_tokens)) if prompt_tokens else None,
+        "prompt_tokens": sum(values["vllm:prompt_tokens_total"]),
+        "arrived": sum(values["inflight_arrived_requests_total"]),
+        "arrived_squares": sum(values["inflight_arrived_prompt_tokens_squared_total"]),
+        "prefix_hits": sum(values["vllm:prefix_cache_hits_total"]),
+        "output_mean": max(values["inflight_output_tokens_mean"], default=None),
+        "kv_tokens": largest("inflight_kv_cache_tokens"),
         "limits": limits(""),
         "capacity": limits("_capacity"),
         "revision": largest("inflight_runtime_config_revision"),
@@ -220,6 +332,9 @@ def test_a_revision_that_no_operator_gave_counts_as_not_told(value):
         "vllm:num_requests_waiting -1",
         "vllm:num_requests_waiting 1e300",
         "vllm:generation_tokens_total -5",
+        "inflight_arrived_requests_total -1",
+        "inflight_arrived_prompt_tokens_total 1e17",
+        "inflight_arrived_prompt_tokens_squared_total 1e25",
         "vllm:kv_cache_usage_perc 1.5",
         "vllm:kv_cache_usage_perc -0.1",
         "vllm:inter_token_latency_seconds_sum -0.1",

@@ -56,6 +56,18 @@ def test_pods_with_other_buckets_are_merged_where_they_agree():
     assert tuple(both.counts) == (2.0, 5.0, 6.0)
 
 
+def test_what_arrived_grows_over_a_restart_of_the_engine():
+    window = Window(span=100.0)
+    for time, requests in ((0.0, 10), (5.0, 30), (10.0, 4), (15.0, 9)):
+        counters = {"arrived": requests, "arrived_tokens": 100 * requests, "arrived_squares": 2.0**70 * requests}
+        caches = {"prefix_queries": 50 * requests, "prefix_hits": 5 * requests, "prompt_tokens": 60 * requests}
+        sample = make_sample(time, generation_tokens=requests, **counters, **caches)
+        window = window.with_samples({"a": sample}, {"a"}, time)
+    (pod,) = window.since(0.0).pods
+    assert (pod.arrived, pod.arrived_tokens, pod.arrived_squares) == (29, 2900, 29 * 2.0**70)
+    assert (pod.prefix_queries, pod.prefix_hits, pod.prompt_tokens) == (29 * 50, 29 * 5, 29 * 60)
+
+
 def test_counters_grow_over_pods_and_restarts():
     window = Window(span=100.0)
     for time, first, second in ((0.0, 10, 100), (5.0, 30, 110), (10.0, 4, 130)):
@@ -247,7 +259,7 @@ def test_a_history_of_100_000_samples_is_as_large_as_one_of_100():
     assert max(sizes) - min(sizes) <= 2 * max(map(sys.getsizeof, history.older))
 
 
-def test_a_pod_takes_nine_kilobytes_at_most():
+def test_a_pod_takes_ten_kilobytes_at_most():
     """Of the size of our engine's page: 73 buckets."""
     edges = (*(float(edge) for edge in range(18)), math.inf)
     large = {name: Histogram(edges, [1e6] * 19, 1e6) for name in ("ttft", "tpot", "itl", "step_tokens")}
@@ -256,7 +268,8 @@ def test_a_pod_takes_nine_kilobytes_at_most():
         history = history.with_sample(make_sample(index * 5.0, generation_tokens=index, **large), 30.0)
     counts = sum(sys.getsizeof(getattr(history.newest, name).counts) for name in large)
     assert (
-        sum(map(sys.getsizeof, (history, *history.older, history.sums, history.peaks, history.newest))) + counts < 9000
+        sum(map(sys.getsizeof, (history, *history.older, history.sums, history.peaks, history.newest))) + counts
+        < 10_000
     )
 
 

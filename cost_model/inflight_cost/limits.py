@@ -1,0 +1,134 @@
+"""The limits with which an engine holds its latency targets however many requests wait, by the cost model.
+
+Under overload all steps are full, and requests end as fast as they are admitted: a step that computes the prompts of x
+requests decodes output tokens of x requests as well. The pair follows from the largest x whose step holds the TPOT
+target: `max_num_batched_tokens` is what such a step computes, `max_num_seqs` what decodes in it and some room. With
+fewer requests steps are shorter, so what holds there holds always; and it does not depend on the rate of arrivals,
+so it stays as it is while load comes and goes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from inflight_cost.capacity import Margins, Replica, StepLimits, Targets, Workload
+from inflight_cost.model import StepWork
+
+_HALVINGS = 50
+
+_MOST_TOKENS = 2.0**24
+
+_TTFT_SHARE = 0.25
+"""Of the TTFT target that one step may take: a request that just missed a step waits for its end."""
+
+_THROUGHPUT = 0.98
+"""Without a target of time: the share of the prompt tokens a second that ever larger steps would come to."""
+
+_TOKEN_GRAIN = 16
+
+
+def best_limits(
+    replica: Replica,
+    workload: Workload,
+    targets: Targets,
+    low: StepLimits,
+    high: StepLimits,
+    running: float | None = None,
+    margins: Margins | None = None,
+) -> StepLimits:
+    """The largest limits between `low` and `high` that hold the targets for all that they admit.
+
+    Rounded down to steps of 3% to 6%, so that small changes of the measurements change nothing. A TPOT target that
+    one request alone would miss counts as none: no limit would help.
+
+    Args:
+        running: decodes beside which a full step holds the target; None: as many as there are under overload.
+    """
+    margins = margins or Margins()
+    memory = max(1.0, margins.kv * replica.kv_tokens / max(1.0, workload.decode_context))
+    most = min(memory, high.max_num_seqs)
+    longest = _longest_step(replica, workload, targets, margins)
+    if longest is None:
+        tokens = most + _efficient_prefill(replica, workload)
+        return _between(StepLimits(_slots(most), _budget(tokens)), low, high)
+
+    decodes = min(most, _overload(replica, workload, longest) * workload.output)
+    if running is not None:
+        decodes = min(decodes, max(1.0, running))
+    prefill = _largest(lambda tokens: _seconds(replica, workload, decodes, tokens) <= longest)
+    budget = min(decodes + prefill, high.max_num_batched_tokens)
+    # Room between the margin and the target itself is for more decodes in the place of prompt tokens.
+    bound = longest / margins.tpot
+    least_prefill = min(prefill, budget) / 2
+    slots = _largest(
+        lambda seqs: (
+            seqs <= max(decodes, budget - least_prefill)
+            and _seconds(replica, workload, seqs, max(0.0, budget - seqs)) <= bound
+        )
+    )
+    return _between(StepLimits(_slots(min(most, max(slots, decodes))), _budget(budget)), low, high)
+
+
+def _longest_step(replica: Replica, workload: Workload, targets: Targets, margins: Margins) -> float | None:
+    """Seconds that a full step may take; None: no target bounds it."""
+    alone = _seconds(replica, workload, 1, workload.computed / max(1.0, workload.output))
+    bounds = []
+    if targets.tpot is not None:
+        bounds.append(targets.tpot * margins.tpot)
+    if targets.ttft is not None:
+        bounds.append(targets.ttft * _TTFT_SHARE)
+    return min((bound for bound in bounds if bound > alone), default=None)
+
+
+def _overload(replica: Replica, workload: Workload, longest: float) -> float:
+    """Requests of which a step of `longest` seconds computes the prompts, and as many outputs' worth of decodes."""
+
+    def holds(requests: float) -> bool:
+        return _seconds(replica, workload, requests * workload.output, requests * workload.computed) <= longest
+
+    return _largest(holds)
+
+
+def _efficient_prefill(replica: Replica, workload: Workload) -> float:
+    """Prompt tokens of a step from which larger steps compute hardly more of them a second."""
+    throughput = _MOST_TOKENS / _seconds(replica, workload, 0, _MOST_TOKENS)
+    return _largest(lambda tokens: tokens < _THROUGHPUT * throughput * _seconds(replica, workload, 0, tokens))
+
+
+def _seconds(replica: Replica, workload: Workload, decodes: float, prefill: float) -> float:
+    attended = prefill * workload.attended / max(1.0, workload.computed)
+    return replica.cost.seconds(StepWork(decodes, prefill, decodes * workload.decode_context, attended))
+
+
+def _largest(holds: Callable[[float], bool]) -> float:
+    """The largest number up to `_MOST_TOKENS` for which `holds`, which is true up to some number, is true."""
+    if holds(_MOST_TOKENS):
+        return _MOST_TOKENS
+    low, high = 0.0, _MOST_TOKENS
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _slots(number: float) -> int:
+    return max(1, _rounded(number, 1))
+
+
+def _budget(tokens: float) -> int:
+    return max(1, _rounded(tokens, _TOKEN_GRAIN if tokens >= 2 * _TOKEN_GRAIN else 1))
+
+
+def _rounded(number: float, grain: int) -> int:
+    """Down to a multiple of a power of 2 that is 3% to 6% of it, and at least `grain`."""
+    step = max(grain, 1 << max(0, math.floor(math.log2(max(1.0, number) / 16))))
+    # What is above a multiple by less than a computed number is wrong by is that multiple.
+    return math.floor(number / step + 1e-6) * step
+
+
+def _between(limits: StepLimits, low: StepLimits, high: StepLimits) -> StepLimits:
+    return StepLimits(
+        max(low.max_num_seqs, min(high.max_num_seqs, limits.max_num_seqs)),
+        max(low.max_num_batched_tokens, min(high.max_num_batched_tokens, limits.max_num_batched_tokens)),
+    )

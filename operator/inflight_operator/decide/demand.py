@@ -1,0 +1,349 @@
+"""What is asked of a service: requests a second and their size, now and over the last minutes, in a bounded memory.
+
+Counters of each pod are differenced over that pod's own seconds, and the rates of all pods are added up once a round:
+a pod that comes or goes moves the load to others and changes no sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import pairwise
+from operator import itemgetter
+from struct import Struct
+from typing import NamedTuple
+
+from inflight_cost.capacity import Replica, Workload
+from inflight_cost.model import CostModel, StepWork
+from inflight_operator.decide.scaling import ScalingBounds
+from inflight_operator.observe.metrics import Sample
+
+SPACING = 2.5
+"""Least seconds between two points of a series."""
+
+SPAN = 300.0
+"""Seconds that a series looks back."""
+
+LONGEST_STEP = 30.0
+"""Seconds that one point stands for at most: after a gap in the metrics it tells nothing of what was before."""
+
+MIN_REQUESTS = 10.0
+"""Requests from which their mean size is believed, if one is known already."""
+
+YOUNG = 60.0
+"""A pod that has been ready for at most so many seconds when it is first seen has counted since then."""
+
+MIN_STEPS = 200
+"""Steps behind a cost model from which it is believed."""
+
+MAX_ERROR = 0.3
+"""Median relative error of a cost model up to which it is believed."""
+
+SAME = 0.03
+"""Means and cost models within this share of the ones in use are not worth computing capacities anew. Means of few
+requests may differ more by chance alone: their standard error comes on top."""
+
+_POINT = Struct("<8d")
+_TYPICAL = (StepWork(16, 0, 16_384, 0), StepWork(64, 512, 65_536, 262_144), StepWork(1, 2048, 1024, 2_097_152))
+"""Steps by which cost models are compared: decodes alone, decodes with a part of a prompt, and a full prompt."""
+
+
+class DemandPoint(NamedTuple):
+    """Rates of the whole service, per second, from one round to the next.
+
+    Attributes:
+        time: steady clock, at its end.
+        requests, tokens: that arrived, and their prompt tokens.
+        squares: of prompt lengths.
+        queries, hits: prompt tokens looked up in the prefix cache, and found there.
+        generated: output tokens.
+        first_tokens: requests that got their first token.
+    """
+
+    time: float
+    requests: float = 0.0
+    tokens: float = 0.0
+    squares: float = 0.0
+    queries: float = 0.0
+    hits: float = 0.0
+    generated: float = 0.0
+    first_tokens: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PodSeen:
+    """A pod when its counters were last read.
+
+    Attributes:
+        time: of the sample.
+        counters: cumulative, as `_counters` has them.
+        waiting: requests in its queue.
+        rates: growth of the counters per second since the sample before, arrivals being told or derived.
+    """
+
+    time: float
+    counters: tuple[float, ...]
+    waiting: int
+    rates: tuple[float, ...]
+
+
+_IDLE = (0.0,) * (len(DemandPoint._fields) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class DemandHistory:
+    """What is remembered of a service's demand. Bounded: about 120 points, and a few numbers for each ready pod.
+
+    Attributes:
+        pods: by uid, as last seen.
+        series: points, each packed, oldest first.
+        workload: what requests lately were like; None before any was seen.
+        replica: what one pod computes and holds; None before a pod told it.
+    """
+
+    pods: Mapping[str, PodSeen] = field(default_factory=dict)
+    series: tuple[bytes, ...] = ()
+    workload: Workload | None = None
+    replica: Replica | None = None
+
+    def with_samples(self, samples: Mapping[str, Sample], ready_for: Mapping[str, float], now: float) -> DemandHistory:
+        """With what fresh `samples` of ready pods show, by uid.
+
+        Args:
+            ready_for: seconds that a pod has been ready, where known.
+        """
+        pods = {uid: _seen(self.pods.get(uid), sample, ready_for.get(uid)) for uid, sample in samples.items()}
+        series = self.series
+        if samples and (not series or now - _time(series[-1]) >= SPACING):
+            rates = [sum(column) for column in zip(*(pod.rates for pod in pods.values()), strict=True)]
+            kept = next((index for index, point in enumerate(series) if _time(point) >= now - SPAN), len(series))
+            series = (*series[kept:], _POINT.pack(now, *rates))
+        history = replace(self, pods=pods, series=series)
+        if not samples:
+            return history
+        workload = _workload(history.points, samples.values(), pods.values(), self.workload)
+        return replace(history, workload=workload, replica=_replica(samples.values(), self.replica))
+
+    @property
+    def points(self) -> tuple[DemandPoint, ...]:
+        return tuple(map(DemandPoint._make, map(_POINT.unpack, self.series)))
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Prompt and output tokens a second over the whole series, those found in the prefix cache among them."""
+        steps = list(_steps(self.points))
+        seconds = sum(width for width, _ in steps)
+        return sum(width * (point.tokens + point.generated) for width, point in steps) / seconds if seconds else 0.0
+
+
+def _time(point: bytes) -> float:
+    return float(_POINT.unpack_from(point)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class DemandView:
+    """All that the number of replicas is decided from.
+
+    Attributes:
+        time: steady clock, seconds.
+        calendar: the same moment, seconds since the epoch.
+        bounds: of the replicas.
+        points: rates of the last minutes, oldest first.
+        workload: what requests are like; None before any was seen.
+        replica: cost model and KV cache of one pod; None while no pod tells them.
+        waiting, running: requests, over all pods.
+        waiting_tokens: prompt tokens not computed yet, over all pods.
+        ready: pods that take requests.
+        told: of them, with fresh metrics.
+        starting: seconds until each ordered replica that starts is expected to be ready, ascending.
+        start_up: seconds from the order of a replica until it is ready, the median of those seen.
+        pooled: requests go to the replica with the least work; else anywhere.
+        ordered: engines serve first what can still keep its TTFT target; else first come, first served.
+    """
+
+    time: float
+    calendar: float
+    bounds: ScalingBounds
+    points: tuple[DemandPoint, ...]
+    workload: Workload | None
+    replica: Replica | None
+    waiting: int
+    running: int
+    waiting_tokens: float
+    ready: int
+    told: int
+    starting: tuple[float, ...]
+    start_up: float
+    pooled: bool = False
+    ordered: bool = False
+
+    @property
+    def credited(self) -> int:
+        """Replicas that are capacity, now or soon."""
+        return self.ready + len(self.starting)
+
+    def seconds(self, span: float) -> float:
+        """Of the last `span` seconds, those that the series covers."""
+        return min(span, self.time - self.points[0].time) if self.points else 0.0
+
+    def rate(self, span: float) -> float:
+        """Requests a second over the last `span` seconds."""
+        return mean_rate(self.points, self.time - span)
+
+    def dispersion(self, span: float, bin_s: float) -> float:
+        """Index of dispersion of the requests in bins of about `bin_s` seconds: variance by mean, 1 for a Poisson
+        process. Steps between neighbouring bins are taken (von Neumann), so that a trend is no variance. 1 where the
+        series is too short."""
+        bins = _binned([point for point in self.points if point.time > self.time - span], bin_s)
+        if len(bins) < 4:
+            return 1.0
+        mean = sum(rate * seconds for rate, seconds in bins) / sum(seconds for _, seconds in bins)
+        if mean <= 0:
+            return 1.0
+        steps = [(now - was) ** 2 / (1 / width + 1 / other) for (was, other), (now, width) in pairwise(bins)]
+        return sum(steps) / len(steps) / mean
+
+
+def mean_rate(points: Sequence[DemandPoint], start: float) -> float:
+    """Requests a second after `start`; 0 without points."""
+    total, seconds = 0.0, 0.0
+    for width, point in _steps(points):
+        if point.time > start:
+            width = min(width, point.time - start)
+            total += point.requests * width
+            seconds += width
+    if seconds > 0:
+        return total / seconds
+    return points[-1].requests if points else 0.0
+
+
+def _steps(points: Sequence[DemandPoint]) -> Iterator[tuple[float, DemandPoint]]:
+    """Each point but the first, with the seconds that it stands for."""
+    for was, point in pairwise(points):
+        yield min(point.time - was.time, LONGEST_STEP), point
+
+
+def _binned(points: Sequence[DemandPoint], bin_s: float) -> list[tuple[float, float]]:
+    """Rate and seconds of bins of at least `bin_s` seconds."""
+    bins, requests, seconds = [], 0.0, 0.0
+    for width, point in _steps(points):
+        requests += point.requests * width
+        seconds += width
+        if seconds >= bin_s:
+            bins.append((requests / seconds, seconds))
+            requests, seconds = 0.0, 0.0
+    return bins
+
+
+def _seen(before: PodSeen | None, sample: Sample, ready_for: float | None) -> PodSeen:
+    """`sample` with the rates since `before`."""
+    counters = _counters(sample)
+    if before is not None and sample.time <= before.time:
+        return before
+    if before is not None:
+        anew = any(now < was for now, was in zip(counters, before.counters, strict=True))
+        was, seconds, waited = (_IDLE if anew else before.counters), sample.time - before.time, before.waiting
+    elif ready_for is not None and 0 < ready_for <= YOUNG:
+        was, seconds, waited = _IDLE, ready_for, 0
+    else:
+        return PodSeen(sample.time, counters, sample.waiting, _IDLE)
+    grown = [(now - then) / seconds for now, then in zip(counters, was, strict=True)]
+    if not sample.arrived:
+        # An engine that does not tell what arrived: what got a first token, and what waits more than before.
+        grown[0] = max(0.0, grown[-1] + (sample.waiting - waited) / seconds)
+    return PodSeen(sample.time, counters, sample.waiting, tuple(grown))
+
+
+def _counters(sample: Sample) -> tuple[float, ...]:
+    """In the order of `DemandPoint`."""
+    return (
+        sample.arrived,
+        sample.arrived_tokens if sample.arrived else sample.prompt_tokens,
+        sample.arrived_squares,
+        sample.prefix_queries,
+        sample.prefix_hits,
+        sample.generation_tokens,
+        sample.ttft.count,
+    )
+
+
+def _workload(
+    points: Sequence[DemandPoint], samples: Collection[Sample], pods: Collection[PodSeen], before: Workload | None
+) -> Workload | None:
+    """What requests of the whole series are like; `before` where that is much the same, or too few came to say."""
+    sums = [0.0] * (len(DemandPoint._fields) - 1)
+    for width, point in _steps(points):
+        sums = [total + rate * width for total, rate in zip(sums, point[1:], strict=True)]
+    requests, tokens, squares, queries, hits, generated, first_tokens = sums
+    told = any(sample.arrived for sample in samples)
+    counted = requests if told else first_tokens
+    if counted <= 0 or tokens <= 0 or (before is not None and counted < MIN_REQUESTS):
+        return before
+    prompt = tokens / counted
+    output = _outputs(samples, pods) if told else (generated / counted, 0.0)
+    if output is None or output[0] <= 0:
+        return before
+    # Lengths of which only the mean is known are taken as exponentially distributed: twice its square.
+    found = Workload(
+        prompt=prompt,
+        computed=prompt * (1 - min(1.0, hits / queries)) if queries > 0 else prompt,
+        prompt_square=max(squares / counted, prompt**2) if squares > 0 else 2 * prompt**2,
+        output=output[0],
+        output_square=max(output[1], output[0] ** 2) if output[1] > 0 else 2 * output[0] ** 2,
+    )
+    return before if before is not None and _alike(before, found, SAME + 1 / math.sqrt(counted)) else found
+
+
+def _outputs(samples: Collection[Sample], pods: Collection[PodSeen]) -> tuple[float, float] | None:
+    """Mean output tokens and mean of their squares, pods weighing as much as they have requests."""
+    weight = mean = square = 0.0
+    for sample, pod in zip(samples, pods, strict=True):
+        if sample.output_mean is not None:
+            share = max(pod.rates[0], 1e-3)
+            weight += share
+            mean += share * sample.output_mean
+            square += share * (sample.output_square or 2 * sample.output_mean**2)
+    return (mean / weight, square / weight) if weight else None
+
+
+def _alike(was: Workload, now: Workload, share: float) -> bool:
+    """Mean squares may differ twice as much as means."""
+    return all(
+        abs(one - other) <= tolerance * max(one, other)
+        for one, other, tolerance in (
+            (was.prompt, now.prompt, share),
+            (was.computed, now.computed, share),
+            (was.prompt_square, now.prompt_square, 2 * share),
+            (was.output, now.output, share),
+            (was.output_square, now.output_square, 2 * share),
+        )
+    )
+
+
+def _replica(samples: Collection[Sample], before: Replica | None) -> Replica | None:
+    """The cost model of the pod in the middle, with the KV cache of the pod in the middle; `before` where it says much
+    the same, and where no pod has a model to be believed."""
+    models = [
+        (sum(seconds), seconds, sample.cost)
+        for sample in samples
+        if sample.cost is not None and sample.cost_steps >= MIN_STEPS and (sample.cost_error or 0.0) <= MAX_ERROR
+        for seconds in [_typical(sample.cost)]
+    ]
+    sizes = sorted(sample.kv_tokens for sample in samples if sample.kv_tokens)
+    if not models or not sizes:
+        return before
+    models.sort(key=itemgetter(0))
+    _, seconds, cost = models[(len(models) - 1) // 2]
+    kv_tokens = float(sizes[(len(sizes) - 1) // 2])
+    if before is not None and before.kv_tokens == kv_tokens:
+        known = _typical(before.cost)
+        if all(abs(one - other) <= SAME * max(one, other) for one, other in zip(known, seconds, strict=True)):
+            return before
+    return Replica(cost, kv_tokens)
+
+
+@lru_cache(maxsize=8192)
+def _typical(cost: CostModel) -> tuple[float, ...]:
+    return tuple(cost.seconds(work) for work in _TYPICAL)

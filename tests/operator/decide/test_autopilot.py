@@ -1,0 +1,202 @@
+"""How many replicas demand needs: what holds for any demand, and what each part of the number is."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inflight_cost.capacity import Margins, Replica, Targets, Workload
+from inflight_cost.model import CostModel
+from inflight_operator.decide.autopilot import SLOT, AutopilotPolicy, DemandMemory, capacity_within, decide_replicas
+from inflight_operator.decide.demand import DemandPoint, DemandView
+from inflight_operator.decide.scaling import ScalingBounds
+from inflight_operator.decide.sentences import sentence
+from inflight_operator.limits import Limits, LimitsBounds
+
+REPLICA = Replica(CostModel(5.5e-3, 15e-6, 30e-6, 0.045e-6, 1.05e-9), 400_000.0)
+WORKLOAD = Workload(1155.0, 1155.0, 2.0e6, 211.0, 9.0e4)
+TARGETS = Targets(0.5, 0.05)
+LIMITS = LimitsBounds(Limits(1, 64), Limits(256, 2048))
+EACH = capacity_within(REPLICA, WORKLOAD, TARGETS, LIMITS, Margins())[0]
+
+
+def series(rates, now, width=3.0):
+    return tuple(DemandPoint(now - (len(rates) - 1 - index) * width, rate) for index, rate in enumerate(rates))
+
+
+def view(rates, now=1000.0, **more):
+    fields = {
+        "calendar": 1_700_000_000.0 + now,
+        "bounds": ScalingBounds(1, 100),
+        "workload": WORKLOAD,
+        "replica": REPLICA,
+        "waiting": 0,
+        "running": 10,
+        "waiting_tokens": 0.0,
+        "ready": 4,
+        "told": 4,
+        "starting": (),
+        "start_up": 60.0,
+    }
+    return DemandView(time=now, points=series(rates, now), **{**fields, **more})
+
+
+def decided(seen, memory=None, **policy):
+    return decide_replicas(seen, TARGETS, LIMITS, memory or DemandMemory(), AutopilotPolicy(**policy))
+
+
+def test_a_steady_rate_needs_its_share_of_capacity_and_a_margin_and_says_so():
+    replicas, reason, _ = decided(view([49.0] * 60, ready=3, starting=(41.0,)))
+    margin = math.sqrt(WORKLOAD.prompt_square / WORKLOAD.prompt**2 * 49 / 15) / EACH
+    assert reason.numbers["need"] == pytest.approx(49 / EACH)
+    assert reason.numbers["margin"] == pytest.approx(margin)
+    assert replicas == math.ceil(49 / EACH + margin - AutopilotPolicy().tolerance)
+    said = sentence(reason)
+    assert said.startswith(f"{replicas} replicas: 49 requests/s of 1,155 + 211 tokens need {49 / EACH:.1f} at ")
+    assert said.endswith(f"{EACH:.3g}/s each, margin {margin:.1f}, ready in 41 s")
+
+
+@given(st.floats(1, 400), st.floats(1.1, 8))
+def test_the_share_of_the_margin_falls_as_the_fleet_grows(rate, factor):
+    small, large = (decided(view([one] * 60))[1].numbers for one in (rate, rate * factor))
+    assert large["margin"] / large["need"] < small["margin"] / small["need"]
+
+
+@given(st.floats(0, 500), st.floats(0, 200))
+def test_more_demand_never_needs_fewer(rate, more):
+    assert decided(view([rate + more] * 60))[0] >= decided(view([rate] * 60))[0]
+
+
+def test_no_demand_needs_one():
+    replicas, reason, _ = decided(view([0.0] * 60))
+    assert replicas == 1
+    assert sentence(reason).startswith("1 replica: 0 requests/s")
+
+
+def test_what_waits_and_what_is_ordered_already_count():
+    rate = 2 * EACH
+    seen = view([rate] * 60, ready=1, waiting=300, waiting_tokens=300 * WORKLOAD.prompt)
+    replicas, reason, _ = decided(seen)
+    left = 300 + 60 * rate - 60 * EACH
+    assert reason.numbers["backlog"] == pytest.approx(left / EACH / AutopilotPolicy().recovery)
+    assert "for 300 waiting requests" in sentence(reason)
+    soon = replace(seen, starting=(5.0,) * 3)
+    assert decided(soon)[0] < replicas
+
+
+def test_a_queue_that_the_ready_replicas_work_off_asks_for_nothing():
+    seen = view([EACH] * 60, ready=4, waiting=100, waiting_tokens=100 * WORKLOAD.prompt)
+    assert "backlog" not in decided(seen)[1].numbers
+
+
+def test_demand_that_rises_is_met_when_a_replica_is_ready():
+    rising = [20 + index * 0.3 for index in range(60)]
+    short, long = (decided(view(rising, start_up=seconds))[1].numbers["rate"] for seconds in (10.0, 120.0))
+    assert rising[-1] + 0.5 < short < long == pytest.approx(rising[-1] + 120 * 0.1, rel=0.05)
+    falling = decided(view(rising[::-1], start_up=120.0))[1].numbers["rate"]
+    assert falling == pytest.approx(sum(rising[:10]) / 10, rel=0.05)
+
+
+def test_noise_is_no_rise():
+    noisy = [20 + (4 if index % 2 else -4) for index in range(60)]
+    assert decided(view(noisy, start_up=300.0))[1].numbers["rate"] == pytest.approx(20, rel=0.15)
+
+
+def test_what_was_needed_lately_stays_for_a_while():
+    memory, replicas = DemandMemory(), []
+    for step in range(400):
+        now = 1000.0 + 3 * step
+        load = 90.0 if step < 60 else 20.0
+        n, reason, memory = decided(view([load] * 60, now=now), memory)
+        replicas.append((now, n, reason))
+    high = replicas[10][1]
+    dropped = 1000.0 + 180
+    assert all(n == high for now, n, _ in replicas if now < dropped + 590)
+    assert all(n < high for now, n, _ in replicas if now > dropped + 610)
+    assert "were needed lately" in sentence(replicas[70][2])
+    assert len(memory.recent) < 300
+
+
+def test_what_was_needed_at_this_time_yesterday_stands_ready():
+    memory, morning = DemandMemory(), 1_700_000_100.0 // SLOT * SLOT
+    for slot in range(300):
+        load = 90.0 if slot == 5 else 10.0
+        seen = view([load] * 60, now=SLOT * slot, calendar=morning + slot * SLOT)
+        replicas, reason, memory = decided(seen, memory)
+        if slot == 5:
+            high = replicas
+        if slot in (288 + 4, 288 + 5):
+            assert replicas >= math.ceil(0.9 * (high - 1) - 0.05)
+            assert "at this time yesterday" in sentence(reason)
+        if slot in (288, 288 + 3):
+            assert replicas < high / 2
+    assert len(memory.week) == 4 * 2016
+
+
+def test_two_known_days_must_agree():
+    def week_of(day, week):
+        memory = replace(DemandMemory(), slot=(0, day))
+        memory = memory.with_need(view([1.0], now=0.0, calendar=SLOT), 0.0, 600.0)
+        memory = replace(memory, slot=(288 - 2016, week))
+        return memory.with_need(view([1.0], now=0.0, calendar=SLOT), 0.0, 600.0)
+
+    assert week_of(6.0, 3.0).season(288 * SLOT, 0.0) == 3.0
+    assert week_of(6.0, 0.0).season(288 * SLOT, 0.0) == 6.0
+    assert DemandMemory().season(288 * SLOT, 0.0) == 0.0
+
+
+def test_targets_that_no_engine_keeps_are_left_out_and_named():
+    replicas, reason, _ = decide_replicas(
+        view([61.0] * 60), Targets(0.5, 0.001), LIMITS, DemandMemory(), AutopilotPolicy()
+    )
+    assert 1 <= replicas <= 10
+    assert "no engine keeps spec.slo" in sentence(reason)
+
+
+def test_demand_that_was_not_watched_long_enough_takes_no_replica_away():
+    replicas, reason, _ = decided(view([1.0] * 4, ready=6))
+    assert replicas == 6
+    assert "not watched for long enough" in sentence(reason)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.floats(5, 100),
+    st.floats(1.2, 5),
+    st.integers(3, 8),
+    st.sampled_from([10.0, 60.0, 120.0]),
+)
+def test_a_step_of_demand_is_ordered_once_and_not_again_while_replicas_start(rate, factor, seconds, start_up):
+    """A fluid model: requests wait where the rate is above what ready replicas do; demand steps up at 300 s."""
+    memory, rates, backlog = DemandMemory(), [], 0.0
+    ready, starting, course = decided(view([rate] * 60))[0], [], []
+    tick = float(seconds)
+    for step in range(int(900 / tick)):
+        now = step * tick
+        arriving = rate * (factor if now >= 300 else 1.0)
+        rates = [*rates, arriving][-int(300 / tick) :]
+        backlog = max(0.0, backlog + (arriving - ready * EACH) * tick)
+        ready += sum(at <= now for at in starting)
+        starting = [at for at in starting if at > now]
+        seen = replace(
+            view([], now=now, ready=ready, start_up=start_up, starting=tuple(at - now for at in starting)),
+            points=series(rates, now, tick),
+            waiting=int(backlog),
+            waiting_tokens=backlog * WORKLOAD.prompt,
+        )
+        wanted, _, memory = decided(seen, memory)
+        starting += [now + start_up] * (wanted - ready - len(starting))
+        course.append((now, wanted))
+    before = [wanted for now, wanted in course if 60 <= now < 300]
+    after = [wanted for now, wanted in course if now >= 300]
+    assert all(later <= earlier for earlier, later in pairwise(before))
+    needed = rate * factor / EACH
+    # The rise is extrapolated while it lasts, and what waited meanwhile is worked off in half a minute.
+    waited = (rate * factor - rate) * (start_up + 45) / EACH / AutopilotPolicy().recovery
+    assert max(after) <= math.ceil(1.3 * needed + 2 + 1.2 * waited + (needed - rate / EACH) * start_up / 60)
+    assert max(after) >= math.floor(needed)
+    settled = [wanted for now, wanted in course if now >= 300 + 120]
+    assert all(later <= earlier for earlier, later in pairwise(settled))
