@@ -17,6 +17,7 @@ from inflight_cost.capacity import Margins, Replica, StepLimits, Targets, Worklo
 from inflight_cost.limits import best_limits
 from inflight_operator.decide.decision import Number, Reason
 from inflight_operator.decide.demand import DemandPoint, DemandView
+from inflight_operator.decide.scaling import Ask
 from inflight_operator.limits import LimitsBounds
 
 SLOT = 300.0
@@ -152,6 +153,15 @@ def decide_replicas(
     if replicas < view.credited and view.seconds(policy.level) < policy.level - 1:
         replicas, held = view.credited, Reason("DemandNotKnown", held=held)
     return replicas, Reason("Demand", numbers, held), memory
+
+
+def unsized_demand(view: DemandView, policy: AutopilotPolicy | None = None) -> Ask:
+    """What to ask for before a request has shown how large requests are: nothing once none came for a while, else that
+    no replica goes."""
+    level = (policy or AutopilotPolicy()).level
+    if view.rate(level) > 0 or view.waiting or view.running or view.seconds(level) < level - 1:
+        return Ask(view.credited, Reason("DemandNotKnown"))
+    return Ask(1, Reason("NoDemand"))
 
 
 def capacity_within(

@@ -104,6 +104,7 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
     "TargetsOutOfReach": lambda n: (
         "by its cost model no engine keeps spec.slo at any load: capacity is counted without"
     ),
+    "NoDemand": lambda n: "no request came since the operator watches",
     "DemandNotKnown": lambda n: "demand was not watched for long enough: not scaling down",
     "BelowMinReplicas": lambda n: f"minReplicas is {n['bound']}",
     "AboveMaxReplicas": lambda n: f"maxReplicas is {n['bound']}",

@@ -54,6 +54,7 @@ _STEADY = (
     "KvUtilization",
     "LatelyNeeded",
     "MinReplicas",
+    "NoDemand",
     "NoRequestsWait",
     "ScaleDownHeld",
     "ScaleUpHeld",

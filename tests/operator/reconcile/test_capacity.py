@@ -115,6 +115,21 @@ async def test_fewer_are_kept_once_the_model_says_that_fewer_hold_the_targets(wo
     assert world.replicas() == 1
 
 
+async def test_before_the_demand_is_known_no_replica_goes_and_an_idle_service_then_shrinks(world):
+    at_once = {"scaleDown": {"stabilizationWindowSeconds": 0}}
+    world.service(spec=spec(behavior=at_once), status={"desiredReplicas": 3})
+    for number in (1, 2, 3):
+        telling(world, number)
+    for _ in range(9):
+        await world.round()
+        assert world.replicas() == 3
+    assert "not watched for long enough" in world.condition("ScalingActive")["message"]
+    for _ in range(3):
+        await world.round()
+    assert world.replicas() == 1
+    assert "no request came" in world.status["decisions"][-1]["reason"]
+
+
 async def test_external_mode_computes_and_shows_what_the_model_asks_for(world):
     world.service(spec={**spec(mode="External"), "replicas": 1})
     telling(world, 1)
@@ -169,7 +184,7 @@ async def test_the_emptiest_pod_is_marked_to_go_first_by_the_tokens_of_its_reque
         telling(world, number)
     traffic, marked = Traffic(world), {}
     for _ in range(230):
-        world.engines["10.0.0.1"].model.add(10, 100)
+        world.engines["10.0.0.1"].model.add(10, 200)
         await traffic.round(0.3)
         marked |= {call[1]: call[2] for call in world.api.of("cost")}
         if world.replicas() == 1:
