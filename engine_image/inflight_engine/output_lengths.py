@@ -10,6 +10,7 @@ the number of tokens that were generated there by anybody. What is longer than a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +52,12 @@ class OutputLengths:
     def generated(self, begin: int, end: int) -> None:
         """The tokens [begin, end) of some output were generated."""
         self._tokens += np.clip(np.minimum(self._ends_of_ranges, end) - np.maximum(self._begins, begin), 0, None)
+
+    def generated_many(self, begins: Sequence[int], ends: Sequence[int]) -> None:
+        """As `generated` for each pair."""
+        low = np.maximum(self._begins, np.array(begins)[:, None])  # [pairs, ranges]
+        high = np.minimum(self._ends_of_ranges, np.array(ends)[:, None])
+        self._tokens += np.clip(high - low, 0, None).sum(axis=0)
 
     def ended(self, length: int) -> None:
         """An output is complete with its last token, which was counted by `generated`."""
