@@ -134,6 +134,14 @@ class Scheduler:
         self._running.decodes.settle()
         return len(self._running.decodes.slots)
 
+    def decoding(self) -> list[tuple[Request, int]]:
+        """The requests that decode, each with the tokens it has generated so far; walks over all of them."""
+        decodes, table = self._running.decodes, self._running.table
+        decodes.settle()
+        requests = [table.request(slot) for slot in decodes.slots.tolist()]
+        known = decodes.num_tokens(decodes.slots).tolist()
+        return [(each, tokens - each.num_prompt_tokens) for each, tokens in zip(requests, known, strict=True)]
+
     @property
     def num_attended_tokens(self) -> int:
         """Tokens whose keys and values the decodes of the latest plan read, or of a step that is planned now and

@@ -22,7 +22,7 @@ from inflight_engine.server.families import Families
 from inflight_engine.server.generation import Generation
 from inflight_engine.server.histogram import Histogram
 from inflight_engine.server.metric_page import add_engine_families
-from inflight_engine.server.output_lengths import OutputLengths
+from inflight_engine.output_lengths import OutputLengths
 
 NO_STATS = StepStats(0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 """Before the first step."""

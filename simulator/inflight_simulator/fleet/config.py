@@ -70,7 +70,6 @@ class FleetConfig:
     limits: of all pods at their start.
     start_up_s: from a pod's order to its first request.
     initial_replicas: ready at time 0.
-    scrape_interval_s: between two looks at the pods' metrics by the autopilot; scalers look when they decide.
     policy: order of waiting requests, a name of the engine's policies.
     tuning: let the operator's tuning change limits.
     """
@@ -86,3 +85,8 @@ class FleetConfig:
     tuning: bool = False
     targets: RequestTargets = field(default_factory=RequestTargets)
     seed: int = 0
+
+    @property
+    def capacity(self) -> StepLimits:
+        """Largest limits of the pods: with fixed limits they are started with those."""
+        return StepLimits(*map(max, self.replica.capacity, self.limits)) if self.tuning else self.limits

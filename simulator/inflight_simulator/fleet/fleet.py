@@ -29,6 +29,7 @@ class Fleet:
         pods: all that ever were, by number.
         live: those that are not gone, oldest first.
         ordered: replicas, as ordered last.
+        first_limits: of pods that become ready, and their revision.
         counts: of replicas, a row at each change.
     """
 
@@ -39,6 +40,7 @@ class Fleet:
         self.live: list[Pod] = []
         self.ordered = config.initial_replicas
         self.counts: list[ReplicaCount] = []
+        self.first_limits = (config.limits, 0)
         longest = int((requests.prompt_tokens + requests.output_tokens).max())
         self._scheduling = scheduler_config(config, longest)
         self._router = Router(config.routing)
@@ -46,7 +48,7 @@ class Fleet:
         self._events: list[tuple[float, bool, int]] = []
         """Next event of each replica: when, whether a step starts, which. Some are out of date."""
         for _ in range(config.initial_replicas):
-            pod = self._create(begin, begin)
+            pod = self._create(begin - config.start_up_s, begin)
             self._become_ready(pod)
         self._count(begin)
 
@@ -84,6 +86,7 @@ class Fleet:
         """Pods whose start-up is over take requests."""
         due = [pod for pod in self.live if not pod.ready and pod.starts_s <= now]
         for pod in due:
+            pod.replica.set_limits(*self.first_limits, now)
             self._become_ready(pod)
         if due:
             self._count(now)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from inflight_cost.model import StepWork
 from inflight_engine import buckets
+from inflight_engine.cost_fit.online import MeasuredCost, OnlineFit
+from inflight_engine.output_lengths import OutputLength, OutputLengths
 from inflight_operator.observe.histogram import Histogram
 from inflight_simulator.fleet.requests import Floats
+
+_FIT_INTERVAL_S = 60.0
+"""Between two fits of the cost model, once it stands on enough steps: the engine fits four times as often, which would
+take a third of a simulation's time, and its steps cost the same all the while here."""
+_STEPS_TO_SLOW_DOWN = 400.0
 
 
 class _Counts:
@@ -43,11 +51,13 @@ class Meter:
     """Of one replica. Steps are only noted, and counted when somebody looks.
 
     Attributes:
-        generated: output tokens. arrived_requests, arrived_tokens, arrived_squares: of prompts.
+        generated: output tokens. computed: prompt tokens.
+        arrived_requests, arrived_tokens, arrived_squares: of prompts.
     """
 
     def __init__(self) -> None:
         self.generated = 0
+        self.computed = 0
         self.arrived_requests = 0
         self.arrived_tokens = 0
         self.arrived_squares = 0
@@ -55,6 +65,12 @@ class Meter:
         self._tpot = _Counts(buckets.INTER_TOKEN)
         self._itl = _Counts(buckets.INTER_TOKEN)
         self._step_tokens = _Counts(buckets.STEP_TOKENS)
+        self._fit = OnlineFit()
+        self._cost: MeasuredCost | None = None
+        self._next_fit = 0.0
+        self._lengths = OutputLengths()
+        self._counted: dict[int, int] = {}
+        """Output tokens by request, as far as `_lengths` knows of them."""
         self._gaps: list[float] = []
         self._gap_counts: list[int] = []
         self._runs: list[tuple[float, list[float], int]] = []
@@ -64,9 +80,14 @@ class Meter:
         self.arrived_tokens += prompt_tokens
         self.arrived_squares += prompt_tokens * prompt_tokens
 
+    def started(self, work: StepWork, seconds: float, ends: float) -> None:
+        """A step began that takes so long; of a run, only the first."""
+        self._fit.observe(work, seconds, ends)
+
     def step(self, seconds: float, decodes: int, tokens: int) -> None:
         """A step with prefills: `decodes` sequences got a token `seconds` after their last one."""
         self._step_tokens.observe(tokens)
+        self.computed += tokens - decodes
         if decodes:
             self.generated += decodes
             self._gaps.append(seconds)
@@ -87,10 +108,28 @@ class Meter:
         self.generated += 1
         self._itl.observe(seconds)
 
-    def finished(self, output_tokens: int, seconds: float) -> None:
+    def finished(self, request_id: int, output_tokens: int, seconds: float) -> None:
         """`seconds`: since its first token."""
+        self._lengths.generated(self._counted.pop(request_id, 0), output_tokens)
+        self._lengths.ended(output_tokens)
         if output_tokens > 1:
             self._tpot.observe(seconds / (output_tokens - 1))
+
+    def cost(self, now: float) -> MeasuredCost | None:
+        """What the engine's online fit makes of the steps so far."""
+        if now >= self._next_fit and self._fit.due(now):
+            self._cost = self._fit.fit(now) or self._cost
+            if self._cost is not None and self._cost.steps >= _STEPS_TO_SLOW_DOWN:
+                self._next_fit = now + _FIT_INTERVAL_S
+        return self._cost
+
+    def output_length(self, decoding: Iterable[tuple[int, int]], now: float) -> OutputLength | None:
+        """`decoding`: requests that still run, with their output tokens so far."""
+        for request_id, tokens in decoding:
+            self._lengths.generated(self._counted.get(request_id, 0), tokens)
+            self._counted[request_id] = tokens
+        self._lengths.forget(now)
+        return self._lengths.estimate()
 
     def histograms(self) -> tuple[Histogram, Histogram, Histogram, Histogram]:
         """TTFT, time per output token, inter-token latency, tokens of a step."""

@@ -17,7 +17,7 @@ class Pod:
     draining: it takes no new requests.
     ended_s: when it was gone; NEVER until then.
     meter: what its metrics count; None where nobody looks.
-    revision: of the limits that it was told last.
+    deletion_cost: a smaller one goes first, where the operator sets them.
     """
 
     number: int
@@ -28,7 +28,7 @@ class Pod:
     ready: bool = False
     draining: bool = False
     ended_s: float = NEVER
-    revision: int = 0
+    deletion_cost: int = 0
 
     @property
     def name(self) -> str:

@@ -64,9 +64,8 @@ def _sampling(max_tokens: int) -> SamplingParams:
 def scheduler_config(config: FleetConfig, longest: int) -> SchedulerConfig:
     """The scheduler of a replica. `longest`: tokens of the longest request."""
     model = config.replica
-    capacity = StepLimits(*map(max, model.capacity, config.limits))
     return SchedulerConfig(
-        capacity=Limits(*capacity),
+        capacity=Limits(*config.capacity),
         num_blocks=model.kv_tokens // model.block_size,
         block_size=model.block_size,
         max_model_len=longest,
@@ -196,18 +195,23 @@ class Replica:
         work = StepWork(decodes, prefill_tokens, scheduler.num_attended_tokens, prefill_context)
         seconds = self._cost.seconds(work) * float(self._noise.ahead(1)[0])
         self._noise.use(1)
+        if self._meter is not None:
+            self._meter.started(work, seconds, now + seconds)
         self._plan, self._begun = plan, now
         self.event, self.starts = now + seconds, False
 
     def _start_run(self, steps: int, now: float) -> None:
         scheduler, cost = self.scheduler, self._cost
         decodes = scheduler.num_decoding
-        first = cost.seconds(StepWork(decodes, 0, scheduler.num_attended_tokens, 0))
+        work = StepWork(decodes, 0, scheduler.num_attended_tokens, 0)
+        first = cost.seconds(work)
         seconds: Floats = (first + cost.decode_kv_token_s * decodes * _RAMP[:steps]) * self._noise.ahead(steps)
         seconds[0] += now
         self._ends = np.cumsum(seconds).tolist()
         self._begun = now
         self.event, self.starts = self._ends[-1], False
+        if self._meter is not None:
+            self._meter.started(work, self._ends[0] - now, self._ends[0])
 
     def _cut_run(self, now: float) -> None:
         """End the run with the step that is under way at `now`."""
@@ -266,7 +270,7 @@ class Replica:
         self._course.end_s[request_id] = now
         if self._meter is not None:
             tokens = self._course.output_tokens[request_id]
-            self._meter.finished(tokens, now - self._course.first_s[request_id])
+            self._meter.finished(request_id, tokens, now - self._course.first_s[request_id])
 
     def _hand_over(self) -> None:
         """Give the scheduler what has come."""
