@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.outcome import FleetRun
 from inflight_simulator.fleet.requests import Requests
-from inflight_simulator.fleet.run import Progress, simulate_fleet
 from inflight_simulator.fleet.scalers.oracle import Oracle, needed
+from inflight_simulator.fleet.view import Scaler
 
 ATTAINMENT = 0.99
 _LEAST, _MOST = 0.6, 1.8
@@ -30,15 +31,19 @@ class OracleRun:
 
 
 def search_oracle(
-    requests: Requests, config: FleetConfig, attainment: float = ATTAINMENT, progress: Progress | None = None
+    requests: Requests, config: FleetConfig, simulate: Callable[[Scaler], FleetRun], attainment: float = ATTAINMENT
 ) -> OracleRun:
     """The oracle that keeps `attainment` with the fewest replicas by bisection of its margin, which takes 6
     simulations. Where no margin keeps it, as when the first replicas start too late for 1% of the requests, the one
-    that comes within `_SHORT` of the best."""
+    that comes within `_SHORT` of the best.
+
+    Args:
+        simulate: runs all requests under a scaler.
+    """
     need = needed(requests, config)
 
     def with_margin(margin: float) -> OracleRun:
-        return OracleRun(margin, simulate_fleet(requests, config, Oracle(need, margin, config.start_up_s), progress))
+        return OracleRun(margin, simulate(Oracle(need, margin, config.start_up_s)))
 
     best = with_margin(_MOST)
     low, high = _LEAST, _MOST

@@ -58,7 +58,7 @@ SMALL = FleetConfig(
 
 def test_the_search_keeps_the_attainment_for_less_than_a_fixed_fleet_needs():
     requests = arrivals(3.0, 3.0, 20.0, 3.0, 3.0, seconds=25.0)
-    found = search_oracle(requests, SMALL)
+    found = search_oracle(requests, SMALL, lambda scaler: simulate_fleet(requests, SMALL, scaler))
     assert found.run.attainment >= 0.99
     most = max(row.ordered for row in found.run.replicas)
     fixed = simulate_fleet(requests, FleetConfig(SMALL.replica, SMALL.limits, initial_replicas=most), Fixed(most))
@@ -69,6 +69,6 @@ def test_where_nothing_keeps_the_attainment_the_search_stays_near_the_best():
     """A burst at once: it is over before the first replica that it could order is ready."""
     requests = arrivals(50.0, 3.0, 3.0, seconds=12.0)
     config = FleetConfig(SMALL.replica, SMALL.limits, start_up_s=30.0)
-    found = search_oracle(requests, config)
+    found = search_oracle(requests, config, lambda scaler: simulate_fleet(requests, config, scaler))
     assert found.run.attainment < 0.9
     assert found.margin < 1.8
