@@ -205,7 +205,9 @@ class Scheduler:
         request.order = self._num_orders
         if self.config.prefix_caching:
             hash_blocks(request, request.num_prompt_tokens, self.config.block_size)
-        request.latest_start = self._deadlines.latest_start(request, self.num_running)
+        request.latest_start = self._deadlines.latest_start(
+            request, self.num_running, self._limits.max_num_batched_tokens
+        )
         self._queue(request)
         self._num_orders += 1
         self._requests[request.request_id] = request

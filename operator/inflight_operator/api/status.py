@@ -61,6 +61,18 @@ class ObservedStatus(StatusModel):
     at: Timestamp = Field(description="When this was measured.")
 
 
+class CostStatus(StatusModel):
+    """What the service costs, by spec.cost."""
+
+    per_hour: str = Field(max_length=32, description="Cost of the pods there are for an hour.")
+    per_million_tokens: str | None = Field(
+        default=None,
+        max_length=32,
+        description="Cost of a million tokens, those of prompts and outputs together, over the last minutes.",
+    )
+    summary: str = Field(max_length=256, description="Both in a sentence.")
+
+
 class EngineStatus(StatusModel):
     """The engine release that pods run."""
 
@@ -112,6 +124,7 @@ class InferenceServiceStatus(StatusModel):
     engine: EngineStatus | None = Field(default=None, description="The engine release that pods run.")
     limits: LimitsStatus | None = Field(default=None, description="The limits engines run with now.")
     observed: ObservedStatus | None = Field(default=None, description="What the ready engines last reported.")
+    cost: CostStatus | None = Field(default=None, description="What the service costs; with spec.cost alone.")
     decisions: list[Decision] = Field(
         default_factory=list, max_length=MAX_DECISIONS, description="The last decisions, newest last."
     )

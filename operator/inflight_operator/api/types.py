@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from inflight_operator.api.base import SpecModel, StatusModel
+from inflight_operator.api.cost import Cost
 from inflight_operator.api.engine import Accelerator, Engine, KVCache, Model
 from inflight_operator.api.lenient import read_leniently
 from inflight_operator.api.scaling import Behavior, ScaleDownRules, ScaleUpRules, Scaling, ScalingPolicy, Targets
@@ -15,6 +16,7 @@ from inflight_operator.api.spec import SLO, InferenceServiceSpec, Rollout, SeqsB
 from inflight_operator.api.status import (
     MAX_DECISIONS,
     Condition,
+    CostStatus,
     Decision,
     EngineStatus,
     InferenceServiceStatus,
@@ -108,6 +110,8 @@ __all__ = [
     "Behavior",
     "ClassSLO",
     "Condition",
+    "Cost",
+    "CostStatus",
     "Decision",
     "Engine",
     "EngineStatus",

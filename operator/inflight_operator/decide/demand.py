@@ -130,6 +130,13 @@ class DemandHistory:
     def points(self) -> tuple[DemandPoint, ...]:
         return tuple(map(DemandPoint._make, map(_POINT.unpack, self.series)))
 
+    @property
+    def tokens_per_s(self) -> float:
+        """Prompt and output tokens a second over the whole series, those found in the prefix cache among them."""
+        steps = list(_steps(self.points))
+        seconds = sum(width for width, _ in steps)
+        return sum(width * (point.tokens + point.generated) for width, point in steps) / seconds if seconds else 0.0
+
 
 def _time(point: bytes) -> float:
     return float(_POINT.unpack_from(point)[0])
@@ -152,6 +159,8 @@ class DemandView:
         told: of them, with fresh metrics.
         starting: seconds until each ordered replica that starts is expected to be ready, ascending.
         start_up: seconds from the order of a replica until it is ready, the median of those seen.
+        pooled: requests go to the replica with the least work; else anywhere.
+        ordered: engines serve first what can still keep its TTFT target; else first come, first served.
     """
 
     time: float
@@ -167,6 +176,8 @@ class DemandView:
     told: int
     starting: tuple[float, ...]
     start_up: float
+    pooled: bool = False
+    ordered: bool = False
 
     @property
     def credited(self) -> int:

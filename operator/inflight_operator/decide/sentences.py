@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from inflight_operator.decide.decision import Decision, Number, Reason
-from inflight_operator.quantities import format_seconds
+from inflight_operator.quantities import format_price, format_seconds
 
 _Numbers = Mapping[str, Number]
 
@@ -42,6 +42,10 @@ def _rate(value: Number) -> str:
     """Three digits, as people read a rate: 61.3, 0.42."""
     rate = float(value)
     return f"{rate:.0f} requests/s" if rate >= 100 else f"{rate:.3g} requests/s"
+
+
+def _price(n: _Numbers, name: str) -> str:
+    return f"{format_price(float(n[name]))} {n['currency']}".strip()
 
 
 def _wait(number: Number) -> str:
@@ -100,9 +104,14 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
     "TargetsOutOfReach": lambda n: (
         "by its cost model no engine keeps spec.slo at any load: capacity is counted without"
     ),
+    "NoDemand": lambda n: "no request came since the operator watches",
     "DemandNotKnown": lambda n: "demand was not watched for long enough: not scaling down",
     "BelowMinReplicas": lambda n: f"minReplicas is {n['bound']}",
     "AboveMaxReplicas": lambda n: f"maxReplicas is {n['bound']}",
+    "Cost": lambda n: (
+        f"{_price(n, 'per_hour')} an hour for {count(n['replicas'], 'pod')}"
+        + (f", {_price(n, 'per_million')} for a million tokens" if "per_million" in n else "")
+    ),
     # Replicas: what leaves them as they are.
     "NoTargets": lambda n: "no scaling target is set: replicas stay as they are",
     "NoReadyPods": lambda n: "no pod is ready yet: replicas stay as they are",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from inflight_cost.capacity import Targets
 from inflight_operator.api.status import Decision as RecordedDecision
-from inflight_operator.decide.autopilot import DemandMemory, decide_replicas
+from inflight_operator.decide.autopilot import DemandMemory, decide_replicas, unsized_demand
 from inflight_operator.decide.conditions import Finding, Metrics, Status, find_conditions, held
 from inflight_operator.decide.decision import Decision, Reason
 from inflight_operator.decide.draining import deletion_costs
@@ -114,7 +114,8 @@ def _replicas(snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured) -
     observation = scaling_observation(snapshot, replicas, ordered, shown, memory.limits.limits)
     memory = replace(memory, demand=with_demand(snapshot, memory.demand))
     capacity, memory = _capacity(snapshot, memory, pods, observation)
-    targets = policy.fallback_targets if capacity is None else policy.targets
+    by_model = capacity is not None and memory.demand.workload is not None
+    targets = policy.targets if by_model else policy.fallback_targets
     decision = decide_scaling(observation, targets, policy.behavior, policy.bounds, memory.scaling, capacity)
     if policy.external:
         # Whoever scales has windows of its own; the operator begins with what is there when it takes over again.
@@ -129,10 +130,12 @@ def _replicas(snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured) -
 def _capacity(
     snapshot: Snapshot, memory: Memory, pods: Pods, observation: ScalingObservation
 ) -> tuple[Ask | None, Memory]:
-    """What the capacity model asks for; None before engines told step costs and sizes of requests."""
+    """What the capacity model asks for; None before engines told what their steps cost."""
     view = demand_view(snapshot, memory.demand, pods, memory.startups, observation)
-    if not snapshot.fresh or view.replica is None or view.workload is None:
+    if not snapshot.fresh or view.replica is None:
         return None, memory
+    if view.workload is None:
+        return unsized_demand(view), memory
     slo = Targets(snapshot.policy.slo.ttft_p95, snapshot.policy.slo.tpot_p95)
     replicas, reason, needed = decide_replicas(view, slo, limits_bounds(snapshot.policy), memory.needed)
     return Ask(replicas, reason), replace(memory, needed=needed)

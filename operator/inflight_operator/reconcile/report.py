@@ -13,6 +13,7 @@ from inflight_operator.api.resolve import service_url
 from inflight_operator.api.types import (
     MAX_DECISIONS,
     Condition,
+    CostStatus,
     Decision,
     EngineStatus,
     InferenceServiceStatus,
@@ -22,9 +23,10 @@ from inflight_operator.api.types import (
 )
 from inflight_operator.decide import decision as decided
 from inflight_operator.decide.conditions import Finding, stuck
+from inflight_operator.decide.decision import Number, Reason
 from inflight_operator.decide.sentences import change_text, sentence
 from inflight_operator.observe.pods import PodView
-from inflight_operator.quantities import format_seconds, parse_duration
+from inflight_operator.quantities import format_price, format_seconds, parse_duration
 from inflight_operator.reconcile.plan import Outcome, Plan
 from inflight_operator.reconcile.snapshot import Snapshot, engine_container
 from inflight_operator.render import selector_string
@@ -52,6 +54,7 @@ _STEADY = (
     "KvUtilization",
     "LatelyNeeded",
     "MinReplicas",
+    "NoDemand",
     "NoRequestsWait",
     "ScaleDownHeld",
     "ScaleUpHeld",
@@ -127,6 +130,7 @@ def build_status(
             revision=plan.limits.revision,
             pods_in_force=plan.in_force,
         ),
+        cost=_cost(snapshot, plan, len(replicas)),
         observed=_unless_same(_observed(snapshot, plan), before.observed),
         decisions=[*before.decisions, *unreported][-MAX_DECISIONS:],
     )
@@ -164,7 +168,9 @@ def is_due(before: InferenceServiceStatus, after: InferenceServiceStatus, since_
     if _news(before) != _news(after):
         return True
     return since_written >= NUMBERS_SECONDS and (
-        _wording(before) != _wording(after) or _moved(before.observed, after.observed)
+        _wording(before) != _wording(after)
+        or _moved(before.observed, after.observed)
+        or _cost_moved(before.cost, after.cost)
     )
 
 
@@ -209,6 +215,22 @@ def _engine(snapshot: Snapshot, plan: Plan) -> EngineStatus | None:
     return EngineStatus(image=engine_container(rendered)["image"], upgrade=plan.upgrade)
 
 
+def _cost(snapshot: Snapshot, plan: Plan, pods: int) -> CostStatus | None:
+    """None without `spec.cost`. Pods that start or wait cost as much as those that serve."""
+    policy = snapshot.policy
+    if policy.price is None:
+        return None
+    per_hour, tokens = policy.price * pods, plan.memory.demand.tokens_per_s
+    numbers: dict[str, Number] = {"per_hour": per_hour, "replicas": pods, "currency": policy.currency}
+    if tokens > 0:
+        numbers["per_million"] = per_hour / 3600 / tokens * 1e6
+    return CostStatus(
+        per_hour=format_price(per_hour),
+        per_million_tokens=format_price(float(numbers["per_million"])) if tokens > 0 else None,
+        summary=sentence(Reason("Cost", numbers)),
+    )
+
+
 def _observed(snapshot: Snapshot, plan: Plan) -> ObservedStatus | None:
     """What the engines report together; None without a fresh sample."""
     fresh, measured = snapshot.fresh.values(), plan.measured
@@ -246,6 +268,7 @@ def _news(status: InferenceServiceStatus) -> tuple[Any, ...]:
         limits and (limits.max_num_seqs, limits.max_num_batched_tokens, limits.revision),
         limits and limits.pods_in_force == status.ready_replicas,
         engine and (engine.image, engine.upgrade),
+        status.cost and status.cost.per_hour,
         status.observed is None,
         [(one.time, one.change) for one in status.decisions],
         [(one.type, one.status, _reason(one), one.observed_generation) for one in status.conditions],
@@ -270,6 +293,12 @@ def _moved(before: ObservedStatus | None, after: ObservedStatus | None) -> bool:
         (before.preemptions_per_minute, after.preemptions_per_minute, 1.0),
     )
     return any(abs(was - now) > max(least, MOVED_SHARE * max(was, now)) for was, now, least in pairs)
+
+
+def _cost_moved(before: CostStatus | None, after: CostStatus | None) -> bool:
+    """Whether a million tokens cost more or less by more than steady traffic varies."""
+    was, now = (float(one.per_million_tokens or 0) if one is not None else 0.0 for one in (before, after))
+    return abs(was - now) > MOVED_SHARE * max(was, now)
 
 
 def _seconds(duration: str | None) -> float:
