@@ -140,6 +140,10 @@ BAD = {
         spec(slo={"ttftP95": "500"}),
         "slo.ttftP95 must be a duration above zero, such as 500ms, 2s or 1m30s",
     ),
+    "a time to first token that an engine would not take": (
+        spec(slo={"ttftP95": "0.5ms"}),
+        "slo.ttftP95 must be between 1ms and 240h",
+    ),
     "a latency of zero": (spec(slo={"tpotP95": "0ms"}), "slo.tpotP95 must be a duration above zero"),
     "a timeout that an engine would not take": (
         spec(engine={"queueTimeout": "0.5ms"}),
@@ -224,7 +228,20 @@ BAD = {
     ),
     "an unknown policy": (
         spec(engine={"scheduling": {"policy": "lifo"}}),
-        'spec.engine.scheduling.policy: Unsupported value: "lifo": supported values: "fcfs", "sjf", "priority", "fair"',
+        'spec.engine.scheduling.policy: Unsupported value: "lifo": supported values: "fcfs", "sjf", "priority", "fair",'
+        ' "deadline"',
+    ),
+    "an order by a target that there is not": (
+        spec(engine={"scheduling": {"policy": "deadline", "classes": [{"name": "chat", "slo": {"tpotP95": "1s"}}]}}),
+        "engine.scheduling.policy deadline needs a target: set slo.ttftP95, or slo.ttftP95 of a class",
+    ),
+    "shedding at once": (
+        spec(engine={"scheduling": {"shedAfter": "0s"}}),
+        "engine.scheduling.shedAfter must be a duration above zero, such as 500ms, 2s or 1m30s",
+    ),
+    "shedding sooner than an engine takes": (
+        classes({"name": "chat", "shedAfter": "0.5ms"}),
+        "engine.scheduling.classes.shedAfter must be between 1ms and 240h",
     ),
     "an unknown way to preempt": (
         spec(engine={"scheduling": {"preemption": "drop"}}),
@@ -392,6 +409,11 @@ GOOD = {
         ),
     ),
     "a class with as long a queue as the engine": ("chat", classes({"name": "chat", "maxQueuedRequests": 512})),
+    "an order by the target of the service": ("chat", spec(slo={}, engine={"scheduling": {"policy": "deadline"}})),
+    "an order by the target of a class": (
+        "chat",
+        spec(engine={"scheduling": {"policy": "deadline", "classes": [{"name": "chat", "slo": {"ttftP95": "1s"}}]}}),
+    ),
     "scaling down disabled": ("chat", spec(scaling={"behavior": {"scaleDown": {"selectPolicy": "Disabled"}}})),
 }
 

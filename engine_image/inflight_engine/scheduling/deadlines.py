@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from inflight_cost.model import CostModel, StepWork
+from inflight_engine.cache.block_counter import BlockCounter
 from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.request import Request
 from inflight_engine.scheduling.config import SchedulerConfig, ttft_targets
@@ -17,17 +18,18 @@ class Deadlines:
         cost: predicts what a prefill takes; None: not known, and counted as nothing.
     """
 
-    def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
+    def __init__(self, config: SchedulerConfig, pool: BlockPool | BlockCounter) -> None:
         self.cost: CostModel | None = None
         self._pool = pool
         self._targets = ttft_targets(config.policy, config.classes, config.ttft_target)
 
-    def latest_start(self, request: Request, num_running: int) -> float:
-        """Arrival + target - what computing the prompt adds to steps - one step of the decodes that run, in seconds on
-        the clock of `Request.arrival_time`; infinite without a target.
+    def latest_start(self, request: Request, num_running: int, max_num_batched_tokens: int) -> float:
+        """Arrival + target - what computing the prompt adds to steps - these steps with the decodes that run: as many
+        as the token budget makes of the prompt. In seconds, on the clock of `Request.arrival_time`; infinite without a
+        target.
 
-        All of it as it is when the request arrives: what the prefix cache has of its prompt, who runs, and the cost
-        model. It waits no longer than its target in that order, so none of it changes much.
+        All of it as it is when the request arrives: the cost model, what the prefix cache has of the prompt, the budget
+        and the running requests. A request is in time for no longer than its target, so little of it changes.
         """
         target = self._targets.get(request.service_class)
         if target is None:
@@ -38,5 +40,7 @@ class Deadlines:
         num_tokens, size = request.num_prompt_tokens, pool.block_size
         # At least one token has to be computed, for its logits.
         cached = len(pool.match(request.block_hashes[: (num_tokens - 1) // size])) * size
+        computed = num_tokens - cached
+        num_steps = -(-computed // max_num_batched_tokens)
         decodes = StepWork(num_running, 0, (pool.num_blocks - pool.num_free) * size, 0)
-        return latest - cost.prefill_seconds(num_tokens - cached, cached) - cost.seconds(decodes)
+        return latest - cost.prefill_seconds(computed, cached) - num_steps * cost.seconds(decodes)

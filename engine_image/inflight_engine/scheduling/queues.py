@@ -136,6 +136,11 @@ class WaitingQueues:
             self._left(request.service_class, policy)
         self._size -= 1
 
+    @property
+    def head_stays(self) -> bool:
+        """Whether `head` is the same while no request comes or goes, however the clock moves on."""
+        return self._only is not None and self._only.head_stays
+
     def admitted(self, request: Request, num_tokens: int, clock: int) -> None:
         """A request got a slot, right after it was popped, and its prefill computes this many tokens."""
         num_counted = 0 if request.num_preemptions else num_tokens

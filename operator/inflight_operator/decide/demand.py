@@ -177,6 +177,8 @@ class DemandView:
         told: of them, with fresh metrics.
         starting: seconds until each ordered replica that starts is expected to be ready, ascending.
         start_up: seconds from the order of a replica until it is ready, the median of those seen.
+        pooled: requests go to the replica with the least work; else anywhere.
+        ordered: engines serve first what can still keep its TTFT target; else first come, first served.
     """
 
     time: float
@@ -192,6 +194,8 @@ class DemandView:
     told: int
     starting: tuple[float, ...]
     start_up: float
+    pooled: bool = False
+    ordered: bool = False
 
     @property
     def credited(self) -> int:

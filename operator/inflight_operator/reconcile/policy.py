@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from inflight_operator.api.resolve import capacity, tuning_bounds
-from inflight_operator.api.types import InferenceService, InferenceServiceSpec, ScaleDownRules, ScaleUpRules
+from inflight_operator.api.types import SLO, InferenceService, InferenceServiceSpec, ScaleDownRules, ScaleUpRules
 from inflight_operator.decide.behavior import Behavior, ScalingPolicy, ScalingRules
 from inflight_operator.decide.pod_problems import ServiceFacts
 from inflight_operator.decide.scaling import ScalingBounds, ScalingTargets
@@ -65,7 +65,7 @@ def policy_of(service: InferenceService, settings: Settings) -> Policy:
     """The policy of a service's spec."""
     spec = service.spec
     external = spec.scaling.mode == "External"
-    wanted, slo = spec.scaling.targets, spec.slo
+    wanted, slo = spec.scaling.targets, spec.slo or SLO()
     ttft, tpot = parse_duration(slo.ttft_p95), parse_duration(slo.tpot_p95)
     targets = ScalingTargets(wanted.waiting_requests, wanted.kv_utilization, wanted.concurrency, tpot_p95=tpot)
     return Policy(

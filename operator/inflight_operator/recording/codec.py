@@ -13,7 +13,7 @@ the place of one is a reference.
 | `dict[str, Any]`, `Any` | as it is |
 | tuple, frozenset, sequence | list; a frozenset sorted |
 | mapping | object; list of pairs where keys are no strings |
-| bytes | string, base64 |
+| bytes | string, hexadecimal: what is the same in two values is the same in their text, whatever is before it |
 | datetime | string, ISO 8601 |
 | enum | its value |
 | one of several types, not all of them numbers and strings | list of the position of the type and its value |
@@ -24,7 +24,6 @@ Numbers are Python's dialect of JSON: `Infinity`, `-Infinity` and `NaN` are numb
 from __future__ import annotations
 
 import dataclasses
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import datetime
 from enum import Enum
@@ -188,9 +187,7 @@ class Codec(Generic[Value]):
             hints = get_type_hints(of)
             return self._fixed(lambda values: of(*values), tuple(hints[name] for name in of._fields))
         if of is bytes:
-            return _shared(
-                _Form(lambda value, known: b64encode(value).decode(), lambda written, known: b64decode(written))
-            )
+            return _shared(_Form(lambda value, known: value.hex(), lambda written, known: bytes.fromhex(written)))
         if of is datetime:
             return _Form(lambda value, known: value.isoformat(), lambda written, known: datetime.fromisoformat(written))
         raise CodecError(f"{of.__module__}.{of.__qualname__} cannot be recorded")

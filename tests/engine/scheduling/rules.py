@@ -77,7 +77,7 @@ class Rules:
         self.num_added += 1
 
     def _latest_start(self, request: Request) -> float:
-        """Arrival + target - its own prefill, without what is cached - a step of what runs."""
+        """Arrival + target - its own prefill, without what is cached - its steps with what runs."""
         if self.config.policy != "deadline":
             return math.inf
         target = self.queues.targets[request.service_class]
@@ -89,7 +89,9 @@ class Rules:
         cached = self._cache.findable(self.runner.sequences[request.request_id].stamps, num_tokens)
         held = self.runner.num_owned * self.config.block_size
         step = cost.seconds(StepWork(len(self.runner.running), 0, held, 0))
-        return request.arrival_time + target - cost.prefill_seconds(num_tokens - cached, cached) - step
+        computed = num_tokens - cached
+        num_steps = math.ceil(computed / self.limits.max_num_batched_tokens)
+        return request.arrival_time + target - cost.prefill_seconds(computed, cached) - num_steps * step
 
     def ended(self, request_id: int) -> None:
         known = self.requests.pop(request_id)

@@ -136,13 +136,22 @@ class FluidEngine:
     itl: Buckets = field(default_factory=lambda: Buckets(SECONDS))
     step_tokens: Buckets = field(default_factory=lambda: Buckets(TOKENS))
 
+    @property
+    def pace(self):
+        """Seconds of a step."""
+        return COST.base_s + COST.decode_seq_s * self.running + COST.prefill_token_s * 200
+
+    @property
+    def rate(self):
+        """Requests a second that end."""
+        return self.running / (self.output * self.pace)
+
     def run(self, seconds, rate, prompt):
         self.arrived += rate * seconds
         self.arrived_tokens += rate * seconds * prompt
         self.arrived_squares += rate * seconds * prompt**2
         self.waiting += rate * seconds
-        pace = COST.base_s + COST.decode_seq_s * self.running + COST.prefill_token_s * 200
-        ended = min(self.running, self.running * seconds / (self.output * pace))
+        pace, ended = self.pace, min(self.running, self.rate * seconds)
         begun = min(self.waiting, self.limits.max_num_seqs - self.running + ended)
         self.running += begun - ended
         self.waiting -= begun
@@ -261,7 +270,7 @@ class RandomFleet:
         self.rounds = []
         self._follow(self.replicas)
         for pod in self.pods:
-            pod.ready_at = 0.0
+            pod.created, pod.ready_at = -start_up, 0.0
         self.decide()  # the Deployment is of a spec that could be read
         self.unread = unread
 
