@@ -10,6 +10,7 @@ from inflight_operator.decide.autopilot import DemandMemory, decide_replicas, un
 from inflight_operator.decide.conditions import Finding, Metrics, Status, find_conditions, held
 from inflight_operator.decide.decision import Decision, Reason
 from inflight_operator.decide.draining import deletion_costs
+from inflight_operator.decide.foreign_fit import ForeignFit
 from inflight_operator.decide.pods import Pods, classify, count_replicas
 from inflight_operator.decide.scaling import Ask, ScalingDecision, ScalingObservation, decide_scaling
 from inflight_operator.decide.sentences import sentence
@@ -92,7 +93,7 @@ def _brought_up_to(snapshot: Snapshot, memory: Memory) -> Memory:
     if memory.engine != engine:
         # What was measured of another model, image or accelerator tells nothing of this one.
         state = TuningState(window_start=snapshot.now)
-        demand = replace(memory.demand, replica=None)
+        demand = replace(memory.demand, replica=None, fit=ForeignFit())
         memory = replace(memory, engine=engine, tuning=state, tuning_reason=None, demand=demand, needed=DemandMemory())
     newest = max((sample.revision or 0 for sample in snapshot.fresh.values()), default=0)
     if newest > memory.limits.revision < memory.first_revision:
