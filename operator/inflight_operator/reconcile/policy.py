@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from inflight_operator.api.resolve import capacity, tuning_bounds
 from inflight_operator.api.types import SLO, InferenceService, InferenceServiceSpec, ScaleDownRules, ScaleUpRules
@@ -88,9 +89,25 @@ def policy_of(service: InferenceService, settings: Settings) -> Policy:
         capacity=capacity(spec),
         facts=_facts(service, settings),
         startup_limit=parse_duration(spec.rollout.startup_timeout),
-        engine=digest([part.model_dump(mode="json") for part in (spec.model, spec.engine, spec.accelerator)]),
+        engine=digest(_engine(spec)),
         template_inputs=template_inputs(spec),
     )
+
+
+def _engine(spec: InferenceServiceSpec) -> list[Any]:
+    """What decides how long a step takes. How requests are scheduled, queued and limited is not in it: limits, models
+    of costs and what was tried stay true when that changes."""
+    model, engine = spec.model, spec.engine
+    return [
+        model.source,
+        model.revision,
+        spec.accelerator.model_dump(mode="json"),
+        engine.image,
+        engine.dtype,
+        engine.quantization,
+        engine.kv_cache.dtype,
+        engine.extra_args,
+    ]
 
 
 def _behavior(spec: InferenceServiceSpec, *, external: bool) -> Behavior:
