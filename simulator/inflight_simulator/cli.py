@@ -10,6 +10,12 @@ from importlib.metadata import version
 from inflight_simulator.calibrate_command import add_calibrate_flags, run_calibrate
 from inflight_simulator.engine_command import add_common_flags, add_engine_command_flags, run_compare, run_engine
 from inflight_simulator.errors import InputError
+from inflight_simulator.fleet.command import EPILOG as FLEET_EPILOG
+from inflight_simulator.fleet.command import add_fleet_command_flags, run_fleet_command
+from inflight_simulator.fleet.compare_command import EPILOG as FLEET_COMPARE_EPILOG
+from inflight_simulator.fleet.compare_command import add_fleet_compare_flags, run_fleet_compare
+from inflight_simulator.fleet.plan_command import EPILOG as PLAN_EPILOG
+from inflight_simulator.fleet.plan_command import add_plan_flags, run_plan
 from inflight_simulator.replay_command import HELP as REPLAY_HELP
 from inflight_simulator.replay_command import add_replay_flags, run_replay
 from inflight_simulator.trace_files import FORMATS
@@ -69,6 +75,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_calibrate_flags(calibrate)
     calibrate.set_defaults(run=run_calibrate)
+    fleet = command(
+        "fleet",
+        "a fleet of replicas under a scaler, from a file of arrivals",
+        FLEET_EPILOG,
+    )
+    add_fleet_command_flags(fleet)
+    fleet.set_defaults(run=run_fleet_command)
+    fleet_compare = command(
+        "fleet-compare",
+        "a fleet under each of the field's autoscalers, side by side",
+        FLEET_COMPARE_EPILOG,
+    )
+    add_fleet_compare_flags(fleet_compare)
+    fleet_compare.set_defaults(run=run_fleet_compare)
+    planned = command(
+        "plan",
+        "how many replicas some traffic needs, with which limits, at what cost, and what breaks first when it doubles",
+        PLAN_EPILOG,
+    )
+    add_plan_flags(planned)
+    planned.set_defaults(run=run_plan)
     replay = command(
         "replay-decisions",
         "take the operator's recorded decisions again and compare",

@@ -35,9 +35,9 @@ _COLORS = {
     Phase.PREEMPTED: "#d55e00",
 }
 _NEXT_DECODE = "#56b4e9"
-_CURVES = ("#0072b2", "#d55e00", "#009e73")
+COLORS_OF_CURVES = ("#0072b2", "#d55e00", "#009e73")
 
-_STYLE: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left"}
+STYLE: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left"}
 
 
 class Window(NamedTuple):
@@ -74,7 +74,7 @@ def plot(path: Path, runs: Mapping[str, Run], window: Window) -> None:
         name: [span for span in run.timeline if window.shows(span.start_s, span.end_s)] for name, run in runs.items()
     }
     heights = [_timeline_height(len(shown[name]) if by_request else _num_slots(spans[name])) for name in runs]
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11, sum(heights) + 3.2), dpi=110, layout="constrained")
         axes: list[Axes] = figure.subplots(
             len(runs) + 2, 1, sharex=True, squeeze=False, height_ratios=[*heights, 1.0, 1.0]
@@ -222,7 +222,7 @@ def _add_bars(axis: Axes, bars: Sequence[_Bar], color: str, edge: str | None = N
 
 def _draw_curves(queue: Axes, cache: Axes, runs: Mapping[str, Run], window: Window) -> None:
     alone = len(runs) == 1
-    for (name, run), color in zip(runs.items(), _CURVES, strict=False):
+    for (name, run), color in zip(runs.items(), COLORS_OF_CURVES, strict=False):
         end = max(outcome.finished_s for outcome in run.outcomes)
         times = np.append(np.frombuffer(run.series.times), end)
         curves = [
@@ -231,7 +231,7 @@ def _draw_curves(queue: Axes, cache: Axes, runs: Mapping[str, Run], window: Wind
         ]
         if alone:
             running = np.append(np.frombuffer(run.series.running, np.int64), 0)
-            curves.append((queue, times, running.astype(np.float64), _CURVES[2], "running"))
+            curves.append((queue, times, running.astype(np.float64), COLORS_OF_CURVES[2], "running"))
         for axis, x, y, line, label in curves:
             x, y = _thinned(x, y, window)
             axis.step(x, y, where="post", color=line, label=label, linewidth=1.2)

@@ -39,9 +39,9 @@ def run_table(run: Run, summary: Summary, batching: str) -> str:
             ("end-to-end latency", summary.e2e_latency),
         )
     ]
-    lines += ["", *_aligned([["seconds", "mean", "p50", "p95", "p99"], *rows])]
+    lines += ["", *aligned([["seconds", "mean", "p50", "p95", "p99"], *rows])]
     if len(run.outcomes) <= FEW:
-        lines += ["", *_aligned(_request_rows({"first token": (run, _first_token), "leaves": (run, _leaves)}))]
+        lines += ["", *aligned(_request_rows({"first token": (run, _first_token), "leaves": (run, _leaves)}))]
     return "\n".join(lines)
 
 
@@ -55,14 +55,14 @@ def comparison_table(runs: Mapping[str, tuple[Run, Summary]]) -> str:
             ratio = f" ({value / first:.2f}x)" if value is not None and first else ""
             cells.append(_number(value) + ratio)
         rows.append([label, *cells])
-    lines = _aligned(rows)
+    lines = aligned(rows)
     if all(len(run.outcomes) <= FEW for run, _ in runs.values()):
         for label, time_of in (
             ("seconds at which the first token comes", _first_token),
             ("seconds at which the request leaves", _leaves),
         ):
             columns = {name: (run, time_of) for name, (run, _) in runs.items()}
-            lines += ["", label, *_aligned(_request_rows(columns))]
+            lines += ["", label, *aligned(_request_rows(columns))]
     return "\n".join(lines)
 
 
@@ -120,7 +120,7 @@ def request_name(request_id: int) -> str:
     return chr(ord("A") + request_id) if request_id < FEW else str(request_id)
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(

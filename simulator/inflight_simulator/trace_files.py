@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import math
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -20,11 +22,12 @@ ARRIVALS is one of
   CSV                arrival_s,prompt_tokens,output_tokens[,class,tenant,priority]
   Azure's CSV        TIMESTAMP,ContextTokens,GeneratedTokens
   Mooncake's JSONL   {"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}
-A prompt of 0 tokens counts as one of 1."""
+A prompt of 0 tokens counts as one of 1. The file may be gzipped."""
 
 _TABLE = ("arrival_s", "prompt_tokens", "output_tokens")
 _TABLE_OPTIONAL = ("class", "tenant", "priority")
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_GZIP = b"\x1f\x8b"
 _LARGEST_ID = 2**31 - 1
 MOST_TOKENS = 10**8
 MOST_SECONDS = 1e10
@@ -44,12 +47,12 @@ def read_arrivals(path: Path) -> list[Arrival]:
     arrivals: list[Arrival] = []
     try:
         # All at once: it may be a pipe, which cannot go back to its first line.
-        parse, rows = _format_of(io.StringIO(path.read_bytes().decode("utf-8-sig"), newline=""))
+        parse, rows = _format_of(io.StringIO(arrivals_text(path), newline=""))
         for number, cells in rows:
             line = number
             arrivals.append(parse(cells))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not a text file in UTF-8") from error
     except (ValueError, csv.Error) as error:
@@ -57,6 +60,18 @@ def read_arrivals(path: Path) -> list[Arrival]:
     if not arrivals:
         raise InputError(f"{path}: there are no requests in it")
     return arrivals
+
+
+def arrivals_text(path: Path) -> str:
+    """Text of the file, uncompressed if it is gzipped.
+
+    Raises:
+        OSError, EOFError, zlib.error, UnicodeDecodeError: it cannot be read.
+    """
+    content = path.read_bytes()
+    if content.startswith(_GZIP):
+        content = gzip.decompress(content)
+    return content.decode("utf-8-sig")
 
 
 def _format_of(file: TextIO) -> tuple[_Parse, Iterator[tuple[int, _Cells]]]:

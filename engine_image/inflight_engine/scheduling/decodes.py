@@ -9,17 +9,15 @@ themselves is known before a step is computed: the clock may be one step ahead o
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
 import numpy.typing as npt
 
-from inflight_engine.request import NO_TOKENS, TokenIds
+from inflight_engine.cache.block_counter import BlockCounter
+from inflight_engine.cache.block_pool import BlockPool
+from inflight_engine.request import TokenIds
 from inflight_engine.scheduling.plan import BlockGrowth, BlockIds, Slots
 from inflight_engine.scheduling.slots import SlotTable
-
-_PAGE_ROWS = 256
-"""Steps whose tokens are in one page. A page goes when nobody who joined during it is left."""
+from inflight_engine.scheduling.token_pages import Columns, TokenPages, TokenRows
 
 
 class _Phase:
@@ -51,7 +49,7 @@ class DecodeGroup:
         slots: intp, the members, ascending; the same read-only array object until the group changes.
     """
 
-    def __init__(self, table: SlotTable, block_size: int) -> None:
+    def __init__(self, table: SlotTable, block_size: int, tokens: TokenRows | None = None) -> None:
         num_slots = table.num_slots
         self.clock = 0
         self.slots: Slots = np.empty(0, np.intp)
@@ -65,12 +63,9 @@ class DecodeGroup:
         self._phase_of = np.zeros(num_slots, np.int64)
         self._phases = [_Phase() for _ in range(block_size)]
         self._finishing: dict[int, dict[int, None]] = {}
-        self._pages: deque[TokenIds] = deque()
-        """[_PAGE_ROWS, num_slots] each, of the clocks from _pages_begin to before _pages_end."""
-        self._pages_begin = self._pages_end = 0
-        self._columns: Slots | slice = slice(0, 0)
-        self._row = NO_TOKENS
-        self._row_columns: Slots | slice = self._columns
+        self._tokens: TokenRows = TokenPages(num_slots) if tokens is None else tokens
+        self._columns: Columns = slice(0, 0)
+        self._row_columns: Columns = self._columns
         """Where the tokens of the last step that was counted belong."""
         self._num_filled = 0
         self._stale = False
@@ -87,27 +82,28 @@ class DecodeGroup:
         finish_at = length - base
         phase = (int(table.num_blocks[slot]) * self._block_size + 1 - base) % self._block_size
         self._is_member[slot] = True
-        self._num_members += 1
-        self._sum_of_bases += base
         self._base[slot], self._finish_at[slot], self._phase_of[slot] = base, finish_at, phase
         self._first_row[slot] = clock
+        self._num_members += 1
+        self._sum_of_bases += base
         self._finishing.setdefault(finish_at, {})[slot] = None
         self._phases[phase].members[slot] = None
         self._phases[phase].stale = self._stale = True
 
     def leave(self, slot: int) -> TokenIds:
         """Let a slot go; returns what it generated as a member, int32, as far as that is filled."""
-        generated = self._column(slot)
+        generated = self._tokens.column(slot, int(self._first_row[slot]), self._num_filled)
         finish_at, phase = int(self._finish_at[slot]), self._phases[int(self._phase_of[slot])]
         finishing = self._finishing[finish_at]
         del finishing[slot]
         if not finishing:
             del self._finishing[finish_at]
         del phase.members[slot]
-        self._is_member[slot] = False
+        base = int(self._base[slot])
         self._num_members -= 1
-        self._sum_of_bases -= int(self._base[slot])
-        self._table.num_tokens[slot] = self._base[slot] + self.clock
+        self._sum_of_bases -= base
+        self._is_member[slot] = False
+        self._table.num_tokens[slot] = base + self.clock
         phase.stale = self._stale = True
         return generated
 
@@ -157,37 +153,79 @@ class DecodeGroup:
         """Count a step of `slots`: each is one token longer, and `fill` will say which. Returns the members that reach
         their length with it."""
         clock = self.clock
-        if clock == self._pages_end:
-            self._turn_page()
-        self._row = self._pages[-1][clock % _PAGE_ROWS]
+        tokens = self._tokens
+        if clock == tokens.end:
+            tokens.turn(self._oldest_row())
+        tokens.begin(clock)
         self._row_columns = self._columns
         self.clock = clock = clock + 1
         finished = self._finishing.get(clock)
         return list(finished) if finished else []
 
+    def steady_steps(self, num_free: int) -> int:
+        """How many steps can be counted until, with the last of them, a member reaches its length, or before a table
+        would grow that has no block among `num_free` left."""
+        steps = min(self._finishing) - self.clock
+        if self._num_members * (steps // self._block_size + 1) <= num_free:
+            return steps
+        for step in range(steps):
+            num_free -= len(self._phases[(self.clock + step) % self._block_size].members)
+            if num_free < 0:
+                return step
+        return steps
+
+    def advance_many(self, count: int, pool: BlockPool | BlockCounter, token_id: int) -> list[int]:
+        """So many times `growing`, `grow`, `advance` and `fill` with this token for each of `slots`, which must be
+        settled: at most `steady_steps` of the pool's free blocks, and at least one."""
+        self._grow_many(count, pool)
+        tokens, end = self._tokens, self.clock + count
+        while self.clock < end:
+            if self.clock == tokens.end:
+                tokens.turn(self._oldest_row())
+            self.clock += tokens.fill_many(self.clock, end - self.clock, self._columns, token_id)
+        self._row_columns = self._columns
+        self._num_filled = end
+        finished = self._finishing.get(end)
+        return list(finished) if finished else []
+
+    def _grow_many(self, count: int, pool: BlockPool | BlockCounter) -> None:
+        """Give all members the blocks that they need for so many steps, in the order in which single steps would."""
+        columns, size, table = self._columns, self._block_size, self._table
+        had = table.num_blocks[columns]
+        # A member with n tokens before the last of the steps needs blocks for all n then.
+        need = (self._base[columns] + (self.clock + count + size - 2)) // size
+        num_new = need - had
+        total = int(num_new.sum())
+        if total == 0:
+            return
+        block_ids = pool.allocate(total)
+        if isinstance(pool, BlockPool):
+            self._place_many(num_new, had, block_ids)
+        table.num_blocks[columns] = need
+        for step in range(min(count, size)):
+            self._phases[(self.clock + step) % size].stale = True
+
+    def _place_many(self, num_new: Slots, had: Slots, block_ids: BlockIds) -> None:
+        """Write new blocks into the tables of `slots`: so many for each, behind those that it had."""
+        growing = np.flatnonzero(num_new)
+        slots, had, num_new = self.slots[growing], had[growing], num_new[growing]
+        # One entry for each block: its place in its table, and the clock at which it is needed.
+        row = np.repeat(np.arange(len(slots)), num_new)
+        place = np.arange(len(block_ids)) - np.repeat(np.cumsum(num_new) - num_new, num_new) + had[row]
+        needed_at = place * self._block_size + 1 - self._base[slots][row]
+        order = np.argsort(needed_at, kind="stable")  # Slots are ascending already.
+        cells = slots[row] * self._table.max_blocks + place
+        self._table.flat_blocks[cells[order]] = block_ids
+
     def fill(self, token_ids: TokenIds) -> None:
         """The tokens of the step that was counted last: int32, one for each of what `slots` was then. Those of slots
         that left since are of no use to anybody, and harmless: whoever takes such a slot joins at a later clock."""
-        self._row[self._row_columns] = token_ids
+        self._tokens.fill(self._row_columns, token_ids)
         self._num_filled = self.clock
 
     def last_token(self, slot: int) -> int:
         """What the step that was filled last brought to one of its slots, a member still or not."""
-        return int(self._row[slot])
+        return self._tokens.last(slot)
 
-    def _column(self, slot: int) -> TokenIds:
-        begin, end = int(self._first_row[slot]) - self._pages_begin, self._num_filled - self._pages_begin
-        parts = [NO_TOKENS]
-        for page in range(begin // _PAGE_ROWS, -(-end // _PAGE_ROWS)):
-            first = page * _PAGE_ROWS
-            parts.append(self._pages[page][max(0, begin - first) : end - first, slot])
-        return np.concatenate(parts)
-
-    def _turn_page(self) -> None:
-        """Begin a page, and drop those whose tokens nobody needs any more."""
-        oldest = int(self._first_row[self.slots].min()) if len(self.slots) else self.clock
-        while self._pages and self._pages_begin + _PAGE_ROWS <= oldest:
-            self._pages.popleft()
-            self._pages_begin += _PAGE_ROWS
-        self._pages.append(np.empty((_PAGE_ROWS, self._table.num_slots), np.int32))
-        self._pages_end += _PAGE_ROWS
+    def _oldest_row(self) -> int:
+        return int(self._first_row[self.slots].min()) if len(self.slots) else self.clock

@@ -96,6 +96,11 @@ class WaitingQueues:
             changed |= policy.pass_time(now)
         return changed
 
+    @property
+    def num_late_tokens(self) -> int:
+        """Prompt tokens of new requests that those which come now would overtake."""
+        return sum(policy.num_late_tokens for policy in self._policies.values())
+
     def head(self, clock: int) -> Request | None:
         """The next to be admitted, left in place; None when none waits. It may change as decodes go on, and where
         `pass_time` said so."""
@@ -137,6 +142,11 @@ class WaitingQueues:
             policy.remove(request)
             self._left(request.service_class, policy)
         self._size -= 1
+
+    @property
+    def head_stays(self) -> bool:
+        """Whether `head` is the same while no request comes or goes, however the clock moves on."""
+        return self._only is not None and self._only.head_stays
 
     def admitted(self, request: Request, num_tokens: int, clock: int) -> None:
         """A request got a slot, right after it was popped, and its prefill computes this many tokens."""

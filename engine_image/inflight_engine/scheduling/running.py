@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from inflight_engine.cache.block_counter import BlockCounter
 from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.cache.prefix import block_hashes, root_hash
 from inflight_engine.request import Request, TokenIds
@@ -13,6 +14,7 @@ from inflight_engine.scheduling.plan import BlockIds, PrefillChunk
 from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_engine.scheduling.slots import SlotTable
 from inflight_engine.scheduling.stops import StopTokens
+from inflight_engine.scheduling.token_pages import NoTokens
 
 
 class Running:
@@ -32,10 +34,12 @@ class Running:
         num_uncomputed_tokens: of the slots in prefill.
     """
 
-    def __init__(self, config: SchedulerConfig, queues: WaitingQueues) -> None:
-        self.pool = BlockPool(config.num_blocks, config.block_size)
-        self.table = SlotTable(config.capacity.max_num_seqs, self.pool.blocks_for(longest_request(config)))
-        self.decodes = DecodeGroup(self.table, config.block_size)
+    def __init__(self, config: SchedulerConfig, queues: WaitingQueues, *, contents: bool) -> None:
+        longest = longest_request(config)
+        make_pool = BlockPool if contents else BlockCounter
+        self.pool: BlockPool | BlockCounter = make_pool(config.num_blocks, config.block_size)
+        self.table = SlotTable(config.capacity.max_num_seqs, self.pool.blocks_for(longest))
+        self.decodes = DecodeGroup(self.table, config.block_size, None if contents else NoTokens(longest))
         self.stops = StopTokens()
         self.prefilling: dict[int, None] = {}
         self.unsampled: dict[int, None] = {}
@@ -152,7 +156,7 @@ class Running:
         self._queues.decode_ended(request, self.decodes.clock)
 
     def _append(self, request: Request, token_id: int) -> None:
-        request.output_token_ids = np.append(request.output_token_ids, np.int32(token_id))
+        request.output_token_ids = np.concatenate((request.output_token_ids, np.array((token_id,), np.int32)))
 
     def _register(self, request: Request, slot: int, num_computed: int) -> None:
         """Tell the prefix cache what the slot's full computed blocks contain."""

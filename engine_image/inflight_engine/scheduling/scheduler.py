@@ -15,11 +15,13 @@ from inflight_engine.request import FinishReason, Request, RequestState, TokenId
 from inflight_engine.scheduling.config import PREEMPTION_MODES, SchedulerConfig, SwapRates
 from inflight_engine.scheduling.deadlines import Deadlines
 from inflight_engine.scheduling.limits import Limits
-from inflight_engine.scheduling.plan import BlockGrowth, Preemption, PrefillChunk, SlotStart, StepPlan
+from inflight_engine.scheduling.plan import BlockGrowth, BlockIds, Preemption, PrefillChunk, SlotStart, StepPlan
 from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_engine.scheduling.running import Running, all_tokens, hash_blocks, longest_request
 from inflight_engine.scheduling.under_way import PlansUnderWay
 from inflight_engine.scheduling.victims import VICTIMS
+
+_NO_BLOCKS: BlockIds = np.empty(0, np.int32)
 
 
 class CannotFitError(ValueError):
@@ -48,8 +50,13 @@ class Scheduler:
     A step in which nothing arrives, ends or runs out costs the same few microseconds however many requests run: what
     grows and what ends comes from the decode group's calendars. Everything else goes the long way, `_decide`.
 
+    Args:
+        contents: keep which blocks and tokens requests have. Without, plans are the same but for block and token ids,
+            which are all 0: for a simulation. Needs a configuration without prefix cache and host blocks.
+
     Raises:
-        ValueError: the policy, the victim rule or the way of preemption does not exist, or the classes are not valid.
+        ValueError: the policy, the victim rule or the way of preemption does not exist, the classes are not valid, or
+            the configuration needs contents.
 
     Attributes:
         rates: what `preemption: auto` compares; while unknown it recomputes.
@@ -59,14 +66,16 @@ class Scheduler:
         prefix_queries, prefix_hits: prompt tokens of admitted requests, and how many of them were in the prefix cache.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, *, contents: bool = True) -> None:
         self.config = config
         self.rates: SwapRates | None = None
         self.num_preemptions = self.num_swaps = 0
         self.prefix_queries = self.prefix_hits = 0
         self._limits = config.capacity
         self._queues = WaitingQueues(config)
-        self._running = Running(config, self._queues)
+        if not contents and (config.prefix_caching or config.num_host_blocks):
+            raise ValueError("without contents there is no prefix cache, and nothing to swap")
+        self._running = Running(config, self._queues, contents=contents)
         self._under_way = PlansUnderWay(self._running)
         self._host_pool = BlockPool(config.num_host_blocks, config.block_size) if config.num_host_blocks else None
         if config.preemption_victim not in VICTIMS:
@@ -120,9 +129,30 @@ class Scheduler:
         return self._num_queued_tokens + self._running.num_uncomputed_tokens
 
     @property
+    def num_decoding(self) -> int:
+        """Requests that get a token in a step that is planned now, unless blocks run out."""
+        self._running.decodes.settle()
+        return len(self._running.decodes.slots)
+
+    def decoding(self) -> list[tuple[Request, int]]:
+        """The requests that decode, each with the tokens it has generated so far; walks over all of them."""
+        decodes, table = self._running.decodes, self._running.table
+        decodes.settle()
+        requests = [table.request(slot) for slot in decodes.slots.tolist()]
+        known = decodes.num_tokens(decodes.slots).tolist()
+        return [(each, tokens - each.num_prompt_tokens) for each, tokens in zip(requests, known, strict=True)]
+
+    @property
     def num_attended_tokens(self) -> int:
-        """Tokens whose keys and values the decodes of the latest plan read; ask before anything else is done."""
+        """Tokens whose keys and values the decodes of the latest plan read, or of a step that is planned now and
+        where no block runs out; ask before anything else is done."""
         return self._running.decodes.num_attended
+
+    @property
+    def num_tokens_ahead(self) -> int:
+        """Of `num_uncomputed_tokens`, those that are computed before a request that comes now: without those of late
+        requests, which it overtakes."""
+        return self.num_uncomputed_tokens - self._queues.num_late_tokens
 
     @property
     def kv_usage(self) -> float:
@@ -246,6 +276,53 @@ class Scheduler:
         finished = [running.table.request(slot) for slot in ended]
         for request, reason in zip(finished, ended.values(), strict=True):
             self._finish(request, reason)
+        return finished
+
+    def steady_steps(self) -> int:
+        """How many of the next steps are decodes alone, in which nothing is to be decided: a caller that knows all of
+        their tokens beforehand may take them in with one `advance_many`. Requests may end with the last one.
+
+        0: the next step has to be planned by `schedule`, or a plan is under way.
+        """
+        running, under_way = self._running, self._under_way
+        if under_way.newest is not None or under_way.counted is not None:
+            return 0
+        if running.prefilling or running.paused or running.ending or self._preemptions:
+            return 0
+        decodes = running.decodes
+        decodes.settle()
+        num_decodes = len(decodes.slots)
+        if num_decodes == 0 or num_decodes > self._limits.max_num_batched_tokens:
+            return 0
+        if len(self._queues) and self._may_admit(num_decodes):
+            return 0
+        return decodes.steady_steps(running.pool.num_free)
+
+    def _may_admit(self, num_decodes: int) -> bool:
+        """Whether a steady step might have room for a request that waits."""
+        if num_decodes >= self._limits.max_num_batched_tokens:
+            return False
+        if self.num_running >= self._limits.max_num_seqs or not self._running.table.has_free:
+            return False
+        # A head that stays at its place, and did not fit, fits no better in a cache that only fills.
+        return self._changed or self._blocked is None or not self._queues.head_stays
+
+    def advance_many(self, count: int, token_id: int) -> list[Request]:
+        """Take in so many steps at once, at least one and at most `steady_steps`: the state is then that after as many
+        times `schedule` and `update` with `token_id`, which must be no stop token, for every decode.
+
+        Returns:
+            The requests that ended with the last step.
+        """
+        running = self._running
+        if self._changed:
+            self._changed, self._blocked = False, None
+            running.releases.clear()
+        self._num_steps += count
+        full = running.decodes.advance_many(count, running.pool, token_id)
+        finished = [running.table.request(slot) for slot in full]
+        for request in finished:
+            self._finish(request, FinishReason.LENGTH)
         return finished
 
     def left_since(self, plan: StepPlan) -> Set[int]:
@@ -391,13 +468,17 @@ class Scheduler:
         pool, num_tokens, swapped = self._running.pool, request.num_tokens, request.state is RequestState.SWAPPED
         # At least one token has to be computed, for its logits.
         hashes = [] if swapped else request.block_hashes[: (num_tokens - 1) // pool.block_size]
-        shared = pool.match(hashes)
+        shared = pool.match(hashes) if hashes else _NO_BLOCKS
         num_new = pool.blocks_for(num_tokens) - len(shared)
+        num_taken = num_new + (pool.num_unowned(shared) if len(shared) else 0)
         headroom = self._headroom_blocks if self.num_running else 0
-        if num_new + pool.num_unowned(shared) + headroom > pool.num_free:
+        if num_taken + headroom > pool.num_free:
             return None
-        pool.share(shared)
-        block_ids = np.concatenate([shared, pool.allocate(num_new)])
+        if len(shared):
+            pool.share(shared)
+            block_ids = np.concatenate([shared, pool.allocate(num_new)])
+        else:
+            block_ids = pool.allocate(num_new)
         computed = request.num_computed_tokens if swapped else len(shared) * pool.block_size
         if self.config.prefix_caching and request.state is RequestState.WAITING:
             self.prefix_queries += request.num_prompt_tokens

@@ -12,17 +12,17 @@ from prometheus_client.registry import Collector
 
 from inflight_cost.backlog import backlog_seconds
 from inflight_cost.model import StepWork
+from inflight_engine import buckets
 from inflight_engine.messages import EngineReady, StepCost, StepStats
+from inflight_engine.output_lengths import OutputLengths
 from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import Limits
-from inflight_engine.server import buckets
 from inflight_engine.server.class_metrics import ClassCounts
 from inflight_engine.server.families import Families
 from inflight_engine.server.generation import Generation
 from inflight_engine.server.histogram import Histogram
 from inflight_engine.server.metric_page import add_engine_families
-from inflight_engine.server.output_lengths import OutputLengths
 
 NO_STATS = StepStats(0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 """Before the first step."""

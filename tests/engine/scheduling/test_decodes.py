@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight_engine.scheduling import decodes
+from inflight_engine.scheduling import token_pages
 from inflight_engine.scheduling.decodes import DecodeGroup
 from inflight_engine.scheduling.slots import SlotTable
 
@@ -35,7 +35,7 @@ class Walked:
 @pytest.fixture(params=[4, 256])
 def page_rows(request, monkeypatch):
     """Also with pages so short that a stay covers several."""
-    monkeypatch.setattr(decodes, "_PAGE_ROWS", request.param)
+    monkeypatch.setattr(token_pages, "PAGE_ROWS", request.param)
 
 
 actions = st.lists(
@@ -110,7 +110,7 @@ def test_slots_is_the_same_read_only_array_until_the_group_changes():
 
 
 def test_tokens_are_kept_only_as_long_as_a_member_needs_them(monkeypatch):
-    monkeypatch.setattr(decodes, "_PAGE_ROWS", 4)
+    monkeypatch.setattr(token_pages, "PAGE_ROWS", 4)
     table = SlotTable(NUM_SLOTS, max_blocks=64)
     group = DecodeGroup(table, 4)
 
@@ -124,9 +124,9 @@ def test_tokens_are_kept_only_as_long_as_a_member_needs_them(monkeypatch):
 
     group.join(0, 2, 200)
     steps(40)
-    assert len(group._pages) == 10
+    assert len(group._tokens) == 10
     group.join(1, 2, 200)
     assert len(group.leave(0)) == 40
     steps(8)
-    assert len(group._pages) <= 3
+    assert len(group._tokens) <= 3
     assert len(group.leave(1)) == 8

@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from e2e import cluster
 from inflight_cost.model import CostModel, StepWork
+from inflight_engine import buckets
 from inflight_engine.messages import StepCost
-from inflight_engine.server import buckets
 from inflight_engine.server.admission import QueueBounds
 from inflight_engine.server.health import health_status
 from inflight_engine.server.histogram import Histogram
@@ -65,6 +65,16 @@ OWN = {
     "inflight_class_requests_waiting": "gauge",
     "inflight_class_requests_finished_total": "counter",
 }
+
+
+MEASURED = {
+    "inflight_step_cost_seconds",
+    "inflight_step_cost_error_ratio",
+    "inflight_step_cost_steps",
+    "inflight_output_tokens_mean",
+    "inflight_output_tokens_second_moment",
+}
+"""There once an engine has done some steps and ended a request; `inflight_step_cost_curve_seconds` may be, too."""
 
 
 async def page(fake):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from inflight_engine.request import Request
 from inflight_engine.scheduling.config import SchedulerConfig
@@ -19,7 +19,14 @@ class Policy(Protocol):
     seconds on the clock of `Request.arrival_time`. The last four methods do nothing unless a policy needs them.
 
     Every operation should cost O(log n) of the requests that wait.
+
+    Attributes:
+        head_stays: `head` is the same at every clock while no request comes or goes.
+        num_late_tokens: prompt tokens of waiting requests that one which comes now would overtake.
     """
+
+    head_stays: ClassVar[bool] = False
+    num_late_tokens: int = 0
 
     def __len__(self) -> int:
         """Requests that wait."""
@@ -71,6 +78,8 @@ class StaticKeyPolicy(Policy):
 
     A subclass says what the number is.
     """
+
+    head_stays = True
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config

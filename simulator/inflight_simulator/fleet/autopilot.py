@@ -1,0 +1,180 @@
+"""The operator's decisions on a simulated fleet: `decide` as it is, with snapshots of pods that are not there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from inflight_cost.capacity import StepLimits
+from inflight_operator.api.types import InferenceService
+from inflight_operator.decide.sentences import change_text, sentence
+from inflight_operator.limits import Limits, LimitsInForce
+from inflight_operator.observe.pods import PodView
+from inflight_operator.observe.window import Window
+from inflight_operator.reconcile.decide import decide
+from inflight_operator.reconcile.memory import Memory, first_memory
+from inflight_operator.reconcile.plan import Plan
+from inflight_operator.reconcile.policy import policy_of
+from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
+from inflight_operator.reconcile.telling import Telling
+from inflight_operator.render import Manifest, Settings
+from inflight_simulator.fleet.config import FleetConfig
+from inflight_simulator.fleet.fleet import Fleet
+from inflight_simulator.fleet.pods import Pod
+from inflight_simulator.fleet.scrape import scraped
+
+INTERVAL_S = 3.0
+"""Between two rounds of the operator, and two scrapes of a pod: its default."""
+_STALE_AFTER_S = 2 * INTERVAL_S + 4
+_SPAN_S = 30.0
+
+_START = datetime(2026, 1, 5, tzinfo=UTC)
+"""Second 0 of a simulation by the calendar: a Monday."""
+_IMAGE = "engine:simulated"
+_ADMIN_PORT = 9000
+
+
+def service_of(config: FleetConfig) -> InferenceService:
+    """The service as its user would have written it: the targets, the bounds, and whether limits are tuned."""
+    capacity = config.capacity
+    return InferenceService.from_dict(
+        {
+            "apiVersion": "inflight.dev/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": {"name": "fleet", "namespace": "simulation", "uid": "fleet", "generation": 1},
+            "spec": {
+                "model": {"source": "builtin://smollm2"},
+                "engine": {"maxNumSeqs": capacity.max_num_seqs, "maxNumBatchedTokens": capacity.max_num_batched_tokens},
+                "slo": {"ttftP95": _duration(config.targets.ttft), "tpotP95": _duration(config.targets.tpot)},
+                "scaling": {"minReplicas": config.min_replicas, "maxReplicas": config.max_replicas},
+                "tuning": {"mode": "Auto" if config.tuning else "Off"},
+            },
+        }
+    )
+
+
+class Autopilot:
+    """A controller that does what the operator's rounds do, at their interval.
+
+    Args:
+        scales: order the replicas that the operator asks for. Without, only its limits are used.
+
+    Attributes:
+        decisions: what was decided, in words, with the time.
+    """
+
+    def __init__(self, config: FleetConfig, *, scales: bool = True) -> None:
+        self.interval_s = INTERVAL_S
+        self.decisions: list[str] = []
+        self._scales = scales
+        self._pooled = config.routing == "least-work"
+        self._service = service_of(config)
+        self._settings = Settings(engine_image=_IMAGE)
+        self._policy = policy_of(self._service, self._settings)
+        self._window = Window(_SPAN_S)
+        self._told: dict[str, Telling] = {}
+        self._deployment: Manifest | None = None
+        first = first_memory(self._service, self._policy, config.initial_replicas, 0.0, _START)
+        self._memory: Memory = replace(first, limits=LimitsInForce(Limits(*config.limits), 1))
+
+    def look(self, fleet: Fleet, now: float) -> None:
+        """One round."""
+        snapshot = self._snapshot(fleet, now)
+        plan = decide(snapshot, replace(self._memory, replicas=fleet.ordered))
+        self._memory = plan.memory
+        replicas = plan.replicas if self._scales else fleet.ordered
+        for decision in plan.decisions:
+            if self._scales or decision.kind != "Scaling":
+                self.decisions.append(f"{now:8.1f} s  {change_text(decision)}: {sentence(decision.reason)}")
+        self._tell(fleet, plan, now)
+        self._deployment = _live(plan, replicas) or self._deployment
+        for pod in fleet.live:
+            pod.deletion_cost = plan.deletion_costs.get(pod.name, pod.deletion_cost)
+        fleet.order(replicas, now, _first_to_go)
+
+    def _snapshot(self, fleet: Fleet, now: float) -> Snapshot:
+        pods = tuple(_view(pod, now) for pod in fleet.live)
+        samples = {pod.name: scraped(pod, fleet.config, now) for pod in fleet.live if pod.routable}
+        alive = {pod.name for pod in fleet.live}
+        self._window = self._window.with_samples(samples, alive, now)
+        self._told = {uid: told for uid, told in self._told.items() if uid in alive}
+        return Snapshot(
+            service=self._service,
+            policy=self._policy,
+            settings=self._settings,
+            now=now,
+            at=_START + timedelta(seconds=now),
+            pods=pods,
+            deployment=self._deployment,
+            listed=frozenset(samples),
+            window=self._window,
+            fresh=fresh_samples(self._window, pods, now, _STALE_AFTER_S),
+            told=self._told,
+            pooled=self._pooled,
+        )
+
+    def _tell(self, fleet: Fleet, plan: Plan, now: float) -> None:
+        by_name = {pod.name: pod for pod in fleet.live}
+        for view, limits in plan.tell:
+            fleet.set_limits(by_name[view.uid], _pair(limits.limits), limits.revision, now)
+            self._told[view.uid] = Telling(taken=limits, at=now)
+        # Pods read the limits in force when they start.
+        fleet.first_limits = (_pair(plan.limits.limits), plan.limits.revision)
+
+
+def _view(pod: Pod, now: float) -> PodView:
+    epoch = _START.timestamp()
+    ready = pod.ready
+    return PodView(
+        name=pod.name,
+        uid=pod.name,
+        ip="10.0.0.1",
+        node="node",
+        phase="Running",
+        ready=ready,
+        deleting=pod.draining,
+        restarts=0,
+        image=_IMAGE,
+        waiting_reason="",
+        waiting_message="",
+        last_reason="",
+        last_message="",
+        exit_code=None,
+        unschedulable="",
+        failure="",
+        running_since=epoch + pod.created_s,
+        last_run=None,
+        ready_since=epoch + pod.starts_s if ready else None,
+        unready_since=None if ready else epoch + pod.created_s,
+        metrics_port=_ADMIN_PORT,
+        admin_port=_ADMIN_PORT,
+        deletion_cost=pod.deletion_cost,
+        created=epoch + pod.created_s,
+    )
+
+
+def _first_to_go(pod: Pod) -> tuple[bool, int, float, int]:
+    """As a ReplicaSet chooses: those not ready, then those of the lowest deletion cost, then the newest."""
+    return pod.ready, pod.deletion_cost, -pod.starts_s, -pod.number
+
+
+def _live(plan: Plan, replicas: int) -> dict[str, Any] | None:
+    """The Deployment that the plan wants, as the API server would have it right after."""
+    wanted = next((child for child in plan.children if child["kind"] == "Deployment"), None)
+    if wanted is None:
+        return None
+    return {
+        **wanted,
+        "metadata": {**wanted["metadata"], "generation": 1},
+        "spec": {**wanted["spec"], "replicas": replicas},
+        "status": {"observedGeneration": 1, "replicas": replicas, "updatedReplicas": replicas},
+    }
+
+
+def _pair(limits: Limits) -> StepLimits:
+    return StepLimits(limits.max_num_seqs, limits.max_num_batched_tokens)
+
+
+def _duration(seconds: float) -> str:
+    return f"{round(seconds * 1000)}ms"

@@ -1,0 +1,92 @@
+"""What a fleet simulation is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from inflight_cost.capacity import StepLimits
+from inflight_cost.model import CostModel
+
+Routing = Literal["round-robin", "least-requests", "least-work"]
+ROUTINGS: tuple[Routing, ...] = ("round-robin", "least-requests", "least-work")
+
+REFERENCE_COST = CostModel(
+    base_s=5.5e-3,
+    decode_seq_s=15e-6,
+    prefill_token_s=30e-6,
+    decode_kv_token_s=0.045e-6,
+    prefill_context_token_s=1.05e-9,
+)
+"""An 8B model on one H100-class GPU, by public arithmetic, not measured."""
+
+REFERENCE_CAPACITY = StepLimits(512, 16_384)
+DEFAULT_LIMITS = StepLimits(256, 2048)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaModel:
+    """One replica of the fleet.
+
+    Attributes:
+        cost: seconds of a step.
+        kv_tokens: that the KV cache holds. block_size: tokens in a KV block.
+        kv_headroom: share of the blocks that admission leaves free.
+        capacity: largest limits that the engine takes.
+        noise: standard deviation of the logarithm of a step's duration around the cost model's.
+        price: of a replica-hour; None: unknown.
+    """
+
+    cost: CostModel = REFERENCE_COST
+    kv_tokens: int = 400_000
+    block_size: int = 16
+    kv_headroom: float = 0.01
+    capacity: StepLimits = REFERENCE_CAPACITY
+    noise: float = 0.03
+    price: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTargets:
+    """Targets of each request, in seconds.
+
+    Attributes:
+        ttft: time to first token; long_ttft: of prompts of more than long_prompt tokens.
+        tpot: mean time per output token after the first.
+        prefill_factor: a request may take at least ttft + prefill_factor x the time its prefill takes alone; None: the
+            prefill alone does not count.
+    """
+
+    ttft: float = 0.5
+    long_ttft: float = 1.0
+    long_prompt: int = 4000
+    tpot: float = 0.05
+    prefill_factor: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetConfig:
+    """Attributes:
+    limits: of all pods at their start.
+    start_up_s: from a pod's order to its first request.
+    initial_replicas: ready at time 0.
+    policy: order of waiting requests, a name of the engine's policies.
+    tuning: let the operator's tuning change limits.
+    """
+
+    replica: ReplicaModel = field(default_factory=ReplicaModel)
+    limits: StepLimits = DEFAULT_LIMITS
+    routing: Routing = "least-requests"
+    start_up_s: float = 60.0
+    min_replicas: int = 1
+    max_replicas: int = 100
+    initial_replicas: int = 1
+    policy: str = "fcfs"
+    tuning: bool = False
+    targets: RequestTargets = field(default_factory=RequestTargets)
+    seed: int = 0
+
+    @property
+    def capacity(self) -> StepLimits:
+        """Largest limits of the pods: with fixed limits they are started with those."""
+        return StepLimits(*map(max, self.replica.capacity, self.limits)) if self.tuning else self.limits

@@ -1,0 +1,49 @@
+"""Lets a scaler look at the fleet and order replicas."""
+
+from __future__ import annotations
+
+from inflight_cost.capacity import StepLimits
+from inflight_simulator.fleet.fleet import Fleet
+from inflight_simulator.fleet.pods import Pod
+from inflight_simulator.fleet.scrape import scraped
+from inflight_simulator.fleet.view import FleetView, PodShown, Scaler
+
+
+class ScalerController:
+    """A `Scaler` as the fleet's controller."""
+
+    def __init__(self, scaler: Scaler) -> None:
+        self.interval_s = scaler.interval_s
+        self._scaler = scaler
+
+    def look(self, fleet: Fleet, now: float) -> None:
+        config = fleet.config
+        wanted = self._scaler.replicas(view_of(fleet, now))
+        fleet.order(min(max(wanted, config.min_replicas), config.max_replicas), now)
+
+
+def view_of(fleet: Fleet, now: float) -> FleetView:
+    """What a scaler sees now."""
+    config = fleet.config
+    return FleetView(
+        now=now,
+        ordered=fleet.ordered,
+        min_replicas=config.min_replicas,
+        max_replicas=config.max_replicas,
+        start_up_s=config.start_up_s,
+        pods=tuple(_shown(pod, fleet, now) for pod in fleet.live),
+    )
+
+
+def _shown(pod: Pod, fleet: Fleet, now: float) -> PodShown:
+    replica, limits = fleet.config.replica, pod.replica.scheduler.limits
+    return PodShown(
+        name=pod.name,
+        created_s=pod.created_s,
+        ready_s=pod.starts_s if pod.ready else None,
+        draining=pod.draining,
+        sample=scraped(pod, fleet.config, now) if pod.routable else None,
+        kv_tokens=replica.kv_tokens,
+        block_size=replica.block_size,
+        limits=StepLimits(limits.max_num_seqs, limits.max_num_batched_tokens),
+    )

@@ -1,0 +1,140 @@
+"""Command-line flags of a fleet simulation, for all commands that run one."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+from inflight_cost.capacity import StepLimits
+from inflight_engine.flag_types import number
+from inflight_engine.scheduling.policies import POLICIES
+from inflight_simulator.errors import InputError
+from inflight_simulator.fleet.config import DEFAULT_LIMITS, ROUTINGS, FleetConfig, ReplicaModel, RequestTargets
+from inflight_simulator.fleet.replica_file import read_replica
+
+_UNITS = {"ms": 1e-3, "s": 1.0}
+_DEFAULTS = FleetConfig()
+_seconds_number = partial(number, float, most=1e6)
+
+
+def seconds(text: str) -> float:
+    """`500ms`, `0.5s` or `0.5`."""
+    unit = next((unit for unit in _UNITS if text.endswith(unit)), "")
+    value: float = _seconds_number(0)(text.removesuffix(unit))
+    return value * _UNITS.get(unit, 1.0)
+
+
+def limits(text: str) -> tuple[bool, StepLimits]:
+    """Whether the operator tunes, and the limits at the start: `fixed:256/2048`, `autopilot`, `autopilot:256/2048`."""
+    kind, colon, pair = text.partition(":")
+    seqs, slash, tokens = pair.partition("/")
+    if kind == "autopilot" and not colon:
+        return True, DEFAULT_LIMITS
+    if kind not in ("fixed", "autopilot") or not slash:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not fixed:SEQS/TOKENS, as in fixed:256/2048, nor autopilot or autopilot:SEQS/TOKENS"
+        )
+    return kind == "autopilot", StepLimits(number(int, 1, 65_536)(seqs), number(int, 1, 1_048_576)(tokens))
+
+
+def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
+    """ARRIVALS, the fleet and the targets; not who scales it."""
+    count = number(int, 1, 100_000)
+    parser.add_argument(
+        "arrivals", type=Path, metavar="ARRIVALS", help="file of requests, in one of the formats below; may be gzipped"
+    )
+    fleet = parser.add_argument_group("fleet")
+    fleet.add_argument(
+        "--replica", type=Path, metavar="FILE", help="what a replica is (default: the reference replica, see below)"
+    )
+    fleet.add_argument(
+        "--limits",
+        type=limits,
+        default=(False, DEFAULT_LIMITS),
+        metavar="LIMITS",
+        help="fixed:SEQS/TOKENS, or autopilot[:SEQS/TOKENS]: the operator's tuning changes them from there"
+        " (default fixed:256/2048)",
+    )
+    fleet.add_argument(
+        "--routing",
+        choices=ROUTINGS,
+        default=_DEFAULTS.routing,
+        help="least-requests: fewest requests that have not ended; least-work: fewest prompt tokens to be computed"
+        " before its own"
+        " (default %(default)s)",
+    )
+    fleet.add_argument(
+        "--policy", choices=tuple(POLICIES), default=_DEFAULTS.policy, help="order of waiting requests (default fcfs)"
+    )
+    fleet.add_argument(
+        "--start-up", type=seconds, default=60.0, metavar="S", help="from a pod's order to ready (default 60)"
+    )
+    fleet.add_argument("--min-replicas", type=count, default=1, metavar="N", help="(default 1)")
+    fleet.add_argument(
+        "--max-replicas", type=count, default=_DEFAULTS.max_replicas, metavar="N", help="(default %(default)s)"
+    )
+    fleet.add_argument("--initial", type=count, metavar="N", help="replicas at the start (default: --min-replicas)")
+    fleet.add_argument("--seed", type=number(int, 0), default=0, metavar="N", help="of the steps' noise (default 0)")
+    add_target_flags(parser)
+
+
+def add_target_flags(parser: argparse.ArgumentParser) -> None:
+    targets = _DEFAULTS.targets
+    aims = parser.add_argument_group("targets of each request")
+    aims.add_argument(
+        "--ttft", type=seconds, default=targets.ttft, metavar="S", help="time to first token (default 0.5)"
+    )
+    aims.add_argument(
+        "--long-ttft",
+        type=seconds,
+        metavar="S",
+        help=f"of prompts over {targets.long_prompt} tokens (default: twice --ttft)",
+    )
+    aims.add_argument(
+        "--ttft-rule",
+        choices=("plain", "prefill"),
+        default="plain",
+        help="prefill: a request has at least --ttft + twice the time that computing its prompt alone takes"
+        " (default plain)",
+    )
+    aims.add_argument(
+        "--tpot", type=seconds, default=targets.tpot, metavar="S", help="mean time per output token (default 0.05)"
+    )
+
+
+def fleet_config(flags: argparse.Namespace) -> FleetConfig:
+    """
+    Raises:
+        InputError: bounds contradict each other, or the replica's file is none.
+    """
+    initial = flags.min_replicas if flags.initial is None else flags.initial
+    if not flags.min_replicas <= initial <= flags.max_replicas:
+        raise InputError(
+            f"--initial {initial} must be between --min-replicas {flags.min_replicas} and "
+            f"--max-replicas {flags.max_replicas}"
+        )
+    replica = ReplicaModel() if flags.replica is None else read_replica(flags.replica)
+    tuning, start = flags.limits
+    return FleetConfig(
+        replica=replica,
+        limits=start,
+        routing=flags.routing,
+        start_up_s=flags.start_up,
+        min_replicas=flags.min_replicas,
+        max_replicas=flags.max_replicas,
+        initial_replicas=initial,
+        policy=flags.policy,
+        tuning=tuning,
+        targets=request_targets(flags),
+        seed=flags.seed,
+    )
+
+
+def request_targets(flags: argparse.Namespace) -> RequestTargets:
+    return RequestTargets(
+        ttft=flags.ttft,
+        long_ttft=2 * flags.ttft if flags.long_ttft is None else flags.long_ttft,
+        tpot=flags.tpot,
+        prefill_factor=2.0 if flags.ttft_rule == "prefill" else None,
+    )

@@ -1,0 +1,142 @@
+"""The pods of a fleet on one clock: who is there, who gets a request, what happens next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any
+
+from inflight_cost.capacity import StepLimits
+from inflight_simulator.fleet.config import FleetConfig
+from inflight_simulator.fleet.meter import Meter
+from inflight_simulator.fleet.noise import Noise
+from inflight_simulator.fleet.outcome import ReplicaCount
+from inflight_simulator.fleet.pods import Pod, first_to_go
+from inflight_simulator.fleet.replica import NEVER, Course, Replica, scheduler_config
+from inflight_simulator.fleet.requests import Requests
+from inflight_simulator.fleet.routing import Router
+
+Rank = Callable[[Pod], Any]
+
+
+class Fleet:
+    """
+    Args:
+        begin: when the first pods are ready.
+        metered: somebody looks at the pods' metrics.
+
+    Attributes:
+        pods: all that ever were, by number.
+        live: those that are not gone, oldest first.
+        ordered: replicas, as ordered last.
+        first_limits: of pods that become ready, and their revision.
+        counts: of replicas, a row at each change.
+    """
+
+    def __init__(self, config: FleetConfig, requests: Requests, begin: float, *, metered: bool) -> None:
+        self.config = config
+        self.course = Course(requests)
+        self.pods: list[Pod] = []
+        self.live: list[Pod] = []
+        self.ordered = config.initial_replicas
+        self.counts: list[ReplicaCount] = []
+        self.first_limits = (config.limits, 0)
+        longest = int((requests.prompt_tokens + requests.output_tokens).max())
+        self._scheduling = scheduler_config(config, longest)
+        self._router = Router(config.routing)
+        self._metered = metered
+        self._events: list[tuple[float, bool, int]] = []
+        """Next event of each replica: when, whether a step starts, which. Some are out of date."""
+        for _ in range(config.initial_replicas):
+            pod = self._create(begin - config.start_up_s, begin)
+            self._become_ready(pod)
+        self._count(begin)
+
+    def send(self, request_id: int, now: float) -> None:
+        """A request comes; all before it was taken in by `advance`."""
+        number = self._router.choose()
+        replica = self.pods[number].replica
+        self.course.pod[request_id] = number
+        before = replica.event
+        replica.arrive(request_id, now)
+        if replica.event != before:
+            heappush(self._events, (replica.event, replica.starts, number))
+        self._route(number, replica)
+
+    def advance(self, now: float) -> None:
+        """Take in all that happens up to now, but for steps that start now."""
+        events, pods = self._events, self.pods
+        limit = (now, True)
+        while events and events[0] < limit:
+            time, starts, number = heappop(events)
+            pod = pods[number]
+            replica = pod.replica
+            if replica.event != time or replica.starts != starts:
+                continue
+            replica.advance(now)
+            if replica.event != NEVER:
+                heappush(events, (replica.event, replica.starts, number))
+            if pod.draining:
+                if not replica.outstanding:
+                    self._end(pod, replica.idle_s)
+            else:
+                self._route(number, replica)
+
+    def start_pods(self, now: float) -> None:
+        """Pods whose start-up is over take requests."""
+        due = [pod for pod in self.live if not pod.ready and pod.starts_s <= now]
+        for pod in due:
+            pod.replica.set_limits(*self.first_limits, now)
+            self._become_ready(pod)
+        if due:
+            self._count(now)
+
+    def order(self, replicas: int, now: float, rank: Rank = first_to_go) -> None:
+        """Create or remove pods, so that there are so many that do not drain; `rank` says who goes first."""
+        if replicas == self.ordered:
+            return
+        self.ordered = replicas
+        staying = [pod for pod in self.live if not pod.draining]
+        for _ in range(replicas - len(staying)):
+            self._create(now, now + self.config.start_up_s)
+        for pod in sorted(staying, key=rank)[: max(0, len(staying) - replicas)]:
+            pod.draining = True
+            if pod.ready:
+                self._router.close(pod.number)
+            if not pod.replica.outstanding:
+                self._end(pod, now)
+        self._count(now)
+
+    def set_limits(self, pod: Pod, limits: StepLimits, revision: int, now: float) -> None:
+        replica = pod.replica
+        replica.set_limits(limits, revision, now)
+        if replica.event != NEVER:
+            heappush(self._events, (replica.event, replica.starts, pod.number))
+
+    def _create(self, now: float, starts_s: float) -> Pod:
+        number = len(self.pods)
+        config = self.config
+        meter = Meter() if self._metered else None
+        noise = Noise(config.replica.noise, (config.seed, number))
+        replica = Replica(config, self._scheduling, self.course, noise, meter)
+        pod = Pod(number, replica, now, starts_s, meter)
+        self.pods.append(pod)
+        self.live.append(pod)
+        return pod
+
+    def _become_ready(self, pod: Pod) -> None:
+        pod.ready = True
+        self._router.open(pod.number)
+
+    def _end(self, pod: Pod, now: float) -> None:
+        pod.ended_s = now
+        self.live.remove(pod)
+        self._count(now)
+
+    def _route(self, number: int, replica: Replica) -> None:
+        pending = replica.tokens_ahead if self._router.by_work else 0
+        self._router.update(number, replica.outstanding, pending)
+
+    def _count(self, now: float) -> None:
+        ready = sum(pod.routable for pod in self.live)
+        self.counts.append(ReplicaCount(now, self.ordered, ready, len(self.live)))

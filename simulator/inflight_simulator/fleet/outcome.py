@@ -1,0 +1,92 @@
+"""What a fleet simulation found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from inflight_simulator.fleet.requests import Floats
+
+OUT_OF_TARGET_WINDOW_S = 10.0
+OUT_OF_TARGET_SHARE = 0.99
+
+
+class ReplicaCount(NamedTuple):
+    """Replicas from a moment on.
+
+    Attributes:
+        ordered: as the scaler said last. ready: that take requests. existing: starting, ready or draining.
+    """
+
+    time_s: float
+    ordered: int
+    ready: int
+    existing: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FleetRun:
+    """Attributes:
+    arrival_s, ttft, tpot: float64 [requests]: seconds; tpot is 0 for outputs of one token.
+    ttft_target, tpot_target: float64 [requests]: seconds.
+    replicas: a row at each change, in order of time.
+    replica_hours: of all pods from their order to their end, up to the last arrival.
+    preemptions: of all requests.
+    limits: what the pods ran with at the end.
+    """
+
+    arrival_s: Floats
+    ttft: Floats
+    tpot: Floats
+    ttft_target: Floats
+    tpot_target: Floats
+    replicas: tuple[ReplicaCount, ...]
+    replica_hours: float
+    preemptions: int = 0
+    refused: int = 0
+    decisions: tuple[str, ...] = field(default=())
+
+    @property
+    def kept(self) -> npt.NDArray[np.bool_]:
+        """Whether each request kept both of its targets."""
+        kept: npt.NDArray[np.bool_] = (self.ttft <= self.ttft_target) & (self.tpot <= self.tpot_target)
+        return kept
+
+    @property
+    def attainment(self) -> float:
+        """Share of requests that kept their targets."""
+        return float(self.kept.mean())
+
+    @property
+    def reversals(self) -> int:
+        """How often the ordered replicas turned from rising to falling or back."""
+        steps = np.diff([row.ordered for row in self.replicas])
+        signs = np.sign(steps[steps != 0])
+        return int(np.count_nonzero(np.diff(signs)))
+
+    @property
+    def longest_out_of_target_s(self) -> float:
+        """Seconds of the longest run of windows of 10 s, by arrival, of whose requests less than 99% kept their
+        targets. A window in which nothing arrives neither ends a run nor counts by itself."""
+        window = ((self.arrival_s - self.arrival_s[0]) // OUT_OF_TARGET_WINDOW_S).astype(np.int64)
+        arrived = np.bincount(window)
+        kept = np.bincount(window, weights=self.kept)
+        longest, since = 0, None
+        for index in np.flatnonzero(arrived).tolist():
+            if kept[index] >= OUT_OF_TARGET_SHARE * arrived[index]:
+                since = None
+                continue
+            since = index if since is None else since
+            longest = max(longest, index + 1 - since)
+        return longest * OUT_OF_TARGET_WINDOW_S
+
+    def ttft_percentile(self, percent: float) -> float:
+        return float(np.percentile(self.ttft, percent))
+
+    def tpot_percentile(self, percent: float) -> float:
+        """Of requests with more than one output token."""
+        several = self.tpot[self.tpot > 0]
+        return float(np.percentile(several, percent)) if len(several) else 0.0

@@ -1,0 +1,297 @@
+"""One replica on the fleet's clock: the engine's scheduler decides, the cost model says how long a step takes."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from inflight_cost.capacity import StepLimits
+from inflight_cost.model import StepWork, attended_tokens
+from inflight_engine.request import Request, SamplingParams, TokenIds
+from inflight_engine.scheduling.config import SchedulerConfig
+from inflight_engine.scheduling.limits import Limits
+from inflight_engine.scheduling.plan import StepPlan
+from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler
+from inflight_simulator.fleet.config import FleetConfig
+from inflight_simulator.fleet.meter import Meter
+from inflight_simulator.fleet.noise import Noise
+from inflight_simulator.fleet.requests import Floats, Requests
+
+NEVER = math.inf
+_TOKEN = 0
+_AHEAD = 512
+"""Most steps whose durations are worked out at once."""
+_RAMP = np.arange(_AHEAD, dtype=np.float64)
+
+
+@dataclass(slots=True)
+class Course:
+    """What became of each request; lists are by request id.
+
+    Attributes:
+        first_s, end_s: when its first and its last token came; NaN until then.
+        pod: that it was sent to; -1 until then.
+    """
+
+    requests: Requests
+    first_s: list[float] = field(init=False)
+    end_s: list[float] = field(init=False)
+    pod: list[int] = field(init=False)
+    prompt_tokens: list[int] = field(init=False)
+    output_tokens: list[int] = field(init=False)
+    arrival_s: list[float] = field(init=False)
+    prompt: TokenIds = field(init=False)
+    """Of all requests: their contents are never looked at."""
+
+    def __post_init__(self) -> None:
+        count = len(self.requests)
+        self.first_s, self.end_s, self.pod = [math.nan] * count, [math.nan] * count, [-1] * count
+        self.prompt_tokens = self.requests.prompt_tokens.tolist()
+        self.output_tokens = self.requests.output_tokens.tolist()
+        self.arrival_s = self.requests.arrival_s.tolist()
+        self.prompt = np.zeros(max(self.prompt_tokens, default=1), np.int32)
+
+
+@lru_cache(maxsize=100_000)
+def _sampling(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens)
+
+
+def scheduler_config(config: FleetConfig, longest: int) -> SchedulerConfig:
+    """The scheduler of a replica. `longest`: tokens of the longest request."""
+    model = config.replica
+    return SchedulerConfig(
+        capacity=Limits(*config.capacity),
+        num_blocks=model.kv_tokens // model.block_size,
+        block_size=model.block_size,
+        max_model_len=longest,
+        kv_headroom=model.kv_headroom,
+        policy=config.policy,
+        ttft_target=config.targets.ttft,
+        ttft_per_token=(config.targets.prefill_factor or 0.0) * model.cost.prefill_token_s,
+        preemption="recompute",
+        prefix_caching=False,
+    )
+
+
+class Replica:
+    """Its steps follow each other without a gap while it has requests; a request is seen by the first step that starts
+    at its arrival or later.
+
+    Steps with prefills are planned one by one. Decodes alone are planned as a run, up to the first of them that ends or
+    to the end of the free blocks, and taken in when something happens; an arrival cuts the run after the step under
+    way, as it may be admitted then.
+
+    Args:
+        meter: is told of each step and token; None: nobody looks at metrics.
+
+    Attributes:
+        outstanding: requests sent here that have not ended.
+        event: when, next, a step ends with which something may change, or a step starts (`starts`).
+        idle_s: when its last request ended.
+        refused: requests that could never run.
+    """
+
+    def __init__(
+        self, config: FleetConfig, scheduling: SchedulerConfig, course: Course, noise: Noise, meter: Meter | None
+    ) -> None:
+        self.outstanding = 0
+        self.event = NEVER
+        self.starts = False
+        self.idle_s = 0.0
+        self.refused: list[int] = []
+        self.scheduler = Scheduler(scheduling, contents=False)
+        self.scheduler.limits = Limits(*config.limits)
+        self.scheduler.prefill_cost = config.replica.cost
+        self._course = course
+        self._cost = config.replica.cost
+        self._noise = noise
+        self._meter = meter
+        self._arrived: list[int] = []
+        """Not seen by a step yet."""
+        self._arrived_tokens = 0
+        self._in_slot: dict[int, int] = {}
+        """Request id by slot."""
+        self._lost_s: dict[int, float] = {}
+        """When requests that were preempted got their last token."""
+        self._plan: StepPlan | None = None
+        self._ends: list[float] = []
+        """Ends of the steps of a run."""
+        self._begun = 0.0
+        """When the step under way began, or the first one of the run."""
+        self._tokens = np.full(scheduling.capacity.max_num_seqs, _TOKEN, np.int32)
+
+    @property
+    def pending_tokens(self) -> int:
+        """Prompt tokens, and tokens to be computed again, that are not computed yet."""
+        return self._arrived_tokens + self.scheduler.num_uncomputed_tokens
+
+    @property
+    def tokens_ahead(self) -> int:
+        """Of `pending_tokens`, those that are computed before a request that comes now."""
+        return self._arrived_tokens + self.scheduler.num_tokens_ahead
+
+    @property
+    def num_waiting(self) -> int:
+        return self.scheduler.num_waiting + len(self._arrived)
+
+    def set_limits(self, limits: StepLimits, revision: int, now: float) -> None:
+        """In force from the next step."""
+        self.take_in_until(now)
+        self._cut_run(now)
+        if self._ends:
+            # The step under way is taken in with the limits it was planned with.
+            self._commit(len(self._ends))
+        self.scheduler.limits = Limits(*limits, revision)
+
+    def arrive(self, request_id: int, now: float) -> None:
+        """A request comes at `now`; all that happens before was taken in."""
+        self.outstanding += 1
+        self._arrived.append(request_id)
+        tokens = self._course.prompt_tokens[request_id]
+        self._arrived_tokens += tokens
+        if self._meter is not None:
+            self._meter.arrived(tokens)
+        if self.event == NEVER:
+            self.event, self.starts = now, True
+        elif self._ends and self.scheduler.num_running < self.scheduler.limits.max_num_seqs:
+            self._cut_run(now)
+
+    def advance(self, now: float) -> None:
+        """Take in all that ends up to `now`, and start what starts before it."""
+        while self.event <= now:
+            if self.starts:
+                if self.event == now:
+                    return
+                self._start(self.event)
+            else:
+                self._end(self.event)
+
+    def take_in_until(self, now: float) -> None:
+        """Count the steps of a run that have ended by now, so that metrics show them."""
+        ends = self._ends
+        if ends and ends[0] <= now < ends[-1]:
+            self._commit(bisect_right(ends, now))
+
+    def _start(self, now: float) -> None:
+        scheduler = self.scheduler
+        if self._arrived:
+            self._hand_over()
+        steps = scheduler.steady_steps()
+        if steps:
+            self._start_run(min(steps, _AHEAD), now)
+            return
+        plan = scheduler.schedule(now)
+        if plan is None:
+            self.event = NEVER
+            return
+        prefill_tokens = prefill_context = 0
+        for chunk in plan.prefills:
+            prefill_tokens += chunk.length
+            prefill_context += attended_tokens(chunk.start, chunk.length)
+        for each in plan.preemptions:
+            self._lost_s[each.request_id] = now
+        for start in plan.starts:
+            self._in_slot[start.slot] = start.request_id
+        decodes = len(plan.decode_slots)
+        work = StepWork(decodes, prefill_tokens, scheduler.num_attended_tokens, prefill_context)
+        seconds = self._cost.seconds(work) * float(self._noise.ahead(1)[0])
+        self._noise.use(1)
+        if self._meter is not None:
+            self._meter.started(work, seconds, now + seconds)
+        self._plan, self._begun = plan, now
+        self.event, self.starts = now + seconds, False
+
+    def _start_run(self, steps: int, now: float) -> None:
+        scheduler, cost = self.scheduler, self._cost
+        decodes = scheduler.num_decoding
+        work = StepWork(decodes, 0, scheduler.num_attended_tokens, 0)
+        first = cost.seconds(work)
+        seconds: Floats = (first + cost.decode_kv_token_s * decodes * _RAMP[:steps]) * self._noise.ahead(steps)
+        seconds[0] += now
+        self._ends = np.cumsum(seconds).tolist()
+        self._begun = now
+        self.event, self.starts = self._ends[-1], False
+        if self._meter is not None:
+            self._meter.started(work, self._ends[0] - now, self._ends[0])
+
+    def _cut_run(self, now: float) -> None:
+        """End the run with the step that is under way at `now`."""
+        ends = self._ends
+        if not ends:
+            return
+        under_way = bisect_left(ends, now)
+        if under_way + 1 < len(ends):
+            del ends[under_way + 1 :]
+            self.event = ends[-1]
+
+    def _commit(self, steps: int) -> None:
+        """Take in the first steps of the run."""
+        if self._meter is not None:
+            self._meter.run(self._begun, self._ends[:steps], self.scheduler.num_decoding)
+        self._noise.use(steps)
+        now = self._begun = self._ends[steps - 1]
+        del self._ends[:steps]
+        for request in self.scheduler.advance_many(steps, _TOKEN):
+            self._finish(request.request_id, now)
+
+    def _end(self, now: float) -> None:
+        """A step, or the run, ends now."""
+        if self._ends:
+            self._commit(len(self._ends))
+        elif self._plan is not None:
+            self._end_plan(self._plan, now)
+        self.starts = True
+        if not self.outstanding:
+            self.event, self.idle_s = NEVER, now
+
+    def _end_plan(self, plan: StepPlan, now: float) -> None:
+        self._plan = None
+        first_s, sampled = self._course.first_s, len(plan.decode_slots)
+        meter = self._meter
+        if meter is not None:
+            meter.step(now - self._begun, sampled, plan.num_tokens)
+        for chunk in plan.prefills:
+            if not chunk.samples:
+                continue
+            sampled += 1
+            request_id = self._in_slot[chunk.slot]
+            if request_id in self._lost_s:
+                lost_s = self._lost_s.pop(request_id)
+                if meter is not None and first_s[request_id] == first_s[request_id]:
+                    meter.gap(now - lost_s)
+            if first_s[request_id] != first_s[request_id]:
+                first_s[request_id] = now
+                if meter is not None:
+                    meter.first_token(now - self._course.arrival_s[request_id])
+        for request in self.scheduler.update(plan, self._tokens[:sampled]):
+            self._finish(request.request_id, now)
+
+    def _finish(self, request_id: int, now: float) -> None:
+        self.outstanding -= 1
+        self._course.end_s[request_id] = now
+        if self._meter is not None:
+            tokens = self._course.output_tokens[request_id]
+            self._meter.finished(request_id, tokens, now - self._course.first_s[request_id])
+
+    def _hand_over(self) -> None:
+        """Give the scheduler what has come."""
+        course = self._course
+        for request_id in self._arrived:
+            request = Request(
+                request_id,
+                course.prompt[: course.prompt_tokens[request_id]],
+                _sampling(course.output_tokens[request_id]),
+                course.arrival_s[request_id],
+            )
+            try:
+                self.scheduler.add(request)
+            except CannotFitError:
+                self.outstanding -= 1
+                self.refused.append(request_id)
+        self._arrived.clear()
+        self._arrived_tokens = 0

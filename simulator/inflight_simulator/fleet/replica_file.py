@@ -1,0 +1,76 @@
+"""The file that describes a replica: a cost model, its KV cache, limits and price."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from inflight_cost.capacity import StepLimits
+from inflight_cost.model import CostModel
+from inflight_simulator.cost import check_cost
+from inflight_simulator.errors import InputError
+from inflight_simulator.fleet.config import REFERENCE_CAPACITY, ReplicaModel
+
+FORMAT = """\
+A replica's FILE is a JSON object:
+  cost         the cost model, as `inflight-simulate calibrate --out` writes it
+  kv_tokens    tokens that its KV cache holds
+  block_size   tokens in a KV block (default 16)
+  kv_headroom  share of the blocks that admission leaves free (default 0.01)
+  capacity     largest limits that it takes: {"max_num_seqs": 512, "max_num_batched_tokens": 16384}
+  noise        standard deviation of the logarithm of a step's time (default 0.03)
+  price        of a replica-hour (default: none)"""
+
+
+class _Capacity(msgspec.Struct, forbid_unknown_fields=True):
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    cost: CostModel
+    kv_tokens: int
+    block_size: int = 16
+    kv_headroom: float = 0.01
+    capacity: _Capacity = msgspec.field(default_factory=lambda: _Capacity(*REFERENCE_CAPACITY))
+    noise: float = 0.03
+    price: float | None = None
+
+
+def read_replica(path: Path) -> ReplicaModel:
+    """
+    Raises:
+        InputError: the file cannot be read, is not such an object, or describes nothing that could run.
+    """
+    try:
+        file = msgspec.json.decode(path.read_bytes(), type=_File)
+        check_cost(file.cost)
+        _check(file)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise InputError(f"{path}: {error}\n{FORMAT}") from error
+    return ReplicaModel(
+        cost=file.cost,
+        kv_tokens=file.kv_tokens,
+        block_size=file.block_size,
+        kv_headroom=file.kv_headroom,
+        capacity=StepLimits(file.capacity.max_num_seqs, file.capacity.max_num_batched_tokens),
+        noise=file.noise,
+        price=file.price,
+    )
+
+
+def _check(file: _File) -> None:
+    for name, value, least, most in (
+        ("block_size", file.block_size, 1, 1_000_000),
+        ("kv_tokens", file.kv_tokens, file.block_size, 10**10),
+        ("kv_headroom", file.kv_headroom, 0, 0.9),
+        ("capacity.max_num_seqs", file.capacity.max_num_seqs, 1, 100_000),
+        ("capacity.max_num_batched_tokens", file.capacity.max_num_batched_tokens, 1, 10**8),
+        ("noise", file.noise, 0, 2),
+        ("price", file.price or 0, 0, 1e9),
+    ):
+        if not least <= value <= most:
+            raise InputError(f"{name} must be between {least} and {most:g}, not {value}")

@@ -1,0 +1,96 @@
+"""The field's autoscalers, each as its source says, to be compared with ours on the same requests.
+
+What each goes by is in its module: source, version, defaults, and what stands in for a signal that the simulation does
+not have. Bounds of a recipe always give way to the fleet's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from inflight_simulator.errors import InputError
+from inflight_simulator.fleet.config import FleetConfig
+from inflight_simulator.fleet.scalers.aibrix import Aibrix
+from inflight_simulator.fleet.scalers.dynamo_load import DynamoLoad
+from inflight_simulator.fleet.scalers.dynamo_model import IterationModel
+from inflight_simulator.fleet.scalers.dynamo_sla import DynamoSla
+from inflight_simulator.fleet.scalers.dynamo_throughput import DynamoThroughput
+from inflight_simulator.fleet.scalers.hpa import Hpa
+from inflight_simulator.fleet.scalers.keda_production_stack import KedaProductionStack
+from inflight_simulator.fleet.scalers.knative import Knative
+from inflight_simulator.fleet.scalers.kubeai import KubeAI
+from inflight_simulator.fleet.scalers.llmd_queue import LlmdQueue
+from inflight_simulator.fleet.scalers.llmd_saturation import LlmdSaturation
+from inflight_simulator.fleet.scalers.llmd_slo import LlmdSlo
+from inflight_simulator.fleet.scalers.llmd_token_aware import LlmdTokenAware, idle_prefill_rate
+from inflight_simulator.fleet.scalers.wva import Wva
+from inflight_simulator.fleet.view import Fixed, Scaler
+
+_Make = Callable[[FleetConfig], Scaler]
+
+
+def _iterations(config: FleetConfig) -> IterationModel:
+    model = config.replica
+    return IterationModel(model.cost, config.limits, model.kv_tokens)
+
+
+_SCALERS: Mapping[str, _Make] = {
+    "keda-production-stack": lambda config: KedaProductionStack(),
+    "llmd-queue": lambda config: LlmdQueue(),
+    "llmd-saturation": lambda config: LlmdSaturation(),
+    "llmd-token-aware": lambda config: LlmdTokenAware(idle_prefill_rate(config.replica.cost, config.limits)),
+    "llmd-slo": lambda config: LlmdSlo(config.targets.ttft, config.targets.tpot),
+    "wva": lambda config: Wva(),
+    "dynamo-throughput": lambda config: DynamoThroughput(),
+    "dynamo-load": lambda config: DynamoLoad(_iterations(config), config.targets.ttft, config.targets.tpot),
+    "dynamo-sla": lambda config: DynamoSla(_iterations(config), config.targets.ttft, config.targets.tpot),
+    "aibrix-apa": lambda config: Aibrix("apa"),
+    "aibrix-kpa": lambda config: Aibrix("kpa"),
+    "kubeai": lambda config: KubeAI(),
+    "knative": lambda config: Knative(),
+}
+"""Those without a number behind their name."""
+
+_TARGETED: Mapping[str, Callable[[float], Scaler]] = {
+    "fixed": lambda count: Fixed(int(count)),
+    "hpa-queue": lambda target: Hpa("queue", target),
+    "hpa-kv": lambda target: Hpa("kv", target),
+    "hpa-concurrency": lambda target: Hpa("concurrency", target),
+}
+"""Those that take a number, behind a colon."""
+
+COMPARED = ("hpa-queue:5", "hpa-kv:0.8", "hpa-concurrency:16", *_SCALERS)
+"""What a comparison runs beside the autopilot and the oracle: recipes as published, with the usual targets."""
+
+NAMES = ("fixed:N", "hpa-queue:T", "hpa-kv:T", "hpa-concurrency:T", *_SCALERS)
+"""As they are written on the command line."""
+
+
+def make_scaler(name: str, config: FleetConfig) -> Scaler:
+    """A new scaler. It knows of `config` what its user would set: the latency targets, and the replica's cost model
+    where its recipe asks for a calibration or a profile.
+
+    Raises:
+        InputError: there is no scaler of this name, or the number behind it is none; the message says what there is.
+    """
+    kind, colon, text = name.partition(":")
+    if kind in _SCALERS:
+        if colon:
+            raise InputError(f"scaler {kind} takes no number, so not {name!r}")
+        return _SCALERS[kind](config)
+    if kind not in _TARGETED:
+        raise InputError(f"there is no scaler {name!r}; there are {', '.join(NAMES)}, autopilot and oracle")
+    return _TARGETED[kind](_number(kind, text))
+
+
+def _number(kind: str, text: str) -> float:
+    example = {"fixed": "fixed:8", "hpa-kv": "hpa-kv:0.8"}.get(kind, f"{kind}:5")
+    try:
+        value = float(text)
+    except ValueError:
+        raise InputError(f"scaler {kind} needs a number, as in {example}") from None
+    if kind == "fixed" and not (value.is_integer() and 1 <= value <= 100_000):
+        raise InputError(f"fixed needs a whole number of replicas, as in {example}, not {text}")
+    if not 0 < value < 1e9:
+        raise InputError(f"the target of {kind} must be above 0, as in {example}, not {text}")
+    return value

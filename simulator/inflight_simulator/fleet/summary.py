@@ -1,0 +1,98 @@
+"""A fleet simulation in numbers: the object that `--json` writes, and the table for people."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from inflight_simulator.fleet.config import FleetConfig
+from inflight_simulator.fleet.outcome import FleetRun, ReplicaCount
+from inflight_simulator.fleet.requests import Floats, Requests
+from inflight_simulator.summary import Distribution
+
+
+class FleetSummary(msgspec.Struct, frozen=True):
+    """Attributes:
+    scaler: name on the command line.
+    requests: that arrived; refused: of them, longer than the KV cache.
+    attainment: share of requests that kept both targets.
+    replica_hours: starting and draining pods included, up to the last arrival.
+    reversals: changes of direction of the ordered replicas.
+    longest_out_of_target_s: longest run of 10 s windows in which less than 99% of arrivals kept their targets.
+    ttft, tpot: seconds.
+    preemptions: of all requests.
+    cost: replica-hours times the replica's price; None without a price.
+    output_tokens_per_cost: None without a price.
+    replicas: ordered, ready and existing replicas from a second on.
+    decisions: of the operator, in words.
+    """
+
+    scaler: str
+    requests: int
+    refused: int
+    attainment: float
+    replica_hours: float
+    reversals: int
+    longest_out_of_target_s: float
+    ttft: Distribution
+    tpot: Distribution
+    preemptions: int
+    cost: float | None
+    output_tokens_per_cost: float | None
+    replicas: tuple[ReplicaCount, ...]
+    decisions: tuple[str, ...]
+
+
+def summarize_fleet(scaler: str, requests: Requests, config: FleetConfig, run: FleetRun) -> FleetSummary:
+    price = config.replica.price
+    cost = None if price is None else price * run.replica_hours
+    tokens = int(requests.output_tokens[~np.isnan(run.ttft)].sum())
+    return FleetSummary(
+        scaler=scaler,
+        requests=len(requests),
+        refused=run.refused,
+        attainment=run.attainment,
+        replica_hours=run.replica_hours,
+        reversals=run.reversals,
+        longest_out_of_target_s=run.longest_out_of_target_s,
+        ttft=_distribution(run.ttft),
+        tpot=_distribution(run.tpot[run.tpot > 0]),
+        preemptions=run.preemptions,
+        cost=cost,
+        output_tokens_per_cost=tokens / cost if cost else None,
+        replicas=run.replicas,
+        decisions=run.decisions,
+    )
+
+
+def fleet_table(summary: FleetSummary) -> str:
+    refused = f", {summary.refused} refused" if summary.refused else ""
+    ordered = [row.ordered for row in summary.replicas]
+    existing = max(row.existing for row in summary.replicas)
+    lines = [
+        f"{summary.requests} requests{refused}, scaler {summary.scaler}",
+        "",
+        f"attainment              {summary.attainment:.2%} of requests kept their targets",
+        f"replica-hours           {summary.replica_hours:.2f}",
+        f"replicas                ordered {min(ordered)} to {max(ordered)}, at most {existing} at once",
+        f"reversals               {summary.reversals}",
+        f"longest out of target   {summary.longest_out_of_target_s:g} s",
+        f"preemptions             {summary.preemptions}",
+    ]
+    if summary.cost is not None:
+        lines.append(f"cost                    {summary.cost:.2f}")
+    if summary.output_tokens_per_cost is not None:
+        lines.append(f"output tokens per cost  {summary.output_tokens_per_cost:,.0f}")
+    for name, of, unit, factor in (("TTFT", summary.ttft, "s", 1.0), ("TPOT", summary.tpot, "ms", 1e3)):
+        if of.p50 is not None and of.p95 is not None and of.p99 is not None:
+            shown = " / ".join(f"{factor * each:.3g}" for each in (of.p50, of.p95, of.p99))
+            lines.append(f"{f'{name} p50 / p95 / p99':<24}{shown} {unit}")
+    return "\n".join(lines)
+
+
+def _distribution(values: Floats) -> Distribution:
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return Distribution(None, None, None, None)
+    p50, p95, p99 = np.percentile(values, (50, 95, 99)).tolist()
+    return Distribution(float(values.mean()), p50, p95, p99)

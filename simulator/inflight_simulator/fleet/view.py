@@ -1,0 +1,85 @@
+"""What a scaler sees of a simulated fleet: the pods as a controller would list them, and what their metrics show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from inflight_cost.capacity import StepLimits
+from inflight_operator.observe.metrics import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class PodShown:
+    """One pod, from its order to the end of its last request.
+
+    Attributes:
+        name: unique within a run; later pods have later numbers.
+        created_s: when it was ordered.
+        ready_s: when it became ready; None while it starts.
+        draining: it takes no new requests and goes once it has none left.
+        sample: what its /metrics shows now; None unless it is ready and not draining.
+        kv_tokens: that its KV cache holds.
+        block_size: tokens in a KV block.
+        limits: in force.
+    """
+
+    name: str
+    created_s: float
+    ready_s: float | None
+    draining: bool
+    sample: Sample | None
+    kv_tokens: int
+    block_size: int
+    limits: StepLimits
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """The fleet at one moment.
+
+    Attributes:
+        now: seconds on the simulation's clock, that of arrivals.
+        ordered: replicas as ordered last; draining pods are not among them.
+        min_replicas, max_replicas: the result is brought within them.
+        start_up_s: from order to ready. A scaler may use it only where its real counterpart knows it.
+        pods: oldest first, draining ones included.
+        gateway_queue: requests held back in front of the pods.
+    """
+
+    now: float
+    ordered: int
+    min_replicas: int
+    max_replicas: int
+    start_up_s: float
+    pods: tuple[PodShown, ...]
+    gateway_queue: int = 0
+
+    @property
+    def ready(self) -> tuple[PodShown, ...]:
+        """Pods that take requests."""
+        return tuple(pod for pod in self.pods if pod.ready_s is not None and not pod.draining)
+
+
+class Scaler(Protocol):
+    """Decides how many replicas there should be."""
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds of simulated time between two decisions."""
+        ...
+
+    def replicas(self, view: FleetView) -> int:
+        """Replicas to be ordered; the fleet brings them within its bounds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """As many replicas as at the start, whatever happens."""
+
+    count: int
+    interval_s: float = float("inf")
+
+    def replicas(self, view: FleetView) -> int:
+        return self.count

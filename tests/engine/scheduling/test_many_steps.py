@@ -1,0 +1,219 @@
+"""Several steady steps taken in at once leave what as many single steps leave."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inflight_engine.request import FinishReason, Request, SamplingParams
+from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
+from inflight_engine.scheduling.limits import Limits
+from inflight_engine.scheduling.scheduler import Scheduler
+
+TOKEN = 7
+CLASSES = (ServiceClass("a", weight=3.0), ServiceClass("b"))
+
+
+def config(**fields):
+    small = {"capacity": Limits(6, 24), "num_blocks": 24, "block_size": 4, "max_model_len": 90}
+    return SchedulerConfig(**{**small, **fields})
+
+
+def request(number, prompt, output, classes=("default",)):
+    tokens = np.arange(prompt, dtype=np.int32) + 100 * number
+    return Request(
+        number,
+        tokens,
+        SamplingParams(max_tokens=output),
+        arrival_time=float(number),
+        tenant=f"t{number % 3}",
+        priority=number % 2,
+        service_class=classes[number % len(classes)],
+    )
+
+
+def single_step(scheduler):
+    plan = scheduler.schedule()
+    if plan is None:
+        return None, []
+    ended = scheduler.update(plan, np.full(len(plan.sampled_slots), TOKEN, np.int32))
+    return plan, [each.request_id for each in ended]
+
+
+def many_steps(scheduler, count):
+    """The same through `advance_many` where that is possible; returns the plans that were made, and who ended."""
+    plans, ended = [], []
+    while count:
+        steady = min(count, scheduler.steady_steps())
+        if steady:
+            ended += [each.request_id for each in scheduler.advance_many(steady, TOKEN)]
+            plans += [None] * steady
+            count -= steady
+            continue
+        plan, now_ended = single_step(scheduler)
+        if plan is None:
+            break
+        plans.append(plan)
+        ended += now_ended
+        count -= 1
+    return plans, ended
+
+
+def same_value(one, other):
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(same_value, one, other))
+    if hasattr(one, "__struct_fields__"):
+        return all(same_value(getattr(one, name), getattr(other, name)) for name in one.__struct_fields__)
+    return one == other
+
+
+def numbers(scheduler):
+    table, decodes = scheduler._running.table, scheduler._running.decodes
+    requests = [each and (each.request_id, each.output_token_ids.tolist()) for each in table.requests]
+    tables = [table.table(slot).tolist() for slot in range(table.num_slots)]
+    return (
+        scheduler.num_running,
+        scheduler.num_waiting,
+        scheduler.num_uncomputed_tokens,
+        scheduler.num_preemptions,
+        scheduler.kv_usage,
+        decodes.clock,
+        scheduler.num_decoding,
+        scheduler.num_attended_tokens,
+        decodes.slots.tolist(),
+        table.order.tolist(),
+        requests,
+        [one if requests[slot] else None for slot, one in enumerate(tables)],
+        scheduler._num_steps,
+        scheduler._changed,
+        list(scheduler._running.releases),
+    )
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(1, 40), st.integers(1, 45)),
+        st.tuples(st.just("steps"), st.integers(1, 40)),
+        st.tuples(st.just("cancel"), st.integers(0, 8)),
+        st.tuples(st.just("limits"), st.integers(1, 6), st.integers(1, 24)),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    ACTIONS,
+    st.sampled_from(["fcfs", "fair", "priority", "sjf"]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([0.0, 0.2]),
+)
+def test_many_steps_at_once_leave_the_state_of_single_steps(actions, policy, two_classes, prefix_caching, headroom):
+    fields = {"policy": policy, "prefix_caching": prefix_caching, "kv_headroom": headroom}
+    names = ("default",)
+    if two_classes:
+        fields["classes"], names = CLASSES, ("a", "b")
+    single, many = Scheduler(config(**fields)), Scheduler(config(**fields))
+    made = 0
+    for action in [*actions, ("steps", 5000)]:
+        if action[0] == "add":
+            for each in (single, many):
+                each.add(request(made, *action[1:], names))
+            made += 1
+        elif action[0] == "cancel":
+            assert single.cancel(action[1], FinishReason.ABORT) == many.cancel(action[1], FinishReason.ABORT)
+        elif action[0] == "limits":
+            single.limits = many.limits = Limits(*action[1:])
+        else:
+            plans, ended = many_steps(many, action[1])
+            singles = [single_step(single) for _ in plans]
+            assert ended == [number for _, numbers in singles for number in numbers]
+            for plan, (other, _) in zip(plans, singles, strict=True):
+                if plan is None:
+                    assert not other.prefills
+                    assert not other.starts
+                    assert not other.preemptions
+                else:
+                    assert same_value(plan, other)
+        assert numbers(many) == numbers(single)
+    assert many.num_running == many.num_waiting == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(ACTIONS, st.sampled_from(["fcfs", "fair"]), st.sampled_from([0.0, 0.2]))
+def test_without_contents_plans_are_the_same_but_for_block_ids(actions, policy, headroom):
+    fields = {"policy": policy, "prefix_caching": False, "kv_headroom": headroom}
+    full, bare = Scheduler(config(**fields)), Scheduler(config(**fields), contents=False)
+    made = 0
+    for action in [*actions, ("steps", 5000)]:
+        if action[0] == "add":
+            for each in (full, bare):
+                each.add(request(made, *action[1:]))
+            made += 1
+        elif action[0] == "cancel":
+            assert full.cancel(action[1], FinishReason.ABORT) == bare.cancel(action[1], FinishReason.ABORT)
+        elif action[0] == "limits":
+            full.limits = bare.limits = Limits(*action[1:])
+        else:
+            plans, ended = many_steps(full, action[1])
+            bare_plans, bare_ended = many_steps(bare, action[1])
+            assert ended == bare_ended
+            for plan, other in zip(plans, bare_plans, strict=True):
+                assert (plan is None) == (other is None)
+                if plan is not None and other is not None:
+                    assert plan.prefills == other.prefills
+                    assert plan.decode_slots.tolist() == other.decode_slots.tolist()
+                    assert [one.request_id for one in plan.preemptions] == [one.request_id for one in other.preemptions]
+                    starts = [(one.slot, one.request_id, len(one.block_ids)) for one in plan.starts]
+                    assert starts == [(one.slot, one.request_id, len(one.block_ids)) for one in other.starts]
+        assert numbers(full)[:9] == numbers(bare)[:9]
+        assert full._running.table.num_blocks.tolist() == bare._running.table.num_blocks.tolist()
+
+
+@pytest.mark.parametrize("fields", [{"prefix_caching": True}, {"prefix_caching": False, "num_host_blocks": 4}])
+def test_a_prefix_cache_and_swapping_need_contents(fields):
+    with pytest.raises(ValueError, match="without contents"):
+        Scheduler(config(**fields), contents=False)
+
+
+def test_a_steady_batch_is_taken_in_up_to_its_first_end():
+    scheduler = Scheduler(config())
+    scheduler.add(request(0, 5, 9))
+    scheduler.add(request(1, 3, 12))
+    single_step(scheduler)
+    assert scheduler.steady_steps() == 8
+    assert [each.request_id for each in scheduler.advance_many(8, TOKEN)] == [0]
+    assert scheduler.steady_steps() == 3
+
+
+def test_steady_steps_stop_before_blocks_run_out():
+    scheduler = Scheduler(config(num_blocks=6))
+    scheduler.add(request(0, 8, 16))
+    scheduler.add(request(1, 8, 16))
+    single_step(scheduler)
+    steps = scheduler.steady_steps()
+    assert steps == 4  # Both took a third block with the first of them, the last two that there are.
+    scheduler.advance_many(steps, TOKEN)
+    assert scheduler.steady_steps() == 0
+    plan, _ = single_step(scheduler)
+    assert len(plan.preemptions) == 1
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_nothing_is_steady_while_a_prompt_is_to_be_computed(waits):
+    scheduler = Scheduler(config())
+    scheduler.add(request(0, 30, 4))
+    if not waits:
+        scheduler.update(scheduler.schedule(), np.empty(0, np.int32))
+    assert scheduler.steady_steps() == 0
+
+
+def test_a_plan_under_way_is_taken_in_first():
+    scheduler = Scheduler(config())
+    scheduler.add(request(0, 4, 9))
+    single_step(scheduler)
+    scheduler.schedule()
+    assert scheduler.steady_steps() == 0
