@@ -16,6 +16,7 @@ from inflight_operator.limits import Limits, LimitsBounds
 from inflight_operator.quantities import parse_duration, parse_quantity
 from inflight_operator.render import Settings
 from inflight_operator.render.deployment import digest, template_inputs
+from inflight_operator.render.engine_flags import ttft_target
 from inflight_operator.render.pod import pod_template
 
 FALLBACK_WAITING_REQUESTS = 4
@@ -35,6 +36,7 @@ class Policy:
         price: of a pod for an hour; None where it is not known.
         currency: of the price, empty where it is not known.
         slo: latencies to keep, seconds.
+        ordered: engines serve first what can still keep its TTFT target.
         tuning: its mode.
         tuning_bounds: of the limits.
         capacity: what engines are started with.
@@ -53,6 +55,7 @@ class Policy:
     price: float | None
     currency: str
     slo: Slo
+    ordered: bool
     tuning: TuningMode
     tuning_bounds: LimitsBounds
     capacity: Limits
@@ -84,6 +87,7 @@ def policy_of(service: InferenceService, settings: Settings) -> Policy:
         price=None if spec.cost is None else float(parse_quantity(spec.cost.price_per_replica_hour)),
         currency="" if spec.cost is None else spec.cost.currency or "",
         slo=Slo(ttft, tpot),
+        ordered=ttft_target(spec) is not None,
         tuning=TuningMode(spec.tuning.mode),
         tuning_bounds=tuning_bounds(spec),
         capacity=capacity(spec),

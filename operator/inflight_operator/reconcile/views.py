@@ -118,6 +118,8 @@ def demand_view(
         told=len(fresh),
         starting=tuple(sorted([*under_way[: observation.starting], *[start_up] * not_created])),
         start_up=start_up,
+        pooled=snapshot.pooled,
+        ordered=snapshot.policy.ordered,
     )
 
 

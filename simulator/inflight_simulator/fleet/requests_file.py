@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ def _read_plain(path: Path) -> Requests | None:
         if header.strip() != _PLAIN:
             return None
         rows = np.loadtxt(body.splitlines(), np.float64, delimiter=",", comments=None, ndmin=2)
-    except (OSError, ValueError):
+    except (OSError, EOFError, zlib.error, ValueError):
         return None
     if rows.shape[1:] != (3,) or not len(rows):
         return None

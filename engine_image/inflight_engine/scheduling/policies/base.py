@@ -22,9 +22,11 @@ class Policy(Protocol):
 
     Attributes:
         head_stays: `head` is the same at every clock while no request comes or goes.
+        num_late_tokens: prompt tokens of waiting requests that one which comes now would overtake.
     """
 
     head_stays: ClassVar[bool] = False
+    num_late_tokens: int = 0
 
     def __len__(self) -> int:
         """Requests that wait."""
@@ -35,8 +37,8 @@ class Policy(Protocol):
         ...
 
     def head(self, clock: int) -> Request | None:
-        """The next to be admitted, left in place; None when none waits. It may become another as decodes go on: while
-        it does not fit it is asked for in each step, so that should be cheap."""
+        """The next to be admitted, left in place; None when none waits. It may become another as decodes go on or time
+        passes: while it does not fit it is asked for in each step, so that should be cheap."""
         ...
 
     def pop(self, clock: int) -> Request:

@@ -17,8 +17,9 @@ class Deadline(Policy):
     every pick does while no other request waits. Requests without a target are never late, so without any target the
     order is that of `fcfs`.
 
-    Nothing starves: of any 1 / `late_share` picks (rounded down) in a row made while late requests wait, at least one
-    takes the oldest of them. Their number before a given one only grows by those that arrived earlier still.
+    Nothing starves: of any 1 / `late_share` picks (rounded down) in a row that are made while late requests wait, one
+    takes the oldest of them. So when a request becomes late while k older ones wait, it is admitted within k + 1 times
+    as many picks.
 
     Raises:
         ValueError: `late_share` is not above 0 and at most 1.
@@ -34,6 +35,7 @@ class Deadline(Policy):
         self._by_latest_start: LazyHeap[Request] = LazyHeap()
         """Of those in time, the ones that have a target."""
         self._late: LazyHeap[Request] = LazyHeap()
+        self.num_late_tokens = 0
 
     def __len__(self) -> int:
         return len(self._in_time) + len(self._late)
@@ -49,6 +51,7 @@ class Deadline(Policy):
             request = first[1]
             self._take_out(request)
             self._late.push(request, (request.order,))
+            self.num_late_tokens += request.num_prompt_tokens
             any_late = True
         return any_late
 
@@ -72,6 +75,7 @@ class Deadline(Policy):
     def remove(self, request: Request) -> None:
         if request in self._late:
             self._late.remove(request)
+            self.num_late_tokens -= request.num_prompt_tokens
         else:
             self._take_out(request)
 

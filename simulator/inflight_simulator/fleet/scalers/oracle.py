@@ -4,13 +4,14 @@ For each stretch of time the capacity model (`inflight_cost.capacity`) says how 
 stretch need. The oracle orders the most that are needed until a replica ordered now would be ready, so that each is
 ready when it is needed, and a gap is bridged where that is cheaper than to start anew.
 
-The need times a margin is what it orders. `fleet.oracle_search` finds the smallest margin that keeps the attainment in
-the simulation itself. The capacity model is one of means, so the result is a good schedule, not the best there is.
+The capacity model is one of means. `fleet.oracle_search` finds in the simulation itself where fewer replicas are enough
+and where more are needed.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,10 @@ class Need:
 
     begin_s: float
     replicas: tuple[float, ...]
+
+    def counts(self, margin: float) -> list[int]:
+        """Whole replicas for `margin` times the need."""
+        return [max(1, math.ceil(round(margin * each, 9))) for each in self.replicas]
 
 
 def needed(requests: Requests, config: FleetConfig) -> Need:
@@ -66,21 +71,25 @@ def _replicas(requests: Requests, part: slice, config: FleetConfig) -> float:
     return len(prompts) / MEAN_S / rate if rate > 0 else float(config.max_replicas)
 
 
+def first_orderable(start_up_s: float) -> int:
+    """The first stretch for which a replica can be ordered that is ready as it begins; the first decision comes at the
+    end of the first stretch."""
+    return math.ceil(start_up_s / STRETCH_S) + 1
+
+
 class Oracle:
     """
     Args:
-        need: of all requests to come.
-        margin: factor of the need.
+        begin_s: of the first stretch.
+        counts: replicas that each stretch is to have.
         start_up_s: from order to ready.
     """
 
     interval_s = STRETCH_S
 
-    def __init__(self, need: Need, margin: float, start_up_s: float) -> None:
-        self._begin_s = need.begin_s
-        counts = [max(1, math.ceil(round(margin * each, 9))) for each in need.replicas]
-        # One stretch more than the start-up takes: the next order comes only after this one's stretch.
-        ahead = math.ceil(start_up_s / STRETCH_S) + 1
+    def __init__(self, begin_s: float, counts: Sequence[int], start_up_s: float) -> None:
+        self._begin_s = begin_s
+        ahead = first_orderable(start_up_s)
         self._ordered = [max(counts[at : at + ahead + 1]) for at in range(len(counts))]
 
     def replicas(self, view: FleetView) -> int:

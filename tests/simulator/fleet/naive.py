@@ -1,0 +1,145 @@
+"""A fleet of fixed replicas, step by step, with lists and loops: what the simulation is compared with."""
+
+from math import ceil, inf, nan
+
+from inflight_cost.model import StepWork, attended_tokens
+from inflight_simulator.fleet.noise import Noise
+
+
+class Sequence:
+    def __init__(self, number, prompt, output):
+        self.number, self.prompt, self.length = number, prompt, prompt + output
+        self.known, self.computed, self.blocks, self.decodes = prompt, 0, 0, False
+
+
+class NaiveReplica:
+    """One step after the other; first come, first served, the last to arrive is preempted."""
+
+    def __init__(self, config, number):
+        model = config.replica
+        self.cost, self.size, self.limits = model.cost, model.block_size, config.limits
+        self.free = model.kv_tokens // model.block_size
+        self.headroom = int(model.kv_headroom * self.free)
+        self.noise = Noise(model.noise, (config.seed, number))
+        self.waiting, self.resumed, self.running = [], [], []
+        self.now, self.end = 0.0, None
+        self.first, self.ended = {}, {}
+        self.preemptions = 0
+
+    @property
+    def outstanding(self):
+        return len(self.waiting) + len(self.resumed) + len(self.running)
+
+    @property
+    def pending(self):
+        queued = sum(one.known for one in [*self.waiting, *self.resumed])
+        return queued + sum(one.known - one.computed for one in self.running if not one.decodes)
+
+    def add(self, number, prompt, output, now):
+        if not self.outstanding:
+            self.now = now
+        self.waiting.append(Sequence(number, prompt, output))
+
+    def run(self, until):
+        """Steps that start before `until`, and the ends of all up to it."""
+        while True:
+            if self.end is not None:
+                if self.end > until:
+                    return
+                self.finish()
+            if not self.outstanding or self.now >= until:
+                return
+            self.start()
+
+    def start(self):
+        decodes = [one for one in self.running if one.decodes]
+        preempted = False
+        while True:
+            growing = [one for one in decodes if ceil(one.known / self.size) > one.blocks]
+            if len(growing) <= self.free:
+                break
+            victim = max(sorted(self.running, key=lambda one: one.number)[1:], key=lambda one: one.number)
+            self.running.remove(victim)
+            decodes = [one for one in decodes if one is not victim]
+            self.free += victim.blocks
+            victim.blocks, victim.computed, victim.decodes = 0, 0, False
+            self.resumed = sorted([*self.resumed, victim], key=lambda one: one.number)
+            self.preemptions += 1
+            preempted = True
+        for one in growing:
+            one.blocks += 1
+            self.free -= 1
+        budget = self.limits.max_num_batched_tokens - len(decodes)
+        self.chunks = []
+
+        def chunk(one):
+            nonlocal budget
+            length = min(one.known - one.computed, budget)
+            if length:
+                self.chunks.append((one, length))
+                budget -= length
+
+        for one in self.running:
+            if not one.decodes:
+                chunk(one)
+        while not preempted and budget and len(self.running) < self.limits.max_num_seqs:
+            queue = self.resumed or self.waiting
+            if not queue:
+                break
+            need = ceil(queue[0].known / self.size)
+            if need + (self.headroom if self.running else 0) > self.free:
+                break
+            one = queue.pop(0)
+            one.blocks = need
+            self.free -= need
+            self.running.append(one)
+            chunk(one)
+        self.decoding = decodes
+        work = StepWork(
+            len(decodes),
+            sum(length for _, length in self.chunks),
+            sum(one.known for one in decodes),
+            sum(attended_tokens(one.computed, length) for one, length in self.chunks),
+        )
+        self.end = self.now + self.cost.seconds(work) * float(self.noise.ahead(1)[0])
+        self.noise.use(1)
+
+    def finish(self):
+        self.now, self.end = self.end, None
+        for one in self.decoding:
+            one.computed += 1
+            one.known += 1
+        for one, length in self.chunks:
+            one.computed += length
+            if one.computed == one.known:
+                one.known += 1
+                one.decodes = True
+                self.first.setdefault(one.number, self.now)
+        for one in [one for one in self.running if one.known == one.length]:
+            self.running.remove(one)
+            self.free += one.blocks
+            self.ended[one.number] = self.now
+
+
+def naive_fleet(requests, config, count):
+    """Times of first and last tokens by request, where each went, and all preemptions."""
+    replicas = [NaiveReplica(config, number) for number in range(count)]
+    went = []
+    for number, (now, prompt, output) in enumerate(
+        zip(requests.arrival_s, requests.prompt_tokens, requests.output_tokens, strict=True)
+    ):
+        for replica in replicas:
+            replica.run(now)
+        if config.routing == "round-robin":
+            place = number % count
+        elif config.routing == "least-work":
+            place = min(range(count), key=lambda index: (replicas[index].pending, replicas[index].outstanding, index))
+        else:
+            place = min(range(count), key=lambda index: (replicas[index].outstanding, index))
+        went.append(place)
+        replicas[place].add(number, int(prompt), int(output), float(now))
+    for replica in replicas:
+        replica.run(inf)
+    first = [next((one.first[n] for one in replicas if n in one.first), nan) for n in range(len(requests))]
+    ended = [next((one.ended[n] for one in replicas if n in one.ended), nan) for n in range(len(requests))]
+    return first, ended, went, sum(one.preemptions for one in replicas)
