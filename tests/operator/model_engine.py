@@ -1,6 +1,6 @@
 """A model of an engine for tests of the operator's decisions: a step takes `base + per_prefill * prefill tokens +
 per_decode * decodes` seconds. It is arithmetic, not an engine, but it reports what an engine reports; with
-`tells_cost` also what its steps cost and what arrived."""
+`tells_cost` also what its steps cost and what arrived, with `tells_cache` the size of its KV cache, as vLLM does."""
 
 from bisect import bisect_left
 from collections import deque
@@ -70,6 +70,8 @@ class ModelEngine:
     max_num_batched_tokens: int = 2048
     kv_tokens: int = 100_000
     tells_cost: bool = False
+    tells_cache: bool = False
+    prompt_tokens: int = 0
     time: float = 0.0
     arrived: int = 0
     arrived_tokens: int = 0
@@ -141,6 +143,7 @@ class ModelEngine:
         self.generation_tokens += 1
         if request.generated == 1:
             request.first_token = self.time
+            self.prompt_tokens += request.prompt
             self.ttft.observe(self.time - request.arrived)
         if request.generated >= request.output:
             self.running.remove(request)
@@ -178,5 +181,6 @@ class ModelEngine:
             waiting_prompt_tokens=sum(one.prompt for one in self.waiting)
             + sum(one.prompt - one.computed for one in self.running if one.computed < one.prompt),
             limits=Limits(self.max_num_seqs, self.max_num_batched_tokens),
-            **(self._told() if self.tells_cost else {}),
+            prompt_tokens=self.prompt_tokens,
+            **(self._told() if self.tells_cost else {"kv_tokens": self.kv_tokens} if self.tells_cache else {}),
         )
