@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from inflight_cost.model import CostModel, StepWork
 
-_HALVINGS = 40
+_HALVINGS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def steady(replica: Replica, workload: Workload, rate: float, limits: StepLimits
         after = cost.seconds(StepWork(max(1.0, running), 0, max(1.0, running) * context, 0)) / (1 - share)
         if after > 1e3:
             return Steady(math.inf, math.inf, share, math.inf)
-        if abs(after - tpot) <= 1e-6 * tpot:
+        if abs(after - tpot) <= 1e-5 * tpot:
             break
         tpot = after
     room = max(1.0, limits.max_num_batched_tokens - running)
@@ -155,6 +155,8 @@ def largest_rate(
     low, high = 0.0, 1.0
     while holds(high) and high < 1e6:
         low, high = high, high * 2
+    while low == 0.0 and high > 1e-3 and not holds(high / 2):
+        high /= 2
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)

@@ -40,8 +40,8 @@ class EngineConfig:
         kv_cache_dtype: `auto` is `dtype`; `fp8` (GPUs that have it) halves the cache.
         gpu_memory_utilization: share of a GPU's memory for weights, activations and KV cache together.
         kv_headroom: share of the KV blocks that admission leaves free for running requests to grow into.
-        scheduling_policy, priority_aging, classes, preemption, preemption_victim, prefix_caching: as in
-            `SchedulerConfig`.
+        scheduling_policy, priority_aging, ttft_target, late_share, classes, preemption, preemption_victim,
+            prefix_caching: as in `SchedulerConfig`.
         swap_space: bytes of host memory for the KV cache of preempted requests; 0: they are recomputed.
         record: file to which arrivals and decisions are recorded, to be replayed; None: no recording.
         seed: base of the random streams of requests that bring no seed.
@@ -69,6 +69,8 @@ class EngineConfig:
     kv_headroom: float = 0.03
     scheduling_policy: str = "fcfs"
     priority_aging: float = 10.0
+    ttft_target: float | None = None
+    late_share: float = 0.05
     classes: tuple[ServiceClass, ...] = (ServiceClass(),)
     preemption: str = "auto"
     preemption_victim: str = "last_arrived"

@@ -336,7 +336,9 @@ class Engine:
 
     def _predict_with(self, cost: CostModel | None) -> None:
         """`cost`: None: no model fits well enough."""
-        self._step_times.cost = cost
+        self._step_times.cost = self._scheduler.prefill_cost = cost
+        if self._recorder is not None:
+            self._recorder.prefill_cost(cost)
 
     def _stats(
         self,

@@ -69,6 +69,8 @@ def load(
         kv_headroom=config.kv_headroom,
         policy=config.scheduling_policy,
         priority_aging=config.priority_aging,
+        ttft_target=config.ttft_target,
+        late_share=config.late_share,
         classes=config.classes,
         preemption=config.preemption,
         preemption_victim=config.preemption_victim,

@@ -10,11 +10,12 @@ the number of tokens that were generated there by anybody. What is longer than a
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 HALF_LIFE_SECONDS = 600.0
 """In which the weight of what was seen falls by half."""
@@ -24,8 +25,7 @@ _RANGES_IN_AN_OCTAVE = 8
 _SINGLE_TOKENS = 16
 """Up to here each range is one token."""
 _LONGEST = 1 << 20
-
-Counts = npt.NDArray[np.float64]
+_NO_TOKENS = 1e-9
 
 
 class OutputLength(NamedTuple):
@@ -40,47 +40,56 @@ class OutputLengths:
     the same share of its tokens as of its ends."""
 
     def __init__(self) -> None:
-        octaves = int(np.log2(_LONGEST / _SINGLE_TOKENS))
-        steps = np.arange(1, octaves * _RANGES_IN_AN_OCTAVE + 1) / _RANGES_IN_AN_OCTAVE
-        longer = (_SINGLE_TOKENS * np.exp2(steps)).astype(np.int64)
-        self._ends_of_ranges = np.concatenate([np.arange(1, _SINGLE_TOKENS + 1), longer])
-        self._begins = np.concatenate([[0], self._ends_of_ranges[:-1]])
-        self._tokens: Counts = np.zeros(len(self._begins))
-        self._ended: Counts = np.zeros(len(self._begins))
+        octaves = int(math.log2(_LONGEST / _SINGLE_TOKENS))
+        longer = [
+            int(_SINGLE_TOKENS * 2 ** (each / _RANGES_IN_AN_OCTAVE)) for each in range(octaves * _RANGES_IN_AN_OCTAVE)
+        ]
+        self._bounds = [*range(_SINGLE_TOKENS), *longer, _LONGEST]
+        """Range i is the tokens [bounds[i], bounds[i + 1])."""
+        self._tokens = [0.0] * (len(self._bounds) - 1)
+        self._ended = [0.0] * (len(self._bounds) - 1)
         self._forgot_at: float | None = None
 
     def generated(self, begin: int, end: int) -> None:
         """The tokens [begin, end) of some output were generated."""
-        self._tokens += np.clip(np.minimum(self._ends_of_ranges, end) - np.maximum(self._begins, begin), 0, None)
+        bounds, end = self._bounds, min(end, _LONGEST)
+        if begin >= end:
+            return
+        index = bisect_right(bounds, begin) - 1
+        while begin < end:
+            until = min(end, bounds[index + 1])
+            self._tokens[index] += until - begin
+            begin, index = until, index + 1
 
     def generated_many(self, begins: Sequence[int], ends: Sequence[int]) -> None:
         """As `generated` for each pair."""
-        low = np.maximum(self._begins, np.array(begins)[:, None])  # [pairs, ranges]
-        high = np.minimum(self._ends_of_ranges, np.array(ends)[:, None])
-        self._tokens += np.clip(high - low, 0, None).sum(axis=0)
+        bounds = np.array(self._bounds)
+        low = np.maximum(bounds[:-1], np.array(begins)[:, None])  # [pairs, ranges]
+        high = np.minimum(bounds[1:], np.array(ends)[:, None])
+        self._tokens = (np.array(self._tokens) + np.clip(high - low, 0, None).sum(axis=0)).tolist()
 
     def ended(self, length: int) -> None:
         """An output is complete with its last token, which was counted by `generated`."""
         if length > 0:
-            self._ended[min(int(np.searchsorted(self._ends_of_ranges, length)), len(self._ended) - 1)] += 1
+            self._ended[bisect_right(self._bounds, min(length, _LONGEST) - 1) - 1] += 1
 
     def forget(self, now: float) -> None:
         """Let the past weigh less; `now`: seconds, monotonic."""
         before, self._forgot_at = self._forgot_at, now
-        ends = self._ended.sum()
+        ends = sum(self._ended)
         if before is None or ends <= _ENDS_TO_KEEP:
             return
-        keep = max(np.exp2((before - now) / HALF_LIFE_SECONDS), _ENDS_TO_KEEP / ends)
-        self._tokens *= keep
-        self._ended *= keep
+        keep = max(2 ** ((before - now) / HALF_LIFE_SECONDS), _ENDS_TO_KEEP / ends)
+        self._tokens = [each * keep for each in self._tokens]
+        self._ended = [each * keep for each in self._ended]
 
     def estimate(self) -> OutputLength | None:
         """None: nothing has ended yet."""
-        if not self._ended.any():
+        if not any(self._ended):
             return None
-        count = int(np.flatnonzero(self._tokens)[-1]) + 1
-        chance = np.minimum(self._ended[:count] / np.maximum(self._tokens[:count], 1e-9), 1.0)
-        widths = (self._ends_of_ranges - self._begins)[:count]
+        tokens, ended = np.array(self._tokens), np.array(self._ended)
+        count = int(np.flatnonzero(tokens)[-1]) + 1
+        chance = np.minimum(ended[:count] / np.maximum(tokens[:count], _NO_TOKENS), 1.0)
         # Chance that an output has more than 0, 1, 2, ... tokens.
-        longer = np.concatenate([[1.0], np.cumprod(np.repeat(1 - chance, widths))[:-1]])
+        longer = np.concatenate([[1.0], np.cumprod(np.repeat(1 - chance, np.diff(self._bounds[: count + 1])))[:-1]])
         return OutputLength(float(longer.sum()), float(longer @ (2 * np.arange(len(longer)) + 1)))

@@ -46,6 +46,13 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds:.1f}".removesuffix(".0") + "s"
 
 
+def format_price(amount: float) -> str:
+    """An amount of money: two decimals, or three digits of what is below one."""
+    if amount == 0 or amount >= 0.995:
+        return f"{amount:.2f}"
+    return f"{amount:.3g}" if amount >= 1e-4 else f"{amount:.2e}"
+
+
 def parse_quantity(quantity: str | int) -> Decimal:
     """The number a Kubernetes quantity stands for: `4Gi` is 4294967296, `250m` is 0.25.
 

@@ -14,6 +14,8 @@ from inflight_simulator.fleet.command import EPILOG as FLEET_EPILOG
 from inflight_simulator.fleet.command import add_fleet_command_flags, run_fleet_command
 from inflight_simulator.fleet.compare_command import EPILOG as FLEET_COMPARE_EPILOG
 from inflight_simulator.fleet.compare_command import add_fleet_compare_flags, run_fleet_compare
+from inflight_simulator.fleet.plan_command import EPILOG as PLAN_EPILOG
+from inflight_simulator.fleet.plan_command import add_plan_flags, run_plan
 from inflight_simulator.replay_command import HELP as REPLAY_HELP
 from inflight_simulator.replay_command import add_replay_flags, run_replay
 from inflight_simulator.trace_files import FORMATS
@@ -87,6 +89,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_fleet_compare_flags(fleet_compare)
     fleet_compare.set_defaults(run=run_fleet_compare)
+    planned = command(
+        "plan",
+        "how many replicas some traffic needs, with which limits, at what cost, and what breaks first when it doubles",
+        PLAN_EPILOG,
+    )
+    add_plan_flags(planned)
+    planned.set_defaults(run=run_plan)
     replay = command(
         "replay-decisions",
         "take the operator's recorded decisions again and compare",

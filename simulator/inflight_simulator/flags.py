@@ -38,6 +38,8 @@ CONTINUOUS_ONLY = (
     "--kv-headroom",
     "--scheduling-policy",
     "--priority-aging",
+    "--ttft-target",
+    "--late-share",
     "--class-weight",
     "--preemption",
     "--preemption-victim",
@@ -102,8 +104,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add("--block-size", "tokens in a KV block", type=number(int, 1, _MOST_BLOCK_TOKENS), metavar="N")
     add("--max-model-len", "longest prompt plus output (default: the longest request's)", type=count, metavar="N")
     add("--kv-headroom", "share of the KV cache left to running requests", type=number(float, 0, 0.9), metavar="SHARE")
-    add("--scheduling-policy", "order of waiting requests; sjf knows the output lengths", choices=tuple(POLICIES))
+    policy = "order of waiting requests; sjf knows the output lengths (default: deadline with --ttft-target, else fcfs)"
+    group.add_argument("--scheduling-policy", help=policy, choices=tuple(POLICIES))
     add("--priority-aging", "seconds of waiting worth one step of priority", type=finite(1e-6), metavar="S")
+    add("--ttft-target", "seconds to the first token, for deadline (default: none)", type=finite(0.001), metavar="S")
+    late = "share of the picks that deadline gives to those that cannot keep it any more"
+    add("--late-share", late, type=number(float, 0.001, 1), metavar="SHARE")
     add(
         "--class-weight",
         "weight of a class (default 1); may be repeated",

@@ -62,7 +62,7 @@ def replay_files(paths: Sequence[Path], wanted: Collection[str], *, every_decisi
     if not differing:
         print("no difference")
         return 0
-    print(f"{differing} differ from the recording")
+    print(f"{differing} with another plan than was recorded")
     print("\n".join(shown))
     if differing > SHOWN_ROUNDS:
         print(f"and {count(differing - SHOWN_ROUNDS, 'more round')}")

@@ -12,6 +12,7 @@ from typing import Any
 from inflight_engine.request import DEFAULT_CLASS
 from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
 from inflight_engine.scheduling.limits import Limits
+from inflight_engine.scheduling.policies import default_policy
 from inflight_simulator.arrivals import Arrival, Scaling, blocks_of, scaled
 from inflight_simulator.continuous import simulate_continuous
 from inflight_simulator.cost import LLAMA_8B_H100, Cost, UnitCost, check_cost, read_cost, swap_rates
@@ -74,8 +75,10 @@ def setup(flags: argparse.Namespace) -> Setup:
         block_size=block_size,
         max_model_len=flags.max_model_len or max(arrival.total_tokens for arrival in arrivals),
         kv_headroom=headroom,
-        policy=given("scheduling_policy"),
+        policy=flags.scheduling_policy or default_policy(flags.ttft_target, ()),
         priority_aging=given("priority_aging"),
+        ttft_target=flags.ttft_target,
+        late_share=given("late_share"),
         classes=_classes(arrivals, dict(flags.class_weight or ())),
         preemption=given("preemption"),
         preemption_victim=given("preemption_victim"),

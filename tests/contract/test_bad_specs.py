@@ -95,6 +95,23 @@ BAD = {
         spec(scaling={"targets": {"kvUtilization": 0}}),
         "scaling.targets.kvUtilization must be above 0 and at most 1, such as 0.8",
     ),
+    "a concurrency target of zero": (
+        spec(scaling={"targets": {"concurrency": 0}}),
+        "spec.scaling.targets.concurrency: Invalid value: 0",
+    ),
+    "a replica that costs nothing": (
+        spec(cost={"pricePerReplicaHour": "0"}),
+        "cost.pricePerReplicaHour must be a number above zero and at most 1000000, such as '2.50'",
+    ),
+    "a price that is no number": (
+        spec(cost={"pricePerReplicaHour": "cheap"}),
+        "cost.pricePerReplicaHour must be a number above zero and at most 1000000, such as '2.50'",
+    ),
+    "a price in millions": (
+        spec(cost={"pricePerReplicaHour": "2M"}),
+        "cost.pricePerReplicaHour must be a number above zero and at most 1000000, such as '2.50'",
+    ),
+    "a cost without a price": (spec(cost={"currency": "USD"}), "spec.cost.pricePerReplicaHour: Required value"),
     "an unknown scaling mode": (
         spec(scaling={"mode": "HPA"}),
         'spec.scaling.mode: Unsupported value: "HPA": supported values: "Operator", "External"',
@@ -122,6 +139,10 @@ BAD = {
     "a latency without a unit": (
         spec(slo={"ttftP95": "500"}),
         "slo.ttftP95 must be a duration above zero, such as 500ms, 2s or 1m30s",
+    ),
+    "a time to first token that an engine would not take": (
+        spec(slo={"ttftP95": "0.5ms"}),
+        "slo.ttftP95 must be between 1ms and 240h",
     ),
     "a latency of zero": (spec(slo={"tpotP95": "0ms"}), "slo.tpotP95 must be a duration above zero"),
     "a timeout that an engine would not take": (
@@ -207,7 +228,20 @@ BAD = {
     ),
     "an unknown policy": (
         spec(engine={"scheduling": {"policy": "lifo"}}),
-        'spec.engine.scheduling.policy: Unsupported value: "lifo": supported values: "fcfs", "sjf", "priority", "fair"',
+        'spec.engine.scheduling.policy: Unsupported value: "lifo": supported values: "fcfs", "sjf", "priority", "fair",'
+        ' "deadline"',
+    ),
+    "an order by a target that there is not": (
+        spec(engine={"scheduling": {"policy": "deadline", "classes": [{"name": "chat", "slo": {"tpotP95": "1s"}}]}}),
+        "engine.scheduling.policy deadline needs a target: set slo.ttftP95, or slo.ttftP95 of a class",
+    ),
+    "shedding at once": (
+        spec(engine={"scheduling": {"shedAfter": "0s"}}),
+        "engine.scheduling.shedAfter must be a duration above zero, such as 500ms, 2s or 1m30s",
+    ),
+    "shedding sooner than an engine takes": (
+        classes({"name": "chat", "shedAfter": "0.5ms"}),
+        "engine.scheduling.classes.shedAfter must be between 1ms and 240h",
     ),
     "an unknown way to preempt": (
         spec(engine={"scheduling": {"preemption": "drop"}}),
@@ -375,6 +409,11 @@ GOOD = {
         ),
     ),
     "a class with as long a queue as the engine": ("chat", classes({"name": "chat", "maxQueuedRequests": 512})),
+    "an order by the target of the service": ("chat", spec(slo={}, engine={"scheduling": {"policy": "deadline"}})),
+    "an order by the target of a class": (
+        "chat",
+        spec(engine={"scheduling": {"policy": "deadline", "classes": [{"name": "chat", "slo": {"ttftP95": "1s"}}]}}),
+    ),
     "scaling down disabled": ("chat", spec(scaling={"behavior": {"scaleDown": {"selectPolicy": "Disabled"}}})),
 }
 

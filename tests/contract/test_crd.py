@@ -41,7 +41,6 @@ def test_a_spec_of_four_lines_gets_every_default_from_the_api_server(make):
                 "prefixCaching": True,
             },
             "scheduling": {
-                "policy": "fcfs",
                 "priorityAging": "10s",
                 "preemption": "auto",
                 "preemptionVictim": "lastArrived",
@@ -52,12 +51,10 @@ def test_a_spec_of_four_lines_gets_every_default_from_the_api_server(make):
             "servingMetrics": True,
         },
         "accelerator": {"count": 0, "resource": "nvidia.com/gpu"},
-        "slo": {"ttftP95": "500ms", "tpotP95": "50ms"},
         "scaling": {
             "mode": "Operator",
             "minReplicas": 1,
             "maxReplicas": 8,
-            "targets": {"waitingRequests": 4, "kvUtilization": 0.8},
             "behavior": {
                 "scaleUp": {
                     "stabilizationWindowSeconds": 0,
@@ -98,7 +95,11 @@ def test_a_class_of_a_name_alone_gets_its_defaults_and_no_target(make):
     spec = {**FOUR_LINES, "engine": {"scheduling": {"classes": [{"name": "chat"}]}}}
     scheduling = make(spec)["spec"]["engine"]["scheduling"]
     assert scheduling["classes"] == [{"name": "chat", "weight": 1, "priority": 0}]
-    assert scheduling["policy"] == "fcfs"
+    assert "policy" not in scheduling
+
+
+def test_one_given_target_brings_the_default_of_the_other(make):
+    assert make({**FOUR_LINES, "slo": {"tpotP95": "20ms"}})["spec"]["slo"] == {"ttftP95": "500ms", "tpotP95": "20ms"}
 
 
 def test_two_owners_apply_a_class_each_since_the_list_goes_by_name(kubectl, namespace):

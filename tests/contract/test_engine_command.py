@@ -53,15 +53,15 @@ def test_every_field_arrives_in_the_engine_with_its_value():
     assert (engine.quantization, engine.tensor_parallel_size) == ("int8", 2)
     assert (engine.kv_cache_dtype, engine.gpu_memory_utilization) == ("fp8", 0.8)
     assert (engine.kv_headroom, engine.swap_space, engine.prefix_caching) == (0.1, 2**31, False)
-    assert (engine.scheduling_policy, engine.priority_aging) == ("priority", 60.5)
+    assert (engine.scheduling_policy, engine.priority_aging, engine.ttft_target) == ("deadline", 60.5, 1.5)
     assert (engine.preemption, engine.preemption_victim) == ("swap", "most_preempted_last")
     assert engine.classes == (
-        ServiceClass("interactive", 4.0, -1, 0.5, 0.05, 8),
+        ServiceClass("interactive", 4.0, -1, 0.5, 0.05, 8, 4.0),
         ServiceClass("batch", weight=0.5),
         ServiceClass("rest"),
     )
     assert config.bounds.max_requests == 10
-    assert (config.queue_timeout, config.request_timeout) == (0.5, 90)
+    assert (config.shed_after, config.queue_timeout, config.request_timeout) == (20, 0.5, 90)
     assert (config.drain_delay, config.drain_timeout) == (5, 30)
     assert config.served_model_name == "qwen"
     assert (config.port, config.admin_port, config.serving_metrics) == (8000, 8001, False)
@@ -74,7 +74,8 @@ def test_a_field_that_is_not_given_has_the_same_default_on_both_sides():
     assert engine.swap_space == parse_quantity(cache.swap)
     assert (engine.kv_cache_dtype, engine.gpu_memory_utilization) == (cache.dtype, cache.memory_fraction)
     assert (engine.quantization, engine.tensor_parallel_size) == (Engine().quantization, 1)
-    assert engine.scheduling_policy == scheduling.policy
+    assert (engine.scheduling_policy, scheduling.policy) == ("fcfs", None)
+    assert (parsed(**CPU).shed_after, scheduling.shed_after) == (None, None)
     assert engine.priority_aging == parse_duration(scheduling.priority_aging)
     assert engine.preemption == scheduling.preemption
     assert engine.preemption_victim == to_snake(scheduling.preemption_victim)
@@ -87,9 +88,11 @@ def test_a_field_that_is_not_given_has_the_same_default_on_both_sides():
 
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_the_engine_takes_the_longest_and_shortest_durations_that_the_api_server_takes(bound):
-    classes = [{"name": "chat", "slo": {"ttftP95": bound, "tpotP95": bound}}]
-    engine = parsed(**CPU, engine={"scheduling": {"priorityAging": bound, "classes": classes}}).engine
-    length = parse_duration(bound)
+    classes = [{"name": "chat", "slo": {"ttftP95": bound, "tpotP95": bound}, "shedAfter": bound}]
+    scheduling = {"priorityAging": bound, "shedAfter": bound, "classes": classes}
+    config = parsed(**CPU, slo={"ttftP95": bound}, engine={"scheduling": scheduling})
+    engine, length = config.engine, parse_duration(bound)
+    assert config.shed_after == engine.classes[0].shed_after == engine.ttft_target == length
     assert engine.priority_aging == length
     assert (engine.classes[0].ttft_target, engine.classes[0].tpot_target) == (length, length)
 
@@ -99,7 +102,24 @@ def test_the_engine_knows_every_quantization(quantization):
     assert parsed(**CPU, engine={"quantization": quantization}).engine.quantization == quantization
 
 
-@pytest.mark.parametrize("policy", literals(Scheduling, "policy"))
+POLICY_NAMES = [name for choice in literals(Scheduling, "policy") for name in get_args(choice)]
+
+
+@pytest.mark.parametrize(
+    ("slo", "scheduling", "policy"),
+    [
+        (None, {}, "fcfs"),
+        ({}, {}, "deadline"),
+        ({}, {"policy": "fcfs"}, "fcfs"),
+        (None, {"classes": [{"name": "chat", "slo": {"ttftP95": "1s"}}]}, "deadline"),
+        ({}, {"policy": "fcfs", "classes": [{"name": "chat", "slo": {"ttftP95": "1s"}}]}, "fcfs"),
+    ],
+)
+def test_engines_order_by_deadline_where_there_is_a_target_unless_another_policy_is_asked_for(slo, scheduling, policy):
+    assert parsed(**CPU, slo=slo, engine={"scheduling": scheduling}).engine.scheduling_policy == policy
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
 def test_the_engine_knows_every_policy(policy):
     assert parsed(**CPU, engine={"scheduling": {"policy": policy}}).engine.scheduling_policy == policy
 
@@ -116,7 +136,7 @@ def test_the_engine_knows_every_victim(victim):
 
 
 def test_whatever_the_engine_can_choose_from_can_be_asked_for_in_a_spec():
-    assert set(literals(Scheduling, "policy")) == set(POLICIES)
+    assert set(POLICY_NAMES) == set(POLICIES)
     assert set(literals(Scheduling, "preemption")) == set(PREEMPTION_MODES)
     assert {to_snake(victim) for victim in literals(Scheduling, "preemption_victim")} == set(VICTIMS)
 

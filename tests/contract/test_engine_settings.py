@@ -41,6 +41,7 @@ FIELDS = {
     "engine.kvCache.swap": ("swap-space", lambda value: int(parse_quantity(value)), "host memory"),
     "engine.kvCache.prefixCaching": ("no-prefix-caching", as_is, "keep the"),
     "engine.scheduling.policy": ("scheduling-policy", as_is, "X-Inflight-Tenant"),
+    "engine.scheduling.shedAfter": ("shed-after", parse_duration, "predicted to wait longer"),
     "engine.scheduling.priorityAging": ("priority-aging", parse_duration, "one step of priority"),
     "engine.scheduling.preemption": ("preemption", as_is, "host memory"),
     "engine.scheduling.preemptionVictim": ("preemption-victim", to_snake, "when the KV cache is full"),
@@ -52,7 +53,7 @@ FIELDS = {
     "accelerator.count": ("tensor-parallel-size", as_is, None),
     "rollout.drainTimeout": ("drain-timeout", parse_duration, "may finish"),
 }
-NO_FIELD = {"host", "port", "admin-port", "served-model-name", "device", "drain-delay", "limits-file"}
+NO_FIELD = {"host", "port", "admin-port", "served-model-name", "device", "drain-delay", "limits-file", "ttft-target"}
 """Flags that the operator sets without a field, or from something that has no default."""
 
 

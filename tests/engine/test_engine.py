@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import count
 
 import msgspec
 import numpy as np
@@ -17,7 +18,7 @@ from inflight_engine.messages import (
     Starting,
 )
 from inflight_engine.output import StepOutput, TokenLogprobs
-from inflight_engine.recording.lines import LimitsChanged, WeightsChanged
+from inflight_engine.recording.lines import LimitsChanged, TimePassed, WeightsChanged
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.recording.replay import replay
@@ -119,10 +120,10 @@ def swapping_engine(breaks):
     return engine, scheduler, runner
 
 
-def make_engine(failing_steps=frozenset(), record=None, runner=None, **parts):
-    scheduler = Scheduler(CONFIG)
+def make_engine(failing_steps=frozenset(), record=None, runner=None, config=CONFIG, **parts):
+    scheduler = Scheduler(config)
     if record is not None:
-        parts["recorder"] = Recorder.to_file(str(record), CONFIG, scheduler.is_cached)
+        parts["recorder"] = Recorder.to_file(str(record), config, scheduler.is_cached)
     return Engine(scheduler, StandIn(failing_steps) if runner is None else runner, **parts)
 
 
@@ -432,7 +433,7 @@ def test_cost_of_steps_is_fitted_to_what_they_compute_and_reaches_what_predicts_
     assert 1 < len(found) < len(costs) / 2
     # However much it computes, a step takes some ticks of this clock.
     assert found[-1].error < 0.3
-    assert times.cost in (found[-1].model, None)
+    assert found[-1].model == times.cost == engine._scheduler.prefill_cost
     assert found[-1].model.seconds(StepWork(4, 8, 60, 36)) == pytest.approx(0.2, rel=0.5)
 
 
@@ -450,6 +451,27 @@ def test_time_in_which_steps_overlap_is_measured_once():
     assert 0 < meter.total < next(now)
 
 
+@pytest.mark.parametrize("runner", [StandIn(set()), AheadStandIn()], ids=["", "ahead"])
+def test_the_deadline_policy_goes_by_the_engines_clock_and_replays_without_a_difference(tmp_path, runner):
+    path = tmp_path / "record.jsonl.gz"
+    now = count(100.0, 0.125)
+    config = replace(CONFIG, policy="deadline", ttft_target=4.0, late_share=0.25)
+    engine = make_engine((), path, runner, config, clock=now.__next__)
+    arrivals = {}
+    for number in range(60):
+        arrivals[number] = next(now)
+        request = add(number, [number] * (3 + number % 5), max_tokens=6)
+        engine.handle(msgspec.structs.replace(request, arrival_time=arrivals[number]))
+        engine.step()
+    admitted = [each.request_id for report in run(engine) for each in report.admitted]
+    assert admitted != sorted(admitted)
+    engine.close()
+    recording = Recording(path)
+    survey = Survey(recording.events())
+    assert any(isinstance(each, TimePassed) for each in recording.events())
+    assert replay(recording.header.config, recording.events(), survey) is None
+
+
 @pytest.mark.parametrize(
     "runner",
     [StandIn(set()), StandIn({2, 5}), AheadStandIn(), AheadStandIn({2, 9}), AheadStandIn({15}, {3, 6, 11, 40})],
@@ -464,8 +486,10 @@ def test_what_the_engine_records_replays_without_a_difference(tmp_path, runner):
             engine.handle(CancelRequest(number - 1, FinishReason.ABORT))
             engine.handle(Configure(0, Limits(1 + number % 4, 8 + number % 20), {"a": 1.0 + number}))
         engine.step()
+        engine.measure_cost()
     while engine.has_work:
         engine.step()
+        engine.measure_cost()
     assert engine.handle(FlushRecord(7)) == RecordFlushed(7)
     recording = Recording(path)
     survey = Survey(recording.events())

@@ -3,6 +3,7 @@
 limited meanwhile; and a seeded sample is the same alone and in a full batch."""
 
 import random
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,11 +84,13 @@ def make_engine(**config):
     return load(EngineConfig(model=MODEL, dtype="float32", **(sizes | config)))
 
 
-def run(engine, prompts, sampling, *, change_limits=None, **fields):
-    """All prompts at once. `fields`: of AddRequest, one list of values each."""
+def run(engine, prompts, sampling, order=None, *, change_limits=None, **fields):
+    """All prompts at once. `fields`: of AddRequest, one list of values each. `order`: gets the requests as they are
+    admitted."""
     for request_id, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
         own = {name: values[request_id] for name, values in fields.items()}
-        engine.handle(AddRequest(request_id, np.array(prompt, np.int32).tobytes(), params, float(request_id), **own))
+        own.setdefault("arrival_time", float(request_id))
+        engine.handle(AddRequest(request_id, np.array(prompt, np.int32).tobytes(), params, **own))
     result = Run([[] for _ in prompts])
     owner = {}
     while engine.has_work:
@@ -95,6 +98,8 @@ def run(engine, prompts, sampling, *, change_limits=None, **fields):
             engine.handle(Configure(0, change_limits()))
         report = engine.step()
         owner |= {admission.slot: admission.request_id for admission in report.admitted}
+        if order is not None:
+            order += [admission.request_id for admission in report.admitted]
         slots, token_ids = np.frombuffer(report.slots, np.int32), np.frombuffer(report.token_ids, np.int32)
         for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True):
             result.outputs[owner[slot]].append(token)
@@ -162,6 +167,16 @@ def test_any_policy_gives_each_request_what_fcfs_gives_it(prompts, greedy, expec
         tenant=[rng.choice("xyz") for _ in prompts],
         service_class=[rng.choice("ab") for _ in prompts],
     )
+    assert result.outputs == expected
+
+
+def test_requests_that_go_by_their_deadlines_get_what_fcfs_gives_them(prompts, greedy, expected):
+    rng = random.Random(11)
+    engine, _ = make_engine(max_num_seqs=4, scheduling_policy="deadline", ttft_target=50.0, late_share=0.25)
+    arrived = time.monotonic()
+    order = []
+    result = run(engine, prompts, greedy, order, arrival_time=[arrived - rng.choice((0, 100)) for _ in prompts])
+    assert order != sorted(order)
     assert result.outputs == expected
 
 

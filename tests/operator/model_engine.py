@@ -1,10 +1,12 @@
 """A model of an engine for tests of the operator's decisions: a step takes `base + per_prefill * prefill tokens +
-per_decode * decodes` seconds. It is arithmetic, not an engine, but it reports what an engine reports."""
+per_decode * decodes` seconds. It is arithmetic, not an engine, but it reports what an engine reports; with
+`tells_cost` also what its steps cost and what arrived."""
 
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 
+from inflight_cost.model import CostModel
 from inflight_operator.limits import Limits
 from inflight_operator.observe.histogram import Histogram
 from inflight_operator.observe.metrics import Sample
@@ -67,7 +69,13 @@ class ModelEngine:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     kv_tokens: int = 100_000
+    tells_cost: bool = False
     time: float = 0.0
+    arrived: int = 0
+    arrived_tokens: int = 0
+    arrived_squares: int = 0
+    ended_tokens: int = 0
+    ended_squares: int = 0
     waiting: deque = field(default_factory=deque)
     running: list = field(default_factory=list)
     preemptions: int = 0
@@ -80,6 +88,9 @@ class ModelEngine:
 
     def add(self, prompt, output):
         self.waiting.append(ModelRequest(self.time, prompt, output))
+        self.arrived += 1
+        self.arrived_tokens += prompt
+        self.arrived_squares += prompt**2
 
     def run_until(self, end):
         while self.time < end:
@@ -134,11 +145,23 @@ class ModelEngine:
         if request.generated >= request.output:
             self.running.remove(request)
             self.finished += 1
+            self.ended_tokens += request.output
+            self.ended_squares += request.output**2
             if request.output > 1:
                 self.tpot.observe((self.time - request.first_token) / (request.output - 1))
 
     def _kv_used(self):
         return sum(one.computed + one.generated for one in self.running)
+
+    def _told(self):
+        """What an engine tells once it has a fit, and once requests have ended."""
+        told = {"arrived": self.arrived, "arrived_tokens": self.arrived_tokens, "arrived_squares": self.arrived_squares}
+        cost = CostModel(self.base, self.per_decode, self.per_prefill, 0.0, 0.0)
+        told |= {"cost": cost, "cost_error": 0.01, "cost_steps": 1000.0, "kv_tokens": self.kv_tokens}
+        if self.finished:
+            told["output_mean"] = self.ended_tokens / self.finished
+            told["output_square"] = self.ended_squares / self.finished
+        return told
 
     def sample(self):
         return Sample(
@@ -155,4 +178,5 @@ class ModelEngine:
             waiting_prompt_tokens=sum(one.prompt for one in self.waiting)
             + sum(one.prompt - one.computed for one in self.running if one.computed < one.prompt),
             limits=Limits(self.max_num_seqs, self.max_num_batched_tokens),
+            **(self._told() if self.tells_cost else {}),
         )

@@ -71,3 +71,28 @@ def test_namespaces_add_up_and_the_key_s_secret_has_a_name(monkeypatch):
     assert main(["run", "--engine-image", "x", "--namespace", "a", "--namespace=b", "--namespace=a"]) == 0
     assert [one.namespaces for one in taken] == [(), ("a", "b")]
     assert taken[0].key_secret == "inflight-operator-key"
+
+
+def test_decisions_are_recorded_where_asked_for(monkeypatch, tmp_path, capsys):
+    taken = []
+
+    async def run(options):
+        taken.append(options)
+        return 0
+
+    monkeypatch.setattr(cli, "run_operator", run)
+    record = ["--record-decisions", str(tmp_path), "--record-service", "a/b", "--record-service=a/c", "--record-size=8"]
+    assert main(["run", "--engine-image", "x"]) == 0
+    assert main(["run", "--engine-image", "x", *record]) == 0
+    assert [one.record_decisions for one in taken] == [None, tmp_path]
+    assert (taken[1].record_services, taken[1].record_size) == (("a/b", "a/c"), 8)
+    with pytest.raises(SystemExit):
+        main(["run", "--engine-image", "x", "--record-service", "chat"])
+    assert "'chat' is not NAMESPACE/NAME" in capsys.readouterr().err
+
+
+def test_a_folder_for_the_recording_that_cannot_be_made_is_named(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "folder"
+    assert main(["run", "--engine-image", "x", "--metrics-port", "0", "--record-decisions", str(folder)]) == 1
+    assert str(folder) in capsys.readouterr().err

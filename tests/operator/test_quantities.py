@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_operator.api import format_seconds, parse_duration, parse_quantity
+from inflight_operator.quantities import format_price
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,15 @@ def test_what_is_no_duration_is_refused_with_an_example(text):
 )
 def test_seconds_are_written_as_a_person_writes_them(seconds, text):
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(0.0, "0.00"), (12.0, "12.00"), (3.456, "3.46"), (0.999, "1.00"), (0.4237, "0.424"), (0.00123, "0.00123")],
+)
+def test_prices_are_written_as_a_person_writes_them(amount, text):
+    assert format_price(amount) == text
+    assert float(format_price(amount / 1e6)) == pytest.approx(amount / 1e6, rel=0.01)
 
 
 def test_negative_seconds_are_refused():

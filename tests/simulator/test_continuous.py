@@ -1,7 +1,9 @@
 import math
+import random
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,6 +49,43 @@ def test_running_decodes_lose_no_step_while_a_long_prompt_is_computed():
     assert run.num_steps == 100 + sum(chunk.start_s >= decode.end_s for chunk in chunks)
     longest = outcomes(run)[0].longest_gap
     assert longest == pytest.approx(max(chunk.end_s - chunk.start_s for chunk in chunks))
+
+
+def overload(seed):
+    """Poisson arrivals of 0.7 and 1.6 times a rate of 11 a second, 20 s each in turn: more than is served in time."""
+    rng = random.Random(seed)
+    now, arrivals = 0.0, []
+    for _ in range(1500):
+        now += rng.expovariate(11 * (0.7, 1.6)[int(now // 20) % 2])
+        arrivals.append(Arrival(now, rng.choice((200, 800, 1600, 3000)), rng.randint(20, 200)))
+    return arrivals
+
+
+def times_to_first_token(arrivals, **fields):
+    config = scheduler_config(48, 1024, num_blocks=25_000, ttft_target=0.5, **fields)
+    run = simulate_continuous(arrivals, config, COST)
+    assert len(run.outcomes) == len(arrivals), "late requests are served too"
+    return np.array([each.first_token_s - each.arrival.arrival_s for each in run.outcomes])
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_under_overload_deadline_keeps_the_target_for_most_where_fcfs_keeps_it_for_few(seed):
+    arrivals = overload(seed)
+    fcfs, deadline, fewer_late = (
+        times_to_first_token(arrivals, **fields)
+        for fields in ({"policy": "fcfs"}, {"policy": "deadline"}, {"policy": "deadline", "late_share": 0.01})
+    )
+    assert np.mean(fcfs <= 0.5) < 0.4
+    assert np.mean(deadline <= 0.5) > 0.75
+    # The price: late requests wait longer, the more so the fewer picks they get.
+    assert np.mean(fewer_late <= 0.5) > np.mean(deadline <= 0.5)
+    assert np.percentile(fewer_late, 99) > np.percentile(deadline, 99) > np.percentile(fcfs, 99)
+
+
+def test_without_a_target_deadline_is_fcfs():
+    arrivals = overload(3)[:300]
+    runs = [simulate_continuous(arrivals, scheduler_config(policy=policy), COST) for policy in ("fcfs", "deadline")]
+    assert runs[0].outcomes == runs[1].outcomes
 
 
 def test_without_chunked_prefill_running_decodes_wait_for_a_whole_prompt():

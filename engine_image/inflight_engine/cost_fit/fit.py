@@ -115,4 +115,4 @@ def _knots(tokens: Floats) -> list[float]:
     size = np.searchsorted(SIZES, tokens, side="left")
     counts = np.bincount(size)
     common = np.flatnonzero(counts >= _STEPS_OF_A_SIZE)
-    return sorted({float(tokens.max()), *(float(np.median(tokens[size == each])) for each in common)})
+    return sorted({float(tokens.max()), *(weighted_median(tokens[size == each]) for each in common)})

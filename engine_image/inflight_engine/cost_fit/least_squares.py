@@ -14,6 +14,8 @@ _HUBER = 1.345
 """In standard deviations: 95% as efficient as least squares where there are no outliers (Huber 1964)."""
 _MAD_TO_DEVIATION = 1.4826
 _SMALLEST_SCALE = 1e-9
+_LEAST_DEVIATION = 1e-3
+"""Of rows from what is fitted to them, where the prior is weighed against them."""
 _PRIOR_DEVIATION = 0.5
 """Of what a factor contributes to a step, as a share of it, before anything is measured."""
 _TOLERANCE = 1e-10
@@ -47,7 +49,7 @@ def fit_relative(columns: Floats, target: Floats, prior: Floats, weights: Floats
     for _ in range(_ROUNDS):
         before = factors
         weighted = rows * (given * robust)[:, None]
-        trust = (deviation / _PRIOR_DEVIATION) ** 2
+        trust = (max(deviation, _LEAST_DEVIATION) / _PRIOR_DEVIATION) ** 2
         gram = weighted.T @ rows
         gram[np.diag_indices_from(gram)] += trust
         factors = non_negative(gram, weighted.sum(axis=0) + trust * expected, factors > 0)
@@ -60,10 +62,11 @@ def fit_relative(columns: Floats, target: Floats, prior: Floats, weights: Floats
     return result
 
 
-def weighted_median(values: Floats, weights: Floats) -> float:
-    """The least value with half of the weight at or below it; `values` are not empty."""
+def weighted_median(values: Floats, weights: Floats | None = None) -> float:
+    """The least value with half of the weight at or below it; `values` are not empty. Without `weights` all count the
+    same. (The first call of `np.median` imports for a tenth of a second.)"""
     order = np.argsort(values)
-    reached = np.cumsum(weights[order])
+    reached = np.cumsum(np.ones(len(values)) if weights is None else weights[order])
     return float(values[order[np.searchsorted(reached, reached[-1] / 2)]])
 
 
@@ -92,7 +95,7 @@ def non_negative(gram: Floats, projected: Floats, start: npt.NDArray[np.bool_]) 
             below = free & (solution <= 0)
             if not below.any():
                 break
-            step = np.min(x[below] / (x[below] - solution[below]))
+            step = np.min(x[below] / np.maximum(x[below] - solution[below], _SMALLEST_SCALE))
             x = x + step * (solution - x)
             free &= x > _TOLERANCE
             x[~free] = 0.0

@@ -22,7 +22,7 @@ _GAP_SECONDS = 1.0
 """Between two steps that are kept of a kind that has all its rows: a pause of some seconds must not fill them."""
 _FIRST_INTERVAL, _LONGEST_INTERVAL, _INTERVAL_GROWTH = 1.0, 15.0, 1.5
 """Seconds between two fits, which take some milliseconds each."""
-_FEWEST_STEPS = 8
+_FEWEST_STEPS = 16
 
 GOOD_ERROR = 0.25
 """Median error up to which a model predicts steps; above it, only what was seen counts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from inflight_engine.request import DEFAULT_CLASS
@@ -22,6 +23,7 @@ class ServiceClass:
         ttft_target, tpot_target: seconds; how many of its requests keep them is measured, and the `deadline` policy
             orders by the first. None: no target, or `SchedulerConfig.ttft_target`.
         max_queued_requests: most of its requests that wait; beyond it 503. None: only the bound of all classes.
+        shed_after: seconds; a request that is predicted to wait longer gets 503. None: the server's bound.
     """
 
     name: str = DEFAULT_CLASS
@@ -30,6 +32,7 @@ class ServiceClass:
     ttft_target: float | None = None
     tpot_target: float | None = None
     max_queued_requests: int | None = None
+    shed_after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class SchedulerConfig:
         policy: order of waiting requests within a class; a name of `policies.POLICIES`.
         priority_aging: seconds of waiting that count as one step of priority, for the `priority` policy.
         ttft_target: seconds, of classes without their own, for the `deadline` policy; None: no target.
+        ttft_per_token: seconds that each token of a prompt adds to its target.
         late_share: of the picks that the `deadline` policy gives to requests that cannot keep their target any more,
             above 0 and at most 1.
         classes: at least one; a request that names none belongs to the first.
@@ -62,12 +66,21 @@ class SchedulerConfig:
     policy: str = "fcfs"
     priority_aging: float = 10.0
     ttft_target: float | None = None
-    late_share: float = 0.1
+    ttft_per_token: float = 0.0
+    late_share: float = 0.05
     classes: tuple[ServiceClass, ...] = (ServiceClass(),)
     preemption: str = "auto"
     preemption_victim: str = "last_arrived"
     num_host_blocks: int = 0
     prefix_caching: bool = True
+
+
+def ttft_targets(policy: str, classes: Iterable[ServiceClass], default: float | None) -> dict[str, float]:
+    """Seconds by class, of those that the policy orders by."""
+    if policy != "deadline":
+        return {}
+    targets = {each.name: default if each.ttft_target is None else each.ttft_target for each in classes}
+    return {name: target for name, target in targets.items() if target is not None}
 
 
 @dataclass(frozen=True, slots=True)

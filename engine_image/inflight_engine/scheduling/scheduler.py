@@ -150,6 +150,12 @@ class Scheduler:
         return self._running.decodes.num_attended
 
     @property
+    def num_tokens_ahead(self) -> int:
+        """Of `num_uncomputed_tokens`, those that are computed before a request that comes now: without those of late
+        requests, which it overtakes."""
+        return self.num_uncomputed_tokens - self._queues.num_late_tokens
+
+    @property
     def kv_usage(self) -> float:
         """Share of KV blocks that requests hold, 0..1. What is cached but held by nobody is as good as free."""
         return self._running.pool.usage
@@ -206,7 +212,9 @@ class Scheduler:
         request.order = self._num_orders
         if self.config.prefix_caching:
             hash_blocks(request, request.num_prompt_tokens, self.config.block_size)
-        request.latest_start = self._deadlines.latest_start(request, self.num_running)
+        request.latest_start = self._deadlines.latest_start(
+            request, self.num_running, self._limits.max_num_batched_tokens
+        )
         self._queue(request)
         self._num_orders += 1
         self._requests[request.request_id] = request

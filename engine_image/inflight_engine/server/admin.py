@@ -93,6 +93,9 @@ def _describe_scheduling(service: Service) -> dict[str, Any]:
     engine = service.config.engine
     return {
         "policy": engine.scheduling_policy,
+        "ttft_target": engine.ttft_target,
+        "late_share": engine.late_share,
+        "shed_after": service.config.shed_after,
         "preemption": engine.preemption,
         "preemption_victim": engine.preemption_victim,
         "prefix_caching": engine.prefix_caching,
@@ -104,6 +107,7 @@ def _describe_scheduling(service: Service) -> dict[str, Any]:
                 "ttft_target": service_class.ttft_target,
                 "tpot_target": service_class.tpot_target,
                 "max_queued_requests": service_class.max_queued_requests,
+                "shed_after": service_class.shed_after,
             }
             for service_class in engine.classes
         ],

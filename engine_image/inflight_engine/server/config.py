@@ -17,6 +17,7 @@ class ServerConfig:
     serving_metrics: /metrics is on `port` too.
     served_model_name: the name that clients use.
     bounds: how many requests may wait.
+    shed_after: seconds; a request that is predicted to wait longer is refused. None: none is.
     queue_timeout: seconds a request may wait for a slot.
     request_timeout: seconds from a request's arrival to its last token, waiting included.
     drain_delay: seconds after SIGTERM in which requests still come in and are taken.
@@ -31,6 +32,7 @@ class ServerConfig:
     serving_metrics: bool
     served_model_name: str
     bounds: QueueBounds
+    shed_after: float | None
     queue_timeout: float
     request_timeout: float
     drain_delay: float

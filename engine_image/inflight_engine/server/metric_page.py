@@ -63,7 +63,7 @@ def _engine_state(page: Families, metrics: EngineMetrics, now: Gauges) -> None:
     page.gauge(
         "inflight_predicted_queue_seconds",
         "Seconds until all prompt tokens that wait now are computed, by the cost of steps; 0 before it is measured.",
-        metrics.predicted_queue_seconds(now),
+        metrics.seconds_for(now.waiting_tokens, now.limits),
     )
     page.gauge("inflight_draining", "1 from the moment the engine was told to drain.", float(now.draining))
 

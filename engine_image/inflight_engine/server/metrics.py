@@ -27,7 +27,7 @@ from inflight_engine.server.metric_page import add_engine_families
 NO_STATS = StepStats(0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 """Before the first step."""
 
-REJECTIONS = ("queue_full", "class_queue_full", "queue_tokens", "draining", "not_ready", "never_fits")
+REJECTIONS = ("queue_full", "class_queue_full", "queue_tokens", "shed", "draining", "not_ready", "never_fits")
 """Why a request was not taken: 400 for the last, 503 for the others."""
 
 
@@ -122,14 +122,14 @@ class EngineMetrics(Collector):
         self.arrived_prompt_tokens += num_prompt_tokens
         self.arrived_prompt_tokens_squared += num_prompt_tokens**2
 
-    def predicted_queue_seconds(self, now: Gauges) -> float:
-        """Until all prompt tokens that wait now are computed; 0 while no steps are measured."""
-        if self.step_cost is None or now.limits is None or not now.waiting_tokens:
+    def seconds_for(self, num_tokens: float, limits: Limits | None) -> float:
+        """Until so many prompt tokens are computed beside what decodes; 0 while no steps are measured."""
+        if self.step_cost is None or limits is None:
             return 0.0
         # A prompt's tokens attend to half of it on average, and longer prompts have more of the tokens.
         attended = self.arrived_prompt_tokens_squared / max(1, self.arrived_prompt_tokens) / 2
-        budget = now.limits.max_num_batched_tokens
-        return backlog_seconds(self.step_cost.model, now.waiting_tokens, attended, self._decoding, budget)
+        budget = limits.max_num_batched_tokens
+        return backlog_seconds(self.step_cost.model, num_tokens, attended, self._decoding, budget)
 
     def ended(self, generation: Generation) -> None:
         """Count a request that has just ended, however it did."""

@@ -10,6 +10,7 @@ from typing import Any
 from inflight_engine.config import ATTENTION_BACKENDS, DEVICES, DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS, EngineConfig
 from inflight_engine.flag_types import number, size
 from inflight_engine.scheduling.config import ServiceClass
+from inflight_engine.scheduling.policies import default_policy
 from inflight_engine.server.admission import QueueBounds
 from inflight_engine.server.config import ServerConfig
 from inflight_engine.server.scheduling_flags import add_scheduling_flags
@@ -168,6 +169,12 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         type=_count,
         metavar="N",
     )
+    add(
+        "--shed-after",
+        "503 at once for a request that is predicted to wait longer than so many seconds (default: any wait)",
+        type=_seconds,
+        metavar="S",
+    )
     add("--queue-timeout", "seconds a request may wait for a slot, then 504", type=_seconds, default=60.0, metavar="S")
     add(
         "--request-timeout",
@@ -195,7 +202,9 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
 
 def server_config(flags: argparse.Namespace) -> ServerConfig:
     """Typed, from parsed flags whose names are those of the fields."""
-    values = {**vars(flags), "classes": tuple(flags.classes or (ServiceClass(),))}
+    classes = tuple(flags.classes or (ServiceClass(),))
+    policy = flags.scheduling_policy or default_policy(flags.ttft_target, classes)
+    values = {**vars(flags), "classes": classes, "scheduling_policy": policy}
     model: str = flags.model
     return ServerConfig(
         engine=EngineConfig(**{field.name: values[field.name] for field in fields(EngineConfig)}),
@@ -205,6 +214,7 @@ def server_config(flags: argparse.Namespace) -> ServerConfig:
         serving_metrics=flags.serving_metrics,
         served_model_name=flags.served_model_name or model.rstrip("/").rsplit("/", 1)[-1],
         bounds=QueueBounds(flags.max_queued_requests, flags.max_queued_tokens),
+        shed_after=flags.shed_after,
         queue_timeout=flags.queue_timeout,
         request_timeout=flags.request_timeout,
         drain_delay=flags.drain_delay,

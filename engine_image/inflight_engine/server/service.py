@@ -24,6 +24,7 @@ from inflight_engine.messages import (
     ToEngine,
 )
 from inflight_engine.request import FinishReason
+from inflight_engine.scheduling.config import ttft_targets
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.admission import AdmissionQueue
 from inflight_engine.server.config import ServerConfig
@@ -38,6 +39,7 @@ from inflight_engine.server.prepare import ModelFacts, Tokenizer
 from inflight_engine.server.progress import KILL_GRACE_SECONDS, Progress
 from inflight_engine.server.restarts import Restarts
 from inflight_engine.server.runtime_config import RuntimeConfig
+from inflight_engine.server.shedding import Shedding
 from inflight_engine.server.timeouts import Timeouts
 
 MAX_TRIES = 2
@@ -88,6 +90,12 @@ class Service:
         self._tokenizer: Tokenizer | None = None
         self._facts: ModelFacts | None = None
         self._queue = AdmissionQueue(config.bounds, config.engine.classes)
+        self._shedding = Shedding(
+            config.engine.classes,
+            config.shed_after,
+            ttft_targets(config.engine.scheduling_policy, config.engine.classes, config.engine.ttft_target),
+            self._seconds_for,
+        )
         self._dispatcher = Dispatcher(
             self.metrics,
             on_admitted=self._on_admitted,
@@ -175,7 +183,7 @@ class Service:
         generations, now = [], time.monotonic()
         for request in requests:
             generation = Generation(request, tokenizer.detokenizer(request.prompt_token_ids), arrived, inbox)
-            self._queue.enter(service_class, len(request.prompt_token_ids))
+            self._enter_queue(generation)
             self._dispatcher.add(generation)
             self.metrics.arrived(len(request.prompt_token_ids))
             self._timeouts.waits(generation, now)
@@ -293,7 +301,7 @@ class Service:
             self.end(generation, FinishReason.ERROR, engine_failed(f"the engine process was lost {why}; try again"))
             return
         if not generation.waiting:
-            self._queue.enter(generation.request.scheduling.service_class, len(generation.request.prompt_token_ids))
+            self._enter_queue(generation)
             self._timeouts.waits(generation, time.monotonic())
         generation.restart(self.tokenizer.detokenizer(generation.request.prompt_token_ids))
 
@@ -333,8 +341,15 @@ class Service:
         generation.finish(reason, time.monotonic(), error)
         self.metrics.ended(generation)
 
+    def _enter_queue(self, generation: Generation) -> None:
+        request, arrived = generation.request, generation.timings.arrived
+        name, num_tokens = request.scheduling.service_class, len(request.prompt_token_ids)
+        self._queue.enter(name, num_tokens)
+        self._shedding.enter(name, request.request_id, arrived, num_tokens)
+
     def _leave_queue(self, generation: Generation) -> None:
         request = generation.request
+        self._shedding.leave(request.scheduling.service_class, request.request_id)
         self._queue.leave(request.scheduling.service_class, len(request.prompt_token_ids))
 
     def _check_admitting(self) -> None:
@@ -350,12 +365,23 @@ class Service:
         return no_engine(self.phase)
 
     def _check_bounds(self, service_class: str, num_requests: int, num_tokens: int) -> None:
-        predicted = self.metrics.predicted_queue_seconds(self._gauges())
+        uncomputed = self._gauges().waiting_tokens
+        predicted = self._seconds_for(uncomputed)
         refusal = self._queue.refusal(service_class, num_requests, num_tokens, min(predicted, LONGEST_RETRY_AFTER))
         if refusal is not None:
             reason, error = refusal
             self.metrics.rejections[reason] += 1
             raise error
+        # What the engine said last may be older than the end of what it had.
+        uncomputed = uncomputed if len(self._dispatcher) else 0
+        shed = self._shedding.refusal(service_class, time.monotonic(), uncomputed, self.runtime.class_weights)
+        if shed is not None:
+            self.metrics.rejections["shed"] += 1
+            raise shed
+
+    def _seconds_for(self, num_tokens: float) -> float:
+        """Until so many prompt tokens are computed."""
+        return self.metrics.seconds_for(num_tokens, self.runtime.limits)
 
     def _send(self, *messages: ToEngine) -> None:
         if not self.has_work:

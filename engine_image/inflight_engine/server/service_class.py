@@ -1,4 +1,4 @@
-"""The syntax of `--service-class`: NAME[:weight=4,priority=0,ttft=0.5,tpot=0.05,max_queued=100]."""
+"""The syntax of `--service-class`: NAME[:weight=4,priority=0,ttft=0.5,tpot=0.05,max_queued=100,shed_after=5]."""
 
 from __future__ import annotations
 
@@ -78,4 +78,5 @@ _SETTINGS: dict[str, tuple[str, Callable[[str], int | float]]] = {
     "ttft": ("ttft_target", _positive(_MOST_SECONDS)),
     "tpot": ("tpot_target", _positive(_MOST_SECONDS)),
     "max_queued": ("max_queued_requests", _integer(1, None)),
+    "shed_after": ("shed_after", _positive(_MOST_SECONDS)),
 }

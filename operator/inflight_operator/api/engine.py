@@ -33,6 +33,8 @@ OWN_FLAGS = (
     "no-prefix-caching",
     "scheduling-policy",
     "priority-aging",
+    "ttft-target",
+    "shed-after",
     "preemption",
     "preemption-victim",
     "service-class",

@@ -19,7 +19,7 @@ class ClassSLO(SpecModel):
     ttft_p95: Duration | None = optional_duration_field(
         "engine.scheduling.classes.slo.ttftP95",
         "Time to first token that 95% of this class's requests should stay under, such as 500ms; engines count how many"
-        " do. Default: no target.",
+        " do, and policy deadline orders by it. Default: slo.ttftP95 of the service for the order, and no count.",
         BOUNDS,
     )
     tpot_p95: Duration | None = optional_duration_field(
@@ -68,17 +68,30 @@ class ServiceClass(SpecModel):
         description="Requests of this class that may wait in an engine; more are answered 503 with Retry-After."
         " Default: only engine.maxQueuedRequests bounds them, over all classes.",
     )
+    shed_after: Duration | None = optional_duration_field(
+        "engine.scheduling.classes.shedAfter",
+        "As engine.scheduling.shedAfter, for this class. Default: that of engine.scheduling.",
+        BOUNDS,
+    )
 
 
 class Scheduling(SpecModel):
     """Scheduling and preemption in an engine."""
 
-    policy: Literal["fcfs", "sjf", "priority", "fair"] = Field(
-        default="fcfs",
+    policy: Literal["fcfs", "sjf", "priority", "fair", "deadline"] | None = Field(
+        default=None,
         description="Order of waiting requests within a class. fcfs: as they came. sjf: those with the fewest output"
         " tokens to expect first (expected_output_tokens of the request, else its max_tokens). priority: those with the"
         " smallest priority number first. fair: those of the tenant that was served least first (header"
-        " X-Inflight-Tenant).",
+        " X-Inflight-Tenant). deadline: as they came, those first that can still keep their target (slo.ttftP95 of the"
+        " class, else of the service); one turn in ten goes to requests that cannot, so that none starves. Default:"
+        " deadline where there is such a target, else fcfs.",
+    )
+    shed_after: Duration | None = optional_duration_field(
+        "engine.scheduling.shedAfter",
+        "A request that is predicted to wait longer in an engine's queue is answered 503 with Retry-After at once."
+        " Default: every request may wait.",
+        BOUNDS,
     )
     priority_aging: Duration = duration_field(
         "engine.scheduling.priorityAging",

@@ -7,9 +7,11 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from inflight_operator.api.base import SpecModel, rule, validations
+from inflight_operator.api.cost import Cost
 from inflight_operator.api.duration import Duration, duration_field
 from inflight_operator.api.engine import Accelerator, Engine, Model
 from inflight_operator.api.scaling import Scaling
+from inflight_operator.api.scheduling import BOUNDS
 from inflight_operator.api.template import PodTemplate
 
 
@@ -17,7 +19,11 @@ class SLO(SpecModel):
     """The latency the service should keep, which tuning and scaling aim at."""
 
     ttft_p95: Duration = duration_field(
-        "slo.ttftP95", "Time to first token that 95% of requests should stay under.", "500ms"
+        "slo.ttftP95",
+        "Time to first token that 95% of requests should stay under. Engines order waiting requests by it (policy"
+        " deadline), so a change rolls out new pods, unless engine.scheduling.policy is another one.",
+        "500ms",
+        BOUNDS,
     )
     tpot_p95: Duration = duration_field(
         "slo.tpotP95", "Time per output token after the first that 95% of requests should stay under.", "50ms"
@@ -159,6 +165,13 @@ class InferenceServiceSpec(SpecModel):
                 " classes together",
                 fieldPath=".engine.scheduling.classes",
             ),
+            rule(
+                "self.engine.scheduling.?policy.orValue('') != 'deadline' || has(self.slo)"
+                " || (has(self.engine.scheduling.classes) && self.engine.scheduling.classes.exists(c,"
+                " has(c.slo) && has(c.slo.ttftP95)))",
+                "engine.scheduling.policy deadline needs a target: set slo.ttftP95, or slo.ttftP95 of a class",
+                fieldPath=".engine.scheduling.policy",
+            ),
             *_tuning_rules("maxNumSeqs"),
             *_tuning_rules("maxNumBatchedTokens"),
         )
@@ -175,8 +188,13 @@ class InferenceServiceSpec(SpecModel):
     )
     engine: Engine = Field(default_factory=Engine, description="How each engine is started.")
     accelerator: Accelerator = Field(default_factory=Accelerator, description="The accelerator of each pod.")
-    slo: SLO = Field(default_factory=SLO, description="The latency the service should keep.")
+    slo: SLO | None = Field(
+        default=None,
+        description="The latency the service should keep. Default: 500ms and 50ms for tuning and scaling; engines then"
+        " have no target to order requests by.",
+    )
     scaling: Scaling = Field(default_factory=Scaling, description="How many replicas there are.")
+    cost: Cost | None = Field(default=None, description="What a replica costs.")
     tuning: Tuning = Field(default_factory=Tuning, description="How the limits of running engines are kept right.")
     rollout: Rollout = Field(default_factory=Rollout, description="How pods are replaced.")
     template: PodTemplate = Field(

@@ -31,6 +31,14 @@ class Condition(StatusModel):
     last_transition_time: Timestamp = Field(description="When status last changed.")
 
 
+class CanaryStatus(StatusModel):
+    """A pod that tries other limits before all pods get them."""
+
+    pod: str = Field(max_length=253, description="Its name.")
+    max_num_seqs: int = Field(description="Most requests it runs at once.")
+    max_num_batched_tokens: int = Field(description="Most tokens it computes in one step.")
+
+
 class LimitsStatus(StatusModel):
     """The limits engines run with now."""
 
@@ -38,6 +46,9 @@ class LimitsStatus(StatusModel):
     max_num_batched_tokens: int = Field(description="Most tokens an engine computes in one step.")
     revision: int = Field(description="Number of the change that set them.")
     pods_in_force: int = Field(description="Pods that have confirmed this revision.")
+    canary: CanaryStatus | None = Field(
+        default=None, description="The pod that tries other limits now and is compared with the rest."
+    )
     summary: str | None = Field(default=None, description="maxNumSeqs/maxNumBatchedTokens in short.")
 
     def model_post_init(self, context: Any, /) -> None:
@@ -59,6 +70,18 @@ class ObservedStatus(StatusModel):
     )
     preemptions_per_minute: float = Field(description="Requests preempted a minute, over all engines.")
     at: Timestamp = Field(description="When this was measured.")
+
+
+class CostStatus(StatusModel):
+    """What the service costs, by spec.cost."""
+
+    per_hour: str = Field(max_length=32, description="Cost of the pods there are for an hour.")
+    per_million_tokens: str | None = Field(
+        default=None,
+        max_length=32,
+        description="Cost of a million tokens, those of prompts and outputs together, over the last minutes.",
+    )
+    summary: str = Field(max_length=256, description="Both in a sentence.")
 
 
 class EngineStatus(StatusModel):
@@ -112,6 +135,7 @@ class InferenceServiceStatus(StatusModel):
     engine: EngineStatus | None = Field(default=None, description="The engine release that pods run.")
     limits: LimitsStatus | None = Field(default=None, description="The limits engines run with now.")
     observed: ObservedStatus | None = Field(default=None, description="What the ready engines last reported.")
+    cost: CostStatus | None = Field(default=None, description="What the service costs; with spec.cost alone.")
     decisions: list[Decision] = Field(
         default_factory=list, max_length=MAX_DECISIONS, description="The last decisions, newest last."
     )

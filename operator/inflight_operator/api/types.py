@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from inflight_operator.api.base import SpecModel, StatusModel
+from inflight_operator.api.cost import Cost
 from inflight_operator.api.engine import Accelerator, Engine, KVCache, Model
 from inflight_operator.api.lenient import read_leniently
 from inflight_operator.api.scaling import Behavior, ScaleDownRules, ScaleUpRules, Scaling, ScalingPolicy, Targets
@@ -14,7 +15,9 @@ from inflight_operator.api.scheduling import ClassSLO, Scheduling, ServiceClass
 from inflight_operator.api.spec import SLO, InferenceServiceSpec, Rollout, SeqsBounds, TokensBounds, Tuning
 from inflight_operator.api.status import (
     MAX_DECISIONS,
+    CanaryStatus,
     Condition,
+    CostStatus,
     Decision,
     EngineStatus,
     InferenceServiceStatus,
@@ -106,8 +109,11 @@ __all__ = [
     "VERSION",
     "Accelerator",
     "Behavior",
+    "CanaryStatus",
     "ClassSLO",
     "Condition",
+    "Cost",
+    "CostStatus",
     "Decision",
     "Engine",
     "EngineStatus",

@@ -1,22 +1,30 @@
-"""How many replicas demand needs, by the measured cost model: rate by capacity, and what must stand on top of it.
+"""How many replicas demand needs, by the measured cost model.
 
-Capacity is what one replica carries within its latency targets with the limits that tuning would set for it, so that a
-limit is moved before a replica is ordered. On top come a margin for the variance of arrivals (square-root staffing:
-its share falls as the fleet grows), what waits, and demand that rises until a replica ordered now is ready. What was
-needed lately, and at this time yesterday and a week ago, is kept.
+What one replica sustains follows from the cost model, with the limits that tuning would set for it, so that a limit is
+moved before a replica is ordered. Replicas are then counted as servers of a queue: as few as let all but a small share
+of the requests that are expected begin within the TTFT target (`inflight_cost.staffing`), so the margin shrinks as the
+fleet grows. On top comes what waits already.
+
+Demand is expected to be what it is, with the part of its trend that is no noise until a replica ordered now is ready.
+Where it lately jumped faster than replicas start, no forecast helps: as many replicas are kept as such a jump would
+need, up to what the last peaks needed and a little more. What was needed at this time yesterday and a week ago is kept
+ready, too.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from struct import Struct
 
 from inflight_cost.capacity import Margins, Replica, StepLimits, Targets, Workload, largest_rate
 from inflight_cost.limits import best_limits
+from inflight_cost.staffing import Staffing, replicas_needed
 from inflight_operator.decide.decision import Number, Reason
 from inflight_operator.decide.demand import DemandPoint, DemandView
+from inflight_operator.decide.scaling import Ask
 from inflight_operator.limits import LimitsBounds
 
 SLOT = 300.0
@@ -27,64 +35,120 @@ _DAY, _WEEK = 288, 2016
 
 _PEAK = Struct("<f")
 
+SPELL = 15.0
+"""Seconds that one entry of the recent past stands for."""
+
 
 @dataclass(frozen=True, slots=True)
 class AutopilotPolicy:
     """One set for all services; durations in seconds.
 
     Attributes:
-        margins: distance of the means to the targets, of which the tails need some.
-        z: standard deviations of the arrivals that replicas stand ready for.
-        level: the rate is the mean of this time.
-        trend: its slope is that of this time.
+        margins: distance of the means to the targets, beside the one that staffing keeps to the TTFT target.
+        late: share of requests that may begin late by chance.
+        fast, level: the rate is the mean of the last `level` seconds, or of the last `fast` ones where that is surely
+            more.
+        sureness: standard deviations from which it is.
+        trend: the slope of demand is that of this time.
         significance: standard deviations from which a slope is one.
-        variance: index of dispersion is taken over this time.
-        horizon: for which the variance of arrivals must be carried; longer bursts are demand.
-        recovery: in which what waits must be gone once ordered replicas are ready.
+        most_trend: share of the rate that is added at most for its slope.
+        variance, bin: the index of dispersion is taken over `variance` seconds in bins of `bin`.
+        recovery: in which what waits should be gone.
+        remember: for which jumps and peaks are remembered.
+        cold: of the beginning of a service, in which growth is no jump.
+        tolerance: share of a jump that replicas stand ready for; what is missing for the rest is missed for no longer
+            than a replica takes to start, by requests whose targets cannot all be kept then.
+        headroom: over the last peaks, that replicas stand ready for where demand jumps.
+        brief: share of the remembered time that a peak must have lasted.
         farthest: that demand is extrapolated at most, however long replicas take to start.
-        hold: for which what was needed stays.
         season: share of what was needed at this time yesterday and a week ago that stands ready.
-        tolerance: share of a replica that is not ordered for.
     """
 
-    margins: Margins = field(default_factory=Margins)
-    z: float = 1.0
-    level: float = 30.0
-    trend: float = 120.0
+    margins: Margins = field(default_factory=lambda: Margins(prefill=1.0))
+    late: float = 0.005
+    fast: float = 15.0
+    level: float = 60.0
+    sureness: float = 1.5
+    trend: float = 180.0
     significance: float = 2.0
+    most_trend: float = 0.08
     variance: float = 300.0
-    horizon: float = 15.0
-    recovery: float = 30.0
+    bin: float = 3.0
+    recovery: float = 60.0
+    remember: float = 1200.0
+    cold: float = 150.0
+    tolerance: float = 0.75
+    headroom: float = 1.2
+    brief: float = 0.05
     farthest: float = 300.0
-    hold: float = 600.0
     season: float = 0.9
-    tolerance: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Spell:
+    """`SPELL` seconds of the past.
+
+    Attributes:
+        begin: steady clock.
+        load: replicas that the demand would have kept busy, the mean.
+        need: replicas that were needed for it, the mean.
+        rounds: that both are the mean of.
+    """
+
+    begin: float
+    load: float
+    need: float
+    rounds: int = 1
+
+    def with_(self, load: float, need: float) -> Spell:
+        rounds = self.rounds + 1
+        return Spell(
+            self.begin, self.load + (load - self.load) / rounds, self.need + (need - self.need) / rounds, rounds
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class DemandMemory:
-    """What one decision leaves to the next.
+    """What one decision leaves to the next. Bounded.
 
     Attributes:
-        recent: (time, replicas needed) of the last `hold` seconds, each larger than all that came later.
+        since: when the service was first seen; None before.
+        jump: the largest factor by which demand grew within the time that a replica takes to start; 1 if it never did.
+        spells: the last `AutopilotPolicy.remember` seconds, oldest first.
         week: peak of each slot of the week, packed; 0 where none is known. Empty before the first slot is over.
         slot: the slot that goes on, counted from the epoch, and its peak so far.
     """
 
-    recent: tuple[tuple[float, float], ...] = ()
+    since: float | None = None
+    jump: float = 1.0
+    spells: tuple[Spell, ...] = ()
     week: bytes = b""
     slot: tuple[int, float] | None = None
 
-    def with_need(self, view: DemandView, need: float, hold: float) -> DemandMemory:
-        kept = (one for one in self.recent if view.time - one[0] < hold and one[1] > need)
-        recent = (*kept, (view.time, need))
+    def with_need(
+        self, view: DemandView, load: float, need: float, start_up: float, policy: AutopilotPolicy
+    ) -> DemandMemory:
+        """With what a round found: replicas kept busy by the demand, and replicas needed for it."""
+        since = view.time if self.since is None else self.since
+        jump, spells = self.jump, self.spells
+        if spells and view.time - spells[-1].begin < SPELL:
+            spells = (*spells[:-1], spells[-1].with_(load, need))
+        else:
+            kept = (one for one in spells if view.time - one.begin < policy.remember)
+            spells = (*kept, Spell(view.time, load, need))
+            jump = _jump([one for one in spells if one.begin - since >= policy.cold - start_up - 2 * SPELL], start_up)
         now = int(view.calendar // SLOT)
         if self.slot is None or self.slot[0] == now:
             peak = max(need, self.slot[1] if self.slot is not None else 0.0)
-            return replace(self, recent=recent, slot=(now, peak))
+            return DemandMemory(since, jump, spells, self.week, (now, peak))
         week = bytearray(self.week or bytes(_WEEK * _PEAK.size))
         _PEAK.pack_into(week, self.slot[0] % _WEEK * _PEAK.size, self.slot[1])
-        return DemandMemory(recent, bytes(week), (now, need))
+        return DemandMemory(since, jump, spells, bytes(week), (now, need))
+
+    def peak_need(self, brief: float) -> float:
+        """What was needed in the last peaks, those that lasted for less than the share `brief` left out."""
+        needs = sorted((spell.need for spell in self.spells), reverse=True)
+        return needs[min(len(needs) - 1, int(brief * len(needs)))] if needs else 0.0
 
     def peak(self, slot: int) -> float:
         """Replicas that were needed in the last such slot of the week that is over; 0 where that is not known."""
@@ -96,6 +160,24 @@ class DemandMemory:
         slots = range(int(calendar // SLOT), int((calendar + ahead) // SLOT) + 1)
         known = [max(self.peak(slot - back) for slot in slots) for back in (_DAY, _WEEK)]
         return min((peak for peak in known if peak > 0), default=0.0)
+
+
+def _jump(spells: Sequence[Spell], start_up: float) -> float:
+    """The largest load over the smallest one just before a replica would have had to be ordered for it; at least 1."""
+    most = 1.0
+    for index, spell in enumerate(spells):
+        latest = spell.begin - start_up
+        before = [one.load for one in spells[:index] if latest - 2 * SPELL <= one.begin <= latest]
+        if before:
+            most = max(most, spell.load / max(min(before), _SMALLEST_LOAD))
+    return most
+
+
+_SMALLEST_LOAD = 0.3
+"""Replicas: growth from less than that is no jump worth standing ready for."""
+
+_JUMPY = 1.3
+"""Jumps that replicas stand ready for, from which the last peak is not taken for the highest there can be."""
 
 
 def decide_replicas(
@@ -116,18 +198,19 @@ def decide_replicas(
     policy = policy or AutopilotPolicy()
     each, met = capacity_within(view.replica, view.workload, targets, limits_bounds, policy.margins)
     ahead = min(view.start_up, policy.farthest)
-    rate = view.rate(policy.level)
-    dispersion = max(1.0, view.dispersion(policy.variance, policy.horizon))
+    dispersion = max(1.0, view.dispersion(policy.variance, policy.bin))
+    rate = _rate(view, dispersion, policy)
     expected = rate + _rise(view, rate, dispersion, ahead, policy)
-    margin = _margin(view.workload, expected, dispersion, policy) / each
-    backlog = _backlog(view, rate, each, ahead) / (each * policy.recovery)
-    need = expected / each + margin + backlog
-    memory = memory.with_need(view, need, policy.hold)
+    staffed = replicas_needed(expected, _staffing(view, targets, each, policy))
+    backlog = _waiting(view) / (each * policy.recovery)
+    need = max(1, math.ceil(staffed + backlog))
+    memory = memory.with_need(view, expected / each, staffed, ahead, policy)
 
-    lately = memory.recent[0][1]
+    jump = policy.tolerance * memory.jump
+    peak = memory.peak_need(policy.brief) * (policy.headroom if jump > _JUMPY else 1.0)
+    lately = min(peak, need * jump)
     season = policy.season * memory.season(view.calendar, ahead + SLOT)
-    wanted = max(need, lately, season)
-    replicas = max(1, math.ceil(wanted - policy.tolerance))
+    replicas = max(need, round(lately), math.ceil(season))
     numbers: dict[str, Number] = {
         "replicas": replicas,
         "rate": expected,
@@ -135,23 +218,29 @@ def decide_replicas(
         "output": view.workload.output,
         "need": expected / each,
         "each": each,
-        "margin": margin,
+        "margin": staffed - expected / each,
     }
-    if view.waiting and backlog > 0:
+    if backlog * 2 > 1:
         numbers |= {"waiting": view.waiting, "backlog": backlog}
     if replicas > view.ready:
         numbers["ready"] = max(view.starting, default=0.0) if replicas <= view.credited else view.start_up
     held = None
-    if wanted > need and replicas > max(1, math.ceil(need - policy.tolerance)):
-        if lately >= season:
-            held = Reason("LatelyNeeded", {"lately": lately})
-        else:
-            held = Reason("SeasonNeeded", {"lately": season})
+    if replicas > need:
+        held = Reason("LatelyNeeded" if lately >= season else "SeasonNeeded", {"lately": max(lately, season)})
     if not met:
         held = Reason("TargetsOutOfReach", held=held)
-    if replicas < view.credited and view.seconds(policy.level) < policy.level - 1:
+    if replicas < view.credited and view.seconds(policy.fast) < policy.fast - 1:
         replicas, held = view.credited, Reason("DemandNotKnown", held=held)
     return replicas, Reason("Demand", numbers, held), memory
+
+
+def unsized_demand(view: DemandView, policy: AutopilotPolicy | None = None) -> Ask:
+    """What to ask for before a request has shown how large requests are: nothing once none came for a while, else that
+    no replica goes."""
+    level = (policy or AutopilotPolicy()).level
+    if view.rate(level) > 0 or view.waiting or view.running or view.seconds(level) < level - 1:
+        return Ask(view.credited, Reason("DemandNotKnown"))
+    return Ask(1, Reason("NoDemand"))
 
 
 def capacity_within(
@@ -172,8 +261,54 @@ def capacity_within(
 def _capacity(
     replica: Replica, workload: Workload, targets: Targets, low: StepLimits, high: StepLimits, margins: Margins
 ) -> float:
-    limits = best_limits(replica, workload, targets, low, high, None, margins)
+    limits = best_limits(replica, workload, targets, low, high, margins=margins)
     return largest_rate(replica, workload, targets, limits, margins)
+
+
+def _rate(view: DemandView, dispersion: float, policy: AutopilotPolicy) -> float:
+    """Requests a second that arrive now.
+
+    Args:
+        dispersion: variance of counts over their mean.
+    """
+    fast = view.rate(policy.fast)
+    noise = math.sqrt(dispersion * fast / max(1.0, view.seconds(policy.fast)))
+    return max(view.rate(policy.level), fast - policy.sureness * noise)
+
+
+def _staffing(view: DemandView, targets: Targets, each: float, policy: AutopilotPolicy) -> Staffing:
+    """A replica as a server: a request takes the share of it that its rate allows."""
+    assert view.replica is not None
+    assert view.workload is not None
+    cost, workload = view.replica.cost, view.workload
+    attention = cost.prefill_context_token_s * workload.attended
+    alone = cost.prefill_seconds(workload.computed)
+    linear = max(0.0, alone - cost.prefill_context_token_s * workload.computed * (workload.computed + 1) / 2)
+    own = linear + attention
+    # The work of a prompt grows faster than its length: its variation is that of the length times the square of the
+    # slope of ln(work) over ln(length) (delta method).
+    steeper = attention / own if own > 0 else 0.0
+    unequal = max(0.0, workload.prompt_square / max(1.0, workload.prompt) ** 2 - 1)
+    ttft = targets.ttft
+    patience = policy.recovery if ttft is None else max(ttft - own, _LEAST_PATIENCE * ttft)
+    return Staffing(
+        service=1 / each,
+        variation=unequal * (1 + steeper) ** 2,
+        patience=patience,
+        share=policy.late,
+        pooled=view.pooled,
+        ordered=view.ordered,
+    )
+
+
+_LEAST_PATIENCE = 0.4
+"""Share of the TTFT target that a request may wait at least: prompts whose own prefill takes longer cannot keep it."""
+
+
+def _waiting(view: DemandView) -> float:
+    """Requests that wait, in mean ones."""
+    assert view.workload is not None
+    return view.waiting_tokens / max(1.0, view.workload.prompt) if view.waiting_tokens else float(view.waiting)
 
 
 def _rise(view: DemandView, rate: float, dispersion: float, ahead: float, policy: AutopilotPolicy) -> float:
@@ -185,7 +320,9 @@ def _rise(view: DemandView, rate: float, dispersion: float, ahead: float, policy
     slope = _slope(points)
     # Of a Poisson process the least-squares slope over a time T has the variance 12 rate / T^3.
     noise = math.sqrt(12 * dispersion * rate / span**3)
-    return slope * (ahead + policy.level / 2) if slope > policy.significance * noise else 0.0
+    if slope <= policy.significance * noise:
+        return 0.0
+    return min(policy.most_trend * rate, slope * (ahead + policy.level / 2))
 
 
 def _slope(points: list[DemandPoint]) -> float:
@@ -195,18 +332,3 @@ def _slope(points: list[DemandPoint]) -> float:
     across = sum((point.time - middle) * (point.requests - mean) for point in points)
     spread = sum((point.time - middle) ** 2 for point in points)
     return across / spread if spread > 0 else 0.0
-
-
-def _margin(workload: Workload, rate: float, dispersion: float, policy: AutopilotPolicy) -> float:
-    """Requests a second above the mean that come by chance: `z` standard deviations over the horizon, of requests of
-    unequal size."""
-    unequal = max(1.0, workload.prompt_square / max(1.0, workload.prompt) ** 2)
-    return policy.z * math.sqrt(unequal * dispersion * rate / policy.horizon)
-
-
-def _backlog(view: DemandView, rate: float, each: float, ahead: float) -> float:
-    """Requests that still wait when a replica that is ordered now is ready."""
-    assert view.workload is not None
-    waiting = view.waiting_tokens / max(1.0, view.workload.prompt) if view.waiting_tokens else float(view.waiting)
-    done = each * (view.ready * ahead + sum(max(0.0, ahead - left) for left in view.starting))
-    return max(0.0, waiting + rate * ahead - done)

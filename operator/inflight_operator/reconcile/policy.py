@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from inflight_operator.api.resolve import capacity, tuning_bounds
-from inflight_operator.api.types import InferenceService, InferenceServiceSpec, ScaleDownRules, ScaleUpRules
+from inflight_operator.api.types import SLO, InferenceService, InferenceServiceSpec, ScaleDownRules, ScaleUpRules
 from inflight_operator.decide.behavior import Behavior, ScalingPolicy, ScalingRules
 from inflight_operator.decide.pod_problems import ServiceFacts
 from inflight_operator.decide.scaling import ScalingBounds, ScalingTargets
 from inflight_operator.decide.tuning import TuningMode
 from inflight_operator.decide.tuning_types import Slo
 from inflight_operator.limits import Limits, LimitsBounds
-from inflight_operator.quantities import parse_duration
+from inflight_operator.quantities import parse_duration, parse_quantity
 from inflight_operator.render import Settings
 from inflight_operator.render.deployment import digest, template_inputs
+from inflight_operator.render.engine_flags import ttft_target
 from inflight_operator.render.pod import pod_template
 
 FALLBACK_WAITING_REQUESTS = 4
@@ -31,7 +33,10 @@ class Policy:
         replicas: `spec.replicas`.
         targets, behavior, bounds: of scaling.
         fallback_targets: that count while there is no capacity model.
+        price: of a pod for an hour; None where it is not known.
+        currency: of the price, empty where it is not known.
         slo: latencies to keep, seconds.
+        ordered: engines serve first what can still keep its TTFT target.
         tuning: its mode.
         tuning_bounds: of the limits.
         capacity: what engines are started with.
@@ -47,7 +52,10 @@ class Policy:
     fallback_targets: ScalingTargets
     behavior: Behavior
     bounds: ScalingBounds
+    price: float | None
+    currency: str
     slo: Slo
+    ordered: bool
     tuning: TuningMode
     tuning_bounds: LimitsBounds
     capacity: Limits
@@ -61,7 +69,7 @@ def policy_of(service: InferenceService, settings: Settings) -> Policy:
     """The policy of a service's spec."""
     spec = service.spec
     external = spec.scaling.mode == "External"
-    wanted, slo = spec.scaling.targets, spec.slo
+    wanted, slo = spec.scaling.targets, spec.slo or SLO()
     ttft, tpot = parse_duration(slo.ttft_p95), parse_duration(slo.tpot_p95)
     targets = ScalingTargets(wanted.waiting_requests, wanted.kv_utilization, wanted.concurrency, tpot_p95=tpot)
     return Policy(
@@ -76,15 +84,34 @@ def policy_of(service: InferenceService, settings: Settings) -> Policy:
         ),
         behavior=_behavior(spec, external=external),
         bounds=ScalingBounds(spec.scaling.min_replicas, spec.scaling.max_replicas),
+        price=None if spec.cost is None else float(parse_quantity(spec.cost.price_per_replica_hour)),
+        currency="" if spec.cost is None else spec.cost.currency or "",
         slo=Slo(ttft, tpot),
+        ordered=ttft_target(spec) is not None,
         tuning=TuningMode(spec.tuning.mode),
         tuning_bounds=tuning_bounds(spec),
         capacity=capacity(spec),
         facts=_facts(service, settings),
         startup_limit=parse_duration(spec.rollout.startup_timeout),
-        engine=digest([part.model_dump(mode="json") for part in (spec.model, spec.engine, spec.accelerator)]),
+        engine=digest(_engine(spec)),
         template_inputs=template_inputs(spec),
     )
+
+
+def _engine(spec: InferenceServiceSpec) -> list[Any]:
+    """What decides how long a step takes. How requests are scheduled, queued and limited is not in it: limits, models
+    of costs and what was tried stay true when that changes."""
+    model, engine = spec.model, spec.engine
+    return [
+        model.source,
+        model.revision,
+        spec.accelerator.model_dump(mode="json"),
+        engine.image,
+        engine.dtype,
+        engine.quantization,
+        engine.kv_cache.dtype,
+        engine.extra_args,
+    ]
 
 
 def _behavior(spec: InferenceServiceSpec, *, external: bool) -> Behavior:

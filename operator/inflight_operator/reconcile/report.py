@@ -12,7 +12,9 @@ from pydantic import ValidationError
 from inflight_operator.api.resolve import service_url
 from inflight_operator.api.types import (
     MAX_DECISIONS,
+    CanaryStatus,
     Condition,
+    CostStatus,
     Decision,
     EngineStatus,
     InferenceServiceStatus,
@@ -22,9 +24,10 @@ from inflight_operator.api.types import (
 )
 from inflight_operator.decide import decision as decided
 from inflight_operator.decide.conditions import Finding, stuck
+from inflight_operator.decide.decision import Number, Reason
 from inflight_operator.decide.sentences import change_text, sentence
 from inflight_operator.observe.pods import PodView
-from inflight_operator.quantities import format_seconds, parse_duration
+from inflight_operator.quantities import format_price, format_seconds, parse_duration
 from inflight_operator.reconcile.plan import Outcome, Plan
 from inflight_operator.reconcile.snapshot import Snapshot, engine_container
 from inflight_operator.render import selector_string
@@ -52,6 +55,7 @@ _STEADY = (
     "KvUtilization",
     "LatelyNeeded",
     "MinReplicas",
+    "NoDemand",
     "NoRequestsWait",
     "ScaleDownHeld",
     "ScaleUpHeld",
@@ -60,9 +64,18 @@ _STEADY = (
     "TpotBeyondLimits",
     "TtftOverTarget",
     "WaitingRequests",
+    "AsModelled",
+    "BracketClosed",
+    "ByCostModel",
+    "Canary",
+    "CanaryEnded",
+    "CanaryHeld",
+    "CanaryLost",
     "Draining",
     "InDeadBand",
     "IntoBounds",
+    "Kept",
+    "MoveTakenBack",
     "NoTraffic",
     "NoWayBack",
     "Preemptions",
@@ -126,7 +139,9 @@ def build_status(
             max_num_batched_tokens=plan.limits.limits.max_num_batched_tokens,
             revision=plan.limits.revision,
             pods_in_force=plan.in_force,
+            canary=_canary(plan),
         ),
+        cost=_cost(snapshot, plan, len(replicas)),
         observed=_unless_same(_observed(snapshot, plan), before.observed),
         decisions=[*before.decisions, *unreported][-MAX_DECISIONS:],
     )
@@ -161,10 +176,12 @@ def is_due(before: InferenceServiceStatus, after: InferenceServiceStatus, since_
     Args:
         since_written: seconds since the status was last written.
     """
-    if _news(before) != _news(after):
+    if _news(before) != _news(after) or _new_reasons(before, after):
         return True
     return since_written >= NUMBERS_SECONDS and (
-        _wording(before) != _wording(after) or _moved(before.observed, after.observed)
+        _wording(before) != _wording(after)
+        or _moved(before.observed, after.observed)
+        or _cost_moved(before.cost, after.cost)
     )
 
 
@@ -209,6 +226,22 @@ def _engine(snapshot: Snapshot, plan: Plan) -> EngineStatus | None:
     return EngineStatus(image=engine_container(rendered)["image"], upgrade=plan.upgrade)
 
 
+def _cost(snapshot: Snapshot, plan: Plan, pods: int) -> CostStatus | None:
+    """None without `spec.cost`. Pods that start or wait cost as much as those that serve."""
+    policy = snapshot.policy
+    if policy.price is None:
+        return None
+    per_hour, tokens = policy.price * pods, plan.memory.demand.tokens_per_s
+    numbers: dict[str, Number] = {"per_hour": per_hour, "replicas": pods, "currency": policy.currency}
+    if tokens > 0:
+        numbers["per_million"] = per_hour / 3600 / tokens * 1e6
+    return CostStatus(
+        per_hour=format_price(per_hour),
+        per_million_tokens=format_price(float(numbers["per_million"])) if tokens > 0 else None,
+        summary=sentence(Reason("Cost", numbers)),
+    )
+
+
 def _observed(snapshot: Snapshot, plan: Plan) -> ObservedStatus | None:
     """What the engines report together; None without a fresh sample."""
     fresh, measured = snapshot.fresh.values(), plan.measured
@@ -222,6 +255,17 @@ def _observed(snapshot: Snapshot, plan: Plan) -> ObservedStatus | None:
         tpot_p95=None if measured.tpot_p95 is None else format_seconds(measured.tpot_p95),
         preemptions_per_minute=round(measured.preemptions_per_min, 1),
         at=snapshot.at,
+    )
+
+
+def _canary(plan: Plan) -> CanaryStatus | None:
+    if plan.canary is None:
+        return None
+    limits = plan.canary.in_force.limits
+    return CanaryStatus(
+        pod=plan.canary.name,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
     )
 
 
@@ -243,13 +287,21 @@ def _news(status: InferenceServiceStatus) -> tuple[Any, ...]:
         status.replicas,
         status.ready_replicas,
         None if external else status.desired_replicas,
-        limits and (limits.max_num_seqs, limits.max_num_batched_tokens, limits.revision),
+        limits and (limits.max_num_seqs, limits.max_num_batched_tokens, limits.revision, limits.canary),
         limits and limits.pods_in_force == status.ready_replicas,
         engine and (engine.image, engine.upgrade),
+        status.cost and status.cost.per_hour,
         status.observed is None,
         [(one.time, one.change) for one in status.decisions],
-        [(one.type, one.status, _reason(one), one.observed_generation) for one in status.conditions],
+        [(one.type, one.status, one.observed_generation) for one in status.conditions],
     )
+
+
+def _new_reasons(before: InferenceServiceStatus, after: InferenceServiceStatus) -> bool:
+    """Whether a condition has another reason that is news. One that follows the traffic is none: where it takes the
+    place of MaxReplicas, say, and that comes back a moment later, the status stays as it is."""
+    was = {one.type: one.reason for one in before.conditions}
+    return any(one.reason not in _STEADY and one.reason != was.get(one.type) for one in after.conditions)
 
 
 def _wording(status: InferenceServiceStatus) -> list[str]:
@@ -272,13 +324,14 @@ def _moved(before: ObservedStatus | None, after: ObservedStatus | None) -> bool:
     return any(abs(was - now) > max(least, MOVED_SHARE * max(was, now)) for was, now, least in pairs)
 
 
+def _cost_moved(before: CostStatus | None, after: CostStatus | None) -> bool:
+    """Whether a million tokens cost more or less by more than steady traffic varies."""
+    was, now = (float(one.per_million_tokens or 0) if one is not None else 0.0 for one in (before, after))
+    return abs(was - now) > MOVED_SHARE * max(was, now)
+
+
 def _seconds(duration: str | None) -> float:
     return 0.0 if duration is None else parse_duration(duration)
-
-
-def _reason(condition: Condition) -> str:
-    """One name for all reasons that come and go with the traffic."""
-    return "" if condition.reason in _STEADY else condition.reason
 
 
 def _ready(status: InferenceServiceStatus) -> Condition | None:

@@ -8,12 +8,12 @@ the place of one is a reference.
 
 | type | JSON |
 |---|---|
-| dataclass | list of its fields, in their order |
+| dataclass, named tuple | list of its fields, in their order |
 | pydantic model | object, what was set of it |
 | `dict[str, Any]`, `Any` | as it is |
 | tuple, frozenset, sequence | list; a frozenset sorted |
 | mapping | object; list of pairs where keys are no strings |
-| bytes | string, base64 |
+| bytes | string, hexadecimal: what is the same in two values is the same in their text, whatever is before it |
 | datetime | string, ISO 8601 |
 | enum | its value |
 | one of several types, not all of them numbers and strings | list of the position of the type and its value |
@@ -24,7 +24,6 @@ Numbers are Python's dialect of JSON: `Infinity`, `-Infinity` and `NaN` are numb
 from __future__ import annotations
 
 import dataclasses
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import datetime
 from enum import Enum
@@ -124,7 +123,7 @@ class Codec(Generic[Value]):
     """JSON of one type and of all types that it is made of.
 
     Attributes:
-        fields: names of the fields of each dataclass that is written, by its full name: what a reader must agree on.
+        fields: names of the fields of each dataclass and named tuple, by its full name: what a reader must agree on.
 
     Raises:
         CodecError: a part of the type cannot be recorded; the message names it.
@@ -146,7 +145,7 @@ class Codec(Generic[Value]):
         """
         try:
             value: Value = _reader(self._form)(written, known)
-        except (TypeError, ValueError, KeyError, LookupError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise CodecError(str(error)) from error
         return value
 
@@ -185,12 +184,11 @@ class Codec(Generic[Value]):
         if issubclass(of, Enum):
             return _Form(lambda value, known: value.value, lambda written, known: of(written))
         if issubclass(of, tuple) and hasattr(of, "_fields"):
-            hints = get_type_hints(of)
-            return self._fixed(lambda values: of(*values), tuple(hints[name] for name in of._fields))
+            hints, names = get_type_hints(of), list(of._fields)
+            self.fields[f"{of.__module__}.{of.__qualname__}"] = names
+            return self._fixed(lambda values: of(*values), tuple(hints[name] for name in names))
         if of is bytes:
-            return _shared(
-                _Form(lambda value, known: b64encode(value).decode(), lambda written, known: b64decode(written))
-            )
+            return _shared(_Form(lambda value, known: value.hex(), lambda written, known: bytes.fromhex(written)))
         if of is datetime:
             return _Form(lambda value, known: value.isoformat(), lambda written, known: datetime.fromisoformat(written))
         raise CodecError(f"{of.__module__}.{of.__qualname__} cannot be recorded")

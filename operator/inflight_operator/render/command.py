@@ -55,6 +55,6 @@ def engine_command(service: InferenceService, limits_file: str) -> list[str]:
         "serve",
         model_argument(spec.model.source),
         *(f"--{flag}={value}" for flag, value in flags.items()),
-        *engine_flags(spec.engine),
+        *engine_flags(spec),
         *spec.engine.extra_args,
     ]

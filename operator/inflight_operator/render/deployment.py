@@ -6,6 +6,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+from inflight_operator.render.engine_flags import ttft_target
 from inflight_operator.render.labels import child_metadata, child_names, pod_labels
 from inflight_operator.render.plan import Manifest, Settings
 from inflight_operator.render.pod import pod_template, startup_limit_seconds
@@ -50,9 +51,17 @@ def deployment(service: InferenceService, replicas: int, settings: Settings) -> 
 
 def template_inputs(spec: InferenceServiceSpec) -> str:
     """Identity of what in a spec the pod template depends on. Only what differs from the defaults counts, so that an
-    operator that knows one field more finds the same identity."""
+    operator that knows one field more finds the same identity. Policy fcfs counts as a default: it was one, and the API
+    server has stored it in services that name none."""
     parts = (spec.model, spec.engine, spec.accelerator, spec.rollout, spec.template)
-    return digest([part.model_dump(mode="json", exclude_defaults=True) for part in parts])
+    inputs = [part.model_dump(mode="json", exclude_defaults=True) for part in parts]
+    scheduling = inputs[1].get("scheduling", {})
+    if scheduling.get("policy") == "fcfs":
+        del scheduling["policy"]
+        if not scheduling:
+            del inputs[1]["scheduling"]
+    target = ttft_target(spec)
+    return digest(inputs if target is None else [*inputs, target])
 
 
 def digest(content: Any) -> str:

@@ -9,39 +9,56 @@ from __future__ import annotations
 from pydantic.alias_generators import to_snake
 
 from inflight_operator.api.engine import Engine
-from inflight_operator.api.scheduling import ServiceClass
+from inflight_operator.api.scheduling import Scheduling, ServiceClass
+from inflight_operator.api.spec import InferenceServiceSpec
 from inflight_operator.quantities import parse_quantity
 from inflight_operator.render.flag_values import number, seconds
 
 
-def engine_flags(engine: Engine) -> list[str]:
+def engine_flags(spec: InferenceServiceSpec) -> list[str]:
     """Arguments of `inflight-engine serve`, in a fixed order; none when all is as by default."""
+    engine, target = spec.engine, ttft_target(spec)
     values, defaults = _values(engine), _values(Engine())
     return [
         *(f"--{flag}={value}" for flag, value in values.items() if value != defaults[flag]),
+        *([] if target is None else [f"--ttft-target={target}"]),
         *([] if engine.kv_cache.prefix_caching else ["--no-prefix-caching"]),
         *([] if engine.serving_metrics else ["--no-serving-metrics"]),
         *(f"--service-class={_class(each)}" for each in engine.scheduling.classes),
     ]
 
 
-def _values(engine: Engine) -> dict[str, str]:
+def ttft_target(spec: InferenceServiceSpec) -> str | None:
+    """Seconds that engines order waiting requests by, of classes without their own; None: they do not."""
+    ordered = spec.engine.scheduling.policy in (None, "deadline")
+    return seconds(spec.slo.ttft_p95) if ordered and spec.slo is not None else None
+
+
+def _values(engine: Engine) -> dict[str, str | None]:
     cache, scheduling = engine.kv_cache, engine.scheduling
     return {
         "quantization": engine.quantization,
         "kv-cache-dtype": cache.dtype,
         "gpu-memory-utilization": number(cache.memory_fraction),
         "kv-headroom": number(cache.headroom),
-        "scheduling-policy": scheduling.policy,
+        "scheduling-policy": _policy(scheduling),
         "priority-aging": seconds(scheduling.priority_aging),
+        "shed-after": None if scheduling.shed_after is None else seconds(scheduling.shed_after),
         "preemption": scheduling.preemption,
         "preemption-victim": to_snake(scheduling.preemption_victim),
         "swap-space": str(int(parse_quantity(cache.swap))),
     }
 
 
+def _policy(scheduling: Scheduling) -> str | None:
+    """None: the engine's own choice is the same. It takes fcfs unless it has a TTFT target, and with policy fcfs only
+    classes bring one."""
+    has_target = any(each.slo.ttft_p95 is not None for each in scheduling.classes)
+    return None if scheduling.policy == "fcfs" and not has_target else scheduling.policy
+
+
 def _class(service_class: ServiceClass) -> str:
-    """`NAME:weight=4,priority=1,ttft=0.5,tpot=0.05,max_queued=100`, or `NAME` alone."""
+    """`NAME:weight=4,priority=1,ttft=0.5,tpot=0.05,max_queued=100,shed_after=5`, or `NAME` alone."""
     values, defaults = _class_values(service_class), _class_values(ServiceClass(name=service_class.name))
     given = ",".join(f"{key}={value}" for key, value in values.items() if value != defaults[key])
     return f"{service_class.name}:{given}" if given else service_class.name
@@ -55,4 +72,5 @@ def _class_values(service_class: ServiceClass) -> dict[str, str | None]:
         "ttft": None if slo.ttft_p95 is None else seconds(slo.ttft_p95),
         "tpot": None if slo.tpot_p95 is None else seconds(slo.tpot_p95),
         "max_queued": None if most is None else str(most),
+        "shed_after": None if service_class.shed_after is None else seconds(service_class.shed_after),
     }

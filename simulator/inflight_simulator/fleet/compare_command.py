@@ -12,6 +12,7 @@ from inflight_engine.flag_types import number
 from inflight_simulator.fleet.compare import compare, comparison_table, followed, ranked
 from inflight_simulator.fleet.flags import add_fleet_flags, fleet_config
 from inflight_simulator.fleet.named import NAMES, SPECIAL, check_name
+from inflight_simulator.fleet.oracle_search import MOST_RUNS
 from inflight_simulator.fleet.outcome import FleetRun
 from inflight_simulator.fleet.replica_file import FORMAT
 from inflight_simulator.fleet.requests_file import read_requests
@@ -25,7 +26,7 @@ EPILOG = f"""\
 Scalers are {", ".join(NAMES)}.
 Each runs with the defaults of its source; docs/simulator.md says what stands in for signals that the simulation lacks.
 The table has those first that keep 99% of the requests in target, the cheapest first, and then the others, the best
-first. The oracle knows what will come, and is simulated 6 times to find its smallest margin.
+first. The oracle knows what will come, and is simulated up to {MOST_RUNS} times to find its schedule.
 
 {FORMATS}
 

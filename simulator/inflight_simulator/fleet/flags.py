@@ -40,7 +40,7 @@ def limits(text: str) -> tuple[bool, StepLimits]:
 
 def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
     """ARRIVALS, the fleet and the targets; not who scales it."""
-    count, targets = number(int, 1, 100_000), _DEFAULTS.targets
+    count = number(int, 1, 100_000)
     parser.add_argument(
         "arrivals", type=Path, metavar="ARRIVALS", help="file of requests, in one of the formats below; may be gzipped"
     )
@@ -61,6 +61,7 @@ def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
         choices=ROUTINGS,
         default=_DEFAULTS.routing,
         help="least-requests: fewest requests that have not ended; least-work: fewest prompt tokens to be computed"
+        " before its own"
         " (default %(default)s)",
     )
     fleet.add_argument(
@@ -75,6 +76,11 @@ def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
     )
     fleet.add_argument("--initial", type=count, metavar="N", help="replicas at the start (default: --min-replicas)")
     fleet.add_argument("--seed", type=number(int, 0), default=0, metavar="N", help="of the steps' noise (default 0)")
+    add_target_flags(parser)
+
+
+def add_target_flags(parser: argparse.ArgumentParser) -> None:
+    targets = _DEFAULTS.targets
     aims = parser.add_argument_group("targets of each request")
     aims.add_argument(
         "--ttft", type=seconds, default=targets.ttft, metavar="S", help="time to first token (default 0.5)"
@@ -110,12 +116,6 @@ def fleet_config(flags: argparse.Namespace) -> FleetConfig:
         )
     replica = ReplicaModel() if flags.replica is None else read_replica(flags.replica)
     tuning, start = flags.limits
-    targets = RequestTargets(
-        ttft=flags.ttft,
-        long_ttft=2 * flags.ttft if flags.long_ttft is None else flags.long_ttft,
-        tpot=flags.tpot,
-        prefill_factor=2.0 if flags.ttft_rule == "prefill" else None,
-    )
     return FleetConfig(
         replica=replica,
         limits=start,
@@ -126,6 +126,15 @@ def fleet_config(flags: argparse.Namespace) -> FleetConfig:
         initial_replicas=initial,
         policy=flags.policy,
         tuning=tuning,
-        targets=targets,
+        targets=request_targets(flags),
         seed=flags.seed,
+    )
+
+
+def request_targets(flags: argparse.Namespace) -> RequestTargets:
+    return RequestTargets(
+        ttft=flags.ttft,
+        long_ttft=2 * flags.ttft if flags.long_ttft is None else flags.long_ttft,
+        tpot=flags.tpot,
+        prefill_factor=2.0 if flags.ttft_rule == "prefill" else None,
     )

@@ -22,16 +22,20 @@ NAMES = (*SCALERS, *SPECIAL)
 
 
 def simulate_named(name: str, requests: Requests, config: FleetConfig, progress: Progress | None = None) -> FleetRun:
-    """`simulate_fleet` with the scaler of that name. The oracle is simulated several times, until its margin is found.
+    """`simulate_fleet` with the scaler of that name. The oracle is simulated several times, to find its schedule.
 
     Raises:
         InputError: there is none.
     """
     if name == ORACLE:
-        return search_oracle(requests, config, progress=progress).run
+        return search_oracle(requests, config, lambda scaler: _simulate(requests, config, scaler, progress))
     if name == AUTOPILOT:
         return _with_operator(requests, config, None, progress)
-    scaler = make_scaler(name, config)
+    return _simulate(requests, config, make_scaler(name, config), progress)
+
+
+def _simulate(requests: Requests, config: FleetConfig, scaler: Scaler, progress: Progress | None) -> FleetRun:
+    """Under a scaler, and under the operator's tuning where that is on."""
     if config.tuning:
         return _with_operator(requests, config, scaler, progress)
     return simulate_fleet(requests, config, scaler, progress)

@@ -1,53 +1,82 @@
-"""The oracle's margin: the smallest that keeps the attainment, found by running the simulation several times."""
+"""The oracle's schedule: few replicas that keep the attainment, found by running the simulation several times."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.outcome import FleetRun
-from inflight_simulator.fleet.requests import Requests
-from inflight_simulator.fleet.run import Progress, simulate_fleet
-from inflight_simulator.fleet.scalers.oracle import Oracle, needed
+from inflight_simulator.fleet.requests import Counts, Requests
+from inflight_simulator.fleet.scalers.oracle import STRETCH_S, Oracle, first_orderable, needed
+from inflight_simulator.fleet.view import Scaler
 
 ATTAINMENT = 0.99
-_LEAST, _MOST = 0.6, 1.8
-_SHORT = 0.001
-"""Share of requests in target that the oracle gives up for fewer replicas, where it cannot reach the attainment."""
-_HALVINGS = 5
-"""Simulations after the first; they leave a margin that is at most 0.04 too large."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class OracleRun:
-    """Attributes:
-    margin: factor of the capacity model's need.
-    run: the simulation with it.
-    """
-
-    margin: float
-    run: FleetRun
+MOST_RUNS = 8
+MARGIN, LESS = 0.9, 0.85
+"""Share of the capacity model's need that the first simulation has; each further one that has too much has `LESS` of
+the one before."""
+_MISSED = 0.01
+"""Share of the requests of a stretch that may miss their targets before it gets more replicas."""
+_MORE = 0.1
+"""Of its replicas, at least one."""
+_AVOIDABLE = 0.0005
+"""Share of all requests: where fewer are missed after the first start-up, more replicas are no help."""
 
 
 def search_oracle(
-    requests: Requests, config: FleetConfig, attainment: float = ATTAINMENT, progress: Progress | None = None
-) -> OracleRun:
-    """The oracle that keeps `attainment` with the fewest replicas by bisection of its margin, which takes 6
-    simulations. Where no margin keeps it, as when the first replicas start too late for 1% of the requests, the one
-    that comes within `_SHORT` of the best."""
+    requests: Requests, config: FleetConfig, simulate: Callable[[Scaler], FleetRun], attainment: float = ATTAINMENT
+) -> FleetRun:
+    """The cheapest run that keeps `attainment`, of at most `MOST_RUNS` simulations; where none does, the best one.
+
+    Margins of the capacity model's need fall until they are too small. From then on each stretch in which requests
+    missed their targets gets more replicas, and so does the one before, until the attainment is kept. Requests that
+    come before a replica could be ordered for them are lost in any case.
+
+    Args:
+        simulate: runs all requests under a scaler.
+    """
     need = needed(requests, config)
+    orderable = first_orderable(config.start_up_s)
+    margin, falling = MARGIN, True
+    counts = need.counts(margin)
+    runs: list[FleetRun] = []
+    for _ in range(MOST_RUNS):
+        run = simulate(Oracle(need.begin_s, counts, config.start_up_s))
+        runs.append(run)
+        enough = run.attainment >= attainment
+        if enough and not falling:
+            break
+        if enough:
+            margin *= LESS
+            counts = need.counts(margin)
+            continue
+        falling = False
+        missed, total = _missed(run, need.begin_s, len(counts))
+        if missed[orderable:].sum() < _AVOIDABLE * len(requests):
+            break
+        counts = _raised(counts, missed / np.maximum(total, 1) > _MISSED, orderable)
+    kept = [run for run in runs if run.attainment >= attainment]
+    if kept:
+        return min(kept, key=lambda run: run.replica_hours)
+    return max(runs, key=lambda run: run.attainment)
 
-    def with_margin(margin: float) -> OracleRun:
-        return OracleRun(margin, simulate_fleet(requests, config, Oracle(need, margin, config.start_up_s), progress))
 
-    best = with_margin(_MOST)
-    low, high = _LEAST, _MOST
-    attainment = min(attainment, best.run.attainment - _SHORT)
-    for _ in range(_HALVINGS):
-        found = with_margin((low + high) / 2)
-        if found.run.attainment < attainment:
-            low = found.margin
-        else:
-            high = found.margin
-            best = min(best, found, key=lambda each: each.run.replica_hours)
-    return best
+def _missed(run: FleetRun, begin_s: float, stretches: int) -> tuple[Counts, Counts]:
+    """int64 [stretches] each: requests that missed their targets, by stretch of their arrival, and all requests."""
+    stretch = np.minimum((run.arrival_s - begin_s) // STRETCH_S, stretches - 1).astype(np.int64)
+    return np.bincount(stretch, ~run.kept, stretches).astype(np.int64), np.bincount(stretch, minlength=stretches)
+
+
+def _raised(counts: Sequence[int], late: npt.NDArray[np.bool_], orderable: int) -> list[int]:
+    """More replicas for the stretches that are `late`, and for those before them, as far as they can be ordered."""
+    wanted = late.copy()
+    wanted[:-1] |= late[1:]
+    wanted[:orderable] = False
+    return [
+        count + max(1, math.ceil(_MORE * count)) if more else count
+        for count, more in zip(counts, wanted.tolist(), strict=True)
+    ]

@@ -99,13 +99,13 @@ def _draw_points(axis: Axes, runs: Mapping[str, FleetRun], followed: Sequence[st
         axis.plot(hours, kept, "o", color=color_of.get(name, _GRAY), markersize=7 if name in color_of else 5)
     most = max(hours for hours, _ in points.values())
     low = min(kept for _, kept in points.values())
-    axis.set_xlim(0, 1.12 * most)
-    axis.set_ylim(max(0.0, low - 4), 101.5)
+    axis.set_xlim(0, 1.18 * most)
+    axis.set_ylim(low - 0.12 * (101.5 - low) - 0.5, 101.5)
     axis.axhline(99, color=_GRAY, linewidth=0.8, linestyle="--")
     axis.set_xlabel("replica-hours")
     axis.set_ylabel("requests in target, %")
     axis.grid(color="#e0e0e0", linewidth=0.6)
-    heights = label_heights(list(points.values()), (1.12 * most, 105.5 - low))
+    heights = label_heights(list(points.values()), (1.18 * most, 1.12 * (101.5 - low) + 0.5))
     for (name, (hours, kept)), height in zip(points.items(), heights, strict=True):
         axis.annotate(
             name,
@@ -156,14 +156,15 @@ def _draw_replicas(axis: Axes, run: FleetRun) -> None:
 
 
 def _windows(run: FleetRun) -> tuple[Floats, Floats, Floats]:
-    """float64 [windows] each: when a window begins, arrivals per second in it, share of them that kept their targets;
-    not a number where nothing arrived."""
+    """float64 [windows + 1] each: when a window begins, arrivals per second in it, share of them that kept their
+    targets, not a number where nothing arrived. The last is the end, with what the last window has."""
     begin = run.arrival_s[0]
     window = ((run.arrival_s - begin) // WINDOW_S).astype(np.int64)
     arrived = np.bincount(window).astype(np.float64)
     kept = np.bincount(window, weights=run.kept)
     share = np.divide(kept, arrived, out=np.full(len(arrived), np.nan), where=arrived > 0)
-    return begin + WINDOW_S * np.arange(len(arrived)), arrived / WINDOW_S, share
+    edges = begin + WINDOW_S * np.arange(len(arrived) + 1)
+    return edges, *(np.append(values, values[-1]) for values in (arrived / WINDOW_S, share))
 
 
 def without_first_token(run: FleetRun) -> tuple[Floats, Floats]:

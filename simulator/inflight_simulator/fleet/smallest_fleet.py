@@ -14,8 +14,13 @@ from inflight_simulator.fleet.view import Fixed
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FixedRun:
+    """Attributes:
+    one_less: the run with one replica less, which does not keep the attainment; None: there is none less than 1.
+    """
+
     replicas: int
     run: FleetRun
+    one_less: FleetRun | None
 
 
 def smallest(keeps: Callable[[int], bool], guess: int, most: int) -> int | None:
@@ -59,4 +64,4 @@ def smallest_fleet(
         return runs[replicas].attainment >= attainment
 
     found = smallest(keeps, guess, most)
-    return None if found is None else FixedRun(found, runs[found])
+    return None if found is None else FixedRun(found, runs[found], runs.get(found - 1))

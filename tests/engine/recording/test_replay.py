@@ -2,12 +2,21 @@
 
 import gzip
 import json
+from dataclasses import replace
 from itertools import count, pairwise
 
 import pytest
 from msgspec.structs import replace as altered
 
-from inflight_engine.recording.lines import FORMAT_VERSION, Added, Cancelled, Chunk, Step
+from inflight_engine.recording.lines import (
+    FORMAT_VERSION,
+    Added,
+    Cancelled,
+    Chunk,
+    PrefillCostChanged,
+    Step,
+    TimePassed,
+)
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.replay import replay
 from inflight_engine.recording.survey import Survey
@@ -81,6 +90,35 @@ def test_a_run_planned_ahead_replays_without_a_difference(tmp_path, preemption, 
     assert replay_file(path) is None
     assert survey.num_steps == run.num_steps
     assert min(run.hits, run.stopped, run.cancelled, run.late_tokens, run.scheduler.num_preemptions) > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("lookahead", [False, True])
+@pytest.mark.parametrize("num_classes", [1, 2])
+def test_time_is_recorded_where_it_changes_an_order_and_nowhere_else(tmp_path, lookahead, num_classes, seed):
+    path = tmp_path / "run.gz"
+    classes = (replace(CLASSES[0], ttft_target=0.6), CLASSES[1])[:num_classes]
+    configuration = config(policy="deadline", ttft_target=2.0, late_share=0.3, classes=classes, prefix_caching=seed > 0)
+    run = Workload(configuration, seed, lookahead=lookahead)
+    path.write_bytes(run.run(1500))
+    events = list(Recording(path).events())
+    times = [each for each in events if isinstance(each, TimePassed)]
+    assert replay_file(path) is None
+    assert 10 < len(times) == run.num_changes < run.num_added
+    assert any(isinstance(each, PrefillCostChanged) and each.cost is not None for each in events)
+    earlier = [altered(each, now=0.0) if isinstance(each, TimePassed) else each for each in events]
+    assert difference_in(earlier, configuration) is not None
+
+
+def test_a_file_of_the_format_without_times_replays_as_it_did(tmp_path):
+    path = tmp_path / "run.gz"
+    header, *lines = gzip.decompress(Workload(seed=3, lookahead=True).run(1500)).decode().splitlines()
+    header = json.loads(header)
+    header["version"] = 2
+    for later in ("ttft_target", "late_share"):
+        del header["config"][later]
+    path.write_text("\n".join([json.dumps(header), *(line for line in lines if '["cost"' not in line)]) + "\n")
+    assert replay_file(path) is None
 
 
 def test_a_failed_step_and_the_one_launched_after_it_replay_without_a_difference(tmp_path):

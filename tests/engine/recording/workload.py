@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from inflight_cost.model import CostModel
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.request import FinishReason, Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass, SwapRates
@@ -18,6 +19,7 @@ CLASSES = (ServiceClass("chat", 3.0, priority=0), ServiceClass("batch", 1.0, pri
 CONFIG = SchedulerConfig(
     Limits(6, 24), num_blocks=24, block_size=4, max_model_len=64, kv_headroom=0.05, classes=CLASSES, num_host_blocks=12
 )
+COSTS = (None, CostModel(0.1, 0.01, 0.03, 0.0, 1e-3), CostModel(0.3, 0.0, 0.2, 0.0, 0.0, curve=((1, 0.1), (8, 0.5))))
 STOPS = (3, 7)
 VOCAB = 40
 
@@ -36,6 +38,7 @@ class Workload:
 
     def __init__(self, config: SchedulerConfig = CONFIG, seed: int = 0, sink=None, lookahead=False, **recorder):
         self.random = random.Random(seed)
+        self.costs = random.Random(seed)
         self.scheduler = Scheduler(config)
         self.config = config
         self.lookahead = lookahead
@@ -49,7 +52,7 @@ class Workload:
         self.histories: list[list[int]] = []
         self.work = []
         self.next_id = 0
-        self.num_added = self.num_steps = 0
+        self.num_added = self.num_steps = self.num_changes = 0
         self.hits = self.swapped_in = self.stopped = self.cancelled = self.failed = self.late_tokens = 0
 
     def _is_cached(self, block_hash):
@@ -65,6 +68,10 @@ class Workload:
         return self.sink.content
 
     def event(self):
+        if self.costs.random() < 0.005:
+            cost = self.costs.choice(COSTS)
+            self.scheduler.prefill_cost = cost
+            self.recorder.prefill_cost(cost)
         chance = self.random.random()
         if chance < 0.12:
             self.add()
@@ -152,7 +159,12 @@ class Workload:
             self.forget(request.request_id)
 
     def launch(self):
-        plan = self.scheduler.schedule()
+        self.now += 0.05
+        number = self.scheduler.num_steps
+        plan = self.scheduler.schedule(self.now)
+        if self.scheduler.last_change == self.now:
+            self.recorder.time_passed(number, self.now)
+            self.num_changes += 1
         if plan is None:
             return None
         seconds = self.random.uniform(0.001, 0.01)

@@ -153,6 +153,7 @@ def server_config(**changes):
         "serving_metrics": True,
         "served_model_name": "fake",
         "bounds": QueueBounds(8),
+        "shed_after": None,
         "queue_timeout": 30.0,
         "request_timeout": 30.0,
         "drain_delay": 0.0,

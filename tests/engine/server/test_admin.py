@@ -38,6 +38,9 @@ async def test_patch_answers_with_what_the_engine_has_put_in_force(make_fake):
         "kv_cache": {"bytes_per_token": 128, "num_blocks": 32, "block_size": 16, "largest_batch_tokens": 512},
         "scheduling": {
             "policy": "fcfs",
+            "ttft_target": None,
+            "late_share": 0.05,
+            "shed_after": None,
             "preemption": "auto",
             "preemption_victim": "last_arrived",
             "prefix_caching": True,
@@ -49,6 +52,7 @@ async def test_patch_answers_with_what_the_engine_has_put_in_force(make_fake):
                     "ttft_target": None,
                     "tpot_target": None,
                     "max_queued_requests": None,
+                    "shed_after": None,
                 }
             ],
         },

@@ -57,7 +57,8 @@ def test_every_flag_reaches_the_configuration():
             "--kv-headroom 0.1 "
             "--limits-file l --max-queued-requests 6 --max-queued-tokens 77 --queue-timeout 1.5 --request-timeout 2.5 "
             "--drain-delay 3 --drain-timeout 4 --log-level debug --scheduling-policy priority --priority-aging 2.5 "
-            "--service-class a:weight=4,priority=-5,ttft=0.5,tpot=0.05,max_queued=100 --service-class b-2 "
+            "--service-class a:weight=4,priority=-5,ttft=0.5,tpot=0.05,max_queued=100,shed_after=2 --service-class b-2 "
+            "--ttft-target 0.7 --late-share 0.2 --shed-after 8 "
             "--preemption swap --preemption-victim longest_first --swap-space 1Gi --no-prefix-caching --record r.gz "
             "--quantization int8 --attention-backend triton --tensor-parallel-size 2 --enforce-eager "
             "--no-async-scheduling --batch-invariant --num-threads 6 --kv-cache-dtype fp8 --gpu-memory-utilization 0.8"
@@ -85,7 +86,9 @@ def test_every_flag_reaches_the_configuration():
         kv_headroom=0.1,
         scheduling_policy="priority",
         priority_aging=2.5,
-        classes=(ServiceClass("a", 4.0, -5, 0.5, 0.05, 100), ServiceClass("b-2")),
+        ttft_target=0.7,
+        late_share=0.2,
+        classes=(ServiceClass("a", 4.0, -5, 0.5, 0.05, 100, 2.0), ServiceClass("b-2")),
         preemption="swap",
         preemption_victim="longest_first",
         swap_space=2**30,
@@ -96,8 +99,23 @@ def test_every_flag_reaches_the_configuration():
     assert (config.host, config.port, config.served_model_name, str(config.limits_file)) == ("::1", 9, "n", "l")
     assert (config.admin_port, config.serving_metrics) == (10, False)
     assert (config.bounds.max_requests, config.bounds.max_tokens) == (6, 77)
-    assert (config.queue_timeout, config.request_timeout) == (1.5, 2.5)
+    assert (config.shed_after, config.queue_timeout, config.request_timeout) == (8, 1.5, 2.5)
     assert (config.drain_delay, config.drain_timeout, config.log_level) == (3, 4, "debug")
+
+
+@pytest.mark.parametrize(
+    ("flags", "policy"),
+    [
+        ("", "fcfs"),
+        ("--ttft-target 0.5", "deadline"),
+        ("--service-class a --service-class b:ttft=0.5", "deadline"),
+        ("--service-class a:tpot=0.05", "fcfs"),
+        ("--ttft-target 0.5 --scheduling-policy fcfs", "fcfs"),
+        ("--scheduling-policy deadline", "deadline"),
+    ],
+)
+def test_the_policy_is_deadline_where_there_is_a_ttft_target_unless_another_is_named(flags, policy):
+    assert parse("m", *shlex.split(flags)).engine.scheduling_policy == policy
 
 
 @pytest.mark.parametrize("write", [json.dumps, lambda fields: "".join(f"{k}: {v}\n" for k, v in fields.items())])
@@ -190,6 +208,11 @@ def test_model_in_a_file_is_no_flag(tmp_path, capsys, model):
         ("serve m --scheduling-policy lifo", "invalid choice"),
         ("serve m --preemption-victim x", "invalid choice"),
         ("serve m --priority-aging 0", "must be between"),
+        ("serve m --ttft-target 0", "must be between"),
+        ("serve m --late-share 0", "must be between"),
+        ("serve m --late-share 1.1", "must be between"),
+        ("serve m --shed-after 0", "must be"),
+        ("serve m --service-class a:shed_after=0", "class a: shed_after must be a number above 0"),
         ("serve m --swap-space lots", "is not a size"),
         ("serve m --preemption swap", "--preemption swap needs host memory: give --swap-space"),
         ("serve m --preemption swap --swap-space 0", "--preemption swap needs host memory"),

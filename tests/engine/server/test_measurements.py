@@ -67,6 +67,16 @@ OWN = {
 }
 
 
+MEASURED = {
+    "inflight_step_cost_seconds",
+    "inflight_step_cost_error_ratio",
+    "inflight_step_cost_steps",
+    "inflight_output_tokens_mean",
+    "inflight_output_tokens_second_moment",
+}
+"""There once an engine has done some steps and ended a request; `inflight_step_cost_curve_seconds` may be, too."""
+
+
 async def page(fake):
     answer = await fake.http.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")

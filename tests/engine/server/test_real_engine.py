@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.engine.server.real_server import TOKEN
-from tests.engine.server.test_measurements import OWN, VLLM
+from tests.engine.server.test_measurements import MEASURED, OWN, VLLM
 
 pytestmark = pytest.mark.slow
 
@@ -174,7 +174,31 @@ def test_metrics_have_every_name_with_the_served_model(server):
     for family in text_string_to_metric_families(text):
         names.add(family.name + "_total" if family.type == "counter" else family.name)
         assert all(sample.labels["model_name"] == "smollm2" for sample in family.samples)
-    assert names == set(VLLM) | set(OWN)
+    assert names - MEASURED - {"inflight_step_cost_curve_seconds"} == set(VLLM) | set(OWN)
+
+
+def test_after_some_traffic_the_cost_of_steps_and_the_length_of_outputs_are_measured(server):
+    before = server.metrics()
+
+    def ask(number):
+        time.sleep(0.1 * number)
+        body = {"prompt": [1000 + number] * (1 + 7 * number), "max_tokens": 4 + 3 * (number % 9), "ignore_eos": True}
+        return httpx.post(f"{server.url}/v1/completions", json=body, timeout=240).status_code
+
+    with ThreadPoolExecutor(40) as clients:
+        assert set(clients.map(ask, range(40))) == {200}
+    text = httpx.get(f"{server.url}/metrics", timeout=30).text
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert families.keys() >= MEASURED
+    after = server.metrics()
+    assert after["inflight_arrived_requests_total"] == before["inflight_arrived_requests_total"] + 40
+    assert after["inflight_step_cost_steps"] >= 16
+    assert 0 < after["inflight_step_cost_error_ratio"] < 1
+    terms = {sample.labels["term"]: sample.value for sample in families["inflight_step_cost_seconds"].samples}
+    curve = families.get("inflight_step_cost_curve_seconds")
+    assert terms["prefill_token"] > 0 or curve is not None
+    assert 1 <= after["inflight_output_tokens_mean"] <= 600
+    assert after["inflight_output_tokens_second_moment"] >= after["inflight_output_tokens_mean"] ** 2
 
 
 def test_limits_change_while_running_and_answers_stay_the_same(server):

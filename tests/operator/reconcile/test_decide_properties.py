@@ -20,7 +20,11 @@ from inflight_operator.recording.differences import differences
 from inflight_operator.recording.reader import Recording
 from inflight_operator.recording.recorder import DecisionRecorder
 from tests.operator.fakes import KEY
-from tests.operator.reconcile.random_fleet import CAPACITY, STALE_AFTER, RandomFleet, Tick, specs, ticks
+from tests.operator.reconcile.random_fleet import CAPACITY, STALE_AFTER, FluidEngine, RandomFleet, Tick, specs, ticks
+
+RECOVERY = 30.0
+REPLICA_RATE = FluidEngine(running=CAPACITY.max_num_seqs).rate
+"""Requests a second of one replica with all slots taken."""
 
 start_ups = st.sampled_from([5.0, 30.0, 120.0])
 some = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -72,6 +76,7 @@ def test_while_a_ready_pod_gives_no_fresh_sample_no_replica_is_removed(spec, tic
 def test_recommend_changes_no_limit(spec, ticks, start_up):
     for one in course(spec, ticks, start_up=start_up):
         assert one.plan.limits == one.memory.limits
+        assert all(told == one.plan.limits for _, told in one.plan.tell)
         assert not any(decision.applied for decision in one.plan.decisions if decision.kind == "Tuning")
 
 
@@ -80,6 +85,7 @@ def test_recommend_changes_no_limit(spec, ticks, start_up):
 def test_off_keeps_the_capacities(spec, ticks, start_up):
     for one in course(spec, ticks, start_up=start_up):
         assert one.plan.limits.limits == CAPACITY
+        assert all(told.limits == CAPACITY for _, told in one.plan.tell)
         assert not any(decision.kind == "Tuning" for decision in one.plan.decisions)
 
 
@@ -91,6 +97,27 @@ def test_limits_stay_within_the_bounds_of_tuning_once_they_were_moved(spec, tick
         if one.plan.limits != one.memory.limits:
             assert bounds["min"] <= one.plan.limits.limits.max_num_seqs <= bounds["max"]
             assert 1 <= one.plan.limits.limits.max_num_batched_tokens <= CAPACITY.max_num_batched_tokens
+
+
+@some
+@given(specs(), ticks, start_ups, st.frozensets(st.integers(1, 6)))
+def test_no_engine_is_told_limits_above_its_capacity_or_older_than_its_own(spec, ticks, start_up, small):
+    for one in course(spec, ticks, start_up=start_up, small=small):
+        for pod, told in one.plan.tell:
+            sample = one.snapshot.fresh[pod.uid]
+            assert told.limits == told.limits.at_most(sample.capacity)
+            assert told.revision >= sample.revision
+
+
+@some
+@given(specs(), ticks, start_ups, st.one_of(st.none(), st.integers(0, 12)))
+def test_in_mode_external_the_replicas_of_the_spec_count(spec, ticks, start_up, replicas):
+    spec["scaling"]["mode"] = "External"
+    if replicas is not None:
+        spec["replicas"] = replicas
+    for one in course(spec, ticks, start_up=start_up):
+        assert one.plan.replicas == (one.memory.replicas if replicas is None else replicas)
+        assert not any(decision.kind == "Scaling" for decision in one.plan.decisions)
 
 
 @some
@@ -121,6 +148,34 @@ def test_an_order_does_not_grow_while_the_pods_of_it_start(rate, ready, slo, tun
             pod.engine.waiting = float(waiting)  # the same shows: what comes in beyond what goes out is turned away
         orders.append(fleet.tick(Tick(rate=rate)).plan.replicas)
     assert max(orders[20:]) <= max(orders[:20])
+
+
+@some
+@given(
+    rate=st.floats(5.0, 90.0),
+    start_up=st.sampled_from([30.0, 60.0, 120.0]),
+    slo=st.booleans(),
+    tuning=st.sampled_from(["Recommend", "Off"]),
+)
+def test_a_load_of_120_s_orders_no_more_than_it_needs_while_pods_start(rate, start_up, slo, tuning):
+    """What it needs is known here: its rate, and what will wait when pods that are ordered now are ready, to be worked
+    off in `RECOVERY` seconds. Twice that and one replica are granted: a load that steps up looks like one that goes on
+    to rise."""
+    spec = {
+        "engine": {"maxNumSeqs": CAPACITY.max_num_seqs, "maxNumBatchedTokens": CAPACITY.max_num_batched_tokens},
+        "scaling": {"minReplicas": 1, "maxReplicas": 100},
+        "tuning": {"mode": tuning},
+        **({"slo": {"ttftP95": "2s", "tpotP95": "200ms"}} if slo else {}),
+    }
+    fleet = RandomFleet(spec, start_up=start_up)
+    for _ in range(20):
+        fleet.tick(Tick(rate=2.0))
+    for _ in range(40):
+        one = fleet.tick(Tick(rate=rate))
+        waiting = sum(pod.engine.waiting for pod in fleet.pods)
+        later = max(0.0, waiting + start_up * (rate - len(one.ready) * REPLICA_RATE))
+        needed = math.ceil(1.0 + 2.0 * (rate + later / RECOVERY) / REPLICA_RATE)
+        assert one.plan.replicas <= max(one.memory.replicas, needed)
 
 
 @settings(some, max_examples=25)

@@ -32,6 +32,7 @@ class World:
         self.every = RoundSettings(tuning=TuningPolicy(window=15.0))
         self.pace = UpgradePace()
         self.listed = {}
+        self.recorder = None
         self.restart()
 
     def restart(self):
@@ -49,6 +50,7 @@ class World:
             self.pace,
             self.every,
             self.clock,
+            self.recorder,
         )
 
     def service(self, **more):

@@ -25,8 +25,9 @@ EVERYTHING = {
             "prefixCaching": False,
         },
         "scheduling": {
-            "policy": "priority",
+            "policy": "deadline",
             "priorityAging": "1m0.5s",
+            "shedAfter": "20s",
             "preemption": "swap",
             "preemptionVictim": "mostPreemptedLast",
             "classes": [
@@ -36,6 +37,7 @@ EVERYTHING = {
                     "priority": -1,
                     "slo": {"ttftP95": "500ms", "tpotP95": "50ms"},
                     "maxQueuedRequests": 8,
+                    "shedAfter": "4s",
                 },
                 {"name": "batch", "weight": 0.5},
                 {"name": "rest"},
@@ -47,6 +49,7 @@ EVERYTHING = {
         "servingMetrics": False,
         "extraArgs": ["--block-size=32"],
     },
+    "slo": {"ttftP95": "1500ms"},
     "rollout": {"drainTimeout": "30s", "startupTimeout": "1h"},
     "accelerator": {"count": 2},
 }

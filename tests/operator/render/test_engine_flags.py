@@ -6,8 +6,8 @@ from inflight_operator.render.engine_flags import engine_flags
 from tests.operator.render.services import CPU, engine, make
 
 
-def flags_of(**fields):
-    return engine_flags(make(engine=fields).spec.engine)
+def flags_of(slo=None, **fields):
+    return engine_flags(make(engine=fields, slo=slo).spec)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,8 @@ def test_a_default_that_is_spelled_out_changes_no_pod(spelled_out):
         ({"kvCache": {"prefixCaching": False}}, "--no-prefix-caching"),
         ({"servingMetrics": False}, "--no-serving-metrics"),
         ({"scheduling": {"policy": "fair"}}, "--scheduling-policy=fair"),
+        ({"scheduling": {"policy": "deadline"}}, "--scheduling-policy=deadline"),
+        ({"scheduling": {"shedAfter": "2500ms"}}, "--shed-after=2.5"),
         ({"scheduling": {"priorityAging": "2m"}}, "--priority-aging=120"),
         ({"scheduling": {"priorityAging": "1500ms"}}, "--priority-aging=1.5"),
         ({"scheduling": {"preemption": "recompute"}}, "--preemption=recompute"),
@@ -55,12 +57,38 @@ def test_one_field_is_one_flag(fields, flag):
         ({"weight": 2.5}, "--service-class=chat:weight=2.5"),
         ({"priority": 3}, "--service-class=chat:priority=3"),
         ({"maxQueuedRequests": 9, "weight": 4}, "--service-class=chat:weight=4,max_queued=9"),
+        ({"shedAfter": "10s"}, "--service-class=chat:shed_after=10"),
         ({"slo": {"tpotP95": "20ms"}}, "--service-class=chat:tpot=0.02"),
         ({"slo": {"tpotP95": "50ms", "ttftP95": "1m"}}, "--service-class=chat:ttft=60,tpot=0.05"),
     ],
 )
 def test_a_class_is_its_name_and_what_differs_from_a_class_of_defaults(given, flag):
     assert flags_of(scheduling={"classes": [{"name": "chat", **given}]}) == [flag]
+
+
+@pytest.mark.parametrize(
+    ("slo", "policy", "flags"),
+    [
+        (None, None, []),
+        ({}, None, ["--ttft-target=0.5"]),
+        ({"tpotP95": "20ms"}, None, ["--ttft-target=0.5"]),
+        ({"ttftP95": "2s"}, None, ["--ttft-target=2"]),
+        ({"ttftP95": "2s"}, "deadline", ["--scheduling-policy=deadline", "--ttft-target=2"]),
+        ({"ttftP95": "2s"}, "fcfs", []),
+        ({"ttftP95": "2s"}, "fair", ["--scheduling-policy=fair"]),
+    ],
+)
+def test_engines_get_the_target_that_they_order_by_where_the_service_has_one_and_names_no_other_policy(
+    slo, policy, flags
+):
+    assert flags_of(slo, scheduling={"policy": policy}) == flags
+
+
+def test_fcfs_is_said_where_the_target_of_a_class_would_make_it_deadline():
+    classes = [{"name": "chat", "slo": {"ttftP95": "1s"}}]
+    assert flags_of(scheduling={"classes": classes}) == ["--service-class=chat:ttft=1"]
+    flags = flags_of({}, scheduling={"classes": classes, "policy": "fcfs"})
+    assert flags == ["--scheduling-policy=fcfs", "--service-class=chat:ttft=1"]
 
 
 def test_an_engine_shares_its_layers_over_all_accelerators_of_its_pod():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.render import ChildPlan, render
+from inflight_operator.render.deployment import template_inputs
 from tests.operator.render.services import CPU, PLAN, SETTINGS, make, pod
 
 
@@ -38,7 +39,7 @@ def test_the_same_input_gives_the_same_bytes_and_no_plan_changes_the_pod_templat
 @pytest.mark.parametrize(
     "change",
     [
-        {"slo": {"ttftP95": "2s"}},
+        {"slo": {"tpotP95": "2s"}, "engine": {"scheduling": {"policy": "fcfs"}}},
         {"scaling": {"maxReplicas": 2}},
         {"tuning": {"mode": "Off"}},
         {"rollout": {"strategy": "ReleaseFirst"}},
@@ -47,6 +48,25 @@ def test_the_same_input_gives_the_same_bytes_and_no_plan_changes_the_pod_templat
 )
 def test_what_the_operator_alone_acts_on_does_not_restart_pods(change):
     assert pod(make(**CPU, **change)) == pod(make(**CPU))
+
+
+def test_the_target_that_engines_order_by_is_all_of_the_latency_targets_that_restarts_pods():
+    def changed(before, after, policy=None):
+        one, other = (make(**CPU, slo=slo, engine={"scheduling": {"policy": policy}}) for slo in (before, after))
+        assert (pod(one) == pod(other)) == (template_inputs(one.spec) == template_inputs(other.spec))
+        return pod(one) != pod(other)
+
+    assert changed({"ttftP95": "1s"}, {"ttftP95": "2s"})
+    assert changed(None, {"ttftP95": "500ms"})
+    assert not changed({"tpotP95": "50ms"}, {"tpotP95": "20ms"})
+    assert not changed({"ttftP95": "1s"}, {"ttftP95": "2s"}, policy="fcfs")
+
+
+# The API server stored these in services that name neither, before a target meant an order.
+def test_the_defaults_that_earlier_releases_stored_change_neither_pods_nor_the_identity_of_the_spec():
+    stored = make(**CPU, slo={"ttftP95": "500ms", "tpotP95": "50ms"}, engine={"scheduling": {"policy": "fcfs"}})
+    assert pod(stored) == pod(make(**CPU))
+    assert template_inputs(stored.spec) == template_inputs(make(**CPU).spec)
 
 
 def test_a_status_does_not_change_any_child():

@@ -24,22 +24,34 @@ MEANS = Means(prompt=1000, output=100)
 
 def test_dynamo_predicts_ttft_in_chunks():
     load = EngineLoad(running=100, kv_tokens=50_000, queued_tokens=1500)
-    # 2,500 tokens are two chunks of 1,000 beside 100 decodes and one of 500.
-    each = 0.01 + 100e-4 + 50_000e-7
-    assert MODEL.ttft(load, MEANS) == pytest.approx(3 * each + 2500e-5)
-    assert MODEL.itl(load) == pytest.approx(each)
+    # 2,500 tokens are two chunks of 1,100 and one of 300.
+    assert MODEL.ttft(load, MEANS) == pytest.approx(3 * (0.01 + 100e-4 + 50_000e-7) + 2500e-5)
+
+
+def test_dynamo_predicts_the_time_between_tokens_beside_the_prompts_of_a_mean_step():
+    load = EngineLoad(running=100, kv_tokens=50_000, queued_tokens=1500)
+    means = Means(prompt=1000, output=100, step_prefill=400)
+    assert MODEL.itl(load, means) == pytest.approx(0.01 + 101e-4 + 51_050e-7 + 400e-5)
 
 
 def test_dynamo_takes_the_prefix_cache_off_the_prompt_up_to_95_percent():
-    assert Means(1000, 100, hit_rate=1.0).computed == pytest.approx(50)
+    cached = Means(1000, 100, hit_rate=1.0)
+    assert MODEL.ttft(EngineLoad(0, 0, 0), cached) == pytest.approx(0.01 + 50e-5)
 
 
 def test_dynamo_finds_the_batch_that_gives_most_within_both_targets():
     # At batch b an iteration takes 0.01 + b x (1e-4 + 1050e-7 + 10 x 1e-5) s.
     rate = MODEL.largest_rate(MEANS, ttft=10.0, tpot=0.0223)
     assert rate == pytest.approx(40 / (100 * (0.01 + 40 * 3.05e-4)), rel=1e-6)
+    # 95 requests of 1,050 tokens fill the KV cache.
     assert MODEL.largest_rate(MEANS, ttft=10.0, tpot=10.0) == pytest.approx(95 / (100 * (0.01 + 95 * 3.05e-4)))
-    assert MODEL.largest_rate(MEANS, ttft=0.001, tpot=10.0) == 0
+    # Of a budget of 110 tokens 10 decodes leave what their prompts come in with.
+    narrow = IterationModel(COST, StepLimits(256, 110), kv_capacity=100_000)
+    assert narrow.largest_rate(MEANS, ttft=10.0, tpot=10.0) == pytest.approx(10 / (100 * (0.01 + 10 * 3.05e-4)))
+
+
+def test_dynamo_counts_on_a_batch_of_one_where_none_keeps_the_targets():
+    assert MODEL.largest_rate(MEANS, ttft=0.001, tpot=0.001) == pytest.approx(1 / (100 * (0.01 + 3.05e-4)))
 
 
 FULL, IDLE = EngineLoad(100, 50_000, 50_000), EngineLoad(0, 0, 0)

@@ -35,7 +35,7 @@ def scaling_in_progress(view: FleetView) -> bool:
 
 def change(loads: Sequence[EngineLoad], model: IterationModel, means: Means, ttft: float, tpot: float) -> int:
     """1, 0 or -1 replicas for engines of which each has one of `loads`."""
-    if all(model.ttft(load, means) > ttft for load in loads) or all(model.itl(load) > tpot for load in loads):
+    if all(model.ttft(load, means) > ttft for load in loads) or all(model.itl(load, means) > tpot for load in loads):
         return 1
     after = [load.consolidated(len(loads)) for load in loads] if len(loads) > 1 else []
     return -1 if after and all(_keeps(load, model, means, ttft, tpot) for load in after) else 0
@@ -46,7 +46,7 @@ def _keeps(load: EngineLoad, model: IterationModel, means: Means, ttft: float, t
     combined = EngineLoad(load.running, load.kv_tokens + load.queued_tokens, 0.0)
     return (
         model.ttft(load, means) - own < SENSITIVITY * (ttft - own)
-        and model.itl(combined) < SENSITIVITY * tpot
+        and model.itl(combined, means) < SENSITIVITY * tpot
         and combined.kv_tokens < model.kv_capacity
     )
 
@@ -68,5 +68,5 @@ class DynamoLoad:
         growth, loads = self._traffic.growth, engine_loads(view)
         if not loads or growth.prompt is None or scaling_in_progress(view):
             return view.ordered
-        means = Means(growth.prompt, growth.output or 1.0, growth.hit_rate)
+        means = Means(growth.prompt, growth.output or 1.0, growth.hit_rate, growth.step_prefill)
         return view.ordered + change(loads, self._model, means, self._ttft, self._tpot)

@@ -34,15 +34,20 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """Tokens of a mean request; hit_rate: share of the prompt in the prefix cache."""
+    """Attributes:
+    prompt, output: tokens of a mean request. hit_rate: share of the prompt in the prefix cache.
+    step_prefill: prompt tokens in a mean step.
+    """
 
     prompt: float
     output: float
     hit_rate: float = 0.0
+    step_prefill: float = 0.0
 
     @property
-    def computed(self) -> float:
-        return self.prompt * (1 - min(self.hit_rate, 0.95))
+    def to_compute(self) -> float:
+        """Share of prompt tokens that the prefix cache is expected not to have."""
+        return 1 - min(self.hit_rate, 0.95)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +62,31 @@ class IterationModel:
 
     def ttft(self, load: EngineLoad, means: Means) -> float:
         """Seconds until the first token of a mean request that comes now, behind what is queued, in chunks."""
-        left = load.queued_tokens + means.computed
-        budget = max(1.0, self.limits.max_num_batched_tokens - load.running)
+        left, budget = (load.queued_tokens + means.prompt) * means.to_compute, self.limits.max_num_batched_tokens
         full = math.floor(left / budget)
         rest = left - full * budget
         return full * self._step(load, budget, means) + (self._step(load, rest, means) if rest > 0 else 0.0)
 
-    def itl(self, load: EngineLoad) -> float:
-        """Seconds between two tokens while nothing is prefilled."""
-        return self.cost.seconds(StepWork(load.running, 0, load.kv_tokens, 0))
+    def itl(self, load: EngineLoad, means: Means) -> float:
+        """Seconds between two tokens, beside the prompt tokens of a mean step and with one request more."""
+        more = EngineLoad(load.running + 1, load.kv_tokens + means.prompt + means.output / 2, 0.0)
+        return self._step(more, means.step_prefill, means)
 
     def largest_rate(self, means: Means, ttft: float, tpot: float) -> float:
-        """Requests a second of one engine at the batch that gives most within both targets; 0: none keeps them."""
-        best = 0.0
-        for batch in range(1, self.limits.max_num_seqs + 1):
-            load = EngineLoad(batch, batch * (means.prompt + means.output / 2), 0.0)
-            seconds = self._step(load, batch * means.computed / means.output, means)
-            if load.kv_tokens > self.kv_capacity or seconds > tpot or self.ttft(load, means) > ttft:
+        """Requests a second of one engine at the largest batch within both targets, at least at a batch of 1."""
+        budget, seqs = self.limits.max_num_batched_tokens, self.limits.max_num_seqs
+        each = means.prompt + means.output / 2
+        # Beyond this many prompts come faster than what the decodes leave of a step's budget computes them.
+        balanced = means.output * budget / (means.prompt + means.output)
+        rate = 0.0
+        for batch in range(1, max(1, int(min(seqs, balanced, self.kv_capacity / each))) + 1):
+            prefill = min(batch * means.prompt * means.to_compute / means.output, budget)
+            load = EngineLoad(batch, batch * each, prefill)
+            seconds = self._step(load, prefill, means)
+            if batch > 1 and (seconds > tpot or self.ttft(load, means) > ttft):
                 break
-            best = max(best, batch / (means.output * seconds))
-        return best
+            rate = batch / (means.output * seconds)
+        return rate
 
     def _step(self, load: EngineLoad, prefill: float, means: Means) -> float:
         """All that runs decodes, beside so many prompt tokens of mean prompts."""

@@ -45,6 +45,4 @@ class DynamoSla:
             return view.ordered
         means = Means(next_value(self._prompts), max(1.0, next_value(self._outputs)), growth.hit_rate)
         each = self._model.largest_rate(means, self._ttft, self._tpot)
-        if each <= 0:
-            return view.ordered
         return max(1, math.ceil(round(next_value(self._rates) / each, 9)))

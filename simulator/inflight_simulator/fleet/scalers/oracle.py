@@ -4,20 +4,22 @@ For each stretch of time the capacity model (`inflight_cost.capacity`) says how 
 stretch need. The oracle orders the most that are needed until a replica ordered now would be ready, so that each is
 ready when it is needed, and a gap is bridged where that is cheaper than to start anew.
 
-The need times a margin is what it orders. `fleet.oracle_search` finds the smallest margin that keeps the attainment in
-the simulation itself. The capacity model is one of means, so the result is a good schedule, not the best there is.
+The capacity model is one of means. `fleet.oracle_search` finds in the simulation itself where fewer replicas are enough
+and where more are needed.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from inflight_cost.capacity import Margins, Replica, StepLimits, Targets, Workload, largest_rate
 from inflight_simulator.fleet.config import FleetConfig
-from inflight_simulator.fleet.requests import Counts, Requests
+from inflight_simulator.fleet.requests import Requests
+from inflight_simulator.fleet.traffic import workload_of
 from inflight_simulator.fleet.view import FleetView
 
 STRETCH_S = 5.0
@@ -33,6 +35,10 @@ class Need:
     begin_s: float
     replicas: tuple[float, ...]
 
+    def counts(self, margin: float) -> list[int]:
+        """Whole replicas for `margin` times the need."""
+        return [max(1, math.ceil(round(margin * each, 9))) for each in self.replicas]
+
 
 def needed(requests: Requests, config: FleetConfig) -> Need:
     """By the capacity model, at the limits and targets of `config`."""
@@ -45,13 +51,6 @@ def needed(requests: Requests, config: FleetConfig) -> Need:
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
     ]
     return Need(begin, tuple(replicas))
-
-
-def workload(prompt_tokens: Counts, output_tokens: Counts) -> Workload:
-    """Of requests of these sizes, without a prefix cache."""
-    prompt, output = prompt_tokens.astype(np.float64), output_tokens.astype(np.float64)
-    mean = float(prompt.mean())
-    return Workload(mean, mean, float((prompt**2).mean()), float(output.mean()), float((output**2).mean()))
 
 
 def largest_rate_of(load: Workload, config: FleetConfig, margins: Margins | None = None) -> float:
@@ -67,26 +66,30 @@ def _replicas(requests: Requests, part: slice, config: FleetConfig) -> float:
     prompts, outputs = requests.prompt_tokens[part], requests.output_tokens[part]
     if not len(prompts):
         return 0.0
-    rate = largest_rate_of(workload(prompts, outputs), config)
+    rate = largest_rate_of(workload_of(prompts, outputs), config)
     # A stretch of requests that no replica carries within its targets is carried as well as may be.
     return len(prompts) / MEAN_S / rate if rate > 0 else float(config.max_replicas)
+
+
+def first_orderable(start_up_s: float) -> int:
+    """The first stretch for which a replica can be ordered that is ready as it begins; the first decision comes at the
+    end of the first stretch."""
+    return math.ceil(start_up_s / STRETCH_S) + 1
 
 
 class Oracle:
     """
     Args:
-        need: of all requests to come.
-        margin: factor of the need.
+        begin_s: of the first stretch.
+        counts: replicas that each stretch is to have.
         start_up_s: from order to ready.
     """
 
     interval_s = STRETCH_S
 
-    def __init__(self, need: Need, margin: float, start_up_s: float) -> None:
-        self._begin_s = need.begin_s
-        counts = [max(1, math.ceil(round(margin * each, 9))) for each in need.replicas]
-        # One stretch more than the start-up takes: the next order comes only after this one's stretch.
-        ahead = math.ceil(start_up_s / STRETCH_S) + 1
+    def __init__(self, begin_s: float, counts: Sequence[int], start_up_s: float) -> None:
+        self._begin_s = begin_s
+        ahead = first_orderable(start_up_s)
         self._ordered = [max(counts[at : at + ahead + 1]) for at in range(len(counts))]
 
     def replicas(self, view: FleetView) -> int:

@@ -1,0 +1,31 @@
+"""spec.cost: what a replica costs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from inflight_operator.api.base import SpecModel, rule, validations
+from inflight_operator.api.template import INT_OR_STRING, readable_quantity
+
+_BOUNDS = (
+    "type(self) == int ? (self > 0 && self <= 1000000) : (isQuantity(self) &&"
+    " quantity(self).isGreaterThan(quantity('0')) && !quantity(self).isGreaterThan(quantity('1M')))"
+)
+
+
+class Cost(SpecModel):
+    """What a replica costs; the status then shows what the service costs."""
+
+    price_per_replica_hour: Annotated[
+        str | int, AfterValidator(readable_quantity), Field(json_schema_extra=INT_OR_STRING)
+    ] = Field(
+        description="Price of one pod for an hour, all its accelerators together, such as '2.50' (in quotes).",
+        json_schema_extra=validations(
+            rule(_BOUNDS, "cost.pricePerReplicaHour must be a number above zero and at most 1000000, such as '2.50'")
+        ),
+    )
+    currency: str | None = Field(
+        default=None, min_length=1, max_length=16, description="What the price is in, such as USD; shown with it."
+    )

@@ -1,0 +1,157 @@
+"""How many replicas some traffic needs, with which limits, at what cost, and what breaks first when it grows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import msgspec
+
+from inflight_cost.capacity import Replica, StepLimits, Targets, Workload, largest_rate
+from inflight_cost.limits import best_limits
+from inflight_simulator.fleet.breaking import breaking_points
+from inflight_simulator.fleet.config import FleetConfig, ReplicaModel
+from inflight_simulator.fleet.requests import Requests
+from inflight_simulator.fleet.run import simulate_fleet
+from inflight_simulator.fleet.smallest_fleet import smallest_fleet
+from inflight_simulator.fleet.traffic import Traffic, busiest, describe, doubled, workload_of
+from inflight_simulator.fleet.view import Fixed
+
+_LEAST_LIMITS = StepLimits(1, 64)
+_HOUR_S = 3600.0
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """In the currency of the price.
+
+    Attributes:
+        per_replica_hour: the price. per_hour: of the fleet.
+        per_million_output_tokens: all cost by output tokens alone. per_million_tokens: by prompt and output tokens.
+    """
+
+    per_replica_hour: float
+    per_hour: float
+    per_million_output_tokens: float
+    per_million_tokens: float
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """What simulations of fixed replicas found.
+
+    Attributes:
+        replicas: the fewest that keep the attainment.
+        attainment: with them. one_less: with one less; None: there is none less.
+        twice_attainment: at twice the load.
+        twice_missed_ttft, twice_missed_tpot: shares of requests at twice the load; one may miss both.
+    """
+
+    replicas: int
+    attainment: float
+    one_less: float | None
+    twice_attainment: float
+    twice_missed_ttft: float
+    twice_missed_tpot: float
+
+
+class ReplicaPlan(msgspec.Struct, frozen=True):
+    """Attributes:
+    name: of the replica's file.
+    limits: max_num_seqs and max_num_batched_tokens.
+    requests_per_second: that one replica carries within the targets; 0: not even one request keeps them.
+    mean_replicas, peak_replicas, twice_replicas: by the capacity model, in the mean, in the busiest minute, and in
+        the busiest minute of twice the load; None: no number is enough.
+    checked: None: no number up to the largest allowed keeps the attainment, or the capacity model rules it out.
+    cost: of the replicas that were checked; None: without a price or a check.
+    breaking: times the load of the busiest minute that each resource holds with the replicas that were checked, first
+        to break first. Infinity is null in JSON.
+    """
+
+    name: str
+    limits: StepLimits
+    requests_per_second: float
+    mean_replicas: int | None
+    peak_replicas: int | None
+    twice_replicas: int | None
+    checked: Checked | None
+    cost: Cost | None
+    breaking: dict[str, float]
+
+
+class Plan(msgspec.Struct, frozen=True):
+    traffic: Traffic
+    attainment: float
+    replicas: tuple[ReplicaPlan, ...]
+
+
+def plan(requests: Requests, models: dict[str, ReplicaModel], config: FleetConfig, attainment: float) -> Plan:
+    """
+    Args:
+        models: replicas by name.
+        config: of the fleet but for its replica, its limits, and its number of replicas, of which `max_replicas` is
+            the largest that is tried.
+        attainment: share of the requests that must keep their targets.
+    """
+    plans = tuple(
+        plan_replica(name, requests, replace(config, replica=model), attainment) for name, model in models.items()
+    )
+    return Plan(describe(requests), attainment, plans)
+
+
+def plan_replica(name: str, requests: Requests, config: FleetConfig, attainment: float) -> ReplicaPlan:
+    model, targets = config.replica, Targets(config.targets.ttft, config.targets.tpot)
+    replica = Replica(model.cost, model.kv_tokens * (1 - model.kv_headroom))
+    whole, part = _workload(requests, slice(None)), busiest(requests)
+    peak = _workload(requests, part)
+    traffic = describe(requests)
+    limits = best_limits(replica, peak, targets, _LEAST_LIMITS, model.capacity)
+    config = replace(config, limits=limits)
+
+    peak_rate = largest_rate(replica, peak, targets, limits)
+    peak_replicas = _count(traffic.peak_requests_per_second, peak_rate)
+    # Where one request alone misses a target, more replicas are no help, and no simulation is needed to see it.
+    found = None if peak_replicas is None else _check(requests, config, attainment, peak_replicas)
+    count = found.replicas if found is not None else peak_replicas or 1
+    each = traffic.peak_requests_per_second / count
+    return ReplicaPlan(
+        name=name,
+        limits=limits,
+        requests_per_second=peak_rate,
+        mean_replicas=_count(traffic.requests_per_second, largest_rate(replica, whole, targets, limits)),
+        peak_replicas=peak_replicas,
+        twice_replicas=_count(2 * traffic.peak_requests_per_second, peak_rate),
+        checked=found,
+        cost=None if model.price is None or found is None else _cost(model.price, count, traffic),
+        breaking=breaking_points(replica, peak, each, targets, limits),
+    )
+
+
+def _workload(requests: Requests, part: slice) -> Workload:
+    return workload_of(requests.prompt_tokens[part], requests.output_tokens[part])
+
+
+def _count(rate: float, each: float) -> int | None:
+    return max(1, math.ceil(round(rate / each, 9))) if each > 0 else None
+
+
+def _check(requests: Requests, config: FleetConfig, attainment: float, guess: int) -> Checked | None:
+    found = smallest_fleet(requests, config, attainment, guess, config.max_replicas)
+    if found is None:
+        return None
+    fixed = replace(config, initial_replicas=found.replicas)
+    twice = simulate_fleet(doubled(requests, config.seed), fixed, Fixed(found.replicas))
+    return Checked(
+        replicas=found.replicas,
+        attainment=found.run.attainment,
+        one_less=None if found.one_less is None else found.one_less.attainment,
+        twice_attainment=twice.attainment,
+        twice_missed_ttft=float((~(twice.ttft <= twice.ttft_target)).mean()),
+        twice_missed_tpot=float((twice.tpot > twice.tpot_target).mean()),
+    )
+
+
+def _cost(price: float, replicas: int, traffic: Traffic) -> Cost:
+    per_hour = price * replicas
+    hours = traffic.seconds / _HOUR_S
+    outputs = traffic.requests * traffic.output_tokens / 1e6
+    tokens = traffic.requests * (traffic.prompt_tokens + traffic.output_tokens) / 1e6
+    return Cost(price, per_hour, per_hour * hours / outputs, per_hour * hours / tokens)

@@ -1,0 +1,115 @@
+"""Requests that would wait for too long are refused at once, and no others."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inflight_cost.model import CostModel
+from inflight_engine.config import EngineConfig
+from inflight_engine.messages import StepCost
+from inflight_engine.request import FinishReason
+from inflight_engine.scheduling.config import ServiceClass
+from inflight_engine.server.shedding import Shedding
+from tests.engine.server.fake_engine import until
+from tests.engine.server.test_requests import metrics
+from tests.engine.server.test_scheduling_fields import start
+
+RATE = 100.0
+"""Prompt tokens a second."""
+CHAT, BATCH = ServiceClass("chat"), ServiceClass("batch")
+WEIGHTS = {"chat": 3.0, "batch": 1.0}
+
+
+def shedding(bound=2.0, classes=(CHAT, BATCH), targets=None):
+    return Shedding(classes, bound, targets or {}, lambda tokens: tokens / RATE)
+
+
+def fill(queue, name, tokens, first=0, arrived=0.0):
+    """Requests of these sizes wait; returns how many tokens they have."""
+    for number, each in enumerate(tokens, start=first):
+        queue.enter(name, number, arrived, each)
+    return sum(tokens)
+
+
+def test_a_request_is_refused_where_what_waits_takes_longer_than_the_bound():
+    queue = shedding()
+    waiting = fill(queue, "chat", [150, 50])
+    assert queue.refusal("chat", 0.0, waiting, WEIGHTS) is None
+    refusal = queue.refusal("chat", 0.0, waiting + 140, WEIGHTS)
+    assert (refusal.status, refusal.code) == (503, "overloaded")
+    assert refusal.retry_after == pytest.approx(1.4)
+    assert refusal.all_headers()["retry-after"] == "2"
+    assert "about 3.4 s, and --shed-after allows 2 s" in refusal.message
+
+
+def test_without_a_bound_nothing_is_refused():
+    queue = shedding(bound=None)
+    assert queue.refusal("chat", 0.0, fill(queue, "chat", [10**6]), WEIGHTS) is None
+
+
+def test_a_class_has_its_own_bound():
+    queue = shedding(bound=None, classes=(ServiceClass("chat", shed_after=1.0), BATCH))
+    waiting = fill(queue, "chat", [300])
+    assert queue.refusal("chat", 0.0, waiting, WEIGHTS) is not None
+    assert queue.refusal("batch", 0.0, waiting, WEIGHTS) is None
+
+
+def test_what_waits_in_another_class_slows_a_class_down_by_the_weights_only():
+    queue = shedding()
+    waiting = fill(queue, "batch", [5000])
+    assert queue.refusal("chat", 0.0, waiting, WEIGHTS) is None
+    waiting += fill(queue, "chat", [140], first=1)
+    assert queue.refusal("chat", 0.0, waiting, WEIGHTS) is None, "140 tokens at three quarters of the rate"
+    waiting += fill(queue, "chat", [20], first=2)
+    assert queue.refusal("chat", 0.0, waiting, WEIGHTS) is not None
+    assert queue.refusal("batch", 0.0, waiting, WEIGHTS) is not None
+
+
+def test_under_deadline_only_requests_in_time_count_while_the_next_one_can_keep_its_target():
+    queue = shedding(bound=3.0, targets={"chat": 2.0})
+    waiting = fill(queue, "chat", [1000]) + fill(queue, "chat", [150], first=1, arrived=8.5)
+    assert queue.refusal("chat", 1.0, waiting, WEIGHTS) is not None, "all of them are in time"
+    assert queue.refusal("chat", 9.0, waiting, WEIGHTS) is None, "the first is late, so a new one goes before it"
+    waiting += fill(queue, "chat", [100], first=2, arrived=8.5)
+    assert queue.refusal("chat", 9.0, waiting, WEIGHTS) is not None, "it would be late itself, and so behind the first"
+
+
+@given(
+    sizes=st.lists(st.tuples(st.sampled_from(["chat", "batch"]), st.integers(1, 5000)), max_size=20),
+    bound=st.floats(0.001, 100),
+    now=st.floats(0, 100),
+)
+def test_an_engine_with_nothing_to_compute_refuses_nothing_whatever_waited_before(sizes, bound, now):
+    queue = shedding(bound, targets={"chat": 1.0})
+    for number, (name, tokens) in enumerate(sizes):
+        queue.enter(name, number, 0.0, tokens)
+        queue.refusal(name, now / 2, 10**6, WEIGHTS)
+    for number, (name, _) in enumerate(sizes):
+        queue.leave(name, number)
+    assert queue.refusal("chat", now, 0, WEIGHTS) is None
+    assert queue.refusal("batch", now, 0, WEIGHTS) is None
+
+
+async def test_a_request_that_would_wait_too_long_is_503_and_counted_and_an_idle_engine_takes_it(make_fake):
+    engine = EngineConfig("fake", classes=(ServiceClass("default", shed_after=0.4), ServiceClass("patient")))
+    fake = await make_fake(engine=engine, shed_after=100.0)
+    first = start(fake)
+    await until(lambda: fake.engine.requests)
+    fake.engine.send(StepCost(CostModel(0.0, 0.0, 1e-3, 0.0, 0.0), 0.0, 100.0))
+    fake.engine.report(num_prefill_tokens=100, step_seconds=0.1, num_running=1, waiting_prompt_tokens=500)
+    await until(lambda: fake.service.stats.num_running == 1)
+    refused = await start(fake)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+    assert refused.headers["retry-after"] == "1"
+    assert (await metrics(fake))['inflight_admission_rejections_total{reason="shed"}'] == 1
+    patient = start(fake, **{"class": "patient"})
+    await until(lambda: len(fake.engine.requests) == 2)
+    # What the engine said of its queue last is older than the end of both.
+    last = list(fake.engine.requests)[-1]
+    ended = [(0, FinishReason.LENGTH), (last, FinishReason.LENGTH)]
+    fake.engine.report(admitted=[(0, 0), (last, 1)], finished=ended, waiting_prompt_tokens=500)
+    assert (await first).status_code == (await patient).status_code == 200
+    again = start(fake)
+    await until(lambda: len(fake.engine.requests) == 3)
+    fake.engine.answer(list(fake.engine.requests)[-1], "x")
+    assert (await again).status_code == 200

@@ -1,0 +1,193 @@
+"""Rounds of a service whose engines tell what their steps cost: replicas by capacity, through to status and events."""
+
+from itertools import pairwise
+
+from inflight_operator.decide.autopilot import AutopilotPolicy
+from tests.operator.reconcile.world import SMALL
+
+QUIET_TUNING = {"tuning": {"mode": "Off"}}
+SPEC = {**SMALL, **QUIET_TUNING, "slo": {"ttftP95": "5s", "tpotP95": "400ms"}, "scaling": {"maxReplicas": 8}}
+START_UP = 120.0
+
+
+def spec(**scaling):
+    return {**SPEC, "scaling": {**SPEC["scaling"], **scaling}}
+
+
+class Traffic:
+    """Requests of 200 + 30 tokens at a steady rate, each to the ready engine with the fewest."""
+
+    def __init__(self, world):
+        self.world, self.due = world, 0.0
+
+    async def round(self, rate, seconds=3.0):
+        self.due += rate * seconds
+        pods = [one for one in self.world.engines.values() if not one.silent]
+        while self.due >= 1:
+            self.due -= 1
+            least = min(pods, key=lambda one: len(one.model.waiting) + len(one.model.running))
+            least.model.add(200, 30)
+        await self.world.round(seconds)
+
+
+def telling(world, number, **more):
+    engine = world.pod(number, **more)
+    engine.model.tells_cost = True
+    return engine
+
+
+async def warmed_up(world, rate, **scaling):
+    """A service with one pod that has been watched for a while."""
+    world.service(spec=spec(**scaling))
+    telling(world, 1)
+    traffic = Traffic(world)
+    for _ in range(40):
+        await traffic.round(rate)
+    return traffic
+
+
+async def test_demand_above_the_capacity_of_one_pod_orders_replicas_and_says_why(world):
+    traffic = await warmed_up(world, 2.0)
+    assert world.replicas() == 1
+    while world.replicas() == 1:
+        await traffic.round(9.0)
+    decision = world.status["decisions"][-1]
+    assert (decision["kind"], decision["code"], decision["from"]) == ("Scaling", "Demand", 1)
+    assert {"rate", "need", "each", "margin", "prompt", "output"} <= decision["numbers"].keys()
+    assert "requests/s of 200 + 30 tokens need" in decision["reason"]
+    assert any(event[2] == "Scaled" and "tokens need" in event[3] for event in world.api.of("event"))
+    assert world.condition("ScalingActive")["status"] == "True"
+
+
+async def test_no_more_is_ordered_while_replicas_start(world):
+    """A load of 120 s: what is ordered stays what the demand needs and what waits until then takes."""
+    traffic = await warmed_up(world, 2.0)
+    ordered = []
+    for _ in range(int(START_UP / 3)):
+        await traffic.round(7.0)
+        for number in range(2, world.replicas() + 1):
+            telling(world, number, ready=False)
+            world.engines[f"10.0.0.{number}"].silent = True
+        ordered.append(world.replicas())
+    assert ordered[-1] > 1
+    first = next(index for index, count in enumerate(ordered) if count > 1)
+    assert ordered[-1] <= ordered[first] + 2
+    changes = sum(one != other for one, other in pairwise(ordered))
+    assert changes <= 3
+
+
+async def test_a_queue_that_the_model_says_is_worked_off_orders_nothing(world):
+    traffic = await warmed_up(world, 2.0)
+    traffic.due += 20
+    for _ in range(20):
+        await traffic.round(2.0)
+        assert world.replicas() == 1
+
+
+async def test_a_target_of_the_user_s_own_counts_beside_the_model(world):
+    traffic = await warmed_up(world, 2.0, targets={"concurrency": 1})
+    for _ in range(20):
+        await traffic.round(3.0, seconds=1.0)
+    assert world.replicas() > 1
+    reasons = [one["reason"] for one in world.status["decisions"]]
+    assert any("requests in each replica, 1 is the target" in reason for reason in reasons)
+
+
+async def test_a_silent_pod_takes_no_replica_away_by_the_model(world):
+    world.service(spec=spec(), status={"desiredReplicas": 3})
+    for number in (1, 2, 3):
+        telling(world, number)
+    traffic = Traffic(world)
+    for step in range(300):
+        world.engines["10.0.0.2"].silent = step > 20
+        await traffic.round(0.3)
+        if step > 30:
+            assert world.replicas() == 3
+    assert world.condition("ScalingActive")["status"] == "False"
+
+
+async def test_fewer_are_kept_once_the_model_says_that_fewer_hold_the_targets(world):
+    world.service(spec=spec(), status={"desiredReplicas": 3})
+    for number in (1, 2, 3):
+        telling(world, number)
+    traffic = Traffic(world)
+    for _ in range(250):
+        await traffic.round(1.0)
+    assert world.replicas() == 1
+
+
+async def test_before_the_demand_is_known_no_replica_goes_and_an_idle_service_then_shrinks(world):
+    at_once = {"scaleDown": {"stabilizationWindowSeconds": 0}}
+    world.service(spec=spec(behavior=at_once), status={"desiredReplicas": 3})
+    for number in (1, 2, 3):
+        telling(world, number)
+    for _ in range(int(AutopilotPolicy().level / 3) - 1):
+        await world.round()
+        assert world.replicas() == 3
+    assert "not watched for long enough" in world.condition("ScalingActive")["message"]
+    for _ in range(3):
+        await world.round()
+    assert world.replicas() == 1
+    assert "no request came" in world.status["decisions"][-1]["reason"]
+
+
+async def test_external_mode_computes_and_shows_what_the_model_asks_for(world):
+    world.service(spec={**spec(mode="External"), "replicas": 1})
+    telling(world, 1)
+    traffic = Traffic(world)
+    for _ in range(60):
+        await traffic.round(9.0)
+    assert world.replicas() == 1
+    assert world.status["desiredReplicas"] > 1
+    assert "tokens need" in world.condition("ScalingActive")["message"]
+
+
+async def test_steady_traffic_and_a_known_cost_write_nothing(world):
+    world.service(spec={**spec(maxReplicas=1), "cost": {"pricePerReplicaHour": "2.50", "currency": "USD"}})
+    telling(world, 1)
+    traffic, calls = Traffic(world), []
+    for step in range(300):
+        await traffic.round(1.0 + step % 3 / 10)
+        if step > 150:
+            calls += world.api.calls
+    assert calls == []
+
+
+async def test_changing_demand_without_a_decision_writes_the_status_at_most_once_a_minute(world):
+    traffic = await warmed_up(world, 2.0, maxReplicas=1)
+    writes = 0
+    for step in range(200):
+        await traffic.round(1.0 + step % 7)
+        writes += len(world.api.of("status"))
+    assert writes <= 12
+
+
+async def test_the_status_shows_what_the_service_costs(world):
+    world.service(spec={**spec(), "cost": {"pricePerReplicaHour": "2.50", "currency": "USD"}})
+    telling(world, 1)
+    traffic = Traffic(world)
+    for _ in range(120):
+        await traffic.round(2.0)
+    cost = world.status["cost"]
+    assert cost["perHour"] == "2.50"
+    # 2 requests of 230 tokens a second.
+    assert abs(float(cost["perMillionTokens"]) / (2.5 / 3600 / 460 * 1e6) - 1) < 0.3
+    assert cost["summary"].startswith("2.50 USD an hour for 1 pod, 1.")
+    world.service(spec=spec(), generation=2, status=world.status)
+    await traffic.round(2.0)
+    assert "cost" not in world.status
+
+
+async def test_the_emptiest_pod_is_marked_to_go_first_by_the_tokens_of_its_requests(world):
+    fast = {"scaleDown": {"stabilizationWindowSeconds": 0}}
+    world.service(spec=spec(behavior=fast), status={"desiredReplicas": 2})
+    for number in (1, 2):
+        telling(world, number)
+    traffic, marked = Traffic(world), {}
+    for _ in range(230):
+        world.engines["10.0.0.1"].model.add(10, 200)
+        await traffic.round(0.3)
+        marked |= {call[1]: call[2] for call in world.api.of("cost")}
+        if world.replicas() == 1:
+            break
+    assert marked.get("chat-2", 0) < marked["chat-1"]

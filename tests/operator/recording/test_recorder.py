@@ -1,0 +1,250 @@
+"""Recordings: bounded, without tokens, harmless, and whole enough to be read from any file on."""
+
+import base64
+import gzip
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+
+from inflight_operator.observe.cache import ServiceKey
+from inflight_operator.reconcile.decide import decide
+from inflight_operator.recording import files, recorder
+from inflight_operator.recording.differences import differences
+from inflight_operator.recording.lines import PLACEHOLDER
+from inflight_operator.recording.reader import Recording, RecordingError
+from inflight_operator.recording.recorder import DecisionRecorder
+from tests.operator.fakes import KEY
+from tests.operator.reconcile.random_fleet import TOKEN, RandomFleet, Tick
+from tests.operator.reconcile.world import SMALL, World
+
+SPEC = {**SMALL, "slo": {"ttftP95": "2s", "tpotP95": "50ms"}}
+
+
+@pytest.fixture(scope="module")
+def rounds():
+    """Of one service, through a burst and after it."""
+    fleet = RandomFleet(SPEC)
+    for number in range(60):
+        fleet.tick(Tick(rate=40.0 if 10 < number < 30 else 1.0))
+    return fleet.rounds
+
+
+def record(folder, rounds, key=KEY, **more):
+    recorder = DecisionRecorder(folder, **more)
+    for one in rounds:
+        recorder.decided(key, one.snapshot, one.memory, one.plan)
+    recorder.close()
+    return sorted(folder.iterdir())
+
+
+def text_of(path):
+    return gzip.decompress(path.read_bytes()).decode()
+
+
+def assert_repeatable(recorded):
+    for one in recorded:
+        assert [str(each) for each in differences(one.plan, decide(one.snapshot, one.memory))] == []
+
+
+def test_all_rounds_come_back_in_order(tmp_path, rounds):
+    (file,) = record(tmp_path, rounds)
+    recorded = list(Recording(file).rounds())
+    assert [one.snapshot.at for one in recorded] == [one.snapshot.at for one in rounds]
+    assert {one.service for one in recorded} == {"team/chat"}
+    assert_repeatable(recorded)
+    assert any(one.plan.decisions for one in recorded)
+
+
+def test_no_token_is_written_in_any_form_also_in_the_round_in_which_it_changes(tmp_path, rounds):
+    new = "AnotherTokenThatIsAsLongAsTokensAre01234567"
+    last = rounds[-1]
+    snapshot = replace(last.snapshot, admin_token=new)
+    changed = replace(last, snapshot=snapshot, plan=decide(snapshot, last.memory))
+    (file,) = record(tmp_path, [changed, *rounds])
+    for token in (TOKEN, new):
+        for form in (token, base64.b64encode(token.encode()).decode(), token.encode().hex()):
+            assert form not in text_of(file)
+    assert PLACEHOLDER in text_of(file)
+    assert_repeatable(Recording(file).rounds())
+
+
+def test_a_round_costs_what_is_new_in_it(tmp_path, rounds):
+    last = rounds[-1]
+    later = [replace(last, snapshot=replace(last.snapshot, now=last.snapshot.now + second)) for second in range(9)]
+    (file,) = record(tmp_path, later)
+    header, first, *others = text_of(file).splitlines()
+    assert len(header) < 10_000
+    assert max(map(len, others)) < len(first) / 4
+
+
+def test_files_are_rotated_within_the_size_and_each_can_be_read_alone(tmp_path, rounds, monkeypatch):
+    monkeypatch.setattr(files, "FLUSH_BYTES", 1)
+    most = 40_000
+    written = record(tmp_path, rounds * 4, max_bytes=most)
+    assert 1 < len(written) <= files.FILES + 1
+    assert written[0].name > "decisions-000001"
+    assert sum(file.stat().st_size for file in written) < most * 1.2
+    for file in written:
+        recorded = list(Recording(file).rounds())
+        assert recorded
+        assert_repeatable(recorded)
+
+
+def test_numbers_of_files_go_on_after_a_restart(tmp_path, rounds):
+    record(tmp_path, rounds[:2])
+    assert [file.name for file in record(tmp_path, rounds[:2])] == [
+        "decisions-000001.jsonl.gz",
+        "decisions-000002.jsonl.gz",
+    ]
+
+
+def test_only_the_services_that_were_asked_for_are_recorded(tmp_path, rounds):
+    other = ServiceKey("team", "other")
+    assert record(tmp_path, rounds, other, services=["team/chat"]) == []
+    (file,) = record(tmp_path, rounds, other, services=["team/other"])
+    assert len(list(Recording(file).rounds(["team/other"]))) == len(rounds)
+    assert list(Recording(file).rounds(["team/chat"])) == []
+
+
+def test_services_in_one_file_do_not_disturb_each_other(tmp_path, rounds):
+    recorder = DecisionRecorder(tmp_path)
+    other = ServiceKey("team", "other")
+    for one in rounds:
+        recorder.decided(KEY, one.snapshot, one.memory, one.plan)
+        recorder.decided(other, one.snapshot, one.memory, one.plan)
+    recorder.forget(other)
+    recorder.decided(other, rounds[-1].snapshot, rounds[-1].memory, rounds[-1].plan)
+    recorder.close()
+    (file,) = tmp_path.iterdir()
+    assert_repeatable(Recording(file).rounds(["team/other"]))
+    assert len(list(Recording(file).rounds())) == 2 * len(rounds) + 1
+
+
+def test_now_and_then_a_round_is_written_whole_and_can_be_read_from_there(tmp_path, rounds, monkeypatch):
+    monkeypatch.setattr(recorder, "WHOLE_EVERY", 25)
+    (file,) = record(tmp_path, rounds)
+    header, *lines = text_of(file).splitlines(keepends=True)
+    whole = [number for number, line in enumerate(lines) if json.loads(line)["whole"]]
+    assert whole == [0, 25, 50]
+    later = tmp_path / "later.jsonl"
+    later.write_text("".join([header, *lines[25:]]))
+    assert_repeatable(Recording(later).rounds())
+
+
+def test_a_full_disk_ends_the_recording_with_one_line_and_no_round(tmp_path, rounds, monkeypatch, caplog):
+    def full(self, data):
+        raise OSError(28, "No space left on device")
+
+    class Full:
+        write = full
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(files, "FLUSH_BYTES", 1)
+    recorder = DecisionRecorder(tmp_path)
+    for one in rounds[:5]:
+        recorder.decided(KEY, one.snapshot, one.memory, one.plan)
+    recorder._files._file = Full()
+    with caplog.at_level(logging.WARNING):
+        for one in rounds[5:]:
+            recorder.decided(KEY, one.snapshot, one.memory, one.plan)
+        recorder.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "decisions are no longer recorded: [Errno 28] No space left on device"
+    ]
+    (file,) = tmp_path.iterdir()
+    recording = Recording(file)
+    assert len(list(recording.rounds())) == 5
+    assert recording.cut_short
+
+
+def test_a_value_that_cannot_be_written_ends_the_recording_and_no_round(tmp_path, rounds, caplog):
+    recorder = DecisionRecorder(tmp_path)
+    odd = replace(rounds[0].snapshot, deployment={"kind": object()})
+    recorder.decided(KEY, odd, rounds[0].memory, rounds[0].plan)
+    recorder.decided(KEY, odd, rounds[0].memory, rounds[0].plan)
+    assert len(caplog.records) == 1
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_at_the_start(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        DecisionRecorder(tmp_path / "file" / "folder")
+
+
+def test_a_file_that_was_cut_short_is_read_as_far_as_it_goes(tmp_path, rounds):
+    (file,) = record(tmp_path, rounds)
+    file.write_bytes(file.read_bytes()[:-2000])
+    recording = Recording(file)
+    recorded = list(recording.rounds())
+    assert 0 < len(recorded) < len(rounds)
+    assert recording.cut_short
+    assert_repeatable(recorded)
+
+
+def changed_header(tmp_path, rounds, change):
+    (file,) = record(tmp_path, rounds[:2])
+    header, *lines = text_of(file).splitlines(keepends=True)
+    read = json.loads(header)
+    change(read)
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join([json.dumps(read) + "\n", *lines]))
+    return other
+
+
+def test_a_recording_of_another_version_says_so(tmp_path, rounds):
+    file = changed_header(tmp_path, rounds, lambda header: header.update(version="0.0.9"))
+    with pytest.raises(RecordingError, match=r"was recorded by version 0\.0\.9, and this is version"):
+        Recording(file)
+
+
+def test_a_recording_of_other_types_names_the_field(tmp_path, rounds):
+    name = "inflight_operator.observe.metrics.Sample"
+    file = changed_header(tmp_path, rounds, lambda header: header["types"][name].remove("kv_usage"))
+    with pytest.raises(RecordingError, match=r"another build of version .*: Sample has kv_usage here"):
+        Recording(file)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello\n", b"[1]\n", b"{}\n", b'{"recording": "other"}\n', b"\x1f\x8b\x00"])
+def test_another_file_is_no_recording(tmp_path, content):
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    with pytest.raises(RecordingError):
+        Recording(file)
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"service": "a/b"}', '{"service": "a/b", "whole": false}'])
+def test_a_line_that_cannot_be_understood_is_named(tmp_path, rounds, line):
+    (file,) = record(tmp_path, rounds[:1])
+    other = tmp_path / "other.jsonl"
+    other.write_text(text_of(file) + line + "\n")
+    with pytest.raises(RecordingError, match="cannot be understood in line 3"):
+        list(Recording(other).rounds())
+
+
+async def test_rounds_of_the_operator_are_recorded_as_they_happen(tmp_path):
+    world = World()
+    world.recorder = DecisionRecorder(tmp_path)
+    world.restart()
+    world.service(spec=SPEC)
+    engine = world.pod(1)
+    for number in range(20):
+        if number == 5:
+            for _ in range(300):
+                engine.model.add(50, 400)
+        await world.round()
+    world.restart()
+    for _ in range(5):
+        await world.round()
+    world.cache.remove("InferenceService", world.cache.service(KEY))
+    await world.round()
+    world.recorder.close()
+    (file,) = tmp_path.iterdir()
+    assert "token of service-uid" not in text_of(file)
+    recorded = list(Recording(file).rounds())
+    assert len(recorded) == 25
+    assert_repeatable(recorded)
+    assert any(decision.kind == "Scaling" for one in recorded for decision in one.plan.decisions)
