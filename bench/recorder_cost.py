@@ -35,7 +35,11 @@ def recorder_cost(jobs: Sequence[Job], config: SchedulerConfig, step_seconds: fl
             started = perf_counter()
             recorder.added(request)
             spent += perf_counter() - started
-        plan = scheduler.schedule()
+        plan = scheduler.schedule(now)
+        if scheduler.last_change == now:
+            started = perf_counter()
+            recorder.time_passed(steps, now)
+            spent += perf_counter() - started
         if plan is None:
             now = waiting[0][1].at
             continue

@@ -13,7 +13,8 @@ from urllib.parse import parse_qs
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from inflight_engine.messages import EngineReady, StepStats
+from inflight_cost.model import CostModel
+from inflight_engine.messages import EngineReady, StepCost, StepStats
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.metrics import EngineMetrics, Gauges
@@ -26,6 +27,9 @@ REQUESTS_PER_SECOND = 1.5
 TOKENS_PER_REQUEST = 100
 PROMPT_TOKENS = 200
 PROFILE_REQUESTS = 1000
+
+COST = CostModel(0.02, 0.001, 1e-5, 1e-9, 0.0)
+"""With it one engine carries twice the requests that it gets: scaling finds nothing to change, and computes it."""
 
 _TTFT = ((0.08, 300), (0.15, 400), (0.25, 200), (0.45, 100))
 _ITL = ((0.042, 40_000), (0.045, 40_000), (0.048, 20_000))
@@ -176,6 +180,13 @@ def profile_page() -> str:
     for _ in range(tokens // RUNNING):
         metrics.step(stats)
     metrics.prompt_tokens, metrics.generation_tokens = PROFILE_REQUESTS * PROMPT_TOKENS, tokens
+    metrics.step_cost = StepCost(COST, error=0.03, steps=1000.0)
+    metrics.arrived_requests = PROFILE_REQUESTS
+    metrics.arrived_prompt_tokens = PROFILE_REQUESTS * PROMPT_TOKENS
+    metrics.arrived_prompt_tokens_squared = PROFILE_REQUESTS * PROMPT_TOKENS**2
+    for _ in range(PROFILE_REQUESTS):
+        metrics.output_lengths.generated(0, TOKENS_PER_REQUEST)
+        metrics.output_lengths.ended(TOKENS_PER_REQUEST)
     for seconds, count in _TTFT:
         metrics.time_to_first_token.observe(seconds, count)
         metrics.queue_time.observe(seconds / 10, count)

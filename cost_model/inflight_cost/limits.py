@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from inflight_cost.capacity import Margins, Replica, StepLimits, Targets, Workload
+from inflight_cost.capacity import Margins, Replica, StepLimits, Targets, Workload, full_step_seconds
 from inflight_cost.model import StepWork
 
 _HALVINGS = 50
@@ -24,6 +24,10 @@ _TTFT_SHARE = 0.25
 
 _THROUGHPUT = 0.98
 """Without a target of time: the share of the prompt tokens a second that ever larger steps would come to."""
+
+_FULL_STEP = 0.98
+"""Of the TPOT target that a step with the decodes of an overload may take. What is left is for more decodes in the
+place of prompt tokens."""
 
 _TOKEN_GRAIN = 16
 
@@ -39,7 +43,7 @@ def best_limits(
 ) -> StepLimits:
     """The largest limits between `low` and `high` that hold the targets for all that they admit.
 
-    Rounded down to steps of 3% to 6%, so that small changes of the measurements change nothing. A TPOT target that
+    Rounded down to steps of 1.5% to 3%, so that small changes of the measurements change nothing. A TPOT target that
     one request alone would miss counts as none: no limit would help.
 
     Args:
@@ -48,7 +52,7 @@ def best_limits(
     margins = margins or Margins()
     memory = max(1.0, margins.kv * replica.kv_tokens / max(1.0, workload.decode_context))
     most = min(memory, high.max_num_seqs)
-    longest = _longest_step(replica, workload, targets, margins)
+    longest = longest_step(replica, workload, targets)
     if longest is None:
         tokens = most + _efficient_prefill(replica, workload)
         return _between(StepLimits(_slots(most), _budget(tokens)), low, high)
@@ -58,24 +62,45 @@ def best_limits(
         decodes = min(decodes, max(1.0, running))
     prefill = _largest(lambda tokens: _seconds(replica, workload, decodes, tokens) <= longest)
     budget = min(decodes + prefill, high.max_num_batched_tokens)
-    # Room between the margin and the target itself is for more decodes in the place of prompt tokens.
-    bound = longest / margins.tpot
     least_prefill = min(prefill, budget) / 2
     slots = _largest(
         lambda seqs: (
             seqs <= max(decodes, budget - least_prefill)
-            and _seconds(replica, workload, seqs, max(0.0, budget - seqs)) <= bound
+            and _seconds(replica, workload, seqs, max(0.0, budget - seqs)) <= longest / _FULL_STEP
         )
     )
     return _between(StepLimits(_slots(min(most, max(slots, decodes))), _budget(budget)), low, high)
 
 
-def _longest_step(replica: Replica, workload: Workload, targets: Targets, margins: Margins) -> float | None:
+def saturated_rate(replica: Replica, workload: Workload, limits: StepLimits) -> float:
+    """Requests a second that a replica does with these limits while there are always more that wait."""
+    requests = min(
+        limits.max_num_seqs / max(1.0, workload.output),
+        limits.max_num_batched_tokens / max(1.0, workload.computed + workload.output),
+    )
+    return requests / _seconds(replica, workload, requests * workload.output, requests * workload.computed)
+
+
+def worth(
+    replica: Replica, workload: Workload, targets: Targets, limits: StepLimits, margins: Margins | None = None
+) -> float:
+    """Requests a second under overload, less by as much as full steps are over the target and slots over the memory:
+    a number to compare limits by."""
+    margins = margins or Margins()
+    rate = saturated_rate(replica, workload, limits)
+    longest = longest_step(replica, workload, targets)
+    if longest is not None:
+        rate *= min(1.0, longest / _FULL_STEP / full_step_seconds(replica, workload, limits))
+    memory = margins.kv * replica.kv_tokens / max(1.0, workload.decode_context)
+    return rate * min(1.0, memory / limits.max_num_seqs)
+
+
+def longest_step(replica: Replica, workload: Workload, targets: Targets) -> float | None:
     """Seconds that a full step may take; None: no target bounds it."""
     alone = _seconds(replica, workload, 1, workload.computed / max(1.0, workload.output))
     bounds = []
     if targets.tpot is not None:
-        bounds.append(targets.tpot * margins.tpot)
+        bounds.append(targets.tpot * _FULL_STEP)
     if targets.ttft is not None:
         bounds.append(targets.ttft * _TTFT_SHARE)
     return min((bound for bound in bounds if bound > alone), default=None)
@@ -121,8 +146,8 @@ def _budget(tokens: float) -> int:
 
 
 def _rounded(number: float, grain: int) -> int:
-    """Down to a multiple of a power of 2 that is 3% to 6% of it, and at least `grain`."""
-    step = max(grain, 1 << max(0, math.floor(math.log2(max(1.0, number) / 16))))
+    """Down to a multiple of a power of 2 that is 1.5% to 3% of it, and at least `grain`."""
+    step = max(grain, 1 << max(0, math.floor(math.log2(max(1.0, number) / 32))))
     # What is above a multiple by less than a computed number is wrong by is that multiple.
     return math.floor(number / step + 1e-6) * step
 

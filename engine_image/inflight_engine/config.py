@@ -70,7 +70,7 @@ class EngineConfig:
     scheduling_policy: str = "fcfs"
     priority_aging: float = 10.0
     ttft_target: float | None = None
-    late_share: float = 0.1
+    late_share: float = 0.05
     classes: tuple[ServiceClass, ...] = (ServiceClass(),)
     preemption: str = "auto"
     preemption_victim: str = "last_arrived"

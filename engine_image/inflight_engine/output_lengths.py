@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -59,6 +60,13 @@ class OutputLengths:
             until = min(end, bounds[index + 1])
             self._tokens[index] += until - begin
             begin, index = until, index + 1
+
+    def generated_many(self, begins: Sequence[int], ends: Sequence[int]) -> None:
+        """As `generated` for each pair."""
+        bounds = np.array(self._bounds)
+        low = np.maximum(bounds[:-1], np.array(begins)[:, None])  # [pairs, ranges]
+        high = np.minimum(bounds[1:], np.array(ends)[:, None])
+        self._tokens = (np.array(self._tokens) + np.clip(high - low, 0, None).sum(axis=0)).tolist()
 
     def ended(self, length: int) -> None:
         """An output is complete with its last token, which was counted by `generated`."""

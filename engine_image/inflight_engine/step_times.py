@@ -9,7 +9,6 @@ most as long.
 
 from __future__ import annotations
 
-from operator import gt, le
 from typing import TypeAlias
 
 from inflight_cost.model import CostModel, StepWork
@@ -60,32 +59,35 @@ class StepTimes:
         """Seconds over t (_CONTEXT + c)."""
         self._largest = StepWork(0, 0, 0, 0, 0)
         """Of each number the largest that was measured."""
+        self._reach = self._largest
+        """The largest for which the cost model is asked."""
         if measured is not None:
-            self._warm.add(_size(measured[0]))
+            self._warm.add(_size(measured[0])[0])
             self.observe(*measured)
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """A step with so much work took so long."""
-        size = _size(work)
+        size, bound = _size(work)
         if self._cold_seconds > 0 and size not in self._warm:
             self._warm.add(size)
             return
-        slowness = seconds / _bound(work)
-        self._slowest[size] = max(slowness, self._slowest.get(size, 0.0) * _FADE)
-        if any(map(gt, work, self._largest)):
+        self._slowest[size] = max(seconds / bound, self._slowest.get(size, 0.0) * _FADE)
+        if not _within(work, self._largest):
             self._largest = StepWork(*map(max, work, self._largest))
+            self._reach = StepWork(*(_REACH * each for each in self._largest))
 
     def longest(self, work: StepWork) -> float:
         """Seconds that a step with so much work may take."""
+        size, bound = _size(work)
         predicted = 0.0
-        if self.cost is not None and all(map(le, work, (_REACH * most for most in self._largest))):
+        if self.cost is not None and _within(work, self._reach):
             predicted = SAFETY * self.cost.seconds(work)
-        slowest = self._slowest.get(_size(work))
+        slowest = self._slowest.get(size)
         if slowest is not None:
-            return max(SAFETY * slowest * _bound(work), predicted)
+            return max(SAFETY * slowest * bound, predicted)
         if predicted:
             return self._cold_seconds + FIRST_OF_A_SIZE * predicted
-        tokens, context = _tokens(work), _context(work)
+        tokens, context = _tokens_and_context(work)
         guess = min(
             (
                 slowest * max(tokens, _least(size_tokens)) * (_CONTEXT + max(context, _least(size_context)))
@@ -96,22 +98,22 @@ class StepTimes:
         return min(self._cold_seconds + SAFETY * guess, _LONGEST_GUESS)
 
 
-def _tokens(work: StepWork) -> int:
-    return max(1, int(work.decode_seqs + work.prefill_tokens))
+def _tokens_and_context(work: StepWork) -> tuple[int, float]:
+    """Tokens computed, at least 1, and what each attends to, on average; decodes are counted with none, since steps of
+    decodes differ little from those before them."""
+    tokens = int(work.decode_seqs + work.prefill_tokens) or 1
+    return tokens, work.prefill_context_tokens / tokens
 
 
-def _context(work: StepWork) -> float:
-    """What each token attends to, on average; decodes are counted with none, since steps of decodes differ little from
-    those before them."""
-    return work.prefill_context_tokens / _tokens(work)
+def _size(work: StepWork) -> tuple[_Size, float]:
+    """And t (_CONTEXT + c)."""
+    tokens, context = _tokens_and_context(work)
+    return (tokens.bit_length(), int(context).bit_length()), tokens * (_CONTEXT + context)
 
 
-def _size(work: StepWork) -> _Size:
-    return _tokens(work).bit_length(), int(_context(work)).bit_length()
-
-
-def _bound(work: StepWork) -> float:
-    return _tokens(work) * (_CONTEXT + _context(work))
+def _within(work: StepWork, most: StepWork) -> bool:
+    decodes, prefill, read, attended, copied = work
+    return decodes <= most[0] and prefill <= most[1] and read <= most[2] and attended <= most[3] and copied <= most[4]
 
 
 def _least(bits: int) -> int:

@@ -16,7 +16,10 @@ def work_of(plan: StepPlan, num_attended: int, block_size: int) -> StepWork:
     for chunk in plan.prefills:
         prefill_tokens += chunk.length
         prefill_context_tokens += attended_tokens(chunk.start, chunk.length)
-    copied_blocks = sum(len(each.host_block_ids) for each in plan.preemptions)
-    copied_blocks += sum(len(each.host_block_ids) for each in plan.starts)
+    copied_blocks = 0
+    for preemption in plan.preemptions:
+        copied_blocks += len(preemption.host_block_ids)
+    for start in plan.starts:
+        copied_blocks += len(start.host_block_ids)
     copied_tokens = copied_blocks * block_size
     return StepWork(len(plan.decode_slots), prefill_tokens, num_attended, prefill_context_tokens, copied_tokens)

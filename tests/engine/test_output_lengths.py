@@ -85,3 +85,15 @@ def test_outputs_longer_than_any_range_count_in_the_last():
     seen.generated(0, 3 << 20)
     seen.ended(3 << 20)
     assert seen.estimate().mean > 1 << 19
+
+
+def test_many_outputs_at_once_count_as_one_by_one():
+    one, many = OutputLengths(), OutputLengths()
+    pairs = [(0, 5), (3, 900), (40, 40), (17, 60_000)]
+    for begin, end in pairs:
+        one.generated(begin, end)
+    many.generated_many(*zip(*pairs, strict=True))
+    for each in (one, many):
+        each.ended(5)
+        each.ended(900)
+    assert one.estimate() == many.estimate()

@@ -14,6 +14,8 @@ _HUBER = 1.345
 """In standard deviations: 95% as efficient as least squares where there are no outliers (Huber 1964)."""
 _MAD_TO_DEVIATION = 1.4826
 _SMALLEST_SCALE = 1e-9
+_LEAST_DEVIATION = 1e-3
+"""Of rows from what is fitted to them, where the prior is weighed against them."""
 _PRIOR_DEVIATION = 0.5
 """Of what a factor contributes to a step, as a share of it, before anything is measured."""
 _TOLERANCE = 1e-10
@@ -47,7 +49,7 @@ def fit_relative(columns: Floats, target: Floats, prior: Floats, weights: Floats
     for _ in range(_ROUNDS):
         before = factors
         weighted = rows * (given * robust)[:, None]
-        trust = (deviation / _PRIOR_DEVIATION) ** 2
+        trust = (max(deviation, _LEAST_DEVIATION) / _PRIOR_DEVIATION) ** 2
         gram = weighted.T @ rows
         gram[np.diag_indices_from(gram)] += trust
         factors = non_negative(gram, weighted.sum(axis=0) + trust * expected, factors > 0)

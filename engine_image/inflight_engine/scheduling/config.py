@@ -47,6 +47,7 @@ class SchedulerConfig:
         policy: order of waiting requests within a class; a name of `policies.POLICIES`.
         priority_aging: seconds of waiting that count as one step of priority, for the `priority` policy.
         ttft_target: seconds, of classes without their own, for the `deadline` policy; None: no target.
+        ttft_per_token: seconds that each token of a prompt adds to its target.
         late_share: of the picks that the `deadline` policy gives to requests that cannot keep their target any more,
             above 0 and at most 1.
         classes: at least one; a request that names none belongs to the first.
@@ -65,7 +66,8 @@ class SchedulerConfig:
     policy: str = "fcfs"
     priority_aging: float = 10.0
     ttft_target: float | None = None
-    late_share: float = 0.1
+    ttft_per_token: float = 0.0
+    late_share: float = 0.05
     classes: tuple[ServiceClass, ...] = (ServiceClass(),)
     preemption: str = "auto"
     preemption_victim: str = "last_arrived"

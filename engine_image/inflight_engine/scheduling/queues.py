@@ -95,6 +95,11 @@ class WaitingQueues:
             changed |= policy.pass_time(now)
         return changed
 
+    @property
+    def num_late_tokens(self) -> int:
+        """Prompt tokens of new requests that those which come now would overtake."""
+        return sum(policy.num_late_tokens for policy in self._policies.values())
+
     def head(self, clock: int) -> Request | None:
         """The next to be admitted, left in place; None when none waits. It may change as decodes go on."""
         resumed = self._resumed.first()

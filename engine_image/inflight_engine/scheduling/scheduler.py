@@ -149,6 +149,12 @@ class Scheduler:
         return self._running.decodes.num_attended
 
     @property
+    def num_tokens_ahead(self) -> int:
+        """Of `num_uncomputed_tokens`, those that are computed before a request that comes now: without those of late
+        requests, which it overtakes."""
+        return self.num_uncomputed_tokens - self._queues.num_late_tokens
+
+    @property
     def kv_usage(self) -> float:
         """Share of KV blocks that requests hold, 0..1. What is cached but held by nobody is as good as free."""
         return self._running.pool.usage

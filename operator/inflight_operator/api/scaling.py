@@ -53,8 +53,8 @@ class ScaleUpRules(SpecModel):
     )
     policies: list[ScalingPolicy] = Field(
         default=[
-            ScalingPolicy(type="Percent", value=100, period_seconds=15),
-            ScalingPolicy(type="Pods", value=4, period_seconds=15),
+            ScalingPolicy(type="Percent", value=400, period_seconds=15),
+            ScalingPolicy(type="Pods", value=16, period_seconds=15),
         ],
         min_length=1,
         max_length=16,

@@ -31,6 +31,14 @@ class Condition(StatusModel):
     last_transition_time: Timestamp = Field(description="When status last changed.")
 
 
+class CanaryStatus(StatusModel):
+    """A pod that tries other limits before all pods get them."""
+
+    pod: str = Field(max_length=253, description="Its name.")
+    max_num_seqs: int = Field(description="Most requests it runs at once.")
+    max_num_batched_tokens: int = Field(description="Most tokens it computes in one step.")
+
+
 class LimitsStatus(StatusModel):
     """The limits engines run with now."""
 
@@ -38,6 +46,9 @@ class LimitsStatus(StatusModel):
     max_num_batched_tokens: int = Field(description="Most tokens an engine computes in one step.")
     revision: int = Field(description="Number of the change that set them.")
     pods_in_force: int = Field(description="Pods that have confirmed this revision.")
+    canary: CanaryStatus | None = Field(
+        default=None, description="The pod that tries other limits now and is compared with the rest."
+    )
     summary: str | None = Field(default=None, description="maxNumSeqs/maxNumBatchedTokens in short.")
 
     def model_post_init(self, context: Any, /) -> None:

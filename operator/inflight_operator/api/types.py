@@ -15,6 +15,7 @@ from inflight_operator.api.scheduling import ClassSLO, Scheduling, ServiceClass
 from inflight_operator.api.spec import SLO, InferenceServiceSpec, Rollout, SeqsBounds, TokensBounds, Tuning
 from inflight_operator.api.status import (
     MAX_DECISIONS,
+    CanaryStatus,
     Condition,
     CostStatus,
     Decision,
@@ -108,6 +109,7 @@ __all__ = [
     "VERSION",
     "Accelerator",
     "Behavior",
+    "CanaryStatus",
     "ClassSLO",
     "Condition",
     "Cost",

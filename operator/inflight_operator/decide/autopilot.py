@@ -65,20 +65,20 @@ class AutopilotPolicy:
     """
 
     margins: Margins = field(default_factory=lambda: Margins(prefill=1.0))
-    late: float = 0.004
+    late: float = 0.005
     fast: float = 15.0
     level: float = 60.0
     sureness: float = 1.5
     trend: float = 180.0
-    significance: float = 3.0
+    significance: float = 2.0
     most_trend: float = 0.08
     variance: float = 300.0
     bin: float = 3.0
     recovery: float = 60.0
     remember: float = 1200.0
     cold: float = 150.0
-    tolerance: float = 0.7
-    headroom: float = 1.15
+    tolerance: float = 0.75
+    headroom: float = 1.2
     brief: float = 0.05
     farthest: float = 300.0
     season: float = 0.9

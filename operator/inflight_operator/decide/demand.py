@@ -11,12 +11,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
-from operator import itemgetter
+from operator import itemgetter, lt
 from struct import Struct
 from typing import NamedTuple
 
 from inflight_cost.capacity import Replica, Workload
 from inflight_cost.model import CostModel, StepWork
+from inflight_operator.decide.foreign_fit import ForeignFit
 from inflight_operator.decide.scaling import ScalingBounds
 from inflight_operator.observe.metrics import Sample
 
@@ -80,16 +81,23 @@ class PodSeen:
         time: of the sample.
         counters: cumulative, as `_counters` has them.
         waiting: requests in its queue.
-        rates: growth of the counters per second since the sample before, arrivals being told or derived.
+        grown: growth of the counters since the sample before.
+        rates: a second, as in `DemandPoint`; requests that were refused count as if they had been taken.
     """
 
     time: float
     counters: tuple[float, ...]
     waiting: int
+    grown: tuple[float, ...]
     rates: tuple[float, ...]
 
 
 _IDLE = (0.0,) * (len(DemandPoint._fields) - 1)
+_NOTHING = (0.0,) * (len(_IDLE) + 5)
+_GENERATED, _REFUSED, _STEPS, _GAPS, _STEP_TOKENS, _GAP_SECONDS = 5, 7, 8, 9, 10, 11
+"""Places in `PodSeen.counters`."""
+_EXACT = slice(0, _STEP_TOKENS)
+"""Those that never fall; sums of histograms, over several label sets, may by rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +109,14 @@ class DemandHistory:
         series: points, each packed, oldest first.
         workload: what requests lately were like; None before any was seen.
         replica: what one pod computes and holds; None before a pod told it.
+        fit: of engines that tell no cost model.
     """
 
     pods: Mapping[str, PodSeen] = field(default_factory=dict)
     series: tuple[bytes, ...] = ()
     workload: Workload | None = None
     replica: Replica | None = None
+    fit: ForeignFit = field(default_factory=ForeignFit)
 
     def with_samples(self, samples: Mapping[str, Sample], ready_for: Mapping[str, float], now: float) -> DemandHistory:
         """With what fresh `samples` of ready pods show, by uid.
@@ -123,8 +133,16 @@ class DemandHistory:
         history = replace(self, pods=pods, series=series)
         if not samples:
             return history
+        fit = self.fit
+        for uid, sample in samples.items():
+            seen = pods[uid]
+            if sample.limits is None and sample.cost is None and seen is not self.pods.get(uid):
+                steps, tokens, gaps = (seen.grown[place] for place in (_STEPS, _STEP_TOKENS, _GAPS))
+                fit = fit.with_interval(steps, tokens, seen.grown[_GENERATED], gaps, seen.grown[_GAP_SECONDS])
+        fitted = fit.cost() if fit is not self.fit else None
         workload = _workload(history.points, samples.values(), pods.values(), self.workload)
-        return replace(history, workload=workload, replica=_replica(samples.values(), self.replica))
+        replica = _replica(samples.values(), fitted, self.replica)
+        return replace(history, workload=workload, replica=replica, fit=fit)
 
     @property
     def points(self) -> tuple[DemandPoint, ...]:
@@ -243,21 +261,25 @@ def _seen(before: PodSeen | None, sample: Sample, ready_for: float | None) -> Po
     if before is not None and sample.time <= before.time:
         return before
     if before is not None:
-        anew = any(now < was for now, was in zip(counters, before.counters, strict=True))
-        was, seconds, waited = (_IDLE if anew else before.counters), sample.time - before.time, before.waiting
+        anew = any(map(lt, counters[_EXACT], before.counters[_EXACT]))
+        was, seconds, waited = (_NOTHING if anew else before.counters), sample.time - before.time, before.waiting
     elif ready_for is not None and 0 < ready_for <= YOUNG:
-        was, seconds, waited = _IDLE, ready_for, 0
+        was, seconds, waited = _NOTHING, ready_for, 0
     else:
-        return PodSeen(sample.time, counters, sample.waiting, _IDLE)
-    grown = [(now - then) / seconds for now, then in zip(counters, was, strict=True)]
-    if not sample.arrived:
+        return PodSeen(sample.time, counters, sample.waiting, _NOTHING, _IDLE)
+    grown = tuple(max(0.0, now - then) for now, then in zip(counters, was, strict=True))
+    arrived, *rest = grown[: len(_IDLE)]
+    if sample.arrived:
+        taken = arrived / (arrived + grown[_REFUSED]) if arrived else 1.0
+        arrived, rest[0], rest[1] = arrived + grown[_REFUSED], rest[0] / taken, rest[1] / taken
+    else:
         # An engine that does not tell what arrived: what got a first token, and what waits more than before.
-        grown[0] = max(0.0, grown[-1] + (sample.waiting - waited) / seconds)
-    return PodSeen(sample.time, counters, sample.waiting, tuple(grown))
+        arrived = max(0.0, rest[-1] + sample.waiting - waited)
+    return PodSeen(sample.time, counters, sample.waiting, grown, tuple(one / seconds for one in (arrived, *rest)))
 
 
 def _counters(sample: Sample) -> tuple[float, ...]:
-    """In the order of `DemandPoint`."""
+    """In the order of `DemandPoint`, then refused requests, steps, inter-token latencies, and the sums of both."""
     return (
         sample.arrived,
         sample.arrived_tokens if sample.arrived else sample.prompt_tokens,
@@ -266,6 +288,11 @@ def _counters(sample: Sample) -> tuple[float, ...]:
         sample.prefix_hits,
         sample.generation_tokens,
         sample.ttft.count,
+        sample.refused,
+        sample.step_tokens.count,
+        sample.itl.count,
+        sample.step_tokens.total,
+        sample.itl.total,
     )
 
 
@@ -322,15 +349,21 @@ def _alike(was: Workload, now: Workload, share: float) -> bool:
     )
 
 
-def _replica(samples: Collection[Sample], before: Replica | None) -> Replica | None:
+def _replica(samples: Collection[Sample], fitted: CostModel | None, before: Replica | None) -> Replica | None:
     """The cost model of the pod in the middle, with the KV cache of the pod in the middle; `before` where it says much
-    the same, and where no pod has a model to be believed."""
+    the same, and where no pod has a model to be believed.
+
+    Args:
+        fitted: of engines that tell none.
+    """
     models = [
         (sum(seconds), seconds, sample.cost)
         for sample in samples
         if sample.cost is not None and sample.cost_steps >= MIN_STEPS and (sample.cost_error or 0.0) <= MAX_ERROR
         for seconds in [_typical(sample.cost)]
     ]
+    if not models and fitted is not None:
+        models = [(0.0, _typical(fitted), fitted)]
     sizes = sorted(sample.kv_tokens for sample in samples if sample.kv_tokens)
     if not models or not sizes:
         return before

@@ -78,6 +78,22 @@ def _since(n: _Numbers) -> str:
     )
 
 
+def _full_step(n: _Numbers) -> str:
+    step = (
+        f"by the measured cost of steps (error {n['error']:.0%}) a full step takes {_seconds(n['step'])} with"
+        f" {n['running']:g} running"
+    )
+    return step + (f", target {_seconds(n['target'])}" if "target" in n else "")
+
+
+def _kept(n: _Numbers) -> str:
+    return f"{n['good_now']:.0%} of requests keep their targets, {n['good_before']:.0%}"
+
+
+def _tokens(n: _Numbers) -> str:
+    return f", {n['tokens_now']:.0f} tokens/s a pod and {n['tokens_before']:.0f}"
+
+
 _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
     # Replicas: what a target asks for.
     "WaitingRequests": lambda n: f"{_wait(n['waiting'])}, {n['target']:g} per replica is the target",
@@ -149,6 +165,14 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
     ),
     "RequestsWait": lambda n: f"{n['waiting']:.0f} requests wait, {_room(n)}",
     "TakenBack": lambda n: f"taken back, {_since(n)}",
+    "ByCostModel": lambda n: (
+        f"{_full_step(n)}; {n['rate']:.3g} requests/s under overload instead of {n['rate_now']:.3g}"
+    ),
+    "Canary": lambda n: f"on pod {n['pod']} first, to be compared with the others",
+    "CanaryHeld": lambda n: f"all pods follow {n['pod']}, {_kept(n)} on the others",
+    "CanaryLost": lambda n: f"pod {n['pod']} goes back: {_kept(n)} on the others{_tokens(n)}",
+    "CanaryEnded": lambda n: f"pod {n['pod']} goes back: there is nothing to compare it with any more",
+    "MoveTakenBack": lambda n: f"taken back: {_kept(n)} before{_tokens(n)}",
     "IntoBounds": lambda n: "the bounds of spec.tuning or the capacity end there",
     # Limits: what leaves them as they are.
     "Off": lambda n: "tuning.mode is Off: engines run at their capacities",
@@ -162,6 +186,9 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
         if "tpot" in n
         else f"{n['running']:.0f} requests run, {n['waiting']:.0f} wait: no limit is in the way"
     ),
+    "AsModelled": lambda n: f"the limits are right: {_full_step(n)}",
+    "BracketClosed": lambda n: f"the limits around these served worse: {_full_step(n)}",
+    "Kept": lambda n: f"the last change stays: {_kept(n)} before",
     "NoWayBack": lambda n: f"{_since(n)}, but the bounds allow no way back",
     "Recommending": lambda n: f"would change {n['knob']} {n['from']} -> {n['to']}",
     "NoLimits": lambda n: "no ready engine reports its limits",

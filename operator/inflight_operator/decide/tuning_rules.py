@@ -1,12 +1,27 @@
-"""The rules of tuning, in order; the first that wants a step and is not resting wins. Each names what it measured."""
+"""Tuning without a cost model: additive increase, multiplicative decrease, one bounded step at a time, each measured
+before the next.
+
+Rules in order; the first that wants a step wins. A step that made things worse is taken back, and the value that it
+led to is fenced off: later steps in that direction go half of the way to it, until there is no way left.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from inflight_operator.decide.decision import Number, Reason
-from inflight_operator.decide.tuning_types import Slo, Step, TuningPolicy, TuningState, TuningView
+from inflight_operator.decide.tuning_types import (
+    Fence,
+    Slo,
+    Step,
+    Trial,
+    TuningDecision,
+    TuningPolicy,
+    TuningState,
+    TuningView,
+)
 from inflight_operator.limits import Knob, Limits, LimitsBounds
 
 SMALLEST_CUT = 0.9
@@ -24,15 +39,72 @@ TAIL = 2.0
 """Without step sizes: p95 over p50 of inter-token latency from which prefill chunks are what delays decodes."""
 
 
+SMALLEST_STEP = 1.15
+"""A fence that leaves less than this ratio of a value ends the steps towards it."""
+
+
+def step_by_rules(
+    view: TuningView,
+    limits: Limits,
+    bounds: LimitsBounds,
+    slo: Slo,
+    state: TuningState,
+    policy: TuningPolicy,
+    *,
+    advise: bool,
+) -> TuningDecision:
+    """The next step, once the last one is judged."""
+    trial = state.trial
+    if trial is not None and trial.before.pods == view.pods:
+        verdict = judge(trial, view, slo, policy)
+        if verdict is not None:
+            return _take_back(limits, bounds, state, trial, verdict, policy, view.time)
+        if _out_of_reach(trial, view, slo, policy):
+            # The step helped and stays; further ones would only cost throughput.
+            rest = Fence("max_num_seqs", False, limits.max_num_seqs, view.time + policy.out_of_reach)
+            state = _fenced(state, rest)
+    # Judged, or measured while replicas came or went, which changes more than any limit: either way it stays.
+    restarted = replace(state, trial=None, window_start=view.time)
+    step = propose(view, limits, bounds, slo, policy, state)
+    if step is None:
+        return TuningDecision(limits, (), _holds(view, slo), restarted)
+    if advise:
+        return step.advised(limits, restarted)
+    return step.made(limits, replace(restarted, trial=Trial(step=step, before=view, started=view.time)))
+
+
 def propose(
     view: TuningView, limits: Limits, bounds: LimitsBounds, slo: Slo, policy: TuningPolicy, state: TuningState
 ) -> Step | None:
     """The next step, or None when no rule wants one."""
     for rule in _RULES:
         step = rule(view, limits, bounds, slo, policy)
-        if step is not None and not state.blocked(step.knob, up=step.up):
+        step = _before_fences(step, state) if step is not None else None
+        if step is not None:
             return step
     return None
+
+
+def judge(trial: Trial, view: TuningView, slo: Slo, policy: TuningPolicy) -> Reason | None:
+    """Why the step on trial made things worse; None when it stays.
+
+    A step up is worse when it broke the TPOT target that held before, or brought preemptions. A step down is worse when
+    it cost throughput while requests waited and decoding got no faster for it.
+    """
+    return _worse_up(trial, view, slo, policy) if trial.step.up else _worse_down(trial, view, policy)
+
+
+def still_draining(view: TuningView, limits: Limits, state: TuningState, policy: TuningPolicy) -> bool:
+    """A lowered slot limit takes hold as running requests finish; what is measured before that is the old setting.
+    Bounded, so that requests without end cannot stop the tuning."""
+    last = state.trial or state.move
+    lowered = (state.trial is not None and state.trial.step.knob == "max_num_seqs") or (
+        state.move is not None and state.move.to.max_num_seqs < state.move.frm.max_num_seqs
+    )
+    if last is None or not lowered:
+        return False
+    patience = policy.window * policy.drain_windows
+    return view.running_now > limits.max_num_seqs and view.time - last.started < patience
 
 
 def fewer_slots_when_memory_is_short(
@@ -119,6 +191,88 @@ _RULES: tuple[Callable[[TuningView, Limits, LimitsBounds, Slo, TuningPolicy], St
     more_slots_when_requests_wait,
     larger_steps_when_prompts_wait,
 )
+
+
+def _before_fences(step: Step, state: TuningState) -> Step | None:
+    """The step, or half of the way to a fence that it would reach; None where that is hardly a step."""
+    values = [fence.value for fence in state.fences if (fence.knob, fence.up) == (step.knob, step.up)]
+    if not values:
+        return step
+    fence = min(values) if step.up else max(values)
+    if (step.to < fence) if step.up else (step.to > fence):
+        return step
+    to = round((step.frm + fence) / 2)
+    near = max(step.frm, fence) <= min(step.frm, fence) * SMALLEST_STEP or to in (step.frm, fence)
+    past = fence <= step.frm if step.up else fence >= step.frm
+    return None if near or past else replace(step, to=to)
+
+
+def _fenced(state: TuningState, fence: Fence) -> TuningState:
+    """With `fence` in the place of the one on that side of the knob."""
+    others = [one for one in state.fences if (one.knob, one.up) != (fence.knob, fence.up)]
+    return replace(state, fences=(*others, fence))
+
+
+def _worse_up(trial: Trial, view: TuningView, slo: Slo, policy: TuningPolicy) -> Reason | None:
+    before, pace, target = trial.before, view.pace, slo.tpot_p95
+    if view.preemptions_per_min > before.preemptions_per_min + policy.preemptions_per_min:
+        return Reason("TakenBack", {"preemptions": view.preemptions_per_min})
+    if target is None or pace is None or pace <= target * (1 + policy.dead_band):
+        return None
+    if before.pace is not None and before.pace > target * (1 + policy.dead_band):
+        return None
+    return Reason("TakenBack", {"pace": pace, "target": target})
+
+
+def _worse_down(trial: Trial, view: TuningView, policy: TuningPolicy) -> Reason | None:
+    before = trial.before
+    if before.waiting < 1 or view.waiting < 1 or view.preemptions_per_min < before.preemptions_per_min:
+        return None
+    if before.pace is None or view.pace is None or view.pace < before.pace * (1 - policy.dead_band / 2):
+        return None
+    if view.tokens_per_s >= before.tokens_per_s * (1 - policy.throughput_loss):
+        return None
+    numbers = {"tokens_before": before.tokens_per_s, "tokens_now": view.tokens_per_s, "pace": view.pace}
+    return Reason("TakenBack", numbers)
+
+
+def _out_of_reach(trial: Trial, view: TuningView, slo: Slo, policy: TuningPolicy) -> bool:
+    """Whether a step down showed that even a request alone would miss the target. Time per token against running
+    requests is close to a line; two settings give it, and with it the time of one request."""
+    before, target = trial.before, slo.tpot_p95
+    if trial.step.up or trial.step.reason.code != "TpotOverTarget" or trial.step.knob != "max_num_seqs":
+        return False
+    if target is None or before.pace is None or view.pace is None or view.pace <= target * (1 + policy.dead_band):
+        return False
+    if view.running < 1 or view.running > before.running * 0.9:
+        return False
+    slope = max(0.0, (before.pace - view.pace) / (before.running - view.running))
+    alone = view.pace - slope * (view.running - 1)
+    return alone > target
+
+
+def _take_back(
+    limits: Limits,
+    bounds: LimitsBounds,
+    state: TuningState,
+    trial: Trial,
+    why: Reason,
+    policy: TuningPolicy,
+    now: float,
+) -> TuningDecision:
+    made = trial.step
+    state = _fenced(state, Fence(made.knob, made.up, made.to, now + policy.fence))
+    state = replace(state, trial=None, window_start=now)
+    to = bounds.clamp(limits.with_(made.knob, made.frm)).get(made.knob)
+    if to == made.to:
+        return TuningDecision(limits, (), Reason("NoWayBack", why.numbers), state)
+    return Step(made.knob, made.to, to, why).made(limits, state)
+
+
+def _holds(view: TuningView, slo: Slo) -> Reason:
+    if view.tpot is None or slo.tpot_p95 is None:
+        return Reason("InDeadBand", {"running": view.running, "waiting": view.waiting})
+    return Reason("InDeadBand", {"tpot": view.tpot, "tpot_target": slo.tpot_p95})
 
 
 def _cut_slots(view: TuningView, limits: Limits, bounds: LimitsBounds, factor: float, why: Reason) -> Step | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from inflight_cost.capacity import Replica, Workload
 from inflight_operator.decide.decision import Decision, Reason
 from inflight_operator.limits import Knob, Limits
 
@@ -12,6 +13,8 @@ MIN_REQUESTS = 5
 
 MIN_TOKENS = 8
 """Generated tokens from which there is traffic to judge by."""
+
+KNOBS: tuple[Knob, Knob] = ("max_num_seqs", "max_num_batched_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +33,18 @@ class TuningPolicy:
         window: seconds measured before a decision.
         dead_band: a latency within target * (1 +/- this) asks for nothing.
         room: TPOT below this share of the target counts as room for a step up.
-        preemptions_per_min: more than this asks for fewer slots.
+        preemptions_per_min: of one pod; more than this asks for fewer slots.
         kv_full: KV utilization that adding slots must not lead to.
-        throughput_loss: share of throughput a useless step down may cost before it is taken back.
-        cool_down: seconds a direction rests after it was taken back.
-        out_of_reach_cool_down: seconds without further steps down once one showed that none can reach the target.
+        throughput_loss: share of throughput that a change may cost while requests wait before it is taken back.
+        fence: seconds for which limits that were taken back are remembered.
+        out_of_reach: seconds without further steps down once one showed that none can reach the target.
         drain_windows: windows to wait at most for a lowered slot limit to take hold.
+        effect: least share by which the cost model must find other limits better to move to them.
+        sure_error: error of a cost model up to which its limits are set in one move; above, half of the way at a time.
+        loss: share of requests in target that a change may cost, beside what chance explains.
+        missed: share of requests in target below which the limits in force are not worth keeping on most pods.
+        evidence: first tokens and finished requests from which a change is judged before `drain_windows` are over.
+        settle: most seconds after a change that are not measured: requests that finish then ran with other limits.
     """
 
     window: float = 15.0
@@ -44,9 +53,67 @@ class TuningPolicy:
     preemptions_per_min: float = 1.0
     kv_full: float = 0.9
     throughput_loss: float = 0.15
-    cool_down: float = 120.0
-    out_of_reach_cool_down: float = 900.0
+    fence: float = 7200.0
+    out_of_reach: float = 900.0
     drain_windows: float = 3.0
+    effect: float = 0.04
+    sure_error: float = 0.1
+    loss: float = 0.05
+    missed: float = 0.9
+    evidence: int = 20
+    settle: float = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How well requests were served over a time, by one pod or by several.
+
+    Attributes:
+        first_tokens, finished: requests that got their first token, and that ended.
+        ttft_within, tpot_within: shares of them within the targets; 1 without a target or without any.
+        tokens_per_s: generated, per pod.
+        load: requests a second that came, per pod; that got their first token where arrivals are not told.
+        waiting: requests per pod, mean.
+    """
+
+    first_tokens: int
+    finished: int
+    ttft_within: float
+    tpot_within: float
+    tokens_per_s: float
+    load: float
+    waiting: float
+
+    @property
+    def good(self) -> float:
+        """Share of requests that kept both targets, had one nothing to do with the other."""
+        return self.ttft_within * self.tpot_within
+
+    @property
+    def evidence(self) -> int:
+        return min(self.first_tokens, self.finished)
+
+
+@dataclass(frozen=True, slots=True)
+class PodQuality:
+    """One pod that can be told limits."""
+
+    uid: str
+    name: str
+    quality: Quality
+
+
+@dataclass(frozen=True, slots=True)
+class TuningModel:
+    """A cost model to be believed, and the requests that it is used for.
+
+    Attributes:
+        error: median relative error.
+    """
+
+    replica: Replica
+    workload: Workload
+    error: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +135,9 @@ class TuningView:
         running_now: requests that run in the fullest pod at the end of the window.
         waiting_prompt_tokens: prompt tokens per pod not computed yet, mean; None when the engine does not tell.
         kv_usage: the largest share of KV blocks in use in any pod, 0 to 1.
-        preemptions_per_min: over all pods.
+        preemptions_per_min: per pod.
+        quality: of all pods.
+        by_pod: of each pod that can be told limits.
     """
 
     time: float
@@ -90,6 +159,8 @@ class TuningView:
     waiting_prompt_tokens: float | None
     kv_usage: float
     preemptions_per_min: float
+    quality: Quality
+    by_pod: tuple[PodQuality, ...] = ()
 
     @property
     def has_traffic(self) -> bool:
@@ -122,16 +193,20 @@ class Step:
     def up(self) -> bool:
         return self.to > self.frm
 
-    def applied_to(self, limits: Limits) -> Limits:
-        return limits.with_(self.knob, self.to)
+    def made(self, limits: Limits, state: TuningState) -> TuningDecision:
+        return TuningDecision(limits.with_(self.knob, self.to), (self._decision(applied=True),), self.reason, state)
 
-    def decision(self, *, applied: bool) -> Decision:
+    def advised(self, limits: Limits, state: TuningState) -> TuningDecision:
+        would = Reason("Recommending", {"knob": self.knob, "from": self.frm, "to": self.to}, held=self.reason)
+        return TuningDecision(limits, (self._decision(applied=False),), would, state)
+
+    def _decision(self, *, applied: bool) -> Decision:
         return Decision("Tuning", self.knob, self.frm, self.to, self.reason, applied)
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A step in force that has not been judged yet, and what was measured before it."""
+    """A step by the rules that is in force and not judged yet, and what was measured before it."""
 
     step: Step
     before: TuningView
@@ -139,11 +214,62 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """A direction that made things worse lately and rests until `until`."""
+class Canary:
+    """The pod that runs with other limits than the rest."""
+
+    uid: str
+    name: str
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Limits by the cost model that are in force, on all pods or on one, and not judged yet.
+
+    Attributes:
+        frm, to: before and since.
+        wanted: where the model would go.
+        before: how requests were served before it.
+        pods: that were measured then.
+        started: seconds on the steady clock.
+        canary: the one pod that has them; None: all have.
+        reason: of the move.
+    """
+
+    frm: Limits
+    to: Limits
+    wanted: Limits
+    before: Quality
+    pods: int
+    started: float
+    canary: Canary | None
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Bracket:
+    """Between limits that served well and limits that did not: what lies between them may be better than both.
+
+    Attributes:
+        good: at least as good as what was before.
+        bad: taken back.
+        wanted: what the model wanted then; where it wants something else, the bracket tells nothing.
+        until: when it is forgotten.
+    """
+
+    good: Limits
+    bad: Limits
+    wanted: Limits
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """A value of a knob that made things worse: steps in that direction end before it until `until`."""
 
     knob: Knob
     up: bool
+    value: int
     until: float
 
 
@@ -153,16 +279,44 @@ class TuningState:
 
     Attributes:
         window_start: time from which measurements count.
-        trial: the last step, while it is being measured.
-        blocks: directions that rest.
+        trial: the last step by the rules, while it is being measured.
+        fences: what the rules tried in vain.
+        move: the last limits by the cost model, while they are being measured.
+        bracket: around the best limits, once a move was taken back.
+        tighten: share of the TPOT target that the model solves for: steps of a real engine may take longer than its
+            model says.
+        memory: share of the KV cache that it solves for, of the usual one: requests that preempt each other are longer
+            than their mean.
     """
 
     window_start: float
     trial: Trial | None = None
-    blocks: tuple[Block, ...] = ()
+    fences: tuple[Fence, ...] = ()
+    move: Move | None = None
+    bracket: Bracket | None = None
+    tighten: float = 1.0
+    memory: float = 1.0
 
-    def blocked(self, knob: Knob, *, up: bool) -> bool:
-        return any(block.knob == knob and block.up == up for block in self.blocks)
+    @property
+    def canary(self) -> Canary | None:
+        return self.move.canary if self.move is not None else None
 
     def without_expired(self, now: float) -> TuningState:
-        return replace(self, blocks=tuple(block for block in self.blocks if block.until > now))
+        fences = tuple(fence for fence in self.fences if fence.until > now)
+        expired = self.bracket is not None and self.bracket.until <= now
+        return replace(self, fences=fences, bracket=None if expired else self.bracket)
+
+
+@dataclass(frozen=True, slots=True)
+class TuningDecision:
+    """Attributes:
+    limits: of the service from now on; `state.canary` may have others on one pod.
+    changes: those made (Auto) or advised (Recommend).
+    reason: of the changes, or why nothing changes; its code is the reason of a condition.
+    state: to be given to the next decision.
+    """
+
+    limits: Limits
+    changes: tuple[Decision, ...]
+    reason: Reason
+    state: TuningState

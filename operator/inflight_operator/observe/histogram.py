@@ -59,6 +59,18 @@ class Histogram:
         below = self.counts[index - 1] if index > 0 else 0.0
         return lower + (upper - lower) * (rank - below) / (self.counts[index] - below)
 
+    def share_within(self, bound: float) -> float:
+        """Share of the observations at or below `bound`, linear within its bucket; 1 without observations."""
+        if self.count <= 0:
+            return 1.0
+        index = next((i for i, upper in enumerate(self.bounds) if upper >= bound), len(self.bounds) - 1)
+        lower, below = (self.bounds[index - 1], self.counts[index - 1]) if index > 0 else (0.0, 0.0)
+        upper = self.bounds[index]
+        if math.isinf(upper):
+            return below / self.count
+        part = min(1.0, (bound - lower) / (upper - lower)) if upper > lower else 1.0
+        return (below + (self.counts[index] - below) * part) / self.count
+
 
 def summed(histograms: Iterable[Histogram]) -> Histogram:
     """The sum of histograms; where bounds differ (pods of two versions side by side) buckets are merged at the bounds

@@ -50,6 +50,10 @@ _COUNTERS = (
     "inflight_arrived_prompt_tokens_total",
     _SQUARES,
 )
+_REJECTIONS = "inflight_admission_rejections_total"
+_FULL = ("queue_full", "class_queue_full", "queue_tokens", "shed")
+"""Labels of requests that were refused for want of capacity; others would be refused by an idle engine as well, or
+come back to another pod."""
 _COST_TERMS = "inflight_step_cost_seconds"
 _COST_CURVE = "inflight_step_cost_curve_seconds"
 _CACHE_CONFIG = "vllm:cache_config_info"
@@ -63,6 +67,7 @@ _HISTOGRAMS = (
 WANTED = (
     *_GAUGES,
     *_COUNTERS,
+    _REJECTIONS,
     _COST_TERMS,
     _COST_CURVE,
     _CACHE_CONFIG,
@@ -133,8 +138,9 @@ class Sample:
         capacity: largest limits that the engine takes, set when it was started.
         revision: of the limits in force.
         prompt_tokens: counter of prompt tokens that were computed or found in the prefix cache.
-        arrived, arrived_tokens, arrived_squares: counters of requests that came, refused ones among them, of their
-            prompt tokens, and of the squares of their lengths; 0 where not told.
+        arrived, arrived_tokens, arrived_squares: counters of requests that were taken, of their prompt tokens, and of
+            the squares of their lengths; 0 where not told.
+        refused: counter of requests that were refused for want of capacity.
         prefix_queries, prefix_hits: counters of prompt tokens looked up in the prefix cache, and found there.
         output_mean, output_square: mean output tokens of a request, and mean of their squares, with those that still
             run taken into account.
@@ -162,6 +168,7 @@ class Sample:
     arrived: float = 0.0
     arrived_tokens: float = 0.0
     arrived_squares: float = 0.0
+    refused: float = 0.0
     prefix_queries: float = 0.0
     prefix_hits: float = 0.0
     output_mean: float | None = None
@@ -179,7 +186,7 @@ def _one_of(prefix: str) -> str:
 
 _QUOTED = r'"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+"'
 _EDGE = r'[ \t]*+le[ \t]*+=[ \t]*+"([!#-\[\]^`-~]*+)"'
-_KEY = r'[ \t]*+(?:term|tokens)[ \t]*+=[ \t]*+"([!#-\[\]^`-~_]*+)"'
+_KEY = r'[ \t]*+(?:term|tokens|reason)[ \t]*+=[ \t]*+"([!#-\[\]^`-~_]*+)"'
 _LABEL = rf"[ \t]*+[a-zA-Z_]\w*+[ \t]*+=[ \t]*+{_QUOTED}"
 _LINE = re.compile(
     # `re` finds the line feed with memchr, and all repetitions are possessive: nothing is tried twice, so the time is
@@ -189,8 +196,8 @@ _LINE = re.compile(
     r"[ \t]*+([!-^`-~]*+)([^\n]*+)",
     re.ASCII,
 )
-"""A line of a wanted sample: name, `le`, `term` or `tokens`, value, and what follows the value. A line that is not well
-formed matches too; its value is then no number, or something follows it that is no time stamp."""
+"""A line of a wanted sample: name, `le`, what tells its series apart, value, and what follows the value. A line that is
+not well formed matches too; its value is then no number, or something follows it that is no time stamp."""
 
 _CACHE_CONFIG_LINE = re.compile(rf"^{_CACHE_CONFIG}\{{([^\n]*+)", re.MULTILINE)
 _BLOCK_SIZE = re.compile(r'(?:^|,)block_size="([0-9]{1,7})"')
@@ -238,7 +245,7 @@ def parse_metrics(text: str, time: float) -> Sample:
         elif name in _BUCKETS:
             of_name = buckets[name]
             of_name[bound] = of_name.get(bound, 0.0) + value
-        else:
+        elif name != _REJECTIONS or key in _FULL:
             values[name].append(value)
     if not values["vllm:num_requests_running"]:
         raise MetricsError("vllm:num_requests_running is missing: this is not an engine's metrics page")
@@ -271,6 +278,7 @@ def parse_metrics(text: str, time: float) -> Sample:
         arrived=sum(values["inflight_arrived_requests_total"]),
         arrived_tokens=sum(values["inflight_arrived_prompt_tokens_total"]),
         arrived_squares=sum(values[_SQUARES]),
+        refused=sum(values[_REJECTIONS]),
         prefix_queries=sum(values["vllm:prefix_cache_queries_total"]),
         prefix_hits=sum(values["vllm:prefix_cache_hits_total"]),
         output_mean=_positive(values["inflight_output_tokens_mean"]),

@@ -10,15 +10,17 @@ from inflight_operator.decide.autopilot import DemandMemory, decide_replicas, un
 from inflight_operator.decide.conditions import Finding, Metrics, Status, find_conditions, held
 from inflight_operator.decide.decision import Decision, Reason
 from inflight_operator.decide.draining import deletion_costs
+from inflight_operator.decide.foreign_fit import ForeignFit
 from inflight_operator.decide.pods import Pods, classify, count_replicas
 from inflight_operator.decide.scaling import Ask, ScalingDecision, ScalingObservation, decide_scaling
 from inflight_operator.decide.sentences import sentence
 from inflight_operator.decide.tuning import TuningMode, decide_tuning
-from inflight_operator.decide.tuning_types import TuningState
-from inflight_operator.limits import Limits, LimitsInForce
+from inflight_operator.decide.tuning_model import end_canary
+from inflight_operator.decide.tuning_types import TuningDecision, TuningState
+from inflight_operator.limits import LimitsInForce
 from inflight_operator.observe.metrics import Sample
 from inflight_operator.observe.pods import PodView
-from inflight_operator.reconcile.memory import Memory, Rendered
+from inflight_operator.reconcile.memory import CanaryInForce, Memory, Rendered
 from inflight_operator.reconcile.plan import Plan
 from inflight_operator.reconcile.snapshot import Snapshot, deployment_view
 from inflight_operator.reconcile.template import Template, decide_template
@@ -29,6 +31,7 @@ from inflight_operator.reconcile.views import (
     measured,
     pod_load,
     scaling_observation,
+    tuning_model,
     tuning_view,
     with_demand,
 )
@@ -44,10 +47,10 @@ ROUTING_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Tuned:
-    """Limits to be in force, the change that led to them, and why they are what they are."""
+    """Limits to be in force, the changes that led to them, and why they are what they are."""
 
     memory: Memory
-    change: Decision | None = None
+    changes: tuple[Decision, ...] = ()
 
 
 def decide(snapshot: Snapshot, memory: Memory) -> Plan:
@@ -67,12 +70,13 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
     template = decide_template(snapshot, memory, rendered.children, rolled_out=_rolled_out(snapshot, memory, pods))
     moving = (memory.moving or len(pods.ready)) if template.state == "Moving" else None
     memory = replace(memory, moving=moving)
-    targets = _targets(snapshot, memory.limits)
+    targets = _targets(snapshot, memory)
     behind = tuple((pod, limits) for pod, limits in targets if not _in_force(snapshot, pod.uid, limits))
     return Plan(
         replicas=memory.replicas,
         desired=scaling.replicas,
         limits=memory.limits,
+        canary=memory.canary,
         in_force=len(targets) - len(behind),
         children=tuple(one for one in rendered.children if not (template.hold and one["kind"] == "Deployment")),
         hold_template=template.hold,
@@ -92,10 +96,10 @@ def _brought_up_to(snapshot: Snapshot, memory: Memory) -> Memory:
     if memory.engine != engine:
         # What was measured of another model, image or accelerator tells nothing of this one.
         state = TuningState(window_start=snapshot.now)
-        demand = replace(memory.demand, replica=None)
+        demand = replace(memory.demand, replica=None, fit=ForeignFit())
         memory = replace(memory, engine=engine, tuning=state, tuning_reason=None, demand=demand, needed=DemandMemory())
     newest = max((sample.revision or 0 for sample in snapshot.fresh.values()), default=0)
-    if newest > memory.limits.revision < memory.first_revision:
+    if newest > memory.revision < memory.first_revision:
         # A status that is older than its engines: they would refuse what follows on it. What a pod claims is not taken.
         memory = replace(memory, limits=replace(memory.limits, revision=memory.first_revision))
     listed = any(pod.serves and pod.uid in snapshot.listed for pod in snapshot.pods)
@@ -142,34 +146,44 @@ def _capacity(
 
 
 def _limits(snapshot: Snapshot, memory: Memory) -> _Tuned:
-    """Unchanged while no ready engine tells its limits."""
-    if not _tunable(snapshot):
-        return _Tuned(memory)
+    """Unchanged while no ready engine tells its limits, but that a canary ends then."""
+    tunable = {pod.uid: pod.name for pod in _tunable(snapshot)}
+    state = memory.tuning
+    if not tunable:
+        if memory.canary is None:
+            return _Tuned(memory)
+        ended = end_canary(memory.limits.limits, state, snapshot.now)
+        return _Tuned(_told(memory, ended), ended.changes)
     mode = snapshot.policy.tuning
     if any(field.startswith(_TUNING) for field in snapshot.unread):
         mode = TuningMode.RECOMMEND
     decision = decide_tuning(
         mode,
-        tuning_view(snapshot.window, memory.tuning.window_start, snapshot.now),
+        tuning_view(snapshot.window, state.window_start, snapshot.now, snapshot.policy.slo, tunable),
         memory.limits.limits,
         limits_bounds(snapshot.policy),
         snapshot.policy.slo,
-        memory.tuning,
+        tuning_model(snapshot, memory.demand),
+        state,
         snapshot.tuning,
     )
-    keep = decision.reason.code == "Measuring" and memory.tuning_reason is not None
-    memory = replace(
-        memory,
-        tuning=decision.state,
-        tuning_reason=memory.tuning_reason if keep else decision.reason,
-        limits=_revised(memory.limits, decision.limits),
-    )
-    return _Tuned(memory, decision.change)
+    if decision.reason.code != "Measuring" or memory.tuning_reason is None:
+        memory = replace(memory, tuning_reason=decision.reason)
+    return _Tuned(_told(memory, decision), decision.changes)
 
 
-def _revised(in_force: LimitsInForce, wanted: Limits) -> LimitsInForce:
-    """`wanted` under a revision of its own, if it differs from what is in force."""
-    return in_force if wanted == in_force.limits else LimitsInForce(wanted, in_force.revision + 1)
+def _told(memory: Memory, decision: TuningDecision) -> Memory:
+    """With what the service and a canary are to be told. What differs from what was told before gets the next revision;
+    so do the limits of all once a canary ends, as it would refuse theirs otherwise."""
+    limits, revision, was, now = memory.limits, memory.revision, memory.canary, decision.state.canary
+    begun = now is not None and (was is None or (was.uid, was.in_force.limits) != (now.uid, now.limits))
+    canary = was if now is not None else None
+    if decision.limits != limits.limits or (was is not None and now is None):
+        revision += 1
+        limits = LimitsInForce(decision.limits, revision)
+    if now is not None and begun:
+        canary = CanaryInForce(now.uid, now.name, LimitsInForce(now.limits, revision + 1))
+    return replace(memory, limits=limits, canary=canary, tuning=decision.state)
 
 
 def _tunable(snapshot: Snapshot) -> list[PodView]:
@@ -182,9 +196,13 @@ def _tunable(snapshot: Snapshot) -> list[PodView]:
     ]
 
 
-def _targets(snapshot: Snapshot, limits: LimitsInForce) -> tuple[tuple[PodView, LimitsInForce], ...]:
+def _targets(snapshot: Snapshot, memory: Memory) -> tuple[tuple[PodView, LimitsInForce], ...]:
     """The tunable pods, each with the limits that it should run with: at most its own capacity."""
-    return tuple((pod, _bounded(limits, snapshot.fresh[pod.uid])) for pod in _tunable(snapshot))
+    canary = memory.canary
+    return tuple(
+        (pod, _bounded(canary.in_force if canary and canary.uid == pod.uid else memory.limits, snapshot.fresh[pod.uid]))
+        for pod in _tunable(snapshot)
+    )
 
 
 def _bounded(limits: LimitsInForce, sample: Sample) -> LimitsInForce:
@@ -228,15 +246,16 @@ def _decisions(snapshot: Snapshot, memory: Memory, scaling: ScalingDecision, tun
     made = []
     if scaling.change is not None and scaling.replicas == memory.replicas and not snapshot.policy.external:
         made.append(scaling.change)
-    if tuned.change is not None and not _advised_already(snapshot.service.status.decisions, tuned.change):
-        made.append(tuned.change)
+    recorded = snapshot.service.status.decisions
+    made += [change for change in tuned.changes if not _advised_already(recorded, change)]
     return tuple(made)
 
 
 def _advised_already(recorded: list[RecordedDecision], decision: Decision) -> bool:
     if decision.applied:
         return False
-    last = next((one for one in reversed(recorded) if one.kind == decision.kind), None)
+    same_knob = (one for one in reversed(recorded) if (one.kind, one.knob) == (decision.kind, decision.knob))
+    last = next(same_knob, None)
     return last is not None and not last.applied and decision.same_change(last.knob, last.from_, last.to)
 
 

@@ -35,6 +35,15 @@ class Rendered:
 
 
 @dataclass(frozen=True, slots=True)
+class CanaryInForce:
+    """Limits of the one pod that tries them for all."""
+
+    uid: str
+    name: str
+    in_force: LimitsInForce
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """All of it can be made anew from the status, the children and the engines; a restart of the operator only means
     that windows fill again.
@@ -44,6 +53,7 @@ class Memory:
         engine: `Policy.engine` that the tuning state belongs to.
         replicas: ordered from the Deployment.
         limits: in force on the engines.
+        canary: the pod that tries others, with those, under a revision of their own; None while there is none.
         first_revision: what the revision is raised to, once, when engines are found to have a newer one: seconds of
             the calendar at the start, which are past any revision that an operator gave before.
         scaling, tuning: what earlier decisions left behind.
@@ -66,11 +76,17 @@ class Memory:
     scaling: ScalingHistory = field(default_factory=ScalingHistory)
     demand: DemandHistory = field(default_factory=DemandHistory)
     needed: DemandMemory = field(default_factory=DemandMemory)
+    canary: CanaryInForce | None = None
     tuning_reason: Reason | None = None
     startups: StartUps = field(default_factory=StartUps)
     routed_since: float | None = None
     moving: int | None = None
     rendered: Rendered | None = None
+
+    @property
+    def revision(self) -> int:
+        """The highest that any pod was told."""
+        return max(self.limits.revision, self.canary.in_force.revision if self.canary is not None else 0)
 
 
 def first_memory(service: InferenceService, policy: Policy, ordered: int | None, now: float, at: datetime) -> Memory:

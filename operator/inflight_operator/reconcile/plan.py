@@ -10,7 +10,7 @@ from inflight_operator.decide.conditions import Finding
 from inflight_operator.decide.decision import Decision
 from inflight_operator.limits import LimitsInForce
 from inflight_operator.observe.pods import PodView
-from inflight_operator.reconcile.memory import Memory
+from inflight_operator.reconcile.memory import CanaryInForce, Memory
 from inflight_operator.reconcile.views import Measured
 from inflight_operator.render import Manifest
 
@@ -27,6 +27,7 @@ class Plan:
     replicas: of the Deployment.
     desired: what the operator finds right; in `scaling.mode: External` only an opinion.
     limits: in force.
+    canary: the pod that tries others; None while there is none.
     in_force: ready pods that run with them.
     children: as they are to be, without the Deployment where `hold_template` says so.
     hold_template: leave the live Deployment's pod template as it is, and set only its replicas.
@@ -48,6 +49,7 @@ class Plan:
     findings: tuple[Finding, ...]
     memory: Memory
     measured: Measured
+    canary: CanaryInForce | None = None
     tell: tuple[tuple[PodView, LimitsInForce], ...] = ()
     deletion_costs: Mapping[str, int] = field(default_factory=dict)
     decisions: tuple[Decision, ...] = ()

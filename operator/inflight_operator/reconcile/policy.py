@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from inflight_operator.api.resolve import capacity, tuning_bounds
 from inflight_operator.api.types import SLO, InferenceService, InferenceServiceSpec, ScaleDownRules, ScaleUpRules
@@ -15,6 +16,7 @@ from inflight_operator.limits import Limits, LimitsBounds
 from inflight_operator.quantities import parse_duration, parse_quantity
 from inflight_operator.render import Settings
 from inflight_operator.render.deployment import digest, template_inputs
+from inflight_operator.render.engine_flags import ttft_target
 from inflight_operator.render.pod import pod_template
 
 FALLBACK_WAITING_REQUESTS = 4
@@ -34,6 +36,7 @@ class Policy:
         price: of a pod for an hour; None where it is not known.
         currency: of the price, empty where it is not known.
         slo: latencies to keep, seconds.
+        ordered: engines serve first what can still keep its TTFT target.
         tuning: its mode.
         tuning_bounds: of the limits.
         capacity: what engines are started with.
@@ -52,6 +55,7 @@ class Policy:
     price: float | None
     currency: str
     slo: Slo
+    ordered: bool
     tuning: TuningMode
     tuning_bounds: LimitsBounds
     capacity: Limits
@@ -83,14 +87,31 @@ def policy_of(service: InferenceService, settings: Settings) -> Policy:
         price=None if spec.cost is None else float(parse_quantity(spec.cost.price_per_replica_hour)),
         currency="" if spec.cost is None else spec.cost.currency or "",
         slo=Slo(ttft, tpot),
+        ordered=ttft_target(spec) is not None,
         tuning=TuningMode(spec.tuning.mode),
         tuning_bounds=tuning_bounds(spec),
         capacity=capacity(spec),
         facts=_facts(service, settings),
         startup_limit=parse_duration(spec.rollout.startup_timeout),
-        engine=digest([part.model_dump(mode="json") for part in (spec.model, spec.engine, spec.accelerator)]),
+        engine=digest(_engine(spec)),
         template_inputs=template_inputs(spec),
     )
+
+
+def _engine(spec: InferenceServiceSpec) -> list[Any]:
+    """What decides how long a step takes. How requests are scheduled, queued and limited is not in it: limits, models
+    of costs and what was tried stay true when that changes."""
+    model, engine = spec.model, spec.engine
+    return [
+        model.source,
+        model.revision,
+        spec.accelerator.model_dump(mode="json"),
+        engine.image,
+        engine.dtype,
+        engine.quantization,
+        engine.kv_cache.dtype,
+        engine.extra_args,
+    ]
 
 
 def _behavior(spec: InferenceServiceSpec, *, external: bool) -> Behavior:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from inflight_operator.api.resolve import service_url
 from inflight_operator.api.types import (
     MAX_DECISIONS,
+    CanaryStatus,
     Condition,
     CostStatus,
     Decision,
@@ -63,9 +64,18 @@ _STEADY = (
     "TpotBeyondLimits",
     "TtftOverTarget",
     "WaitingRequests",
+    "AsModelled",
+    "BracketClosed",
+    "ByCostModel",
+    "Canary",
+    "CanaryEnded",
+    "CanaryHeld",
+    "CanaryLost",
     "Draining",
     "InDeadBand",
     "IntoBounds",
+    "Kept",
+    "MoveTakenBack",
     "NoTraffic",
     "NoWayBack",
     "Preemptions",
@@ -129,6 +139,7 @@ def build_status(
             max_num_batched_tokens=plan.limits.limits.max_num_batched_tokens,
             revision=plan.limits.revision,
             pods_in_force=plan.in_force,
+            canary=_canary(plan),
         ),
         cost=_cost(snapshot, plan, len(replicas)),
         observed=_unless_same(_observed(snapshot, plan), before.observed),
@@ -247,6 +258,17 @@ def _observed(snapshot: Snapshot, plan: Plan) -> ObservedStatus | None:
     )
 
 
+def _canary(plan: Plan) -> CanaryStatus | None:
+    if plan.canary is None:
+        return None
+    limits = plan.canary.in_force.limits
+    return CanaryStatus(
+        pod=plan.canary.name,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+    )
+
+
 def _unless_same(observed: ObservedStatus | None, before: ObservedStatus | None) -> ObservedStatus | None:
     """The old measurement where the new one says the same: a quiet service's status is not written for its time."""
     if observed is None or before is None or observed.model_copy(update={"at": before.at}) != before:
@@ -265,7 +287,7 @@ def _news(status: InferenceServiceStatus) -> tuple[Any, ...]:
         status.replicas,
         status.ready_replicas,
         None if external else status.desired_replicas,
-        limits and (limits.max_num_seqs, limits.max_num_batched_tokens, limits.revision),
+        limits and (limits.max_num_seqs, limits.max_num_batched_tokens, limits.revision, limits.canary),
         limits and limits.pods_in_force == status.ready_replicas,
         engine and (engine.image, engine.upgrade),
         status.cost and status.cost.per_hour,

@@ -38,6 +38,7 @@ class Snapshot:
         scrape_errors: why a pod gave no sample, by uid.
         told: what became of telling engines their limits, by uid.
         admin_token: of the service.
+        pooled: whether requests go to the pod with the least work; a Service sends them to any.
         may_move: whether the service may move to a newer engine release now.
         mover: a service that moves and that others wait for; empty when none does.
     """
@@ -57,6 +58,7 @@ class Snapshot:
     fresh: Mapping[str, Sample] = field(default_factory=dict)
     scrape_errors: Mapping[str, str] = field(default_factory=dict)
     told: Mapping[str, Telling] = field(default_factory=dict)
+    pooled: bool = False
     may_move: bool = True
     mover: str = ""
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from inflight_operator.decide.demand import DemandHistory, DemandView
 from inflight_operator.decide.pods import PodClass, Pods, Replicas, StartUps
 from inflight_operator.decide.scaling import PodLoad, ScalingObservation
 from inflight_operator.decide.tuning import TuningMode
-from inflight_operator.decide.tuning_types import TuningView
+from inflight_operator.decide.tuning_types import PodQuality, Quality, Slo, TuningModel, TuningView
 from inflight_operator.limits import Limits, LimitsBounds
+from inflight_operator.observe.history import PodSpan
 from inflight_operator.observe.metrics import Sample
-from inflight_operator.observe.window import Window
+from inflight_operator.observe.window import Span, Window
 from inflight_operator.reconcile.policy import Policy
 from inflight_operator.reconcile.snapshot import Snapshot
 
@@ -116,6 +118,8 @@ def demand_view(
         told=len(fresh),
         starting=tuple(sorted([*under_way[: observation.starting], *[start_up] * not_created])),
         start_up=start_up,
+        pooled=snapshot.pooled,
+        ordered=snapshot.policy.ordered,
     )
 
 
@@ -126,8 +130,20 @@ def limits_bounds(policy: Policy) -> LimitsBounds:
     return LimitsBounds(policy.tuning_bounds.low.at_most(high), high)
 
 
-def tuning_view(window: Window, start: float, now: float) -> TuningView:
-    """What the tuning decision sees: everything from `start` on."""
+def tuning_model(snapshot: Snapshot, demand: DemandHistory) -> TuningModel | None:
+    """The cost model that limits come from; None while there is none to be believed."""
+    if demand.replica is None or demand.workload is None:
+        return None
+    errors = sorted(sample.cost_error for sample in snapshot.fresh.values() if sample.cost_error is not None)
+    return TuningModel(demand.replica, demand.workload, errors[len(errors) // 2] if errors else 0.0)
+
+
+def tuning_view(window: Window, start: float, now: float, slo: Slo, names: Mapping[str, str]) -> TuningView:
+    """What the tuning decision sees: everything from `start` on.
+
+    Args:
+        names: of the pods that can be told limits, by uid.
+    """
     span = window.since(start)
     tpot = span.histogram(lambda sample: sample.tpot)
     itl = span.histogram(lambda sample: sample.itl)
@@ -152,5 +168,31 @@ def tuning_view(window: Window, start: float, now: float) -> TuningView:
         waiting=span.mean_per_pod(lambda sample: sample.waiting) or 0.0,
         waiting_prompt_tokens=span.mean_per_pod(lambda sample: sample.waiting_prompt_tokens),
         kv_usage=span.peak(lambda sample: sample.kv_usage),
-        preemptions_per_min=span.rate(lambda sample: sample.preemptions) * 60,
+        preemptions_per_min=_per_pod(span.pods, lambda pod: pod.preemptions) * 60,
+        quality=_quality(span.pods, slo),
+        by_pod=tuple(
+            PodQuality(uid, names[uid], _quality((pod,), slo))
+            for uid, pod in zip(window.pods, span.pods, strict=True)
+            if uid in names and pod.seconds > 0
+        ),
     )
+
+
+def _quality(pods: Sequence[PodSpan], slo: Slo) -> Quality:
+    span = Span(tuple(pods))
+    ttft, tpot = span.histogram(lambda pod: pod.ttft), span.histogram(lambda pod: pod.tpot)
+    return Quality(
+        first_tokens=int(ttft.count),
+        finished=int(tpot.count),
+        ttft_within=1.0 if slo.ttft_p95 is None else ttft.share_within(slo.ttft_p95),
+        tpot_within=1.0 if slo.tpot_p95 is None else tpot.share_within(slo.tpot_p95),
+        tokens_per_s=_per_pod(pods, lambda pod: pod.generation_tokens),
+        load=_per_pod(pods, lambda pod: pod.arrived or pod.ttft.count),
+        waiting=span.mean_per_pod(lambda sample: sample.waiting) or 0.0,
+    )
+
+
+def _per_pod(pods: Sequence[PodSpan], of: Callable[[PodSpan], float]) -> float:
+    """Growth a second, the mean of the pods that were measured."""
+    rates = [of(pod) / pod.seconds for pod in pods if pod.seconds > 0]
+    return sum(rates) / len(rates) if rates else 0.0

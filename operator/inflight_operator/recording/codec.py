@@ -8,7 +8,7 @@ the place of one is a reference.
 
 | type | JSON |
 |---|---|
-| dataclass | list of its fields, in their order |
+| dataclass, named tuple | list of its fields, in their order |
 | pydantic model | object, what was set of it |
 | `dict[str, Any]`, `Any` | as it is |
 | tuple, frozenset, sequence | list; a frozenset sorted |
@@ -123,7 +123,7 @@ class Codec(Generic[Value]):
     """JSON of one type and of all types that it is made of.
 
     Attributes:
-        fields: names of the fields of each dataclass that is written, by its full name: what a reader must agree on.
+        fields: names of the fields of each dataclass and named tuple, by its full name: what a reader must agree on.
 
     Raises:
         CodecError: a part of the type cannot be recorded; the message names it.
@@ -145,7 +145,7 @@ class Codec(Generic[Value]):
         """
         try:
             value: Value = _reader(self._form)(written, known)
-        except (TypeError, ValueError, KeyError, LookupError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise CodecError(str(error)) from error
         return value
 
@@ -184,8 +184,9 @@ class Codec(Generic[Value]):
         if issubclass(of, Enum):
             return _Form(lambda value, known: value.value, lambda written, known: of(written))
         if issubclass(of, tuple) and hasattr(of, "_fields"):
-            hints = get_type_hints(of)
-            return self._fixed(lambda values: of(*values), tuple(hints[name] for name in of._fields))
+            hints, names = get_type_hints(of), list(of._fields)
+            self.fields[f"{of.__module__}.{of.__qualname__}"] = names
+            return self._fixed(lambda values: of(*values), tuple(hints[name] for name in names))
         if of is bytes:
             return _shared(_Form(lambda value, known: value.hex(), lambda written, known: bytes.fromhex(written)))
         if of is datetime:

@@ -1,7 +1,7 @@
 """The format of a recording: JSON lines, compressed with gzip.
 
 The first line is the header: `{"recording": "inflight-operator decisions", "version": ..., "started": ..., "types":
-...}`. `version` is the operator's; `types` has the names of the fields of each dataclass in the file.
+...}`. `version` is the operator's; `types` has the names of the fields of each dataclass and named tuple in the file.
 
 Each other line is a round of a service: `{"service": "NAMESPACE/NAME", "whole": true, "snapshot": ..., "memory": ...,
 "plan": ...}` as `codec` writes them. What was written for the same service in earlier lines is referred to, back to its

@@ -84,7 +84,7 @@ class Recording:
                 if line["whole"]:
                     known[service] = Read()
                 yield Round(number, service, *self._codec.read(line, known[service]))
-            except (CodecError, ValueError, KeyError, TypeError) as error:
+            except (CodecError, ValueError, KeyError, TypeError, RecursionError) as error:
                 raise RecordingError(f"cannot be understood in line {number}: {error}") from error
 
     def _header(self, text: bytes) -> str:

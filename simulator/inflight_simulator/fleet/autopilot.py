@@ -68,6 +68,7 @@ class Autopilot:
         self.interval_s = INTERVAL_S
         self.decisions: list[str] = []
         self._scales = scales
+        self._pooled = config.routing == "least-work"
         self._service = service_of(config)
         self._settings = Settings(engine_image=_IMAGE)
         self._policy = policy_of(self._service, self._settings)
@@ -110,6 +111,7 @@ class Autopilot:
             window=self._window,
             fresh=fresh_samples(self._window, pods, now, _STALE_AFTER_S),
             told=self._told,
+            pooled=self._pooled,
         )
 
     def _tell(self, fleet: Fleet, plan: Plan, now: float) -> None:

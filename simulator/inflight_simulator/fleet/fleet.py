@@ -134,7 +134,7 @@ class Fleet:
         self._count(now)
 
     def _route(self, number: int, replica: Replica) -> None:
-        pending = replica.pending_tokens if self._router.by_work else 0
+        pending = replica.tokens_ahead if self._router.by_work else 0
         self._router.update(number, replica.outstanding, pending)
 
     def _count(self, now: float) -> None:

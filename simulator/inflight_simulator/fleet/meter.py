@@ -16,9 +16,9 @@ from inflight_operator.observe.histogram import Histogram
 from inflight_simulator.fleet.requests import Floats
 
 _FIT_INTERVAL_S = 60.0
-"""Between two fits of the cost model, once it stands on enough steps: the engine fits four times as often, which would
-take a third of a simulation's time, and its steps cost the same all the while here."""
-_STEPS_TO_SLOW_DOWN = 400.0
+"""Between two fits of the cost model after the first `_FIRST_FITS`. The engine fits four times as often, but here steps
+cost the same all the while, and fits would take a third of the time."""
+_FIRST_FITS = 8
 
 
 class _Counts:
@@ -68,12 +68,18 @@ class Meter:
         self._fit = OnlineFit()
         self._cost: MeasuredCost | None = None
         self._next_fit = 0.0
+        self._num_fits = 0
         self._lengths = OutputLengths()
         self._counted: dict[int, int] = {}
         """Output tokens by request, as far as `_lengths` knows of them."""
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+        """Spans of outputs that `_lengths` was not told yet."""
         self._gaps: list[float] = []
-        self._gap_counts: list[int] = []
-        self._runs: list[tuple[float, list[float], int]] = []
+        self._gap_counts: list[float] = []
+        self._times: list[float] = []
+        self._decodes: list[float] = []
+        """Of runs: the begin and the end of each step, and how many sequences got a token with it."""
 
     def arrived(self, prompt_tokens: int) -> None:
         self.arrived_requests += 1
@@ -95,7 +101,10 @@ class Meter:
 
     def run(self, begun: float, ends: list[float], decodes: int) -> None:
         """Steps of decodes alone, one after another."""
-        self._runs.append((begun, ends, decodes))
+        self._times.append(begun)
+        self._times += ends
+        self._decodes.append(0.0)
+        self._decodes += [float(decodes)] * len(ends)
         self._step_tokens.observe(decodes, len(ends))
         self.generated += decodes * len(ends)
 
@@ -110,7 +119,7 @@ class Meter:
 
     def finished(self, request_id: int, output_tokens: int, seconds: float) -> None:
         """`seconds`: since its first token."""
-        self._lengths.generated(self._counted.pop(request_id, 0), output_tokens)
+        self._generated(self._counted.pop(request_id, 0), output_tokens)
         self._lengths.ended(output_tokens)
         if output_tokens > 1:
             self._tpot.observe(seconds / (output_tokens - 1))
@@ -119,17 +128,26 @@ class Meter:
         """What the engine's online fit makes of the steps so far."""
         if now >= self._next_fit and self._fit.due(now):
             self._cost = self._fit.fit(now) or self._cost
-            if self._cost is not None and self._cost.steps >= _STEPS_TO_SLOW_DOWN:
+            self._num_fits += self._cost is not None
+            if self._num_fits >= _FIRST_FITS:
                 self._next_fit = now + _FIT_INTERVAL_S
         return self._cost
 
     def output_length(self, decoding: Iterable[tuple[int, int]], now: float) -> OutputLength | None:
         """`decoding`: requests that still run, with their output tokens so far."""
         for request_id, tokens in decoding:
-            self._lengths.generated(self._counted.get(request_id, 0), tokens)
+            self._generated(self._counted.get(request_id, 0), tokens)
             self._counted[request_id] = tokens
+        if self._begins:
+            self._lengths.generated_many(self._begins, self._ends)
+            self._begins.clear()
+            self._ends.clear()
         self._lengths.forget(now)
         return self._lengths.estimate()
+
+    def _generated(self, begin: int, end: int) -> None:
+        self._begins.append(begin)
+        self._ends.append(end)
 
     def histograms(self) -> tuple[Histogram, Histogram, Histogram, Histogram]:
         """TTFT, time per output token, inter-token latency, tokens of a step."""
@@ -137,11 +155,9 @@ class Meter:
         return tuple(each.histogram() for each in (self._ttft, self._tpot, self._itl, self._step_tokens))  # type: ignore[return-value]
 
     def _count_gaps(self) -> None:
-        parts, weights = [np.array(self._gaps)], [np.array(self._gap_counts, np.float64)]
-        for begun, ends, decodes in self._runs:
-            parts.append(np.diff(ends, prepend=begun))
-            weights.append(np.full(len(ends), float(decodes)))
-        self._itl.observe_many(np.concatenate(parts), np.concatenate(weights))
-        self._gaps.clear()
-        self._gap_counts.clear()
-        self._runs.clear()
+        times = np.array(self._times)
+        gaps = [np.array(self._gaps), np.diff(times, prepend=times[:1])]
+        # Between two runs nobody waits for a token: those differences count 0 times.
+        self._itl.observe_many(np.concatenate(gaps), np.array(self._gap_counts + self._decodes))
+        for each in (self._gaps, self._gap_counts, self._times, self._decodes):
+            each.clear()

@@ -72,6 +72,7 @@ def scheduler_config(config: FleetConfig, longest: int) -> SchedulerConfig:
         kv_headroom=model.kv_headroom,
         policy=config.policy,
         ttft_target=config.targets.ttft,
+        ttft_per_token=(config.targets.prefill_factor or 0.0) * model.cost.prefill_token_s,
         preemption="recompute",
         prefix_caching=False,
     )
@@ -128,6 +129,11 @@ class Replica:
     def pending_tokens(self) -> int:
         """Prompt tokens, and tokens to be computed again, that are not computed yet."""
         return self._arrived_tokens + self.scheduler.num_uncomputed_tokens
+
+    @property
+    def tokens_ahead(self) -> int:
+        """Of `pending_tokens`, those that are computed before a request that comes now."""
+        return self._arrived_tokens + self.scheduler.num_tokens_ahead
 
     @property
     def num_waiting(self) -> int:

@@ -77,21 +77,25 @@ class Rules:
         self.num_added += 1
 
     def _latest_start(self, request: Request) -> float:
-        """Arrival + target - its own prefill, without what is cached - its steps with what runs."""
+        """Arrival + target - its own prefill, without what is cached - its steps with what runs - two full steps of
+        others, a fifth of the target at most."""
         if self.config.policy != "deadline":
             return math.inf
         target = self.queues.targets[request.service_class]
         if target is None:
             return math.inf
         cost, num_tokens = self.prefill_cost, request.num_prompt_tokens
+        target += self.config.ttft_per_token * num_tokens
         if cost is None:
             return request.arrival_time + target
         cached = self._cache.findable(self.runner.sequences[request.request_id].stamps, num_tokens)
         held = self.runner.num_owned * self.config.block_size
-        step = cost.seconds(StepWork(len(self.runner.running), 0, held, 0))
+        running, budget = len(self.runner.running), self.limits.max_num_batched_tokens
+        step = cost.seconds(StepWork(running, 0, held, 0))
+        full = cost.seconds(StepWork(running, max(0, budget - running), held, 0))
         computed = num_tokens - cached
-        num_steps = math.ceil(computed / self.limits.max_num_batched_tokens)
-        return request.arrival_time + target - cost.prefill_seconds(computed, cached) - num_steps * step
+        own = cost.prefill_seconds(computed, cached) + math.ceil(computed / budget) * step
+        return request.arrival_time + target - own - min(2 * full, target / 5)
 
     def ended(self, request_id: int) -> None:
         known = self.requests.pop(request_id)

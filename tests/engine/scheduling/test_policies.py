@@ -1,6 +1,7 @@
 """Each policy by itself."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -111,6 +112,59 @@ def test_priority_is_worth_so_many_seconds_of_waiting_and_no_more():
     line.push(priority=0, arrival_time=120.0)
     line.push(priority=1, arrival_time=120.1)
     assert line.drain() == [1, 0, 2, 3]
+
+
+def test_deadline_serves_the_oldest_that_can_keep_its_target_then_the_oldest_late_one():
+    line = Line("deadline")
+    for latest_start in (5.0, 20.0, math.inf, 12.0):
+        line.push(latest_start=latest_start)
+    assert not line.policy.pass_time(5.0), "it may start at its latest start"
+    assert line.policy.head(0).order == 0
+    assert line.policy.pass_time(15.0)
+    assert line.drain() == [1, 2, 0, 3]
+
+
+def test_deadline_gives_every_so_many_picks_to_the_oldest_late_request():
+    line = Line("deadline", late_share=0.25)
+    for _ in range(3):
+        line.push(latest_start=1.0)
+    line.policy.pass_time(2.0)
+    for _ in range(9):
+        line.push(latest_start=100.0)
+    assert line.drain() == [3, 4, 5, 0, 6, 7, 8, 1, 9, 10, 11, 2]
+
+
+def test_deadline_counts_picks_only_while_late_requests_wait():
+    line = Line("deadline", late_share=0.5)
+    for latest_start in (100.0, 100.0, 1.0, 100.0, 100.0):
+        line.push(latest_start=latest_start)
+    assert [line.serve().order for _ in range(2)] == [0, 1]
+    line.policy.pass_time(2.0)
+    assert line.drain() == [3, 2, 4]
+
+
+def test_deadline_with_all_picks_for_late_requests_serves_them_first():
+    line = Line("deadline", late_share=1.0)
+    for latest_start in (100.0, 1.0, 1.0):
+        line.push(latest_start=latest_start)
+    line.policy.pass_time(2.0)
+    assert line.drain() == [1, 2, 0]
+
+
+def test_deadline_forgets_a_request_that_ended_while_it_waited_late_or_not():
+    line = Line("deadline")
+    early, late, last = (line.push(latest_start=each) for each in (100.0, 1.0, 100.0))
+    line.policy.pass_time(2.0)
+    line.policy.remove(early)
+    line.policy.remove(late)
+    assert not line.policy.pass_time(50.0)
+    assert (line.policy.head(0), len(line.policy)) == (last, 1)
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.1, math.nan])
+def test_deadline_refuses_a_share_that_is_none(share):
+    with pytest.raises(ValueError, match="late_share must be above 0 and at most 1"):
+        Line("deadline", late_share=share)
 
 
 def test_fair_alternates_between_a_flood_and_a_trickle():

@@ -2,6 +2,7 @@
 keeps no heap. And the bounds that the rules promise, on servers that run for a while."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -446,17 +447,51 @@ def test_a_request_is_overtaken_only_within_its_priority_times_the_aging(arrival
         serve()
 
 
+@given(
+    share=st.sampled_from([0.1, 0.25, 0.3, 0.5, 1.0]),
+    events=st.lists(st.tuples(st.sampled_from(["arrive", "serve", "wait"]), st.floats(0, 3)), max_size=120),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_late_request_is_served_within_so_many_picks_for_each_one_that_came_before_it(share, events):
+    """(what happens; seconds until a request is late, or that pass)"""
+    queues = WaitingQueues(replace(config("deadline"), late_share=share))
+    picks_a_turn = int(1 / share)
+    now, num_passed_over, waiting, picks_left = 0.0, 0, [], {}
+    for order, (what, seconds) in enumerate(events):
+        if what == "arrive":
+            waiting.append(new_request(order, 1, 1, arrival_time=now))
+            waiting[-1].latest_start = now + seconds
+            queues.push(waiting[-1], 0)
+        elif what == "wait":
+            now += seconds
+            queues.pass_time(now)
+            for place, each in enumerate(waiting):
+                if each.latest_start < now:
+                    picks_left.setdefault(each, (place + 1) * picks_a_turn)
+        elif waiting:
+            oldest_late = min(picks_left, key=lambda each: each.order, default=None)
+            request = queues.pop(0)
+            waiting.remove(request)
+            num_passed_over = 0 if request is oldest_late or not picks_left else num_passed_over + 1
+            assert num_passed_over < picks_a_turn
+            picks_left = {each: left - 1 for each, left in picks_left.items()}
+            assert min(picks_left.values(), default=0) >= 0
+            picks_left.pop(request, None)
+
+
 @pytest.mark.parametrize(
-    ("policy", "waits_for_good"), [("priority", False), ("fcfs", False), ("fair", False), ("sjf", True)]
+    ("policy", "waits_for_good"),
+    [("priority", False), ("fcfs", False), ("fair", False), ("deadline", False), ("sjf", True)],
 )
 def test_who_starves_under_a_flood_of_requests_that_look_better(policy, waits_for_good):
     """Two arrive for each that is served; under aging a step of priority is worth three seconds."""
     queues = WaitingQueues(config(policy))
-    unlucky = new_request(0, 1, 100, priority=5, tenant="unlucky")
+    unlucky = new_request(0, 1, 100, priority=5, tenant="unlucky", latest_start=0.0)
     queues.push(unlucky, 0)
     served = []
     for order in range(1, 201):
         queues.push(new_request(order, 1, 1, arrival_time=order / 2, tenant="flood"), 0)
+        queues.pass_time(order / 2)
         if order % 2 == 0:
             served.append(queues.pop(0))
             queues.admitted(served[-1], 1, 0)
@@ -464,3 +499,5 @@ def test_who_starves_under_a_flood_of_requests_that_look_better(policy, waits_fo
     if policy == "priority":
         overtaken_by = served[: served.index(unlucky)]
         assert max(each.arrival_time for each in overtaken_by) < 5 * AGING
+    if policy == "deadline":
+        assert served.index(unlucky) < 1 / LATE_SHARE

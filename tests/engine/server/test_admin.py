@@ -39,7 +39,7 @@ async def test_patch_answers_with_what_the_engine_has_put_in_force(make_fake):
         "scheduling": {
             "policy": "fcfs",
             "ttft_target": None,
-            "late_share": 0.1,
+            "late_share": 0.05,
             "shed_after": None,
             "preemption": "auto",
             "preemption_victim": "last_arrived",

@@ -76,6 +76,16 @@ def test_a_restarted_engine_counts_from_zero():
     assert [point.requests for point in fed(rounds).points] == [0.0, 10.0, 10.0]
 
 
+def test_requests_that_were_refused_are_demand_of_the_same_size():
+    rounds = [(3.0 * step, {"a": counted(3.0 * step, 1 + 15 * step, refused=45.0 * step)}) for step in range(10)]
+    history = fed(rounds)
+    assert history.points[-1].requests == pytest.approx(20)
+    assert history.workload.prompt == pytest.approx(100)
+    assert history.workload.prompt_square == pytest.approx(12_000)
+    only = history.with_samples({"a": counted(30.0, 136, refused=405.0 + 60)}, {}, 30.0)
+    assert only.points[-1].requests == pytest.approx(20)
+
+
 def test_rounds_between_two_scrapes_hold_the_rate():
     history = fed([(0.0, {"a": counted(0.0, 0.1)}), (10.0, {"a": counted(10.0, 100.1)})])
     for time in (12.6, 15.2, 17.8):

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from inflight_operator.decide.decision import Reason
 from inflight_operator.decide.tuning import TuningMode, decide_tuning
-from inflight_operator.decide.tuning_types import Slo, Step, Trial, TuningPolicy, TuningState, TuningView
+from inflight_operator.decide.tuning_types import (
+    Quality,
+    Slo,
+    Step,
+    Trial,
+    TuningPolicy,
+    TuningState,
+    TuningView,
+)
 from inflight_operator.limits import Limits, LimitsBounds
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.views import tuning_view
@@ -41,6 +49,7 @@ CALM = TuningView(
     waiting_prompt_tokens=0.0,
     kv_usage=0.4,
     preemptions_per_min=0.0,
+    quality=Quality(20, 20, 1.0, 1.0, 300.0, 1.0, 0.0),
 )
 SLOW = replace(CALM, tpot_p95=0.071, itl_mean=0.068, itl_p50=0.066, running=64.0, running_now=64, waiting=10.0)
 IDLE = TuningState(window_start=85.0)
@@ -67,6 +76,7 @@ views = st.builds(
     waiting_prompt_tokens=st.none() | st.floats(0, 100_000),
     kv_usage=st.floats(0, 1),
     preemptions_per_min=st.floats(0, 100),
+    quality=st.just(CALM.quality),
 )
 limits = st.builds(Limits, st.integers(1, 140), st.integers(1, 8192))
 slos = st.builds(Slo, seconds, seconds)
@@ -86,19 +96,19 @@ states = st.builds(TuningState, window_start=st.just(85.0), trial=trials)
 
 
 def decide(view, current, state=IDLE, slo=SLO, mode=AUTO):
-    return decide_tuning(mode, view, current, BOUNDS, slo, state, POLICY)
+    return decide_tuning(mode, view, current, BOUNDS, slo, None, state, POLICY)
 
 
 @given(views, limits, slos, states)
 @settings(max_examples=400)
 def test_at_most_one_knob_changes_and_the_reason_says_how(view, current, slo, state):
-    decision = decide_tuning(AUTO, view, current, BOUNDS, slo, state, POLICY)
+    decision = decide_tuning(AUTO, view, current, BOUNDS, slo, None, state, POLICY)
     changed = [
         knob for knob in ("max_num_seqs", "max_num_batched_tokens") if decision.limits.get(knob) != current.get(knob)
     ]
     assert len(changed) <= 1
-    assert (decision.change is not None) == bool(changed)
-    if decision.change:
+    assert bool(decision.changes) == bool(changed)
+    if decision.changes:
         frm, to = current.get(changed[0]), decision.limits.get(changed[0])
         assert said(decision).startswith(f"{changed[0]} {frm} -> {to}: ")
 
@@ -107,35 +117,35 @@ def test_at_most_one_knob_changes_and_the_reason_says_how(view, current, slo, st
 @settings(max_examples=400)
 def test_a_step_from_within_the_bounds_stays_within(view, current, slo):
     current = BOUNDS.clamp(current)
-    after = decide_tuning(AUTO, view, current, BOUNDS, slo, IDLE, POLICY).limits
+    after = decide_tuning(AUTO, view, current, BOUNDS, slo, None, IDLE, POLICY).limits
     assert BOUNDS.clamp(after) == after
 
 
 @given(views, limits, slos, states)
 def test_nothing_changes_before_a_whole_window_was_measured(view, current, slo, state):
     early = replace(view, span=POLICY.window - 0.1)
-    assert decide_tuning(AUTO, early, BOUNDS.clamp(current), BOUNDS, slo, state, POLICY).change is None
+    assert decide_tuning(AUTO, early, BOUNDS.clamp(current), BOUNDS, slo, None, state, POLICY).changes == ()
 
 
 @given(views, limits, slos, states)
 def test_nothing_changes_without_traffic(view, current, slo, state):
     idle = replace(view, generated_tokens=0.0)
-    decision = decide_tuning(AUTO, idle, BOUNDS.clamp(current), BOUNDS, slo, state, POLICY)
-    assert decision.change is None
+    decision = decide_tuning(AUTO, idle, BOUNDS.clamp(current), BOUNDS, slo, None, state, POLICY)
+    assert decision.changes == ()
 
 
 @given(views, limits, slos, states)
 def test_off_leaves_engines_at_capacity(view, current, slo, state):
-    decision = decide_tuning(TuningMode.OFF, view, current, BOUNDS, slo, state, POLICY)
-    assert (decision.limits, decision.change) == (BOUNDS.high, None)
+    decision = decide_tuning(TuningMode.OFF, view, current, BOUNDS, slo, None, state, POLICY)
+    assert (decision.limits, decision.changes) == (BOUNDS.high, ())
 
 
 @given(views, limits, slos)
 def test_recommend_says_what_auto_would_do_and_does_nothing(view, current, slo):
-    auto = decide_tuning(AUTO, view, current, BOUNDS, slo, IDLE, POLICY)
-    advice = decide_tuning(TuningMode.RECOMMEND, view, current, BOUNDS, slo, IDLE, POLICY)
+    auto = decide_tuning(AUTO, view, current, BOUNDS, slo, None, IDLE, POLICY)
+    advice = decide_tuning(TuningMode.RECOMMEND, view, current, BOUNDS, slo, None, IDLE, POLICY)
     assert advice.limits == current
-    assert advice.change == (auto.change and replace(auto.change, applied=False))
+    assert advice.changes == tuple(replace(change, applied=False) for change in auto.changes)
     assert advice.state.trial is None
 
 
@@ -144,7 +154,7 @@ def test_within_the_dead_band_nothing_changes_even_with_a_queue(share):
     tpot = share * 0.05
     view = replace(SLOW, tpot_p95=tpot, itl_mean=tpot, itl_p50=tpot)
     decision = decide(view, Limits(64, 2048))
-    assert decision.change is None
+    assert decision.changes == ()
     assert decision.reason.code == "InDeadBand"
 
 
@@ -161,7 +171,7 @@ def test_lowering_starts_from_what_runs_so_that_it_bites():
 def test_prefill_that_fills_the_steps_is_cut_before_the_slots():
     view = replace(SLOW, running=20.0, running_now=20, step_tokens_p50=300.0, step_tokens_p95=900.0)
     decision = decide(view, Limits(64, 2048))
-    assert decision.change.knob == "max_num_batched_tokens"
+    assert decision.changes[0].knob == "max_num_batched_tokens"
     assert decision.limits.max_num_batched_tokens < 900
     assert said(decision).endswith("p95 TPOT 71ms over target 50ms, prefill fills the steps")
 
@@ -173,12 +183,12 @@ def test_the_token_budget_is_never_cut_below_what_running_requests_need():
 
 def test_a_load_that_is_leaving_lowers_nothing():
     view = replace(SLOW, running=8.0, running_now=1)
-    assert decide(view, Limits(64, 2048)).change is None
+    assert decide(view, Limits(64, 2048)).changes == ()
 
 
 def test_one_burst_of_prompts_among_slow_decodes_is_not_taken_for_prefill_that_fills_the_steps():
     view = replace(SLOW, running=24.0, running_now=24, step_tokens_p50=24.0, step_tokens_p95=4096.0, itl_p50=0.07)
-    assert decide(view, Limits(256, 8192)).change.knob == "max_num_seqs"
+    assert decide(view, Limits(256, 8192)).changes[0].knob == "max_num_seqs"
 
 
 def test_preemptions_lower_the_slots_first_of_all():
@@ -196,7 +206,7 @@ def test_a_queue_with_room_raises_the_slots():
 def test_slots_are_not_added_past_what_the_kv_cache_holds():
     view = replace(CALM, tpot_p95=0.01, itl_mean=0.01, running=16.0, running_now=16, waiting=9.0, kv_usage=0.8)
     assert decide(view, Limits(16, 2048)).limits.max_num_seqs == 18
-    assert decide(replace(view, kv_usage=0.95), Limits(16, 2048)).change is None
+    assert decide(replace(view, kv_usage=0.95), Limits(16, 2048)).changes == ()
 
 
 def test_late_first_tokens_raise_the_budget_where_steps_reach_it():
@@ -207,7 +217,7 @@ def test_late_first_tokens_raise_the_budget_where_steps_reach_it():
     assert said(decision) == (
         "max_num_batched_tokens 512 -> 752: p95 TTFT 2s over target 500ms, p95 TPOT 30ms well under target 50ms"
     )
-    assert decide(replace(view, step_tokens_p95=100.0), Limits(64, 512)).change is None
+    assert decide(replace(view, step_tokens_p95=100.0), Limits(64, 512)).changes == ()
 
 
 def test_few_finished_requests_leave_it_to_inter_token_latency():
@@ -216,10 +226,10 @@ def test_few_finished_requests_leave_it_to_inter_token_latency():
 
 
 def test_finished_requests_that_carry_an_old_setting_lower_nothing():
-    assert decide(replace(SLOW, itl_mean=0.03, itl_p50=0.03), Limits(64, 2048)).change is None
+    assert decide(replace(SLOW, itl_mean=0.03, itl_p50=0.03), Limits(64, 2048)).changes == ()
 
 
-def test_a_step_up_that_breaks_the_target_is_taken_back_and_rests():
+def test_a_step_up_that_breaks_the_target_is_taken_back_and_the_next_goes_half_of_the_way():
     before = replace(CALM, tpot_p95=0.03, itl_mean=0.03, running=16.0, running_now=16, waiting=9.0)
     first = decide(before, Limits(16, 2048))
     assert first.limits.max_num_seqs == 24
@@ -227,9 +237,17 @@ def test_a_step_up_that_breaks_the_target_is_taken_back_and_rests():
     back = decide(worse, first.limits, first.state)
     assert back.limits.max_num_seqs == 16
     assert said(back) == "max_num_seqs 24 -> 16: taken back, 60ms a token since, over target 50ms"
-    again = decide(replace(before, time=132.0), back.limits, back.state)
-    assert again.change is None
-    later = decide(replace(before, time=120.0 + POLICY.cool_down), back.limits, again.state)
+    slow = {"tpot_p95": 0.06, "itl_mean": 0.06}
+    second = decide(replace(before, time=132.0), back.limits, back.state)
+    assert second.limits.max_num_seqs == 20
+    back = decide(replace(before, time=148.0, **slow), second.limits, second.state)
+    third = decide(replace(before, time=164.0), back.limits, back.state)
+    assert third.limits.max_num_seqs == 18
+    back = decide(replace(before, time=180.0, **slow), third.limits, third.state)
+    assert back.limits.max_num_seqs == 16
+    rest = decide(replace(before, time=196.0), back.limits, back.state)
+    assert rest.changes == ()
+    later = decide(replace(before, time=200.0 + POLICY.fence), rest.limits, rest.state)
     assert later.limits.max_num_seqs == 24
 
 
@@ -288,11 +306,11 @@ def run(engine, arrivals, until, slo, bounds, tick=3.0):
             following = next(upcoming, None)
         engine.run_until(now)
         window = window.with_samples({"pod": engine.sample()}, {"pod"}, engine.time)
-        view = tuning_view(window, state.window_start, engine.time)
-        decision = decide_tuning(AUTO, view, current, bounds, slo, state, POLICY)
+        view = tuning_view(window, state.window_start, engine.time, slo, {})
+        decision = decide_tuning(AUTO, view, current, bounds, slo, None, state, POLICY)
         current, state = decision.limits, decision.state
         engine.max_num_seqs, engine.max_num_batched_tokens = current.max_num_seqs, current.max_num_batched_tokens
-        if decision.change:
+        if decision.changes:
             reasons.append((now, said(decision)))
     return reasons, current
 

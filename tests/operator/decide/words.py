@@ -13,6 +13,7 @@ def change_said(change):
 
 def said(decision):
     """`CHANGE: REASON` where something changes, else the reason alone."""
-    if decision.change is None:
+    changes = decision.changes if hasattr(decision, "changes") else [decision.change]
+    if not changes or changes[0] is None:
         return sentence(decision.reason)
-    return change_said(decision.change)
+    return change_said(changes[0])

@@ -4,7 +4,8 @@ import random
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from inflight_engine.messages import EngineReady, StepStats
+from inflight_cost.model import CostModel
+from inflight_engine.messages import EngineReady, StepCost, StepStats
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import Limits as EngineLimits
 from inflight_engine.server.metrics import EngineMetrics, Gauges
@@ -47,6 +48,11 @@ def engine_page(names=None, observations=1, seed=0):
         metrics.time_per_output_token.observe(numbers.expovariate(20))
         metrics.step(stats)
         metrics.generation_tokens += 7
+    metrics.step_cost = StepCost(
+        CostModel(0.005, 1e-5, 3e-5, 4e-8, 1e-9, curve=((1.0, 0.001), (512.0, 0.01))), 0.05, 900
+    )
+    metrics.output_lengths.generated(0, 7)
+    metrics.output_lengths.ended(7)
     registry = CollectorRegistry(auto_describe=True)
     registry.register(metrics)
     return generate_latest(registry if names is None else registry.restricted_registry(names)).decode()

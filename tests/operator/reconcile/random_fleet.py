@@ -25,6 +25,7 @@ from tests.operator.model_engine import SECONDS, TOKENS, Buckets
 START = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
 SETTINGS = Settings(engine_image="engine:dev")
 CAPACITY = Limits(64, 2048)
+HALF = Limits(32, 1024)
 STALE_AFTER = 10.0
 KV_TOKENS = 32_000
 TOKEN = "WTvL5cZ0bWq1kqk0Wb1u6i8m9x2s4f7h"
@@ -120,6 +121,7 @@ class FluidEngine:
     """Requests as an amount that flows, a step as `COST` says."""
 
     output: int = 100
+    capacity: Limits = CAPACITY
     limits: Limits = CAPACITY
     revision: int = 0
     waiting: float = 0.0
@@ -178,7 +180,7 @@ class FluidEngine:
             step_tokens=self.step_tokens.value(),
             waiting_prompt_tokens=round(self.prompt_tokens),
             limits=self.limits,
-            capacity=CAPACITY,
+            capacity=self.capacity,
             revision=self.revision,
             prompt_tokens=float(round(self.arrived_tokens)),
             arrived=float(round(self.arrived)),
@@ -251,9 +253,10 @@ class RandomFleet:
 
     Args:
         start_up: seconds from a pod's creation until it is ready.
+        small: numbers of pods whose engines have half the capacity.
     """
 
-    def __init__(self, spec, *, start_up=12.0, replicas=None, unread=()):
+    def __init__(self, spec, *, start_up=12.0, replicas=None, unread=(), small=frozenset()):
         self.service = InferenceService.from_dict(service_body(spec=spec))
         self.policy = policy_of(self.service, SETTINGS)
         self.start_up = start_up
@@ -264,6 +267,7 @@ class RandomFleet:
         self.memory = first_memory(self.service, self.policy, self.replicas, 0.0, START)
         self.deployment = None
         self.refused = False
+        self.small = small
         self.told = {}
         self.made = 0
         self.pods = []
@@ -334,7 +338,9 @@ class RandomFleet:
         alive = [pod for pod in self.pods if pod.leaves_at is None and pod.trouble != "evicted"]
         while len(alive) < replicas and not self.refused:
             self.made += 1
-            alive.append(Pod(self.made, self.now, self.now + self.start_up))
+            most = HALF if self.made in self.small else CAPACITY
+            engine = FluidEngine(capacity=most, limits=self.memory.limits.limits.at_most(most))
+            alive.append(Pod(self.made, self.now, self.now + self.start_up, engine=engine))
             self.pods.append(alive[-1])
         for pod in sorted(alive, key=lambda pod: pod.is_ready(self.now))[: max(0, len(alive) - replicas)]:
             pod.leaves_at = self.now + 20.0
@@ -356,7 +362,7 @@ class RandomFleet:
         elif event == "unblock" and pod.trouble == "blocked":
             pod.trouble, pod.ready_at = "", self.now + self.start_up
         elif event == "restart":
-            pod.engine = replace(FluidEngine(), limits=pod.engine.limits)
+            pod.engine = FluidEngine(capacity=pod.engine.capacity, limits=pod.engine.limits)
         elif event == "unready":
             pod.ready_at = self.now + 9.0
 

@@ -76,6 +76,7 @@ def test_while_a_ready_pod_gives_no_fresh_sample_no_replica_is_removed(spec, tic
 def test_recommend_changes_no_limit(spec, ticks, start_up):
     for one in course(spec, ticks, start_up=start_up):
         assert one.plan.limits == one.memory.limits
+        assert all(told == one.plan.limits for _, told in one.plan.tell)
         assert not any(decision.applied for decision in one.plan.decisions if decision.kind == "Tuning")
 
 
@@ -84,6 +85,7 @@ def test_recommend_changes_no_limit(spec, ticks, start_up):
 def test_off_keeps_the_capacities(spec, ticks, start_up):
     for one in course(spec, ticks, start_up=start_up):
         assert one.plan.limits.limits == CAPACITY
+        assert all(told.limits == CAPACITY for _, told in one.plan.tell)
         assert not any(decision.kind == "Tuning" for decision in one.plan.decisions)
 
 
@@ -95,6 +97,27 @@ def test_limits_stay_within_the_bounds_of_tuning_once_they_were_moved(spec, tick
         if one.plan.limits != one.memory.limits:
             assert bounds["min"] <= one.plan.limits.limits.max_num_seqs <= bounds["max"]
             assert 1 <= one.plan.limits.limits.max_num_batched_tokens <= CAPACITY.max_num_batched_tokens
+
+
+@some
+@given(specs(), ticks, start_ups, st.frozensets(st.integers(1, 6)))
+def test_no_engine_is_told_limits_above_its_capacity_or_older_than_its_own(spec, ticks, start_up, small):
+    for one in course(spec, ticks, start_up=start_up, small=small):
+        for pod, told in one.plan.tell:
+            sample = one.snapshot.fresh[pod.uid]
+            assert told.limits == told.limits.at_most(sample.capacity)
+            assert told.revision >= sample.revision
+
+
+@some
+@given(specs(), ticks, start_ups, st.one_of(st.none(), st.integers(0, 12)))
+def test_in_mode_external_the_replicas_of_the_spec_count(spec, ticks, start_up, replicas):
+    spec["scaling"]["mode"] = "External"
+    if replicas is not None:
+        spec["replicas"] = replicas
+    for one in course(spec, ticks, start_up=start_up):
+        assert one.plan.replicas == (one.memory.replicas if replicas is None else replicas)
+        assert not any(decision.kind == "Scaling" for decision in one.plan.decisions)
 
 
 @some

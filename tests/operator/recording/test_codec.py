@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
@@ -141,7 +142,17 @@ def test_a_type_that_cannot_be_recorded_is_named():
         Codec(Impossible)
 
 
-@pytest.mark.parametrize("written", [[1], {"a": 1}, 7, ["x"] * 30, None])
+@pytest.mark.parametrize("written", [[1], {"a": 1}, 7, ["x"] * 30, ["x"] * 20, None])
 def test_json_of_another_type_is_an_error(written):
     with pytest.raises(CodecError):
         Codec(Everything).read(written, Read())
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Everything)])
+@pytest.mark.parametrize("wrong", [3.5, "?", [1], [[1, 2]], {"?": []}, None, True])
+def test_a_wrong_field_is_an_error_or_a_value_and_nothing_else(name, wrong):
+    codec = Codec(Everything)
+    written = codec.write(Everything(), Written())
+    written[[field.name for field in fields(Everything)].index(name)] = wrong
+    with suppress(CodecError):
+        codec.read(written, Read())

@@ -22,9 +22,11 @@ class Policy(Protocol):
 
     Attributes:
         head_stays: `head` is the same at every clock while no request comes or goes.
+        num_late_tokens: prompt tokens of waiting requests that one which comes now would overtake.
     """
 
     head_stays: ClassVar[bool] = False
+    num_late_tokens: int = 0
 
     def __len__(self) -> int:
         """Requests that wait."""

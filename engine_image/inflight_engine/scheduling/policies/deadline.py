@@ -34,6 +34,7 @@ class Deadline(Policy):
         self._by_latest_start: LazyHeap[Request] = LazyHeap()
         """Of those in time, the ones that have a target."""
         self._late: LazyHeap[Request] = LazyHeap()
+        self.num_late_tokens = 0
 
     def __len__(self) -> int:
         return len(self._in_time) + len(self._late)
@@ -49,6 +50,7 @@ class Deadline(Policy):
             request = first[1]
             self._take_out(request)
             self._late.push(request, (request.order,))
+            self.num_late_tokens += request.num_prompt_tokens
             any_late = True
         return any_late
 
@@ -72,6 +74,7 @@ class Deadline(Policy):
     def remove(self, request: Request) -> None:
         if request in self._late:
             self._late.remove(request)
+            self.num_late_tokens -= request.num_prompt_tokens
         else:
             self._take_out(request)
 

@@ -1,0 +1,272 @@
+"""Limits by the measured cost of steps: the model says where to go, measuring says whether to stay.
+
+Where two pods or more can be told limits and most requests keep their targets, one pod goes first and is compared with
+the others over the same seconds. Else all go at once, and what was measured before is the comparison. What served
+worse is taken back, and the next attempt is in the middle between it and what was good.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from inflight_cost.capacity import Margins, StepLimits, Targets, full_step_seconds
+from inflight_cost.limits import best_limits, longest_step, saturated_rate, worth
+from inflight_operator.decide.decision import Decision, Number, Reason
+from inflight_operator.decide.tuning_types import (
+    KNOBS,
+    Bracket,
+    Canary,
+    Move,
+    Quality,
+    Slo,
+    TuningDecision,
+    TuningModel,
+    TuningPolicy,
+    TuningState,
+    TuningView,
+)
+from inflight_operator.limits import Limits, LimitsBounds
+
+CLOSED = 1.2
+"""Good and bad limits within this ratio of each other have nothing worth trying between them."""
+
+SAME_LOAD = 1.15
+"""Load that grew by more than this ratio explains why fewer requests keep their targets."""
+
+TIGHTEST, LEAST_MEMORY = 0.5, 0.4
+"""How far measurements may correct the model."""
+
+
+def move_by_model(
+    view: TuningView,
+    limits: Limits,
+    bounds: LimitsBounds,
+    slo: Slo,
+    model: TuningModel,
+    state: TuningState,
+    policy: TuningPolicy,
+    *,
+    advise: bool,
+) -> TuningDecision:
+    """The next limits where no move is being measured."""
+    state = replace(_corrected(view, limits, slo, model, state, policy), window_start=view.time)
+    targets, margins = _targets(slo, state), Margins(kv=Margins().kv * state.memory)
+    solved = best_limits(
+        model.replica, model.workload, targets, _step_limits(bounds.low), _step_limits(bounds.high), margins=margins
+    )
+    wanted = Limits(*solved)
+    if state.bracket is not None and _differs(state.bracket.wanted, wanted):
+        state = replace(state, bracket=None)
+    goal = wanted if state.bracket is None else _middle(state.bracket.good, state.bracket.bad)
+    if model.error > policy.sure_error and state.bracket is None:
+        goal = _halfway(limits, wanted)
+    goal = bounds.clamp(goal)
+
+    def value(pair: Limits) -> float:
+        return worth(model.replica, model.workload, targets, _step_limits(pair), margins)
+
+    reason = _by_model(model, slo, limits, goal)
+    closed = state.bracket is not None and not _open(state.bracket)
+    if closed or value(wanted) <= value(limits) * (1 + policy.effect) or goal == limits:
+        numbers = _by_model(model, slo, limits, limits).numbers
+        held = Reason("BracketClosed", numbers) if closed else Reason("AsModelled", numbers)
+        return TuningDecision(limits, (), held, state)
+    if advise:
+        return TuningDecision(
+            limits, _changes(limits, goal, reason, applied=False), _advice(limits, goal, reason), state
+        )
+    canary = _canary(view, goal, policy)
+    move = Move(limits, goal, wanted, view.quality, view.pods, view.time, canary, reason)
+    state = replace(state, move=move, window_start=view.time + _settling(view, model, policy))
+    if canary is None:
+        return TuningDecision(goal, _changes(limits, goal, reason), reason, state)
+    first = Reason("Canary", {"pod": canary.name}, held=reason)
+    return TuningDecision(limits, _changes(limits, goal, first), first, state)
+
+
+def judge_move(
+    view: TuningView,
+    limits: Limits,
+    bounds: LimitsBounds,
+    move: Move,
+    state: TuningState,
+    policy: TuningPolicy,
+) -> TuningDecision:
+    """Whether what moved stays; while there is not enough to judge by, nothing changes for a few windows."""
+    after, before = _compared(view, move)
+    if after is None:
+        return end_canary(limits, state, view.time)
+    patience = policy.window * (1 + policy.drain_windows) + policy.settle
+    if min(after.evidence, before.evidence) < policy.evidence and view.time - move.started < patience:
+        left = math.ceil(patience - (view.time - move.started))
+        return TuningDecision(limits, (), Reason("Measuring", {"seconds": left}), state)
+    done = replace(state, move=None, window_start=view.time)
+    same_pods = move.canary is not None or view.pods == move.pods
+    why = lost(before, after, policy, together=move.canary is not None) if same_pods else None
+    if why is None:
+        bracket = state.bracket
+        if bracket is not None:
+            done = replace(done, bracket=replace(bracket, good=move.to))
+        if move.canary is None:
+            return TuningDecision(limits, (), Reason("Kept", _shares(before, after)), done)
+        held = Reason("CanaryHeld", {"pod": move.canary.name, **_shares(before, after)})
+        to = bounds.clamp(move.to)
+        return TuningDecision(to, _changes(limits, to, held), held, done)
+    done = replace(done, bracket=Bracket(move.frm, move.to, move.wanted, view.time + policy.fence))
+    back = bounds.clamp(move.frm)
+    if move.canary is not None:
+        why = Reason("CanaryLost", {"pod": move.canary.name, **why.numbers})
+        return TuningDecision(limits, _changes(move.to, limits, why), why, done)
+    return TuningDecision(back, _changes(limits, back, why), why, done)
+
+
+def end_canary(limits: Limits, state: TuningState, now: float) -> TuningDecision:
+    """The one pod that had other limits gets those of the others again."""
+    numbers: dict[str, Number] = {"pod": state.canary.name if state.canary is not None else ""}
+    reason = Reason("CanaryEnded", numbers)
+    changes = () if state.canary is None else _changes(state.canary.limits, limits, reason)
+    return TuningDecision(limits, changes, reason, replace(state, move=None, window_start=now))
+
+
+def lost(before: Quality, after: Quality, policy: TuningPolicy, *, together: bool) -> Reason | None:
+    """Why requests were served worse after a change than before it; None where they were not.
+
+    Fewer of them kept their targets, by more than chance and load explain, or fewer tokens came while requests waited
+    and no more of them kept their targets.
+
+    Args:
+        together: both were measured over the same seconds, on other pods: load explains nothing then.
+    """
+    numbers: dict[str, Number] = {**_shares(before, after), "tokens_before": before.tokens_per_s}
+    numbers["tokens_now"] = after.tokens_per_s
+    samples = max(1, min(before.evidence, after.evidence))
+    share = min(0.95, max(0.05, (before.good + after.good) / 2))
+    chance = 2 * math.sqrt(2 * share * (1 - share) / samples)
+    more_load = not together and after.load > before.load * SAME_LOAD
+    if after.good < before.good - policy.loss - chance and not more_load:
+        return Reason("MoveTakenBack", numbers)
+    waited = after.waiting >= 1 and (together or before.waiting >= 1)
+    fewer = after.tokens_per_s < before.tokens_per_s * (1 - policy.throughput_loss)
+    if waited and fewer and after.good < before.good + policy.loss + chance:
+        return Reason("MoveTakenBack", numbers)
+    return None
+
+
+def _corrected(
+    view: TuningView, limits: Limits, slo: Slo, model: TuningModel, state: TuningState, policy: TuningPolicy
+) -> TuningState:
+    """What the measurements of this window say against the model: tokens that come more slowly than full steps could
+    make them come, and requests that preempt each other. Corrections only grow, so they cannot swing."""
+    target, pace = slo.tpot_p95, view.itl_mean
+    full = full_step_seconds(model.replica, model.workload, _step_limits(limits))
+    if target is not None and pace is not None and view.finished >= policy.evidence:
+        slow = pace > target * (1 + policy.dead_band / 2) and view.quality.tpot_within < policy.missed
+        if slow and pace > full * (1 + policy.dead_band / 2):
+            state = replace(state, tighten=max(TIGHTEST, state.tighten * max(0.8, target / pace)))
+    if view.preemptions_per_min > policy.preemptions_per_min and view.running >= limits.max_num_seqs * 0.5:
+        state = replace(state, memory=max(LEAST_MEMORY, state.memory * 0.85))
+    return state
+
+
+def _targets(slo: Slo, state: TuningState) -> Targets:
+    return Targets(slo.ttft_p95, None if slo.tpot_p95 is None else slo.tpot_p95 * state.tighten)
+
+
+def _canary(view: TuningView, goal: Limits, policy: TuningPolicy) -> Canary | None:
+    """The pod that shows most, where there are others to compare it with and most requests keep their targets."""
+    seen = [pod for pod in view.by_pod if pod.quality.first_tokens]
+    clogged = view.waiting >= 1 and not view.quality.first_tokens
+    if len(seen) < 2 or clogged or view.quality.good < policy.missed:
+        return None
+    most = max(seen, key=lambda pod: (pod.quality.first_tokens, pod.uid))
+    return Canary(most.uid, most.name, goal)
+
+
+def _compared(view: TuningView, move: Move) -> tuple[Quality | None, Quality]:
+    """After and before; the canary and the mean of the others. None: the canary is not there any more, or alone."""
+    if move.canary is None:
+        return view.quality, move.before
+    uid = move.canary.uid
+    after = next((pod.quality for pod in view.by_pod if pod.uid == uid), None)
+    others = [pod.quality for pod in view.by_pod if pod.uid != uid]
+    return (after if others else None), _mean(others) if others else move.before
+
+
+def _mean(qualities: Sequence[Quality]) -> Quality:
+    """Of pods, as one pod among them."""
+    first, finished = sum(one.first_tokens for one in qualities), sum(one.finished for one in qualities)
+    number = len(qualities)
+    return Quality(
+        first_tokens=first,
+        finished=finished,
+        ttft_within=sum(one.ttft_within * one.first_tokens for one in qualities) / first if first else 1.0,
+        tpot_within=sum(one.tpot_within * one.finished for one in qualities) / finished if finished else 1.0,
+        tokens_per_s=sum(one.tokens_per_s for one in qualities) / number,
+        load=sum(one.load for one in qualities) / number,
+        waiting=sum(one.waiting for one in qualities) / number,
+    )
+
+
+def _settling(view: TuningView, model: TuningModel, policy: TuningPolicy) -> float:
+    """About as long as a request decodes."""
+    return min(policy.settle, model.workload.output * (view.pace or 0.0))
+
+
+def _by_model(model: TuningModel, slo: Slo, now: Limits, then: Limits) -> Reason:
+    replica, workload = model.replica, model.workload
+    target = longest_step(replica, workload, Targets(None, slo.tpot_p95))
+    numbers: dict[str, Number] = {
+        "error": model.error,
+        "step": full_step_seconds(replica, workload, _step_limits(then)),
+        "running": then.max_num_seqs,
+        "rate": saturated_rate(replica, workload, _step_limits(then)),
+        "rate_now": saturated_rate(replica, workload, _step_limits(now)),
+    }
+    if slo.tpot_p95 is not None and target is not None:
+        numbers["target"] = slo.tpot_p95
+    return Reason("ByCostModel", numbers)
+
+
+def _advice(limits: Limits, goal: Limits, reason: Reason) -> Reason:
+    knob = next(knob for knob in KNOBS if limits.get(knob) != goal.get(knob))
+    return Reason("Recommending", {"knob": knob, "from": limits.get(knob), "to": goal.get(knob)}, held=reason)
+
+
+def _changes(frm: Limits, to: Limits, reason: Reason, *, applied: bool = True) -> tuple[Decision, ...]:
+    return tuple(
+        Decision("Tuning", knob, frm.get(knob), to.get(knob), reason, applied)
+        for knob in KNOBS
+        if frm.get(knob) != to.get(knob)
+    )
+
+
+def _shares(before: Quality, after: Quality) -> dict[str, Number]:
+    return {"good_before": before.good, "good_now": after.good}
+
+
+def _step_limits(limits: Limits) -> StepLimits:
+    return StepLimits(limits.max_num_seqs, limits.max_num_batched_tokens)
+
+
+def _ratio(one: int, other: int) -> float:
+    return max(one, other) / min(one, other)
+
+
+def _differs(one: Limits, other: Limits) -> bool:
+    return any(_ratio(one.get(knob), other.get(knob)) > CLOSED for knob in KNOBS)
+
+
+def _open(bracket: Bracket) -> bool:
+    return _differs(bracket.good, bracket.bad)
+
+
+def _halfway(frm: Limits, to: Limits) -> Limits:
+    """The middle, or `to` where that is near."""
+    return _middle(frm, to) if _differs(frm, to) else to
+
+
+def _middle(one: Limits, other: Limits) -> Limits:
+    """The geometric middle, knob by knob."""
+    return Limits(*(round(math.sqrt(one.get(knob) * other.get(knob))) for knob in KNOBS))
