@@ -12,6 +12,10 @@ from inflight_engine.scheduling.plan import BlockIds
 _NO_BLOCKS: BlockIds = np.empty(0, np.int32)
 
 
+_ZEROS: list[BlockIds] = [np.zeros(1024, np.int32)]
+"""As many as anybody asked for, shared by all."""
+
+
 class BlockCounter:
     """Stands in for `BlockPool` where no prefix cache is: counts what is free, and gives every block the id 0.
 
@@ -23,8 +27,6 @@ class BlockCounter:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_free = num_blocks
-        self._ids: BlockIds = np.zeros(num_blocks, np.int32)
-        self._ids.flags.writeable = False
 
     @property
     def usage(self) -> float:
@@ -44,7 +46,7 @@ class BlockCounter:
         if count > self.num_free:
             raise OutOfBlocksError(f"{count} blocks wanted, {self.num_free} free")
         self.num_free -= count
-        return self._ids[:count]
+        return _zeros(count)
 
     def free(self, block_ids: BlockIds | Sequence[int]) -> None:
         """Give up so many blocks."""
@@ -63,3 +65,12 @@ class BlockCounter:
 
     def register(self, block_ids: BlockIds | Sequence[int], hashes: Sequence[bytes]) -> None:
         """Contents are not kept."""
+
+
+def _zeros(count: int) -> BlockIds:
+    """int32 [count], read-only."""
+    if count > len(_ZEROS[0]):
+        _ZEROS[0] = np.zeros(2 * count, np.int32)
+    zeros = _ZEROS[0][:count]
+    zeros.flags.writeable = False
+    return zeros

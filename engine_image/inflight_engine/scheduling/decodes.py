@@ -111,7 +111,7 @@ class DecodeGroup:
         """Make `slots` true again after members joined or left; before the next step is planned."""
         if not self._stale:
             return
-        slots = np.flatnonzero(self._is_member)
+        slots = self._is_member.nonzero()[0]
         slots.flags.writeable = False
         self.slots = slots
         # A slice copies several times faster than an index array, and slots are taken lowest first: the usual case.

@@ -90,6 +90,7 @@ class Scheduler:
         self._num_steps = 0
         self.last_change = -math.inf
         self._deadlines = Deadlines(config, self._running.pool)
+        self._longest = longest_request(config)
         self._headroom_blocks = int(config.kv_headroom * config.num_blocks)
         self._changed = False
         """Something other than growth may have to be decided."""
@@ -198,7 +199,7 @@ class Scheduler:
             CannotFitError: it is longer than `max_model_len` or than the whole KV cache.
             ValueError: it has no prompt, its class does not exist, or its id is in use.
         """
-        longest = longest_request(self.config)
+        longest = self._longest
         if request.max_total_tokens > longest:
             raise CannotFitError(
                 f"{request.num_prompt_tokens} prompt tokens and {request.sampling.max_tokens} output tokens "

@@ -22,10 +22,14 @@ class StopTokens:
         self._stale = False
 
     def add(self, stop_token_ids: tuple[int, ...]) -> None:
+        if not stop_token_ids:
+            return
         self._stale |= stop_token_ids not in self._users
         self._users[stop_token_ids] += 1
 
     def remove(self, stop_token_ids: tuple[int, ...]) -> None:
+        if not stop_token_ids:
+            return
         self._users[stop_token_ids] -= 1
         if not self._users[stop_token_ids]:
             del self._users[stop_token_ids]
@@ -33,6 +37,8 @@ class StopTokens:
 
     def candidates(self, token_ids: TokenIds) -> list[int]:
         """Indices of tokens that are a stop token of some request."""
+        if not self._users:
+            return []
         if self._stale:
             self._rebuild()
         # The last entry is never set and stands for all larger ids.

@@ -23,7 +23,7 @@ from inflight_simulator.fleet.requests import Floats, Requests
 
 NEVER = math.inf
 _TOKEN = 0
-_AHEAD = 512
+_AHEAD = 128
 """Most steps whose durations are worked out at once."""
 _RAMP = np.arange(_AHEAD, dtype=np.float64)
 
