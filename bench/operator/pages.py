@@ -92,7 +92,7 @@ class _Line:
             # Observations are whole, sums are not.
             value = "%.3f" if self.name.endswith("_sum") else "%d"
         else:
-            value = "%d" if self.name in LIVE_GAUGES else f"{self.value:g}"
+            value = "%d" if self.name in LIVE_GAUGES else repr(self.value)
         return f"{(self.comments + self.series).replace('%', '%%')} {value}\n"
 
 

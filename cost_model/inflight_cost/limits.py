@@ -26,8 +26,8 @@ _THROUGHPUT = 0.98
 """Without a target of time: the share of the prompt tokens a second that ever larger steps would come to."""
 
 _FULL_STEP = 0.98
-"""Of the TPOT target that a step with the decodes of an overload may take. What is left is for more decodes in the
-place of prompt tokens."""
+"""Of the TPOT target that a step with the decodes of an overload may take. The rest is for more decodes in the place of
+prompt tokens."""
 
 _TOKEN_GRAIN = 16
 

@@ -93,6 +93,7 @@ def test_public_traces_run(capsys):
         ["--scheduling-policy", "sjf"],
         ["--scheduling-policy", "priority", "--priority-aging", "5"],
         ["--scheduling-policy", "fair"],
+        ["--scheduling-policy", "deadline", "--ttft-target", "0.5", "--late-share", "0.2"],
         ["--num-kv-blocks", "130", "--block-size", "64", "--kv-headroom", "0", "--preemption", "recompute"],
         ["--num-kv-blocks", "100", "--block-size", "64", "--preemption", "swap", "--swap-space-blocks", "100"],
         ["--preemption-victim", "longest_first", "--num-kv-blocks", "100", "--block-size", "64"],
@@ -103,6 +104,25 @@ def test_public_traces_run(capsys):
 )
 def test_each_flag_is_taken(capsys, more):
     assert simulate(capsys, "engine", FOUR, *more)["num_requests"] > 0
+
+
+def test_a_target_orders_requests_by_deadline_unless_another_policy_is_named(capsys, tmp_path):
+    # One slot, and a second of work before the others: the second is late when it is free, the third is not.
+    arrivals = tmp_path / "arrivals.csv"
+    arrivals.write_text("arrival_s,prompt_tokens,output_tokens\n0,100,200\n0.1,100,50\n0.9,100,50\n")
+    requests = tmp_path / "requests.csv"
+
+    def order(*flags):
+        one_slot = ["--max-num-seqs", "1", *flags]
+        assert status("engine", str(arrivals), *one_slot, "--requests", str(requests)) == 0
+        with requests.open() as file:
+            rows = list(csv.DictReader(file))
+        return [int(row["request"]) for row in sorted(rows, key=lambda row: float(row["first_token_s"]))]
+
+    assert order() == [0, 1, 2]
+    assert order("--ttft-target", "0.5") == [0, 2, 1]
+    assert order("--ttft-target", "0.5", "--late-share", "1") == [0, 1, 2]
+    assert order("--ttft-target", "0.5", "--scheduling-policy", "fcfs") == [0, 1, 2]
 
 
 def test_cost_constants_and_trace_scaling_change_the_result(capsys):

@@ -20,7 +20,8 @@ class WaitingQueues:
     service divided by its weight is next (`ServiceCounters`; of equal ones the first in the configuration): no class
     starves, and among classes that always have requests waiting shares of tokens follow the weights.
 
-    Nobody overtakes the head: where it does not fit, the scheduler waits until it does.
+    Nobody overtakes the head: where it does not fit, the scheduler waits until it does, or until another is the head
+    because time or decodes went on.
 
     A prompt token counts once, when it is first admitted, and an output token when it is generated (the one that a
     prefill samples: when that is admitted). What is computed again after a preemption counts for nobody: giving way was
@@ -101,7 +102,8 @@ class WaitingQueues:
         return sum(policy.num_late_tokens for policy in self._policies.values())
 
     def head(self, clock: int) -> Request | None:
-        """The next to be admitted, left in place; None when none waits. It may change as decodes go on."""
+        """The next to be admitted, left in place; None when none waits. It may change as decodes go on, and where
+        `pass_time` said so."""
         resumed = self._resumed.first()
         if resumed is not None:
             return resumed[1]

@@ -36,7 +36,7 @@ MIN_REQUESTS = 10.0
 YOUNG = 60.0
 """A pod that has been ready for at most so many seconds when it is first seen has counted since then."""
 
-MIN_STEPS = 200
+MIN_STEPS = 32
 """Steps behind a cost model from which it is believed."""
 
 MAX_ERROR = 0.3

@@ -69,7 +69,9 @@ def move_by_model(
 
     reason = _by_model(model, slo, limits, goal)
     closed = state.bracket is not None and not _open(state.bracket)
-    if closed or value(wanted) <= value(limits) * (1 + policy.effect) or goal == limits:
+    begins = state.episode is None or view.time - state.episode > policy.episode
+    effect = policy.effect if state.episode is None or not begins else policy.settled_effect
+    if closed or value(wanted) <= value(limits) * (1 + effect) or goal == limits:
         numbers = _by_model(model, slo, limits, limits).numbers
         held = Reason("BracketClosed", numbers) if closed else Reason("AsModelled", numbers)
         return TuningDecision(limits, (), held, state)
@@ -79,7 +81,8 @@ def move_by_model(
         )
     canary = _canary(view, goal, policy)
     move = Move(limits, goal, wanted, view.quality, view.pods, view.time, canary, reason)
-    state = replace(state, move=move, window_start=view.time + _settling(view, model, policy))
+    episode = view.time if begins else state.episode
+    state = replace(state, move=move, episode=episode, window_start=view.time + _settling(view, model, policy))
     if canary is None:
         return TuningDecision(goal, _changes(limits, goal, reason), reason, state)
     first = Reason("Canary", {"pod": canary.name}, held=reason)

@@ -40,6 +40,8 @@ class TuningPolicy:
         out_of_reach: seconds without further steps down once one showed that none can reach the target.
         drain_windows: windows to wait at most for a lowered slot limit to take hold.
         effect: least share by which the cost model must find other limits better to move to them.
+        settled_effect: the same once limits have been settled: requests that vary around the same mean move nothing.
+        episode: seconds after the first of several moves in which limits are not settled yet.
         sure_error: error of a cost model up to which its limits are set in one move; above, half of the way at a time.
         loss: share of requests in target that a change may cost, beside what chance explains.
         missed: share of requests in target below which the limits in force are not worth keeping on most pods.
@@ -57,6 +59,8 @@ class TuningPolicy:
     out_of_reach: float = 900.0
     drain_windows: float = 3.0
     effect: float = 0.04
+    settled_effect: float = 0.1
+    episode: float = 600.0
     sure_error: float = 0.1
     loss: float = 0.05
     missed: float = 0.9
@@ -283,6 +287,7 @@ class TuningState:
         fences: what the rules tried in vain.
         move: the last limits by the cost model, while they are being measured.
         bracket: around the best limits, once a move was taken back.
+        episode: when the last series of moves began; None before the first move.
         tighten: share of the TPOT target that the model solves for: steps of a real engine may take longer than its
             model says.
         memory: share of the KV cache that it solves for, of the usual one: requests that preempt each other are longer
@@ -294,6 +299,7 @@ class TuningState:
     fences: tuple[Fence, ...] = ()
     move: Move | None = None
     bracket: Bracket | None = None
+    episode: float | None = None
     tighten: float = 1.0
     memory: float = 1.0
 

@@ -176,7 +176,7 @@ def is_due(before: InferenceServiceStatus, after: InferenceServiceStatus, since_
     Args:
         since_written: seconds since the status was last written.
     """
-    if _news(before) != _news(after):
+    if _news(before) != _news(after) or _new_reasons(before, after):
         return True
     return since_written >= NUMBERS_SECONDS and (
         _wording(before) != _wording(after)
@@ -293,8 +293,15 @@ def _news(status: InferenceServiceStatus) -> tuple[Any, ...]:
         status.cost and status.cost.per_hour,
         status.observed is None,
         [(one.time, one.change) for one in status.decisions],
-        [(one.type, one.status, _reason(one), one.observed_generation) for one in status.conditions],
+        [(one.type, one.status, one.observed_generation) for one in status.conditions],
     )
+
+
+def _new_reasons(before: InferenceServiceStatus, after: InferenceServiceStatus) -> bool:
+    """Whether a condition has another reason that is news. One that follows the traffic is none: where it takes the
+    place of MaxReplicas, say, and that comes back a moment later, the status stays as it is."""
+    was = {one.type: one.reason for one in before.conditions}
+    return any(one.reason not in _STEADY and one.reason != was.get(one.type) for one in after.conditions)
 
 
 def _wording(status: InferenceServiceStatus) -> list[str]:
@@ -325,11 +332,6 @@ def _cost_moved(before: CostStatus | None, after: CostStatus | None) -> bool:
 
 def _seconds(duration: str | None) -> float:
     return 0.0 if duration is None else parse_duration(duration)
-
-
-def _reason(condition: Condition) -> str:
-    """One name for all reasons that come and go with the traffic."""
-    return "" if condition.reason in _STEADY else condition.reason
 
 
 def _ready(status: InferenceServiceStatus) -> Condition | None:

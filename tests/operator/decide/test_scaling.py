@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_operator.decide.behavior import Behavior, ScalingHistory, ScalingPolicy, ScalingRules
-from inflight_operator.decide.scaling import PodLoad, ScalingBounds, ScalingObservation, ScalingTargets, decide_scaling
+from inflight_operator.decide.decision import Reason
+from inflight_operator.decide.scaling import (
+    Ask,
+    PodLoad,
+    ScalingBounds,
+    ScalingObservation,
+    ScalingTargets,
+    decide_scaling,
+)
 from tests.operator.decide.words import USUAL, said
 
 AT_ONCE = Behavior(scale_up=ScalingRules(0.0), scale_down=ScalingRules(0.0))
@@ -37,6 +45,8 @@ def observations(draw):
         ready=ready,
         loads=shown,
         ttft_p95=draw(st.none() | st.floats(0.01, 20)),
+        tpot_p95=draw(st.none() | st.floats(0.001, 2)),
+        limits_spent=draw(st.booleans()),
     )
 
 
@@ -44,6 +54,8 @@ targets = st.builds(
     ScalingTargets,
     waiting_requests=st.none() | st.integers(1, 20),
     kv_utilization=st.none() | st.floats(0.1, 1),
+    concurrency=st.none() | st.integers(1, 50),
+    tpot_p95=st.none() | st.floats(0.01, 1),
     ttft_p95=st.none() | st.floats(0.1, 2),
 )
 policies = st.lists(
@@ -262,3 +274,83 @@ def test_what_policies_hold_back_is_said():
     decision = decide_scaling(seen(1, [30]), WAITING, behavior, BOUNDS, ScalingHistory())
     assert decision.replicas == 2
     assert said(decision).endswith("8 are wanted, behavior.scaleUp.policies allow 2 now")
+
+
+# --- the capacity model and targets of a user's own ---
+
+CAPACITY = Reason(
+    "Demand",
+    {"replicas": 6, "rate": 61.0, "prompt": 1155.0, "output": 211.0, "need": 4.9, "each": 12.4, "margin": 0.7},
+)
+
+
+NONE = ScalingTargets()
+
+
+def asked(observation, replicas, targets=NONE, behavior=AT_ONCE):
+    wide = ScalingBounds(1, 100)
+    return decide_scaling(observation, targets, behavior, wide, ScalingHistory(), Ask(replicas, CAPACITY))
+
+
+def test_the_capacity_model_decides_alone_where_no_target_is_set():
+    decision = asked(seen(2, [50, 50]), 6)
+    assert decision.replicas == 6
+    said_of = "replicas 2 -> 6: 6 replicas: 61 requests/s of 1,155 + 211 tokens need 4.9 at 12.4/s each, margin 0.7"
+    assert said(decision) == said_of
+    assert asked(seen(8, [50] * 8), 6).replicas == 6
+
+
+@given(observations(), st.integers(1, 20), targets)
+def test_with_a_capacity_model_no_fewer_are_asked_for_than_without(observation, replicas, wanted):
+    wide = ScalingBounds(1, 100)
+    alone = decide_scaling(observation, wanted, AT_ONCE, wide, ScalingHistory())
+    both = asked(observation, replicas, wanted)
+    if observation.loads and wanted != ScalingTargets():
+        assert both.replicas >= alone.replicas
+
+
+@given(observations(), st.integers(1, 20), behaviors)
+def test_stale_metrics_never_scale_down_by_the_capacity_model(observation, replicas, behavior):
+    if observation.stale == 0:
+        observation = replace(observation, ready=observation.ready + 1, replicas=observation.replicas + 1)
+    decision = asked(observation, replicas, behavior=behavior)
+    assert decision.replicas >= observation.replicas
+    if not observation.loads:
+        assert decision.replicas == observation.replicas
+
+
+def test_replicas_that_start_count_as_the_model_asked_for_them():
+    assert asked(seen(6, [9, 9], ready=2), 6).replicas == 6
+    blocked = replace(seen(6, [9, 9], ready=2), blocked=1, cause="no memory")
+    assert asked(blocked, 6).replicas == 7
+    assert asked(replace(blocked, shared_cause=True), 6).replicas == 6
+
+
+def test_a_target_of_concurrency_counts_what_runs_and_waits():
+    target = ScalingTargets(concurrency=8)
+    decision = decide_scaling(seen(2, [6, 6], running=6), target, AT_ONCE, BOUNDS, ScalingHistory())
+    assert decision.replicas == 3
+    assert said(decision) == "replicas 2 -> 3: 12.0 requests in each replica, 8 is the target"
+    assert decide_scaling(seen(4, [0] * 4, running=4), target, AT_ONCE, BOUNDS, ScalingHistory()).replicas == 2
+
+
+def slow(replicas, tpot=0.2, **more):
+    return replace(seen(replicas, [0] * replicas), tpot_p95=tpot, **more)
+
+
+def test_a_time_per_token_that_limits_cannot_mend_orders_one_replica_and_waits_for_its_effect():
+    target, settled = ScalingTargets(tpot_p95=0.1), ScalingHistory(complete_since=0.0)
+    spent = slow(2, limits_spent=True)
+    decision = decide_scaling(spent, target, AT_ONCE, BOUNDS, settled)
+    assert decision.replicas == 3
+    assert said(decision).endswith("p95 TPOT 200ms over target 100ms, and no limit is left to lower it")
+    soon = decide_scaling(slow(3, ready=2, limits_spent=True), target, AT_ONCE, BOUNDS, decision.history)
+    assert soon.replicas == 3
+    assert decide_scaling(slow(2), target, AT_ONCE, BOUNDS, settled).replicas <= 2
+    assert decide_scaling(slow(2, 0.105, limits_spent=True), target, AT_ONCE, BOUNDS, settled).replicas <= 2
+
+
+def test_engines_that_run_one_request_each_are_not_helped_by_more_of_them():
+    alone = replace(slow(2, limits_spent=True), loads=(PodLoad(0, 1, 0.1),) * 2)
+    settled = ScalingHistory(complete_since=0.0)
+    assert decide_scaling(alone, ScalingTargets(tpot_p95=0.1), AT_ONCE, BOUNDS, settled).replicas <= 2

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+from inflight_operator.decide.autopilot import AutopilotPolicy
 from tests.operator.reconcile.world import SMALL
 
 QUIET_TUNING = {"tuning": {"mode": "Off"}}
@@ -120,7 +121,7 @@ async def test_before_the_demand_is_known_no_replica_goes_and_an_idle_service_th
     world.service(spec=spec(behavior=at_once), status={"desiredReplicas": 3})
     for number in (1, 2, 3):
         telling(world, number)
-    for _ in range(9):
+    for _ in range(int(AutopilotPolicy().level / 3) - 1):
         await world.round()
         assert world.replicas() == 3
     assert "not watched for long enough" in world.condition("ScalingActive")["message"]

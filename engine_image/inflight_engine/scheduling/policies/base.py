@@ -37,8 +37,8 @@ class Policy(Protocol):
         ...
 
     def head(self, clock: int) -> Request | None:
-        """The next to be admitted, left in place; None when none waits. It may become another as decodes go on: while
-        it does not fit it is asked for in each step, so that should be cheap."""
+        """The next to be admitted, left in place; None when none waits. It may become another as decodes go on or time
+        passes: while it does not fit it is asked for in each step, so that should be cheap."""
         ...
 
     def pop(self, clock: int) -> Request:

@@ -17,8 +17,9 @@ class Deadline(Policy):
     every pick does while no other request waits. Requests without a target are never late, so without any target the
     order is that of `fcfs`.
 
-    Nothing starves: of any 1 / `late_share` picks (rounded down) in a row made while late requests wait, at least one
-    takes the oldest of them. Their number before a given one only grows by those that arrived earlier still.
+    Nothing starves: of any 1 / `late_share` picks (rounded down) in a row that are made while late requests wait, one
+    takes the oldest of them. So when a request becomes late while k older ones wait, it is admitted within k + 1 times
+    as many picks.
 
     Raises:
         ValueError: `late_share` is not above 0 and at most 1.
