@@ -202,5 +202,5 @@ def test_a_step_of_demand_is_ordered_once_and_not_again_while_replicas_start(rat
     waited = rate * (factor - 1) * (start_up + 45) / EACH / AutopilotPolicy().recovery
     assert max(after) <= math.ceil(1.3 * steady + 2 + 1.2 * waited)
     assert max(after) >= math.floor(rate * factor / EACH)
-    settled = [wanted for now, wanted in course if now >= 300 + 120]
+    settled = [wanted for now, wanted in course if now >= 300 + start_up + 90]
     assert all(later <= earlier for earlier, later in pairwise(settled))
