@@ -1,10 +1,12 @@
 """A model of an engine for tests of the operator's decisions: a step takes `base + per_prefill * prefill tokens +
-per_decode * decodes` seconds. It is arithmetic, not an engine, but it reports what an engine reports."""
+per_decode * decodes` seconds. It is arithmetic, not an engine, but it reports what an engine
+reports; its cost model where `told`."""
 
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 
+from inflight_cost.model import CostModel
 from inflight_operator.limits import Limits
 from inflight_operator.observe.histogram import Histogram
 from inflight_operator.observe.metrics import Sample
@@ -67,18 +69,33 @@ class ModelEngine:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     kv_tokens: int = 100_000
+    told: CostModel | None = None
     time: float = 0.0
     waiting: deque = field(default_factory=deque)
     running: list = field(default_factory=list)
     preemptions: int = 0
     generation_tokens: int = 0
     finished: int = 0
+    steps: int = 0
+    arrived: int = 0
+    arrived_tokens: int = 0
+    arrived_squares: int = 0
+    outputs: deque = field(default_factory=lambda: deque(maxlen=200))
+    in_target: int = 0
+    targets: tuple = (1.0, 0.05)
     ttft: Buckets = field(default_factory=lambda: Buckets(SECONDS))
     tpot: Buckets = field(default_factory=lambda: Buckets(SECONDS))
     itl: Buckets = field(default_factory=lambda: Buckets(SECONDS))
     step_tokens: Buckets = field(default_factory=lambda: Buckets(TOKENS))
 
+    @property
+    def true_cost(self):
+        return CostModel(self.base, self.per_decode, self.per_prefill, 0.0, 0.0)
+
     def add(self, prompt, output):
+        self.arrived += 1
+        self.arrived_tokens += prompt
+        self.arrived_squares += prompt**2
         self.waiting.append(ModelRequest(self.time, prompt, output))
 
     def run_until(self, end):
@@ -115,6 +132,7 @@ class ModelEngine:
         prefill = sum(chunk for _, chunk in chunks)
         took = self.base + self.per_prefill * prefill + self.per_decode * len(decodes)
         self.time += took
+        self.steps += 1
         self.step_tokens.observe(prefill + len(decodes))
         if decodes:
             self.itl.observe(took, len(decodes))
@@ -134,8 +152,12 @@ class ModelEngine:
         if request.generated >= request.output:
             self.running.remove(request)
             self.finished += 1
+            self.outputs.append(request.output)
+            pace = (self.time - request.first_token) / max(1, request.output - 1)
+            ttft, tpot = self.targets
+            self.in_target += request.first_token - request.arrived <= ttft and pace <= tpot
             if request.output > 1:
-                self.tpot.observe((self.time - request.first_token) / (request.output - 1))
+                self.tpot.observe(pace)
 
     def _kv_used(self):
         return sum(one.computed + one.generated for one in self.running)
@@ -155,4 +177,19 @@ class ModelEngine:
             waiting_prompt_tokens=sum(one.prompt for one in self.waiting)
             + sum(one.prompt - one.computed for one in self.running if one.computed < one.prompt),
             limits=Limits(self.max_num_seqs, self.max_num_batched_tokens),
+            **({} if self.told is None else self._measured()),
         )
+
+    def _measured(self):
+        outputs = self.outputs
+        return {
+            "arrived": self.arrived,
+            "arrived_tokens": self.arrived_tokens,
+            "arrived_squares": self.arrived_squares,
+            "output_mean": sum(outputs) / len(outputs) if outputs else None,
+            "output_square": sum(one**2 for one in outputs) / len(outputs) if outputs else None,
+            "kv_tokens": self.kv_tokens,
+            "cost": self.told,
+            "cost_error": 0.03,
+            "cost_steps": self.steps,
+        }

@@ -64,6 +64,8 @@ def decide_tuning(
     # What is measured may begin with the last scrape before the window: the window itself has to be over as well.
     measured = min(view.span, view.time - state.window_start)
     if measured < policy.window:
+        if state.move is not None and canary is not None and view.time - state.move.started > 2 * policy.patience:
+            return end_canary(limits, state, view.time)
         return TuningDecision(limits, (), Reason("Measuring", {"seconds": math.ceil(policy.window - measured)}), state)
     if not view.has_traffic:
         # Nothing to judge a trial by: it stays, and the next traffic is measured afresh.
