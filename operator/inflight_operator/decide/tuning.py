@@ -58,6 +58,8 @@ def decide_tuning(
     canary = state.canary
     if canary is not None and (mode is not TuningMode.AUTO or bounds.clamp(canary.limits) != canary.limits):
         return end_canary(limits, state, view.time)
+    if mode is TuningMode.RECOMMEND:
+        state = replace(state, trial=None, move=None)  # what is in force stays, also if the mode changed meanwhile
     if canary is None and still_draining(view, limits, state, policy):
         why = Reason("Draining", {"running": view.running_now, "limit": limits.max_num_seqs})
         return TuningDecision(limits, (), why, replace(state, window_start=view.time))
