@@ -32,7 +32,7 @@ class Traffic:
 
 def telling(world, number, **more):
     engine = world.pod(number, **more)
-    engine.model.tells_cost = True
+    engine.model.told = engine.model.true_cost
     return engine
 
 
