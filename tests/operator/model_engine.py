@@ -184,9 +184,8 @@ class ModelEngine:
             + sum(one.prompt - one.computed for one in self.running if one.computed < one.prompt),
             limits=Limits(self.max_num_seqs, self.max_num_batched_tokens),
             prompt_tokens=self.prompt_tokens,
-            **(
-                self._measured() if self.told is not None else {"kv_tokens": self.kv_tokens} if self.tells_cache else {}
-            ),
+            kv_tokens=self.kv_tokens if self.tells_cache or self.told is not None else None,
+            **({} if self.told is None else self._measured()),
         )
 
     def _measured(self):
