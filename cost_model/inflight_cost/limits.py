@@ -25,9 +25,9 @@ _TTFT_SHARE = 0.25
 _THROUGHPUT = 0.98
 """Without a target of time: the share of the prompt tokens a second that ever larger steps would come to."""
 
-_FULL_STEP = 0.98
-"""Of the TPOT target that a step with the decodes of an overload may take. The rest is for more decodes in the place of
-prompt tokens."""
+_FULL_STEP, _ALL_SLOTS = 0.95, 0.98
+"""Of the TPOT target that a full step may take: with the decodes of an overload, and with all slots decoding. Durations
+vary, and at the target itself half of the requests would miss it."""
 
 _TOKEN_GRAIN = 16
 
@@ -66,7 +66,7 @@ def best_limits(
     slots = _largest(
         lambda seqs: (
             seqs <= max(decodes, budget - least_prefill)
-            and _seconds(replica, workload, seqs, max(0.0, budget - seqs)) <= longest / _FULL_STEP
+            and _seconds(replica, workload, seqs, max(0.0, budget - seqs)) <= longest / _FULL_STEP * _ALL_SLOTS
         )
     )
     return _between(StepLimits(_slots(min(most, max(slots, decodes))), _budget(budget)), low, high)
@@ -90,7 +90,7 @@ def worth(
     rate = saturated_rate(replica, workload, limits)
     longest = longest_step(replica, workload, targets)
     if longest is not None:
-        rate *= min(1.0, longest / _FULL_STEP / full_step_seconds(replica, workload, limits))
+        rate *= min(1.0, longest / _FULL_STEP * _ALL_SLOTS / full_step_seconds(replica, workload, limits))
     memory = margins.kv * replica.kv_tokens / max(1.0, workload.decode_context)
     return rate * min(1.0, memory / limits.max_num_seqs)
 

@@ -229,7 +229,7 @@ def decide_replicas(
         held = Reason("LatelyNeeded" if lately >= season else "SeasonNeeded", {"lately": max(lately, season)})
     if not met:
         held = Reason("TargetsOutOfReach", held=held)
-    if replicas < view.credited and view.seconds(policy.fast) < policy.fast - 1:
+    if replicas < view.credited and view.seconds(policy.level) < policy.level - 1:
         replicas, held = view.credited, Reason("DemandNotKnown", held=held)
     return replicas, Reason("Demand", numbers, held), memory
 

@@ -101,9 +101,9 @@ def judge_move(
     after, before = _compared(view, move)
     if after is None:
         return end_canary(limits, state, view.time)
-    patience = policy.window * (1 + policy.drain_windows) + policy.settle
-    if min(after.evidence, before.evidence) < policy.evidence and view.time - move.started < patience:
-        left = math.ceil(patience - (view.time - move.started))
+    left = math.ceil(policy.patience - (view.time - move.started))
+    evidence = after.evidence if move.canary is None else min(after.evidence, before.evidence)
+    if evidence < policy.evidence and left > 0:
         return TuningDecision(limits, (), Reason("Measuring", {"seconds": left}), state)
     done = replace(state, move=None, window_start=view.time)
     same_pods = move.canary is not None or view.pods == move.pods
@@ -223,6 +223,7 @@ def _by_model(model: TuningModel, slo: Slo, now: Limits, then: Limits) -> Reason
     numbers: dict[str, Number] = {
         "error": model.error,
         "step": full_step_seconds(replica, workload, _step_limits(then)),
+        "step_now": full_step_seconds(replica, workload, _step_limits(now)),
         "running": then.max_num_seqs,
         "rate": saturated_rate(replica, workload, _step_limits(then)),
         "rate_now": saturated_rate(replica, workload, _step_limits(now)),

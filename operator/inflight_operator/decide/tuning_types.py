@@ -67,6 +67,11 @@ class TuningPolicy:
     evidence: int = 20
     settle: float = 15.0
 
+    @property
+    def patience(self) -> float:
+        """Seconds after which a change is judged by whatever was measured."""
+        return self.settle + self.window * (1 + self.drain_windows)
+
 
 @dataclass(frozen=True, slots=True)
 class Quality:
