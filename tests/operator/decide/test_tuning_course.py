@@ -23,12 +23,12 @@ SECONDS, SHIFT = 1800.0, 900.0
 
 @cache
 def arrivals(shifted):
-    """2.8 requests a second, 60% of what the engine can do within its targets; after the shift 1.3 with prompts
+    """2.8 requests a second, 60% of what the engine can do within its targets; after the shift 1.0 with prompts
     that are four times as long."""
     numbers, time, made = random.Random(11), 0.0, []
     while time < SECONDS:
         late = shifted and time > SHIFT
-        time += numbers.expovariate(1.3 if late else 2.8)
+        time += numbers.expovariate(1.0 if late else 2.8)
         made.append((time, numbers.randint(160, 480) if late else numbers.randint(20, 140), numbers.randint(20, 60)))
     return tuple(made)
 
