@@ -58,7 +58,7 @@ class TuningPolicy:
     fence: float = 7200.0
     out_of_reach: float = 900.0
     drain_windows: float = 3.0
-    effect: float = 0.04
+    effect: float = 0.02
     settled_effect: float = 0.1
     episode: float = 600.0
     sure_error: float = 0.1
