@@ -198,5 +198,5 @@ class ModelEngine:
             "output_square": sum(one**2 for one in outputs) / len(outputs) if outputs else None,
             "cost": self.told,
             "cost_error": 0.03,
-            "cost_steps": self.steps,
+            "cost_steps": 1000,
         }

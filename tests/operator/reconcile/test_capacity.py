@@ -147,7 +147,7 @@ async def test_an_engine_that_tells_no_cost_is_scaled_by_its_queue_until_its_his
         await world.round()
         reasons.append(world.condition("ScalingActive")["message"])
     assert "4 per replica is the target" in reasons[5] or "KV cache" in reasons[5]
-    assert "tokens need" in reasons[-1]
+    assert any("tokens need" in reason for reason in reasons[60:])
 
 
 async def test_external_mode_computes_and_shows_what_the_model_asks_for(world):
