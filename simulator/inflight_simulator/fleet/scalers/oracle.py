@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inflight_cost.capacity import Margins, Replica, StepLimits, Targets, Workload, largest_rate
+from inflight_cost.capacity import Margins, Replica, StepLimits, Workload, largest_rate
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.traffic import workload_of
@@ -58,8 +58,7 @@ def largest_rate_of(load: Workload, config: FleetConfig, margins: Margins | None
     model = config.replica
     # Only what arrives at this very moment may find the KV cache full up to here.
     replica = Replica(model.cost, model.kv_tokens * (1 - model.kv_headroom))
-    targets = Targets(config.targets.ttft, config.targets.tpot)
-    return largest_rate(replica, load, targets, StepLimits(*config.limits), margins)
+    return largest_rate(replica, load, config.service_targets, StepLimits(*config.limits), margins)
 
 
 def _replicas(requests: Requests, part: slice, config: FleetConfig) -> float:
