@@ -79,6 +79,7 @@ class ModelEngine:
     waiting: deque = field(default_factory=deque)
     running: list = field(default_factory=list)
     preemptions: int = 0
+    prompt_tokens: int = 0
     generation_tokens: int = 0
     finished: int = 0
     ttft: Buckets = field(default_factory=lambda: Buckets(SECONDS))
@@ -141,6 +142,7 @@ class ModelEngine:
         self.generation_tokens += 1
         if request.generated == 1:
             request.first_token = self.time
+            self.prompt_tokens += request.prompt
             self.ttft.observe(self.time - request.arrived)
         if request.generated >= request.output:
             self.running.remove(request)
@@ -170,6 +172,7 @@ class ModelEngine:
             waiting=len(self.waiting),
             kv_usage=min(1.0, self._kv_used() / self.kv_tokens),
             preemptions=self.preemptions,
+            prompt_tokens=self.prompt_tokens,
             generation_tokens=self.generation_tokens,
             ttft=self.ttft.value(),
             tpot=self.tpot.value(),

@@ -53,9 +53,9 @@ def test_its_service_is_told_what_prompts_add_to_their_target_as_its_engines_are
 
     assert slo(CONFIG) == Slo(0.5, 0.05)
     prefill = replace(CONFIG, targets=RequestTargets(prefill_factor=2.0))
-    assert slo(prefill) == Slo(0.5, 0.05, 60e-6)
-    assert slo(prefill).targets == prefill.service_targets
-    assert scheduler_config(prefill, 1000).ttft_per_token == 60e-6
+    assert slo(prefill).targets.ttft_of(10_000) == pytest.approx(1.1)
+    assert prefill.service_targets.ttft_of(10_000) == pytest.approx(1.1)
+    assert scheduler_config(prefill, 1000).ttft_per_token == pytest.approx(60e-6)
 
 
 def test_with_another_scaler_only_its_limits_count():
