@@ -20,7 +20,7 @@ _HALVINGS = 50
 _MOST_TOKENS = 2.0**24
 
 _TTFT_SHARE = 0.25
-"""Of the TTFT target that one step may take: a request that just missed a step waits for its end."""
+"""Of the TTFT target of a mean prompt that one step may take: a request that just missed a step waits for its end."""
 
 _THROUGHPUT = 0.98
 """Without a target of time: the share of the prompt tokens a second that ever larger steps would come to."""
@@ -99,8 +99,9 @@ def longest_step(replica: Replica, workload: Workload, targets: Targets) -> floa
     bounds = []
     if targets.tpot is not None:
         bounds.append(targets.tpot * _FULL_STEP)
-    if targets.ttft is not None:
-        bounds.append(targets.ttft * _TTFT_SHARE)
+    ttft = targets.ttft_of(workload.prompt)
+    if ttft is not None:
+        bounds.append(ttft * _TTFT_SHARE)
     return min((bound for bound in bounds if bound > alone), default=None)
 
 

@@ -98,8 +98,9 @@ def test_a_class_of_a_name_alone_gets_its_defaults_and_no_target(make):
     assert "policy" not in scheduling
 
 
-def test_one_given_target_brings_the_default_of_the_other(make):
-    assert make({**FOUR_LINES, "slo": {"tpotP95": "20ms"}})["spec"]["slo"] == {"ttftP95": "500ms", "tpotP95": "20ms"}
+def test_one_given_target_brings_the_defaults_of_the_others(make):
+    slo = make({**FOUR_LINES, "slo": {"tpotP95": "20ms"}})["spec"]["slo"]
+    assert slo == {"ttftP95": "500ms", "ttftPerThousandTokens": "0ms", "tpotP95": "20ms"}
 
 
 def test_two_owners_apply_a_class_each_since_the_list_goes_by_name(kubectl, namespace):

@@ -79,6 +79,7 @@ class ModelEngine:
     waiting: deque = field(default_factory=deque)
     running: list = field(default_factory=list)
     preemptions: int = 0
+    prompt_tokens: int = 0
     generation_tokens: int = 0
     finished: int = 0
     steps: int = 0
@@ -175,6 +176,7 @@ class ModelEngine:
             waiting=len(self.waiting),
             kv_usage=min(1.0, self._kv_used() / self.kv_tokens),
             preemptions=self.preemptions,
+            prompt_tokens=self.prompt_tokens,
             generation_tokens=self.generation_tokens,
             ttft=self.ttft.value(),
             tpot=self.tpot.value(),

@@ -131,6 +131,11 @@ def limits_bounds(policy: Policy) -> LimitsBounds:
     return LimitsBounds(policy.tuning_bounds.low.at_most(high), high)
 
 
+def mean_slo(policy: Policy, demand: DemandHistory) -> Slo:
+    """What measured latencies are compared with."""
+    return policy.slo.of_mean(demand.workload.prompt if demand.workload is not None else 0.0)
+
+
 def tuning_model(snapshot: Snapshot, demand: DemandHistory) -> TuningModel | None:
     """The cost model that limits come from; None while there is none to be believed."""
     workload = recent_workload(demand)
