@@ -185,7 +185,6 @@ class ModelEngine:
             waiting_prompt_tokens=sum(one.prompt for one in self.waiting)
             + sum(one.prompt - one.computed for one in self.running if one.computed < one.prompt),
             limits=Limits(self.max_num_seqs, self.max_num_batched_tokens),
-            prompt_tokens=self.prompt_tokens,
             kv_tokens=self.kv_tokens if self.tells_cache or self.told is not None else None,
             **({} if self.told is None else self._measured()),
         )
