@@ -1,6 +1,6 @@
 """A model of an engine for tests of the operator's decisions: a step takes `base + per_prefill * prefill tokens +
-per_decode * decodes` seconds. It is arithmetic, not an engine, but it reports what an engine reports; with
-`tells_cost` also what its steps cost and what arrived."""
+per_decode * decodes` seconds. It is arithmetic, not an engine, but it reports what an engine reports: the cost model
+that it is `told` to report, with what arrived; with `tells_cache` the size of its KV cache, as vLLM does."""
 
 from bisect import bisect_left
 from collections import deque
@@ -69,29 +69,40 @@ class ModelEngine:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     kv_tokens: int = 100_000
-    tells_cost: bool = False
+    told: CostModel | None = None
+    tells_cache: bool = False
+    prompt_tokens: int = 0
     time: float = 0.0
     arrived: int = 0
     arrived_tokens: int = 0
     arrived_squares: int = 0
-    ended_tokens: int = 0
-    ended_squares: int = 0
     waiting: deque = field(default_factory=deque)
     running: list = field(default_factory=list)
     preemptions: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
     finished: int = 0
+    steps: int = 0
+    arrived: int = 0
+    arrived_tokens: int = 0
+    arrived_squares: int = 0
+    outputs: deque = field(default_factory=lambda: deque(maxlen=200))
+    in_target: int = 0
+    targets: tuple = (1.0, 0.05)
     ttft: Buckets = field(default_factory=lambda: Buckets(SECONDS))
     tpot: Buckets = field(default_factory=lambda: Buckets(SECONDS))
     itl: Buckets = field(default_factory=lambda: Buckets(SECONDS))
     step_tokens: Buckets = field(default_factory=lambda: Buckets(TOKENS))
 
+    @property
+    def true_cost(self):
+        return CostModel(self.base, self.per_decode, self.per_prefill, 0.0, 0.0)
+
     def add(self, prompt, output):
-        self.waiting.append(ModelRequest(self.time, prompt, output))
         self.arrived += 1
         self.arrived_tokens += prompt
         self.arrived_squares += prompt**2
+        self.waiting.append(ModelRequest(self.time, prompt, output))
 
     def run_until(self, end):
         while self.time < end:
@@ -127,6 +138,7 @@ class ModelEngine:
         prefill = sum(chunk for _, chunk in chunks)
         took = self.base + self.per_prefill * prefill + self.per_decode * len(decodes)
         self.time += took
+        self.steps += 1
         self.step_tokens.observe(prefill + len(decodes))
         if decodes:
             self.itl.observe(took, len(decodes))
@@ -147,23 +159,15 @@ class ModelEngine:
         if request.generated >= request.output:
             self.running.remove(request)
             self.finished += 1
-            self.ended_tokens += request.output
-            self.ended_squares += request.output**2
+            self.outputs.append(request.output)
+            pace = (self.time - request.first_token) / max(1, request.output - 1)
+            ttft, tpot = self.targets
+            self.in_target += request.first_token - request.arrived <= ttft and pace <= tpot
             if request.output > 1:
-                self.tpot.observe((self.time - request.first_token) / (request.output - 1))
+                self.tpot.observe(pace)
 
     def _kv_used(self):
         return sum(one.computed + one.generated for one in self.running)
-
-    def _told(self):
-        """What an engine tells once it has a fit, and once requests have ended."""
-        told = {"arrived": self.arrived, "arrived_tokens": self.arrived_tokens, "arrived_squares": self.arrived_squares}
-        cost = CostModel(self.base, self.per_decode, self.per_prefill, 0.0, 0.0)
-        told |= {"cost": cost, "cost_error": 0.01, "cost_steps": 1000.0, "kv_tokens": self.kv_tokens}
-        if self.finished:
-            told["output_mean"] = self.ended_tokens / self.finished
-            told["output_square"] = self.ended_squares / self.finished
-        return told
 
     def sample(self):
         return Sample(
@@ -181,5 +185,19 @@ class ModelEngine:
             waiting_prompt_tokens=sum(one.prompt for one in self.waiting)
             + sum(one.prompt - one.computed for one in self.running if one.computed < one.prompt),
             limits=Limits(self.max_num_seqs, self.max_num_batched_tokens),
-            **(self._told() if self.tells_cost else {}),
+            kv_tokens=self.kv_tokens if self.tells_cache or self.told is not None else None,
+            **({} if self.told is None else self._measured()),
         )
+
+    def _measured(self):
+        outputs = self.outputs
+        return {
+            "arrived": self.arrived,
+            "arrived_tokens": self.arrived_tokens,
+            "arrived_squares": self.arrived_squares,
+            "output_mean": sum(outputs) / len(outputs) if outputs else None,
+            "output_square": sum(one**2 for one in outputs) / len(outputs) if outputs else None,
+            "cost": self.told,
+            "cost_error": 0.03,
+            "cost_steps": 1000,
+        }

@@ -18,12 +18,15 @@ _LEAST_DEVIATION = 1e-3
 """Of rows from what is fitted to them, where the prior is weighed against them."""
 _PRIOR_DEVIATION = 0.5
 """Of what a factor contributes to a step, as a share of it, before anything is measured."""
+_FARTHEST = 4.0
+"""A row's error is relative to a prediction that is at most so many times too large or too small."""
 _TOLERANCE = 1e-10
 
 
 def fit_relative(columns: Floats, target: Floats, prior: Floats, weights: Floats | None = None) -> Floats:
     """Factors of 0 or more with which the columns come closest to the target, in relative errors: by least squares,
-    reweighted so that outliers count little.
+    reweighted so that outliers count little and so that errors are relative to the prediction (as in quasi-likelihood
+    with a constant coefficient of variation, McCullagh 1983).
 
     Where the rows cannot tell two columns apart, as when as many sequences decode in every step, the prior decides; it
     has the weight of one row whose error is `_PRIOR_DEVIATION`.
@@ -37,23 +40,25 @@ def fit_relative(columns: Floats, target: Floats, prior: Floats, weights: Floats
     Returns:
         [k].
     """
-    # Each row over its own target, so that what is fitted is 1 everywhere.
-    rows = columns / target[:, None]
-    norms = np.sqrt((rows**2).mean(axis=0))
-    rows = rows / norms
+    norms = np.sqrt(((columns / target[:, None]) ** 2).mean(axis=0))
+    columns = columns / norms
     expected = prior * norms
     given = np.ones(len(target)) if weights is None else weights
     robust = np.ones(len(target))
-    factors = np.zeros(rows.shape[1])
-    deviation = _PRIOR_DEVIATION
+    factors = np.zeros(columns.shape[1])
+    deviation, scale = _PRIOR_DEVIATION, target
     for _ in range(_ROUNDS):
         before = factors
+        rows = columns / scale[:, None]
         weighted = rows * (given * robust)[:, None]
         trust = (max(deviation, _LEAST_DEVIATION) / _PRIOR_DEVIATION) ** 2
         gram = weighted.T @ rows
         gram[np.diag_indices_from(gram)] += trust
-        factors = non_negative(gram, weighted.sum(axis=0) + trust * expected, factors > 0)
-        residuals = np.abs(rows @ factors - 1)
+        factors = non_negative(gram, weighted.T @ (target / scale) + trust * expected, factors > 0)
+        predicted = columns @ factors
+        # Relative to what is predicted: relative to what was measured, a noisy machine would seem faster than it is.
+        scale = np.clip(predicted, target / _FARTHEST, target * _FARTHEST)
+        residuals = np.abs(target - predicted) / scale
         deviation = max(_MAD_TO_DEVIATION * weighted_median(residuals, given), _SMALLEST_SCALE)
         robust = np.minimum(1.0, _HUBER * deviation / np.maximum(residuals, _SMALLEST_SCALE))
         if np.abs(factors - before).max() <= _SETTLED:

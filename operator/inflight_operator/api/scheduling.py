@@ -84,7 +84,7 @@ class Scheduling(SpecModel):
         " tokens to expect first (expected_output_tokens of the request, else its max_tokens). priority: those with the"
         " smallest priority number first. fair: those of the tenant that was served least first (header"
         " X-Inflight-Tenant). deadline: as they came, those first that can still keep their target (slo.ttftP95 of the"
-        " class, else of the service); one turn in ten goes to requests that cannot, so that none starves. Default:"
+        " class, else of the service); one turn in twenty goes to requests that cannot, so that none starves. Default:"
         " deadline where there is such a target, else fcfs.",
     )
     shed_after: Duration | None = optional_duration_field(

@@ -66,7 +66,7 @@ class AutopilotPolicy:
 
     margins: Margins = field(default_factory=lambda: Margins(prefill=1.0))
     late: float = 0.005
-    fast: float = 15.0
+    fast: float = 9.0
     level: float = 60.0
     sureness: float = 1.5
     trend: float = 180.0
@@ -79,7 +79,7 @@ class AutopilotPolicy:
     cold: float = 150.0
     tolerance: float = 0.75
     headroom: float = 1.2
-    brief: float = 0.05
+    brief: float = 0.03
     farthest: float = 300.0
     season: float = 0.9
 
@@ -229,7 +229,7 @@ def decide_replicas(
         held = Reason("LatelyNeeded" if lately >= season else "SeasonNeeded", {"lately": max(lately, season)})
     if not met:
         held = Reason("TargetsOutOfReach", held=held)
-    if replicas < view.credited and view.seconds(policy.fast) < policy.fast - 1:
+    if replicas < view.credited and view.seconds(policy.level) < policy.level - 1:
         replicas, held = view.credited, Reason("DemandNotKnown", held=held)
     return replicas, Reason("Demand", numbers, held), memory
 

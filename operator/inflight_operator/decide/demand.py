@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
-from operator import itemgetter, lt
+from operator import itemgetter, lt, mul
 from struct import Struct
 from typing import NamedTuple
 
@@ -81,14 +81,12 @@ class PodSeen:
         time: of the sample.
         counters: cumulative, as `_counters` has them.
         waiting: requests in its queue.
-        grown: growth of the counters since the sample before.
         rates: a second, as in `DemandPoint`; requests that were refused count as if they had been taken.
     """
 
     time: float
     counters: tuple[float, ...]
     waiting: int
-    grown: tuple[float, ...]
     rates: tuple[float, ...]
 
 
@@ -124,7 +122,12 @@ class DemandHistory:
         Args:
             ready_for: seconds that a pod has been ready, where known.
         """
-        pods = {uid: _seen(self.pods.get(uid), sample, ready_for.get(uid)) for uid, sample in samples.items()}
+        pods, fit = {}, self.fit
+        for uid, sample in samples.items():
+            pods[uid], grown = _seen(self.pods.get(uid), sample, ready_for.get(uid))
+            if grown is not None and sample.limits is None and sample.cost is None:
+                steps, tokens, gaps = grown[_STEPS], grown[_STEP_TOKENS], grown[_GAPS]
+                fit = fit.with_interval(steps, tokens, grown[_GENERATED], gaps, grown[_GAP_SECONDS])
         series = self.series
         if samples and (not series or now - _time(series[-1]) >= SPACING):
             rates = [sum(column) for column in zip(*(pod.rates for pod in pods.values()), strict=True)]
@@ -133,12 +136,6 @@ class DemandHistory:
         history = replace(self, pods=pods, series=series)
         if not samples:
             return history
-        fit = self.fit
-        for uid, sample in samples.items():
-            seen = pods[uid]
-            if sample.limits is None and sample.cost is None and seen is not self.pods.get(uid):
-                steps, tokens, gaps = (seen.grown[place] for place in (_STEPS, _STEP_TOKENS, _GAPS))
-                fit = fit.with_interval(steps, tokens, seen.grown[_GENERATED], gaps, seen.grown[_GAP_SECONDS])
         fitted = fit.cost() if fit is not self.fit else None
         workload = _workload(history.points, samples.values(), pods.values(), self.workload)
         replica = _replica(samples.values(), fitted, self.replica)
@@ -255,18 +252,18 @@ def _binned(points: Sequence[DemandPoint], bin_s: float) -> list[tuple[float, fl
     return bins
 
 
-def _seen(before: PodSeen | None, sample: Sample, ready_for: float | None) -> PodSeen:
-    """`sample` with the rates since `before`."""
+def _seen(before: PodSeen | None, sample: Sample, ready_for: float | None) -> tuple[PodSeen, tuple[float, ...] | None]:
+    """`sample` with the rates since `before`, and the growth of its counters; None where nothing new is known."""
     counters = _counters(sample)
     if before is not None and sample.time <= before.time:
-        return before
+        return before, None
     if before is not None:
         anew = any(map(lt, counters[_EXACT], before.counters[_EXACT]))
         was, seconds, waited = (_NOTHING if anew else before.counters), sample.time - before.time, before.waiting
     elif ready_for is not None and 0 < ready_for <= YOUNG:
         was, seconds, waited = _NOTHING, ready_for, 0
     else:
-        return PodSeen(sample.time, counters, sample.waiting, _NOTHING, _IDLE)
+        return PodSeen(sample.time, counters, sample.waiting, _IDLE), None
     grown = tuple(max(0.0, now - then) for now, then in zip(counters, was, strict=True))
     arrived, *rest = grown[: len(_IDLE)]
     if sample.arrived:
@@ -275,7 +272,8 @@ def _seen(before: PodSeen | None, sample: Sample, ready_for: float | None) -> Po
     else:
         # An engine that does not tell what arrived: what got a first token, and what waits more than before.
         arrived = max(0.0, rest[-1] + sample.waiting - waited)
-    return PodSeen(sample.time, counters, sample.waiting, grown, tuple(one / seconds for one in (arrived, *rest)))
+    rates = tuple(one / seconds for one in (arrived, *rest))
+    return PodSeen(sample.time, counters, sample.waiting, rates), grown
 
 
 def _counters(sample: Sample) -> tuple[float, ...]:
@@ -300,9 +298,11 @@ def _workload(
     points: Sequence[DemandPoint], samples: Collection[Sample], pods: Collection[PodSeen], before: Workload | None
 ) -> Workload | None:
     """What requests of the whole series are like; `before` where that is much the same, or too few came to say."""
-    sums = [0.0] * (len(DemandPoint._fields) - 1)
-    for width, point in _steps(points):
-        sums = [total + rate * width for total, rate in zip(sums, point[1:], strict=True)]
+    if len(points) < 2:
+        return before
+    times, *columns = zip(*points, strict=True)
+    widths = [0.0, *(min(now - was, LONGEST_STEP) for was, now in pairwise(times))]
+    sums = [sum(map(mul, widths, column)) for column in columns]
     requests, tokens, squares, queries, hits, generated, first_tokens = sums
     told = any(sample.arrived for sample in samples)
     counted = requests if told else first_tokens

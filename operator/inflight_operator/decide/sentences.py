@@ -79,9 +79,10 @@ def _since(n: _Numbers) -> str:
 
 
 def _full_step(n: _Numbers) -> str:
+    instead = f" instead of {_seconds(n['step_now'])}" if n["step"] != n["step_now"] else ""
     step = (
         f"by the measured cost of steps (error {n['error']:.0%}) a full step takes {_seconds(n['step'])} with"
-        f" {n['running']:g} running"
+        f" {n['running']:g} running{instead}"
     )
     return step + (f", target {_seconds(n['target'])}" if "target" in n else "")
 
@@ -166,7 +167,7 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
     "RequestsWait": lambda n: f"{n['waiting']:.0f} requests wait, {_room(n)}",
     "TakenBack": lambda n: f"taken back, {_since(n)}",
     "ByCostModel": lambda n: (
-        f"{_full_step(n)}; {n['rate']:.3g} requests/s under overload instead of {n['rate_now']:.3g}"
+        f"{_full_step(n)}; {n['rate']:.3g} requests/s under overload, {n['rate_now']:.3g} with the limits in force"
     ),
     "Canary": lambda n: f"on pod {n['pod']} first, to be compared with the others",
     "CanaryHeld": lambda n: f"all pods follow {n['pod']}, {_kept(n)} on the others",

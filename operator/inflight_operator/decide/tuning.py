@@ -58,12 +58,16 @@ def decide_tuning(
     canary = state.canary
     if canary is not None and (mode is not TuningMode.AUTO or bounds.clamp(canary.limits) != canary.limits):
         return end_canary(limits, state, view.time)
+    if mode is TuningMode.RECOMMEND:
+        state = replace(state, trial=None, move=None)  # what is in force stays, also if the mode changed meanwhile
     if canary is None and still_draining(view, limits, state, policy):
         why = Reason("Draining", {"running": view.running_now, "limit": limits.max_num_seqs})
         return TuningDecision(limits, (), why, replace(state, window_start=view.time))
     # What is measured may begin with the last scrape before the window: the window itself has to be over as well.
     measured = min(view.span, view.time - state.window_start)
     if measured < policy.window:
+        if state.move is not None and canary is not None and view.time - state.move.started > 2 * policy.patience:
+            return end_canary(limits, state, view.time)
         return TuningDecision(limits, (), Reason("Measuring", {"seconds": math.ceil(policy.window - measured)}), state)
     if not view.has_traffic:
         # Nothing to judge a trial by: it stays, and the next traffic is measured afresh.

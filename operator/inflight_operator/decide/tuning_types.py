@@ -73,7 +73,7 @@ class TuningPolicy:
     fence: float = 7200.0
     out_of_reach: float = 900.0
     drain_windows: float = 3.0
-    effect: float = 0.04
+    effect: float = 0.02
     settled_effect: float = 0.1
     episode: float = 600.0
     sure_error: float = 0.1
@@ -81,6 +81,11 @@ class TuningPolicy:
     missed: float = 0.9
     evidence: int = 20
     settle: float = 15.0
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which a change is judged by whatever was measured."""
+        return self.settle + self.window * (1 + self.drain_windows)
 
 
 @dataclass(frozen=True, slots=True)

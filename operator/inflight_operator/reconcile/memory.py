@@ -45,8 +45,8 @@ class CanaryInForce:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """All of it can be made anew from the status, the children and the engines; a restart of the operator only means
-    that windows fill again.
+    """All of it can be made anew from the status, the children and the engines, but for the peaks of the last week; a
+    restart of the operator else only means that windows fill again.
 
     Attributes:
         uid: of the service; another uid is another service of the same name.

@@ -100,9 +100,9 @@ class Autopilot:
     def _snapshot(self, fleet: Fleet, now: float) -> Snapshot:
         pods = tuple(_view(pod, now) for pod in fleet.live)
         samples = {pod.name: scraped(pod, fleet.config, now) for pod in fleet.live if pod.routable}
-        alive = {pod.name for pod in fleet.live}
-        self._window = self._window.with_samples(samples, alive, now)
-        self._told = {uid: told for uid, told in self._told.items() if uid in alive}
+        # As the operator does: what is known of pods that take no requests any more is dropped.
+        self._window = self._window.with_samples(samples, samples, now)
+        self._told = {uid: told for uid, told in self._told.items() if uid in samples}
         return Snapshot(
             service=self._service,
             policy=self._policy,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.outcome import FleetRun
 from inflight_simulator.fleet.requests import Counts, Requests
-from inflight_simulator.fleet.scalers.oracle import STRETCH_S, Oracle, first_orderable, needed
+from inflight_simulator.fleet.scalers.oracle import STRETCH_S, Oracle, needed, start_up_stretches
 from inflight_simulator.fleet.view import Scaler
 
 ATTAINMENT = 0.99
@@ -40,7 +40,8 @@ def search_oracle(
         simulate: runs all requests under a scaler.
     """
     need = needed(requests, config)
-    orderable = first_orderable(config.start_up_s)
+    # The first decision comes at the end of the first stretch.
+    orderable = start_up_stretches(config.start_up_s) + 1
     margin, falling = MARGIN, True
     counts = need.counts(margin)
     runs: list[FleetRun] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -30,12 +30,14 @@ class ReplicaCount(NamedTuple):
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetRun:
     """Attributes:
-    arrival_s, ttft, tpot: float64 [requests]: seconds; tpot is 0 for outputs of one token.
+    arrival_s, ttft, tpot: float64 [requests]: seconds; tpot is 0 for outputs of one token, and both are NaN for
+        requests that were refused.
     ttft_target, tpot_target: float64 [requests]: seconds.
     replicas: a row at each change, in order of time.
     replica_hours: of all pods from their order to their end, up to the last arrival.
     preemptions: of all requests.
-    limits: what the pods ran with at the end.
+    refused: requests longer than the KV cache; they keep no target.
+    decisions: of the operator, in words.
     """
 
     arrival_s: Floats
@@ -47,7 +49,7 @@ class FleetRun:
     replica_hours: float
     preemptions: int = 0
     refused: int = 0
-    decisions: tuple[str, ...] = field(default=())
+    decisions: tuple[str, ...] = ()
 
     @property
     def kept(self) -> npt.NDArray[np.bool_]:
@@ -84,7 +86,7 @@ class FleetRun:
         return longest * OUT_OF_TARGET_WINDOW_S
 
     def ttft_percentile(self, percent: float) -> float:
-        return float(np.percentile(self.ttft, percent))
+        return float(np.nanpercentile(self.ttft, percent))
 
     def tpot_percentile(self, percent: float) -> float:
         """Of requests with more than one output token."""

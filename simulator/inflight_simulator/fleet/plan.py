@@ -18,6 +18,8 @@ from inflight_simulator.fleet.traffic import Traffic, busiest, describe, doubled
 from inflight_simulator.fleet.view import Fixed
 
 _LEAST_LIMITS = StepLimits(1, 64)
+_BUDGETS = (1, 2, 4, 8)
+"""Times the budget of the cost model's limits that are tried."""
 _HOUR_S = 3600.0
 
 
@@ -104,6 +106,9 @@ def plan_replica(name: str, requests: Requests, config: FleetConfig, attainment:
     peak = _workload(requests, part)
     traffic = describe(requests)
     limits = best_limits(replica, peak, targets, _LEAST_LIMITS, model.capacity)
+    guess = _count(traffic.peak_requests_per_second, largest_rate(replica, peak, targets, limits))
+    if guess is not None:
+        limits = _best_simulated(requests, replace(config, limits=limits), attainment, min(guess, config.max_replicas))
     config = replace(config, limits=limits)
 
     peak_rate = largest_rate(replica, peak, targets, limits)
@@ -131,6 +136,26 @@ def _workload(requests: Requests, part: slice) -> Workload:
 
 def _count(rate: float, each: float) -> int | None:
     return max(1, math.ceil(round(rate / each, 9))) if each > 0 else None
+
+
+def _best_simulated(requests: Requests, config: FleetConfig, attainment: float, replicas: int) -> StepLimits:
+    """The limits of `config`, or the same with a larger budget, if those keep more requests in target.
+
+    Limits that hold the TPOT target under overload cut long prompts into many steps, so that they miss the TTFT target
+    even on an idle replica; a fleet that is never overloaded does better with larger steps.
+    """
+    seqs, budget = config.limits
+    largest = config.replica.capacity.max_num_batched_tokens
+    budgets = dict.fromkeys(min(largest, budget * factor) for factor in _BUDGETS)
+    best, best_attainment = config.limits, -1.0
+    for each in budgets:
+        limits = StepLimits(seqs, each)
+        run = simulate_fleet(requests, replace(config, limits=limits, initial_replicas=replicas), Fixed(replicas))
+        if run.attainment > best_attainment:
+            best, best_attainment = limits, run.attainment
+        if best_attainment >= attainment:
+            break
+    return best
 
 
 def _check(requests: Requests, config: FleetConfig, attainment: float, guess: int) -> Checked | None:

@@ -24,9 +24,10 @@ _DEFAULTS = FleetConfig()
 _MOST_REPLICAS = 1000
 
 EPILOG = f"""\
-For each replica file: limits by the cost model, replicas by the capacity model, and the smallest number of fixed
-replicas that keeps the targets in a simulation, with its cost. Then what runs out first as the load grows, and what
-these replicas would do at twice the load. Each file takes 3 to 5 simulations of ARRIVALS.
+For each replica file: limits by the cost model (or the same with a larger token budget, where that keeps more requests
+in target in a simulation), replicas by the capacity model, and the smallest number of fixed replicas that keeps the
+targets in a simulation, with its cost. Then what runs out first as the load grows, and what these replicas would do at
+twice the load. Each file takes 4 to 12 simulations of ARRIVALS.
 
 Without --replica: the reference replica of `inflight-simulate fleet`. Examples from data sheets, not measured, are in
 simulator/examples/replicas. `inflight-simulate calibrate` measures the cost model of an engine of your own.

@@ -61,3 +61,11 @@ def test_rows_of_more_weight_win_and_outliers_do_not():
 def test_weighted_median_has_half_of_the_weight_on_each_side():
     assert weighted_median(np.array([3.0, 1.0, 2.0])) == 2.0
     assert weighted_median(np.array([3.0, 1.0, 2.0]), np.array([5.0, 1.0, 1.0])) == 3.0
+
+
+def test_on_a_noisy_machine_the_mean_is_fitted_and_not_what_lucky_rows_took():
+    random = np.random.default_rng(0)
+    columns = random.uniform(1, 10, (2000, 2))
+    target = columns @ [1.0, 3.0] * random.lognormal(0, 0.3, 2000)
+    found = columns @ fit_relative(columns, target, np.array([1.0, 1.0]))
+    assert found.mean() == pytest.approx(target.mean(), rel=0.04)

@@ -205,10 +205,11 @@ def test_a_step_of_demand_is_ordered_once_and_not_again_while_replicas_start(rat
     before = [wanted for now, wanted in course if 60 <= now < 300]
     after = [wanted for now, wanted in course if now >= 300]
     assert all(later <= earlier for earlier, later in pairwise(before))
-    needed = rate * factor / EACH
-    # The rise is extrapolated while it lasts, and what waited meanwhile is worked off in half a minute.
-    waited = (rate * factor - rate) * (start_up + 45) / EACH / AutopilotPolicy().recovery
-    assert max(after) <= math.ceil(1.3 * needed + 2 + 1.2 * waited + (needed - rate / EACH) * start_up / 60)
-    assert max(after) >= math.floor(needed)
-    settled = [wanted for now, wanted in course if now >= 300 + 120]
+    # What the new rate needs once it is steady; the rise is extrapolated while it lasts, and what waited meanwhile is
+    # worked off in the time of recovery.
+    steady = decided(view([rate * factor] * 60))[0]
+    waited = rate * (factor - 1) * (start_up + 45) / EACH / AutopilotPolicy().recovery
+    assert max(after) <= math.ceil(1.3 * steady + 2 + 1.2 * waited)
+    assert max(after) >= math.floor(rate * factor / EACH)
+    settled = [wanted for now, wanted in course if now >= 300 + start_up + 90]
     assert all(later <= earlier for earlier, later in pairwise(settled))

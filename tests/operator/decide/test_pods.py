@@ -72,6 +72,17 @@ def test_a_fast_start_leaves_every_pod_some_time():
     assert not classify([LOADING], FACTS, StartUps((2.0,)), 1800.0, CREATED + SHORTEST_CREDIT - 1).all[0].late
 
 
+def test_the_usual_start_up_is_the_median_from_creation_to_ready():
+    assert StartUps().usual is None
+    pods = [
+        replace(READY, uid=str(took), created=CREATED, running_since=CREATED + 20, ready_since=CREATED + took)
+        for took in (50.0, 60.0, 4000.0)
+    ]
+    seen = StartUps().with_pods(pods)
+    assert seen.usual == 60.0
+    assert seen.seconds == (30.0, 40.0, 3980.0)
+
+
 def test_start_ups_are_counted_once_for_each_pod():
     seen = StartUps().with_pods([READY]).with_pods([replace(READY, ready_since=None)]).with_pods([READY])
     assert seen.seconds == (40.0,)

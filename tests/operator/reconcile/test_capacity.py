@@ -34,7 +34,7 @@ class Traffic:
 
 def telling(world, number, **more):
     engine = world.pod(number, **more)
-    engine.model.tells_cost = True
+    engine.model.told = engine.model.true_cost
     return engine
 
 
@@ -131,6 +131,25 @@ async def test_before_the_demand_is_known_no_replica_goes_and_an_idle_service_th
         await world.round()
     assert world.replicas() == 1
     assert "no request came" in world.status["decisions"][-1]["reason"]
+
+
+async def test_an_engine_that_tells_no_cost_is_scaled_by_its_queue_until_its_histograms_told_it(world):
+    world.service(spec=spec(targets={}))
+    engine = world.pod(1)
+    engine.foreign = True
+    engine.model.tells_cache = True
+    reasons = []
+    for step in range(120):
+        for part in range(10):
+            engine.model.run_until(world.now + 0.3 * part)
+            for _ in range((step * 37 % 10 + part) // 10):
+                engine.model.add(5, 60)
+            for _ in range((step * 53 % 17 + part) // 10):
+                engine.model.add(300, 2)
+        await world.round()
+        reasons.append(world.condition("ScalingActive")["message"])
+    assert "4 per replica is the target" in reasons[5] or "KV cache" in reasons[5]
+    assert any("tokens need" in reason for reason in reasons[60:])
 
 
 async def test_external_mode_computes_and_shows_what_the_model_asks_for(world):

@@ -37,14 +37,14 @@ def test_replicas_are_ordered_so_that_they_are_ready_when_needed_and_go_when_the
     need = Need(0.0, (0.5,) * 6 + (2.5,) * 2 + (0.5,) * 10)
     oracle = Oracle(0.0, need.counts(1.0), start_up_s=10.0)
     ordered = [oracle.replicas(view([sample()], now=5.0 * step)) for step in range(18)]
-    # Needed from 30 s on; ordered at 15 s, one decision before the last moment.
-    assert ordered == [1] * 3 + [3] * 5 + [1] * 10
+    # Needed from 30 s on and so ordered at 20 s.
+    assert ordered == [1] * 4 + [3] * 4 + [1] * 10
 
 
 def test_a_gap_that_is_shorter_than_a_start_up_is_bridged():
-    need = Need(0.0, (2.5, 0.5, 0.5, 2.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5))
-    ordered = [Oracle(0.0, need.counts(1.0), start_up_s=10.0).replicas(view([], now=5.0 * step)) for step in range(5)]
-    assert ordered == [3, 3, 3, 3, 1]
+    need = Need(0.0, (2.5, 0.5, 2.5, 0.5, 0.5, 2.5, 0.5, 0.5))
+    ordered = [Oracle(0.0, need.counts(1.0), start_up_s=10.0).replicas(view([], now=5.0 * step)) for step in range(7)]
+    assert ordered == [3, 3, 3, 3, 3, 3, 1]
 
 
 def test_the_margin_multiplies_the_need():

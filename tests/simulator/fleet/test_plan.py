@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 
 from inflight_cost.capacity import Replica, StepLimits, Targets, Workload, largest_rate, steady
+from inflight_cost.limits import best_limits
 from inflight_simulator.cli import main
 from inflight_simulator.fleet.breaking import KV_CACHE, SLOTS, TPOT, TTFT, breaking_points, first_to_break
 from inflight_simulator.fleet.config import REFERENCE_COST
+from inflight_simulator.fleet.replica_file import read_replica
 from inflight_simulator.fleet.requests import Requests
-from inflight_simulator.fleet.traffic import busiest, describe, doubled
+from inflight_simulator.fleet.traffic import busiest, describe, doubled, workload_of
 from tests.simulator.fleet.test_example_replicas import FOLDER
 
 REPLICA = Replica(REFERENCE_COST, 400_000)
@@ -117,3 +119,24 @@ def test_two_files_of_one_name_are_refused(arrivals, tmp_path, capsys):
     copy.write_bytes((FOLDER / copy.name).read_bytes())
     assert main(["plan", arrivals, "--replica", str(copy), "--replica", str(FOLDER / copy.name)]) == 2
     assert "the same name" in capsys.readouterr().err
+
+
+def test_long_prompts_on_a_slow_replica_get_a_larger_budget_than_overload_would_allow(tmp_path, capsys):
+    """Each step costs 19 ms: cut into many, 4,000 tokens take longer than the target even on an idle replica."""
+    prompts = np.array([4000 if at % 4 else 500 for at in range(20)])
+    path = tmp_path / "long.csv"
+    rows = [f"{at},{prompt},20" for at, prompt in enumerate(prompts)]
+    path.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]))
+    l40s = FOLDER / "llama-3-8b-l40s.json"
+    assert main(["plan", str(path), "--replica", str(l40s), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["replicas"]
+    replica = read_replica(l40s)
+    plain = best_limits(
+        Replica(replica.cost, replica.kv_tokens * 0.99),
+        workload_of(prompts, np.full(20, 20)),
+        Targets(0.5, 0.05),
+        StepLimits(1, 64),
+        replica.capacity,
+    )
+    assert found["limits"][1] > plain.max_num_batched_tokens
+    assert found["checked"]["attainment"] >= 0.99

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inflight_cost.capacity import Margins, Replica, StepLimits, Workload, largest_rate
+from inflight_cost.capacity import Replica, Workload, largest_rate
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.traffic import workload_of
@@ -53,12 +53,11 @@ def needed(requests: Requests, config: FleetConfig) -> Need:
     return Need(begin, tuple(replicas))
 
 
-def largest_rate_of(load: Workload, config: FleetConfig, margins: Margins | None = None) -> float:
+def largest_rate_of(load: Workload, config: FleetConfig) -> float:
     """Requests a second that one replica of `config` carries within its targets."""
     model = config.replica
-    # Only what arrives at this very moment may find the KV cache full up to here.
     replica = Replica(model.cost, model.kv_tokens * (1 - model.kv_headroom))
-    return largest_rate(replica, load, config.service_targets, StepLimits(*config.limits), margins)
+    return largest_rate(replica, load, config.service_targets, config.limits)
 
 
 def _replicas(requests: Requests, part: slice, config: FleetConfig) -> float:
@@ -70,10 +69,9 @@ def _replicas(requests: Requests, part: slice, config: FleetConfig) -> float:
     return len(prompts) / MEAN_S / rate if rate > 0 else float(config.max_replicas)
 
 
-def first_orderable(start_up_s: float) -> int:
-    """The first stretch for which a replica can be ordered that is ready as it begins; the first decision comes at the
-    end of the first stretch."""
-    return math.ceil(start_up_s / STRETCH_S) + 1
+def start_up_stretches(start_up_s: float) -> int:
+    """Stretches from the order of a replica until it is ready."""
+    return math.ceil(start_up_s / STRETCH_S)
 
 
 class Oracle:
@@ -88,7 +86,7 @@ class Oracle:
 
     def __init__(self, begin_s: float, counts: Sequence[int], start_up_s: float) -> None:
         self._begin_s = begin_s
-        ahead = first_orderable(start_up_s)
+        ahead = start_up_stretches(start_up_s)
         self._ordered = [max(counts[at : at + ahead + 1]) for at in range(len(counts))]
 
     def replicas(self, view: FleetView) -> int:

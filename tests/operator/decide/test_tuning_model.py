@@ -1,0 +1,266 @@
+"""Limits from the measured cost of steps: when they move, on which pods, what is taken back, and where that ends."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inflight_cost.capacity import Replica, Workload
+from inflight_cost.model import CostModel
+from inflight_operator.decide.sentences import sentence
+from inflight_operator.decide.tuning import TuningMode, decide_tuning
+from inflight_operator.decide.tuning_types import (
+    PodQuality,
+    Quality,
+    Slo,
+    TuningModel,
+    TuningPolicy,
+    TuningState,
+)
+from inflight_operator.limits import Limits, LimitsBounds
+from tests.operator.decide.test_tuning import CALM
+from tests.operator.decide.words import said
+
+H100 = Replica(CostModel(5.5e-3, 15e-6, 30e-6, 0.045e-6, 1.05e-9), 400_000)
+CONVERSATION = Workload(1157, 1157, 1603**2, 211, 266**2)
+MODEL = TuningModel(H100, CONVERSATION, 0.03)
+SLO = Slo(0.5, 0.05)
+BOUNDS = LimitsBounds(Limits(1, 64), Limits(512, 16_384))
+POLICY = TuningPolicy()
+BEST = Limits(192, 1120)
+BAD = Limits(32, 512)
+FRESH = TuningState(window_start=0.0)
+FINE = Quality(first_tokens=400, finished=400, ttft_within=0.99, tpot_within=1.0, tokens_per_s=2000, load=10, waiting=0)
+POOR = replace(FINE, ttft_within=0.5)
+
+
+def seen(time, quality=FINE, pods=None, **more):
+    """All pods serve alike, but those in `pods`, by uid."""
+    by_pod = tuple(PodQuality(uid, f"chat-{uid}", one) for uid, one in (pods or {"a": quality}).items())
+    return replace(CALM, time=time, quality=quality, by_pod=by_pod, pods=len(by_pod), itl_mean=0.03, **more)
+
+
+def decide(view, limits, state=FRESH, model=MODEL, mode=TuningMode.AUTO, bounds=BOUNDS):
+    return decide_tuning(mode, view, limits, bounds, SLO, model, state, POLICY)
+
+
+def near(limits, wanted):
+    return limits.max_num_seqs == pytest.approx(
+        wanted.max_num_seqs, rel=0.15
+    ) and limits.max_num_batched_tokens == pytest.approx(wanted.max_num_batched_tokens, rel=0.1)
+
+
+@pytest.mark.parametrize("start", [(32, 512), (512, 16_384), (32, 16_384), (512, 512), (256, 2048)])
+def test_one_pod_alone_goes_to_the_models_limits_in_one_move(start):
+    decision = decide(seen(100.0), Limits(*start))
+    assert near(decision.limits, BEST)
+    assert {change.knob for change in decision.changes} == {"max_num_seqs", "max_num_batched_tokens"}
+
+
+def test_the_reason_says_what_a_full_step_takes_and_what_is_won():
+    said_ = said(decide(seen(100.0), Limits(512, 8192)))
+    assert said_.startswith("max_num_seqs 512 -> ")
+    assert "by the measured cost of steps (error 3%) a full step takes 48ms with" in said_
+    assert "target 50ms; 17 requests/s under overload, 18.5 with the limits in force" in said_
+
+
+def test_limits_that_the_model_finds_as_good_stay():
+    decision = decide(seen(100.0), Limits(184, 1088))
+    assert (decision.limits, decision.changes, decision.reason.code) == (Limits(184, 1088), (), "AsModelled")
+
+
+def test_a_model_with_a_larger_error_goes_half_of_the_way_at_a_time():
+    decision = decide(seen(100.0), Limits(32, 16_384), model=replace(MODEL, error=0.2))
+    assert near(decision.limits, Limits(78, 4280))
+
+
+def test_recommend_says_what_it_would_do_and_what_it_expects_and_changes_nothing():
+    decision = decide(seen(100.0), BAD, mode=TuningMode.RECOMMEND)
+    assert decision.limits == BAD
+    assert decision.state.move is None
+    assert not any(change.applied for change in decision.changes)
+    text = sentence(decision.reason)
+    assert text.startswith("would change max_num_seqs 32 -> ")
+    assert "requests/s under overload" in text
+
+
+TWO = {"a": FINE, "b": FINE}
+
+
+def canary_of(limits=BAD):
+    """A decision that began with one pod of two."""
+    return decide(seen(100.0, pods=TWO), limits)
+
+
+def test_with_a_pod_to_compare_with_one_goes_first_and_then_all():
+    first = canary_of()
+    assert first.limits == BAD
+    uid = first.state.canary.uid
+    assert near(first.state.canary.limits, BEST)
+    to = first.state.canary.limits.max_num_seqs
+    assert said(first).startswith(f"max_num_seqs 32 -> {to}: on pod chat-{uid} first")
+    then = decide(seen(140.0, pods=TWO), first.limits, first.state)
+    assert then.limits == first.state.canary.limits
+    assert then.state.canary is None
+
+
+def test_a_canary_that_serves_worse_than_the_others_goes_back_and_the_next_goes_half_of_the_way():
+    first = canary_of()
+    uid = first.state.canary.uid
+    back = decide(seen(140.0, pods={**TWO, uid: POOR}), first.limits, first.state)
+    assert back.limits == BAD
+    assert back.state.canary is None
+    assert "50% of requests keep their targets, 99% on the others" in said(back)
+    again = decide(seen(160.0, pods=TWO), back.limits, back.state)
+    middle = again.state.canary.limits
+    assert BAD.max_num_seqs < middle.max_num_seqs < first.state.canary.limits.max_num_seqs * 0.6
+
+
+def test_a_bracket_closes_after_few_attempts_and_nothing_moves_any_more():
+    limits, state, time, canaries = BAD, FRESH, 100.0, 0
+    for _ in range(60):
+        pods = dict(TWO)
+        if state.canary is not None:
+            pods[state.canary.uid] = POOR
+        decision = decide(seen(time, pods=pods), limits, state)
+        canaries += decision.state.canary is not None and state.canary is None
+        limits, state, time = decision.limits, decision.state, time + 31
+    assert limits == BAD
+    assert 2 <= canaries <= 8
+    assert decision.reason.code == "BracketClosed"
+
+
+def test_requests_of_another_size_open_a_closed_bracket():
+    limits, state = BAD, FRESH
+    for number in range(60):
+        pods = {**TWO, state.canary.uid: POOR} if state.canary is not None else TWO
+        decision = decide(seen(100.0 + 31 * number, pods=pods), limits, state)
+        limits, state = decision.limits, decision.state
+    shifted = replace(MODEL, workload=Workload(200, 200, 300**2, 800, 1000**2))
+    assert decide(seen(2500.0, pods=TWO), limits, state, model=shifted).state.canary is not None
+
+
+def test_where_targets_are_missed_all_pods_move_at_once():
+    decision = decide(seen(100.0, POOR, pods={"a": POOR, "b": POOR}), BAD)
+    assert near(decision.limits, BEST)
+    assert decision.state.canary is None
+
+
+def test_a_move_of_all_pods_that_lost_requests_in_target_is_taken_back():
+    moved = decide(seen(100.0), BAD)
+    back = decide(seen(140.0, POOR), moved.limits, moved.state)
+    assert back.limits == BAD
+    assert "taken back: 50% of requests keep their targets, 99% before" in said(back)
+
+
+def test_a_move_is_not_blamed_for_more_load_or_other_replicas():
+    moved = decide(seen(100.0), BAD)
+    crowded = decide(seen(140.0, replace(POOR, load=14)), moved.limits, moved.state)
+    assert crowded.limits == moved.limits
+    fewer = decide(seen(140.0, POOR, pods={"a": POOR, "b": POOR}), moved.limits, moved.state)
+    assert fewer.limits == moved.limits
+
+
+def test_a_move_that_costs_tokens_while_requests_wait_is_taken_back():
+    queue = replace(POOR, waiting=20)
+    moved = decide(seen(100.0, queue), BAD)
+    back = decide(seen(140.0, replace(queue, tokens_per_s=1500)), moved.limits, moved.state)
+    assert back.limits == BAD
+
+
+def test_few_requests_are_measured_for_longer_before_they_judge():
+    moved = decide(seen(100.0), BAD)
+    few = replace(POOR, first_tokens=5, finished=5)
+    wait = decide(seen(140.0, few), moved.limits, moved.state)
+    assert (wait.limits, wait.reason.code) == (moved.limits, "Measuring")
+
+
+def test_tokens_that_come_slower_than_the_model_says_tighten_what_it_solves_for():
+    slow = replace(FINE, tpot_within=0.3)
+    view = replace(seen(100.0, slow), itl_mean=0.065)
+    decision = decide(view, BEST)
+    assert decision.limits.max_num_batched_tokens < BEST.max_num_batched_tokens * 0.85
+    assert decision.state.tighten == pytest.approx(0.8)
+
+
+def test_preemptions_on_every_pod_lower_the_slots_and_one_on_fifty_pods_moves_nothing():
+    full = replace(H100, kv_tokens=200_000.0)
+    model = replace(MODEL, replica=full)
+    limits = decide(seen(100.0), BAD, model=model).limits
+    busy = seen(200.0, running=limits.max_num_seqs * 0.9)
+    assert decide(replace(busy, preemptions_per_min=4 / 50), limits, model=model).changes == ()
+    assert decide(replace(busy, preemptions_per_min=4.0), limits, model=model).limits.max_num_seqs < limits.max_num_seqs
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mode": TuningMode.OFF},
+        {"mode": TuningMode.RECOMMEND},
+        {"bounds": LimitsBounds(Limits(1, 64), Limits(64, 512))},
+    ],
+)
+def test_a_canary_ends_when_the_spec_forbids_it(change):
+    first = canary_of()
+    assert decide(seen(103.0, pods=TWO), first.limits, first.state, **change).state.canary is None
+
+
+def test_a_canary_ends_when_its_pod_or_all_others_are_gone_and_without_traffic():
+    first = canary_of()
+    uid = first.state.canary.uid
+    other = "b" if uid == "a" else "a"
+    for view in (
+        seen(140.0, pods={other: FINE}),
+        seen(140.0, pods={uid: FINE}),
+        replace(seen(140.0, pods=TWO), generated_tokens=0.0),
+    ):
+        after = decide(view, first.limits, first.state)
+        assert (after.limits, after.state.canary) == (BAD, None)
+
+
+qualities = st.builds(
+    Quality,
+    first_tokens=st.integers(0, 500),
+    finished=st.integers(0, 500),
+    ttft_within=st.floats(0, 1),
+    tpot_within=st.floats(0, 1),
+    tokens_per_s=st.floats(0, 5000),
+    load=st.floats(0, 50),
+    waiting=st.floats(0, 100),
+)
+rounds = st.lists(
+    st.tuples(
+        st.dictionaries(st.sampled_from("abc"), qualities, max_size=3),
+        qualities,
+        st.floats(3.0, 60.0),
+        st.floats(0.005, 0.2),
+        st.floats(0, 5),
+        st.integers(0, 600),
+        st.sampled_from([MODEL, MODEL, MODEL, None, replace(MODEL, error=0.25)]),
+        st.sampled_from([TuningMode.AUTO, TuningMode.AUTO, TuningMode.AUTO, TuningMode.RECOMMEND]),
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(rounds, st.builds(Limits, st.integers(1, 512), st.integers(64, 16_384)))
+@settings(max_examples=100, deadline=None)
+def test_whatever_is_measured_limits_stay_within_the_bounds_and_a_canary_ends(course, limits):
+    state, time, began = FRESH, 0.0, None
+    for pods, quality, seconds, pace, preemptions, running, model, mode in course:
+        time += seconds
+        view = seen(time, quality, pods or {"a": quality}, running_now=running, span=min(seconds, 30.0))
+        view = replace(view, itl_mean=pace, preemptions_per_min=preemptions)
+        decision = decide(view, limits, state, model=model, mode=mode)
+        if mode is TuningMode.RECOMMEND:
+            assert decision.limits == limits
+            assert decision.state.canary is None
+        assert BOUNDS.clamp(decision.limits) == decision.limits
+        canary = decision.state.canary
+        if canary is not None:
+            assert BOUNDS.clamp(canary.limits) == canary.limits
+            began = time if state.canary is None else began
+            assert time - began <= 2 * POLICY.patience
+        limits, state = decision.limits, decision.state
