@@ -19,7 +19,7 @@ ENGINE = Path(sys.executable).parent / "inflight-engine"
 READY_SECONDS = 90
 BODY = {
     "model": "smollm2",
-    "messages": [{"role": "user", "content": "Why is the sky blue? Answer in two sentences."}],
+    "messages": [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}],
     "max_tokens": 80,
     "temperature": 0,
 }

@@ -3,8 +3,10 @@
     python driver.py --url http://chat.default.svc --model chat --clients 16 --requests 200
 
 One file that needs httpx alone, so that it runs in any pod that has it. Prints a JSON line each second and, last, one
-with `"done": true`, which lists each lost request. Even-numbered clients keep their connection, odd ones open a new one
-for each request; with `--new-connections` all do. SIGTERM ends it in order: no new request, a closing line.
+with `"done": true`, which lists each lost request. Each client sends its next request when the last one is answered;
+with `--rate` not before the time has come for it, so that as many come in a second however long answers take.
+Even-numbered clients keep their connection, odd ones open a new one for each request; with `--new-connections` all do.
+SIGTERM ends it in order: no new request, a closing line.
 
 A 503 with Retry-After is obeyed and counted as a retry; anything else that is not a whole answer is a lost request.
 Exit code 0 when none was lost, 1 otherwise.
@@ -49,6 +51,19 @@ class Loss:
     stream: bool
 
 
+@dataclass(frozen=True)
+class Streamed:
+    """What the client of a streamed answer saw, in seconds; `ended` on the steady clock.
+
+    Attributes:
+        tpot: mean time per token after the first; None for a single one.
+    """
+
+    ended: float
+    ttft: float
+    tpot: float | None
+
+
 @dataclass
 class Tally:
     """The counts so far. `lost` maps what went wrong to how often; `longest_wait` is in seconds, retries included."""
@@ -60,7 +75,7 @@ class Tally:
     longest_wait: float = 0.0
     lost: Counter[str] = field(default_factory=Counter)
     losses: list[Loss] = field(default_factory=list)
-    first_token_seconds: list[float] = field(default_factory=list)
+    streams: list[Streamed] = field(default_factory=list)
 
     def lose(self, loss: Loss) -> None:
         self.lost[loss.kind] += 1
@@ -78,9 +93,21 @@ class Tally:
         }
         if done:
             line |= {"losses": [asdict(loss) for loss in self.losses]}
-            line |= {"done": True, "ttft_p50": percentile(self.first_token_seconds, 0.5)}
-            line |= {"ttft_p95": percentile(self.first_token_seconds, 0.95)}
+            line |= {"done": True, **latencies(self.streams)}
+        else:
+            line |= latencies([one for one in self.streams if one.ended > time.monotonic() - RECENT_SECONDS])
         return json.dumps(line)
+
+
+def latencies(streams: list[Streamed]) -> dict[str, float | None]:
+    """Their median and 95th percentile; None without any."""
+    ttft, tpot = [one.ttft for one in streams], [one.tpot for one in streams if one.tpot is not None]
+    return {
+        "ttft_p50": percentile(ttft, 0.5),
+        "ttft_p95": percentile(ttft, 0.95),
+        "tpot_p50": percentile(tpot, 0.5),
+        "tpot_p95": percentile(tpot, 0.95),
+    }
 
 
 def percentile(values: list[float], share: float) -> float | None:
@@ -89,6 +116,10 @@ def percentile(values: list[float], share: float) -> float | None:
         return None
     ordered = sorted(values)
     return round(ordered[max(0, math.ceil(share * len(ordered)) - 1)], 3)
+
+
+RECENT_SECONDS = 10.0
+"""Of the latencies in the line of each second; those of the last line are of all."""
 
 
 class IncompleteAnswerError(Exception):
@@ -125,7 +156,8 @@ async def plain(client: httpx.AsyncClient, body: dict[str, Any], attempt: Attemp
 async def streaming(client: httpx.AsyncClient, body: dict[str, Any], attempt: Attempt, tally: Tally) -> httpx.Response:
     """One streamed request; whole only with a finish reason and the closing `[DONE]` (OpenAI's protocol)."""
     started = time.monotonic()
-    finish_reason, first, done, tokens = None, True, False, 0
+    finish_reason, done, tokens = None, False, 0
+    first = last = None
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
     sent = client.stream("POST", "/v1/chat/completions", json=body, extensions=attempt.extensions)
     async with sent as response:
@@ -142,15 +174,17 @@ async def streaming(client: httpx.AsyncClient, body: dict[str, Any], attempt: At
             if "error" in event:
                 raise IncompleteAnswerError(f"error event: {event['error'].get('message')}")
             if event["choices"]:
-                if first:
-                    tally.first_token_seconds.append(time.monotonic() - started)
-                    first = False
+                last = time.monotonic()
+                first = last if first is None else first
                 finish_reason = event["choices"][0]["finish_reason"] or finish_reason
             elif event.get("usage"):  # the last event before [DONE] has the usage and no choices
                 tokens = event["usage"]["completion_tokens"]
     if not done or finish_reason not in ("stop", "length"):
         raise IncompleteAnswerError("stream cut")
     tally.tokens += tokens
+    if first is not None and last is not None:
+        tpot = (last - first) / (tokens - 1) if tokens > 1 else None
+        tally.streams.append(Streamed(time.monotonic(), first - started, tpot))
     return response
 
 
@@ -197,14 +231,35 @@ def make_body(options: argparse.Namespace, rng: random.Random) -> dict[str, Any]
     }
 
 
-async def client_loop(number: int, options: argparse.Namespace, tally: Tally, ends: float, stop: asyncio.Event) -> None:
+class Pace:
+    """When requests are due: at random, independent times (a Poisson process), or at once without a rate."""
+
+    def __init__(self, rate: float | None, seed: int) -> None:
+        self._rate = rate
+        self._rng = random.Random(seed)
+        self._due = time.monotonic()
+
+    async def wait(self) -> None:
+        """Until the next request is due; each call is for another one."""
+        if self._rate is None:
+            return
+        self._due += self._rng.expovariate(self._rate)
+        await asyncio.sleep(self._due - time.monotonic())
+
+
+async def client_loop(
+    number: int, options: argparse.Namespace, tally: Tally, pace: Pace, ends: float, stop: asyncio.Event
+) -> None:
     """One client: a request after the other until its share is sent, the time is over, or it is told to stop."""
     rng = random.Random(options.seed * 1_000_003 + number)
     keeps = number % 2 == 0 and not options.new_connections
     limits = httpx.Limits(max_keepalive_connections=1 if keeps else 0)
     timeout = httpx.Timeout(options.patience, connect=10)
     async with httpx.AsyncClient(base_url=options.url, limits=limits, timeout=timeout) as client:
-        while time.monotonic() < ends and tally.sent < options.requests and not stop.is_set():
+        while True:
+            await pace.wait()
+            if time.monotonic() >= ends or tally.sent >= options.requests or stop.is_set():
+                break
             body = make_body(options, rng)
             await one_request(client, body, rng.random() < 0.5, tally, options.patience)
 
@@ -221,8 +276,8 @@ async def run(options: argparse.Namespace) -> Tally:
     tally, started, stop = Tally(), time.monotonic(), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     reporter = asyncio.create_task(report(tally, started))
-    ends = started + options.seconds
-    await asyncio.gather(*(client_loop(number, options, tally, ends, stop) for number in range(options.clients)))
+    ends, pace = started + options.seconds, Pace(options.rate, options.seed)
+    await asyncio.gather(*(client_loop(number, options, tally, pace, ends, stop) for number in range(options.clients)))
     reporter.cancel()
     print(tally.as_json(started, done=True), flush=True)
     return tally
@@ -238,6 +293,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--model", required=True, help="served model name")
     line.add_argument("--clients", type=int, default=8, help="clients at once (default 8)")
     line.add_argument("--requests", type=int, default=100, help="most requests in all (default 100)")
+    line.add_argument("--rate", type=float, help="most requests that come in a second, in all (default: no limit)")
     line.add_argument("--seconds", type=float, default=60, help="no new request after this long (default 60)")
     line.add_argument("--prompt-words", type=int, default=40, help="mean prompt length in words (default 40)")
     line.add_argument("--max-tokens", type=int, default=32, help="mean output limit in tokens (default 32)")

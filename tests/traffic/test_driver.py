@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from contextlib import asynccontextmanager
 
 from hypothesis import given
@@ -144,3 +145,19 @@ async def test_sigterm_sends_no_more_and_ends_with_the_closing_line(capfd):
     tally = await drive(whole_answer, requests=10**9)
     assert tally.answered == tally.sent > 0
     assert json.loads(capfd.readouterr().out.splitlines()[-1])["done"]
+
+
+async def test_a_streamed_answer_tells_its_latencies_as_the_client_saw_them(capfd):
+    tally = await drive(whole_answer)
+    closing = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert 0 < len(tally.streams) < 12
+    assert closing["ttft_p95"] == percentile([one.ttft for one in tally.streams], 0.95)
+    assert closing["tpot_p95"] == percentile([one.tpot for one in tally.streams], 0.95)
+
+
+async def test_with_a_rate_requests_come_at_their_times_however_fast_answers_are():
+    started = time.monotonic()
+    tally = await drive(whole_answer, requests=10**9, flags=("--rate", "40", "--seconds", "1"))
+    assert 20 <= tally.sent <= 60
+    assert tally.answered == tally.sent
+    assert time.monotonic() - started < 3

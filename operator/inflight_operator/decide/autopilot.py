@@ -65,8 +65,8 @@ class AutopilotPolicy:
     """
 
     margins: Margins = field(default_factory=lambda: Margins(prefill=1.0))
-    late: float = 0.005
-    fast: float = 9.0
+    late: float = 0.01
+    fast: float = 15.0
     level: float = 60.0
     sureness: float = 1.5
     trend: float = 180.0

@@ -74,7 +74,7 @@ def test_more_demand_never_needs_fewer(rate, more):
 
 def test_a_target_that_grows_with_the_prompt_counts_as_that_of_a_mean_prompt():
     def needed(targets):
-        return decide_replicas(view([20.0] * 60), targets, LIMITS, DemandMemory())[1].numbers["margin"]
+        return decide_replicas(view([200.0] * 60), targets, LIMITS, DemandMemory())[1].numbers["margin"]
 
     per_token = 0.5 / WORKLOAD.prompt
     assert needed(Targets(0.5, 0.05, per_token)) == pytest.approx(needed(Targets(1.0, 0.05)))
