@@ -187,7 +187,7 @@ def _corrected(
 
 
 def _targets(slo: Slo, state: TuningState) -> Targets:
-    return Targets(slo.ttft_p95, None if slo.tpot_p95 is None else slo.tpot_p95 * state.tighten)
+    return replace(slo.targets, tpot=None if slo.tpot_p95 is None else slo.tpot_p95 * state.tighten)
 
 
 def _canary(view: TuningView, goal: Limits, policy: TuningPolicy) -> Canary | None:
