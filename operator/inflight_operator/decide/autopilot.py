@@ -71,7 +71,7 @@ class AutopilotPolicy:
     sureness: float = 1.5
     trend: float = 180.0
     significance: float = 2.0
-    most_trend: float = 0.12
+    most_trend: float = 0.1
     variance: float = 300.0
     bin: float = 3.0
     recovery: float = 60.0
