@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,8 +16,11 @@ _LOG_CHARACTERS = 1000
 
 
 @contextmanager
-def served_engine(log: Path, *flags: str) -> Iterator[str]:
+def served_engine(log: Path, *flags: str, environment: Mapping[str, str] | None = None) -> Iterator[str]:
     """The engine's address while the block runs; it is drained and stopped afterwards.
+
+    Args:
+        environment: variables on top of this process' own.
 
     Raises:
         RuntimeError: it did not become ready; the message has the end of its log.
@@ -24,7 +28,7 @@ def served_engine(log: Path, *flags: str) -> Iterator[str]:
     port = free_port(8100)
     command = [str(ENGINE), "serve", MODEL, "--host", "127.0.0.1", "--port", str(port), *flags]
     with log.open("wb") as errors:
-        engine = subprocess.Popen(command, stderr=errors, process_group=0)
+        engine = subprocess.Popen(command, stderr=errors, process_group=0, env={**os.environ, **(environment or {})})
         try:
             try:
                 wait_ready(engine, port)
