@@ -65,7 +65,7 @@ class AutopilotPolicy:
     """
 
     margins: Margins = field(default_factory=lambda: Margins(prefill=1.0))
-    late: float = 0.01
+    late: float = 0.015
     fast: float = 15.0
     level: float = 60.0
     sureness: float = 1.5
