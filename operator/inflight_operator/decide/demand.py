@@ -100,7 +100,7 @@ _EXACT = slice(0, _STEP_TOKENS)
 
 @dataclass(frozen=True, slots=True)
 class DemandHistory:
-    """What is remembered of a service's demand. Bounded: about 120 points, and a few numbers for each ready pod.
+    """What is remembered of a service's demand. Bounded: about 120 points, and a few numbers for each pod.
 
     Attributes:
         pods: by uid, as last seen.
@@ -116,11 +116,14 @@ class DemandHistory:
     replica: Replica | None = None
     fit: ForeignFit = field(default_factory=ForeignFit)
 
-    def with_samples(self, samples: Mapping[str, Sample], ready_for: Mapping[str, float], now: float) -> DemandHistory:
+    def with_samples(
+        self, samples: Mapping[str, Sample], ready_for: Mapping[str, float], now: float, alive: Collection[str] = ()
+    ) -> DemandHistory:
         """With what fresh `samples` of ready pods show, by uid.
 
         Args:
             ready_for: seconds that a pod has been ready, where known.
+            alive: pods of which one that shows nothing for a while is remembered: its counters go on.
         """
         pods, fit = {}, self.fit
         for uid, sample in samples.items():
@@ -133,7 +136,8 @@ class DemandHistory:
             rates = [sum(column) for column in zip(*(pod.rates for pod in pods.values()), strict=True)]
             kept = next((index for index, point in enumerate(series) if _time(point) >= now - SPAN), len(series))
             series = (*series[kept:], _POINT.pack(now, *rates))
-        history = replace(self, pods=pods, series=series)
+        silent = {uid: pod for uid, pod in self.pods.items() if uid in alive and uid not in samples}
+        history = replace(self, pods={**silent, **pods}, series=series)
         if not samples:
             return history
         fitted = fit.cost() if fit is not self.fit else None

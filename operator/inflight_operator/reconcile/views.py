@@ -86,7 +86,7 @@ def with_demand(snapshot: Snapshot, demand: DemandHistory) -> DemandHistory:
     """With what the fresh samples of this round show."""
     moment = snapshot.at.timestamp()
     ready_for = {pod.uid: moment - pod.ready_since for pod in snapshot.pods if pod.ready_since is not None}
-    return demand.with_samples(snapshot.fresh, ready_for, snapshot.now)
+    return demand.with_samples(snapshot.fresh, ready_for, snapshot.now, {pod.uid for pod in snapshot.pods})
 
 
 def demand_view(

@@ -95,6 +95,20 @@ async def test_a_target_of_the_user_s_own_counts_beside_the_model(world):
     assert any("requests in each replica, 1 is the target" in reason for reason in reasons)
 
 
+async def test_a_pod_that_was_not_ready_for_a_moment_brings_no_demand_when_it_is_ready_again(world):
+    traffic = await warmed_up(world, 2.0)
+    for _ in range(100):
+        await traffic.round(2.0)
+    telling(world, 1, ready=False)
+    for _ in range(3):
+        await traffic.round(2.0)
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": world.clock.calendar().isoformat()}
+    telling(world, 1, status={"conditions": [ready]})
+    for _ in range(20):
+        await traffic.round(2.0)
+        assert world.replicas() == 1
+
+
 async def test_a_silent_pod_takes_no_replica_away_by_the_model(world):
     world.service(spec=spec(), status={"desiredReplicas": 3})
     for number in (1, 2, 3):
