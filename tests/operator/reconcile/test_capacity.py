@@ -1,6 +1,7 @@
 """Rounds of a service whose engines tell what their steps cost: replicas by capacity, through to status and events."""
 
 from itertools import pairwise
+from random import Random
 
 import pytest
 
@@ -186,6 +187,22 @@ async def test_steady_traffic_and_a_known_cost_write_nothing(world):
         if step > 150:
             calls += world.api.calls
     assert calls == []
+
+
+async def test_the_same_advice_is_not_given_again_for_requests_that_vary_around_their_mean(world):
+    random, slo = Random(1), {"ttftP95": "5s", "tpotP95": "400ms"}
+    world.service(spec={**SMALL, "slo": slo, "scaling": {"maxReplicas": 1}, "tuning": {"mode": "Recommend"}})
+    engine, writes, advice = telling(world, 1), 0, 0
+    for step in range(400):
+        for _ in range(6):
+            engine.model.add(int(random.lognormvariate(5, 0.8)) + 5, int(random.lognormvariate(3.2, 0.6)) + 2)
+        await world.round()
+        if step > 200:
+            writes += len(world.api.of("status"))
+            advice += sum(event[2] == "TuningAdvice" for event in world.api.of("event"))
+    assert any(one["kind"] == "Tuning" and not one["applied"] for one in world.status["decisions"])
+    assert advice <= 2
+    assert writes <= 12
 
 
 async def test_changing_demand_without_a_decision_writes_the_status_at_most_once_a_minute(world):
