@@ -146,7 +146,10 @@ def _capacity(
     if view.workload is None:
         return unsized_demand(view), memory
     policy = snapshot.policy
-    replicas, reason, needed = decide_replicas(view, policy.slo.targets, limits_bounds(policy), memory.needed)
+    bounds = limits_bounds(policy)
+    if policy.tuning is TuningMode.RECOMMEND:
+        bounds = bounds.up_to(memory.limits.limits)
+    replicas, reason, needed = decide_replicas(view, policy.slo.targets, bounds, memory.needed)
     return Ask(replicas, reason), replace(memory, needed=needed)
 
 

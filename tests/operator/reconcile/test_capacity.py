@@ -110,6 +110,20 @@ async def test_a_pod_that_was_not_ready_for_a_moment_brings_no_demand_when_it_is
         assert world.replicas() == 1
 
 
+async def test_where_limits_are_only_recommended_a_replica_carries_what_those_in_force_let_it(world):
+    tight = {"maxNumSeqs": 2, "maxNumBatchedTokens": 2048, "revision": 7, "podsInForce": 1, "summary": "2/2048"}
+    for mode, more in (("Auto", False), ("Recommend", True)):
+        world.restart()
+        world.service(spec={**spec(), "tuning": {"mode": mode}}, status={"limits": tight})
+        telling(world, 1)
+        traffic = Traffic(world)
+        for _ in range(40):
+            await traffic.round(0.5)
+        reason = world.condition("ScalingActive")["message"]
+        each = float(reason.split(" at ")[1].split("/s each")[0])
+        assert (each < 2.5) == more, reason
+
+
 async def test_a_silent_pod_takes_no_replica_away_by_the_model(world):
     world.service(spec=spec(), status={"desiredReplicas": 3})
     for number in (1, 2, 3):
