@@ -18,7 +18,6 @@ from typing import NamedTuple
 from inflight_cost.capacity import Replica, Workload
 from inflight_cost.model import CostModel, StepWork
 from inflight_operator.decide.foreign_fit import ForeignFit
-from inflight_operator.decide.scaling import ScalingBounds
 from inflight_operator.observe.metrics import Sample
 
 SPACING = 2.5
@@ -168,14 +167,12 @@ class DemandView:
     Attributes:
         time: steady clock, seconds.
         calendar: the same moment, seconds since the epoch.
-        bounds: of the replicas.
         points: rates of the last minutes, oldest first.
         workload: what requests are like; None before any was seen.
         replica: cost model and KV cache of one pod; None while no pod tells them.
         waiting, running: requests, over all pods.
         waiting_tokens: prompt tokens not computed yet, over all pods.
         ready: pods that take requests.
-        told: of them, with fresh metrics.
         starting: seconds until each ordered replica that starts is expected to be ready, ascending.
         start_up: seconds from the order of a replica until it is ready, the median of those seen.
         pooled: requests go to the replica with the least work; else anywhere.
@@ -184,7 +181,6 @@ class DemandView:
 
     time: float
     calendar: float
-    bounds: ScalingBounds
     points: tuple[DemandPoint, ...]
     workload: Workload | None
     replica: Replica | None
@@ -192,7 +188,6 @@ class DemandView:
     running: int
     waiting_tokens: float
     ready: int
-    told: int
     starting: tuple[float, ...]
     start_up: float
     pooled: bool = False

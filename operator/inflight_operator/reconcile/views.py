@@ -108,7 +108,6 @@ def demand_view(
     return DemandView(
         time=snapshot.now,
         calendar=moment,
-        bounds=snapshot.policy.bounds,
         points=demand.points,
         workload=demand.workload,
         replica=demand.replica,
@@ -116,7 +115,6 @@ def demand_view(
         running=sum(one.running for one in fresh),
         waiting_tokens=sum(waiting_tokens),
         ready=observation.ready,
-        told=len(fresh),
         starting=tuple(sorted([*under_way[: observation.starting], *[start_up] * not_created])),
         start_up=start_up,
         pooled=snapshot.pooled,

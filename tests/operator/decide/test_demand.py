@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from inflight_cost.capacity import Replica, Workload
 from inflight_cost.model import CostModel
 from inflight_operator.decide.demand import MIN_STEPS, SPACING, SPAN, DemandHistory, DemandPoint, DemandView
-from inflight_operator.decide.scaling import ScalingBounds
 from tests.operator.observe.pages import histogram, make_sample
 
 COST = CostModel(5.5e-3, 15e-6, 30e-6, 0.045e-6, 1.05e-9)
@@ -32,8 +31,8 @@ def fed(rounds, ready_for=None, alive=()):
 
 
 def view(history, now, **more):
-    fields = {"calendar": now, "bounds": ScalingBounds(1, 10), "points": history.points, "workload": history.workload}
-    loads = {"waiting": 0, "running": 0, "waiting_tokens": 0.0, "ready": 1, "told": 1}
+    fields = {"calendar": now, "points": history.points, "workload": history.workload}
+    loads = {"waiting": 0, "running": 0, "waiting_tokens": 0.0, "ready": 1}
     return DemandView(time=now, replica=history.replica, starting=(), start_up=60.0, **{**fields, **loads, **more})
 
 
