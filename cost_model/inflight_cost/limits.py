@@ -116,8 +116,10 @@ def _overload(replica: Replica, workload: Workload, longest: float) -> float:
 
 def _efficient_prefill(replica: Replica, workload: Workload) -> float:
     """Prompt tokens of a step from which larger steps compute hardly more of them a second."""
-    throughput = _MOST_TOKENS / _seconds(replica, workload, 0, _MOST_TOKENS)
-    return _largest(lambda tokens: tokens < _THROUGHPUT * throughput * _seconds(replica, workload, 0, tokens))
+    longest = _seconds(replica, workload, 0, _MOST_TOKENS)
+    return _largest(
+        lambda tokens: tokens * longest <= _THROUGHPUT * _MOST_TOKENS * _seconds(replica, workload, 0, tokens)
+    )
 
 
 def _seconds(replica: Replica, workload: Workload, decodes: float, prefill: float) -> float:

@@ -63,3 +63,7 @@ class LimitsBounds:
 
     def clamp(self, limits: Limits) -> Limits:
         return limits.at_least(self.low).at_most(self.high)
+
+    def up_to(self, limits: Limits) -> LimitsBounds:
+        """Without what is above `limits`."""
+        return LimitsBounds(self.low.at_most(limits), self.high.at_most(limits))

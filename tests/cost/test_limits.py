@@ -123,3 +123,9 @@ def test_limits_stay_between_the_bounds_whatever_was_measured(cost, kv, prompt, 
     found = best_limits(Replica(cost, kv), workload, targets, low, high, running, Margins())
     assert low.max_num_seqs <= found.max_num_seqs <= high.max_num_seqs
     assert low.max_num_batched_tokens <= found.max_num_batched_tokens <= high.max_num_batched_tokens
+
+
+@pytest.mark.parametrize("cost", [CostModel(0, 100.0, 0, 0, 0), CostModel(0, 0, 0, 1.0, 0)])
+def test_prompt_tokens_that_cost_nothing_are_not_bounded_by_their_cost(cost):
+    low, high = StepLimits(1, 64), StepLimits(256, 8192)
+    assert best_limits(Replica(cost, 1e6), Workload(100, 100, 20_000, 20, 500), Targets(), low, high) == high

@@ -43,6 +43,3 @@ class Decision:
     to: int
     reason: Reason
     applied: bool = True
-
-    def same_change(self, knob: str | None, frm: int | None, to: int | None) -> bool:
-        return (self.knob, self.frm, self.to) == (knob, frm, to)

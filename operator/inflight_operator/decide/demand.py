@@ -18,7 +18,6 @@ from typing import NamedTuple
 from inflight_cost.capacity import Replica, Workload
 from inflight_cost.model import CostModel, StepWork
 from inflight_operator.decide.foreign_fit import ForeignFit
-from inflight_operator.decide.scaling import ScalingBounds
 from inflight_operator.observe.metrics import Sample
 
 SPACING = 2.5
@@ -100,7 +99,7 @@ _EXACT = slice(0, _STEP_TOKENS)
 
 @dataclass(frozen=True, slots=True)
 class DemandHistory:
-    """What is remembered of a service's demand. Bounded: about 120 points, and a few numbers for each ready pod.
+    """What is remembered of a service's demand. Bounded: about 120 points, and a few numbers for each pod.
 
     Attributes:
         pods: by uid, as last seen.
@@ -116,11 +115,14 @@ class DemandHistory:
     replica: Replica | None = None
     fit: ForeignFit = field(default_factory=ForeignFit)
 
-    def with_samples(self, samples: Mapping[str, Sample], ready_for: Mapping[str, float], now: float) -> DemandHistory:
+    def with_samples(
+        self, samples: Mapping[str, Sample], ready_for: Mapping[str, float], now: float, alive: Collection[str] = ()
+    ) -> DemandHistory:
         """With what fresh `samples` of ready pods show, by uid.
 
         Args:
             ready_for: seconds that a pod has been ready, where known.
+            alive: pods of which one that shows nothing for a while is remembered: its counters go on.
         """
         pods, fit = {}, self.fit
         for uid, sample in samples.items():
@@ -133,7 +135,8 @@ class DemandHistory:
             rates = [sum(column) for column in zip(*(pod.rates for pod in pods.values()), strict=True)]
             kept = next((index for index, point in enumerate(series) if _time(point) >= now - SPAN), len(series))
             series = (*series[kept:], _POINT.pack(now, *rates))
-        history = replace(self, pods=pods, series=series)
+        silent = {uid: pod for uid, pod in self.pods.items() if uid in alive and uid not in samples}
+        history = replace(self, pods={**silent, **pods}, series=series)
         if not samples:
             return history
         fitted = fit.cost() if fit is not self.fit else None
@@ -164,14 +167,12 @@ class DemandView:
     Attributes:
         time: steady clock, seconds.
         calendar: the same moment, seconds since the epoch.
-        bounds: of the replicas.
         points: rates of the last minutes, oldest first.
         workload: what requests are like; None before any was seen.
         replica: cost model and KV cache of one pod; None while no pod tells them.
         waiting, running: requests, over all pods.
         waiting_tokens: prompt tokens not computed yet, over all pods.
         ready: pods that take requests.
-        told: of them, with fresh metrics.
         starting: seconds until each ordered replica that starts is expected to be ready, ascending.
         start_up: seconds from the order of a replica until it is ready, the median of those seen.
         pooled: requests go to the replica with the least work; else anywhere.
@@ -180,7 +181,6 @@ class DemandView:
 
     time: float
     calendar: float
-    bounds: ScalingBounds
     points: tuple[DemandPoint, ...]
     workload: Workload | None
     replica: Replica | None
@@ -188,7 +188,6 @@ class DemandView:
     running: int
     waiting_tokens: float
     ready: int
-    told: int
     starting: tuple[float, ...]
     start_up: float
     pooled: bool = False

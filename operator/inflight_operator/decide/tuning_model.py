@@ -174,16 +174,20 @@ def _corrected(
     view: TuningView, limits: Limits, slo: Slo, model: TuningModel, state: TuningState, policy: TuningPolicy
 ) -> TuningState:
     """What the measurements of this window say against the model: tokens that come more slowly than full steps could
-    make them come, and requests that preempt each other. Corrections only grow, so they cannot swing."""
+    make them come, and requests that preempt each other. Corrections only grow, so they cannot swing, until they are
+    forgotten: what made them needed may be over."""
     target, pace = slo.tpot_p95, view.itl_mean
+    tighten, memory = state.tighten, state.memory
     full = full_step_seconds(model.replica, model.workload, _step_limits(limits))
     if target is not None and pace is not None and view.finished >= policy.evidence:
         slow = pace > target * (1 + policy.dead_band / 2) and view.quality.tpot_within < policy.missed
         if slow and pace > full * (1 + policy.dead_band / 2):
-            state = replace(state, tighten=max(TIGHTEST, state.tighten * max(0.8, target / pace)))
+            tighten = max(TIGHTEST, tighten * max(0.8, target / pace))
     if view.preemptions_per_min > policy.preemptions_per_min and view.running >= limits.max_num_seqs * 0.5:
-        state = replace(state, memory=max(LEAST_MEMORY, state.memory * 0.85))
-    return state
+        memory = max(LEAST_MEMORY, memory * 0.85)
+    if (tighten, memory) == (state.tighten, state.memory):
+        return state
+    return state.corrected(until=view.time + policy.fence, tighten=tighten, memory=memory)
 
 
 def _targets(slo: Slo, state: TuningState) -> Targets:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from inflight_cost.capacity import Replica, Targets, Workload
@@ -51,7 +52,7 @@ class TuningPolicy:
         preemptions_per_min: of one pod; more than this asks for fewer slots.
         kv_full: KV utilization that adding slots must not lead to.
         throughput_loss: share of throughput that a change may cost while requests wait before it is taken back.
-        fence: seconds for which limits that were taken back are remembered.
+        fence: seconds for which limits that were taken back, and corrections of the cost model, are remembered.
         out_of_reach: seconds without further steps down once one showed that none can reach the target.
         drain_windows: windows to wait at most for a lowered slot limit to take hold.
         effect: least share by which the cost model must find other limits better to move to them.
@@ -312,6 +313,7 @@ class TuningState:
             model says.
         memory: share of the KV cache that it solves for, of the usual one: requests that preempt each other are longer
             than their mean.
+        corrected_until: when `tighten` and `memory` are forgotten.
     """
 
     window_start: float
@@ -322,6 +324,7 @@ class TuningState:
     episode: float | None = None
     tighten: float = 1.0
     memory: float = 1.0
+    corrected_until: float = math.inf
 
     @property
     def canary(self) -> Canary | None:
@@ -329,8 +332,12 @@ class TuningState:
 
     def without_expired(self, now: float) -> TuningState:
         fences = tuple(fence for fence in self.fences if fence.until > now)
-        expired = self.bracket is not None and self.bracket.until <= now
-        return replace(self, fences=fences, bracket=None if expired else self.bracket)
+        bracket = None if self.bracket is not None and self.bracket.until <= now else self.bracket
+        state = replace(self, fences=fences, bracket=bracket)
+        return state if now < self.corrected_until else state.corrected(until=math.inf)
+
+    def corrected(self, *, until: float, tighten: float = 1.0, memory: float = 1.0) -> TuningState:
+        return replace(self, tighten=tighten, memory=memory, corrected_until=until)
 
 
 @dataclass(frozen=True, slots=True)

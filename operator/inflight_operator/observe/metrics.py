@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from operator import le, lt
 
-from inflight_cost.model import CostModel, StepWork
+from inflight_cost.model import CostModel
 from inflight_operator.limits import Limits
 from inflight_operator.observe.histogram import Histogram
 
@@ -358,9 +358,10 @@ def _shared_limits(max_num_seqs: int, max_num_batched_tokens: int) -> Limits | N
 
 @lru_cache(maxsize=1024)
 def _shared_cost(coefficients: tuple[float, ...], curve: tuple[tuple[float, float], ...]) -> CostModel | None:
-    """One object for all samples with this cost model; None where a step takes no time."""
+    """One object for all samples with this cost model; None where a step that decodes takes no time."""
     cost = CostModel(**dict(zip(_TERMS.values(), coefficients, strict=True)), curve=curve)
-    return cost if cost.seconds(StepWork(1, 0, 1, 0)) > 0 else None
+    least = cost.base_s + cost.decode_seq_s + cost.decode_kv_token_s + min((one for _, one in curve), default=0.0)
+    return cost if least > 0 else None
 
 
 @lru_cache(maxsize=1024)

@@ -44,6 +44,9 @@ _TUNING = ("spec.tuning", "spec.slo")
 ROUTING_SECONDS = 1.0
 """From an address in an EndpointSlice to rules on every node: kube-proxy writes them at most once a second."""
 
+SAME_ADVICE = 1.2
+"""Advised limits within this ratio of each other are one advice."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Tuned:
@@ -143,7 +146,10 @@ def _capacity(
     if view.workload is None:
         return unsized_demand(view), memory
     policy = snapshot.policy
-    replicas, reason, needed = decide_replicas(view, policy.slo.targets, limits_bounds(policy), memory.needed)
+    bounds = limits_bounds(policy)
+    if policy.tuning is TuningMode.RECOMMEND:
+        bounds = bounds.up_to(memory.limits.limits)
+    replicas, reason, needed = decide_replicas(view, policy.slo.targets, bounds, memory.needed)
     return Ask(replicas, reason), replace(memory, needed=needed)
 
 
@@ -255,11 +261,14 @@ def _decisions(snapshot: Snapshot, memory: Memory, scaling: ScalingDecision, tun
 
 
 def _advised_already(recorded: list[RecordedDecision], decision: Decision) -> bool:
+    """Whether the last advice on this limit was much the same: it follows the traffic, which varies."""
     if decision.applied:
         return False
     same_knob = (one for one in reversed(recorded) if (one.kind, one.knob) == (decision.kind, decision.knob))
     last = next(same_knob, None)
-    return last is not None and not last.applied and decision.same_change(last.knob, last.from_, last.to)
+    if last is None or last.applied or last.to is None or last.from_ != decision.frm:
+        return False
+    return max(last.to, decision.to) <= SAME_ADVICE * min(last.to, decision.to)
 
 
 def _findings(

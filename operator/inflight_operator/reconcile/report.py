@@ -79,6 +79,7 @@ _STEADY = (
     "NoTraffic",
     "NoWayBack",
     "Preemptions",
+    "Recommending",
     "RequestsWait",
     "TakenBack",
     "TpotOverTarget",

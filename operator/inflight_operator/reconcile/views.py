@@ -86,7 +86,7 @@ def with_demand(snapshot: Snapshot, demand: DemandHistory) -> DemandHistory:
     """With what the fresh samples of this round show."""
     moment = snapshot.at.timestamp()
     ready_for = {pod.uid: moment - pod.ready_since for pod in snapshot.pods if pod.ready_since is not None}
-    return demand.with_samples(snapshot.fresh, ready_for, snapshot.now)
+    return demand.with_samples(snapshot.fresh, ready_for, snapshot.now, {pod.uid for pod in snapshot.pods})
 
 
 def demand_view(
@@ -108,7 +108,6 @@ def demand_view(
     return DemandView(
         time=snapshot.now,
         calendar=moment,
-        bounds=snapshot.policy.bounds,
         points=demand.points,
         workload=demand.workload,
         replica=demand.replica,
@@ -116,7 +115,6 @@ def demand_view(
         running=sum(one.running for one in fresh),
         waiting_tokens=sum(waiting_tokens),
         ready=observation.ready,
-        told=len(fresh),
         starting=tuple(sorted([*under_way[: observation.starting], *[start_up] * not_created])),
         start_up=start_up,
         pooled=snapshot.pooled,

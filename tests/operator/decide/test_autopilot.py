@@ -13,7 +13,6 @@ from inflight_cost.capacity import Replica, Targets, Workload
 from inflight_cost.model import CostModel
 from inflight_operator.decide.autopilot import SLOT, AutopilotPolicy, DemandMemory, capacity_within, decide_replicas
 from inflight_operator.decide.demand import DemandPoint, DemandView
-from inflight_operator.decide.scaling import ScalingBounds
 from inflight_operator.decide.sentences import sentence
 from inflight_operator.limits import Limits, LimitsBounds
 
@@ -31,14 +30,12 @@ def series(rates, now, width=3.0):
 def view(rates, now=1000.0, **more):
     fields = {
         "calendar": 1_700_000_000.0 + now,
-        "bounds": ScalingBounds(1, 100),
         "workload": WORKLOAD,
         "replica": REPLICA,
         "waiting": 0,
         "running": 10,
         "waiting_tokens": 0.0,
         "ready": 4,
-        "told": 4,
         "starting": (),
         "start_up": 60.0,
     }

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from inflight_cost.capacity import Replica, Workload
 from inflight_cost.model import CostModel
 from inflight_operator.decide.demand import MIN_STEPS, SPACING, SPAN, DemandHistory, DemandPoint, DemandView
-from inflight_operator.decide.scaling import ScalingBounds
 from tests.operator.observe.pages import histogram, make_sample
 
 COST = CostModel(5.5e-3, 15e-6, 30e-6, 0.045e-6, 1.05e-9)
@@ -23,17 +22,17 @@ def counted(time, requests, **more):
     return make_sample(time, **{**numbers, "prefix_queries": 100 * requests, **outputs, **more})
 
 
-def fed(rounds, ready_for=None):
+def fed(rounds, ready_for=None, alive=()):
     """A history of rounds: (time, samples by uid)."""
     history = DemandHistory()
     for time, samples in rounds:
-        history = history.with_samples(samples, ready_for or {}, time)
+        history = history.with_samples(samples, ready_for or {}, time, alive)
     return history
 
 
 def view(history, now, **more):
-    fields = {"calendar": now, "bounds": ScalingBounds(1, 10), "points": history.points, "workload": history.workload}
-    loads = {"waiting": 0, "running": 0, "waiting_tokens": 0.0, "ready": 1, "told": 1}
+    fields = {"calendar": now, "points": history.points, "workload": history.workload}
+    loads = {"waiting": 0, "running": 0, "waiting_tokens": 0.0, "ready": 1}
     return DemandView(time=now, replica=history.replica, starting=(), start_up=60.0, **{**fields, **loads, **more})
 
 
@@ -197,3 +196,26 @@ def test_dispersion_of_a_poisson_process_is_about_one_and_of_batches_their_size(
     assert 0.4 < singles.dispersion(900.0, 3.0) < 2.0
     batches = view(DemandHistory(), 897.0, points=points([8 * poisson(rate * 3 / 8) / 3 for _ in range(300)]))
     assert batches.dispersion(900.0, 3.0) > 4.0
+
+
+def test_requests_of_a_gap_in_the_metrics_are_counted_once_it_is_over():
+    rounds = [(time, {"a": counted(time, 10.0 * time)}) for time in (3.0 * step for step in range(1, 31))]
+    rounds += [(time, {}) for time in (93.0, 96.0, 99.0, 102.0, 105.0, 108.0, 111.0)]
+    rounds += [(114.0, {"a": counted(114.0, 1140.0)}), (117.0, {"a": counted(117.0, 1170.0)})]
+    history = fed(rounds, alive={"a"})
+    assert view(history, 117.0).rate(15.0) == pytest.approx(10.0)
+    assert view(history, 117.0).rate(60.0) == pytest.approx(10.0)
+
+
+def test_a_pod_that_is_ready_again_has_not_served_all_of_its_requests_since():
+    history = fed([(3.0 * step, {"a": counted(3.0 * step, 90_000 + 30.0 * step)}) for step in range(20)], alive={"a"})
+    for time in (60.0, 63.0, 66.0):  # not ready
+        history = history.with_samples({}, {}, time, {"a"})
+    history = history.with_samples({"a": counted(69.0, 90_690.0)}, {"a": 2.0}, 69.0, {"a"})
+    assert view(history, 69.0).rate(15.0) == pytest.approx(10.0)
+
+
+def test_a_pod_that_is_gone_is_forgotten():
+    history = fed([(3.0, {"a": counted(3.0, 1), "b": counted(3.0, 1)})], alive={"a", "b"})
+    history = history.with_samples({"a": counted(6.0, 2)}, {}, 6.0, {"a"})
+    assert set(history.pods) == {"a"}

@@ -193,6 +193,17 @@ def test_preemptions_on_every_pod_lower_the_slots_and_one_on_fifty_pods_moves_no
     assert decide(replace(busy, preemptions_per_min=4.0), limits, model=model).limits.max_num_seqs < limits.max_num_seqs
 
 
+def test_corrections_of_the_model_are_forgotten_after_a_while():
+    slow = replace(FINE, tpot_within=0.3)
+    busy = replace(seen(100.0, slow), itl_mean=0.065, preemptions_per_min=4.0, running=BEST.max_num_seqs)
+    corrected = decide(busy, BEST).state
+    assert (corrected.tighten, corrected.memory) == (pytest.approx(0.8), pytest.approx(0.85))
+    still = decide(seen(100.0 + POLICY.fence - 1), BEST, replace(corrected, move=None)).state
+    assert (still.tighten, still.memory) == (corrected.tighten, corrected.memory)
+    later = decide(seen(100.0 + POLICY.fence), BEST, replace(corrected, move=None)).state
+    assert (later.tighten, later.memory) == (1.0, 1.0)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -1,6 +1,7 @@
 """Reading /metrics pages: ours, vLLM's, and what is neither."""
 
 import math
+import re
 from collections import defaultdict
 from dataclasses import replace
 
@@ -120,6 +121,14 @@ def test_a_curve_is_read_in_the_order_of_its_tokens():
     curve += 'inflight_step_cost_curve_seconds{model_name="m",tokens="1.0"} 0.02\n'
     sample = parse_metrics(VLLM_PAGE + COST_PAGE + curve, 0.0)
     assert sample.cost == replace(COST, curve=((1.0, 0.02), (512.0, 0.5)))
+
+
+def test_a_cost_model_by_which_some_step_takes_no_time_is_not_taken():
+    nothing = re.sub(r"(inflight_step_cost_seconds{[^}]*}) .*", r"\1 0", COST_PAGE)
+    assert parse_metrics(VLLM_PAGE + nothing, 0.0).cost is None
+    curve = 'inflight_step_cost_curve_seconds{tokens="1"} 0.02\ninflight_step_cost_curve_seconds{tokens="9"} '
+    assert parse_metrics(VLLM_PAGE + nothing + curve + "0.03\n", 0.0).cost is not None
+    assert parse_metrics(VLLM_PAGE + nothing + curve + "0\n", 0.0).cost is None
 
 
 CURVE = "inflight_step_cost_curve_seconds"

@@ -1,6 +1,7 @@
 """Rounds of a service whose engines tell what their steps cost: replicas by capacity, through to status and events."""
 
 from itertools import pairwise
+from random import Random
 
 import pytest
 
@@ -95,6 +96,34 @@ async def test_a_target_of_the_user_s_own_counts_beside_the_model(world):
     assert any("requests in each replica, 1 is the target" in reason for reason in reasons)
 
 
+async def test_a_pod_that_was_not_ready_for_a_moment_brings_no_demand_when_it_is_ready_again(world):
+    traffic = await warmed_up(world, 2.0)
+    for _ in range(100):
+        await traffic.round(2.0)
+    telling(world, 1, ready=False)
+    for _ in range(3):
+        await traffic.round(2.0)
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": world.clock.calendar().isoformat()}
+    telling(world, 1, status={"conditions": [ready]})
+    for _ in range(20):
+        await traffic.round(2.0)
+        assert world.replicas() == 1
+
+
+async def test_where_limits_are_only_recommended_a_replica_carries_what_those_in_force_let_it(world):
+    tight = {"maxNumSeqs": 2, "maxNumBatchedTokens": 2048, "revision": 7, "podsInForce": 1, "summary": "2/2048"}
+    for mode, more in (("Auto", False), ("Recommend", True)):
+        world.restart()
+        world.service(spec={**spec(), "tuning": {"mode": mode}}, status={"limits": tight})
+        telling(world, 1)
+        traffic = Traffic(world)
+        for _ in range(40):
+            await traffic.round(0.5)
+        reason = world.condition("ScalingActive")["message"]
+        each = float(reason.split(" at ")[1].split("/s each")[0])
+        assert (each < 2.5) == more, reason
+
+
 async def test_a_silent_pod_takes_no_replica_away_by_the_model(world):
     world.service(spec=spec(), status={"desiredReplicas": 3})
     for number in (1, 2, 3):
@@ -172,6 +201,22 @@ async def test_steady_traffic_and_a_known_cost_write_nothing(world):
         if step > 150:
             calls += world.api.calls
     assert calls == []
+
+
+async def test_the_same_advice_is_not_given_again_for_requests_that_vary_around_their_mean(world):
+    random, slo = Random(1), {"ttftP95": "5s", "tpotP95": "400ms"}
+    world.service(spec={**SMALL, "slo": slo, "scaling": {"maxReplicas": 1}, "tuning": {"mode": "Recommend"}})
+    engine, writes, advice = telling(world, 1), 0, 0
+    for step in range(400):
+        for _ in range(6):
+            engine.model.add(int(random.lognormvariate(5, 0.8)) + 5, int(random.lognormvariate(3.2, 0.6)) + 2)
+        await world.round()
+        if step > 200:
+            writes += len(world.api.of("status"))
+            advice += sum(event[2] == "TuningAdvice" for event in world.api.of("event"))
+    assert any(one["kind"] == "Tuning" and not one["applied"] for one in world.status["decisions"])
+    assert advice <= 2
+    assert writes <= 12
 
 
 async def test_changing_demand_without_a_decision_writes_the_status_at_most_once_a_minute(world):
