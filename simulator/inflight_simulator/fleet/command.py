@@ -41,7 +41,12 @@ def add_fleet_command_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scaler", required=True, metavar="SCALER", help="who orders replicas, see below")
     output = parser.add_argument_group("what to print")
     output.add_argument(
-        "--json", type=Path, metavar="FILE", help="write all numbers as a JSON object; -: to standard output, alone"
+        "--json",
+        type=Path,
+        nargs="?",
+        const=Path("-"),
+        metavar="FILE",
+        help="write all numbers as a JSON object; without FILE or with -: to standard output, alone",
     )
     output.add_argument(
         "--plot", type=Path, metavar="FILE.png", help="draw replicas, arrivals, share in target and queue over time"

@@ -51,7 +51,12 @@ def add_fleet_compare_flags(parser: argparse.ArgumentParser) -> None:
     )
     output = parser.add_argument_group("what to print")
     output.add_argument(
-        "--json", type=Path, metavar="FILE", help="write all numbers as a JSON object; -: to standard output, alone"
+        "--json",
+        type=Path,
+        nargs="?",
+        const=Path("-"),
+        metavar="FILE",
+        help="write all numbers as a JSON object; without FILE or with -: to standard output, alone",
     )
     output.add_argument(
         "--plot",

@@ -16,6 +16,7 @@ from inflight_simulator.fleet.replica_file import read_replica
 _UNITS = {"ms": 1e-3, "s": 1.0}
 _DEFAULTS = FleetConfig()
 _seconds_number = partial(number, float, most=1e6)
+_LEAST_TARGET_S = 0.001
 
 
 def seconds(text: str) -> float:
@@ -23,6 +24,14 @@ def seconds(text: str) -> float:
     unit = next((unit for unit in _UNITS if text.endswith(unit)), "")
     value: float = _seconds_number(0)(text.removesuffix(unit))
     return value * _UNITS.get(unit, 1.0)
+
+
+def target(text: str) -> float:
+    """As `seconds`, and so long that there is something to aim at."""
+    value = seconds(text)
+    if value < _LEAST_TARGET_S:
+        raise argparse.ArgumentTypeError(f"must be at least {_LEAST_TARGET_S * 1000:g}ms, not {text}")
+    return value
 
 
 def limits(text: str) -> tuple[bool, StepLimits]:
@@ -83,11 +92,11 @@ def add_target_flags(parser: argparse.ArgumentParser) -> None:
     targets = _DEFAULTS.targets
     aims = parser.add_argument_group("targets of each request")
     aims.add_argument(
-        "--ttft", type=seconds, default=targets.ttft, metavar="S", help="time to first token (default 0.5)"
+        "--ttft", type=target, default=targets.ttft, metavar="S", help="time to first token (default 0.5)"
     )
     aims.add_argument(
         "--long-ttft",
-        type=seconds,
+        type=target,
         metavar="S",
         help=f"of prompts over {targets.long_prompt} tokens (default: twice --ttft)",
     )
@@ -99,7 +108,7 @@ def add_target_flags(parser: argparse.ArgumentParser) -> None:
         " (default plain)",
     )
     aims.add_argument(
-        "--tpot", type=seconds, default=targets.tpot, metavar="S", help="mean time per output token (default 0.05)"
+        "--tpot", type=target, default=targets.tpot, metavar="S", help="mean time per output token (default 0.05)"
     )
 
 

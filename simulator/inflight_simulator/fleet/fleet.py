@@ -67,6 +67,7 @@ class Fleet:
         """Take in all that happens up to now, but for steps that start now."""
         events, pods = self._events, self.pods
         limit = (now, True)
+        drained: list[Pod] = []
         while events and events[0] < limit:
             time, starts, number = heappop(events)
             pod = pods[number]
@@ -78,9 +79,12 @@ class Fleet:
                 heappush(events, (replica.event, replica.starts, number))
             if pod.draining:
                 if not replica.outstanding:
-                    self._end(pod, replica.idle_s)
+                    drained.append(pod)
             else:
                 self._route(number, replica)
+        # A replica is advanced by all of its events at once, so they are found in another order than they ended in.
+        for pod in sorted(drained, key=lambda each: each.replica.idle_s):
+            self._end(pod, pod.replica.idle_s)
 
     def start_pods(self, now: float) -> None:
         """Pods whose start-up is over take requests."""

@@ -187,7 +187,8 @@ class Replica:
             return
         plan = scheduler.schedule(now)
         if plan is None:
-            self.event = NEVER
+            # All that came was refused.
+            self.event, self.idle_s = NEVER, now
             return
         prefill_tokens = prefill_context = 0
         for chunk in plan.prefills:

@@ -1,5 +1,6 @@
 """Non-negative least squares against trying all sets of factors; outliers, weights and the prior."""
 
+import time
 from itertools import product
 
 import numpy as np
@@ -69,3 +70,16 @@ def test_on_a_noisy_machine_the_mean_is_fitted_and_not_what_lucky_rows_took():
     target = columns @ [1.0, 3.0] * random.lognormal(0, 0.3, 2000)
     found = columns @ fit_relative(columns, target, np.array([1.0, 1.0]))
     assert found.mean() == pytest.approx(target.mean(), rel=0.04)
+
+
+def test_a_fit_takes_no_thread_but_its_own():
+    # Threads of a BLAS library would take the CPUs from those that compute a step.
+    random = np.random.default_rng(0)
+    columns = random.random((2048, 30))
+    target = columns @ random.random(30) * random.lognormal(0, 0.1, 2048)
+    fit_relative(columns, target, np.ones(30))
+    begun, begun_here = time.process_time(), time.thread_time()
+    for _ in range(5):
+        fit_relative(columns, target, np.ones(30))
+    here = time.thread_time() - begun_here
+    assert time.process_time() - begun < 1.2 * here

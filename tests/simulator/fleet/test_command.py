@@ -43,6 +43,18 @@ def test_json_has_all_numbers(arrivals, capsys):
     assert {"reversals", "longest_out_of_target_s", "tpot", "decisions"} < found.keys()
 
 
+def test_json_without_a_file_goes_to_standard_output(arrivals, capsys):
+    status, out, _ = run(capsys, arrivals, "--scaler", "fixed:2", "--json")
+    assert (status, json.loads(out)["requests"]) == (0, 3)
+
+
+@pytest.mark.parametrize("flag", ["--ttft", "--tpot", "--long-ttft"])
+def test_a_target_of_nothing_is_refused(arrivals, capsys, flag):
+    with pytest.raises(SystemExit):
+        run(capsys, arrivals, "--scaler", "llmd-slo", flag, "0")
+    assert f"argument {flag}: must be at least 1ms, not 0" in capsys.readouterr().err
+
+
 def test_the_table_says_the_same_and_a_file_takes_the_numbers(arrivals, capsys, tmp_path):
     file = tmp_path / "run.json"
     status, out, _ = run(capsys, arrivals, "--scaler", "autopilot", "--json", file, "--decisions")

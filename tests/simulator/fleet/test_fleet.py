@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
+from inflight_cost.capacity import StepLimits
 from inflight_simulator.fleet.config import FleetConfig, ReplicaModel, RequestTargets
 from inflight_simulator.fleet.outcome import FleetRun, ReplicaCount
 from inflight_simulator.fleet.replica import NEVER
@@ -62,6 +63,27 @@ def test_a_pod_that_drains_ends_its_requests_and_counts_until_then():
     assert run.replica_hours * 3600 == pytest.approx(20 + drained)
     assert counts_at(run, 3)[1:] == (1, 1, 2)
     assert counts_at(run, 19)[1:] == (1, 1, 1)
+
+
+@pytest.mark.parametrize("outputs", [(1100, 1450), (1450, 1100)])
+def test_pods_that_drain_between_two_looks_are_counted_in_the_order_in_which_they_end(outputs):
+    requests = Requests(np.array([0.0, 0.01, 0.02, 20.0]), np.full(4, 100), np.array([10, *outputs, 10]))
+    config = replace(QUIET, initial_replicas=3)
+    run = simulate_fleet(requests, config, Script({0: 1}, interval_s=5.0))
+    times = [row.time_s for row in run.replicas]
+    assert times == sorted(times)
+    assert [row.existing for row in run.replicas] == [3, 3, 2, 1]
+    assert run.replica_hours * 3600 == pytest.approx(20 + sum(times[-2:]))
+
+
+def test_a_pod_whose_last_request_is_refused_counts_until_then():
+    # The last request of the second pod is longer than the KV cache, which shows after the step under way.
+    requests = Requests(np.array([0.0, 0.01, 0.02, 0.03, 5.0]), np.array([7000, 7000, 10, 9000, 10]), np.ones(5, int))
+    model = ReplicaModel(noise=0.0, kv_tokens=8000)
+    config = replace(QUIET, replica=model, limits=StepLimits(256, 8192), initial_replicas=2)
+    run = simulate_fleet(requests, config, Script({0: 1}, interval_s=0.1))
+    assert run.refused == 1
+    assert run.replica_hours * 3600 == pytest.approx(5 + 0.01 + run.ttft[1])
 
 
 def test_no_request_goes_to_a_pod_that_starts_or_drains():
