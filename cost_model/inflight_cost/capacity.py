@@ -54,10 +54,19 @@ class StepLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Seconds; None: no target."""
+    """Seconds; None: no target.
+
+    Attributes:
+        ttft_per_token: that each token of a prompt adds to its TTFT target.
+    """
 
     ttft: float | None = None
     tpot: float | None = None
+    ttft_per_token: float = 0.0
+
+    def ttft_of(self, prompt_tokens: float) -> float | None:
+        """The TTFT target of a prompt of so many tokens."""
+        return None if self.ttft is None else self.ttft + self.ttft_per_token * prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)

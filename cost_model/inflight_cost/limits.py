@@ -20,7 +20,7 @@ _HALVINGS = 50
 _MOST_TOKENS = 2.0**24
 
 _TTFT_SHARE = 0.25
-"""Of the TTFT target that one step may take: a request that just missed a step waits for its end."""
+"""Of the TTFT target of a mean prompt that one step may take: a request that just missed a step waits for its end."""
 
 _THROUGHPUT = 0.98
 """Without a target of time: the share of the prompt tokens a second that ever larger steps would come to."""
@@ -28,8 +28,6 @@ _THROUGHPUT = 0.98
 _FULL_STEP, _ALL_SLOTS = 0.95, 0.98
 """Of the TPOT target that a full step may take: with the decodes of an overload, and with all slots decoding. Durations
 vary, and at the target itself half of the requests would miss it."""
-
-_TOKEN_GRAIN = 16
 
 
 def best_limits(
@@ -55,7 +53,7 @@ def best_limits(
     longest = longest_step(replica, workload, targets)
     if longest is None:
         tokens = most + _efficient_prefill(replica, workload)
-        return _between(StepLimits(_slots(most), _budget(tokens)), low, high)
+        return _between(StepLimits(_rounded(most), _rounded(tokens)), low, high)
 
     decodes = min(most, _overload(replica, workload, longest) * workload.output)
     if running is not None:
@@ -69,7 +67,7 @@ def best_limits(
             and _seconds(replica, workload, seqs, max(0.0, budget - seqs)) <= longest / _FULL_STEP * _ALL_SLOTS
         )
     )
-    return _between(StepLimits(_slots(min(most, max(slots, decodes))), _budget(budget)), low, high)
+    return _between(StepLimits(_rounded(min(most, max(slots, decodes))), _rounded(budget)), low, high)
 
 
 def saturated_rate(replica: Replica, workload: Workload, limits: StepLimits) -> float:
@@ -101,8 +99,9 @@ def longest_step(replica: Replica, workload: Workload, targets: Targets) -> floa
     bounds = []
     if targets.tpot is not None:
         bounds.append(targets.tpot * _FULL_STEP)
-    if targets.ttft is not None:
-        bounds.append(targets.ttft * _TTFT_SHARE)
+    ttft = targets.ttft_of(workload.prompt)
+    if ttft is not None:
+        bounds.append(ttft * _TTFT_SHARE)
     return min((bound for bound in bounds if bound > alone), default=None)
 
 
@@ -137,19 +136,11 @@ def _largest(holds: Callable[[float], bool]) -> float:
     return low
 
 
-def _slots(number: float) -> int:
-    return max(1, _rounded(number, 1))
-
-
-def _budget(tokens: float) -> int:
-    return max(1, _rounded(tokens, _TOKEN_GRAIN if tokens >= 2 * _TOKEN_GRAIN else 1))
-
-
-def _rounded(number: float, grain: int) -> int:
-    """Down to a multiple of a power of 2 that is 1.5% to 3% of it, and at least `grain`."""
-    step = max(grain, 1 << max(0, math.floor(math.log2(max(1.0, number) / 32))))
+def _rounded(number: float) -> int:
+    """Down to a multiple of a power of 2 that is 1.5% to 3% of it."""
+    step = 1 << max(0, math.floor(math.log2(max(1.0, number) / 32)))
     # What is above a multiple by less than a computed number is wrong by is that multiple.
-    return math.floor(number / step + 1e-6) * step
+    return max(1, math.floor(number / step + 1e-6) * step)
 
 
 def _between(limits: StepLimits, low: StepLimits, high: StepLimits) -> StepLimits:

@@ -42,6 +42,7 @@ class EngineConfig:
         kv_headroom: share of the KV blocks that admission leaves free for running requests to grow into.
         scheduling_policy, priority_aging, ttft_target, late_share, classes, preemption, preemption_victim,
             prefix_caching: as in `SchedulerConfig`.
+        ttft_per_1k_tokens: seconds that each 1,000 tokens of a prompt add to its target, of a class or of all.
         swap_space: bytes of host memory for the KV cache of preempted requests; 0: they are recomputed.
         record: file to which arrivals and decisions are recorded, to be replayed; None: no recording.
         seed: base of the random streams of requests that bring no seed.
@@ -70,6 +71,7 @@ class EngineConfig:
     scheduling_policy: str = "fcfs"
     priority_aging: float = 10.0
     ttft_target: float | None = None
+    ttft_per_1k_tokens: float = 0.0
     late_share: float = 0.05
     classes: tuple[ServiceClass, ...] = (ServiceClass(),)
     preemption: str = "auto"
@@ -78,3 +80,7 @@ class EngineConfig:
     prefix_caching: bool = True
     record: str | None = None
     seed: int = 0
+
+    @property
+    def ttft_per_token(self) -> float:
+        return self.ttft_per_1k_tokens / 1000

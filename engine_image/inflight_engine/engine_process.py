@@ -70,6 +70,7 @@ def load(
         policy=config.scheduling_policy,
         priority_aging=config.priority_aging,
         ttft_target=config.ttft_target,
+        ttft_per_token=config.ttft_per_token,
         late_share=config.late_share,
         classes=config.classes,
         preemption=config.preemption,

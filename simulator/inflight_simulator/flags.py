@@ -39,6 +39,7 @@ CONTINUOUS_ONLY = (
     "--scheduling-policy",
     "--priority-aging",
     "--ttft-target",
+    "--ttft-per-1k-tokens",
     "--late-share",
     "--class-weight",
     "--preemption",
@@ -108,6 +109,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--scheduling-policy", help=policy, choices=tuple(POLICIES))
     add("--priority-aging", "seconds of waiting worth one step of priority", type=finite(1e-6), metavar="S")
     add("--ttft-target", "seconds to the first token, for deadline (default: none)", type=finite(0.001), metavar="S")
+    grows = "seconds that each 1,000 tokens of a prompt add to it"
+    add("--ttft-per-1k-tokens", grows, type=number(float, 0, 60), metavar="S")
     late = "share of the picks that deadline gives to those that cannot keep it any more"
     add("--late-share", late, type=number(float, 0.001, 1), metavar="SHARE")
     add(

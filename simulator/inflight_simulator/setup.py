@@ -78,6 +78,7 @@ def setup(flags: argparse.Namespace) -> Setup:
         policy=flags.scheduling_policy or default_policy(flags.ttft_target, ()),
         priority_aging=given("priority_aging"),
         ttft_target=flags.ttft_target,
+        ttft_per_token=given("ttft_per_1k_tokens") / 1000,
         late_share=given("late_share"),
         classes=_classes(arrivals, dict(flags.class_weight or ())),
         preemption=given("preemption"),

@@ -144,6 +144,18 @@ BAD = {
         spec(slo={"ttftP95": "0.5ms"}),
         "slo.ttftP95 must be between 1ms and 240h",
     ),
+    "a time for a thousand tokens without a unit": (
+        spec(slo={"ttftPerThousandTokens": "60"}),
+        "slo.ttftPerThousandTokens must be a duration, such as 0ms, 500ms or 2s",
+    ),
+    "a time for a thousand tokens below zero": (
+        spec(slo={"ttftPerThousandTokens": "-1ms"}),
+        "slo.ttftPerThousandTokens must be a duration, such as 0ms, 500ms or 2s",
+    ),
+    "a time for a thousand tokens that an engine would not take": (
+        spec(slo={"ttftPerThousandTokens": "61s"}),
+        "slo.ttftPerThousandTokens must be between 0s and 60s",
+    ),
     "a latency of zero": (spec(slo={"tpotP95": "0ms"}), "slo.tpotP95 must be a duration above zero"),
     "a timeout that an engine would not take": (
         spec(engine={"queueTimeout": "0.5ms"}),
@@ -408,6 +420,8 @@ GOOD = {
             }
         ),
     ),
+    "no time for a thousand tokens": ("chat", spec(slo={"ttftPerThousandTokens": "0s"})),
+    "the most time for a thousand tokens": ("chat", spec(slo={"ttftPerThousandTokens": "1m"})),
     "a class with as long a queue as the engine": ("chat", classes({"name": "chat", "maxQueuedRequests": 512})),
     "an order by the target of the service": ("chat", spec(slo={}, engine={"scheduling": {"policy": "deadline"}})),
     "an order by the target of a class": (

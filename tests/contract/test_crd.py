@@ -60,8 +60,8 @@ def test_a_spec_of_four_lines_gets_every_default_from_the_api_server(make):
                     "stabilizationWindowSeconds": 0,
                     "selectPolicy": "Max",
                     "policies": [
-                        {"type": "Percent", "value": 100, "periodSeconds": 15},
-                        {"type": "Pods", "value": 4, "periodSeconds": 15},
+                        {"type": "Percent", "value": 400, "periodSeconds": 15},
+                        {"type": "Pods", "value": 16, "periodSeconds": 15},
                     ],
                 },
                 "scaleDown": {
@@ -88,7 +88,7 @@ def test_one_given_field_keeps_the_defaults_of_its_neighbours(make):
     behavior = make(spec)["spec"]["scaling"]["behavior"]
     assert behavior["scaleDown"]["stabilizationWindowSeconds"] == 10
     assert behavior["scaleDown"]["policies"] == [{"type": "Percent", "value": 100, "periodSeconds": 15}]
-    assert behavior["scaleUp"]["policies"][1] == {"type": "Pods", "value": 4, "periodSeconds": 15}
+    assert behavior["scaleUp"]["policies"][1] == {"type": "Pods", "value": 16, "periodSeconds": 15}
 
 
 def test_a_class_of_a_name_alone_gets_its_defaults_and_no_target(make):
@@ -98,8 +98,9 @@ def test_a_class_of_a_name_alone_gets_its_defaults_and_no_target(make):
     assert "policy" not in scheduling
 
 
-def test_one_given_target_brings_the_default_of_the_other(make):
-    assert make({**FOUR_LINES, "slo": {"tpotP95": "20ms"}})["spec"]["slo"] == {"ttftP95": "500ms", "tpotP95": "20ms"}
+def test_one_given_target_brings_the_defaults_of_the_others(make):
+    slo = make({**FOUR_LINES, "slo": {"tpotP95": "20ms"}})["spec"]["slo"]
+    assert slo == {"ttftP95": "500ms", "ttftPerThousandTokens": "0ms", "tpotP95": "20ms"}
 
 
 def test_two_owners_apply_a_class_each_since_the_list_goes_by_name(kubectl, namespace):

@@ -54,6 +54,7 @@ def test_every_field_arrives_in_the_engine_with_its_value():
     assert (engine.kv_cache_dtype, engine.gpu_memory_utilization) == ("fp8", 0.8)
     assert (engine.kv_headroom, engine.swap_space, engine.prefix_caching) == (0.1, 2**31, False)
     assert (engine.scheduling_policy, engine.priority_aging, engine.ttft_target) == ("deadline", 60.5, 1.5)
+    assert engine.ttft_per_1k_tokens == 0.06
     assert (engine.preemption, engine.preemption_victim) == ("swap", "most_preempted_last")
     assert engine.classes == (
         ServiceClass("interactive", 4.0, -1, 0.5, 0.05, 8, 4.0),
@@ -95,6 +96,12 @@ def test_the_engine_takes_the_longest_and_shortest_durations_that_the_api_server
     assert config.shed_after == engine.classes[0].shed_after == engine.ttft_target == length
     assert engine.priority_aging == length
     assert (engine.classes[0].ttft_target, engine.classes[0].tpot_target) == (length, length)
+
+
+@pytest.mark.parametrize("most", ["60s", "1ms", "0s"])
+def test_the_engine_takes_what_the_api_server_takes_for_a_thousand_tokens(most):
+    config = parsed(**CPU, slo={"ttftPerThousandTokens": most})
+    assert config.engine.ttft_per_1k_tokens == parse_duration(most)
 
 
 @pytest.mark.parametrize("quantization", literals(Engine, "quantization"))

@@ -46,6 +46,7 @@ FIELDS = {
     "engine.scheduling.preemption": ("preemption", as_is, "host memory"),
     "engine.scheduling.preemptionVictim": ("preemption-victim", to_snake, "when the KV cache is full"),
     "engine.scheduling.classes": ("service-class", as_is, None),
+    "slo.ttftPerThousandTokens": ("ttft-per-1k-tokens", parse_duration, "each 1,000 tokens of a prompt add"),
     "engine.maxQueuedRequests": ("max-queued-requests", as_is, "503"),
     "engine.queueTimeout": ("queue-timeout", parse_duration, "a request may wait"),
     "engine.requestTimeout": ("request-timeout", parse_duration, "a request may take in all, from its arrival"),

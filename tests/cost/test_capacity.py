@@ -24,3 +24,9 @@ def test_smaller_budgets_and_tighter_targets_carry_less():
     assert largest_rate(H100, CONVERSATION, TARGETS, StepLimits(256, 256)) < most
     assert largest_rate(H100, CONVERSATION, Targets(0.5, 0.012), limits) < most
     assert largest_rate(H100, CONVERSATION, TARGETS, limits, Margins(prefill=0.4)) < most
+
+
+def test_the_ttft_target_of_a_prompt_grows_with_its_tokens():
+    assert Targets(0.5, 0.05, 60e-6).ttft_of(100_000) == 6.5
+    assert Targets(0.5).ttft_of(100_000) == 0.5
+    assert Targets(None, 0.05, 60e-6).ttft_of(100_000) is None

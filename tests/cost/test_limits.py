@@ -59,6 +59,11 @@ def test_a_ttft_target_alone_bounds_a_step_to_a_part_of_it():
     assert full_step_seconds(H100, CONVERSATION, limits) <= 0.125
 
 
+def test_a_ttft_target_that_grows_with_the_prompt_bounds_a_step_by_that_of_a_mean_prompt():
+    limits = best_limits(H100, CONVERSATION, Targets(0.3, None, 0.2 / 1157), LOW, HIGH)
+    assert limits == best_limits(H100, CONVERSATION, Targets(0.5), LOW, HIGH)
+
+
 def test_a_target_that_one_request_alone_would_miss_bounds_nothing():
     assert best_limits(H100, CONVERSATION, Targets(None, 0.004), LOW, HIGH) == best_limits(
         H100, CONVERSATION, Targets(), LOW, HIGH

@@ -14,6 +14,9 @@ from inflight_engine.engine_process import load
 from inflight_engine.messages import AddRequest, Configure
 from inflight_engine.models.source import resolve
 from inflight_engine.models.tokenizer import load_tokenizer
+from inflight_engine.recording.reader import Recording
+from inflight_engine.recording.replay import replay
+from inflight_engine.recording.survey import Survey
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import Limits
@@ -170,14 +173,19 @@ def test_any_policy_gives_each_request_what_fcfs_gives_it(prompts, greedy, expec
     assert result.outputs == expected
 
 
-def test_requests_that_go_by_their_deadlines_get_what_fcfs_gives_them(prompts, greedy, expected):
-    rng = random.Random(11)
-    engine, _ = make_engine(max_num_seqs=4, scheduling_policy="deadline", ttft_target=50.0, late_share=0.25)
+def test_requests_that_go_by_their_deadlines_get_what_fcfs_gives_them(prompts, greedy, expected, tmp_path):
+    rng, path = random.Random(11), tmp_path / "run.gz"
+    deadlines = {"ttft_target": 50.0, "ttft_per_1k_tokens": 20.0, "late_share": 0.25, "record": str(path)}
+    engine, _ = make_engine(max_num_seqs=4, scheduling_policy="deadline", **deadlines)
     arrived = time.monotonic()
     order = []
     result = run(engine, prompts, greedy, order, arrival_time=[arrived - rng.choice((0, 100)) for _ in prompts])
     assert order != sorted(order)
     assert result.outputs == expected
+    engine.flush_record()
+    recorded, events = Recording(path).header.config, list(Recording(path).events())
+    assert (recorded.ttft_target, recorded.ttft_per_token) == (50.0, 0.02)
+    assert replay(recorded, events, Survey(events)) is None
 
 
 def test_limits_changed_at_random_in_every_step_change_no_token(prompts, greedy, expected):

@@ -94,6 +94,7 @@ def test_public_traces_run(capsys):
         ["--scheduling-policy", "priority", "--priority-aging", "5"],
         ["--scheduling-policy", "fair"],
         ["--scheduling-policy", "deadline", "--ttft-target", "0.5", "--late-share", "0.2"],
+        ["--ttft-target", "0.5", "--ttft-per-1k-tokens", "0.06"],
         ["--num-kv-blocks", "130", "--block-size", "64", "--kv-headroom", "0", "--preemption", "recompute"],
         ["--num-kv-blocks", "100", "--block-size", "64", "--preemption", "swap", "--swap-space-blocks", "100"],
         ["--preemption-victim", "longest_first", "--num-kv-blocks", "100", "--block-size", "64"],
@@ -122,6 +123,7 @@ def test_a_target_orders_requests_by_deadline_unless_another_policy_is_named(cap
     assert order() == [0, 1, 2]
     assert order("--ttft-target", "0.5") == [0, 2, 1]
     assert order("--ttft-target", "0.5", "--late-share", "1") == [0, 1, 2]
+    assert order("--ttft-target", "0.5", "--ttft-per-1k-tokens", "20") == [0, 1, 2], "2 s more: neither is late"
     assert order("--ttft-target", "0.5", "--scheduling-policy", "fcfs") == [0, 1, 2]
 
 

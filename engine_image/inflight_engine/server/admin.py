@@ -94,6 +94,7 @@ def _describe_scheduling(service: Service) -> dict[str, Any]:
     return {
         "policy": engine.scheduling_policy,
         "ttft_target": engine.ttft_target,
+        "ttft_per_1k_tokens": engine.ttft_per_1k_tokens,
         "late_share": engine.late_share,
         "shed_after": service.config.shed_after,
         "preemption": engine.preemption,

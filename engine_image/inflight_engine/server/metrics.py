@@ -72,6 +72,7 @@ class EngineMetrics(Collector):
         classes: the service classes.
         gauges: asked at each scrape.
         running: asked at each scrape for the requests whose tokens come in.
+        ttft_per_token: seconds that each token of a prompt adds to the target of its class.
     """
 
     def __init__(
@@ -80,13 +81,14 @@ class EngineMetrics(Collector):
         classes: Iterable[ServiceClass],
         gauges: Callable[[], Gauges],
         running: Callable[[], Iterable[Generation]] = tuple,
+        ttft_per_token: float = 0.0,
     ) -> None:
         self._model_name = model_name
         self._gauges = gauges
         self._running = running
         self._decoding = StepWork(0, 0, 0, 0)
         """What the decodes of the latest step were."""
-        self._classes = {service_class.name: ClassCounts(service_class) for service_class in classes}
+        self._classes = {service_class.name: ClassCounts(service_class, ttft_per_token) for service_class in classes}
         self._before = SinceStart(0, 0, 0)
         self.step_cost: StepCost | None = None
         self.output_lengths = OutputLengths()

@@ -54,6 +54,14 @@ def add_scheduling_flags(add: Callable[..., None]) -> None:
         metavar="SECONDS",
     )
     add(
+        "--ttft-per-1k-tokens",
+        "seconds that each 1,000 tokens of a prompt add to its TTFT target, that of its class or of all: a long prompt "
+        "takes time",
+        type=number(float, 0, 60),
+        default=default["ttft_per_1k_tokens"],
+        metavar="SECONDS",
+    )
+    add(
         "--late-share",
         "share of the picks that deadline gives to requests that cannot keep their target any more, so that they are "
         "served too",

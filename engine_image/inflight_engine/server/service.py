@@ -82,7 +82,11 @@ class Service:
         self.progress = Progress(self.started)
         self.stats = NO_STATS
         self.metrics = EngineMetrics(
-            config.served_model_name, config.engine.classes, self._gauges, lambda: self._dispatcher.running()
+            config.served_model_name,
+            config.engine.classes,
+            self._gauges,
+            lambda: self._dispatcher.running(),
+            config.engine.ttft_per_token,
         )
         self.link = EngineLink(self._on_message, self.lose_engine)
         self.calls = EngineCalls(self._send)
@@ -95,6 +99,7 @@ class Service:
             config.shed_after,
             ttft_targets(config.engine.scheduling_policy, config.engine.classes, config.engine.ttft_target),
             self._seconds_for,
+            config.engine.ttft_per_token,
         )
         self._dispatcher = Dispatcher(
             self.metrics,
@@ -166,7 +171,7 @@ class Service:
             ApiError: as `submit`.
         """
         self._check_admitting()
-        self._check_bounds(service_class, num_requests, 0)
+        self._check_bounds(service_class, num_requests)
 
     def submit(self, requests: Sequence[GenerationRequest], arrived: float, inbox: Inbox) -> list[Generation]:
         """Send requests of one class to the engine, all or none; while it restarts they wait for the next one.
@@ -177,7 +182,7 @@ class Service:
         """
         tokenizer, _ = self.model
         service_class = requests[0].scheduling.service_class
-        self._check_bounds(service_class, len(requests), sum(len(request.prompt_token_ids) for request in requests))
+        self._check_bounds(service_class, len(requests), [len(request.prompt_token_ids) for request in requests])
         # First of all, so that requests that cannot be sent take no place.
         self._send(*(add_request(request, arrived) for request in requests))
         generations, now = [], time.monotonic()
@@ -364,17 +369,21 @@ class Service:
         """What to say while there is no engine, or none any more."""
         return no_engine(self.phase)
 
-    def _check_bounds(self, service_class: str, num_requests: int, num_tokens: int) -> None:
+    def _check_bounds(self, service_class: str, num_requests: int, num_tokens: Sequence[int] = ()) -> None:
+        """`num_tokens`: of each prompt; empty before they are known."""
         uncomputed = self._gauges().waiting_tokens
         predicted = self._seconds_for(uncomputed)
-        refusal = self._queue.refusal(service_class, num_requests, num_tokens, min(predicted, LONGEST_RETRY_AFTER))
+        refusal = self._queue.refusal(service_class, num_requests, sum(num_tokens), min(predicted, LONGEST_RETRY_AFTER))
         if refusal is not None:
             reason, error = refusal
             self.metrics.rejections[reason] += 1
             raise error
         # What the engine said last may be older than the end of what it had.
         uncomputed = uncomputed if len(self._dispatcher) else 0
-        shed = self._shedding.refusal(service_class, time.monotonic(), uncomputed, self.runtime.class_weights)
+        # All are taken or none: the shortest prompt has the least time.
+        shortest = min(num_tokens, default=None)
+        weights = self.runtime.class_weights
+        shed = self._shedding.refusal(service_class, time.monotonic(), uncomputed, weights, shortest)
         if shed is not None:
             self.metrics.rejections["shed"] += 1
             raise shed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
 
@@ -23,6 +24,7 @@ class Shedding:
         bound: seconds, of classes without their own; None: any wait.
         targets: of TTFT by class, where the policy orders by them.
         seconds_for: how long so many prompt tokens take; 0 before anything is measured.
+        ttft_per_token: seconds that each token of a prompt adds to its target.
     """
 
     def __init__(
@@ -31,9 +33,10 @@ class Shedding:
         bound: float | None,
         targets: Mapping[str, float],
         seconds_for: Callable[[float], float],
+        ttft_per_token: float = 0.0,
     ) -> None:
         self._bounds = {each.name: bound if each.shed_after is None else each.shed_after for each in classes}
-        self._waiting = {name: _Waiting(targets.get(name, inf)) for name in self._bounds}
+        self._waiting = {name: _Waiting(targets.get(name, inf), ttft_per_token) for name in self._bounds}
         self._seconds_for = seconds_for
 
     def enter(self, service_class: str, request_id: int, arrived: float, num_tokens: int) -> None:
@@ -44,18 +47,26 @@ class Shedding:
         """Admitted, or ended while it waited."""
         self._waiting[service_class].leave(request_id)
 
-    def refusal(self, service_class: str, now: float, uncomputed: int, weights: Mapping[str, float]) -> ApiError | None:
+    def refusal(
+        self,
+        service_class: str,
+        now: float,
+        uncomputed: int,
+        weights: Mapping[str, float],
+        num_tokens: int | None = None,
+    ) -> ApiError | None:
         """Why a request may not wait now; None: it may.
 
         Args:
             now: seconds, monotonic.
             uncomputed: prompt tokens of all requests, waiting or in prefill.
             weights: of all classes.
+            num_tokens: of its prompt; None: not known yet, and it is refused only if it would be with any.
         """
         bound = self._bounds[service_class]
         if bound is None:
             return None
-        predicted = self._predicted(service_class, now, uncomputed, weights)
+        predicted = self._predicted(service_class, now, uncomputed, weights, num_tokens)
         if predicted <= bound:
             return None
         return ApiError(
@@ -66,7 +77,9 @@ class Shedding:
             retry_after=predicted - bound,
         )
 
-    def _predicted(self, service_class: str, now: float, uncomputed: int, weights: Mapping[str, float]) -> float:
+    def _predicted(
+        self, service_class: str, now: float, uncomputed: int, weights: Mapping[str, float], num_tokens: int | None
+    ) -> float:
         own = self._waiting[service_class]
         in_prefill = max(0, uncomputed - sum(each.num_tokens for each in self._waiting.values()))
         competing = sum(weights[name] for name, each in self._waiting.items() if len(each) or each is own)
@@ -76,45 +89,55 @@ class Shedding:
             return self._seconds_for(min(uncomputed, in_prefill + num_tokens * slowed))
 
         in_time = wait_behind(own.tokens_in_time(now))
-        return in_time if in_time <= own.target else wait_behind(own.num_tokens)
+        return in_time if in_time <= own.target_of(num_tokens) else wait_behind(own.num_tokens)
 
 
 class _Waiting:
     """The waiting requests of a class.
 
-    Attributes:
+    Args:
         target: seconds from arrival in which a request is in time.
+        per_token: seconds that each token of its prompt adds to them.
+
+    Attributes:
         num_tokens: prompt tokens of all of them.
     """
 
-    def __init__(self, target: float) -> None:
-        self.target = target
+    def __init__(self, target: float, per_token: float) -> None:
         self.num_tokens = 0
-        self._requests: dict[int, int] = {}
-        self._in_time: dict[int, float] = {}
-        """When they arrived, in the order of arrival."""
+        self._target, self._per_token = target, per_token
+        self._requests: dict[int, tuple[float, int]] = {}
+        """Until when each is in time, and its prompt tokens."""
+        self._in_time: list[tuple[float, int]] = []
+        """Until when, and which, ascending."""
         self._num_in_time = 0
 
     def __len__(self) -> int:
         return len(self._requests)
 
+    def target_of(self, num_tokens: int | None) -> float:
+        """Of a prompt of so many tokens; None: of any, however long."""
+        if num_tokens is None:
+            return inf if self._per_token else self._target
+        return self._target + self._per_token * num_tokens
+
     def enter(self, request_id: int, arrived: float, num_tokens: int) -> None:
-        self._requests[request_id] = num_tokens
-        self._in_time[request_id] = arrived
+        until = arrived + self.target_of(num_tokens)
+        self._requests[request_id] = until, num_tokens
+        insort(self._in_time, (until, request_id))
         self.num_tokens += num_tokens
         self._num_in_time += num_tokens
 
     def leave(self, request_id: int) -> None:
-        num_tokens = self._requests.pop(request_id)
+        until, num_tokens = self._requests.pop(request_id)
         self.num_tokens -= num_tokens
-        if self._in_time.pop(request_id, None) is not None:
+        place = bisect_left(self._in_time, (until, request_id))
+        if self._in_time[place : place + 1] == [(until, request_id)]:
+            del self._in_time[place]
             self._num_in_time -= num_tokens
 
     def tokens_in_time(self, now: float) -> int:
-        while self._in_time:
-            request_id, arrived = next(iter(self._in_time.items()))
-            if arrived + self.target >= now:
-                break
-            del self._in_time[request_id]
-            self._num_in_time -= self._requests[request_id]
+        late = bisect_left(self._in_time, (now,))
+        self._num_in_time -= sum(self._requests[request_id][1] for _, request_id in self._in_time[:late])
+        del self._in_time[:late]
         return self._num_in_time

@@ -32,6 +32,12 @@ def duration_field(field: str, description: str, default: str, bounds: tuple[str
     return declared
 
 
+def duration_or_zero_field(field: str, description: str, most: str) -> str:
+    """A field that holds a duration, 0 by default."""
+    declared: str = _declared(field, description, "0ms", ("0s", most))
+    return declared
+
+
 def optional_duration_field(field: str, description: str, bounds: tuple[str, str]) -> str | None:
     """As `duration_field`, None when it is not given."""
     declared: str | None = _declared(field, description, None, bounds)
@@ -40,8 +46,11 @@ def optional_duration_field(field: str, description: str, bounds: tuple[str, str
 
 def _declared(field: str, description: str, default: str | None, bounds: tuple[str, str] | None) -> Any:
     is_duration = f"self.matches('{_DURATION_PATTERN}')"
+    may_be_zero = bounds is not None and bounds[0] == "0s"
     rules = [
-        rule(
+        rule(is_duration, f"{field} must be a duration, such as 0ms, 500ms or 2s")
+        if may_be_zero
+        else rule(
             f"{is_duration} && duration(self) > duration('0s')",
             f"{field} must be a duration above zero, such as 500ms, 2s or 1m30s",
         )

@@ -34,6 +34,7 @@ OWN_FLAGS = (
     "scheduling-policy",
     "priority-aging",
     "ttft-target",
+    "ttft-per-1k-tokens",
     "shed-after",
     "preemption",
     "preemption-victim",

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from inflight_operator.api.base import SpecModel, rule, validations
 from inflight_operator.api.cost import Cost
-from inflight_operator.api.duration import Duration, duration_field
+from inflight_operator.api.duration import Duration, duration_field, duration_or_zero_field
 from inflight_operator.api.engine import Accelerator, Engine, Model
 from inflight_operator.api.scaling import Scaling
 from inflight_operator.api.scheduling import BOUNDS
@@ -24,6 +24,13 @@ class SLO(SpecModel):
         " deadline), so a change rolls out new pods, unless engine.scheduling.policy is another one.",
         "500ms",
         BOUNDS,
+    )
+    ttft_per_thousand_tokens: Duration = duration_or_zero_field(
+        "slo.ttftPerThousandTokens",
+        "What each 1,000 tokens of a prompt add to its TTFT target, that of its class or ttftP95: with ttftP95 500ms"
+        " and 60ms here, the first token of a prompt of 100,000 tokens is due after 6.5s. A change rolls out new pods"
+        " where engines order requests by a target, or count those that keep the target of their class.",
+        "60s",
     )
     tpot_p95: Duration = duration_field(
         "slo.tpotP95", "Time per output token after the first that 95% of requests should stay under.", "50ms"

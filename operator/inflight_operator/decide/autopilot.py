@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from struct import Struct
 
@@ -65,13 +65,13 @@ class AutopilotPolicy:
     """
 
     margins: Margins = field(default_factory=lambda: Margins(prefill=1.0))
-    late: float = 0.005
+    late: float = 0.01
     fast: float = 15.0
     level: float = 60.0
     sureness: float = 1.5
     trend: float = 180.0
     significance: float = 2.0
-    most_trend: float = 0.08
+    most_trend: float = 0.1
     variance: float = 300.0
     bin: float = 3.0
     recovery: float = 60.0
@@ -79,7 +79,7 @@ class AutopilotPolicy:
     cold: float = 150.0
     tolerance: float = 0.75
     headroom: float = 1.2
-    brief: float = 0.05
+    brief: float = 0.03
     farthest: float = 300.0
     season: float = 0.9
 
@@ -250,7 +250,7 @@ def capacity_within(
     and whether it can keep them at all; where it cannot, what it carries without them."""
     low = StepLimits(bounds.low.max_num_seqs, bounds.low.max_num_batched_tokens)
     high = StepLimits(bounds.high.max_num_seqs, bounds.high.max_num_batched_tokens)
-    for aim in (targets, Targets(targets.ttft), Targets()):
+    for aim in (targets, replace(targets, tpot=None), Targets()):
         rate = _capacity(replica, workload, aim, low, high, margins)
         if rate > 0:
             return rate, aim == targets
@@ -289,7 +289,7 @@ def _staffing(view: DemandView, targets: Targets, each: float, policy: Autopilot
     # slope of ln(work) over ln(length) (delta method).
     steeper = attention / own if own > 0 else 0.0
     unequal = max(0.0, workload.prompt_square / max(1.0, workload.prompt) ** 2 - 1)
-    ttft = targets.ttft
+    ttft = targets.ttft_of(workload.prompt)
     patience = policy.recovery if ttft is None else max(ttft - own, _LEAST_PATIENCE * ttft)
     return Staffing(
         service=1 / each,
@@ -302,7 +302,8 @@ def _staffing(view: DemandView, targets: Targets, each: float, policy: Autopilot
 
 
 _LEAST_PATIENCE = 0.4
-"""Share of the TTFT target that a request may wait at least: prompts whose own prefill takes longer cannot keep it."""
+"""Share of the TTFT target that a mean prompt may wait at least: prompts whose own prefill takes longer cannot keep
+it."""
 
 
 def _waiting(view: DemandView) -> float:

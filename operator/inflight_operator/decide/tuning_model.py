@@ -71,6 +71,10 @@ def move_by_model(
     closed = state.bracket is not None and not _open(state.bracket)
     begins = state.episode is None or view.time - state.episode > policy.episode
     effect = policy.effect if state.episode is None or not begins else policy.settled_effect
+    # Requests have become larger than those that the limits in force are for: nothing to gain, but targets to lose.
+    breaks = slo.tpot_p95 is not None and _outgrown(model, limits, wanted, slo.tpot_p95)
+    if breaks:
+        effect = 0.0
     if closed or value(wanted) <= value(limits) * (1 + effect) or goal == limits:
         numbers = _by_model(model, slo, limits, limits).numbers
         held = Reason("BracketClosed", numbers) if closed else Reason("AsModelled", numbers)
@@ -79,7 +83,7 @@ def move_by_model(
         return TuningDecision(
             limits, _changes(limits, goal, reason, applied=False), _advice(limits, goal, reason), state
         )
-    canary = _canary(view, goal, policy)
+    canary = None if breaks else _canary(view, goal, policy)
     move = Move(limits, goal, wanted, view.quality, view.pods, view.time, canary, reason)
     episode = view.time if begins else state.episode
     state = replace(state, move=move, episode=episode, window_start=view.time + _settling(view, model, policy))
@@ -87,6 +91,15 @@ def move_by_model(
         return TuningDecision(goal, _changes(limits, goal, reason), reason, state)
     first = Reason("Canary", {"pod": canary.name}, held=reason)
     return TuningDecision(limits, _changes(limits, goal, first), first, state)
+
+
+def _outgrown(model: TuningModel, limits: Limits, wanted: Limits, tpot: float) -> bool:
+    """Whether full steps with these limits miss the TPOT target, and with those that are wanted do not."""
+
+    def full(pair: Limits) -> float:
+        return full_step_seconds(model.replica, model.workload, _step_limits(pair))
+
+    return full(wanted) <= tpot < full(limits)
 
 
 def judge_move(
@@ -174,7 +187,7 @@ def _corrected(
 
 
 def _targets(slo: Slo, state: TuningState) -> Targets:
-    return Targets(slo.ttft_p95, None if slo.tpot_p95 is None else slo.tpot_p95 * state.tighten)
+    return replace(slo.targets, tpot=None if slo.tpot_p95 is None else slo.tpot_p95 * state.tighten)
 
 
 def _canary(view: TuningView, goal: Limits, policy: TuningPolicy) -> Canary | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from inflight_cost.capacity import Replica, Workload
+from inflight_cost.capacity import Replica, Targets, Workload
 from inflight_operator.decide.decision import Decision, Reason
 from inflight_operator.limits import Knob, Limits
 
@@ -19,10 +19,25 @@ KNOBS: tuple[Knob, Knob] = ("max_num_seqs", "max_num_batched_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Targets in seconds; None: no target."""
+    """Targets in seconds; None: no target.
+
+    Attributes:
+        ttft_per_token: that each token of a prompt adds to its TTFT target.
+    """
 
     ttft_p95: float | None = None
     tpot_p95: float | None = None
+    ttft_per_token: float = 0.0
+
+    @property
+    def targets(self) -> Targets:
+        """In the terms of the cost model."""
+        return Targets(self.ttft_p95, self.tpot_p95, self.ttft_per_token)
+
+    def of_mean(self, prompt_tokens: float) -> Slo:
+        """One TTFT target for all prompts, that of a mean one: histograms of latencies tell no lengths of prompts, so
+        what they show can be compared with no other."""
+        return Slo(self.targets.ttft_of(prompt_tokens), self.tpot_p95)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +73,7 @@ class TuningPolicy:
     fence: float = 7200.0
     out_of_reach: float = 900.0
     drain_windows: float = 3.0
-    effect: float = 0.04
+    effect: float = 0.02
     settled_effect: float = 0.1
     episode: float = 600.0
     sure_error: float = 0.1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from inflight_cost.capacity import Targets
 from inflight_operator.api.status import Decision as RecordedDecision
 from inflight_operator.decide.autopilot import DemandMemory, decide_replicas, unsized_demand
 from inflight_operator.decide.conditions import Finding, Metrics, Status, find_conditions, held
@@ -28,6 +27,7 @@ from inflight_operator.reconcile.views import (
     Measured,
     demand_view,
     limits_bounds,
+    mean_slo,
     measured,
     pod_load,
     scaling_observation,
@@ -119,7 +119,9 @@ def _replicas(snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured) -
     memory = replace(memory, demand=with_demand(snapshot, memory.demand))
     capacity, memory = _capacity(snapshot, memory, pods, observation)
     by_model = capacity is not None and memory.demand.workload is not None
-    targets = policy.targets if by_model else policy.fallback_targets
+    targets = policy.targets
+    if not by_model:
+        targets = replace(policy.fallback_targets, ttft_p95=mean_slo(policy, memory.demand).ttft_p95)
     decision = decide_scaling(observation, targets, policy.behavior, policy.bounds, memory.scaling, capacity)
     if policy.external:
         # Whoever scales has windows of its own; the operator begins with what is there when it takes over again.
@@ -140,8 +142,8 @@ def _capacity(
         return None, memory
     if view.workload is None:
         return unsized_demand(view), memory
-    slo = Targets(snapshot.policy.slo.ttft_p95, snapshot.policy.slo.tpot_p95)
-    replicas, reason, needed = decide_replicas(view, slo, limits_bounds(snapshot.policy), memory.needed)
+    policy = snapshot.policy
+    replicas, reason, needed = decide_replicas(view, policy.slo.targets, limits_bounds(policy), memory.needed)
     return Ask(replicas, reason), replace(memory, needed=needed)
 
 
@@ -157,12 +159,13 @@ def _limits(snapshot: Snapshot, memory: Memory) -> _Tuned:
     mode = snapshot.policy.tuning
     if any(field.startswith(_TUNING) for field in snapshot.unread):
         mode = TuningMode.RECOMMEND
+    slo = mean_slo(snapshot.policy, memory.demand)
     decision = decide_tuning(
         mode,
-        tuning_view(snapshot.window, state.window_start, snapshot.now, snapshot.policy.slo, tunable),
+        tuning_view(snapshot.window, state.window_start, snapshot.now, slo, tunable),
         memory.limits.limits,
         limits_bounds(snapshot.policy),
-        snapshot.policy.slo,
+        slo,
         tuning_model(snapshot, memory.demand),
         state,
         snapshot.tuning,

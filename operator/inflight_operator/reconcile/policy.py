@@ -32,7 +32,7 @@ class Policy:
         external: whether `spec.replicas` counts (`scaling.mode: External`).
         replicas: `spec.replicas`.
         targets, behavior, bounds: of scaling.
-        fallback_targets: that count while there is no capacity model.
+        fallback_targets: that count while there is no capacity model; that of TTFT without what prompts add.
         price: of a pod for an hour; None where it is not known.
         currency: of the price, empty where it is not known.
         slo: latencies to keep, seconds.
@@ -86,7 +86,7 @@ def policy_of(service: InferenceService, settings: Settings) -> Policy:
         bounds=ScalingBounds(spec.scaling.min_replicas, spec.scaling.max_replicas),
         price=None if spec.cost is None else float(parse_quantity(spec.cost.price_per_replica_hour)),
         currency="" if spec.cost is None else spec.cost.currency or "",
-        slo=Slo(ttft, tpot),
+        slo=Slo(ttft, tpot, parse_duration(slo.ttft_per_thousand_tokens) / 1000),
         ordered=ttft_target(spec) is not None,
         tuning=TuningMode(spec.tuning.mode),
         tuning_bounds=tuning_bounds(spec),

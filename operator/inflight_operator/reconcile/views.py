@@ -10,6 +10,7 @@ from inflight_operator.decide.pods import PodClass, Pods, Replicas, StartUps
 from inflight_operator.decide.scaling import PodLoad, ScalingObservation
 from inflight_operator.decide.tuning import TuningMode
 from inflight_operator.decide.tuning_types import PodQuality, Quality, Slo, TuningModel, TuningView
+from inflight_operator.decide.tuning_workload import recent_workload
 from inflight_operator.limits import Limits, LimitsBounds
 from inflight_operator.observe.history import PodSpan
 from inflight_operator.observe.metrics import Sample
@@ -130,12 +131,18 @@ def limits_bounds(policy: Policy) -> LimitsBounds:
     return LimitsBounds(policy.tuning_bounds.low.at_most(high), high)
 
 
+def mean_slo(policy: Policy, demand: DemandHistory) -> Slo:
+    """What measured latencies are compared with."""
+    return policy.slo.of_mean(demand.workload.prompt if demand.workload is not None else 0.0)
+
+
 def tuning_model(snapshot: Snapshot, demand: DemandHistory) -> TuningModel | None:
     """The cost model that limits come from; None while there is none to be believed."""
-    if demand.replica is None or demand.workload is None:
+    workload = recent_workload(demand)
+    if demand.replica is None or workload is None:
         return None
     errors = sorted(sample.cost_error for sample in snapshot.fresh.values() if sample.cost_error is not None)
-    return TuningModel(demand.replica, demand.workload, errors[len(errors) // 2] if errors else 0.0)
+    return TuningModel(demand.replica, workload, errors[len(errors) // 2] if errors else 0.0)
 
 
 def tuning_view(window: Window, start: float, now: float, slo: Slo, names: Mapping[str, str]) -> TuningView:

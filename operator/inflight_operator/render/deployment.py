@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from inflight_operator.render.engine_flags import ttft_target
+from inflight_operator.render.engine_flags import ttft_flags
 from inflight_operator.render.labels import child_metadata, child_names, pod_labels
 from inflight_operator.render.plan import Manifest, Settings
 from inflight_operator.render.pod import pod_template, startup_limit_seconds
@@ -60,8 +60,7 @@ def template_inputs(spec: InferenceServiceSpec) -> str:
         del scheduling["policy"]
         if not scheduling:
             del inputs[1]["scheduling"]
-    target = ttft_target(spec)
-    return digest(inputs if target is None else [*inputs, target])
+    return digest([*inputs, *ttft_flags(spec)])
 
 
 def digest(content: Any) -> str:

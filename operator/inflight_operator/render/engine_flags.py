@@ -9,19 +9,19 @@ from __future__ import annotations
 from pydantic.alias_generators import to_snake
 
 from inflight_operator.api.engine import Engine
-from inflight_operator.api.scheduling import Scheduling, ServiceClass
+from inflight_operator.api.scheduling import ServiceClass
 from inflight_operator.api.spec import InferenceServiceSpec
-from inflight_operator.quantities import parse_quantity
+from inflight_operator.quantities import parse_duration, parse_quantity
 from inflight_operator.render.flag_values import number, seconds
 
 
 def engine_flags(spec: InferenceServiceSpec) -> list[str]:
     """Arguments of `inflight-engine serve`, in a fixed order; none when all is as by default."""
-    engine, target = spec.engine, ttft_target(spec)
+    engine = spec.engine
     values, defaults = _values(engine), _values(Engine())
     return [
         *(f"--{flag}={value}" for flag, value in values.items() if value != defaults[flag]),
-        *([] if target is None else [f"--ttft-target={target}"]),
+        *ttft_flags(spec),
         *([] if engine.kv_cache.prefix_caching else ["--no-prefix-caching"]),
         *([] if engine.serving_metrics else ["--no-serving-metrics"]),
         *(f"--service-class={_class(each)}" for each in engine.scheduling.classes),
@@ -34,6 +34,20 @@ def ttft_target(spec: InferenceServiceSpec) -> str | None:
     return seconds(spec.slo.ttft_p95) if ordered and spec.slo is not None else None
 
 
+def ttft_flags(spec: InferenceServiceSpec) -> list[str]:
+    """What of `spec.slo` engines are told."""
+    target, slo = ttft_target(spec), spec.slo
+    flags = [] if target is None else [f"--ttft-target={target}"]
+    if slo is not None and parse_duration(slo.ttft_per_thousand_tokens) and (flags or _has_target(spec.engine)):
+        flags.append(f"--ttft-per-1k-tokens={seconds(slo.ttft_per_thousand_tokens)}")
+    return flags
+
+
+def _has_target(engine: Engine) -> bool:
+    """A class has one of its own."""
+    return any(each.slo.ttft_p95 is not None for each in engine.scheduling.classes)
+
+
 def _values(engine: Engine) -> dict[str, str | None]:
     cache, scheduling = engine.kv_cache, engine.scheduling
     return {
@@ -41,7 +55,7 @@ def _values(engine: Engine) -> dict[str, str | None]:
         "kv-cache-dtype": cache.dtype,
         "gpu-memory-utilization": number(cache.memory_fraction),
         "kv-headroom": number(cache.headroom),
-        "scheduling-policy": _policy(scheduling),
+        "scheduling-policy": _policy(engine),
         "priority-aging": seconds(scheduling.priority_aging),
         "shed-after": None if scheduling.shed_after is None else seconds(scheduling.shed_after),
         "preemption": scheduling.preemption,
@@ -50,11 +64,11 @@ def _values(engine: Engine) -> dict[str, str | None]:
     }
 
 
-def _policy(scheduling: Scheduling) -> str | None:
+def _policy(engine: Engine) -> str | None:
     """None: the engine's own choice is the same. It takes fcfs unless it has a TTFT target, and with policy fcfs only
     classes bring one."""
-    has_target = any(each.slo.ttft_p95 is not None for each in scheduling.classes)
-    return None if scheduling.policy == "fcfs" and not has_target else scheduling.policy
+    policy = engine.scheduling.policy
+    return None if policy == "fcfs" and not _has_target(engine) else policy
 
 
 def _class(service_class: ServiceClass) -> str:

@@ -46,7 +46,11 @@ def service_of(config: FleetConfig) -> InferenceService:
             "spec": {
                 "model": {"source": "builtin://smollm2"},
                 "engine": {"maxNumSeqs": capacity.max_num_seqs, "maxNumBatchedTokens": capacity.max_num_batched_tokens},
-                "slo": {"ttftP95": _duration(config.targets.ttft), "tpotP95": _duration(config.targets.tpot)},
+                "slo": {
+                    "ttftP95": _duration(config.targets.ttft),
+                    "ttftPerThousandTokens": _duration(config.ttft_per_token * 1000),
+                    "tpotP95": _duration(config.targets.tpot),
+                },
                 "scaling": {"minReplicas": config.min_replicas, "maxReplicas": config.max_replicas},
                 "tuning": {"mode": "Auto" if config.tuning else "Off"},
             },

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from inflight_cost.capacity import StepLimits
+from inflight_cost.capacity import StepLimits, Targets
 from inflight_cost.model import CostModel
 
 Routing = Literal["round-robin", "least-requests", "least-work"]
@@ -85,6 +85,17 @@ class FleetConfig:
     tuning: bool = False
     targets: RequestTargets = field(default_factory=RequestTargets)
     seed: int = 0
+
+    @property
+    def ttft_per_token(self) -> float:
+        """Seconds that each token of a prompt adds to its TTFT target where a service is told so: a service knows of no
+        other way in which targets grow."""
+        return (self.targets.prefill_factor or 0.0) * self.replica.cost.prefill_token_s
+
+    @property
+    def service_targets(self) -> Targets:
+        """The targets as a service is told them, in the terms of the capacity model."""
+        return Targets(self.targets.ttft, self.targets.tpot, self.ttft_per_token)
 
     @property
     def capacity(self) -> StepLimits:

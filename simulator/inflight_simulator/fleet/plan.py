@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
-from inflight_cost.capacity import Replica, StepLimits, Targets, Workload, largest_rate
+from inflight_cost.capacity import Replica, StepLimits, Workload, largest_rate
 from inflight_cost.limits import best_limits
 from inflight_simulator.fleet.breaking import breaking_points
 from inflight_simulator.fleet.config import FleetConfig, ReplicaModel
@@ -100,7 +100,7 @@ def plan(requests: Requests, models: dict[str, ReplicaModel], config: FleetConfi
 
 
 def plan_replica(name: str, requests: Requests, config: FleetConfig, attainment: float) -> ReplicaPlan:
-    model, targets = config.replica, Targets(config.targets.ttft, config.targets.tpot)
+    model, targets = config.replica, config.service_targets
     replica = Replica(model.cost, model.kv_tokens * (1 - model.kv_headroom))
     whole, part = _workload(requests, slice(None)), busiest(requests)
     peak = _workload(requests, part)

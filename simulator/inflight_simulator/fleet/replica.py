@@ -72,7 +72,7 @@ def scheduler_config(config: FleetConfig, longest: int) -> SchedulerConfig:
         kv_headroom=model.kv_headroom,
         policy=config.policy,
         ttft_target=config.targets.ttft,
-        ttft_per_token=(config.targets.prefill_factor or 0.0) * model.cost.prefill_token_s,
+        ttft_per_token=config.ttft_per_token,
         preemption="recompute",
         prefix_caching=False,
     )

@@ -15,7 +15,7 @@ CLASSES = (ServiceClass("a", weight=3.0), ServiceClass("b"))
 
 
 def config(**fields):
-    small = {"capacity": Limits(6, 24), "num_blocks": 24, "block_size": 4, "max_model_len": 90}
+    small = {"capacity": Limits(6, 24), "num_blocks": 24, "block_size": 4, "max_model_len": 90, "ttft_target": 20.0}
     return SchedulerConfig(**{**small, **fields})
 
 
@@ -33,7 +33,7 @@ def request(number, prompt, output, classes=("default",)):
 
 
 def single_step(scheduler):
-    plan = scheduler.schedule()
+    plan = scheduler.schedule(now=float(scheduler.num_steps))
     if plan is None:
         return None, []
     ended = scheduler.update(plan, np.full(len(plan.sampled_slots), TOKEN, np.int32))
@@ -106,7 +106,7 @@ ACTIONS = st.lists(
 @settings(max_examples=400, deadline=None)
 @given(
     ACTIONS,
-    st.sampled_from(["fcfs", "fair", "priority", "sjf"]),
+    st.sampled_from(["fcfs", "fair", "priority", "sjf", "deadline"]),
     st.booleans(),
     st.booleans(),
     st.sampled_from([0.0, 0.2]),

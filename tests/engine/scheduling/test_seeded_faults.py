@@ -49,7 +49,7 @@ BUSY: dict[str, Any] = {
 }
 SWAPPING = {"preemption": "swap", "num_host_blocks": 40}
 LOOKAHEAD = {"lookahead": True}
-DEADLINE = {"policy": "deadline", "ttft_target": 4.0, "late_share": 0.25}
+DEADLINE = {"policy": "deadline", "ttft_target": 4.0, "ttft_per_token": 0.0, "late_share": 0.25}
 OUT_OF_TURN = "deadline: request .* overtakes|nobody is admitted"
 
 Patch = pytest.MonkeyPatch
@@ -478,6 +478,11 @@ FAULTS = {
         wrap("", "_head_moved", lambda head_moved, now: False),
         "nobody is admitted",
         DEADLINE | {"max_num_seqs": 16, "kv_headroom": 0.4},
+    ),
+    "a long prompt has no longer a target": Fault(
+        lambda scheduler, patch: patch.setattr(scheduler._deadlines, "_per_token", 0.0),
+        "the latest start of a request is wrong",
+        DEADLINE | {"ttft_per_token": 0.1},
     ),
     "what the prefix cache has is predicted as computed": Fault(
         lambda scheduler, patch: patch.setattr(scheduler._deadlines, "_pool", BlockPool(16, 2)),

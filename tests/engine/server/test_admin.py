@@ -39,6 +39,7 @@ async def test_patch_answers_with_what_the_engine_has_put_in_force(make_fake):
         "scheduling": {
             "policy": "fcfs",
             "ttft_target": None,
+            "ttft_per_1k_tokens": 0.0,
             "late_share": 0.05,
             "shed_after": None,
             "preemption": "auto",

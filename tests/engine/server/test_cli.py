@@ -58,7 +58,7 @@ def test_every_flag_reaches_the_configuration():
             "--limits-file l --max-queued-requests 6 --max-queued-tokens 77 --queue-timeout 1.5 --request-timeout 2.5 "
             "--drain-delay 3 --drain-timeout 4 --log-level debug --scheduling-policy priority --priority-aging 2.5 "
             "--service-class a:weight=4,priority=-5,ttft=0.5,tpot=0.05,max_queued=100,shed_after=2 --service-class b-2 "
-            "--ttft-target 0.7 --late-share 0.2 --shed-after 8 "
+            "--ttft-target 0.7 --ttft-per-1k-tokens 0.06 --late-share 0.2 --shed-after 8 "
             "--preemption swap --preemption-victim longest_first --swap-space 1Gi --no-prefix-caching --record r.gz "
             "--quantization int8 --attention-backend triton --tensor-parallel-size 2 --enforce-eager "
             "--no-async-scheduling --batch-invariant --num-threads 6 --kv-cache-dtype fp8 --gpu-memory-utilization 0.8"
@@ -87,6 +87,7 @@ def test_every_flag_reaches_the_configuration():
         scheduling_policy="priority",
         priority_aging=2.5,
         ttft_target=0.7,
+        ttft_per_1k_tokens=0.06,
         late_share=0.2,
         classes=(ServiceClass("a", 4.0, -5, 0.5, 0.05, 100, 2.0), ServiceClass("b-2")),
         preemption="swap",
@@ -209,6 +210,8 @@ def test_model_in_a_file_is_no_flag(tmp_path, capsys, model):
         ("serve m --preemption-victim x", "invalid choice"),
         ("serve m --priority-aging 0", "must be between"),
         ("serve m --ttft-target 0", "must be between"),
+        ("serve m --ttft-per-1k-tokens -0.1", "must be between"),
+        ("serve m --ttft-per-1k-tokens 61", "must be between"),
         ("serve m --late-share 0", "must be between"),
         ("serve m --late-share 1.1", "must be between"),
         ("serve m --shed-after 0", "must be"),

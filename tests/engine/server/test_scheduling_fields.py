@@ -150,6 +150,17 @@ async def test_targets_of_a_class_are_counted_where_it_has_them(make_fake):
     assert not any(name.endswith('_met_total{class="batch"}') for name in seen)
 
 
+@pytest.mark.parametrize(("seconds", "met"), [(0.0, 0), (1e6, 1)])
+async def test_the_ttft_target_of_a_request_is_that_of_its_class_and_what_its_prompt_adds(make_fake, seconds, met):
+    classes = (ServiceClass("a", ttft_target=1e-9),)
+    fake = await make_fake(engine=EngineConfig("fake", classes=classes, ttft_per_1k_tokens=seconds))
+    call = start(fake)
+    await until(lambda: fake.engine.requests)
+    fake.engine.answer(0, "ab")
+    await call
+    assert (await metrics(fake))['inflight_class_ttft_met_total{class="a"}'] == met
+
+
 async def test_tpot_counts_answers_of_at_least_two_tokens(make_fake):
     fake = await make_fake(engine=EngineConfig("fake", classes=(parse_service_class("a:tpot=1000"),)))
     for request_id, text in enumerate(("a", "ab")):

@@ -20,8 +20,8 @@ CHAT, BATCH = ServiceClass("chat"), ServiceClass("batch")
 WEIGHTS = {"chat": 3.0, "batch": 1.0}
 
 
-def shedding(bound=2.0, classes=(CHAT, BATCH), targets=None):
-    return Shedding(classes, bound, targets or {}, lambda tokens: tokens / RATE)
+def shedding(bound=2.0, classes=(CHAT, BATCH), targets=None, per_token=0.0):
+    return Shedding(classes, bound, targets or {}, lambda tokens: tokens / RATE, per_token)
 
 
 def fill(queue, name, tokens, first=0, arrived=0.0):
@@ -74,13 +74,27 @@ def test_under_deadline_only_requests_in_time_count_while_the_next_one_can_keep_
     assert queue.refusal("chat", 9.0, waiting, WEIGHTS) is not None, "it would be late itself, and so behind the first"
 
 
+def test_a_long_prompt_has_the_time_that_its_tokens_add_to_keep_its_target():
+    queue = shedding(bound=3.0, targets={"chat": 1.0}, per_token=0.01)
+    # In time until 11 s the one, until 9 s the other that came later.
+    waiting = fill(queue, "chat", [1000]) + fill(queue, "chat", [200], first=1, arrived=6.0)
+    assert queue.refusal("chat", 8.0, waiting, WEIGHTS, 10_000) is not None, "both are in time, and before it"
+    waiting += fill(queue, "chat", [200], first=2, arrived=9.5)
+    assert queue.refusal("chat", 12.0, waiting, WEIGHTS, 100) is None, "the first two are late, so it goes before them"
+    waiting += fill(queue, "chat", [90], first=3, arrived=11.5)
+    assert queue.refusal("chat", 12.0, waiting, WEIGHTS, 100) is not None, "2.9 s: late itself, and so behind the late"
+    assert queue.refusal("chat", 12.0, waiting, WEIGHTS, 200) is None, "in time within 3 s"
+    assert queue.refusal("chat", 12.0, waiting, WEIGHTS) is None, "before its length is known it might be long"
+
+
 @given(
     sizes=st.lists(st.tuples(st.sampled_from(["chat", "batch"]), st.integers(1, 5000)), max_size=20),
     bound=st.floats(0.001, 100),
     now=st.floats(0, 100),
+    per_token=st.sampled_from([0.0, 0.01]),
 )
-def test_an_engine_with_nothing_to_compute_refuses_nothing_whatever_waited_before(sizes, bound, now):
-    queue = shedding(bound, targets={"chat": 1.0})
+def test_an_engine_with_nothing_to_compute_refuses_nothing_whatever_waited_before(sizes, bound, now, per_token):
+    queue = shedding(bound, targets={"chat": 1.0}, per_token=per_token)
     for number, (name, tokens) in enumerate(sizes):
         queue.enter(name, number, 0.0, tokens)
         queue.refusal(name, now / 2, 10**6, WEIGHTS)

@@ -72,6 +72,15 @@ def test_more_demand_never_needs_fewer(rate, more):
     assert decided(view([rate + more] * 60))[0] >= decided(view([rate] * 60))[0]
 
 
+def test_a_target_that_grows_with_the_prompt_counts_as_that_of_a_mean_prompt():
+    def needed(targets):
+        return decide_replicas(view([200.0] * 60), targets, LIMITS, DemandMemory())[1].numbers["margin"]
+
+    per_token = 0.5 / WORKLOAD.prompt
+    assert needed(Targets(0.5, 0.05, per_token)) == pytest.approx(needed(Targets(1.0, 0.05)))
+    assert needed(Targets(0.5, 0.05, per_token)) < needed(Targets(0.5, 0.05))
+
+
 def test_no_demand_needs_one():
     replicas, reason, _ = decided(view([0.0] * 60))
     assert replicas == 1

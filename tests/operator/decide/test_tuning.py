@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inflight_cost.capacity import Targets
 from inflight_operator.decide.decision import Reason
 from inflight_operator.decide.tuning import TuningMode, decide_tuning
 from inflight_operator.decide.tuning_types import (
@@ -354,3 +355,10 @@ def test_short_memory_on_a_model_engine_ends_with_few_preemptions():
     fixed.run_until(400.0)
     assert tuned.preemptions < fixed.preemptions / 3
     assert tuned.finished >= fixed.finished
+
+
+def test_what_is_measured_is_compared_with_the_ttft_target_of_a_mean_prompt():
+    slo = Slo(0.5, 0.05, 60e-6)
+    assert slo.of_mean(1000.0) == Slo(0.56, 0.05)
+    assert Slo(None, 0.05, 60e-6).of_mean(1000.0) == Slo(None, 0.05)
+    assert slo.targets == Targets(0.5, 0.05, 60e-6)

@@ -137,10 +137,14 @@ async def test_another_engine_is_measured_from_the_beginning_and_another_target_
     world.service(spec={**SMALL, "scaling": {"maxReplicas": 5}}, generation=2, status=world.status)
     await world.round()
     assert start() < world.now
-    world.service(spec={**SMALL, "model": {"source": "builtin://other"}}, generation=3, status=world.status)
+    queue = {"engine": {**SMALL["engine"], "maxQueuedRequests": 7, "scheduling": {"policy": "priority"}}}
+    world.service(spec={**SMALL, **queue}, generation=3, status=world.status)
+    await world.round()
+    assert start() < world.now
+    world.service(spec={**SMALL, "model": {"source": "builtin://other"}}, generation=4, status=world.status)
     await world.round()
     assert start() == world.now
-    assert world.status["observedGeneration"] == 3
+    assert world.status["observedGeneration"] == 4
 
 
 async def test_engines_of_a_release_without_an_admin_port_keep_their_limits_and_are_told_of(world):

@@ -49,7 +49,7 @@ EVERYTHING = {
         "servingMetrics": False,
         "extraArgs": ["--block-size=32"],
     },
-    "slo": {"ttftP95": "1500ms"},
+    "slo": {"ttftP95": "1500ms", "ttftPerThousandTokens": "60ms"},
     "rollout": {"drainTimeout": "30s", "startupTimeout": "1h"},
     "accelerator": {"count": 2},
 }

@@ -74,6 +74,9 @@ def test_a_class_is_its_name_and_what_differs_from_a_class_of_defaults(given, fl
         ({"tpotP95": "20ms"}, None, ["--ttft-target=0.5"]),
         ({"ttftP95": "2s"}, None, ["--ttft-target=2"]),
         ({"ttftP95": "2s"}, "deadline", ["--scheduling-policy=deadline", "--ttft-target=2"]),
+        ({"ttftPerThousandTokens": "60ms"}, None, ["--ttft-target=0.5", "--ttft-per-1k-tokens=0.06"]),
+        ({"ttftPerThousandTokens": "0s"}, None, ["--ttft-target=0.5"]),
+        ({"ttftPerThousandTokens": "60ms"}, "fcfs", []),
         ({"ttftP95": "2s"}, "fcfs", []),
         ({"ttftP95": "2s"}, "fair", ["--scheduling-policy=fair"]),
     ],
@@ -82,6 +85,13 @@ def test_engines_get_the_target_that_they_order_by_where_the_service_has_one_and
     slo, policy, flags
 ):
     assert flags_of(slo, scheduling={"policy": policy}) == flags
+
+
+def test_what_prompts_add_to_their_target_is_said_where_classes_have_targets_that_are_counted():
+    classes = [{"name": "chat", "slo": {"ttftP95": "1s"}}]
+    slo, scheduling = {"ttftPerThousandTokens": "60ms"}, {"classes": classes, "policy": "fair"}
+    expected = ["--scheduling-policy=fair", "--ttft-per-1k-tokens=0.06", "--service-class=chat:ttft=1"]
+    assert flags_of(slo, scheduling=scheduling) == expected
 
 
 def test_fcfs_is_said_where_the_target_of_a_class_would_make_it_deadline():

@@ -68,6 +68,7 @@ def test_every_field_of_the_engine_reaches_the_command():
         "--preemption-victim=most_preempted_last",
         f"--swap-space={2**31}",
         "--ttft-target=1.5",
+        "--ttft-per-1k-tokens=0.06",
         "--no-prefix-caching",
         "--no-serving-metrics",
         "--service-class=interactive:weight=4,priority=-1,ttft=0.5,tpot=0.05,max_queued=8,shed_after=4",

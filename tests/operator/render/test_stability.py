@@ -60,6 +60,9 @@ def test_the_target_that_engines_order_by_is_all_of_the_latency_targets_that_res
     assert changed(None, {"ttftP95": "500ms"})
     assert not changed({"tpotP95": "50ms"}, {"tpotP95": "20ms"})
     assert not changed({"ttftP95": "1s"}, {"ttftP95": "2s"}, policy="fcfs")
+    assert changed({}, {"ttftPerThousandTokens": "60ms"})
+    assert not changed({}, {"ttftPerThousandTokens": "0ms"})
+    assert not changed({}, {"ttftPerThousandTokens": "60ms"}, policy="fcfs")
 
 
 # The API server stored these in services that name neither, before a target meant an order.

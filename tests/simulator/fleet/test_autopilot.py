@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 
 from inflight_cost.capacity import StepLimits
+from inflight_operator.decide.tuning_types import Slo
+from inflight_operator.reconcile.policy import policy_of
 from inflight_operator.reconcile.rounds import RoundSettings
+from inflight_operator.render import Settings
 from inflight_simulator.fleet import autopilot
-from inflight_simulator.fleet.config import FleetConfig
+from inflight_simulator.fleet.config import FleetConfig, RequestTargets
 from inflight_simulator.fleet.named import simulate_named
+from inflight_simulator.fleet.replica import scheduler_config
 from inflight_simulator.fleet.run import run_fleet
 from tests.simulator.fleet.test_naive import random_requests
 
@@ -41,6 +45,17 @@ def test_pods_that_were_there_before_taught_it_the_start_up_time():
     operator = autopilot.Autopilot(CONFIG)
     run_fleet(LOAD, CONFIG, [operator])
     assert operator._memory.startups.usual == 20.0
+
+
+def test_its_service_is_told_what_prompts_add_to_their_target_as_its_engines_are():
+    def slo(config):
+        return policy_of(autopilot.service_of(config), Settings(engine_image="engine")).slo
+
+    assert slo(CONFIG) == Slo(0.5, 0.05)
+    prefill = replace(CONFIG, targets=RequestTargets(prefill_factor=2.0))
+    assert slo(prefill).targets.ttft_of(10_000) == pytest.approx(1.1)
+    assert prefill.service_targets.ttft_of(10_000) == pytest.approx(1.1)
+    assert scheduler_config(prefill, 1000).ttft_per_token == pytest.approx(60e-6)
 
 
 def test_with_another_scaler_only_its_limits_count():

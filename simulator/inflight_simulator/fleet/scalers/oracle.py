@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inflight_cost.capacity import Replica, Targets, Workload, largest_rate
+from inflight_cost.capacity import Replica, Workload, largest_rate
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.traffic import workload_of
@@ -57,8 +57,7 @@ def largest_rate_of(load: Workload, config: FleetConfig) -> float:
     """Requests a second that one replica of `config` carries within its targets."""
     model = config.replica
     replica = Replica(model.cost, model.kv_tokens * (1 - model.kv_headroom))
-    targets = Targets(config.targets.ttft, config.targets.tpot)
-    return largest_rate(replica, load, targets, config.limits)
+    return largest_rate(replica, load, config.service_targets, config.limits)
 
 
 def _replicas(requests: Requests, part: slice, config: FleetConfig) -> float:

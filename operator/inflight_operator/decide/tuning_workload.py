@@ -1,0 +1,38 @@
+"""What requests were like in the last minutes: limits follow a shift of the traffic sooner than replicas do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from inflight_cost.capacity import Workload
+from inflight_operator.decide.demand import LONGEST_STEP, DemandHistory
+
+SECONDS, REQUESTS = 120.0, 200.0
+"""At least so much of the newest demand is looked at, if there is so much."""
+
+FEWEST = 20.0
+"""Requests from which their sizes are believed."""
+
+
+def recent_workload(demand: DemandHistory) -> Workload | None:
+    """`demand.workload` with the prompts that came last; as it is where engines do not tell what arrived."""
+    known = demand.workload
+    seconds = requests = tokens = squares = 0.0
+    for was, point in reversed(list(pairwise(demand.points))):
+        width = min(point.time - was.time, LONGEST_STEP)
+        seconds += width
+        requests += point.requests * width
+        tokens += point.tokens * width
+        squares += point.squares * width
+        if seconds >= SECONDS and requests >= REQUESTS:
+            break
+    if known is None or requests < FEWEST or tokens <= 0 or squares <= 0:
+        return known
+    prompt = tokens / requests
+    return replace(
+        known,
+        prompt=prompt,
+        computed=prompt * known.computed / known.prompt,
+        prompt_square=max(squares / requests, prompt**2),
+    )
