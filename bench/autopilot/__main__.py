@@ -39,6 +39,9 @@ def main() -> int:
     except (RuntimeError, EngineError) as error:
         print(f"error: {error}; the engines' logs are in {logs}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 1
     print(f"{machine}\n{report.text(found)}")
     if flags.json:
         flags.json.write_text(json.dumps({"machine": machine, **report.as_json(found)}, indent=2) + "\n")

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "chat.yaml"
 CHAT = Service("chat")
 QUESTION = "What is the capital of France? Answer in one sentence."
-BURST = ["--clients=64", "--rate=4.5", "--requests=1000", "--max-tokens=32", "--prompt-words=60", "--seconds=75"]
+BURST = ["--clients=64", "--rate=4.5", "--requests=1000", "--max-tokens=32", "--prompt-words=60", "--seconds=90"]
 """On two cores so much for one pod that chance makes requests late, and little enough for two."""
 READY_SECONDS = 240
 SETTLE_SECONDS = 120
