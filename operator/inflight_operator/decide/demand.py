@@ -91,6 +91,8 @@ class PodSeen:
 
 _IDLE = (0.0,) * (len(DemandPoint._fields) - 1)
 _NOTHING = (0.0,) * (len(_IDLE) + 5)
+_UNSEEN = PodSeen(-math.inf, (), 0, _IDLE)
+"""A pod that was there when the operator began and has shown nothing yet."""
 _GENERATED, _REFUSED, _STEPS, _GAPS, _STEP_TOKENS, _GAP_SECONDS = 5, 7, 8, 9, 10, 11
 """Places in `PodSeen.counters`."""
 _EXACT = slice(0, _STEP_TOKENS)
@@ -135,7 +137,9 @@ class DemandHistory:
             rates = [sum(column) for column in zip(*(pod.rates for pod in pods.values()), strict=True)]
             kept = next((index for index, point in enumerate(series) if _time(point) >= now - SPAN), len(series))
             series = (*series[kept:], _POINT.pack(now, *rates))
-        silent = {uid: pod for uid, pod in self.pods.items() if uid in alive and uid not in samples}
+        # What was there before the operator may have served for days, also if it becomes ready only now.
+        known = self.pods if self.series else {**dict.fromkeys(alive, _UNSEEN), **self.pods}
+        silent = {uid: pod for uid, pod in known.items() if uid in alive and uid not in samples}
         history = replace(self, pods={**silent, **pods}, series=series)
         if not samples:
             return history
@@ -256,6 +260,8 @@ def _seen(before: PodSeen | None, sample: Sample, ready_for: float | None) -> tu
     counters = _counters(sample)
     if before is not None and sample.time <= before.time:
         return before, None
+    if before == _UNSEEN:
+        return PodSeen(sample.time, counters, sample.waiting, _IDLE), None
     if before is not None:
         anew = any(map(lt, counters[_EXACT], before.counters[_EXACT]))
         was, seconds, waited = (_NOTHING if anew else before.counters), sample.time - before.time, before.waiting

@@ -219,3 +219,11 @@ def test_a_pod_that_is_gone_is_forgotten():
     history = fed([(3.0, {"a": counted(3.0, 1), "b": counted(3.0, 1)})], alive={"a", "b"})
     history = history.with_samples({"a": counted(6.0, 2)}, {}, 6.0, {"a"})
     assert set(history.pods) == {"a"}
+
+
+def test_a_pod_that_was_not_ready_when_the_operator_began_has_not_served_all_of_its_requests_since():
+    both = {"a", "b"}
+    history = fed([(3.0 * step, {"a": counted(3.0 * step, 30.0 * step)}) for step in range(1, 20)], alive=both)
+    again = {"a": counted(60.0, 600.0), "b": counted(60.0, 90_000.0)}
+    history = history.with_samples(again, {"b": 2.0}, 60.0, both)
+    assert view(history, 60.0).rate(15.0) == pytest.approx(10.0)
