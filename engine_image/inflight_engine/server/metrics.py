@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from inflight_cost.backlog import backlog_seconds
 from inflight_cost.model import StepWork
 from inflight_engine import buckets
+from inflight_engine.cost_fit.online import GOOD_ERROR
 from inflight_engine.messages import EngineReady, StepCost, StepStats
 from inflight_engine.output_lengths import OutputLengths
 from inflight_engine.request import FinishReason
@@ -125,8 +126,9 @@ class EngineMetrics(Collector):
         self.arrived_prompt_tokens_squared += num_prompt_tokens**2
 
     def seconds_for(self, num_tokens: float, limits: Limits | None) -> float:
-        """Until so many prompt tokens are computed beside what decodes; 0 while no steps are measured."""
-        if self.step_cost is None or limits is None:
+        """Until so many prompt tokens are computed beside what decodes; 0 while no steps are measured, or the model of
+        them predicts too badly."""
+        if self.step_cost is None or self.step_cost.error > GOOD_ERROR or limits is None:
             return 0.0
         # A prompt's tokens attend to half of it on average, and longer prompts have more of the tokens.
         attended = self.arrived_prompt_tokens_squared / max(1, self.arrived_prompt_tokens) / 2

@@ -250,9 +250,10 @@ def capacity_within(
     and whether it can keep them at all; where it cannot, what it carries without them."""
     low = StepLimits(bounds.low.max_num_seqs, bounds.low.max_num_batched_tokens)
     high = StepLimits(bounds.high.max_num_seqs, bounds.high.max_num_batched_tokens)
-    for aim in (targets, replace(targets, tpot=None), Targets()):
-        rate = _capacity(replica, workload, aim, low, high, margins)
-        if rate > 0:
+    aims = (targets, replace(targets, tpot=None), Targets())
+    rates = [_capacity(replica, workload, aim, low, high, margins) for aim in aims]
+    for aim, rate in zip(aims, rates, strict=True):
+        if rate > 0 and rate >= _WITHIN_REACH * rates[-1]:
             return rate, aim == targets
     return 1e-3, False
 
@@ -300,6 +301,10 @@ def _staffing(view: DemandView, targets: Targets, each: float, policy: Autopilot
         ordered=view.ordered,
     )
 
+
+_WITHIN_REACH = 0.1
+"""Of what a replica carries without targets: where they leave less, steps are so close to the target that a small error
+of the model would order many times the replicas, and requests are not served better for it."""
 
 _LEAST_PATIENCE = 0.4
 """Share of the TTFT target that a mean prompt may wait at least: prompts whose own prefill takes longer cannot keep

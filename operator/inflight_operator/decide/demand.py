@@ -364,7 +364,10 @@ def _replica(samples: Collection[Sample], fitted: CostModel | None, before: Repl
     models = [
         (sum(seconds), seconds, sample.cost)
         for sample in samples
-        if sample.cost is not None and sample.cost_steps >= MIN_STEPS and (sample.cost_error or 0.0) <= MAX_ERROR
+        if sample.cost is not None
+        and sample.cost_steps >= MIN_STEPS
+        and sample.cost_error is not None
+        and sample.cost_error <= MAX_ERROR
         for seconds in [_typical(sample.cost)]
     ]
     if not models and fitted is not None:

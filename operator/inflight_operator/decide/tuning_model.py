@@ -161,7 +161,9 @@ def lost(before: Quality, after: Quality, policy: TuningPolicy, *, together: boo
     share = min(0.95, max(0.05, (before.good + after.good) / 2))
     chance = 2 * math.sqrt(2 * share * (1 - share) / samples)
     more_load = not together and after.load > before.load * SAME_LOAD
-    if after.good < before.good - policy.loss - chance and not more_load:
+    # Where more are served, a smaller share of them in time may be more of them in time.
+    fewer_kept = after.good * after.tokens_per_s < before.good * before.tokens_per_s
+    if after.good < before.good - policy.loss - chance and fewer_kept and not more_load:
         return Reason("MoveTakenBack", numbers)
     waited = after.waiting >= 1 and (together or before.waiting >= 1)
     fewer = after.tokens_per_s < before.tokens_per_s * (1 - policy.throughput_loss)

@@ -32,7 +32,7 @@ target is the longest run of 10 s windows in which less than 99% of the arriving
 
 examples:
   inflight-simulate fleet ARRIVALS --scaler fixed:8
-  inflight-simulate fleet ARRIVALS.gz --scaler autopilot --limits autopilot --max-replicas 14 --decisions
+  inflight-simulate fleet ARRIVALS.gz --scaler autopilot --routing least-work --decisions
   inflight-simulate fleet ARRIVALS --scaler hpa-queue:5 --replica my-gpu.json --json -"""
 
 

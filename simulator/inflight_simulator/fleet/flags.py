@@ -60,10 +60,9 @@ def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
     fleet.add_argument(
         "--limits",
         type=limits,
-        default=(False, DEFAULT_LIMITS),
         metavar="LIMITS",
         help="fixed:SEQS/TOKENS, or autopilot[:SEQS/TOKENS]: the operator's tuning changes them from there"
-        " (default fixed:256/2048)",
+        " (default fixed:256/2048; with --scaler autopilot: autopilot)",
     )
     fleet.add_argument(
         "--routing",
@@ -74,7 +73,10 @@ def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
         " (default %(default)s)",
     )
     fleet.add_argument(
-        "--policy", choices=tuple(POLICIES), default=_DEFAULTS.policy, help="order of waiting requests (default fcfs)"
+        "--policy",
+        choices=tuple(POLICIES),
+        help="order of waiting requests (default fcfs; with --scaler autopilot: deadline, as in a service with"
+        " targets)",
     )
     fleet.add_argument(
         "--start-up", type=seconds, default=60.0, metavar="S", help="from a pod's order to ready (default 60)"
@@ -124,7 +126,8 @@ def fleet_config(flags: argparse.Namespace) -> FleetConfig:
             f"--max-replicas {flags.max_replicas}"
         )
     replica = ReplicaModel() if flags.replica is None else read_replica(flags.replica)
-    tuning, start = flags.limits
+    product = getattr(flags, "scaler", "") == "autopilot"
+    tuning, start = flags.limits or (product, DEFAULT_LIMITS)
     return FleetConfig(
         replica=replica,
         limits=start,
@@ -133,7 +136,7 @@ def fleet_config(flags: argparse.Namespace) -> FleetConfig:
         min_replicas=flags.min_replicas,
         max_replicas=flags.max_replicas,
         initial_replicas=initial,
-        policy=flags.policy,
+        policy=flags.policy or ("deadline" if product else _DEFAULTS.policy),
         tuning=tuning,
         targets=request_targets(flags),
         seed=flags.seed,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight_cost.capacity import Replica, Targets, Workload
+from inflight_cost.capacity import Margins, Replica, Targets, Workload
 from inflight_cost.model import CostModel
 from inflight_operator.decide.autopilot import SLOT, AutopilotPolicy, DemandMemory, capacity_within, decide_replicas
 from inflight_operator.decide.demand import DemandPoint, DemandView
@@ -210,3 +210,10 @@ def test_a_step_of_demand_is_ordered_once_and_not_again_while_replicas_start(rat
     assert max(after) >= math.floor(rate * factor / EACH)
     settled = [wanted for now, wanted in course if now >= 300 + start_up + 90]
     assert all(later <= earlier for earlier, later in pairwise(settled))
+
+
+@given(st.floats(0.030, 0.060))
+def test_a_target_that_a_lone_request_just_keeps_orders_no_tenfold_fleet(base):
+    slow = Replica(CostModel(base, 15e-6, 30e-6, 0.045e-6, 1.05e-9), 400_000.0)
+    free = capacity_within(slow, WORKLOAD, Targets(), LIMITS, Margins(prefill=1.0))[0]
+    assert capacity_within(slow, WORKLOAD, TARGETS, LIMITS, Margins(prefill=1.0))[0] >= free / 10 * 0.999
