@@ -66,7 +66,7 @@ class ScaleDownRules(SpecModel):
     """How replicas are removed. Terms as in autoscaling/v2."""
 
     stabilization_window_seconds: int = Field(
-        default=120, ge=0, le=3600, description="Go only as low as every recommendation within this window did."
+        default=60, ge=0, le=3600, description="Go only as low as every recommendation within this window did."
     )
     select_policy: Literal["Max", "Min", "Disabled"] = Field(
         default="Max", description="Which policy counts: the one that allows most, least, or no change at all."
