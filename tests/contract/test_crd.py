@@ -65,7 +65,7 @@ def test_a_spec_of_four_lines_gets_every_default_from_the_api_server(make):
                     ],
                 },
                 "scaleDown": {
-                    "stabilizationWindowSeconds": 120,
+                    "stabilizationWindowSeconds": 60,
                     "selectPolicy": "Max",
                     "policies": [{"type": "Percent", "value": 100, "periodSeconds": 15}],
                 },

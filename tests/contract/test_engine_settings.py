@@ -139,5 +139,5 @@ def test_the_windows_of_scaling_have_their_defaults_in_the_resource_alone():
 
     (window,) = (each for each in fields(ScalingRules) if each.name == "stabilization_window")
     assert window.default is MISSING
-    assert field("scaling.behavior.scaleDown.stabilizationWindowSeconds")["default"] == 120
+    assert field("scaling.behavior.scaleDown.stabilizationWindowSeconds")["default"] == 60
     assert field("scaling.behavior.scaleUp.stabilizationWindowSeconds")["default"] == 0

@@ -30,7 +30,7 @@ def make(**spec):
 def test_a_stored_service_without_a_status_is_read_with_its_defaults():
     service = make()
     assert service.metadata.generation == 3
-    assert service.spec.scaling.behavior.scale_down.stabilization_window_seconds == 120
+    assert service.spec.scaling.behavior.scale_down.stabilization_window_seconds == 60
     assert service.status == InferenceServiceStatus()
 
 
