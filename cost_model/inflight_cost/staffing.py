@@ -22,10 +22,11 @@ class Staffing:
     """What replicas are like, to whoever counts them.
 
     Attributes:
-        service: seconds of a replica that a request takes: the inverse of the largest rate that one sustains.
+        service: seconds of a server that a request takes.
         variation: squared coefficient of variation of the work of a request.
         patience: seconds that a request may wait before its prefill begins.
         share: of requests that may begin late.
+        servers: in a replica: 1 where requests are served one after another, its slots where they are served at once.
         pooled: requests go to the replica with the least work; else anywhere.
         ordered: engines serve first what can still be in time; else first come, first served.
     """
@@ -34,6 +35,7 @@ class Staffing:
     variation: float
     patience: float
     share: float
+    servers: int = 1
     pooled: bool = True
     ordered: bool = True
 
@@ -44,25 +46,26 @@ def share_late(replicas: int, rate: float, staffing: Staffing) -> float:
         return 0.0
     if not staffing.pooled:
         replicas, rate = 1, rate / replicas
+    servers = replicas * staffing.servers
     load = rate * staffing.service
     pace = 2 / (1 + staffing.variation) / staffing.service
-    drain = pace * (replicas - load)  # what a queue shrinks by, per second, in units of the wait
+    drain = pace * (servers - load)  # what a queue shrinks by, per second, in units of the wait
     if not staffing.ordered and drain <= 0:
         return 1.0
     # 1 / P(the last server is free to take a request), by Erlang's recursion.
     inverse = term = 1.0
-    for busy in range(replicas - 1, 0, -1):
+    for busy in range(servers - 1, 0, -1):
         term *= busy / load
         inverse += term
         if term < 1e-12 * inverse:
             break
     patience = staffing.patience
     if drain * patience < -50:
-        return 1 - replicas / load
+        return 1 - servers / load
     tail = math.exp(-drain * patience)
     if staffing.ordered:
         waits = patience if abs(drain * patience) < _SMALL else (1 - tail) / drain
-        late = rate * tail / (pace * replicas)
+        late = rate * tail / (pace * servers)
         return late / (inverse + rate * waits + late)
     return min(1.0, rate / drain * tail / (inverse + rate / drain))
 
@@ -70,7 +73,7 @@ def share_late(replicas: int, rate: float, staffing: Staffing) -> float:
 def replicas_needed(rate: float, staffing: Staffing) -> int:
     """The fewest replicas with which at most `staffing.share` of `rate` requests a second begin late; at least 1, at
     most `MOST_REPLICAS`."""
-    low, high = 0, min(MOST_REPLICAS, max(1, math.ceil(rate * staffing.service)))
+    low, high = 0, min(MOST_REPLICAS, max(1, math.ceil(rate * staffing.service / staffing.servers)))
     while share_late(high, rate, staffing) > staffing.share:
         if high == MOST_REPLICAS:
             return high

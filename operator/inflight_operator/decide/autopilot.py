@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from struct import Struct
+from typing import NamedTuple
 
-from inflight_cost.capacity import Margins, Replica, StepLimits, Targets, Workload, largest_rate
+from inflight_cost.capacity import Margins, Replica, Steady, StepLimits, Targets, Workload, largest_rate, steady
 from inflight_cost.limits import best_limits
 from inflight_cost.staffing import Staffing, replicas_needed
 from inflight_operator.decide.decision import Number, Reason
@@ -196,12 +197,13 @@ def decide_replicas(
     assert view.replica is not None
     assert view.workload is not None
     policy = policy or AutopilotPolicy()
-    each, met = capacity_within(view.replica, view.workload, targets, limits_bounds, policy.margins)
+    capacity = capacity_within(view.replica, view.workload, targets, limits_bounds, policy.margins)
+    each = capacity.rate
     ahead = min(view.start_up, policy.farthest)
     dispersion = max(1.0, view.dispersion(policy.variance, policy.bin))
     rate = _rate(view, dispersion, policy)
     expected = rate + _rise(view, rate, dispersion, ahead, policy)
-    staffed = replicas_needed(expected, _staffing(view, targets, each, policy))
+    staffed = _staffed(view, targets, expected, capacity, policy)
     backlog = _waiting(view) / (each * policy.recovery)
     need = max(1, math.ceil(staffed + backlog))
     memory = memory.with_need(view, expected / each, staffed, ahead, policy)
@@ -227,7 +229,7 @@ def decide_replicas(
     held = None
     if replicas > need:
         held = Reason("LatelyNeeded" if lately >= season else "SeasonNeeded", {"lately": max(lately, season)})
-    if not met:
+    if not capacity.met:
         held = Reason("TargetsOutOfReach", held=held)
     if replicas < view.credited and view.seconds(policy.level) < policy.level - 1:
         replicas, held = view.credited, Reason("DemandNotKnown", held=held)
@@ -243,27 +245,43 @@ def unsized_demand(view: DemandView, policy: AutopilotPolicy | None = None) -> A
     return Ask(1, Reason("NoDemand"))
 
 
+class Capacity(NamedTuple):
+    """What one replica carries.
+
+    Attributes:
+        rate: requests a second.
+        met: within its targets; else without them, as it could not keep them.
+        prefill_load: of what full steps could compute of prompts at that rate, the share that they do.
+        running: requests that decode at that rate.
+    """
+
+    rate: float
+    met: bool
+    prefill_load: float
+    running: float
+
+
 def capacity_within(
     replica: Replica, workload: Workload, targets: Targets, bounds: LimitsBounds, margins: Margins
-) -> tuple[float, bool]:
-    """Requests a second that one replica carries within its targets, with the limits that are best within `bounds`,
-    and whether it can keep them at all; where it cannot, what it carries without them."""
+) -> Capacity:
+    """With the limits that are best within `bounds`."""
     low = StepLimits(bounds.low.max_num_seqs, bounds.low.max_num_batched_tokens)
     high = StepLimits(bounds.high.max_num_seqs, bounds.high.max_num_batched_tokens)
     aims = (targets, replace(targets, tpot=None), Targets())
-    rates = [_capacity(replica, workload, aim, low, high, margins) for aim in aims]
-    for aim, rate in zip(aims, rates, strict=True):
-        if rate > 0 and rate >= _WITHIN_REACH * rates[-1]:
-            return rate, aim == targets
-    return 1e-3, False
+    found = [_capacity(replica, workload, aim, low, high, margins) for aim in aims]
+    for aim, (rate, at_rate) in zip(aims, found, strict=True):
+        if rate > 0 and rate >= _WITHIN_REACH * found[-1][0]:
+            return Capacity(rate, aim == targets, min(1.0, at_rate.prefill_load), at_rate.running)
+    return Capacity(1e-3, False, 1.0, 1.0)
 
 
 @lru_cache(maxsize=8192)
 def _capacity(
     replica: Replica, workload: Workload, targets: Targets, low: StepLimits, high: StepLimits, margins: Margins
-) -> float:
+) -> tuple[float, Steady]:
     limits = best_limits(replica, workload, targets, low, high, margins=margins)
-    return largest_rate(replica, workload, targets, limits, margins)
+    rate = largest_rate(replica, workload, targets, limits, margins)
+    return rate, steady(replica, workload, rate, limits)
 
 
 def _rate(view: DemandView, dispersion: float, policy: AutopilotPolicy) -> float:
@@ -277,8 +295,10 @@ def _rate(view: DemandView, dispersion: float, policy: AutopilotPolicy) -> float
     return max(view.rate(policy.level), fast - policy.sureness * noise)
 
 
-def _staffing(view: DemandView, targets: Targets, each: float, policy: AutopilotPolicy) -> Staffing:
-    """A replica as a server: a request takes the share of it that its rate allows."""
+def _staffed(view: DemandView, targets: Targets, rate: float, capacity: Capacity, policy: AutopilotPolicy) -> int:
+    """Replicas for `rate` requests a second. Prompts are computed one after another, each in the share of the time that
+    full steps leave them; then requests decode side by side, as many as a replica's rate comes to. Both must begin in
+    time."""
     assert view.replica is not None
     assert view.workload is not None
     cost, workload = view.replica.cost, view.workload
@@ -292,14 +312,22 @@ def _staffing(view: DemandView, targets: Targets, each: float, policy: Autopilot
     unequal = max(0.0, workload.prompt_square / max(1.0, workload.prompt) ** 2 - 1)
     ttft = targets.ttft_of(workload.prompt)
     patience = policy.recovery if ttft is None else max(ttft - own, _LEAST_PATIENCE * ttft)
-    return Staffing(
-        service=1 / each,
+    prefill = Staffing(
+        service=capacity.prefill_load / capacity.rate,
         variation=unequal * (1 + steeper) ** 2,
         patience=patience,
         share=policy.late,
         pooled=view.pooled,
         ordered=view.ordered,
     )
+    slots = max(1, min(_MOST_SLOTS, round(capacity.running)))
+    lengths = max(0.0, workload.output_square / max(1.0, workload.output) ** 2 - 1)
+    decode = replace(prefill, service=slots / capacity.rate, servers=slots, variation=lengths)
+    return max(replicas_needed(rate, prefill), replicas_needed(rate, decode))
+
+
+_MOST_SLOTS = 64
+"""Servers that a replica's slots are counted as: beyond, only their mean load matters."""
 
 
 _WITHIN_REACH = 0.1
