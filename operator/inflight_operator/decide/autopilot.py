@@ -320,17 +320,18 @@ def _staffed(view: DemandView, targets: Targets, rate: float, capacity: Capacity
         pooled=view.pooled,
         ordered=view.ordered,
     )
-    slots = max(1, min(_MOST_SLOTS, round(capacity.running)))
+    slots = max(_LEAST_SLOTS, min(_MOST_SLOTS, round(capacity.running)))
     lengths = max(0.0, workload.output_square / max(1.0, workload.output) ** 2 - 1)
     decode = replace(prefill, service=slots / capacity.rate, servers=slots, variation=lengths)
     return max(replicas_needed(rate, prefill), replicas_needed(rate, decode))
 
 
-_MOST_SLOTS = 64
-"""Servers that a replica's slots are counted as: beyond, only their mean load matters."""
+_LEAST_SLOTS, _MOST_SLOTS = 4, 64
+"""Servers that a replica's slots are counted as: a few requests more for a moment miss no mean over an output, and
+beyond many only their mean load matters."""
 
 
-_WITHIN_REACH = 0.1
+_WITHIN_REACH = 0.2
 """Of what a replica carries without targets: where they leave less, steps are so close to the target that a small error
 of the model would order many times the replicas, and requests are not served better for it."""
 

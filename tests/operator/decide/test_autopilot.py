@@ -216,13 +216,14 @@ def test_a_step_of_demand_is_ordered_once_and_not_again_while_replicas_start(rat
 def test_a_target_that_a_lone_request_just_keeps_orders_no_tenfold_fleet(base):
     slow = Replica(CostModel(base, 15e-6, 30e-6, 0.045e-6, 1.05e-9), 400_000.0)
     free = capacity_within(slow, WORKLOAD, Targets(), LIMITS, Margins(prefill=1.0))[0]
-    assert capacity_within(slow, WORKLOAD, TARGETS, LIMITS, Margins(prefill=1.0))[0] >= free / 10 * 0.999
+    assert capacity_within(slow, WORKLOAD, TARGETS, LIMITS, Margins(prefill=1.0))[0] >= free / 5 * 0.999
 
 
-@pytest.mark.parametrize("pooled", [False, True])
-def test_a_few_requests_on_a_slow_machine_are_for_one_replica(pooled):
+@pytest.mark.parametrize("ordered", [False, True])
+@given(st.floats(0.01, 0.06), st.floats(0.001, 0.012))
+def test_a_few_requests_on_a_slow_machine_order_no_fleet(ordered, base, each):
     """Steps near the TPOT target leave few requests a second; a request that comes alone waits for nobody."""
-    slow = Replica(CostModel(0.035, 0.006, 0.0004, 1e-7, 0.0), 50_000.0)
+    slow = Replica(CostModel(base, each, 0.0004, 1e-7, 0.0), 50_000.0)
     small = Workload(38.0, 38.0, 1_500.0, 96.0, 11_000.0)
-    seen = view([1 / 60] * 60, replica=slow, workload=small, ready=1, pooled=pooled)
+    seen = view([1 / 30] * 60, replica=slow, workload=small, ready=1, ordered=ordered)
     assert decided(seen)[0] == 1
