@@ -267,10 +267,10 @@ def capacity_within(
     """With the limits that are best within `bounds`."""
     low = StepLimits(bounds.low.max_num_seqs, bounds.low.max_num_batched_tokens)
     high = StepLimits(bounds.high.max_num_seqs, bounds.high.max_num_batched_tokens)
-    aims = (targets, replace(targets, tpot=None), Targets())
-    found = [_capacity(replica, workload, aim, low, high, margins) for aim in aims]
-    for aim, (rate, at_rate) in zip(aims, found, strict=True):
-        if rate > 0 and rate >= _WITHIN_REACH * found[-1][0]:
+    free, _ = _capacity(replica, workload, Targets(), low, high, margins)
+    for aim in (targets, replace(targets, tpot=None), Targets()):
+        rate, at_rate = _capacity(replica, workload, aim, low, high, margins)
+        if rate > 0 and rate >= _WITHIN_REACH * free:
             return Capacity(rate, aim == targets, min(1.0, at_rate.prefill_load), at_rate.running)
     return Capacity(1e-3, False, 1.0, 1.0)
 

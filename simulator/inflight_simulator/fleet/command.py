@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from inflight_simulator.fleet.flags import add_fleet_flags, fleet_config
+from inflight_simulator.fleet.flags import add_fleet_flags, add_json_flag, fleet_config
 from inflight_simulator.fleet.named import NAMES, simulate_named
 from inflight_simulator.fleet.progress import TerminalProgress
 from inflight_simulator.fleet.replica_file import FORMAT
@@ -40,14 +40,7 @@ def add_fleet_command_flags(parser: argparse.ArgumentParser) -> None:
     add_fleet_flags(parser)
     parser.add_argument("--scaler", required=True, metavar="SCALER", help="who orders replicas, see below")
     output = parser.add_argument_group("what to print")
-    output.add_argument(
-        "--json",
-        type=Path,
-        nargs="?",
-        const=Path("-"),
-        metavar="FILE",
-        help="write all numbers as a JSON object; without FILE or with -: to standard output, alone",
-    )
+    add_json_flag(output)
     output.add_argument(
         "--plot", type=Path, metavar="FILE.png", help="draw replicas, arrivals, share in target and queue over time"
     )

@@ -10,7 +10,7 @@ import msgspec
 
 from inflight_engine.flag_types import number
 from inflight_simulator.fleet.compare import compare, comparison_table, followed, ranked
-from inflight_simulator.fleet.flags import add_fleet_flags, fleet_config
+from inflight_simulator.fleet.flags import add_fleet_flags, add_json_flag, fleet_config
 from inflight_simulator.fleet.named import NAMES, SPECIAL, check_name
 from inflight_simulator.fleet.oracle_search import MOST_RUNS
 from inflight_simulator.fleet.outcome import FleetRun
@@ -50,14 +50,7 @@ def add_fleet_compare_flags(parser: argparse.ArgumentParser) -> None:
         "--processes", type=number(int, 1, 1024), default=1, metavar="N", help="simulate so many at once (default 1)"
     )
     output = parser.add_argument_group("what to print")
-    output.add_argument(
-        "--json",
-        type=Path,
-        nargs="?",
-        const=Path("-"),
-        metavar="FILE",
-        help="write all numbers as a JSON object; without FILE or with -: to standard output, alone",
-    )
+    add_json_flag(output)
     output.add_argument(
         "--plot",
         type=Path,

@@ -90,6 +90,17 @@ def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
     add_target_flags(parser)
 
 
+def add_json_flag(output: argparse._ArgumentGroup) -> None:
+    output.add_argument(
+        "--json",
+        type=Path,
+        nargs="?",
+        const=Path("-"),
+        metavar="FILE",
+        help="write all numbers as a JSON object; without FILE or with -: to standard output, alone",
+    )
+
+
 def add_target_flags(parser: argparse.ArgumentParser) -> None:
     targets = _DEFAULTS.targets
     aims = parser.add_argument_group("targets of each request")
