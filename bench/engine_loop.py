@@ -139,7 +139,7 @@ class MarkedChannel(EngineChannel):
 
 def load_marked(config: EngineConfig, marks: Marks) -> Engine:
     """The engine process's own way of loading, with marks around its runner's model and around its runner."""
-    ranks: Any = import_module("inflight_engine.execution.ranks")
+    ranks: Any = import_module("inflight_engine.execution.parallel.ranks")
     runner: Any = import_module("inflight_engine.execution.runner")
     load_model, make_runner = runner.load_model, ranks.make_runner
     holder: list[MarkedRunner] = []

@@ -18,10 +18,10 @@ import torch
 from inflight_engine.config import EngineConfig
 from inflight_engine.execution.attention.base import AttentionBatch, AttentionSpec, ChunkSpan
 from inflight_engine.execution.attention.cpu_native import CpuNativeBackend
+from inflight_engine.execution.cpu_decoder import NativeDecoder
 from inflight_engine.execution.load import load_model
-from inflight_engine.execution.native.decoder import NativeDecoder
-from inflight_engine.execution.parallel import SingleProcess
 from inflight_engine.models.config import DecoderConfig, load_model_config
+from inflight_engine.models.parallel import SingleProcess
 from inflight_engine.models.source import ModelFiles, resolve
 from inflight_engine.models.tokenizer import load_tokenizer
 

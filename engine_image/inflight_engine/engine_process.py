@@ -55,7 +55,7 @@ def load(
     """
     # These import torch: seconds, so not before it is needed.
     from inflight_engine.execution.device import device_failed
-    from inflight_engine.execution.ranks import make_runner
+    from inflight_engine.execution.parallel.ranks import make_runner
 
     runner = make_runner(config)
     info = runner.info

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inflight_engine.scheduling.config import SwapRates
+from inflight_engine.cache.swap import SwapRates
 
 _WEIGHT = 0.2
 """Of the latest step in the running mean."""

@@ -10,7 +10,7 @@
 
 namespace inflight {
 
-// As native/decoder.py fills it, in this order. Biases are padded to whole panels; null: none.
+// As execution/cpu_decoder.py fills it, in this order. Biases are padded to whole panels; null: none.
 struct Layer {
   const float* input_norm;
   Matrix qkv;

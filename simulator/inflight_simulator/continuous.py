@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from inflight_cost.model import StepWork, attended_tokens
+from inflight_engine.cache.swap import SwapRates
 from inflight_engine.request import DEFAULT_CLASS, Request, SamplingParams
-from inflight_engine.scheduling.config import SchedulerConfig, SwapRates
+from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import PrefillChunk, SlotStart, StepPlan
 from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler
 from inflight_simulator.arrivals import OUTPUT_TOKEN, Arrival, prompt_token_ids

@@ -9,7 +9,7 @@ from typing import Protocol, get_type_hints
 import msgspec
 
 from inflight_cost.model import CostModel, StepWork
-from inflight_engine.scheduling.config import SwapRates
+from inflight_engine.cache.swap import SwapRates
 from inflight_simulator.errors import InputError
 
 

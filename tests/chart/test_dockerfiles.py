@@ -173,13 +173,13 @@ def test_the_kernels_go_where_the_engine_looks_for_them(tmp_path):
     step = [a for i, a in final_stage("engine") if i == "RUN"][-1]
     shell = re.sub(r" /(build|opt)/", rf" {tmp_path}/\1/", step[step.index("set -eu") :])
     assert subprocess.run(["sh", "-c", shell]).returncode == 0
-    native = "lib/python3.99/site-packages/inflight_engine/execution/native"
+    native = "lib/python3.99/site-packages/inflight_engine/native"
     assert (installed / native / "lib" / "libinflight-generic.so").is_file()
 
 
 def test_kernels_compiled_for_this_machine_stay_out_of_the_images():
     ignored = (PROJECT / ".dockerignore").read_text().splitlines()
-    assert "engine_image/inflight_engine/execution/native/lib" in ignored
+    assert "engine_image/inflight_engine/native/lib" in ignored
 
 
 def test_bytecode_is_made_by_the_build_and_never_by_the_run():

@@ -7,6 +7,7 @@ import pytest
 
 from inflight_cost.model import StepWork
 from inflight_engine.cache.prefix import block_hashes, root_hash
+from inflight_engine.cache.swap import SwapRates
 from inflight_engine.engine import MAX_CONSECUTIVE_FAILURES, Engine
 from inflight_engine.messages import (
     AddRequest,
@@ -24,7 +25,7 @@ from inflight_engine.recording.recorder import Recorder
 from inflight_engine.recording.replay import replay
 from inflight_engine.recording.survey import Survey
 from inflight_engine.request import FinishReason, SamplingParams
-from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass, SwapRates
+from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_times import StepTimes

@@ -9,7 +9,7 @@ from inflight_cost.model import CostModel, StepWork
 from inflight_engine import engine_process
 from inflight_engine.config import EngineConfig
 from inflight_engine.engine import Engine
-from inflight_engine.execution import ranks
+from inflight_engine.execution.parallel import ranks
 from inflight_engine.messages import SHORT_STEP_SECONDS, LongStep
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import Preemption, PrefillChunk, StepPlan

@@ -1,6 +1,6 @@
 import pytest
 
-from inflight_engine.scheduling.config import SwapRates
+from inflight_engine.cache.swap import SwapRates
 from inflight_engine.swap_rates import SwapRateMeter
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from inflight_engine.cache.block_ids import BlockIds
 from inflight_engine.cache.block_pool import OutOfBlocksError
-from inflight_engine.scheduling.plan import BlockIds
 
 _NO_BLOCKS: BlockIds = np.empty(0, np.int32)
 

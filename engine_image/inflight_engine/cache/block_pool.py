@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from inflight_engine.scheduling.plan import BlockIds
+from inflight_engine.cache.block_ids import BlockIds
 
 _LEAST_AHEAD = 64
 _MOST_AHEAD = 2048

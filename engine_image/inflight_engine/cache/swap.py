@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from inflight_engine.scheduling.config import SwapRates
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SwapRates:
+    """What was measured lately, in tokens a second: computing a prefill, and copying keys and values one way."""
+
+    prefill: float
+    copy: float
 
 
 def swapping_is_cheaper(num_computed_tokens: int, rates: SwapRates) -> bool:

@@ -22,8 +22,8 @@ import torch
 
 from inflight_engine.execution.attention.base import AttentionBackend, AttentionBatch, IntArray
 from inflight_engine.execution.batch import PackedStep
-from inflight_engine.execution.sampler import argmax
-from inflight_engine.execution.staging import Staging
+from inflight_engine.execution.memory.staging import Staging
+from inflight_engine.execution.sampling.draws import argmax
 from inflight_engine.execution.token_feed import TokenFeed
 from inflight_engine.models.protocol import Model
 

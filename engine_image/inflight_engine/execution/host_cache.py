@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from inflight_engine.execution.attention.base import AttentionBackend
-from inflight_engine.execution.kv_size import KVCacheSizeError
-from inflight_engine.execution.memory import zeros
+from inflight_engine.execution.memory.kv_size import KVCacheSizeError
+from inflight_engine.execution.memory.zeros import zeros
 
 _MEASURED_BLOCKS = 16
 _MEASURED_COPIES = 3

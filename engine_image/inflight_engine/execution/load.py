@@ -8,11 +8,11 @@ from typing import TypeAlias
 import torch
 
 from inflight_engine.config import EngineConfig
-from inflight_engine.execution.native.decoder import NativeDecoder
-from inflight_engine.execution.parallel import Parallel
+from inflight_engine.execution.cpu_decoder import NativeDecoder
 from inflight_engine.models.config import DecoderConfig, UnsupportedModelError, load_model_config
 from inflight_engine.models.llama import LlamaModel
 from inflight_engine.models.ops import Ops, TorchOps
+from inflight_engine.models.parallel import Parallel
 from inflight_engine.models.protocol import Model
 from inflight_engine.models.source import ModelFiles
 from inflight_engine.models.transformers_config import TransformersConfig, load_transformers_config

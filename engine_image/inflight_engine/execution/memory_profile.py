@@ -12,9 +12,9 @@ import torch
 
 from inflight_engine.execution.attention.base import AttentionBackend, AttentionBatch, AttentionSpec, ChunkSpan
 from inflight_engine.execution.graphs import CudaCapture, DecodeGraphs
-from inflight_engine.execution.kv_size import GpuMemory
-from inflight_engine.execution.sampler import DrawBatch, draw
-from inflight_engine.execution.staging import Staging, step_bytes
+from inflight_engine.execution.memory.kv_size import GpuMemory
+from inflight_engine.execution.memory.staging import Staging, step_bytes
+from inflight_engine.execution.sampling.draws import DrawBatch, draw
 from inflight_engine.execution.token_feed import TokenFeed
 from inflight_engine.models.protocol import Model
 

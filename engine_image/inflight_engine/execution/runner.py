@@ -14,12 +14,12 @@ from inflight_engine.execution.attention.base import AttentionSpec
 from inflight_engine.execution.device import choose_device, choose_dtype
 from inflight_engine.execution.graphs import CudaCapture, ladder
 from inflight_engine.execution.host_cache import HostCache
-from inflight_engine.execution.kv_size import HostMemory, KVDemand, is_given, num_host_blocks, num_kv_blocks
 from inflight_engine.execution.load import ModelConfig, is_in_kernels, load_config, load_model
+from inflight_engine.execution.memory.kv_size import HostMemory, KVDemand, is_given, num_host_blocks, num_kv_blocks
+from inflight_engine.execution.memory.resources import choose_num_threads, read_resources
 from inflight_engine.execution.memory_profile import measure
-from inflight_engine.execution.parallel import ALONE, Parallel
-from inflight_engine.execution.resources import choose_num_threads, read_resources
 from inflight_engine.execution.steps import make_steps
+from inflight_engine.models.parallel import ALONE, Parallel
 from inflight_engine.models.source import resolve
 from inflight_engine.models.transformers_config import TransformersConfig
 from inflight_engine.output import StepOutput

@@ -11,14 +11,14 @@ import torch
 
 from inflight_engine.execution.attention.base import AttentionBackend, AttentionSpec
 from inflight_engine.execution.batch import PackedStep, PersistentBatch
-from inflight_engine.execution.fetch import Fetch
 from inflight_engine.execution.graphs import Capture, DecodeGraphs
 from inflight_engine.execution.host_cache import HostCache
-from inflight_engine.execution.logprobs import token_logprobs
-from inflight_engine.execution.parallel import ALONE, Parallel
-from inflight_engine.execution.sampling import Choice, Reported, SamplingState
-from inflight_engine.execution.staging import Staging, step_bytes
+from inflight_engine.execution.memory.fetch import Fetch
+from inflight_engine.execution.memory.staging import Staging, step_bytes
+from inflight_engine.execution.sampling.logprobs import token_logprobs
+from inflight_engine.execution.sampling.state import Choice, Reported, SamplingState
 from inflight_engine.execution.token_feed import TokenFeed
+from inflight_engine.models.parallel import ALONE, Parallel
 from inflight_engine.models.protocol import Model
 from inflight_engine.output import StepOutput
 from inflight_engine.request import NO_TOKENS, TokenIds

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from inflight_engine.execution.parallel import ALONE, Parallel
-from inflight_engine.execution.staging import upload
+from inflight_engine.execution.memory.staging import upload
+from inflight_engine.models.parallel import ALONE, Parallel
 from inflight_engine.scheduling.plan import SlotStart
 
 

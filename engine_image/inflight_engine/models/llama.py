@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from inflight_engine.execution.parallel import Parallel
 from inflight_engine.models.config import DecoderConfig
 from inflight_engine.models.ops import Ops
+from inflight_engine.models.parallel import Parallel
 from inflight_engine.models.protocol import Attention
 from inflight_engine.models.rope import rotation_table
 from inflight_engine.models.weights import WeightSource

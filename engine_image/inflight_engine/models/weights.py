@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import torch
 from safetensors import safe_open
 
-from inflight_engine.execution.native.dequantize import can_dequantize, dequantize
 from inflight_engine.models.config import DecoderConfig, read_json
 from inflight_engine.models.gguf import GGUFFile, read_gguf
 from inflight_engine.models.source import ModelFiles
+from inflight_engine.native.dequantize import can_dequantize, dequantize
 
 
 class WeightSource(Protocol):

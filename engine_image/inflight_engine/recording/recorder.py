@@ -15,6 +15,7 @@ from typing import BinaryIO
 import msgspec
 
 from inflight_cost.model import CostModel
+from inflight_engine.cache.swap import SwapRates
 from inflight_engine.recording.content import ContentIds
 from inflight_engine.recording.decisions import Decisions, ended_lines
 from inflight_engine.recording.lines import (
@@ -33,7 +34,7 @@ from inflight_engine.recording.lines import (
     WeightsChanged,
 )
 from inflight_engine.request import FinishReason, Request
-from inflight_engine.scheduling.config import SchedulerConfig, SwapRates
+from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import StepPlan
 

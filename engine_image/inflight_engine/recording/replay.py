@@ -9,6 +9,7 @@ from itertools import islice
 
 import numpy as np
 
+from inflight_engine.cache.swap import SwapRates
 from inflight_engine.recording.decisions import Decisions, ended_lines
 from inflight_engine.recording.difference import Difference, end_difference, plan_difference
 from inflight_engine.recording.lines import (
@@ -29,7 +30,7 @@ from inflight_engine.recording.lines import (
 from inflight_engine.recording.pseudo_tokens import PseudoTokens
 from inflight_engine.recording.survey import Survey
 from inflight_engine.request import FinishReason, Request, SamplingParams
-from inflight_engine.scheduling.config import SchedulerConfig, SwapRates
+from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler

@@ -81,11 +81,3 @@ def ttft_targets(policy: str, classes: Iterable[ServiceClass], default: float | 
         return {}
     targets = {each.name: default if each.ttft_target is None else each.ttft_target for each in classes}
     return {name: target for name, target in targets.items() if target is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class SwapRates:
-    """What was measured lately, in tokens a second: computing a prefill, and copying keys and values one way."""
-
-    prefill: float
-    copy: float

@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from inflight_engine.cache.block_counter import BlockCounter
+from inflight_engine.cache.block_ids import BlockIds
 from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.request import TokenIds
-from inflight_engine.scheduling.plan import BlockGrowth, BlockIds, Slots
+from inflight_engine.scheduling.plan import BlockGrowth, Slots
 from inflight_engine.scheduling.slots import SlotTable
 from inflight_engine.scheduling.token_pages import Columns, TokenPages, TokenRows
 

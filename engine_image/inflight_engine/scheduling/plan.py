@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from inflight_engine.cache.block_ids import BlockIds
 from inflight_engine.request import SamplingParams, TokenIds
 
 Slots = npt.NDArray[np.intp]
-BlockIds = npt.NDArray[np.int32]
 
 
 class Preemption(msgspec.Struct, frozen=True, eq=False):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from inflight_engine.cache.block_counter import BlockCounter
+from inflight_engine.cache.block_ids import BlockIds
 from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.cache.prefix import block_hashes, root_hash
 from inflight_engine.request import Request, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.decodes import DecodeGroup
-from inflight_engine.scheduling.plan import BlockIds, PrefillChunk
+from inflight_engine.scheduling.plan import PrefillChunk
 from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_engine.scheduling.slots import SlotTable
 from inflight_engine.scheduling.stops import StopTokens

@@ -9,13 +9,14 @@ from collections.abc import Set
 import numpy as np
 
 from inflight_cost.model import CostModel
+from inflight_engine.cache.block_ids import BlockIds
 from inflight_engine.cache.block_pool import BlockPool
-from inflight_engine.cache.swap import swapping_is_cheaper
+from inflight_engine.cache.swap import SwapRates, swapping_is_cheaper
 from inflight_engine.request import FinishReason, Request, RequestState, TokenIds
-from inflight_engine.scheduling.config import PREEMPTION_MODES, SchedulerConfig, SwapRates
+from inflight_engine.scheduling.config import PREEMPTION_MODES, SchedulerConfig
 from inflight_engine.scheduling.deadlines import Deadlines
 from inflight_engine.scheduling.limits import Limits
-from inflight_engine.scheduling.plan import BlockGrowth, BlockIds, Preemption, PrefillChunk, SlotStart, StepPlan
+from inflight_engine.scheduling.plan import BlockGrowth, Preemption, PrefillChunk, SlotStart, StepPlan
 from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_engine.scheduling.running import Running, all_tokens, hash_blocks, longest_request
 from inflight_engine.scheduling.under_way import PlansUnderWay

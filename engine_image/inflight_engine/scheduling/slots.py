@@ -6,8 +6,9 @@ import heapq
 
 import numpy as np
 
+from inflight_engine.cache.block_ids import BlockIds
 from inflight_engine.request import Request
-from inflight_engine.scheduling.plan import BlockIds, Slots
+from inflight_engine.scheduling.plan import Slots
 
 
 class SlotTable:

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_engine.cache.swap import swapping_is_cheaper
-from inflight_engine.scheduling.config import SwapRates
+from inflight_engine.cache.swap import SwapRates, swapping_is_cheaper
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from inflight_engine.execution import sampler, triton_draw
-from inflight_engine.execution.sampler import DrawBatch, uniform
+from inflight_engine.execution.sampling import draws, draws_triton
+from inflight_engine.execution.sampling.draws import DrawBatch, uniform
 
 VOCAB = 90
 
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    monkeypatch.setattr(triton_draw, "_BLOCK", 64)
+    monkeypatch.setattr(draws_triton, "_BLOCK", 64)
 
 
 def batch_of(count, seed):
@@ -32,7 +32,7 @@ def by_kernel(logits, rows, batch):
     top_k = np.where(batch.top_k > 0, batch.top_k, logits.shape[1])
     number = uniform(batch.seed, batch.position)
     how = np.stack([batch.temperature, batch.min_p, top_k, batch.top_p, number])
-    return triton_draw.draw_rows(logits, np.array(rows), how).tolist()
+    return draws_triton.draw_rows(logits, np.array(rows), how).tolist()
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -42,7 +42,7 @@ def test_draws_are_torchs(ties):
     if ties:
         logits = logits.round()
     batch = batch_of(count, 1)
-    expected = sampler._draw(logits, batch, uniform(batch.seed, batch.position)).tolist()
+    expected = draws._draw(logits, batch, uniform(batch.seed, batch.position)).tolist()
     assert by_kernel(logits, range(count), batch) == expected
     assert len(set(expected)) > 5
 
@@ -60,7 +60,7 @@ def test_a_number_at_the_very_end_takes_the_last_token_left():
     end = np.nextafter(1.0, 0.0)
     for top_k, last in ((VOCAB, VOCAB - 1), (5, 4)):
         how = np.array([[1.0], [0.0], [top_k], [1.0], [end]])
-        assert triton_draw.draw_rows(logits, np.array([0]), how).tolist() == [last]
+        assert draws_triton.draw_rows(logits, np.array([0]), how).tolist() == [last]
 
 
 def test_tokens_that_cannot_be_are_never_drawn():
@@ -69,4 +69,4 @@ def test_tokens_that_cannot_be_are_never_drawn():
     for number in (0.0, 0.5, 0.7, 0.999999):
         for top_k, top_p in ((VOCAB, 1.0), (10, 0.9)):
             how = np.array([[1.0], [0.0], [top_k], [top_p], [number]])
-            assert triton_draw.draw_rows(logits, np.array([0]), how).item() == (70 if number > 0.63 else 5)
+            assert draws_triton.draw_rows(logits, np.array([0]), how).item() == (70 if number > 0.63 else 5)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from inflight_engine.execution.sampler import uniform
+from inflight_engine.execution.sampling.draws import uniform
 
 
 def changed_logits(logits, prompt, output, sampling):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_engine.execution.graphs import CudaCapture, ladder, padded_size
-from inflight_engine.execution.parallel import SingleProcess
+from inflight_engine.models.parallel import SingleProcess
 from inflight_engine.request import SamplingParams
 from tests.engine.execution.driver import Driver
 from tests.engine.execution.padded_backend import PaddedBackend

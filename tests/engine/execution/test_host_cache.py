@@ -13,8 +13,8 @@ from inflight_engine.models.config import DecoderConfig, load_model_config
 from inflight_engine.models.source import resolve
 from inflight_engine.request import SamplingParams
 from tests.engine.execution.driver import Driver
-from tests.engine.execution.native.variants import needs_kernels
 from tests.engine.execution.tiny_model import SWAP_SPACE, make_model, prompts_for, tiny_runner
+from tests.engine.native.variants import needs_kernels
 
 BLOCK_SIZE, BLOCKS = 16, 12
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from inflight_engine.execution.memory_profile import (
     largest_batch,
     run_largest_step,
 )
-from inflight_engine.execution.parallel import ALONE
+from inflight_engine.models.parallel import ALONE
 from inflight_engine.models.source import resolve
 from tests.engine.execution.padded_backend import PaddedBackend
 from tests.engine.execution.tiny_model import make_model

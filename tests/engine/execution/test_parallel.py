@@ -18,14 +18,14 @@ import torch.nn.functional as F
 
 from inflight_engine.config import EngineConfig
 from inflight_engine.engine_process import load
-from inflight_engine.execution.distributed import TorchDistributed
-from inflight_engine.execution.parallel import ALONE
-from inflight_engine.execution.plan_frames import PlanDecoder, PlanEncoder
-from inflight_engine.execution.ranks import make_runner
-from inflight_engine.execution.worker import serve
+from inflight_engine.execution.parallel.plan_frames import PlanDecoder, PlanEncoder
+from inflight_engine.execution.parallel.process_group import TorchDistributed
+from inflight_engine.execution.parallel.ranks import make_runner
+from inflight_engine.execution.parallel.worker import serve
 from inflight_engine.models.config import load_model_config
 from inflight_engine.models.llama import LlamaModel
 from inflight_engine.models.ops import TorchOps
+from inflight_engine.models.parallel import ALONE
 from inflight_engine.models.source import ModelFiles
 from inflight_engine.models.weights import open_weights
 from inflight_engine.request import SamplingParams
@@ -180,7 +180,7 @@ def test_a_worker_ends_with_rank_0_whatever_it_waits_for(folder, tmp_path):
     lifeline, held = os.pipe()
     config = msgspec.json.encode(config_for(folder, tensor_parallel_size=2)).decode()
     arguments = ["1", "0", str(lifeline), str(tmp_path / "nobody-comes"), config]
-    worker = start("inflight_engine.execution.worker", *arguments, pass_fds=[lifeline])
+    worker = start("inflight_engine.execution.parallel.worker", *arguments, pass_fds=[lifeline])
     os.close(lifeline)
     with pytest.raises(subprocess.TimeoutExpired):
         worker.wait(2)
@@ -209,7 +209,7 @@ def test_what_cannot_be_shared_out_is_refused_before_any_process_starts(tmp_path
 
 
 def test_more_ranks_than_gpus_are_refused(folder, monkeypatch):
-    from inflight_engine.execution import ranks
+    from inflight_engine.execution.parallel import ranks
 
     monkeypatch.setattr(ranks, "choose_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

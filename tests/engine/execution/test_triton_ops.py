@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from inflight_engine.execution import invariant_matmul, triton_draw, triton_ops
+from inflight_engine.execution import invariant_matmul, triton_ops
+from inflight_engine.execution.sampling import draws_triton
 from tests.engine.execution.tiny_model import make_model
 from tests.engine.execution.triton_compile import ARCHITECTURES, compile_kernel
 
@@ -80,11 +81,11 @@ def test_the_invariant_product_compiles_to_tensor_cores(architecture, dtype):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_draw_compiles(architecture):
     compile_kernel(
-        triton_draw.draw_kernel,
+        draws_triton.draw_kernel,
         architecture,
         {"logits": "*fp32", "rows": "*i64", "how": "*fp64", "drawn": "*i64"}
         | dict.fromkeys(("stride", "num_rows", "vocab_size"), "i32"),
-        {"BLOCK": triton_draw._BLOCK},
+        {"BLOCK": draws_triton._BLOCK},
         num_warps=8,
     )
 

@@ -4,11 +4,11 @@ import gguf
 import numpy as np
 import pytest
 
-from inflight_engine.execution.native.dequantize import can_dequantize, dequantize
 from inflight_engine.models.config import UnsupportedModelError, config_from_gguf
 from inflight_engine.models.gguf import GGUFError, TensorInfo, read_gguf
 from inflight_engine.models.source import resolve
-from tests.engine.execution.native.variants import VARIANTS, kernels
+from inflight_engine.native.dequantize import can_dequantize, dequantize
+from tests.engine.native.variants import VARIANTS, kernels
 
 WORDS = ["eins", "zwei", "größer"]
 QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")

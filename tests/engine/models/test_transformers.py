@@ -13,13 +13,13 @@ from safetensors.torch import load_file, save_file
 
 from inflight_engine.config import EngineConfig
 from inflight_engine.execution.load import load_config, load_model
-from inflight_engine.execution.native.library import library
-from inflight_engine.execution.parallel import ALONE
 from inflight_engine.models import transformers_config
 from inflight_engine.models.config import UnsupportedModelError
+from inflight_engine.models.parallel import ALONE
 from inflight_engine.models.source import ModelFiles
 from inflight_engine.models.transformers_config import TransformersConfig
 from inflight_engine.models.transformers_model import TransformersModel
+from inflight_engine.native.library import library
 from inflight_engine.request import SamplingParams
 from tests.engine.execution.driver import Driver
 from tests.engine.execution.tiny_model import COMMON, SWAP_SPACE, VOCAB, generate, prompts_for, tiny_runner
@@ -297,7 +297,7 @@ def test_options_of_native_models_are_refused(tmp_path, options):
 def test_native_architectures_do_not_import_transformers(tmp_path):
     make(tmp_path, "llama", {})
     code = (
-        "import sys; from pathlib import Path; import inflight_engine.execution.ranks;"
+        "import sys; from pathlib import Path; import inflight_engine.execution.parallel.ranks;"
         "from inflight_engine.execution.load import load_config; from inflight_engine.models.source import ModelFiles;"
         f"load_config(ModelFiles('m', Path({str(tmp_path)!r}))); assert 'transformers' not in sys.modules"
     )

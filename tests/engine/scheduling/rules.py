@@ -14,8 +14,9 @@ import math
 from dataclasses import dataclass
 
 from inflight_cost.model import CostModel, StepWork
+from inflight_engine.cache.swap import SwapRates
 from inflight_engine.request import Request, RequestState
-from inflight_engine.scheduling.config import SchedulerConfig, SwapRates
+from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import Preemption, Slots, SlotStart, StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler

@@ -14,8 +14,9 @@ from random import Random
 from typing import Any
 
 from inflight_cost.model import CostModel
+from inflight_engine.cache.swap import SwapRates
 from inflight_engine.request import FinishReason, RequestState
-from inflight_engine.scheduling.config import PREEMPTION_MODES, ServiceClass, SwapRates
+from inflight_engine.scheduling.config import PREEMPTION_MODES, ServiceClass
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS

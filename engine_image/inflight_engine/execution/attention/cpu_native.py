@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from inflight_engine.execution.attention.base import AttentionBackend, AttentionBatch, AttentionSpec
-from inflight_engine.execution.memory import zeros
-from inflight_engine.execution.native.library import check, library, team
+from inflight_engine.execution.memory.zeros import zeros
+from inflight_engine.native.library import check, library, team
 
 _LANES = 16
 _MOST_HEAD_DIM = 256

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from inflight_engine.execution.attention.base import AttentionBatch, AttentionSpec, ChunkSpan
-from inflight_engine.execution.staging import Staging, staged_bytes
+from inflight_engine.execution.memory.staging import Staging, staged_bytes
 
 Int32Array = npt.NDArray[np.int32]
 

@@ -9,7 +9,7 @@ import torch
 
 from inflight_engine.execution.attention.base import AttentionBackend, AttentionBatch, AttentionSpec
 from inflight_engine.execution.attention.gpu_step import GpuStep, StepStaging
-from inflight_engine.execution.memory import zeros
+from inflight_engine.execution.memory.zeros import zeros
 
 
 class PagedGpuBackend(AttentionBackend):

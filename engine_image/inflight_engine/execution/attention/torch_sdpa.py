@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from inflight_engine.execution.attention.base import AttentionBackend, AttentionBatch, AttentionSpec, ChunkSpan
-from inflight_engine.execution.memory import zeros
+from inflight_engine.execution.memory.zeros import zeros
 
 _MASKED_QUERIES = 512
 """Queries of a chunk that attend at once: the mask is this many rows by the whole context."""

@@ -10,7 +10,7 @@ from inflight_engine.execution.attention import choose_backend
 from inflight_engine.execution.attention.cpu_native import CpuNativeBackend
 from inflight_engine.execution.attention.torch_sdpa import TorchSdpaBackend
 from tests.engine.execution.attention.reference import Workload, make_spec
-from tests.engine.execution.native.variants import VARIANTS, kernels, needs_kernels
+from tests.engine.native.variants import VARIANTS, kernels, needs_kernels
 
 PIECE = 256
 """Tokens of one softmax in the kernels (`kPiece`)."""

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inflight_engine.execution.native import sampling as native
-from inflight_engine.execution.staging import upload
+from inflight_engine.execution.memory.staging import upload
+from inflight_engine.native import sample as native
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.scheduling.plan import Slots
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from inflight_engine.execution.resources import choose_num_threads, read_resources
+from inflight_engine.execution.memory.resources import choose_num_threads, read_resources
 
 GIB = 1 << 30
 

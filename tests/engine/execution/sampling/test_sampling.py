@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from inflight_engine.execution.logprobs import token_logprobs
-from inflight_engine.execution.sampling import SamplingState
+from inflight_engine.execution.sampling.logprobs import token_logprobs
+from inflight_engine.execution.sampling.state import SamplingState
 from inflight_engine.output import StepOutput
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import SlotStart
@@ -209,12 +209,12 @@ def test_rows_that_ask_for_nothing_are_not_touched_to_the_last_bit():
 
 
 def test_requests_that_ask_for_nothing_cost_one_argmax(monkeypatch):
-    from inflight_engine.execution import sampling
+    from inflight_engine.execution.sampling import state as sampling_state
 
     requests = {slot: ([1, 2], [3], SamplingParams(max_tokens=9, top_p=0.5, top_k=3, seed=5)) for slot in range(3)}
     state = running(requests)
     for part in ("draw", "gather_logprobs"):
-        monkeypatch.setattr(sampling, part, None)
+        monkeypatch.setattr(sampling_state, part, None)
     state._penalties = state._bias = None
     assert sample(state, logits_of(1, 3), requests).token_ids.tolist() == logits_of(1, 3).argmax(-1).tolist()
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inflight_engine.execution.slot_tokens import SlotTokens
-from inflight_engine.execution.staging import upload
+from inflight_engine.execution.memory.staging import upload
+from inflight_engine.execution.sampling.slot_tokens import SlotTokens
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import Slots, SlotStart
 

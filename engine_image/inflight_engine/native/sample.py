@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inflight_engine.execution.native.library import check, library, team
+from inflight_engine.native.library import check, library, team
 
 _CACHE_LINE = 64
 

@@ -1,4 +1,4 @@
-"""Which tokens a sampler may choose, how often, and that nothing but the row itself decides it."""
+"""Which tokens a draw may choose, how often, and that nothing but the row itself decides it."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight_engine.execution import sampler
-from inflight_engine.execution.native import sampling as native
-from inflight_engine.execution.sampler import DrawBatch, draw, uniform
+from inflight_engine.execution.sampling import draws
+from inflight_engine.execution.sampling.draws import DrawBatch, draw, uniform
+from inflight_engine.native import sample as native
 
 VOCAB = 50
 
@@ -80,7 +80,7 @@ def test_top_k_then_top_p_keep_exactly_the_smallest_set(temperature, top_p, top_
     logits = logits_of(seed, 1, ties=True)
     sure, possible = allowed_tokens(logits[0], temperature, 0.0, top_k, top_p)
     weights = ((logits.double() - logits.max().double()) / temperature).exp()
-    kept = sampler._keep_likeliest(weights, torch.tensor([[top_k or VOCAB]]), torch.tensor([[top_p]]))
+    kept = draws._keep_likeliest(weights, torch.tensor([[top_k or VOCAB]]), torch.tensor([[top_p]]))
     assert sure <= set(kept[0].nonzero().flatten().tolist()) <= possible
 
 
@@ -117,14 +117,14 @@ def test_a_vocabulary_larger_than_the_candidates_gives_the_same_as_a_full_sort(m
     wide = [(1.5, 0.0, 2000, 0.95, i, i) for i in range(8)]
     batch = batch_of(flat + peaked + wide)
     quick = draw(logits, batch).tolist()
-    monkeypatch.setattr(sampler, "_CANDIDATES", 5000)
+    monkeypatch.setattr(draws, "_CANDIDATES", 5000)
     assert draw(logits, batch).tolist() == quick
 
 
 def test_the_total_weight_of_a_row_is_the_same_to_the_last_bit_alone_and_among_others():
     weights = torch.rand(6, 60_000, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
-    alone = torch.cat([sampler._total(weights[i : i + 1]) for i in range(6)])
-    assert torch.equal(sampler._total(weights), alone)
+    alone = torch.cat([draws._total(weights[i : i + 1]) for i in range(6)])
+    assert torch.equal(draws._total(weights), alone)
 
 
 def test_another_seed_or_position_gives_another_stream():
@@ -150,7 +150,7 @@ def test_uniform_is_in_range_and_repeatable(seed, position):
 
 def test_uniform_equals_splitmix64s_published_sequence():
     # First output of splitmix64 seeded with 1234567 (reference implementation, Vigna 2015).
-    assert sampler._splitmix64(np.array([1234567], np.uint64))[0] == 6457827717110365317
+    assert draws._splitmix64(np.array([1234567], np.uint64))[0] == 6457827717110365317
 
 
 def test_a_tiny_temperature_is_greedy_and_a_banned_token_is_never_drawn():
@@ -163,5 +163,5 @@ def test_a_tiny_temperature_is_greedy_and_a_banned_token_is_never_drawn():
 @pytest.mark.parametrize("width", [100, 100_000])
 def test_argmax_is_the_first_of_the_greatest_whoever_computes_it(width):
     logits = torch.randn(3, width, generator=torch.Generator().manual_seed(0)).round()
-    assert (logits.numel() > sampler._SHARED_FROM) == (width == 100_000)
-    assert sampler.argmax(logits).tolist() == logits.numpy().argmax(-1).tolist()
+    assert (logits.numel() > draws._SHARED_FROM) == (width == 100_000)
+    assert draw.argmax(logits).tolist() == logits.numpy().argmax(-1).tolist()

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from inflight_engine.execution.native import library
-from tests.engine.execution.native.variants import VARIANTS, kernels, needs_kernels
+from inflight_engine.native import library
+from tests.engine.native.variants import VARIANTS, kernels, needs_kernels
 
 
 @needs_kernels

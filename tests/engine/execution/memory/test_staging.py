@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from inflight_engine.execution.staging import Staging, staged_bytes, upload
+from inflight_engine.execution.memory.staging import Staging, staged_bytes, upload
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from inflight_engine.execution.memory import zeros
+from inflight_engine.execution.memory.zeros import zeros
 
 CPU = torch.device("cpu")
 

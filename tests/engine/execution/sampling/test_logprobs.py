@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight_engine.execution.logprobs import gather_logprobs, token_logprobs
-from inflight_engine.execution.native import sampling as native
+from inflight_engine.execution.sampling.logprobs import gather_logprobs, token_logprobs
+from inflight_engine.native import sample as native
 
 VOCAB = 30
 

@@ -9,18 +9,18 @@ import torch
 from inflight_engine.config import EngineConfig
 from inflight_engine.execution.attention.base import AttentionBatch, AttentionSpec, ChunkSpan
 from inflight_engine.execution.attention.cpu_native import CpuNativeBackend
+from inflight_engine.execution.cpu_decoder import NativeDecoder
 from inflight_engine.execution.load import load_model
-from inflight_engine.execution.native.decoder import NativeDecoder
-from inflight_engine.execution.native.library import KernelError
-from inflight_engine.execution.parallel import SingleProcess
 from inflight_engine.models.config import load_model_config
 from inflight_engine.models.llama import LlamaModel
+from inflight_engine.models.parallel import SingleProcess
 from inflight_engine.models.source import resolve
+from inflight_engine.native.library import KernelError
 from inflight_engine.request import SamplingParams
 from tests.engine.execution import tiny_model
 from tests.engine.execution.driver import Driver
-from tests.engine.execution.native.variants import VARIANTS, kernels, needs_kernels
 from tests.engine.execution.tiny_model import SWAP_SPACE, VOCAB, generate, make_model, prompts_for, tiny_runner
+from tests.engine.native.variants import VARIANTS, kernels, needs_kernels
 
 pytestmark = needs_kernels
 # As in `tiny_model`, but with heads that the kernels take, and sizes that fill no panel and no group.

@@ -6,9 +6,9 @@ import random
 import pytest
 import torch
 
-from inflight_engine.execution.native.decoder import Matrix, declare
-from inflight_engine.execution.native.library import check, team
-from tests.engine.execution.native.variants import VARIANTS, kernels, needs_kernels
+from inflight_engine.execution.cpu_decoder import Matrix, declare
+from inflight_engine.native.library import check, team
+from tests.engine.native.variants import VARIANTS, kernels, needs_kernels
 
 pytestmark = needs_kernels
 FORMATS = ("float32", "bfloat16", "int8", "int4")

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inflight_engine.execution.logit_bias import LogitBias
-from inflight_engine.execution.logprobs import LogprobTensors, gather_logprobs, log_softmax
-from inflight_engine.execution.penalties import Penalties, is_penalised
-from inflight_engine.execution.sampler import DrawBatch, argmax, draw
-from inflight_engine.execution.staging import upload
+from inflight_engine.execution.memory.staging import upload
+from inflight_engine.execution.sampling.draws import DrawBatch, argmax, draw
+from inflight_engine.execution.sampling.logit_bias import LogitBias
+from inflight_engine.execution.sampling.logprobs import LogprobTensors, gather_logprobs, log_softmax
+from inflight_engine.execution.sampling.penalties import Penalties, is_penalised
 from inflight_engine.request import TokenIds
 from inflight_engine.scheduling.plan import Slots, SlotStart, StepPlan
 

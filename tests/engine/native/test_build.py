@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-KERNELS = Path(__file__).parents[4] / "engine_image" / "kernels"
+KERNELS = Path(__file__).parents[3] / "engine_image" / "kernels"
 
 
 @pytest.fixture

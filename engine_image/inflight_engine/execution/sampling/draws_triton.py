@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from inflight_engine.execution.staging import upload
+from inflight_engine.execution.memory.staging import upload
 
 _BLOCK = 1024
 _LOWEST = tl.constexpr(-(1 << 31))

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from inflight_engine.execution.slot_tokens import SlotTokens
+from inflight_engine.execution.sampling.slot_tokens import SlotTokens
 
 SLOTS = 5
 slots = st.integers(0, SLOTS - 1)

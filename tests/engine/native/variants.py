@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from inflight_engine.execution.native.library import ENVIRONMENT, library, runnable_variants
-from inflight_engine.execution.native.sampling import _kernels
+from inflight_engine.native.library import ENVIRONMENT, library, runnable_variants
+from inflight_engine.native.sample import _kernels
 
 VARIANTS = runnable_variants()
 needs_kernels = pytest.mark.skipif(not VARIANTS, reason="no CPU kernels are compiled for this CPU")

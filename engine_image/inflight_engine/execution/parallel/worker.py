@@ -1,6 +1,6 @@
 """A rank of tensor parallelism other than the first: computes the plans that rank 0 sends.
 
-Started by rank 0 as `python -m inflight_engine.execution.worker RANK PLANS LIFELINE MEETING_PLACE CONFIG`: two
+Started by rank 0 as `python -m inflight_engine.execution.parallel.worker RANK PLANS LIFELINE MEETING_PLACE CONFIG`: two
 inherited file descriptors, a path, and an `EngineConfig` as JSON.
 """
 
@@ -19,7 +19,7 @@ import msgspec
 
 from inflight_engine.config import EngineConfig
 from inflight_engine.engine import StepExecutor
-from inflight_engine.execution.plan_frames import PlanDecoder
+from inflight_engine.execution.parallel.plan_frames import PlanDecoder
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def main() -> int:
     threading.Thread(target=_leave_with_rank_zero, args=[lifeline], daemon=True).start()
     config = msgspec.json.decode(sys.argv[5], type=EngineConfig)
     try:
-        from inflight_engine.execution.distributed import join  # Imports torch, as does the next.
+        from inflight_engine.execution.parallel.process_group import join  # Imports torch, as does the next.
         from inflight_engine.execution.runner import Runner
 
         runner = Runner(config, join(config, rank, Path(sys.argv[4])))

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inflight_engine.execution.native.library import check, library, team
+from inflight_engine.native.library import check, library, team
 
 _TYPES = frozenset({2, 3, 6, 7, 8, 12, 13, 14})
 """ggml_type: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K."""

@@ -26,10 +26,10 @@ import torch
 
 from inflight_engine.config import EngineConfig
 from inflight_engine.execution.device import choose_device
-from inflight_engine.execution.distributed import join
 from inflight_engine.execution.load import load_config, refuse_options
-from inflight_engine.execution.plan_frames import PlanEncoder
-from inflight_engine.execution.resources import choose_num_threads, read_resources
+from inflight_engine.execution.memory.resources import choose_num_threads, read_resources
+from inflight_engine.execution.parallel.plan_frames import PlanEncoder
+from inflight_engine.execution.parallel.process_group import join
 from inflight_engine.execution.runner import Runner
 from inflight_engine.models.source import resolve
 from inflight_engine.output import StepOutput
@@ -102,7 +102,7 @@ class _Worker:
         ours, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
         self.plans = Connection(ours.detach(), readable=False)
-        command = [sys.executable, "-m", "inflight_engine.execution.worker"]
+        command = [sys.executable, "-m", "inflight_engine.execution.parallel.worker"]
         arguments = [str(rank), str(theirs.fileno()), str(lifeline), str(meeting_place)]
         with theirs:
             self.process = subprocess.Popen(

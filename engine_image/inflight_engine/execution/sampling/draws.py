@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inflight_engine.execution.native import sampling as native
+from inflight_engine.native import sample as native
 
 _CANDIDATES = 1024
 """Sorting the whole vocabulary is slow, and top_k and top_p rarely keep more than this; where they do, it is sorted."""
@@ -74,7 +74,9 @@ def draw(logits: torch.Tensor, batch: DrawBatch, rows: npt.NDArray[np.int64] | N
         how["number"] = number
         return native.draw(logits, rows, how)
     if logits.device.type == "cuda" and _has_triton():
-        from inflight_engine.execution.triton_draw import draw_rows  # not before it is needed: Triton takes a second
+        from inflight_engine.execution.sampling.draws_triton import (
+            draw_rows,  # not before it is needed: Triton takes a second
+        )
 
         top_k = np.where(batch.top_k > 0, batch.top_k, logits.shape[1])
         filters = np.stack([batch.temperature, batch.min_p, top_k, batch.top_p, number])

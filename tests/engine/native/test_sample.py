@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight_engine.execution import logprobs, sampler
-from inflight_engine.execution.native import sampling as native
+from inflight_engine.execution.sampling import draws, logprobs
+from inflight_engine.native import sample as native
 from inflight_engine.request import SamplingParams
-from tests.engine.execution.native.variants import VARIANTS, kernels
 from tests.engine.execution.reference_sampler import reference_token
+from tests.engine.native.variants import VARIANTS, kernels
 
 
 @pytest.fixture(scope="module", params=VARIANTS, autouse=True)
@@ -27,7 +27,7 @@ def logits_of(seed, count, width, scale=3.0, ties=False):
 def batch_of(rows):
     """rows: (temperature, min_p, top_k, top_p, seed, position)."""
     kinds = (np.float64, np.float64, np.int64, np.float64, np.uint64, np.int64)
-    return sampler.DrawBatch(
+    return draws.DrawBatch(
         *(np.array(column, kind) for column, kind in zip(zip(*rows, strict=True), kinds, strict=True))
     )
 
@@ -59,13 +59,13 @@ def test_argmax_of_a_row_without_any_chance_is_its_first():
 def on_a_boundary(row, how, tokens):
     """Whether the drawn number is within rounding of where one of two tokens ends and the next begins."""
     weights = ((row.double() - row.max().double()) / how[0]).exp()
-    kept = sampler._keep_likeliest(
+    kept = draws._keep_likeliest(
         (weights * (weights >= how[1]))[None],
         torch.tensor([[how[2] or len(row)]]).clamp(max=len(row)),
         torch.tensor([[how[3]]]),
     )[0]
     cumulative = kept.cumsum(-1) / kept.sum()
-    number = sampler.uniform(np.array([how[4]], np.uint64), np.array([how[5]], np.int64))[0]
+    number = draws.uniform(np.array([how[4]], np.uint64), np.array([how[5]], np.int64))[0]
     return abs(float(cumulative[min(tokens)]) - number) < 1e-12
 
 
@@ -79,8 +79,8 @@ def on_a_boundary(row, how, tokens):
 def test_draws_are_those_of_torch(params, width, seed, ties):
     logits = logits_of(seed, len(params), width, ties=ties)
     batch = batch_of(params)
-    ours = sampler.draw(logits, batch).tolist()
-    theirs = sampler._draw(logits, batch, sampler.uniform(batch.seed, batch.position)).tolist()
+    ours = draws.draw(logits, batch).tolist()
+    theirs = draws._draw(logits, batch, draws.uniform(batch.seed, batch.position)).tolist()
     for row, how, tokens in zip(logits, params, zip(ours, theirs, strict=True), strict=True):
         assert tokens[0] == tokens[1] or on_a_boundary(row, how, tokens)
 
@@ -92,7 +92,7 @@ def test_draws_are_those_of_plain_loops(how, width, seed, ties):
     temperature, min_p, top_k, top_p, stream, position = how
     params = SamplingParams(max_tokens=9, temperature=temperature, min_p=min_p, top_k=top_k, top_p=top_p, seed=stream)
     expected = reference_token(row[0].numpy(), [0] * position, [], params)
-    token = int(sampler.draw(row, batch_of([how]))[0])
+    token = int(draws.draw(row, batch_of([how]))[0])
     assert token == expected or on_a_boundary(row[0], how, (token, expected))
 
 
@@ -103,23 +103,23 @@ def test_a_row_is_drawn_alike_alone_and_among_others_and_wherever_it_lies(how):
     params = [(*how, seed, 7) for seed in range(40)]
     logits = logits_of(1, 40, 49152)
     batch = batch_of(params)
-    together = sampler.draw(logits, batch).tolist()
+    together = draws.draw(logits, batch).tolist()
     rows = np.arange(40)[::-3].copy()
     some = batch_of([params[row] for row in rows])
-    assert sampler.draw(logits, some, rows).tolist() == [together[row] for row in rows]
-    assert [int(sampler.draw(logits[row : row + 1], batch_of([params[row]]))[0]) for row in rows] == [
+    assert draws.draw(logits, some, rows).tolist() == [together[row] for row in rows]
+    assert [int(draws.draw(logits[row : row + 1], batch_of([params[row]]))[0]) for row in rows] == [
         together[row] for row in rows
     ]
     strided = torch.zeros(40, 50_001)[:, 3:49155]
     strided.copy_(logits)
-    assert sampler.draw(strided, batch).tolist() == together
+    assert draws.draw(strided, batch).tolist() == together
 
 
 def test_a_row_in_which_nothing_can_be_drawn_gives_a_valid_token():
     logits = torch.zeros(3, 600)
     logits[0, 5], logits[1, :], logits[2, 7] = torch.nan, -torch.inf, torch.inf
     for how in ((1.0, 0.0, 0, 1.0, 3, 4), (1.0, 0.1, 5, 0.5, 3, 4)):
-        assert sampler.draw(logits, batch_of([how] * 3)).tolist() == [5, 0, 7]
+        assert draws.draw(logits, batch_of([how] * 3)).tolist() == [5, 0, 7]
 
 
 @given(st.integers(1, 4), st.integers(1, 3000), st.integers(0, 10**6), st.booleans())

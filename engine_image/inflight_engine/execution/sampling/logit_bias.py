@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from inflight_engine.execution.slot_tokens import SlotTokens
-from inflight_engine.execution.staging import upload
+from inflight_engine.execution.memory.staging import upload
+from inflight_engine.execution.sampling.slot_tokens import SlotTokens
 from inflight_engine.scheduling.plan import Slots
 
 

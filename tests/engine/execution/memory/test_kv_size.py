@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from inflight_engine.config import EngineConfig
-from inflight_engine.execution.kv_size import (
+from inflight_engine.execution.memory.kv_size import (
     CPU_MEMORY_CAP,
     GpuMemory,
     HostMemory,

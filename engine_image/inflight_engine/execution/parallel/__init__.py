@@ -1,0 +1,1 @@
+"""Tensor parallelism: the processes of one engine, and how they meet."""

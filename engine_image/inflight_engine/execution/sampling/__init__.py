@@ -1,0 +1,1 @@
+"""From logits to a token for each row: bias, penalties, draws, logprobs."""
