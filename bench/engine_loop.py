@@ -140,8 +140,8 @@ class MarkedChannel(EngineChannel):
 def load_marked(config: EngineConfig, marks: Marks) -> Engine:
     """The engine process's own way of loading, with marks around its runner's model and around its runner."""
     ranks: Any = import_module("inflight_engine.execution.parallel.ranks")
-    runner: Any = import_module("inflight_engine.execution.runner")
-    load_model, make_runner = runner.load_model, ranks.make_runner
+    build: Any = import_module("inflight_engine.execution.build")
+    load_model, make_runner = build.load_model, ranks.make_runner
     holder: list[MarkedRunner] = []
 
     def load_marked_model(*arguments: Any) -> Any:
@@ -164,12 +164,12 @@ def load_marked(config: EngineConfig, marks: Marks) -> Engine:
         holder.append(MarkedRunner(make_runner(config), marks))
         return holder[0]
 
-    runner.load_model = load_marked_model
+    build.load_model = load_marked_model
     ranks.make_runner = make_marked_runner
     try:
         engine, _ = engine_process.load(config)
     finally:
-        runner.load_model, ranks.make_runner = load_model, make_runner
+        build.load_model, ranks.make_runner = load_model, make_runner
     return engine
 
 

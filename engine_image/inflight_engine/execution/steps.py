@@ -1,27 +1,26 @@
-"""Computes step plans in the order of their launches, one step ahead of what the host knows where that is allowed."""
+"""The runner: turns step plans into tokens, one step ahead of what the host knows where that is allowed."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from inflight_engine.execution.attention.base import AttentionBackend, AttentionSpec
+from inflight_engine.execution.attention.base import AttentionBackend
 from inflight_engine.execution.batch import PackedStep, PersistentBatch
-from inflight_engine.execution.graphs import Capture, DecodeGraphs
+from inflight_engine.execution.graphs import DecodeGraphs
 from inflight_engine.execution.host_cache import HostCache
 from inflight_engine.execution.memory.fetch import Fetch
-from inflight_engine.execution.memory.staging import Staging, step_bytes
+from inflight_engine.execution.memory.staging import Staging
 from inflight_engine.execution.sampling.logprobs import token_logprobs
 from inflight_engine.execution.sampling.state import Choice, Reported, SamplingState
 from inflight_engine.execution.token_feed import TokenFeed
-from inflight_engine.models.parallel import ALONE, Parallel
 from inflight_engine.models.protocol import Model
 from inflight_engine.output import StepOutput
 from inflight_engine.request import NO_TOKENS, TokenIds
+from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.plan import Slots, StepPlan
 
 _NOTHING = StepOutput(NO_TOKENS, [])
@@ -29,7 +28,7 @@ _NOTHING = StepOutput(NO_TOKENS, [])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepParts:
-    """What steps are computed with; each belongs to one `Steps`.
+    """What steps are computed with; each belongs to one `Runner`.
 
     Attributes:
         graphs: of decode-only steps; None: all steps are launched kernel by kernel.
@@ -45,18 +44,21 @@ class StepParts:
     on_gpu: bool
 
 
-class Steps:
-    """Launches and collects.
+class Runner:
+    """Launches and collects. A `StepExecutor`.
 
     Positions, lengths and block tables of a step follow from the plans alone, and its decodes read their tokens on the
     device. So a step can be launched while the one before it runs. Where the tokens of that one change what may be
     chosen (penalties), the launch waits for them first: correct, and as slow as without a step ahead.
 
     Args:
+        info: what it says of itself.
         lookahead: whether a second step may be launched before the first is collected.
     """
 
-    def __init__(self, parts: StepParts, max_num_seqs: int, *, lookahead: bool) -> None:
+    def __init__(self, parts: StepParts, info: RunnerInfo, max_num_seqs: int, *, lookahead: bool) -> None:
+        self.info = info
+        self.lookahead = lookahead
         self._parts = parts
         self._sampling = SamplingState(max_num_seqs)
         self._most_in_flight = 2 if lookahead else 1
@@ -137,37 +139,6 @@ class Steps:
         choice = self._sampling.choose(parts.model.logits(hidden), packed.sampled_slots, packed.sampled_positions)
         parts.feed.put(slots, choice.token_ids)
         return choice
-
-
-def make_steps(
-    model: Model,
-    attention: AttentionBackend,
-    spec: AttentionSpec,
-    host_cache: HostCache,
-    graph_sizes: Sequence[int],
-    capture: Capture | None,
-    *,
-    lookahead: bool,
-    parallel: Parallel = ALONE,
-) -> Steps:
-    """Allocate what steps need besides the KV cache, and capture the graphs.
-
-    Args:
-        capture: None: no graphs. Where it fails for this model, there are none either, and the log says why.
-    """
-    device = spec.device
-    feed = TokenFeed(spec.max_num_seqs, device, parallel)
-    copies = device.type != "cpu" or capture is not None
-    staging = Staging(step_bytes(spec.max_num_seqs, spec.max_num_batched_tokens), device, copies=copies)
-    graphs = None
-    if capture is not None:
-        graphs = DecodeGraphs(model, attention, feed, staging, graph_sizes, spec.shape.vocab_size, device)
-        # Ranks that pad and ranks that do not would wait for each other for ever.
-        if not parallel.minimum(int(graphs.try_capture(capture))):
-            graphs = None
-    batch = PersistentBatch(spec.max_num_seqs, spec.max_model_len, spec.block_size)
-    parts = StepParts(model, attention, batch, feed, staging, host_cache, graphs, device.type == "cuda")
-    return Steps(parts, spec.max_num_seqs, lookahead=lookahead)
 
 
 class _InFlight:

@@ -15,7 +15,7 @@ def test_threads_sleep_while_they_wait_unless_told_otherwise(given, expected):
     if given:
         environment["OMP_WAIT_POLICY"] = given
     shown = subprocess.run(
-        [sys.executable, "-c", "import inflight_engine.execution.runner"],
+        [sys.executable, "-c", "import inflight_engine.execution.build"],
         env=environment,
         stderr=subprocess.PIPE,
         text=True,
