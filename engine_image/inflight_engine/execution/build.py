@@ -21,7 +21,7 @@ from inflight_engine.execution.memory.kv_size import HostMemory, KVDemand, is_gi
 from inflight_engine.execution.memory.resources import choose_num_threads, read_resources
 from inflight_engine.execution.memory.staging import Staging, step_bytes
 from inflight_engine.execution.memory_profile import measure
-from inflight_engine.execution.steps import Runner, StepParts
+from inflight_engine.execution.runner import Runner, StepParts
 from inflight_engine.execution.token_feed import TokenFeed
 from inflight_engine.models.parallel import ALONE, Parallel
 from inflight_engine.models.protocol import Model

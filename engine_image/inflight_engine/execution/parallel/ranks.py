@@ -31,7 +31,7 @@ from inflight_engine.execution.load import load_config, refuse_options
 from inflight_engine.execution.memory.resources import choose_num_threads, read_resources
 from inflight_engine.execution.parallel.plan_frames import PlanEncoder
 from inflight_engine.execution.parallel.process_group import join
-from inflight_engine.execution.steps import Runner
+from inflight_engine.execution.runner import Runner
 from inflight_engine.models.source import resolve
 from inflight_engine.output import StepOutput
 from inflight_engine.scheduling.plan import StepPlan
