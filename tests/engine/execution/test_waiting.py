@@ -32,7 +32,7 @@ def test_threads_of_the_engine_process_sleep_while_they_wait_unless_told_otherwi
 
 
 @pytest.mark.slow
-def test_threads_of_a_tensor_parallel_worker_sleep_while_they_wait(tmp_path):
+def test_threads_of_a_tensor_parallel_worker_sleep_while_they_wait():
     config = msgspec.json.encode(EngineConfig("model", device="none of them")).decode()
     lifeline, ours = os.pipe()
     shown = shown_by(
