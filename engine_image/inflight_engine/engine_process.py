@@ -23,6 +23,7 @@ from inflight_engine.config import EngineConfig
 from inflight_engine.cost_fit.online import OnlineFit
 from inflight_engine.engine import Engine
 from inflight_engine.messages import EngineFailed, EngineReady, LongStep, Shutdown, Starting
+from inflight_engine.openmp import let_threads_sleep
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.limits import Limits
@@ -155,6 +156,7 @@ def start(channel: EngineChannel) -> Engine | None:
 
 def main() -> int:
     """Exit 0 when told to leave or left alone, 1 when the engine cannot go on."""
+    let_threads_sleep()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     sock = socket.socket(fileno=int(sys.argv[1]))
     channel, started = EngineChannel(sock), threading.Event()
