@@ -16,8 +16,6 @@ import torch
 from bench.engine.in_process import Generated, InProcessEngine
 from inflight_engine.config import EngineConfig
 from inflight_engine.execution.attention import BACKENDS
-from inflight_engine.execution.attention.base import AttentionBackend
-from inflight_engine.execution.attention.paged_gpu import FlashBackend
 
 VOCAB = 1024
 _OUTPUT_TOKENS = 16
@@ -116,7 +114,7 @@ class Checks:
         for backend in BACKENDS:
             yield self._attempt(
                 f"attention {backend.name}",
-                lambda b=backend: self._generate(attention_backend=b.name, **_block_size(b)),  # type: ignore[misc]
+                lambda b=backend: self._generate(attention_backend=b.name),  # type: ignore[misc]
                 may_be_missing=True,
             )
         yield self._attempt(
@@ -188,11 +186,6 @@ class Checks:
         except Exception as error:
             return _failed(name, error)
         return Check(name, alone == together.outputs[3:8], f"{len(alone)} prompts of {len(self._prompts)}")
-
-
-def _block_size(backend: type[AttentionBackend]) -> dict[str, Any]:
-    """Such as the backend can serve."""
-    return {"block_size": 256} if issubclass(backend, FlashBackend) else {}
 
 
 def _failed(name: str, error: Exception) -> Check:

@@ -51,7 +51,7 @@ def test_a_way_to_compute_that_breaks_is_wrong_and_holds_up_no_other(checks, mon
     broken = Check("eager, as with graphs", False, "RuntimeError: an illegal memory access")
     assert found["eager, as with graphs"] == broken
     assert found["swapped to host memory and back"].detail == broken.detail
-    assert found["attention flash-attn"].detail == broken.detail
+    assert found["attention flash-attn-3"].detail == broken.detail
     assert found["attention triton"] == Check("attention triton", None, "no such thing here")
     assert found["keys and values in fp8"].ok is None
     assert found["batch-invariant: alone as in a batch, bit for bit"].ok is False

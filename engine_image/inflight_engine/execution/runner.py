@@ -81,7 +81,7 @@ class Runner:
         spec = AttentionSpec(
             shape=shape,
             num_blocks=0,  # not known yet
-            block_size=config.block_size,
+            block_size=config.block_size or 0,  # the backend's own
             dtype=dtype,
             cache_dtype=_cache_dtype(config.kv_cache_dtype, dtype, device),
             device=device,
@@ -91,6 +91,7 @@ class Runner:
             batch_invariant=config.batch_invariant,
         )
         backend = choose_backend(config.attention_backend, spec)  # before the weights, which may take minutes
+        spec = backend.with_block_size(spec)
         model = load_model(config, files, model_config, dtype, device, parallel)
         on_gpu = device.type == "cuda"
         graph_sizes = ladder(config.max_num_seqs) if on_gpu and not config.enforce_eager else ()
@@ -98,14 +99,15 @@ class Runner:
         kv_bytes_per_token = shape.kv_bytes_per_token(spec.cache_dtype.itemsize)
         measured = on_gpu and not is_given(config)
         memory = measure(model, backend, spec, graph_sizes) if measured else HostMemory(host_memory)
-        num_blocks = parallel.minimum(num_kv_blocks(config, KVDemand(kv_bytes_per_token, max_model_len), memory))
+        demand = KVDemand(kv_bytes_per_token, max_model_len, spec.block_size)
+        num_blocks = parallel.minimum(num_kv_blocks(config, demand, memory))
         spec = replace(spec, num_blocks=num_blocks)
-        block_bytes = kv_bytes_per_token * config.block_size
+        block_bytes = kv_bytes_per_token * spec.block_size
         attention = backend(spec)
         host_memory -= 0 if on_gpu else num_blocks * block_bytes
         host_cache = HostCache(
             parallel.minimum(num_host_blocks(config.swap_space, block_bytes, host_memory)),
-            config.block_size,
+            spec.block_size,
             block_bytes,
             device,
             attention,
@@ -117,7 +119,7 @@ class Runner:
         )
         self.info = RunnerInfo(
             num_blocks=num_blocks,
-            block_size=config.block_size,
+            block_size=spec.block_size,
             max_model_len=max_model_len,
             kv_bytes_per_token=model_config.shape.kv_bytes_per_token(spec.cache_dtype.itemsize),
             vocab_size=shape.vocab_size,
