@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import msgspec
@@ -24,7 +24,7 @@ class AttentionSpec:
 
     Attributes:
         shape: of the model; with tensor parallelism its heads are this rank's.
-        num_blocks, block_size: of the cache.
+        num_blocks, block_size: of the cache; 0: not chosen yet.
         dtype: of queries, keys, values and the result.
         cache_dtype: in which keys and values are kept; `dtype`, or torch.float8_e4m3fn.
         max_num_seqs, max_num_batched_tokens: capacity: most decodes, most tokens in a step.
@@ -115,11 +115,18 @@ class AttentionBackend(ABC):
     captures_chunks: ClassVar[bool] = False
     """Whether `forward` of a step with chunks can be part of a CUDA graph. A backend cannot where its launches depend
     on the chunks' lengths by values of the host."""
+    preferred_block_size: ClassVar[int] = 16
+    """Tokens. Small blocks waste less memory at the end of each sequence, and more prefixes are shared."""
 
     @classmethod
     @abstractmethod
     def why_not(cls, spec: AttentionSpec) -> str | None:
         """Why this backend cannot serve a spec on this machine, as the end of "... cannot be used: "; None: it can."""
+
+    @classmethod
+    def with_block_size(cls, spec: AttentionSpec) -> AttentionSpec:
+        """A spec with this backend's block size where none is chosen yet."""
+        return spec if spec.block_size else replace(spec, block_size=cls.preferred_block_size)
 
     @abstractmethod
     def __init__(self, spec: AttentionSpec) -> None: ...

@@ -19,13 +19,16 @@ Int32Array = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GpuStep:
-    """Int32 tensors on the device: R rows that decode (padded ones included), then C chunks. A step of a fixed shape
-    has chunks in its `query_tiles` only, since their number is not fixed: C is 0.
+    """Int32 tensors on the device: R rows that decode (padded ones included), then C chunks.
+
+    How many sequences of a fixed shape with chunks decode is not fixed. With tiles, its chunks are in `query_tiles`
+    alone: C is 0. Without, all its sequences count as chunks, those that decode of one token, padded ones of none: R is
+    0.
 
     Attributes:
         num_rows: R.
         num_chunks: C.
-        longest_chunk: tokens.
+        longest_chunk: tokens; of a fixed shape, as many as there are.
         context_lens: [R + C]: tokens that each sequence has in the cache after the step; 0: padded.
         slots: [R + C]: of each sequence; of padded rows any.
         kv_slots: [T]: where each packed token's key and value go; -1: nowhere.
@@ -90,30 +93,36 @@ class StepStaging:
             ValueError: more sequences or tokens than the engine's capacity, or a shape that does not hold the batch.
         """
         num_decodes, chunks = len(batch.decode_slots), batch.chunks
-        if shape is None:
-            size = StepShape(len(batch.kv_slots), num_decodes + len(chunks))
-        else:
+        num_tokens = len(batch.kv_slots)
+        size = StepShape(num_tokens, num_decodes + len(chunks))
+        if shape is not None:
+            self._check(size, batch, shape)
             size = shape
-            self._check(batch, shape)
         if size.num_sequences > self._max_sequences or size.num_tokens > self._max_tokens:
             raise ValueError(
                 f"a step of {size.num_sequences} sequences and {size.num_tokens} tokens is more than the capacity, "
                 f"{self._max_sequences} and {self._max_tokens}"
             )
-        context_lens = np.zeros(size.num_sequences, np.int32)
-        context_lens[:num_decodes] = batch.decode_context_lens
-        slots = np.zeros(size.num_sequences, np.int32)
-        slots[:num_decodes] = batch.decode_slots
         kv_slots = np.full(size.num_tokens, -1, np.int32)
-        kv_slots[: len(batch.kv_slots)] = batch.kv_slots
+        kv_slots[:num_tokens] = batch.kv_slots
+        context_lens = np.zeros(size.num_sequences, np.int32)
+        slots = np.zeros(size.num_sequences, np.int32)
+        context_lens[:num_decodes] = batch.decode_context_lens
+        slots[:num_decodes] = batch.decode_slots
+        num_rows, longest_chunk = num_decodes, max((chunk.length for chunk in chunks), default=0)
+        if shape is not None:
+            num_rows, longest_chunk = 0 if self._lists_all(shape) else shape.num_sequences, shape.num_tokens
+        num_chunks = size.num_sequences - num_rows
         chunk_starts = np.zeros(0, np.int32)
         chunk_contexts = np.zeros(0, np.int32)
-        listed = chunks if shape is None else ()
-        if listed:
-            context_lens[num_decodes:] = [chunk.start + chunk.length for chunk in listed]
-            slots[num_decodes:] = [chunk.slot for chunk in listed]
-            chunk_starts = np.array([*(chunk.first for chunk in listed), size.num_tokens], np.int32)
-            chunk_contexts = np.concatenate([[0], np.cumsum(context_lens[num_decodes:])]).astype(np.int32)
+        if num_chunks:
+            sequences = slice(num_decodes, num_decodes + len(chunks))
+            context_lens[sequences] = [chunk.start + chunk.length for chunk in chunks]
+            slots[sequences] = [chunk.slot for chunk in chunks]
+            starts = [*range(num_rows, num_decodes), *(chunk.first for chunk in chunks)]
+            chunk_starts = np.full(num_chunks + 1, num_tokens, np.int32)
+            chunk_starts[: len(starts)] = starts
+            chunk_contexts = np.concatenate([[0], np.cumsum(context_lens[num_rows:])]).astype(np.int32)
         tiles = self._tiles(batch, shape)
         self._table.update(batch)
         sent = self._staging.send(context_lens, slots, kv_slots, tiles, chunk_starts, chunk_contexts)
@@ -121,22 +130,19 @@ class StepStaging:
         if self._gathered is not None:
             gathered = self._gathered[: len(slots)]
             table = torch.index_select(table[:, : gathered.shape[1]], 0, sent[1], out=gathered)
-        return GpuStep(
-            size.num_sequences - len(listed),
-            len(listed),
-            max((chunk.length for chunk in listed), default=0),
-            *sent,
-            table,
-        )
+        return GpuStep(num_rows, num_chunks, longest_chunk, *sent, table)
 
-    def _check(self, batch: AttentionBatch, shape: StepShape) -> None:
-        num_sequences, num_tokens = len(batch.decode_slots) + len(batch.chunks), len(batch.kv_slots)
-        if num_sequences > shape.num_sequences or num_tokens > shape.num_tokens:
-            raise ValueError(f"a step of {num_sequences} sequences and {num_tokens} tokens is more than {shape}")
+    def _lists_all(self, shape: StepShape) -> bool:
+        """Whether all sequences of a step of the shape count as chunks."""
+        return self._tile_queries is None and not shape.decodes_only
+
+    def _check(self, size: StepShape, batch: AttentionBatch, shape: StepShape) -> None:
+        if size.num_sequences > shape.num_sequences or size.num_tokens > shape.num_tokens:
+            raise ValueError(
+                f"a step of {size.num_sequences} sequences and {size.num_tokens} tokens is more than {shape}"
+            )
         if batch.chunks and shape.decodes_only:
             raise ValueError(f"a step with chunks cannot be padded to {shape}, a shape of decodes only")
-        if self._tile_queries is None and not shape.decodes_only:
-            raise ValueError("a step with chunks cannot be padded by this backend")
 
     def _tiles(self, batch: AttentionBatch, shape: StepShape | None) -> Int32Array:
         longest = self._tile_queries

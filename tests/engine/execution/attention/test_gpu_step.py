@@ -55,6 +55,16 @@ def test_a_padded_step_has_its_chunks_in_its_tiles_alone(decode_tiles):
     assert step.query_tiles.tolist() == pieces + [[0, 0, 0, 0]] * (16 // 4 + 6 - len(pieces))
 
 
+def test_without_tiles_all_sequences_of_a_padded_step_with_chunks_count_as_chunks():
+    staging = StepStaging(make_spec(), gathers=True)
+    step = staging.send(MIXED, StepShape(16, 6))
+    assert (step.num_rows, step.num_chunks, step.longest_chunk) == (0, 6, 16)
+    assert step.chunk_starts.tolist() == [0, 1, 2, 7, 10, 10, 10]
+    assert step.context_lens.tolist() == [22, 34, 5, 19, 0, 0]
+    assert step.chunk_contexts.tolist() == [0, 22, 56, 61, 80, 80, 80]
+    assert step.block_table[:4, :3].tolist() == TABLE[[0, 2, 3, 4]].tolist()
+
+
 @st.composite
 def batches(draw, max_tokens=40, max_sequences=8):
     """Of random lengths; what is in their blocks does not matter here."""
@@ -126,8 +136,6 @@ def test_a_shape_that_does_not_hold_the_step_is_refused():
             staging.send(MIXED, shape)
     with pytest.raises(ValueError, match="a shape of decodes only"):
         staging.send(MIXED, StepShape(16, 16))
-    with pytest.raises(ValueError, match="cannot be padded by this backend"):
-        StepStaging(make_spec()).send(MIXED, StepShape(16, 8))
 
 
 def test_the_largest_step_fits():
