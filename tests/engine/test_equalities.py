@@ -182,7 +182,7 @@ def test_requests_that_go_by_their_deadlines_get_what_fcfs_gives_them(prompts, g
     result = run(engine, prompts, greedy, order, arrival_time=[arrived - rng.choice((0, 100)) for _ in prompts])
     assert order != sorted(order)
     assert result.outputs == expected
-    engine.flush_record()
+    engine.flush()
     recorded, events = Recording(path).header.config, list(Recording(path).events())
     assert (recorded.ttft_target, recorded.ttft_per_token) == (50.0, 0.02)
     assert replay(recorded, events, Survey(events)) is None
