@@ -234,7 +234,7 @@ class Engine:
             return self._fail(step, error, ahead=ahead)
         self._failures = 0
         collected = self._clock()
-        left = scheduler.left_since(plan)
+        left = scheduler.discarded_slots(plan)
         finished = scheduler.update(plan, token_ids)
         done = self._clock()
         step_seconds = done - max(step.started, self._done)
