@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ from inflight_engine.models.detokenizer import ByteDetokenizer, IncrementalDetok
 from inflight_engine.models.gguf import GGUFFile, read_gguf
 from inflight_engine.models.source import ModelFiles, ModelSourceError
 
-_BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 _SENTENCEPIECE_SPACE = "▁"
 
 _CONTROL, _USER_DEFINED = 3, 4
@@ -44,6 +42,7 @@ class Tokenizer:
         self._special_ids = frozenset(id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special)
         self._byte_level = _is_byte_level(backend.decoder)
         self._bytes_of: dict[int, bytes] = {}
+        self._fallback_bytes = {} if self._byte_level else _fallback_bytes(backend)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a plain prompt, with the tokens the model expects around it (bos, where it has one)."""
@@ -76,7 +75,10 @@ class Tokenizer:
         """
         if self._byte_level:
             return ByteDetokenizer(self._token_bytes)
-        return WindowDetokenizer(self.decode, prompt_token_ids)
+        return WindowDetokenizer(self.decode, self._fallback_bytes.get, self._has_text, prompt_token_ids)
+
+    def _has_text(self, token_id: int) -> bool:
+        return token_id < self.vocab_size and token_id not in self._special_ids
 
     def token_bytes(self, token_id: int) -> bytes:
         """The token as UTF-8 text, maybe only part of a character; of a special token its name."""
@@ -88,8 +90,8 @@ class Tokenizer:
             return token.encode()
         if self._byte_level:
             return self._token_bytes(token_id)
-        byte = _BYTE_FALLBACK.fullmatch(token)
-        return bytes.fromhex(byte[1]) if byte else token.replace(_SENTENCEPIECE_SPACE, " ").encode()
+        byte = self._fallback_bytes.get(token_id)
+        return token.replace(_SENTENCEPIECE_SPACE, " ").encode() if byte is None else bytes([byte])
 
     def _token_bytes(self, token_id: int) -> bytes:
         known = self._bytes_of.get(token_id)
@@ -216,6 +218,14 @@ _GGUF_PRE_TOKENIZERS = {
 
 def _is_byte_level(decoder: Any) -> bool:
     return isinstance(decoder, decoders.ByteLevel)
+
+
+def _fallback_bytes(backend: Backend) -> dict[int, int]:
+    """SentencePiece's byte tokens: token id -> byte; empty where the decoder takes their names for text."""
+    if b'"ByteFallback"' not in backend.decoder.__getstate__():
+        return {}
+    ids = {byte: backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256)}
+    return {id_: byte for byte, id_ in ids.items() if id_ is not None}
 
 
 def _byte_alphabet() -> dict[str, int]:
