@@ -16,6 +16,7 @@ class ServerConfig:
     admin_port: where admin calls are served; None: on `port`.
     serving_metrics: /metrics is on `port` too.
     served_model_name: the name that clients use.
+    trust_tenant_header: `X-Inflight-Tenant` says whose a request is.
     bounds: how many requests may wait.
     shed_after: seconds; a request that is predicted to wait longer is refused. None: none is.
     queue_timeout: seconds a request may wait for a slot.
@@ -31,6 +32,7 @@ class ServerConfig:
     admin_port: int | None
     serving_metrics: bool
     served_model_name: str
+    trust_tenant_header: bool
     bounds: QueueBounds
     shed_after: float | None
     queue_timeout: float

@@ -91,6 +91,9 @@ class Lifecycle:
         else:
             self._supervisor.start_seconds = time.monotonic() - self._supervisor.process.started
             self._log_facts(ready, self._supervisor.start_seconds)
+            config = service.config
+            if config.engine.scheduling_policy == "fair" and not config.trust_tenant_header:
+                log.warning("policy fair is fcfs without --trust-tenant-header: all requests are of one tenant")
 
     def _log_facts(self, ready: EngineReady, seconds: float) -> None:
         service = self._service

@@ -155,6 +155,12 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
     )
     add_scheduling_flags(add)
+    parser.add_argument(
+        "--trust-tenant-header",
+        help="the header X-Inflight-Tenant says whose a request is: only where a gateway sets it and removes what "
+        "clients send (default: it is ignored, and all requests are of one tenant)",
+        action="store_true",
+    )
     add("--seed", "base of the random streams of requests without a seed", type=number(int, 0, 2**63 - 1), default=0)
     add(
         "--limits-file",
@@ -213,6 +219,7 @@ def server_config(flags: argparse.Namespace) -> ServerConfig:
         admin_port=flags.admin_port,
         serving_metrics=flags.serving_metrics,
         served_model_name=flags.served_model_name or model.rstrip("/").rsplit("/", 1)[-1],
+        trust_tenant_header=flags.trust_tenant_header,
         bounds=QueueBounds(flags.max_queued_requests, flags.max_queued_tokens),
         shed_after=flags.shed_after,
         queue_timeout=flags.queue_timeout,

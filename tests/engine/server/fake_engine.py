@@ -152,6 +152,7 @@ def server_config(**changes):
         "admin_port": None,
         "serving_metrics": True,
         "served_model_name": "fake",
+        "trust_tenant_header": False,
         "bounds": QueueBounds(8),
         "shed_after": None,
         "queue_timeout": 30.0,
