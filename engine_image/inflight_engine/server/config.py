@@ -16,6 +16,7 @@ class ServerConfig:
     admin_port: where admin calls are served; None: on `port`.
     serving_metrics: /metrics is on `port` too.
     served_model_name: the name that clients use.
+    generation_config: where the defaults of sampling come from; `source` of `read_generation_config`.
     trust_tenant_header: `X-Inflight-Tenant` says whose a request is.
     bounds: how many requests may wait.
     shed_after: seconds; a request that is predicted to wait longer is refused. None: none is.
@@ -32,6 +33,7 @@ class ServerConfig:
     admin_port: int | None
     serving_metrics: bool
     served_model_name: str
+    generation_config: str
     trust_tenant_header: bool
     bounds: QueueBounds
     shed_after: float | None

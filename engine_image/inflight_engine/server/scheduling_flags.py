@@ -43,8 +43,8 @@ def add_scheduling_flags(add: Callable[..., None]) -> None:
         "who is next within a class: fcfs, the first to come; sjf, the fewest output tokens by expected_output_tokens, "
         "else max_tokens; priority, the smallest number, of the request or its class, with aging; fair, the tenant "
         "(header X-Inflight-Tenant, see --trust-tenant-header) that was served least; deadline, the first to come that "
-        "can still keep its TTFT target. Under another policy such hints are taken and change nothing (default: deadline where there is a TTFT "
-        "target, else fcfs)",
+        "can still keep its TTFT target. Under another policy such hints are taken and change nothing (default: deadline "
+        "where there is a TTFT target, else fcfs)",
         choices=tuple(POLICIES),
     )
     add(

@@ -9,6 +9,7 @@ from typing import Any
 
 from inflight_engine.config import ATTENTION_BACKENDS, DEVICES, DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS, EngineConfig
 from inflight_engine.flag_types import number, size
+from inflight_engine.models.generation_config import FROM_MODEL
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.policies import default_policy
 from inflight_engine.server.admission import QueueBounds
@@ -65,6 +66,14 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         action="store_false",
     )
     add("--served-model-name", "what clients call the model (default: the last part of MODEL)", metavar="NAME")
+    add(
+        "--generation-config",
+        "where requests get the temperature, top_p, top_k, min_p and repetition_penalty that they do not set, and "
+        "max_new_tokens, which bounds all answers: auto, the model's generation_config.json; none: OpenAI's defaults "
+        "(vLLM's value `vllm`); or a folder with such a file",
+        default=FROM_MODEL,
+        metavar="auto|none|FOLDER",
+    )
     add("--revision", "branch, tag or commit of a Hugging Face model", default=default["revision"])
     add("--device", "auto takes a GPU when there is one", choices=DEVICES, default=default["device"])
     add(
@@ -219,6 +228,7 @@ def server_config(flags: argparse.Namespace) -> ServerConfig:
         admin_port=flags.admin_port,
         serving_metrics=flags.serving_metrics,
         served_model_name=flags.served_model_name or model.rstrip("/").rsplit("/", 1)[-1],
+        generation_config=flags.generation_config,
         trust_tenant_header=flags.trust_tenant_header,
         bounds=QueueBounds(flags.max_queued_requests, flags.max_queued_tokens),
         shed_after=flags.shed_after,

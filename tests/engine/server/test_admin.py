@@ -57,6 +57,14 @@ async def test_patch_answers_with_what_the_engine_has_put_in_force(make_fake):
                 }
             ],
         },
+        "default_sampling_params": {
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "max_tokens": None,
+        },
     }
     assert fake.engine.configurations == [(Limits(2, 64, 7), {})]
     assert (await fake.http.get("/v1/runtime_config")).json() == answer.json()

@@ -34,7 +34,7 @@ def run(*argv):
 def test_defaults_are_those_of_the_engine_configuration():
     config = parse("builtin://smollm2")
     assert config.engine == EngineConfig("builtin://smollm2")
-    assert (config.served_model_name, config.port) == ("smollm2", 8000)
+    assert (config.served_model_name, config.port, config.generation_config) == ("smollm2", 8000, "auto")
     assert (config.admin_port, config.serving_metrics, config.trust_tenant_header) == (None, True, False)
     assert (config.bounds.max_requests, config.queue_timeout, config.request_timeout) == (512, 60, 600)
     assert (config.drain_delay, config.drain_timeout) == (0, 120)
@@ -51,7 +51,7 @@ def test_served_name_is_the_last_part_of_the_model(model, name):
 def test_every_flag_reaches_the_configuration():
     config = parse(
         *shlex.split(
-            "m --host ::1 --port 9 --admin-port 10 --no-serving-metrics --trust-tenant-header "
+            "m --host ::1 --port 9 --admin-port 10 --no-serving-metrics --trust-tenant-header --generation-config none "
             "--served-model-name n --revision r --device cpu --dtype float32 --max-model-len 7 "
             "--max-num-seqs 3 --max-num-batched-tokens 5 --block-size 8 --kv-cache-memory 2Gi --seed 4 "
             "--kv-headroom 0.1 "
@@ -99,6 +99,7 @@ def test_every_flag_reaches_the_configuration():
     )
     assert (config.host, config.port, config.served_model_name, str(config.limits_file)) == ("::1", 9, "n", "l")
     assert (config.admin_port, config.serving_metrics, config.trust_tenant_header) == (10, False, True)
+    assert config.generation_config == "none"
     assert (config.bounds.max_requests, config.bounds.max_tokens) == (6, 77)
     assert (config.shed_after, config.queue_timeout, config.request_timeout) == (8, 1.5, 2.5)
     assert (config.drain_delay, config.drain_timeout, config.log_level) == (3, 4, "debug")
