@@ -113,6 +113,7 @@ def _describe_scheduling(service: Service) -> dict[str, Any]:
                 "tpot_target": service_class.tpot_target,
                 "max_queued_requests": service_class.max_queued_requests,
                 "shed_after": service_class.shed_after,
+                "request_timeout": service_class.request_timeout,
             }
             for service_class in engine.classes
         ],

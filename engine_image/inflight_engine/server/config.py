@@ -21,7 +21,7 @@ class ServerConfig:
     bounds: how many requests may wait.
     shed_after: seconds; a request that is predicted to wait longer is refused. None: none is.
     queue_timeout: seconds a request may wait for a slot.
-    request_timeout: seconds from a request's arrival to its last token, waiting included.
+    request_timeout: seconds that a request may be without a new token, waiting included.
     drain_delay: seconds after SIGTERM in which requests still come in and are taken.
     drain_timeout: seconds after that in which running requests may finish.
     limits_file: live limits to start with; need not exist.

@@ -193,7 +193,8 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     add("--queue-timeout", "seconds a request may wait for a slot, then 504", type=_seconds, default=60.0, metavar="S")
     add(
         "--request-timeout",
-        "seconds a request may take in all, from its arrival to its last token, then 504",
+        "seconds without progress: from a request's arrival to its first token, and from each token to the next, then "
+        "504; an answer may take any time while tokens come",
         type=_seconds,
         default=600.0,
         metavar="S",

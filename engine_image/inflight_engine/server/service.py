@@ -111,6 +111,7 @@ class Service:
         self._timeouts = Timeouts(
             config.queue_timeout,
             config.request_timeout,
+            config.engine.classes,
             lambda generation, error: self.end(generation, FinishReason.TIMEOUT, error),
         )
         self._restarts = Restarts()

@@ -73,6 +73,11 @@ class ServiceClass(SpecModel):
         "As engine.scheduling.shedAfter, for this class. Default: that of engine.scheduling.",
         BOUNDS,
     )
+    request_timeout: Duration | None = optional_duration_field(
+        "engine.scheduling.classes.requestTimeout",
+        "As engine.requestTimeout, for this class. Default: that of the engine.",
+        BOUNDS,
+    )
 
 
 class Scheduling(SpecModel):

@@ -54,6 +54,7 @@ async def test_patch_answers_with_what_the_engine_has_put_in_force(make_fake):
                     "tpot_target": None,
                     "max_queued_requests": None,
                     "shed_after": None,
+                    "request_timeout": None,
                 }
             ],
         },

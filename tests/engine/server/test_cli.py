@@ -57,7 +57,8 @@ def test_every_flag_reaches_the_configuration():
             "--kv-headroom 0.1 "
             "--limits-file l --max-queued-requests 6 --max-queued-tokens 77 --queue-timeout 1.5 --request-timeout 2.5 "
             "--drain-delay 3 --drain-timeout 4 --log-level debug --scheduling-policy priority --priority-aging 2.5 "
-            "--service-class a:weight=4,priority=-5,ttft=0.5,tpot=0.05,max_queued=100,shed_after=2 --service-class b-2 "
+            "--service-class a:weight=4,priority=-5,ttft=0.5,tpot=0.05,max_queued=100,shed_after=2,request_timeout=9 "
+            "--service-class b-2 "
             "--ttft-target 0.7 --ttft-per-1k-tokens 0.06 --late-share 0.2 --shed-after 8 "
             "--preemption swap --preemption-victim longest_first --swap-space 1Gi --no-prefix-caching --record r.gz "
             "--quantization int8 --attention-backend triton --tensor-parallel-size 2 --enforce-eager "
@@ -89,7 +90,7 @@ def test_every_flag_reaches_the_configuration():
         ttft_target=0.7,
         ttft_per_1k_tokens=0.06,
         late_share=0.2,
-        classes=(ServiceClass("a", 4.0, -5, 0.5, 0.05, 100, 2.0), ServiceClass("b-2")),
+        classes=(ServiceClass("a", 4.0, -5, 0.5, 0.05, 100, 2.0, 9.0), ServiceClass("b-2")),
         preemption="swap",
         preemption_victim="longest_first",
         swap_space=2**30,
