@@ -25,6 +25,7 @@ class ServiceClass:
             orders by the first. None: no target, or `SchedulerConfig.ttft_target`.
         max_queued_requests: most of its requests that wait; beyond it 503. None: only the bound of all classes.
         shed_after: seconds; a request that is predicted to wait longer gets 503. None: the server's bound.
+        request_timeout: seconds; a request that gets no token for longer is ended. None: the server's bound.
     """
 
     name: str = DEFAULT_CLASS
@@ -34,6 +35,7 @@ class ServiceClass:
     tpot_target: float | None = None
     max_queued_requests: int | None = None
     shed_after: float | None = None
+    request_timeout: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
