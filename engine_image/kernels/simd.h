@@ -24,6 +24,15 @@ constexpr int kLanes = 8;
 constexpr int kLanes = 4;
 #endif
 
+// Vectors that the CPU's registers hold at a time.
+#if defined(__AVX512F__)
+constexpr int kRegisters = 32;
+#elif defined(INFLIGHT_EMULATE_TILES)
+constexpr int kRegisters = 8;
+#else
+constexpr int kRegisters = 16;
+#endif
+
 constexpr int kCacheLine = 64;
 
 typedef float f32v __attribute__((vector_size(4 * kLanes)));
