@@ -319,11 +319,11 @@ void multiply_block(const Matrix& m, const Input& x, const Output& out, int64_t 
 }
 
 void quantize_row(const Matrix& m, const float* values, int8_t* quantized, float* scales, uint32_t* offsets,
-                  int64_t rows) {
+                  int64_t rows, Range inputs) {
   typedef int8_t i8v __attribute__((vector_size(kLanes)));
   const int group = m.group();
-  for (int64_t g = 0; g < m.num_groups(); g++) {
-    const int64_t from = g * group;
+  for (int64_t from = inputs.begin; from < inputs.end; from += group) {
+    const int64_t g = from / group;
     const float* x = values + from;
     alignas(kCacheLine) float padded_group[kInt8Group] = {};
     if (m.inputs - from < group) {
@@ -350,19 +350,28 @@ void quantize_row(const Matrix& m, const float* values, int8_t* quantized, float
   }
 }
 
-void narrow_row(const float* values, uint16_t* narrowed, int64_t count) {
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) store_bf16(narrowed + i, load<f32v>(values + i));
-  for (; i < count; i++) narrowed[i] = narrow(values[i]);
+void narrow_row(const float* values, uint16_t* narrowed, Range inputs) {
+  int64_t i = inputs.begin;
+  for (; i + kLanes <= inputs.end; i += kLanes) store_bf16(narrowed + i, load<f32v>(values + i));
+  for (; i < inputs.end; i++) narrowed[i] = narrow(values[i]);
 }
 
 }  // namespace
 
-void round_row(const Matrix& m, const float* values, uint8_t* rounded, float* scales, uint32_t* offsets, int64_t rows) {
+void round_row(const Matrix& m, const float* values, uint8_t* rounded, float* scales, uint32_t* offsets, int64_t rows,
+               Range inputs) {
   if (m.quantized()) {
-    quantize_row(m, values, reinterpret_cast<int8_t*>(rounded), scales, offsets, rows);
+    quantize_row(m, values, reinterpret_cast<int8_t*>(rounded), scales, offsets, rows, inputs);
   } else {
-    narrow_row(values, reinterpret_cast<uint16_t*>(rounded), m.inputs);
+    narrow_row(values, reinterpret_cast<uint16_t*>(rounded), inputs);
+  }
+}
+
+void multiply(const Matrix& m, const Input& x, Range rows, Range panels, const Output& out) {
+  const int64_t count = rows.end - rows.begin, blocks = (count + kBlockRows - 1) / kBlockRows;
+  for (int64_t block = 0; block < blocks; block++) {
+    const int64_t first = rows.begin + count * block / blocks, end = rows.begin + count * (block + 1) / blocks;
+    multiply_block(m, x, out, first, int(end - first), panels.begin, panels.end);
   }
 }
 
@@ -406,7 +415,7 @@ INFLIGHT_EXPORT int inflight_matmul(Team* team, const Matrix* m, const float* x,
       const Range mine = share(rows, tid, team->size());
       for (int64_t r = mine.begin; r < mine.end; r++)
         round_row(*m, x + r * m->inputs, &rounded[r * width * m->rounded_bytes()], scales.get() + r, offsets.get() + r,
-                  rows);
+                  rows, {0, m->inputs});
       team->barrier();
     }
     multiply(team, tid, *m, input, rows, output);

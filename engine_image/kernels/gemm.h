@@ -38,7 +38,10 @@ struct Input {
 // group is what the products owe to the weights' own: int8 (weights are stored + 128): -128 times the sum of the
 // group's integers, an int32; int4 (weights have a minimum): scale times that sum, a float32. Space from a group's scale
 // or offset to the next one's is `rows`.
-void round_row(const Matrix& m, const float* values, uint8_t* rounded, float* scales, uint32_t* offsets, int64_t rows);
+//
+// Only the inputs of a range, which begins with a group.
+void round_row(const Matrix& m, const float* values, uint8_t* rounded, float* scales, uint32_t* offsets, int64_t rows,
+               Range inputs);
 
 // What becomes of a product.
 struct Output {
@@ -48,6 +51,9 @@ struct Output {
   int64_t columns;    // of `values`
   const float* bias;  // in the order of the panels, as many as they have columns; null: none
 };
+
+// out = x * m^T, of some rows and panels, by the calling thread alone.
+void multiply(const Matrix& m, const Input& x, Range rows, Range panels, const Output& out);
 
 // Inside `Team::run`, by every thread, nothing `take`n since the last barrier: out = x * m^T. Complete after the next
 // barrier.
