@@ -165,8 +165,8 @@ def test_only_the_sampled_rows_are_computed_to_the_end_and_every_token_is_kept(t
     )
     for rows in ([29, 129], [129, 0, 64], list(range(128)), []):
         bench = Bench(tmp_path, native=native)
-        [found] = bench.logits([(0, 0, mine), (1, 0, others)], sampled_rows=rows)
-        [found_after] = bench.logits([(0, 30, [1]), (1, 100, [2])])
+        [found] = bench.logits(first, sampled_rows=rows)
+        [found_after] = bench.logits(second)
         atol = 0.0 if native else 1e-4 * float(whole.std())  # torch's products of fewer rows are other bits
         torch.testing.assert_close(found, whole[rows], rtol=0, atol=atol)
         torch.testing.assert_close(found_after, after, rtol=0, atol=atol)
