@@ -138,7 +138,7 @@ class DecoderRun {
     InputRows normed;  // of hidden columns
     InputRows mixed;   // what attention gives
     float* row;        // a row before it is rounded
-    Rows activated;
+    Rows activated;    // before it is rounded; products round to bfloat16 themselves
     InputRows mlp;
   };
 
@@ -159,7 +159,7 @@ class DecoderRun {
         threads_[i].row = workspace_.take<float>(padded(d_.hidden));
         threads_[i].mlp.take(&workspace_, any.down, mlp_rows);
         threads_[i].activated = threads_[i].mlp.exact;
-        if (any.down.rounds()) threads_[i].activated.take(&workspace_, mlp_rows, d_.intermediate);
+        if (any.down.quantized()) threads_[i].activated.take(&workspace_, mlp_rows, d_.intermediate);
       }
     });
   }
@@ -251,10 +251,12 @@ class DecoderRun {
     const Matrix& down = layer.down;
     const Thread& to = threads_[part.alone() ? part.tid : 0];
     const Range panels = part.panels(layer.gate_up, down.quantized() ? std::max(1, down.group() / kLanes) : 1);
+    const bool rounds_at_once = down.rounds() && !down.quantized();
     product(part, layer.gate_up, normed, panels,
-            {Output::kSiluMul, to.activated.values, to.activated.stride, d_.intermediate, layer.gate_up_bias});
+            {Output::kSiluMul, to.activated.values, to.activated.stride, d_.intermediate, layer.gate_up_bias,
+             rounds_at_once ? reinterpret_cast<uint16_t*>(to.mlp.rounded) : nullptr});
     const Range columns{panels.begin * kLanes, std::min(panels.end * kLanes, d_.intermediate)};
-    for (int64_t r = 0; down.rounds() && r < part.count(); r++) to.mlp.round(down, r, to.activated[r], columns);
+    for (int64_t r = 0; down.quantized() && r < part.count(); r++) to.mlp.round(down, r, to.activated[r], columns);
     complete(part);
     return to.mlp.input();
   }

@@ -87,7 +87,7 @@ struct InputRows {
     count = num_rows;
     if (!m.rounds()) return exact.take(workspace, count, m.inputs);
     exact = {nullptr, padded(m.inputs)};
-    rounded = workspace->take<uint8_t>(count * exact.stride * m.rounded_bytes());
+    rounded = workspace->take<uint8_t>((count + kSpareRows) * exact.stride * m.rounded_bytes());
     scales = workspace->take<float>(count * m.num_groups());
     offsets = workspace->take<uint32_t>(count * m.num_groups());
   }

@@ -8,6 +8,7 @@
 
 #include "matrix.h"
 #include "team.h"
+#include "tiles.h"
 
 namespace inflight {
 
@@ -43,13 +44,18 @@ struct Input {
 void round_row(const Matrix& m, const float* values, uint8_t* rounded, float* scales, uint32_t* offsets, int64_t rows,
                Range inputs);
 
+// Rows that memory for activations has after the last: tile products read whole tiles.
+constexpr int64_t kSpareRows = kTiles ? kTileHeight - 1 : 0;
+
 // What becomes of a product.
 struct Output {
   enum Kind { kStore, kAdd, kSiluMul } kind;  // kSiluMul: of pairs of registers, silu(first) * second
   float* values;
-  int64_t stride;
-  int64_t columns;    // of `values`
+  int64_t stride;  // in elements
+  int64_t columns;
   const float* bias;  // in the order of the panels, as many as they have columns; null: none
+  // In place of `values`, not with kAdd: rows of bfloat16, as `round_row` makes them for the next product.
+  uint16_t* rounded = nullptr;
 };
 
 // out = x * m^T, of some rows and panels, by the calling thread alone.

@@ -10,6 +10,7 @@
 #endif
 
 #include "simd.h"
+#include "tiles.h"
 
 namespace inflight {
 
@@ -79,6 +80,7 @@ Team::~Team() {
 void* Team::work(void* argument) {
   auto* worker = static_cast<Worker*>(argument);
   Team* team = worker->team;
+  const FlushDenormals flush;
   for (uint32_t seen = 0;; seen++) {
     team->start_.wait_while(seen, team->spin_nanoseconds_.load(std::memory_order_relaxed));
     if (team->closing_) return nullptr;
@@ -98,6 +100,7 @@ void Team::run_part(Worker* worker) {
 }
 
 void Team::run_erased(Erased call, const void* fn) {
+  const FlushDenormals flush;
   call_ = call;
   fn_ = fn;
   if (size_ == 1) return run_part(&workers_[0]);

@@ -160,9 +160,8 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(tmp_path, monkeypatch, 
 def test_only_the_sampled_rows_are_computed_to_the_end_and_every_token_is_kept(tmp_path, kind, native):
     make_model(tmp_path, kind)
     mine, others = tokens(3, 30), tokens(4, 100)
-    [whole, after] = Bench(tmp_path, native=native).logits(
-        [(0, 0, mine), (1, 0, others)], [(0, 30, [1]), (1, 100, [2])]
-    )
+    first, second = [(0, 0, mine), (1, 0, others)], [(0, 30, [1]), (1, 100, [2])]
+    [whole, after] = Bench(tmp_path, native=native).logits(first, second)
     for rows in ([29, 129], [129, 0, 64], list(range(128)), []):
         bench = Bench(tmp_path, native=native)
         [found] = bench.logits(first, sampled_rows=rows)
