@@ -6,7 +6,6 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -30,12 +29,13 @@ from inflight_engine.messages import (
     StepReport,
     StepStats,
 )
-from inflight_engine.output import StepOutput, TokenLogprobs
+from inflight_engine.output import TokenLogprobs
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.request import FinishReason, Request, TokenIds
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import Slots, StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
+from inflight_engine.step_executor import StepExecutor
 from inflight_engine.step_times import StepTimes
 from inflight_engine.step_work import work_of
 from inflight_engine.swap_rates import SwapRateMeter
@@ -44,26 +44,6 @@ log = logging.getLogger(__name__)
 
 MAX_CONSECUTIVE_FAILURES = 3
 """Failed steps in a row after which the fault is the engine's, not one request's."""
-
-
-class StepExecutor(Protocol):
-    """What the loop needs of a runner.
-
-    Attributes:
-        lookahead: whether one more step may be launched before the previous one is collected. Its decodes then go on
-            from tokens that only the runner knows yet.
-    """
-
-    lookahead: bool
-
-    def launch(self, plan: StepPlan) -> None:
-        """Begin to compute a step; steps are computed in the order of their launches."""
-        ...
-
-    def collect(self) -> StepOutput:
-        """Wait for the oldest step that is launched and not collected. One whose launch or collection raised is
-        gone: neither it nor a step launched after it is collected."""
-        ...
 
 
 class _Launched(msgspec.Struct):

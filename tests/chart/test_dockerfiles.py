@@ -163,7 +163,7 @@ def test_the_image_for_gpus_has_the_c_compiler_that_triton_needs(without_a_compi
 
 def test_the_kernels_go_where_the_engine_looks_for_them(tmp_path):
     """The last step, run on folders of its own."""
-    code, kernels = tmp_path / "build" / "inflight_engine" / "execution" / "native", tmp_path / "build" / "lib"
+    code, kernels = tmp_path / "build" / "inflight_engine" / "native", tmp_path / "build" / "lib"
     installed = tmp_path / "opt" / "inflight"
     cost = tmp_path / "build" / "inflight_cost"
     for folder in (code, cost, kernels, installed / "bin", installed / "lib" / "python3.99" / "site-packages"):

@@ -6,10 +6,10 @@ import math
 
 from inflight_engine.request import Request, RequestState
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.lazy_heap import LazyHeap
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.policies.base import Policy
-from inflight_engine.scheduling.service_counter import ServiceCounters, unit_of_weight
+from inflight_engine.scheduling.policies.lazy_heap import LazyHeap
+from inflight_engine.scheduling.policies.service_counter import ServiceCounters, unit_of_weight
 
 
 class WaitingQueues:
