@@ -291,7 +291,12 @@ INFLIGHT_EXPORT void inflight_attention(AttentionStep* step, int layer, const fl
   const KVCache& cache = *step->cache;
   const int64_t q_stride = cache.num_heads * cache.head_dim, kv_stride = cache.num_kv_heads * cache.head_dim;
   step->team->run([&](int tid) {
-    inflight::write_kv(step, layer, k, v, kv_stride, tid);
+    const inflight::Range heads = inflight::share(cache.num_kv_heads, tid, step->team->size());
+    for (int64_t token = 0; token < step->num_tokens; token++)
+      for (int64_t head = heads.begin; head < heads.end; head++) {
+        inflight::write_key(step, layer, token, head, k + token * kv_stride + head * cache.head_dim);
+        inflight::write_value(step, layer, token, head, v + token * kv_stride + head * cache.head_dim);
+      }
     step->team->barrier();
     inflight::attend(step, layer, q, q_stride, out, q_stride, tid);
   });
