@@ -99,7 +99,7 @@ struct Rows {
     count = rows;
     values = workspace->take<float>(rows * stride);
     if (m == nullptr || !m->rounds()) return;
-    rounded = workspace->take<uint8_t>(rows * stride * m->rounded_bytes());
+    rounded = workspace->take<uint8_t>((rows + kSpareRows) * stride * m->rounded_bytes());
     scales = workspace->take<float>(rows * m->num_groups());
     offsets = workspace->take<uint32_t>(rows * m->num_groups());
   }

@@ -140,6 +140,33 @@ void tile_bfloat16_pairs(const Tile& t) {
   store_sums(sum, t);
 }
 
+// As tiles compute it, 32 inputs at a time.
+template <int R>
+void tile_two_chains(const Tile& t) {
+  RowPointers<uint16_t, R> x(t.x->rounded_row<uint16_t>(t.row) + t.begin, t.x->stride);
+  const uint32_t* w = reinterpret_cast<const uint32_t*>(t.weights);
+  Ahead ahead = t.ahead;
+  f32v sum[R][2];
+  load_sums(sum, t);
+  for (int64_t i = t.begin; i < t.end; i += kTileInputs) {
+    TwoChains chains[R][2];
+    for (int pair = 0; pair < kTileInputs / 2; pair++, x.advance(2), w += kPanel) {
+      ahead.go();
+      const u32v w0 = load<u32v>(w), w1 = load<u32v>(w + kLanes);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++) {
+        const u32v v = splat(load<uint32_t>(x.row(r)));
+        chains[r][0].add(widen_first(v), widen_second(v), widen_first(w0), widen_second(w0));
+        chains[r][1].add(widen_first(v), widen_second(v), widen_first(w1), widen_second(w1));
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++)
+      for (int c = 0; c < 2; c++) sum[r][c] = chains[r][c].onto(sum[r][c]);
+  }
+  store_sums(sum, t);
+}
+
 // Integers are summed within a group, exactly; groups are summed in float32. The float sums stay in memory, so that the
 // integers have the registers.
 template <int R>
@@ -241,7 +268,7 @@ TileFunction tile_function(Format format, int rows) {
       case Format::float32:
         return tile_float32<R>;
       case Format::bfloat16:
-        return kHasDotBf16 ? tile_bfloat16_pairs<R> : tile_bfloat16<R>;
+        return kTiles ? tile_two_chains<R> : kHasDotBf16 ? tile_bfloat16_pairs<R> : tile_bfloat16<R>;
       case Format::int8:
         return tile_int8<R>;
       case Format::int4:
@@ -249,6 +276,11 @@ TileFunction tile_function(Format format, int rows) {
     }
   }
   return nullptr;
+}
+
+// Zeros after a row's last of `columns`, for tile products to read.
+INFLIGHT_INLINE void pad_rounded(uint16_t* end, int64_t columns) {
+  if (kTiles && columns % kTileInputs != 0) memset(end, 0, 2 * (kTileInputs - columns % kTileInputs));
 }
 
 INFLIGHT_INLINE f32v silu(f32v x) { return x / (exp(-x) + 1.0f); }
@@ -264,20 +296,33 @@ INFLIGHT_INLINE void put(float* to, f32v x, int64_t count, bool add) {
   for (int64_t i = 0; i < count; i++) to[i] = add ? to[i] + lane[i] : lane[i];
 }
 
+INFLIGHT_INLINE void put_rounded(uint16_t* to, f32v x, int64_t count) {
+  if (count >= kLanes) {
+    store_bf16(to, x);
+    return;
+  }
+  uint16_t lane[kLanes];
+  store_bf16(lane, x);
+  for (int64_t i = 0; i < count; i++) to[i] = lane[i];
+}
+
 void finish(const Output& out, const float* sums, int64_t row, int rows, int64_t panel) {
   f32v bias[2] = {};
   for (int c = 0; c < 2 && out.bias; c++) bias[c] = load<f32v>(out.bias + panel * kPanel + c * kLanes);
+  const int64_t width = out.kind == Output::kSiluMul ? kLanes : kPanel, column = panel * width;
+  const int64_t left = out.columns - column;
   for (int r = 0; r < rows; r++, sums += kPanel) {
-    const f32v first = load<f32v>(sums) + bias[0], second = load<f32v>(sums + kLanes) + bias[1];
-    float* to = out.values + (row + r) * out.stride;
-    if (out.kind == Output::kSiluMul) {
-      put(to + panel * kLanes, silu(first) * second, out.columns - panel * kLanes, false);
-    } else {
-      const bool add = out.kind == Output::kAdd;
-      const int64_t left = out.columns - panel * kPanel;
-      put(to + panel * kPanel, first, left, add);
-      if (left > kLanes) put(to + panel * kPanel + kLanes, second, left - kLanes, add);
+    f32v result[2] = {load<f32v>(sums) + bias[0], load<f32v>(sums + kLanes) + bias[1]};
+    if (out.kind == Output::kSiluMul) result[0] = silu(result[0]) * result[1];
+    const int64_t at = (row + r) * out.stride + column;
+    for (int c = 0; c * kLanes < width && c * kLanes < left; c++) {
+      if (out.rounded != nullptr) {
+        put_rounded(out.rounded + at + c * kLanes, result[c], left - c * kLanes);
+      } else {
+        put(out.values + at + c * kLanes, result[c], left - c * kLanes, out.kind == Output::kAdd);
+      }
     }
+    if (out.rounded != nullptr && left <= width) pad_rounded(out.rounded + at + left, out.columns);
   }
 }
 
@@ -285,9 +330,13 @@ void finish(const Output& out, const float* sums, int64_t row, int rows, int64_t
 void prefetch_output(const Output& out, int64_t row, int rows, int64_t panel) {
   const int64_t column = panel * (out.kind == Output::kSiluMul ? kLanes : kPanel);
   for (int r = 0; r < rows; r++) {
-    const float* to = out.values + (row + r) * out.stride + column;
-    __builtin_prefetch(to, 1);
-    __builtin_prefetch(to + kLanes, 1);
+    const int64_t at = (row + r) * out.stride + column;
+    if (out.rounded != nullptr) {
+      __builtin_prefetch(out.rounded + at, 1);
+    } else {
+      __builtin_prefetch(out.values + at, 1);
+      __builtin_prefetch(out.values + at + kLanes, 1);
+    }
   }
 }
 
@@ -296,15 +345,16 @@ void multiply_block(const Matrix& m, const Input& x, const Output& out, int64_t 
                     int64_t end) {
   alignas(kCacheLine) float sums[kBlockRows * kPanel];
   const int tiles = (rows + kTileRows - 1) / kTileRows;
-  const int64_t block = m.quantized() ? m.inputs : kBlockInputs;
-  const int64_t input_bytes = m.quantized() ? 0 : m.panel_bytes() / m.inputs;
+  const int64_t inputs = m.quantized() ? m.inputs : m.padded_inputs();
+  const int64_t block = m.quantized() ? inputs : kBlockInputs;
+  const int64_t input_bytes = m.quantized() ? 0 : m.panel_bytes() / inputs;
   constexpr int64_t step_bytes = 2 * sizeof(f32v);  // a tile's step in any format: two registers of weights
   const int64_t step = (step_bytes + tiles - 1) / tiles;
 
   for (int64_t panel = begin; panel < end; panel++) {
-    for (int64_t from = 0; from < m.inputs; from += block) {
-      const int64_t to = from + block < m.inputs ? from + block : m.inputs;
-      const int64_t share_bytes = m.panel_bytes() * (to - from) / m.inputs / step_bytes * step;
+    for (int64_t from = 0; from < inputs; from += block) {
+      const int64_t to = from + block < inputs ? from + block : inputs;
+      const int64_t share_bytes = m.panel_bytes() * (to - from) / inputs / step_bytes * step;
       const uint8_t* part = m.panel(panel) + from * input_bytes;
       const uint8_t* next = panel + 1 < end ? part + m.panel_bytes() : part;
       for (int tile = 0; tile < tiles; tile++) {
@@ -354,6 +404,7 @@ void narrow_row(const float* values, uint16_t* narrowed, int64_t count) {
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) store_bf16(narrowed + i, load<f32v>(values + i));
   for (; i < count; i++) narrowed[i] = narrow(values[i]);
+  pad_rounded(narrowed + count, count);
 }
 
 }  // namespace
@@ -389,12 +440,12 @@ using namespace inflight;
 // out [rows, outputs] = x [rows, inputs] * m^T, all float32 and contiguous.
 INFLIGHT_EXPORT int inflight_matmul(Team* team, const Matrix* m, const float* x, int64_t rows, float* out) {
   Input input{x, m->inputs, nullptr, nullptr, nullptr, rows};
-  const int64_t groups = m->num_groups(), width = m->quantized() ? groups * m->group() : m->inputs;
+  const int64_t groups = m->num_groups(), width = m->padded_inputs();
   std::unique_ptr<uint8_t[]> rounded;
   std::unique_ptr<float[]> scales;
   std::unique_ptr<uint32_t[]> offsets;
   if (m->rounds()) {
-    rounded.reset(new (std::nothrow) uint8_t[rows * width * m->rounded_bytes()]);
+    rounded.reset(new (std::nothrow) uint8_t[(rows + kSpareRows) * width * m->rounded_bytes()]);
     scales.reset(new (std::nothrow) float[rows * groups]);
     offsets.reset(new (std::nothrow) uint32_t[rows * groups]);
     if (!rounded || !scales || !offsets) return ENOMEM;

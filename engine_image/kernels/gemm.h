@@ -8,6 +8,7 @@
 
 #include "matrix.h"
 #include "team.h"
+#include "tiles.h"
 
 namespace inflight {
 
@@ -40,13 +41,18 @@ struct Input {
 // or offset to the next one's is `rows`.
 void round_row(const Matrix& m, const float* values, uint8_t* rounded, float* scales, uint32_t* offsets, int64_t rows);
 
+// Rows that memory for activations has after the last: tile products read whole tiles.
+constexpr int64_t kSpareRows = kTiles ? kTileHeight - 1 : 0;
+
 // What becomes of a product.
 struct Output {
   enum Kind { kStore, kAdd, kSiluMul } kind;  // kSiluMul: of pairs of registers, silu(first) * second
   float* values;
-  int64_t stride;
-  int64_t columns;    // of `values`
+  int64_t stride;  // in elements
+  int64_t columns;
   const float* bias;  // in the order of the panels, as many as they have columns; null: none
+  // In place of `values`, not with kAdd: rows of bfloat16, as `round_row` makes them for the next product.
+  uint16_t* rounded = nullptr;
 };
 
 // Inside `Team::run`, by every thread, nothing `take`n since the last barrier: out = x * m^T. Complete after the next

@@ -10,6 +10,7 @@
 #endif
 
 #include "simd.h"
+#include "tiles.h"
 
 namespace inflight {
 
@@ -87,6 +88,7 @@ Team::~Team() {
 void* Team::work(void* argument) {
   auto* worker = static_cast<Worker*>(argument);
   Team* team = worker->team;
+  const FlushDenormals flush;
   for (uint32_t seen = 0;; seen++) {
     team->start_.wait_while(seen, team->spin_nanoseconds());
     if (team->closing_) return nullptr;
@@ -100,6 +102,7 @@ int64_t Team::spin_nanoseconds() const {
 }
 
 void Team::run_erased(Erased call, const void* fn) {
+  const FlushDenormals flush;
   if (size_ > 1) {
     call_ = call;
     fn_ = fn;

@@ -13,8 +13,10 @@ import torch
 
 log = logging.getLogger(__name__)
 
-VARIANTS = ("avx512bf16", "avx512", "avx2", "generic")
+VARIANTS = ("amx", "avx512bf16", "avx512", "avx2", "generic")
 """Names of the compiled libraries, fastest first where the CPU is good at what each is for."""
+EMULATED = "amxemulated"
+"""Computes the bits of `amx` on any CPU with AVX2, slowly: for tests, and only where it is asked for by name."""
 ENVIRONMENT = "INFLIGHT_CPU_KERNELS"
 """Names a variant to use instead of the fastest one, or `off`."""
 
@@ -24,7 +26,14 @@ _WORTHWHILE_GAIN = 1.3
 _FOLDER = Path(__file__).parent / "lib"
 _AVX2 = {"avx2", "fma", "f16c", "bmi2"}
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
-_X86_FLAGS = {"avx512bf16": _AVX512 | {"avx512_bf16"}, "avx512": _AVX512, "avx2": _AVX2, "generic": set[str]()}
+_X86_FLAGS = {
+    "amx": _AVX512 | {"amx_tile", "amx_bf16", "amx_int8"},
+    "avx512bf16": _AVX512 | {"avx512_bf16"},
+    "avx512": _AVX512,
+    "avx2": _AVX2,
+    "generic": set[str](),
+    EMULATED: _AVX2,
+}
 
 
 class KernelError(RuntimeError):
@@ -33,13 +42,13 @@ class KernelError(RuntimeError):
 
 def runnable_variants() -> list[str]:
     """The variants that are compiled and that this CPU can run, fastest first."""
-    flags = _cpu_flags()
+    return [name for name in VARIANTS if _is_runnable(name)]
+
+
+def _is_runnable(variant: str) -> bool:
     x86 = platform.machine() in ("x86_64", "AMD64")
-    return [
-        name
-        for name in VARIANTS
-        if (_FOLDER / f"libinflight-{name}.so").is_file() and (flags >= _X86_FLAGS[name] if x86 else name == "generic")
-    ]
+    fits = _cpu_flags() >= _X86_FLAGS[variant] if x86 else variant == "generic"
+    return fits and (_FOLDER / f"libinflight-{variant}.so").is_file()
 
 
 @cache
@@ -55,7 +64,7 @@ def library() -> ctypes.CDLL | None:
     if asked == "off":
         log.info("CPU kernels: off (%s)", ENVIRONMENT)
         return None
-    if asked and asked not in runnable:
+    if asked and asked not in runnable and not (asked == EMULATED and _is_runnable(EMULATED)):
         raise ValueError(
             f"{ENVIRONMENT} is {asked}, which cannot be used here; usable: {', '.join(['off', *runnable])}"
         )

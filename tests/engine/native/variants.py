@@ -5,10 +5,10 @@ import os
 
 import pytest
 
-from inflight_engine.native.library import ENVIRONMENT, library, runnable_variants
+from inflight_engine.native.library import EMULATED, ENVIRONMENT, _is_runnable, library, runnable_variants
 from inflight_engine.native.sample import _kernels
 
-VARIANTS = runnable_variants()
+VARIANTS = [*runnable_variants(), *[name for name in (EMULATED,) if _is_runnable(name)]]
 needs_kernels = pytest.mark.skipif(not VARIANTS, reason="no CPU kernels are compiled for this CPU")
 
 
