@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
 
+#include "attention_matrix.h"
 #include "attention_plan.h"
 #include "attention_softmax.h"
 #include "attention_tile.h"
 #include "simd.h"
+#include "tiles.h"
 
 namespace inflight {
 
@@ -14,22 +17,51 @@ namespace {
 
 static_assert(kPiece % (kTileVectors * kLanes) == 0);
 
-// Where a thread keeps a unit's rows.
-struct Scratch {
-  Scratch(float* memory, int64_t tile_rows, int64_t head_dim)
-      : queries(memory),
-        mixed(queries + tile_rows * head_dim),
-        piece_mixed(mixed + tile_rows * head_dim),
-        weights(piece_mixed + kMostRows * head_dim),
-        top(weights + kMostRows * kPiece),
-        total(top + tile_rows) {}
+// Rows from which a unit's products are those of tiles. With fewer, tiles would multiply what is not there.
+constexpr int64_t kMatrixFrom = 8;
 
-  float* queries;      // [tile_rows][head_dim], scaled
+int64_t whole(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
+
+// Where a thread keeps a unit's rows. Rows that tiles multiply are rounded to bfloat16, and fill whole tiles.
+class Scratch {
+ public:
+  Scratch(float* memory, int64_t tile_rows, int64_t head_dim) : memory_(memory) {
+    mixed = take(tile_rows * head_dim);
+    queries = take(tile_rows * head_dim);
+    piece_mixed = take((kTiles ? kMatrixRows : kMostRows) * head_dim);
+    weights = take((kTiles ? kMatrixRows : kMostRows) * kPiece);
+    top = take(tile_rows);
+    total = take(tile_rows);
+    if (!kTiles) return;
+    rounded_queries = take_rounded(whole(tile_rows, kMatrixRows) * head_dim);
+    rounded_weights = take_rounded(kMatrixRows * kPiece);
+    values = take_rounded(kPiece * head_dim);
+  }
+
+  static int64_t floats(int64_t tile_rows, int64_t head_dim) {
+    return Scratch(nullptr, tile_rows, head_dim).used_;
+  }
+
   float* mixed;        // [tile_rows][head_dim]
-  float* piece_mixed;  // [kMostRows][head_dim]
-  float* weights;      // [kMostRows][kPiece]: scores, then their exponentials
+  float* queries;      // [tile_rows][head_dim], scaled
+  float* piece_mixed;  // [kMostRows or kMatrixRows][head_dim]
+  float* weights;      // [kMostRows or kMatrixRows][kPiece]: scores, then their exponentials
   float* top;          // [tile_rows]
   float* total;        // [tile_rows]
+  uint16_t* rounded_queries = nullptr;  // [tile_rows][head_dim]
+  uint16_t* rounded_weights = nullptr;  // [kMatrixRows][kPiece]
+  uint16_t* values = nullptr;           // [kPiece][head_dim]
+
+ private:
+  float* take(int64_t count) {
+    float* taken = memory_ == nullptr ? nullptr : memory_ + used_;
+    used_ += whole(count, kCacheLine / sizeof(float));
+    return taken;
+  }
+  uint16_t* take_rounded(int64_t count) { return reinterpret_cast<uint16_t*>(take((count + 1) / 2)); }
+
+  float* const memory_;
+  int64_t used_ = 0;
 };
 
 // What a unit is about, for one kv head.
@@ -99,58 +131,127 @@ void value_rows(const float* weights, const Columns& columns, int64_t begin, int
 // The first piece of a row's context: there it begins.
 int64_t first_piece(Context context) { return context.lo / kPiece; }
 
-// Rows first .. first + ROWS - 1 over one piece.
-template <class Element, int ROWS>
-void attend_rows(const Job& job, const Scratch& scratch, int64_t piece, int64_t first, const Columns& columns,
-                 KeyFetcher next_keys) {
-  const int64_t head_dim = job.cache.head_dim, base = piece * kPiece;
-  // Contexts grow with the rows: the first row's begins first, the last row's ends last.
-  const int64_t begin = std::max(job.context(first).lo - base, int64_t(0)) / kLanes * kLanes;
-  const int64_t end = std::min(job.context(first + ROWS - 1).hi - base, kPiece);
-  if (begin >= end) return;
-  score_rows<Element, ROWS>(scratch.queries + first * head_dim, columns, begin, end, scratch.weights);
-  const int64_t whole_end = (end + kLanes - 1) / kLanes * kLanes;
+// The tokens of a piece, relative to it, that rows first .. first + count - 1 see; empty: none. Contexts grow with the
+// rows: the first row's begins first, the last row's ends last. `begin` is a multiple of kSpan.
+Range tokens_seen(const Job& job, int64_t piece, int64_t first, int64_t count) {
+  const int64_t base = piece * kPiece;
+  return {std::max(job.context(first).lo - base, int64_t(0)) / kSpan * kSpan,
+          std::min(job.context(first + count - 1).hi - base, kPiece)};
+}
+
+// Of some rows over one piece: the greatest score, the sum of weights, and whether the row sees any of the piece.
+template <int ROWS>
+struct Weighed {
   float top[ROWS], total[ROWS];
   bool sees[ROWS];
-  for (int r = 0; r < ROWS; r++) {
+};
+
+// The scores of `tokens`, rows of kPiece, become weights; zeros to the end of the last span.
+template <int ROWS>
+Weighed<ROWS> weigh(const Job& job, int64_t piece, int64_t first, int count, Range tokens, float* scores) {
+  const int64_t base = piece * kPiece, end = whole(tokens.end, kSpan);
+  Weighed<ROWS> weighed;
+  for (int r = 0; r < count; r++, scores += kPiece) {
     const Context context = job.context(first + r), here{context.lo - base, context.hi - base};
-    float* weights = scratch.weights + r * kPiece;
-    sees[r] = here.lo < kPiece && here.hi > 0;
-    if (sees[r])
-      softmax(weights, begin, whole_end, here, job.cache.softcap, &top[r], &total[r]);
+    weighed.sees[r] = here.lo < kPiece && here.hi > 0;
+    if (weighed.sees[r])
+      softmax(scores, tokens.begin, end, here, job.cache.softcap, &weighed.top[r], &weighed.total[r]);
     else
-      std::fill(weights + begin, weights + whole_end, 0.0f);
+      std::fill(scores + tokens.begin, scores + end, 0.0f);
   }
-  value_rows<Element, ROWS>(scratch.weights, columns, begin, end, &next_keys, scratch.piece_mixed);
-  for (int r = 0; r < ROWS; r++) {
-    if (!sees[r]) continue;
+  return weighed;
+}
+
+// Add the piece to what the rows have of those before.
+template <int ROWS>
+void add_piece(const Job& job, const Scratch& scratch, int64_t piece, int64_t first, int count,
+               const Weighed<ROWS>& weighed) {
+  const int64_t head_dim = job.cache.head_dim;
+  for (int r = 0; r < count; r++) {
+    if (!weighed.sees[r]) continue;
     const int64_t i = first + r;
     const Row row{scratch.mixed + i * head_dim, scratch.top + i, scratch.total + i};
     const float* mixed = scratch.piece_mixed + r * head_dim;
     if (piece == job.unit.first_piece || piece == first_piece(job.context(i)))
-      start(row, mixed, top[r], total[r], head_dim);
+      start(row, mixed, weighed.top[r], weighed.total[r], head_dim);
     else
-      fold(row, mixed, top[r], total[r], head_dim);
+      fold(row, mixed, weighed.top[r], weighed.total[r], head_dim);
   }
 }
 
-template <class Element>
+// Rows first .. first + ROWS - 1 over one piece.
+template <class Element, int ROWS>
+void attend_rows(const Job& job, const Scratch& scratch, int64_t piece, int64_t first, const Columns& columns,
+                 KeyFetcher next_keys) {
+  const Range tokens = tokens_seen(job, piece, first, ROWS);
+  if (tokens.begin >= tokens.end) return;
+  const int64_t head_dim = job.cache.head_dim;
+  score_rows<Element, ROWS>(scratch.queries + first * head_dim, columns, tokens.begin, tokens.end, scratch.weights);
+  const auto weighed = weigh<ROWS>(job, piece, first, ROWS, tokens, scratch.weights);
+  if (Element::kRounds)
+    for (int r = 0; r < ROWS; r++)
+      for (int64_t i = tokens.begin; i < tokens.end; i += kLanes) round_bf16(scratch.weights + r * kPiece + i);
+  value_rows<Element, ROWS>(scratch.weights, columns, tokens.begin, tokens.end, &next_keys, scratch.piece_mixed);
+  add_piece(job, scratch, piece, first, ROWS, weighed);
+}
+
+// Rows first .. first + count - 1 over one piece, TILES * 16 at most.
+template <int TILES>
+void attend_tiles(const Job& job, const Scratch& scratch, TileScope* tiles, int64_t piece, int64_t first, int count,
+                  const Columns& columns, const ValueSpans& values) {
+  const Range tokens = tokens_seen(job, piece, first, count);
+  if (tokens.begin >= tokens.end) return;
+  const int64_t head_dim = job.cache.head_dim;
+  score_matrix<TILES>(tiles, scratch.rounded_queries + first * head_dim, columns, tokens.begin, tokens.end,
+                      scratch.weights);
+  const auto weighed = weigh<kMatrixRows>(job, piece, first, count, tokens, scratch.weights);
+  for (int r = 0; r < count; r++)
+    for (int64_t i = tokens.begin; i < whole(tokens.end, kSpan); i += kLanes)
+      store_bf16(scratch.rounded_weights + r * kPiece + i, load<f32v>(scratch.weights + r * kPiece + i));
+  mix_matrix<TILES>(tiles, scratch.rounded_weights, values, tokens.begin, tokens.end, head_dim, scratch.piece_mixed);
+  add_piece(job, scratch, piece, first, count, weighed);
+}
+
+template <class Element, int ROWS = 1>
 void attend_rows(const Job& job, const Scratch& scratch, int64_t piece, int64_t first, int64_t count,
                  const Columns& columns, const KeyFetcher& next) {
-  static_assert(kMostRows == 6);
-  switch (count) {
-    case 1: return attend_rows<Element, 1>(job, scratch, piece, first, columns, next);
-    case 2: return attend_rows<Element, 2>(job, scratch, piece, first, columns, next);
-    case 3: return attend_rows<Element, 3>(job, scratch, piece, first, columns, next);
-    case 4: return attend_rows<Element, 4>(job, scratch, piece, first, columns, next);
-    case 5: return attend_rows<Element, 5>(job, scratch, piece, first, columns, next);
-    case 6: return attend_rows<Element, 6>(job, scratch, piece, first, columns, next);
+  if constexpr (ROWS <= Element::kMostRows) {
+    if (count > ROWS) return attend_rows<Element, ROWS + 1>(job, scratch, piece, first, count, columns, next);
+    attend_rows<Element, ROWS>(job, scratch, piece, first, columns, next);
+  }
+}
+
+bool is_for_tiles(const Job& job) {
+  return kTiles && job.cache.element_bytes == 2 && job.cache.head_dim % kTileInputs == 0 &&
+         job.num_rows() >= kMatrixFrom;
+}
+
+template <class Element>
+void attend_piece(const Job& job, const Scratch& scratch, int64_t piece, const Columns& columns,
+                  const KeyFetcher& next) {
+  const int64_t num_rows = job.num_rows(), num_tiles = (num_rows + Element::kMostRows - 1) / Element::kMostRows;
+  for (int64_t tile = 0; tile < num_tiles; tile++) {
+    const int64_t first = num_rows * tile / num_tiles, count = num_rows * (tile + 1) / num_tiles - first;
+    attend_rows<Element>(job, scratch, piece, first, count, columns, next);
+  }
+}
+
+void attend_piece_by_tiles(const Job& job, const Scratch& scratch, TileScope* tiles, int64_t piece,
+                           const Columns& columns) {
+  const int64_t num_rows = job.num_rows();
+  const Range seen = tokens_seen(job, piece, 0, num_rows);
+  const ValueSpans values = find_value_spans(columns, seen.begin, seen.end, scratch.values);
+  for (int64_t first = 0; first < num_rows; first += kMatrixRows) {
+    const int count = int(std::min<int64_t>(kMatrixRows, num_rows - first));
+    if (count > kTileHeight)
+      attend_tiles<2>(job, scratch, tiles, piece, first, count, columns, values);
+    else
+      attend_tiles<1>(job, scratch, tiles, piece, first, count, columns, values);
   }
 }
 
 // after: what the thread does next, or the same once more.
-void attend_unit(const Job& job, const Job& after, const Scratch& scratch) {
-  const int64_t num_rows = job.num_rows(), num_tiles = (num_rows + kMostRows - 1) / kMostRows;
+void attend_unit(const Job& job, const Job& after, const Scratch& scratch, TileScope* tiles) {
   Columns columns[2];
   Columns *here = &columns[0], *next = &columns[1];
   find_columns(job, job.unit.first_piece, here);
@@ -159,25 +260,33 @@ void attend_unit(const Job& job, const Job& after, const Scratch& scratch) {
       find_columns(job, piece + 1, next);
     else
       find_columns(after, after.unit.first_piece, next);
-    for (int64_t tile = 0; tile < num_tiles; tile++) {
-      const int64_t first = num_rows * tile / num_tiles, count = num_rows * (tile + 1) / num_tiles - first;
-      if (job.cache.element_bytes == 2)
-        attend_rows<BFloat16>(job, scratch, piece, first, count, *here, KeyFetcher(*next));
-      else
-        attend_rows<Float32>(job, scratch, piece, first, count, *here, KeyFetcher(*next));
-    }
+    if (is_for_tiles(job))
+      attend_piece_by_tiles(job, scratch, tiles, piece, *here);
+    else if (job.cache.element_bytes == 2)
+      attend_piece<BFloat16>(job, scratch, piece, *here, KeyFetcher(*next));
+    else
+      attend_piece<Float32>(job, scratch, piece, *here, KeyFetcher(*next));
   }
 }
 
 // The queries of a unit, times what the scores are to be multiplied with.
-void gather(const Job& job, const float* q, int64_t stride, float* queries) {
+void gather(const Job& job, const float* q, int64_t stride, const Scratch& scratch) {
   const KVCache& cache = job.cache;
   const float factor = query_factor(cache);
+  const bool rounds = BFloat16::kRounds && cache.element_bytes == 2, for_tiles = is_for_tiles(job);
   for (int64_t row = 0; row < job.num_rows(); row++) {
     const int64_t token = job.sequence.first_row + job.unit.first_query + row / job.group;
     const float* from = q + token * stride + (job.kv_head * job.group + row % job.group) * cache.head_dim;
-    for (int64_t d = 0; d < cache.head_dim; d += kLanes)
-      store(queries + row * cache.head_dim + d, load<f32v>(from + d) * factor);
+    for (int64_t d = 0; d < cache.head_dim; d += kLanes) {
+      const f32v x = load<f32v>(from + d) * factor;
+      if (for_tiles) {
+        store_bf16(scratch.rounded_queries + row * cache.head_dim + d, x);
+        continue;
+      }
+      float* to = scratch.queries + row * cache.head_dim + d;
+      store(to, x);
+      if (rounds) round_bf16(to);
+    }
   }
 }
 
@@ -227,9 +336,7 @@ void fold_partials(const Job& job, const Scratch& scratch, const Split& split, A
 
 }  // namespace
 
-int64_t attend_scratch_floats(int64_t tile_rows, int64_t head_dim) {
-  return (2 * tile_rows + kMostRows) * head_dim + kMostRows * kPiece + 2 * tile_rows;
-}
+int64_t attend_scratch_floats(int64_t tile_rows, int64_t head_dim) { return Scratch::floats(tile_rows, head_dim); }
 
 void attend(AttentionStep* step, int layer, const float* q, int64_t q_stride, float* out, int64_t out_stride, int tid) {
   const KVCache& cache = *step->cache;
@@ -241,12 +348,14 @@ void attend(AttentionStep* step, int layer, const float* q, int64_t q_stride, fl
     return Job{cache,       step->sequences[unit.sequence], unit,                        plan.window,
                step->group, layer_of(cache, layer),         number % cache.num_kv_heads};
   };
+  std::optional<TileScope> tiles;
+  if (kTiles) tiles.emplace();
   // Each thread takes its next job early, so that it can bring what that begins with nearer in time.
   for (int64_t number = step->team->take(), next; number < num_jobs; number = next) {
     next = step->team->take();
     const Job job = job_of(number);
-    gather(job, q, q_stride, scratch.queries);
-    attend_unit(job, job_of(next < num_jobs ? next : number), scratch);
+    gather(job, q, q_stride, scratch);
+    attend_unit(job, job_of(next < num_jobs ? next : number), scratch, tiles ? &*tiles : nullptr);
     if (job.unit.split >= 0) {
       const Split& split = plan.splits[job.unit.split];
       leave_partials(job, scratch, split, step);
