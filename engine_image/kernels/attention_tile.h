@@ -1,8 +1,8 @@
 // The two products of attention, a few rows at a time with all sums in registers.
 //
-// Every sum has one order: over dimensions for scores, over tokens (of one piece) for values, one term after another, or
-// where products are those of matrix tiles in the order of `TwoChains`. So a row's result is the same bits whatever rows
-// it shares a tile with.
+// Every sum has one order: over dimensions for scores, over tokens (of one piece) for values, one term after another;
+// where products are those of matrix tiles, in the order of `TwoChains`. So a row's result is the same bits whatever
+// rows it shares a tile with.
 #pragma once
 
 #include <algorithm>
