@@ -59,10 +59,7 @@ class Forward:
     def run(self, inputs: StepInputs) -> torch.Tensor:
         """[N, hidden_size], for the inputs that were sent last. All it launches depends on their shape alone."""
         token_ids = self._feed.take(inputs.token_slots, inputs.token_ids)
-        hidden = self._model.hidden_states(token_ids, inputs.positions, self._attention)
-        if inputs.sampled_rows is None:
-            return hidden
-        return hidden.index_select(0, inputs.sampled_rows)
+        return self._model.hidden_states(token_ids, inputs.positions, self._attention, inputs.sampled_rows)
 
 
 def _padded(array: npt.NDArray[Any], size: int, fill: int) -> npt.NDArray[np.int64]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -156,22 +155,5 @@ class AttentionBackend(ABC):
         """
 
     @abstractmethod
-    def _block(self, block_id: int) -> torch.Tensor:
-        """A view of one block of the cache over all layers; how it is laid out is the backend's own affair."""
-
-    def copy_out(self, block_ids: Sequence[int], host: torch.Tensor, host_block_ids: Sequence[int]) -> None:
-        """Copy whole blocks of the cache to host memory, one to one. On a GPU in the order of its current stream: the
-        copies are done when a later `copy_in` or `forward` of the same stream needs them to be.
-
-        Args:
-            host: uint8 [num_host_blocks, bytes of a block over all layers], on CPU, pinned for a GPU.
-        """
-        for block_id, host_block_id in zip(block_ids, host_block_ids, strict=True):
-            block = self._block(block_id)
-            host[host_block_id].view(block.dtype).view_as(block).copy_(block, non_blocking=True)
-
-    def copy_in(self, host: torch.Tensor, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Copy blocks of host memory into the cache, one to one; the reverse of `copy_out`."""
-        for block_id, host_block_id in zip(block_ids, host_block_ids, strict=True):
-            block = self._block(block_id)
-            block.copy_(host[host_block_id].view(block.dtype).view_as(block), non_blocking=True)
+    def blocks(self) -> torch.Tensor:
+        """[num_blocks, ...]: a view of the cache, its blocks first; how they are laid out is the backend's own affair."""

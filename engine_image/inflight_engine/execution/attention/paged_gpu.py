@@ -37,8 +37,8 @@ class PagedGpuBackend(AttentionBackend):
         self._write_kv(keys, values, self._cache[layer], self._step.kv_slots)
         return self._attend(layer, queries, self._step)
 
-    def _block(self, block_id: int) -> torch.Tensor:
-        return self._cache_bytes[:, block_id]
+    def blocks(self) -> torch.Tensor:
+        return self._cache_bytes.flatten(2).movedim(1, 0)
 
     @abstractmethod
     def _attend(self, layer: int, queries: torch.Tensor, step: GpuStep) -> torch.Tensor:
