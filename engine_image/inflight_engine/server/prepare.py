@@ -47,7 +47,7 @@ class ModelFacts:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, ready: EngineReady) -> ModelFacts:
-        return cls(tokenizer.eos_token_ids, ready.vocab_size, ready.max_model_len)
+        return cls(tokenizer.eos_token_ids, ready.runner.vocab_size, ready.runner.max_model_len)
 
 
 def prepare(fields: GenerationFields, prompt_token_ids: list[int], facts: ModelFacts, field: str) -> SamplingParams:

@@ -9,8 +9,7 @@ from typing import Any
 
 from inflight_engine.config import ATTENTION_BACKENDS, DEVICES, DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS, EngineConfig
 from inflight_engine.flag_types import number, size
-from inflight_engine.scheduling.config import ServiceClass
-from inflight_engine.scheduling.policies import default_policy
+from inflight_engine.scheduling.config import ServiceClass, default_policy
 from inflight_engine.server.admission import QueueBounds
 from inflight_engine.server.config import ServerConfig
 from inflight_engine.server.scheduling_flags import add_scheduling_flags

@@ -19,13 +19,14 @@ import pytest
 from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.cache.prefix import block_hashes, root_hash
 from inflight_engine.request import TokenIds
-from inflight_engine.scheduling import queues, service_counter
+from inflight_engine.scheduling import queues
 from inflight_engine.scheduling import running as running_module
 from inflight_engine.scheduling import scheduler as scheduler_module
 from inflight_engine.scheduling.config import ServiceClass
-from inflight_engine.scheduling.lazy_heap import LazyHeap
 from inflight_engine.scheduling.plan import StepPlan
+from inflight_engine.scheduling.policies import service_counter
 from inflight_engine.scheduling.policies.fcfs import Fcfs
+from inflight_engine.scheduling.policies.lazy_heap import LazyHeap
 from inflight_engine.scheduling.policies.priority import Priority
 from inflight_engine.scheduling.scheduler import Scheduler
 from tests.engine.scheduling.workload import Workload

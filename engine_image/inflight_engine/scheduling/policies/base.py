@@ -6,8 +6,17 @@ from abc import abstractmethod
 from typing import ClassVar, Protocol
 
 from inflight_engine.request import Request
-from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.lazy_heap import LazyHeap
+from inflight_engine.scheduling.policies.lazy_heap import LazyHeap
+
+
+class PolicySettings(Protocol):
+    """What policies read of `SchedulerConfig`, in whose words it is described."""
+
+    @property
+    def priority_aging(self) -> float: ...
+
+    @property
+    def late_share(self) -> float: ...
 
 
 class Policy(Protocol):
@@ -85,7 +94,7 @@ class StaticKeyPolicy(Policy):
 
     head_stays = True
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: PolicySettings) -> None:
         self.config = config
         self._heap: LazyHeap[Request] = LazyHeap()
 
