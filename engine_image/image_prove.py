@@ -1,7 +1,7 @@
 """Proves that an installed environment can serve: fails the image build where a part is missing that the engine uses.
 
-Runs without the engine's code, so the layer below it can be checked once and kept. As Python writes the bytecode of
-what it imports, this run also leaves compiled what a start of the engine imports.
+Runs without the engine's code, so the layer below it can be checked once and kept. It also leaves compiled what a start
+of the engine imports: without bytecode `import torch` alone compiles 900 files, which is most of the time to a start.
 
     python image_prove.py [--flash-attn]
 """
@@ -73,6 +73,7 @@ def prove_flash_attn() -> None:
 
 
 def main() -> None:
+    sys.dont_write_bytecode = False  # PYTHONDONTWRITEBYTECODE may come from the image that this one is based on
     started = time.monotonic()
     version = prove_torch()
     if "--flash-attn" in sys.argv[1:]:
