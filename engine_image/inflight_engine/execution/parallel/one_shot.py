@@ -27,7 +27,9 @@ class OneShotSum:
         import torch.distributed._symmetric_memory as symmetric_memory  # not before it is needed
 
         self._most_bytes = _MOST_BYTES[size]
-        self._group = dist.group.WORLD.group_name
+        world = dist.group.WORLD
+        assert world is not None, "the process group comes first"
+        self._group = world.group_name
         self._buffer = symmetric_memory.empty(self._most_bytes, dtype=torch.uint8, device=device)
         symmetric_memory.rendezvous(self._buffer, self._group)
 
