@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -66,4 +67,4 @@ def _excess(counts: torch.Tensor, means: torch.Tensor, likely: torch.Tensor, oth
     seen, mean = torch.cat(observed), torch.cat(expected)
     freedom = max(1, len(seen) - 1)
     statistic = float(((seen - mean) ** 2 / mean).sum())
-    return (statistic - freedom) / (2 * freedom) ** 0.5
+    return (statistic - freedom) / math.sqrt(2 * freedom)

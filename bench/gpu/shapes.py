@@ -63,7 +63,7 @@ def parameter_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 class RandomWeights:
-    """A `models.weights.WeightSource`: normal with the deviation that models start from, norms at one."""
+    """A `models.weight_source.WeightSource`: normal with the deviation that models start from, norms at one."""
 
     def __init__(self, config: dict[str, Any], device: str) -> None:
         self._shapes = parameter_shapes(config)

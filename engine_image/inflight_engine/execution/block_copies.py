@@ -125,8 +125,8 @@ class _Streams:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._transfers = torch.cuda.Stream(device)
-        self._used = [torch.cuda.Event() for _ in range(2)]
+        self._transfers = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._used = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
 
     def transfers(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._transfers)

@@ -18,7 +18,7 @@ from inflight_engine.execution.attention.cpu_native import CpuNativeBackend
 from inflight_engine.models.config import DecoderConfig
 from inflight_engine.models.protocol import Attention
 from inflight_engine.models.rope import rotation_table
-from inflight_engine.models.weights import WeightSource
+from inflight_engine.models.weight_source import WeightSource
 from inflight_engine.native.library import KernelError, check, library, team
 
 _FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}

@@ -24,6 +24,9 @@ _DEFAULT_HEAD_DIM = {"Qwen3ForCausalLM": 128}
 heads."""
 
 
+_FP8_METHODS = ("compressed-tensors", "fbgemm_fp8", "fp8")
+
+
 class UnsupportedModelError(ValueError):
     """The model's architecture, or an option of it, has no forward pass here; the message names it."""
 
@@ -132,8 +135,7 @@ def config_from_hf(raw: dict[str, Any]) -> DecoderConfig:
     if raw.get("hidden_act", "silu") != "silu":
         raise UnsupportedModelError(f"hidden_act {raw['hidden_act']} is not supported; supported: silu")
     if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
-        raise UnsupportedModelError(f"weights quantized by {method} are not supported; give the unquantized model")
+        _refuse_quantization(raw["quantization_config"])
     num_heads = int(raw["num_attention_heads"])
     rope = _rope_from_hf(raw)
     # Only these two families make the attention's biases an option; Qwen2 has three of the four, Mistral none. In
@@ -158,6 +160,22 @@ def config_from_hf(raw: dict[str, Any]) -> DecoderConfig:
         qk_norm=architecture == "Qwen3ForCausalLM",
         sliding_windows=_sliding_windows(architecture, raw),
     )
+
+
+def _refuse_quantization(quantization: dict[str, Any]) -> None:
+    """All but what `fp8_weights` reads."""
+    method = quantization.get("quant_method", "unknown")
+    if method not in _FP8_METHODS:
+        raise UnsupportedModelError(
+            f"weights quantized by {method} are not supported; give the unquantized model or one in fp8"
+        )
+    for group in quantization.get("config_groups", {}).values():
+        weights = group.get("weights") or {}
+        if (weights.get("type"), weights.get("num_bits")) != ("float", 8):
+            kind = f"{weights.get('num_bits')}-bit {weights.get('type')}"
+            raise UnsupportedModelError(
+                f"weights quantized by {method} to {kind} are not supported; give the unquantized model or one in fp8"
+            )
 
 
 def config_from_gguf(gguf: GGUFFile) -> DecoderConfig:

@@ -16,7 +16,7 @@ from inflight_engine.models.ops import Ops
 from inflight_engine.models.parallel import Parallel
 from inflight_engine.models.protocol import Attention
 from inflight_engine.models.rope import rotation_table
-from inflight_engine.models.weights import WeightSource
+from inflight_engine.models.weight_source import WeightSource
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,35 +1,20 @@
-"""Weights by their Hugging Face names, from safetensors (mapped, read tensor by tensor) or GGUF (dequantized)."""
+"""Weights by their Hugging Face names, from safetensors (mapped, read tensor by tensor) or GGUF, dequantized."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import safe_open
 
 from inflight_engine.models.config import DecoderConfig, read_json
+from inflight_engine.models.fp8_weights import Fp8Weights
 from inflight_engine.models.gguf import GGUFFile, read_gguf
 from inflight_engine.models.source import ModelFiles
+from inflight_engine.models.weight_source import WeightSource
 from inflight_engine.native.dequantize import can_dequantize, dequantize
-
-
-class WeightSource(Protocol):
-    """Where a model's tensors come from, one at a time, so that no second copy of the model is ever in memory."""
-
-    def get(self, name: str) -> torch.Tensor:
-        """The tensor of a Hugging Face parameter name, on CPU, in the file's dtype; float32 where that is quantized.
-
-        Raises:
-            ValueError: there is none; the message names it and the file.
-        """
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Raises ValueError as `get`."""
-
-    def part(self, name: str, dim: int, start: int, end: int) -> torch.Tensor:
-        """Rows (`dim` 0) or columns (`dim` 1) from `start` to `end` of a tensor alone. Raises ValueError as `get`."""
 
 
 class SafetensorsWeights:
@@ -111,7 +96,9 @@ def open_weights(files: ModelFiles, config: DecoderConfig) -> WeightSource:
     """The weights of a model."""
     if files.gguf is not None:
         return GGUFWeights(read_gguf(files.gguf), config)
-    return SafetensorsWeights(files.folder)
+    stored = SafetensorsWeights(files.folder)
+    quantization = read_json(files.folder / "config.json").get("quantization_config")
+    return Fp8Weights(stored, quantization) if quantization else stored
 
 
 _PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}

@@ -68,7 +68,16 @@ def test_biases_and_norms_of_each_family(architecture, option, expected):
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope type longrope is not supported; supported: default"),
         ({"hidden_act": "gelu"}, "hidden_act gelu is not supported"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized by gptq"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantized by gptq are not supported"),
+        (
+            {
+                "quantization_config": {
+                    "quant_method": "compressed-tensors",
+                    "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}},
+                }
+            },
+            "by compressed-tensors to 4-bit int are not supported",
+        ),
     ],
 )
 def test_what_has_no_forward_pass_is_refused_by_name(change, sentence):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from datetime import timedelta
@@ -12,13 +13,17 @@ import torch.distributed as dist
 
 from inflight_engine.config import EngineConfig
 from inflight_engine.execution.device import choose_device
+from inflight_engine.execution.parallel.one_shot import OneShotSum
+
+log = logging.getLogger(__name__)
 
 _FOREVER = timedelta(days=365)
 """Between two steps there may be hours; that a peer is dead is noticed by its closed connection or its end."""
 
 
 class TorchDistributed:
-    """Implements `Parallel`: NCCL between GPUs, gloo between CPU processes and for what the host has to know.
+    """Implements `Parallel`: NCCL between GPUs, small sums in one kernel where they can be, gloo between CPU processes
+    and for what the host has to know.
 
     Args:
         meeting_place: a file that all ranks can open, not there yet; it stays as long as they do.
@@ -44,8 +49,11 @@ class TorchDistributed:
             timeout=_FOREVER,
             device_id=device if on_gpu else None,
         )
+        self._one_shot = self._make_one_shot(device) if on_gpu and size > 1 else None
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        if self._one_shot is not None and self._one_shot.takes(x):
+            return self._one_shot(x)
         if self._in_order:
             first, *others = self._everyones(x).unbind()
             return sum(others, first)
@@ -63,6 +71,19 @@ class TorchDistributed:
         smallest = torch.tensor(value)
         dist.all_reduce(smallest, dist.ReduceOp.MIN)
         return int(smallest)
+
+    def _make_one_shot(self, device: torch.device) -> OneShotSum | None:
+        """None: on some rank it cannot be used, so on none it is."""
+        reason = OneShotSum.why_not(self.size, device)
+        one_shot = None
+        if self.minimum(int(reason is None)):
+            try:
+                one_shot = OneShotSum(self.size, device)
+            except RuntimeError as error:
+                reason = str(error)
+        if reason is not None:
+            log.info("sums of decode steps by symmetric memory cannot be used: %s", reason)
+        return one_shot if self.minimum(int(one_shot is not None)) else None
 
     def _everyones(self, x: torch.Tensor) -> torch.Tensor:
         """[size, *shape of x]."""

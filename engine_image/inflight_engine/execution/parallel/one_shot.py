@@ -1,0 +1,57 @@
+"""Sums of small tensors over the GPUs of a machine in one kernel: each reads what all others have in their memory
+(torch's symmetric memory). NCCL's ring or tree takes several exchanges one after another, which is most of what a sum
+of a decode step takes."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+_MOST_BYTES = {2: 512 << 10, 4: 512 << 10, 8: 256 << 10}
+"""By the number of GPUs; torch has the kernel for these. Each reads everyone's whole tensor, so from about this size on
+bandwidth counts more than latency. These are the limits of vLLM's own kernel of this kind between four and eight GPUs
+(csrc/custom_all_reduce.cuh)."""
+
+
+class OneShotSum:
+    """A sum takes the ranks in their order, element by element, whatever the tensor's shape: it is the same bits as
+    adding the ranks' tensors one after another. It can be part of a CUDA graph.
+
+    All ranks of the group make theirs at the same time, after `why_not` was asked on each.
+
+    Raises:
+        RuntimeError: the memory cannot be shared.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        import torch.distributed._symmetric_memory as symmetric_memory  # not before it is needed
+
+        self._most_bytes = _MOST_BYTES[size]
+        world = dist.group.WORLD
+        assert world is not None, "the process group comes first"
+        self._group = world.group_name
+        self._buffer = symmetric_memory.empty(self._most_bytes, dtype=torch.uint8, device=device)
+        symmetric_memory.rendezvous(self._buffer, self._group)
+
+    @staticmethod
+    def why_not(size: int, device: torch.device) -> str | None:
+        """Why a rank cannot take part, as the end of "... cannot be used: "; None: it can."""
+        if device.type != "cuda":
+            return "it needs GPUs"
+        if size not in _MOST_BYTES:
+            return f"it is for {', '.join(map(str, _MOST_BYTES))} GPUs, not {size}"
+        peers = [peer for peer in range(size) if peer != device.index]
+        if not all(torch.cuda.can_device_access_peer(device.index, peer) for peer in peers):
+            return "not every GPU can read every other's memory"
+        return None
+
+    def takes(self, x: torch.Tensor) -> bool:
+        """Whether it is the way to sum tensors of this size. Its loads and stores are of 16 bytes."""
+        return 0 < x.nbytes <= self._most_bytes and x.nbytes % 16 == 0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks; x stays as it is."""
+        x = x.contiguous()
+        shared = self._buffer[: x.nbytes].view(x.dtype).view(x.shape)
+        total: torch.Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(shared, x, "sum", self._group)
+        return total

@@ -1,0 +1,24 @@
+"""What a model's weights are read through."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class WeightSource(Protocol):
+    """Where a model's tensors come from, one at a time, so that no second copy of the model is ever in memory."""
+
+    def get(self, name: str) -> torch.Tensor:
+        """The tensor of a Hugging Face parameter name, on CPU, in the file's dtype; float32 where that is quantized.
+
+        Raises:
+            ValueError: there is none; the message names it and the file.
+        """
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Raises ValueError as `get`."""
+
+    def part(self, name: str, dim: int, start: int, end: int) -> torch.Tensor:
+        """Rows (`dim` 0) or columns (`dim` 1) from `start` to `end` of a tensor alone. Raises ValueError as `get`."""
