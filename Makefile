@@ -122,5 +122,5 @@ lock: .venv/tools.stamp ## Pin again what pyproject.toml's dependencies bring wi
 .venv/kernels.stamp: .venv/engine.stamp $(KERNELS)
 	@$(HAVE_CXX) || { test "$$(id -u)" = 0 && $(INSTALL_CXX); } >&2 \
 	  || echo "No C++ compiler: the engine will compute with torch alone; on Debian: apt-get install g++" >&2
-	@! $(HAVE_CXX) || $(PY) engine_image/kernels/build.py >&2
+	@! $(HAVE_CXX) || $(PY) engine_image/kernels/build.py --tests >&2
 	@touch $@

@@ -207,7 +207,7 @@ class Engine:
             return self._fail(step, error, ahead=ahead)
         self._failures = 0
         collected = self._clock()
-        discarded = scheduler.left_since(plan)
+        discarded = scheduler.discarded_slots(plan)
         ended = scheduler.update(plan, output.token_ids)
         done = self._clock()
         seconds = done - max(step.started, self._done)

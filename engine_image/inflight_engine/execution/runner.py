@@ -130,12 +130,12 @@ class Runner:
         if rest:
             token_ids = torch.cat([token_ids, rest[0]])
         parts.attention.prepare(packed.attention)
-        hidden = parts.model.hidden_states(token_ids, positions, parts.attention)
+        sampled_rows = rest[2] if rest else None
+        hidden = parts.model.hidden_states(token_ids, positions, parts.attention, sampled_rows)
         if len(packed.sampled_slots) == 0:
             return None
         if rest:
             slots = rest[1]
-            hidden = hidden.index_select(0, rest[2])
         choice = self._sampling.choose(parts.model.logits(hidden), packed.sampled_slots, packed.sampled_positions)
         parts.feed.put(slots, choice.token_ids)
         return choice
