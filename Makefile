@@ -98,7 +98,7 @@ crd: .venv/tools.stamp ## Regenerate the CRD from the operator's API types
 	$(PY) -m inflight_operator.api.crd --write
 
 lock: .venv/tools.stamp ## Pin again what pyproject.toml's dependencies bring with them
-	$(UV) pip compile -q pyproject.toml --all-extras --no-emit-index-url --no-header --no-annotate -o constraints.txt
+	$(UV) pip compile -q pyproject.toml --extra engine --extra operator --extra simulator --extra dev --no-emit-index-url --no-header --no-annotate -o constraints.txt
 
 # Two steps: the demo needs no torch on this machine, only in the image. What is said goes to standard error, so that
 # $(make -s kubeconfig) is the path alone. A .venv that was cut before it had pip is made anew.

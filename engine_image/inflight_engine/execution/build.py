@@ -110,7 +110,7 @@ def choose_attention(
     spec = AttentionSpec(
         shape=target.model_config.shape.for_rank(parallel.size),
         num_blocks=0,
-        block_size=config.block_size,
+        block_size=config.block_size or 0,  # the backend's own
         dtype=target.dtype,
         cache_dtype=_cache_dtype(config.kv_cache_dtype, target.dtype, target.device),
         device=target.device,
@@ -119,7 +119,8 @@ def choose_attention(
         max_model_len=target.max_model_len,
         batch_invariant=config.batch_invariant,
     )
-    return choose_backend(config.attention_backend, spec), spec
+    backend = choose_backend(config.attention_backend, spec)
+    return backend, backend.with_block_size(spec)
 
 
 def choose_graph_sizes(config: EngineConfig, device: torch.device) -> tuple[int, ...]:
@@ -142,7 +143,7 @@ def size_cache(
     """
     measured = spec.device.type == "cuda" and not is_given(config)
     memory = measure(model, backend, spec, graph_sizes) if measured else HostMemory(_host_memory(parallel))
-    demand = KVDemand(_kv_bytes_per_token(spec), spec.max_model_len)
+    demand = KVDemand(_kv_bytes_per_token(spec), spec.max_model_len, spec.block_size)
     return replace(spec, num_blocks=parallel.minimum(num_kv_blocks(config, demand, memory)))
 
 

@@ -133,7 +133,12 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         default=default["max_num_batched_tokens"],
         metavar="N",
     )
-    add("--block-size", "tokens in a KV block", type=_count, default=default["block_size"], metavar="N")
+    add(
+        "--block-size",
+        "tokens in a KV block (default: what the attention backend prefers, 16 or 256)",
+        type=_count,
+        metavar="N",
+    )
     cache = parser.add_mutually_exclusive_group()
     cache.add_argument("--num-kv-blocks", help="blocks of the KV cache", type=_count, metavar="N")
     cache.add_argument(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import msgspec
@@ -23,7 +22,7 @@ class AttentionSpec:
 
     Attributes:
         shape: of the model; with tensor parallelism its heads are this rank's.
-        num_blocks, block_size: of the cache.
+        num_blocks, block_size: of the cache; 0: not chosen yet.
         dtype: of queries, keys, values and the result.
         cache_dtype: in which keys and values are kept; `dtype`, or torch.float8_e4m3fn.
         max_num_seqs, max_num_batched_tokens: capacity: most decodes, most tokens in a step.
@@ -82,11 +81,18 @@ class AttentionBackend(ABC):
     of the model's shape."""
 
     name: ClassVar[str]
+    preferred_block_size: ClassVar[int] = 16
+    """Tokens. Small blocks waste less memory at the end of each sequence, and more prefixes are shared."""
 
     @classmethod
     @abstractmethod
     def why_not(cls, spec: AttentionSpec) -> str | None:
         """Why this backend cannot serve a spec on this machine, as the end of "... cannot be used: "; None: it can."""
+
+    @classmethod
+    def with_block_size(cls, spec: AttentionSpec) -> AttentionSpec:
+        """A spec with this backend's block size where none is chosen yet."""
+        return spec if spec.block_size else replace(spec, block_size=cls.preferred_block_size)
 
     @abstractmethod
     def __init__(self, spec: AttentionSpec) -> None: ...
@@ -113,22 +119,5 @@ class AttentionBackend(ABC):
         """
 
     @abstractmethod
-    def _block(self, block_id: int) -> torch.Tensor:
-        """A view of one block of the cache over all layers; how it is laid out is the backend's own affair."""
-
-    def copy_out(self, block_ids: Sequence[int], host: torch.Tensor, host_block_ids: Sequence[int]) -> None:
-        """Copy whole blocks of the cache to host memory, one to one. On a GPU in the order of its current stream: the
-        copies are done when a later `copy_in` or `forward` of the same stream needs them to be.
-
-        Args:
-            host: uint8 [num_host_blocks, bytes of a block over all layers], on CPU, pinned for a GPU.
-        """
-        for block_id, host_block_id in zip(block_ids, host_block_ids, strict=True):
-            block = self._block(block_id)
-            host[host_block_id].view(block.dtype).view_as(block).copy_(block, non_blocking=True)
-
-    def copy_in(self, host: torch.Tensor, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Copy blocks of host memory into the cache, one to one; the reverse of `copy_out`."""
-        for block_id, host_block_id in zip(block_ids, host_block_ids, strict=True):
-            block = self._block(block_id)
-            block.copy_(host[host_block_id].view(block.dtype).view_as(block), non_blocking=True)
+    def blocks(self) -> torch.Tensor:
+        """[num_blocks, ...]: a view of the cache, its blocks first; how they are laid out is the backend's own affair."""

@@ -135,5 +135,5 @@ class CpuNativeBackend(AttentionBackend):
         self._attend(self.step, layer, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
         return out.to(queries.dtype)
 
-    def _block(self, block_id: int) -> torch.Tensor:
-        return self._cache[:, block_id]
+    def blocks(self) -> torch.Tensor:
+        return self._cache.movedim(1, 0)

@@ -85,8 +85,8 @@ class TorchSdpaBackend(AttentionBackend):
                 parts.append(self._prefill(layer, queries[span], key_cache, value_cache, blocks, chunk.start))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _block(self, block_id: int) -> torch.Tensor:
-        return self._cache[:, :, block_id]
+    def blocks(self) -> torch.Tensor:
+        return self._cache.movedim(2, 0)
 
     def _decode(
         self, layer: int, queries: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor

@@ -8,6 +8,7 @@ import torch
 
 from inflight_engine.execution.attention.triton_paged import TritonBackend
 from inflight_engine.execution.attention.triton_tiles import Tiles
+from inflight_engine.execution.block_copies import StagedCopies
 from tests.engine.execution.attention.reference import Workload, make_spec
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3}
@@ -156,9 +157,10 @@ def test_blocks_copied_out_and_in_again_hold_the_same_bytes():
     block_bytes = spec.shape.kv_bytes_per_token(1) * spec.block_size
     host = torch.zeros(4, block_bytes, dtype=torch.uint8)
     ids = workload.sequences[0].block_ids.tolist()
-    backend.copy_out(ids, host, [3, 0, 1])
+    copies = StagedCopies(backend.blocks(), host)
+    copies.copy_out(ids, [3, 0, 1])
     free = [block for block in range(spec.num_blocks) if block not in ids][:3]
-    backend.copy_in(host, [3, 0, 1], free)
+    copies.copy_in([3, 0, 1], free)
     workload.sequences[0].block_ids[:] = free
     decodes = {0: 39}
     check(workload, workload.step(backend, decodes, {}), decodes, {})
