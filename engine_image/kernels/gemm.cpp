@@ -15,7 +15,7 @@ void multiply(const Matrix& m, const Input& x, Range rows, Range panels, const O
   const int blocks = int((count + most - 1) / most);
   for (int i = 0; i < blocks; i++) {
     const Range block = share(count, i, blocks, unit);
-    const Part part{m, x, out, rows.begin + block.begin, int(block.end - block.begin), panels.begin, panels.end};
+    const ProductPart part{m, x, out, rows.begin + block.begin, int(block.end - block.begin), panels.begin, panels.end};
     if (tiles) {
       multiply_by_tiles(part);
     } else {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from inflight_engine.models.shape import ModelShape
+from inflight_engine.scheduling.plan import Slots
 
 IntArray = npt.NDArray[np.int64]
 
@@ -47,16 +48,16 @@ class ChunkSpan:
     """One prefill chunk within the packed tokens.
 
     Attributes:
+        slot: its sequence's, the row of the block table.
         first: index of its first token in the packed sequence.
         length: its tokens.
         start: position of its first token in its own sequence.
-        block_ids: int64 [ceil((start + length) / block_size)]: the blocks that hold positions 0 to start + length - 1.
     """
 
+    slot: int
     first: int
     length: int
     start: int
-    block_ids: IntArray
 
 
 class AttentionBatch(msgspec.Struct, frozen=True, eq=False):
@@ -64,16 +65,45 @@ class AttentionBatch(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         kv_slots: int64 [T]: where each packed token's key and value go, block * block_size + offset.
-        decode_block_table: int64 [num_decodes, >= blocks of the longest]: entries past a sequence's blocks are
-            any valid block.
+        decode_slots: intp [num_decodes]: rows of the block table.
         decode_context_lens: int64 [num_decodes]: tokens each decode looks at, its own included.
         chunks: in packed order.
+        block_table: int64 [max_num_seqs, blocks of the longest sequence]: of all slots; entries past a sequence's
+            blocks are any valid block. It changes after the step is launched.
+        changed_cells: int64: indices into the flattened block table of what differs from the batch before, none twice.
     """
 
     kv_slots: IntArray
-    decode_block_table: IntArray
+    decode_slots: Slots
     decode_context_lens: IntArray
     chunks: tuple[ChunkSpan, ...]
+    block_table: IntArray
+    changed_cells: IntArray
+
+    def decode_blocks(self, block_size: int) -> IntArray:
+        """int64 [num_decodes, blocks of the longest]: the decodes' rows of the block table."""
+        longest = int(self.decode_context_lens.max(initial=0))
+        return self.block_table[:, : -(-longest // block_size)][self.decode_slots]
+
+    def chunk_blocks(self, chunk: ChunkSpan, block_size: int) -> IntArray:
+        """int64: the blocks that hold positions 0 to the chunk's last; a view."""
+        return self.block_table[chunk.slot, : -(-(chunk.start + chunk.length) // block_size)]
+
+
+class StepShape(NamedTuple):
+    """How large a step is when a CUDA graph runs it, padding included.
+
+    Attributes:
+        num_tokens: packed.
+        num_sequences: decodes and chunks together. As many as tokens: the step has decodes only.
+    """
+
+    num_tokens: int
+    num_sequences: int
+
+    @property
+    def decodes_only(self) -> bool:
+        return self.num_tokens == self.num_sequences
 
 
 class AttentionBackend(ABC):
@@ -81,6 +111,9 @@ class AttentionBackend(ABC):
     of the model's shape."""
 
     name: ClassVar[str]
+    captures_chunks: ClassVar[bool] = False
+    """Whether `forward` of a step with chunks can be part of a CUDA graph. A backend cannot where its launches depend
+    on the chunks' lengths by values of the host."""
     preferred_block_size: ClassVar[int] = 16
     """Tokens. Small blocks waste less memory at the end of each sequence, and more prefixes are shared."""
 
@@ -98,13 +131,16 @@ class AttentionBackend(ABC):
     def __init__(self, spec: AttentionSpec) -> None: ...
 
     @abstractmethod
-    def prepare(self, batch: AttentionBatch, num_padded: int = 0) -> None:
-        """Once a step, before the first layer. What a later `forward` reads on a device lies at the same addresses in
-        every step, so that `forward` of a step without chunks can be part of a CUDA graph.
+    def prepare(self, batch: AttentionBatch, shape: StepShape | None = None) -> None:
+        """Once a step, before the first layer.
 
         Args:
-            num_padded: rows that follow the batch's decodes when there are no chunks; their keys and values are not
-                written, their results are not looked at.
+            shape: the batch is padded to it. All that `forward` launches depends on the shape alone, and what it reads
+                on a device lies at the same addresses in every step of the shape, so that a CUDA graph can hold it.
+                Keys and values of padded tokens are not written; their results are not looked at. None: not padded.
+
+        Raises:
+            ValueError: the batch is larger than the shape, or the backend runs no batches of that shape.
         """
 
     @abstractmethod

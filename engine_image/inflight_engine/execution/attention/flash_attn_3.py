@@ -29,6 +29,7 @@ class FlashAttn3Backend(FlashBackend):
     """See the module. It takes blocks of any size."""
 
     name = "flash-attn-3"
+    captures_chunks = True
 
     @classmethod
     def why_not(cls, spec: AttentionSpec) -> str | None:

@@ -7,7 +7,7 @@ from abc import abstractmethod
 
 import torch
 
-from inflight_engine.execution.attention.base import AttentionBackend, AttentionBatch, AttentionSpec
+from inflight_engine.execution.attention.base import AttentionBackend, AttentionBatch, AttentionSpec, StepShape
 from inflight_engine.execution.attention.gpu_step import GpuStep, StepStaging
 from inflight_engine.execution.memory.zeros import zeros
 
@@ -30,8 +30,8 @@ class PagedGpuBackend(AttentionBackend):
         self._cache_bytes = self._cache.view(torch.uint8)
         self._staging = staging
 
-    def prepare(self, batch: AttentionBatch, num_padded: int = 0) -> None:
-        self._step = self._staging.send(batch, num_padded)
+    def prepare(self, batch: AttentionBatch, shape: StepShape | None = None) -> None:
+        self._step = self._staging.send(batch, shape)
 
     def forward(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         self._write_kv(keys, values, self._cache[layer], self._step.kv_slots)
@@ -49,7 +49,7 @@ class FlashBackend(PagedGpuBackend):
     """FlashAttention's kernels (Dao et al. 2022), from a library: one call for the decodes, one for the chunks."""
 
     def __init__(self, spec: AttentionSpec) -> None:
-        super().__init__(spec, StepStaging(spec, full_table=True))  # its width is a parameter of their launches
+        super().__init__(spec, StepStaging(spec, gathers=True))
         # The kernels take [num_blocks, block_size, kv_heads, D] of any strides but the last.
         self._keys = [layer[:, 0].transpose(1, 2) for layer in self._cache]
         self._values = [layer[:, 1].transpose(1, 2) for layer in self._cache]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from inflight_engine.execution.attention import flash_attn_3
+from inflight_engine.execution.attention.base import StepShape
 from inflight_engine.execution.attention.flash_attn_3 import FlashAttn3Backend
 from inflight_engine.execution.attention.torch_varlen import TorchVarlenBackend
 from tests.engine.execution.attention.reference import Workload, make_spec
@@ -143,12 +144,13 @@ def test_steps_equal_plain_attention(backend_class, options):
     workload = Workload(spec, [21, 14, 260])
     backend = backend_class(spec)
     workload.fill(backend, {2: (0, 252)})
-    for decodes, chunks, num_padded in [
-        ({}, {0: (0, 20), 1: (0, 6)}, 0),
-        ({0: 20}, {1: (6, 7), 2: (252, 7)}, 0),
-        ({1: 13, 2: 259}, {}, 3),
+    for decodes, chunks, shape in [
+        ({}, {0: (0, 20), 1: (0, 6)}, None),
+        ({0: 20}, {1: (6, 7), 2: (252, 7)}, None),
+        ({1: 13, 2: 259}, {}, (5, 5)),
+        ({0: 20}, {1: (6, 7), 2: (252, 7)}, (18, 5) if backend_class.captures_chunks else None),
     ]:
-        results = workload.step(backend, decodes, chunks, num_padded)
+        results = workload.step(backend, decodes, chunks, shape)
         for layer, result in enumerate(results):
             spans = {sequence: (position, 1) for sequence, position in decodes.items()} | chunks
             row = 0
@@ -166,10 +168,10 @@ def test_what_a_graph_captured_serves_later_steps_of_the_same_rows(backend_class
     workload = Workload(spec, [3, 262, 1])
     backend = backend_class(spec)
     workload.fill(backend, {0: (0, 2), 1: (0, 261)})
-    backend.prepare(workload.batch({2: 0}, {}), num_padded=2)
+    backend.prepare(workload.batch({2: 0}, {}), StepShape(3, 3))
     captured = backend._step
     decodes = {1: 261, 0: 2}
-    backend.prepare(workload.batch(decodes, {}), num_padded=1)
+    backend.prepare(workload.batch(decodes, {}), StepShape(3, 3))
     backend._step = captured
     parts = [workload.packed(0, name, decodes, {}, 1) for name in ("queries", "keys", "values")]
     result = backend.forward(0, *parts).view(3, 4, 16)

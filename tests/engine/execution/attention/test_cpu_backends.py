@@ -194,4 +194,4 @@ def test_without_the_kernels_torch_attends():
 def test_padded_batches_are_refused(backend):
     work = Workload(make_spec(), [3])
     with pytest.raises(ValueError, match="no padded batches"):
-        work.step(backend(work.spec), {}, {0: (0, 3)}, num_padded=1)
+        work.step(backend(work.spec), {}, {0: (0, 3)}, shape=(4, 2))
