@@ -25,7 +25,7 @@ from typing import Any
 from bench.machine import cpu_model
 from bench.served import MODEL, served_engine
 
-GOAL_SECONDS = 4.0
+GOAL_SECONDS = 3.0
 
 # Run by a Python of its own, so that nothing is imported yet; prints the parts as JSON.
 _ENGINE = f"""

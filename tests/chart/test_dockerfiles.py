@@ -200,6 +200,7 @@ def test_bytecode_is_made_though_the_base_image_forbids_it(monkeypatch, tmp_path
     monkeypatch.setattr(sys, "pycache_prefix", None)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setattr(image_prove, "prove_torch", str)
+    monkeypatch.setattr(image_prove, "prove_routes", str)
     monkeypatch.setattr(image_prove, "prove_builtin_model", str)
     monkeypatch.setattr(image_prove, "SERVING_MODULES", ("served_with",))
     image_prove.main()
