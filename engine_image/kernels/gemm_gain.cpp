@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "dot_bf16.h"
 #include "simd.h"
 #include "tiles.h"
 
