@@ -8,36 +8,19 @@
 
 namespace inflight {
 
-namespace {
-
-// Panels in one piece of work when there are many rows.
-constexpr int64_t kChunkPanels = 6;
-
-void multiply_part(const Part& part, bool tiles) {
-  if (tiles) {
-    multiply_by_tiles(part);
-  } else {
-    multiply_by_vectors(part);
-  }
-}
-
-}  // namespace
-
-void multiply(Team* team, int tid, const Matrix& m, const Input& x, int64_t rows, const Output& out) {
-  const int64_t panels = m.num_panels();
-  const bool tiles = by_tiles(m, rows);
+void multiply(const Matrix& m, const Input& x, Range rows, Range panels, const Output& out) {
+  const int64_t count = rows.end - rows.begin;
+  const bool tiles = by_tiles(m, count);
   const int64_t most = tiles ? kTileBlockRows : kVectorBlockRows, unit = tiles ? 2 * kTileHeight : 1;
-  if (rows <= most) {
-    const Range mine = share(panels, tid, team->size());
-    multiply_part({m, x, out, 0, int(rows), mine.begin, mine.end}, tiles);
-    return;
-  }
-  const int64_t blocks = (rows + most - 1) / most, chunks = (panels + kChunkPanels - 1) / kChunkPanels;
-  for (int64_t piece; (piece = team->take()) < blocks * chunks;) {
-    const Range block = share(rows, int(piece / chunks), int(blocks), unit);
-    const int64_t begin = piece % chunks * kChunkPanels, end = begin + kChunkPanels;
-    const int count = int(block.end - block.begin);
-    multiply_part({m, x, out, block.begin, count, begin, end < panels ? end : panels}, tiles);
+  const int blocks = int((count + most - 1) / most);
+  for (int i = 0; i < blocks; i++) {
+    const Range block = share(count, i, blocks, unit);
+    const ProductPart part{m, x, out, rows.begin + block.begin, int(block.end - block.begin), panels.begin, panels.end};
+    if (tiles) {
+      multiply_by_tiles(part);
+    } else {
+      multiply_by_vectors(part);
+    }
   }
 }
 
@@ -65,10 +48,10 @@ INFLIGHT_EXPORT int inflight_matmul(Team* team, const Matrix* m, const float* x,
       const Range mine = share(rows, tid, team->size());
       for (int64_t r = mine.begin; r < mine.end; r++)
         round_row(*m, x + r * m->inputs, &rounded[r * width * m->rounded_bytes()], scales.get() + r, offsets.get() + r,
-                  rows);
+                  rows, {0, m->inputs});
       team->barrier();
     }
-    multiply(team, tid, *m, input, rows, output);
+    multiply(*m, input, {0, rows}, share(m->num_panels(), tid, team->size()), output);
   });
   return 0;
 }

@@ -39,7 +39,10 @@ struct Input {
 // group is what the products owe to the weights' own: int8 (weights are stored + 128): -128 times the sum of the
 // group's integers, an int32; int4 (weights have a minimum): scale times that sum, a float32. Space from a group's scale
 // or offset to the next one's is `rows`.
-void round_row(const Matrix& m, const float* values, uint8_t* rounded, float* scales, uint32_t* offsets, int64_t rows);
+//
+// Only the inputs of a range, which begins with a group.
+void round_row(const Matrix& m, const float* values, uint8_t* rounded, float* scales, uint32_t* offsets, int64_t rows,
+               Range inputs);
 
 // Rows that memory for activations has after the last: tile products read whole tiles.
 constexpr int64_t kSpareRows = kTiles ? kTileHeight - 1 : 0;
@@ -55,8 +58,7 @@ struct Output {
   uint16_t* rounded = nullptr;
 };
 
-// Inside `Team::run`, by every thread, nothing `take`n since the last barrier: out = x * m^T. Complete after the next
-// barrier.
-void multiply(Team* team, int tid, const Matrix& m, const Input& x, int64_t rows, const Output& out);
+// out = x * m^T, of some rows and panels, by the calling thread alone.
+void multiply(const Matrix& m, const Input& x, Range rows, Range panels, const Output& out);
 
 }  // namespace inflight

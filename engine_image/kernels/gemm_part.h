@@ -5,7 +5,7 @@
 
 namespace inflight {
 
-struct Part {
+struct ProductPart {
   const Matrix& m;
   const Input& x;
   const Output& out;
@@ -26,8 +26,8 @@ inline bool by_tiles(const Matrix& m, int64_t rows) {
 }
 
 // At most kVectorBlockRows; bfloat16, where `kTiles`, at most kVectorRows.
-void multiply_by_vectors(const Part& part);
+void multiply_by_vectors(const ProductPart& part);
 // At most kTileBlockRows, of bfloat16 or int8, where `kTiles`: the same bits as by vectors.
-void multiply_by_tiles(const Part& part);
+void multiply_by_tiles(const ProductPart& part);
 
 }  // namespace inflight

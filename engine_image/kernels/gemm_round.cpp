@@ -8,11 +8,11 @@ namespace inflight {
 namespace {
 
 void quantize_row(const Matrix& m, const float* values, int8_t* quantized, float* scales, uint32_t* offsets,
-                  int64_t rows) {
+                  int64_t rows, Range inputs) {
   typedef int8_t i8v __attribute__((vector_size(kLanes)));
   const int group = m.group();
-  for (int64_t g = 0; g < m.num_groups(); g++) {
-    const int64_t from = g * group;
+  for (int64_t from = inputs.begin; from < inputs.end; from += group) {
+    const int64_t g = from / group;
     const float* x = values + from;
     alignas(kCacheLine) float padded_group[kInt8Group] = {};
     if (m.inputs - from < group) {
@@ -39,20 +39,21 @@ void quantize_row(const Matrix& m, const float* values, int8_t* quantized, float
   }
 }
 
-void narrow_row(const float* values, uint16_t* narrowed, int64_t count) {
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) store_bf16(narrowed + i, load<f32v>(values + i));
-  for (; i < count; i++) narrowed[i] = narrow(values[i]);
-  pad_rounded(narrowed + count, count);
+void narrow_row(const Matrix& m, const float* values, uint16_t* narrowed, Range inputs) {
+  int64_t i = inputs.begin;
+  for (; i + kLanes <= inputs.end; i += kLanes) store_bf16(narrowed + i, load<f32v>(values + i));
+  for (; i < inputs.end; i++) narrowed[i] = narrow(values[i]);
+  if (inputs.end == m.inputs) pad_rounded(narrowed + inputs.end, m.inputs);
 }
 
 }  // namespace
 
-void round_row(const Matrix& m, const float* values, uint8_t* rounded, float* scales, uint32_t* offsets, int64_t rows) {
+void round_row(const Matrix& m, const float* values, uint8_t* rounded, float* scales, uint32_t* offsets, int64_t rows,
+               Range inputs) {
   if (m.quantized()) {
-    quantize_row(m, values, reinterpret_cast<int8_t*>(rounded), scales, offsets, rows);
+    quantize_row(m, values, reinterpret_cast<int8_t*>(rounded), scales, offsets, rows, inputs);
   } else {
-    narrow_row(values, reinterpret_cast<uint16_t*>(rounded), m.inputs);
+    narrow_row(m, values, reinterpret_cast<uint16_t*>(rounded), inputs);
   }
 }
 

@@ -102,7 +102,7 @@ void bfloat16_sums(TileScope& tiles, const uint8_t* x, int64_t stride, const uin
 }
 
 // By blocks of inputs; the sums of several panels wait in between, those of a single block do not.
-void multiply_bfloat16(TileScope& tiles, const Part& part) {
+void multiply_bfloat16(TileScope& tiles, const ProductPart& part) {
   const auto& [m, x, out, row, rows, begin, end] = part;
   alignas(kCacheLine) float waiting[kSumPanels][kTileBlockRows * kPanel];
   const int64_t stride = 2 * x.stride, inputs = m.padded_inputs();
@@ -142,7 +142,7 @@ INFLIGHT_INLINE void fold(const int32_t* dots, const uint8_t* weight_scales, con
 }
 
 template <int HEIGHT>
-void int8_sums(TileScope& tiles, const Part& part, int64_t row, int count, const uint8_t* weights, Ahead ahead,
+void int8_sums(TileScope& tiles, const ProductPart& part, int64_t row, int count, const uint8_t* weights, Ahead ahead,
                float* sums) {
   const Input& x = part.x;
   // A group's integers are folded while the next one's are multiplied.
@@ -178,7 +178,7 @@ void int8_sums(TileScope& tiles, const Part& part, int64_t row, int count, const
   }
 }
 
-void multiply_int8(TileScope& tiles, const Part& part) {
+void multiply_int8(TileScope& tiles, const ProductPart& part) {
   const auto& [m, x, out, row, rows, begin, end] = part;
   alignas(kCacheLine) float sums[kRows * kPanel];
   const int64_t steps = m.padded_inputs() / kTileBytes, fetch = fetch_step(m.panel_bytes(), steps, rows);
@@ -197,7 +197,7 @@ void multiply_int8(TileScope& tiles, const Part& part) {
 
 }  // namespace
 
-void multiply_by_tiles(const Part& part) {
+void multiply_by_tiles(const ProductPart& part) {
   TileScope tiles;
   if (part.m.format == Format::int8) {
     multiply_int8(tiles, part);

@@ -279,7 +279,7 @@ TileFunction tile_function(Format format, int rows) {
 
 }  // namespace
 
-void multiply_by_vectors(const Part& part) {
+void multiply_by_vectors(const ProductPart& part) {
   const auto& [m, x, out, row, rows, begin, end] = part;
   alignas(kCacheLine) float sums[kVectorBlockRows * kPanel];
   const int tiles = (rows + kTileRows - 1) / kTileRows;

@@ -171,6 +171,9 @@ INFLIGHT_INLINE void store_bf16(uint16_t* to, f32v x) {
   store(to, __builtin_convertvector(narrow_to_upper(x) >> 16, u16v));
 }
 
+// kLanes numbers to the nearest ones that bfloat16 has.
+INFLIGHT_INLINE void round_bf16(float* x) { store(x, (f32v)(narrow_to_upper(load<f32v>(x)) & 0xffff0000u)); }
+
 // Pairs of bfloat16: lane i is (first[i], second[i]).
 INFLIGHT_INLINE u32v narrow_pairs(f32v first, f32v second) {
   return (narrow_to_upper(first) >> 16) | (narrow_to_upper(second) & 0xffff0000u);
