@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -37,6 +38,8 @@ X86_VARIANTS = {
     "avx512bf16": [*AVX512, "-mavx512bf16"],
     **{"avx512": AVX512, "avx2": AVX2, "generic": []},
 }
+# A variant that differs from another by these instructions alone shares its objects of sources that do not know them.
+EXTENDS = {"amx": ("avx512", "__AMX_"), "avx512bf16": ("avx512", "__AVX512BF16__")}
 # What `amx` computes, on any CPU with AVX2 and slowly: for tests only.
 X86_TEST_VARIANTS = {"amxemulated": [*AVX2, "-DINFLIGHT_EMULATE_TILES"]}
 OTHER_VARIANTS: dict[str, list[str]] = {"generic": []}
@@ -55,6 +58,21 @@ def compiler() -> list[str]:
     if asked:
         raise NoCompilerError(f"CXX is {asked[0]}, which is not on the path")
     raise NoCompilerError("no C++ compiler: set CXX, or install g++ or clang++")
+
+
+def text(source: Path) -> str:
+    """Of a source and of all headers of this folder that it includes."""
+    files = [source]
+    for path in files:
+        included = (HERE / name for name in re.findall(r'#include "(.+)"', path.read_text(encoding="utf-8")))
+        files += [header for header in included if header not in files]
+    return "".join(path.read_text(encoding="utf-8") for path in files)
+
+
+def compiled_for(variant: str, source_text: str) -> str:
+    """The variant whose object of a source this one takes: itself, or the one that it extends."""
+    base, macro = EXTENDS.get(variant, (variant, ""))
+    return base if macro not in source_text else variant
 
 
 def build(out: Path = OUT, force: bool = False, tests: bool = False) -> list[Path]:
@@ -84,12 +102,13 @@ def build(out: Path = OUT, force: bool = False, tests: bool = False) -> list[Pat
             subprocess.run([*cxx, *COMMON, *variants[variant], "-c", str(source), "-o", made], check=True)
             return made
 
-        jobs = [(variant, source) for source in sources for variant in stale]
+        texts = {source: text(source) for source in sources}
+        parts = {name: [(compiled_for(name, texts[source]), source) for source in sources] for name in stale}
+        jobs = sorted({job for of_variant in parts.values() for job in of_variant})
         objects = dict(zip(jobs, pool.map(compile_one, jobs), strict=True))
         for variant in stale:
-            parts = [objects[variant, source] for source in sources]
             made = f"{folder}/{variant}.so"
-            subprocess.run([*cxx, *parts, *LINK, "-o", made], check=True)
+            subprocess.run([*cxx, *(objects[job] for job in parts[variant]), *LINK, "-o", made], check=True)
             # A process that has the old library open keeps it.
             Path(made).replace(libraries[variant])
     return [libraries[name] for name in stale]

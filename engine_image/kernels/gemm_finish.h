@@ -12,8 +12,16 @@ inline void pad_rounded(uint16_t* end, int64_t columns) {
 
 INFLIGHT_INLINE f32v silu(f32v x) { return x / (exp(-x) + 1.0f); }
 
-// Only the first `count` lanes are there.
-INFLIGHT_INLINE void put(float* to, f32v x, int64_t count, bool add) {
+// To element `at` of the output; only the first `count` lanes are there.
+INFLIGHT_INLINE void put(const Output& out, int64_t at, f32v x, int64_t count) {
+  if (out.rounded != nullptr) {
+    uint16_t lane[kLanes];
+    store_bf16(count >= kLanes ? out.rounded + at : lane, x);
+    for (int64_t i = 0; i < count && count < kLanes; i++) out.rounded[at + i] = lane[i];
+    return;
+  }
+  float* to = out.values + at;
+  const bool add = out.kind == Output::kAdd;
   if (count >= kLanes) {
     store(to, add ? load<f32v>(to) + x : x);
     return;
@@ -23,16 +31,6 @@ INFLIGHT_INLINE void put(float* to, f32v x, int64_t count, bool add) {
   for (int64_t i = 0; i < count; i++) to[i] = add ? to[i] + lane[i] : lane[i];
 }
 
-INFLIGHT_INLINE void put_rounded(uint16_t* to, f32v x, int64_t count) {
-  if (count >= kLanes) {
-    store_bf16(to, x);
-    return;
-  }
-  uint16_t lane[kLanes];
-  store_bf16(lane, x);
-  for (int64_t i = 0; i < count; i++) to[i] = lane[i];
-}
-
 // Sums [rows, kPanel] of rows from `row` on, with one panel.
 inline void finish(const Output& out, const float* sums, int64_t row, int rows, int64_t panel) {
   f32v bias[2] = {};
@@ -40,15 +38,13 @@ inline void finish(const Output& out, const float* sums, int64_t row, int rows, 
   const int64_t width = out.kind == Output::kSiluMul ? kLanes : kPanel, column = panel * width;
   const int64_t left = out.columns - column;
   for (int r = 0; r < rows; r++, sums += kPanel) {
-    f32v result[2] = {load<f32v>(sums) + bias[0], load<f32v>(sums + kLanes) + bias[1]};
-    if (out.kind == Output::kSiluMul) result[0] = silu(result[0]) * result[1];
+    const f32v first = load<f32v>(sums) + bias[0], second = load<f32v>(sums + kLanes) + bias[1];
     const int64_t at = (row + r) * out.stride + column;
-    for (int c = 0; c * kLanes < width && c * kLanes < left; c++) {
-      if (out.rounded != nullptr) {
-        put_rounded(out.rounded + at + c * kLanes, result[c], left - c * kLanes);
-      } else {
-        put(out.values + at + c * kLanes, result[c], left - c * kLanes, out.kind == Output::kAdd);
-      }
+    if (out.kind == Output::kSiluMul) {
+      put(out, at, silu(first) * second, left);
+    } else {
+      put(out, at, first, left);
+      if (left > kLanes) put(out, at + kLanes, second, left - kLanes);
     }
     if (out.rounded != nullptr && left <= width) pad_rounded(out.rounded + at + left, out.columns);
   }

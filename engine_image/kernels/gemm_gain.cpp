@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "dot_bf16.h"
 #include "simd.h"
 #include "tiles.h"
 
@@ -10,47 +11,52 @@ using namespace inflight;
 #if defined(__x86_64__)
 namespace {
 
-// The least time in nanoseconds of many rounds of `round`, of several tries.
-template <class Round>
-double time_of(const Round& round) {
-  constexpr int kRounds = 2000, kTries = 5;
+constexpr int kRounds = 2000;
+
+// The least time of several tries, in nanoseconds; `rounds` makes kRounds of something.
+template <class Rounds>
+double time_of(const Rounds& rounds) {
   double least = INFINITY;
-  for (int attempt = 0; attempt < kTries; attempt++) {
+  for (int attempt = 0; attempt < 5; attempt++) {
     const auto begin = std::chrono::steady_clock::now();
-    for (int i = 0; i < kRounds; i++) round();
+    rounds();
     const std::chrono::duration<double, std::nano> time = std::chrono::steady_clock::now() - begin;
     least = time.count() < least ? time.count() : least;
   }
-  return least;
+  return least / kRounds;
 }
 
 // Of one step of many independent chains, which hide the latency; `step` takes and gives a sum.
 template <class Step>
 double time_of_step(const Step& step) {
   constexpr int kChains = 12;
-  f32v sum[kChains] = {};
-  return time_of([&] {
+  const double time = time_of([&] {
+    f32v sum[kChains] = {};  // here, so that registers hold it
+    for (int i = 0; i < kRounds; i++)
 #pragma GCC unroll 16
-           for (int c = 0; c < kChains; c++) {
-             sum[c] = step(sum[c]);
-             asm volatile("" : "+v"(sum[c]));
-           }
-         }) / kChains;
+      for (int c = 0; c < kChains; c++) {
+        sum[c] = step(sum[c]);
+        asm volatile("" : "+v"(sum[c]));
+      }
+  });
+  return time / kChains;
 }
 
 // Of one product of tiles, among four that are independent, with the loads that they need.
 double time_of_tile_product() {
-  alignas(kCacheLine) const uint8_t numbers[64 * 64] = {};
+  alignas(kCacheLine) const uint8_t numbers[4 * 1024] = {};
   TileScope tiles;
   const double time = time_of([&] {
-    tiles.load<4>(numbers, 64);
-    tiles.load<5>(numbers + 1024, 64);
-    tiles.load<6>(numbers + 2048, 64);
-    tiles.load<7>(numbers + 3072, 64);
-    tiles.multiply_bf16<0, 4, 6>();
-    tiles.multiply_bf16<1, 4, 7>();
-    tiles.multiply_bf16<2, 5, 6>();
-    tiles.multiply_bf16<3, 5, 7>();
+    for (int i = 0; i < kRounds; i++) {
+      tiles.load<4>(numbers, 64);
+      tiles.load<5>(numbers + 1024, 64);
+      tiles.load<6>(numbers + 2048, 64);
+      tiles.load<7>(numbers + 3072, 64);
+      tiles.multiply_bf16<0, 4, 6>();
+      tiles.multiply_bf16<1, 4, 7>();
+      tiles.multiply_bf16<2, 5, 6>();
+      tiles.multiply_bf16<3, 5, 7>();
+    }
   });
   return time / 4;
 }

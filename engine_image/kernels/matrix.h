@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "dot_bf16.h"
 #include "simd.h"
 #include "tiles.h"
 

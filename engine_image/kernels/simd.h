@@ -179,22 +179,6 @@ INFLIGHT_INLINE u32v narrow_pairs(f32v first, f32v second) {
   return (narrow_to_upper(first) >> 16) | (narrow_to_upper(second) & 0xffff0000u);
 }
 
-#if defined(__AVX512BF16__)
-constexpr bool kHasDotBf16 = true;
-#else
-constexpr bool kHasDotBf16 = false;
-#endif
-
-// Lane by lane c + a.first * b.first + a.second * b.second; only where kHasDotBf16. It flushes denormals and rounds in
-// its own way.
-INFLIGHT_INLINE f32v dot_bf16(f32v c, u32v a, u32v b) {
-#if defined(__AVX512BF16__)
-  return (f32v)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b);
-#else
-  return fma(widen_second(a), widen_second(b), fma(widen_first(a), widen_first(b), c));
-#endif
-}
-
 // Lane by lane c + the sum over four bytes of a (0 .. 255) times b (-128 .. 127), exact.
 INFLIGHT_INLINE i32v dot_i8(i32v c, u8v a, u8v b) {
 #if defined(__AVX512VNNI__)

@@ -183,6 +183,12 @@ def test_kernels_compiled_for_this_machine_stay_out_of_the_images():
     assert "engine_image/inflight_engine/native/lib" in ignored
 
 
+def test_the_image_has_no_kernels_that_only_tests_use():
+    steps = [a for i, a in instructions("engine") if i == "RUN" and "build.py" in a]
+    assert steps
+    assert not any("--tests" in step for step in steps)
+
+
 def test_bytecode_is_made_by_the_build_and_never_by_the_run():
     for name in DOCKERFILES:
         assert "PYTHONDONTWRITEBYTECODE=1" in value(name, "ENV")

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import platform
 import time
 from pathlib import Path
 
@@ -49,3 +50,22 @@ def test_what_is_newer_than_the_sources_is_not_made_again(build, tmp_path, monke
     os.utime(made[0], (0, time.time() - 10**9))
     assert build.build(tmp_path / "lib") == [made[0]]
     assert build.build(tmp_path / "lib", force=True) == made
+
+
+def test_a_variant_shares_the_objects_of_sources_that_do_not_know_what_it_adds(build):
+    known = {path.stem: build.text(path) for path in KERNELS.glob("*.cpp")}
+    assert build.compiled_for("amx", known["gemm_tiles"]) == "amx"
+    assert build.compiled_for("amx", known["team"]) == "amx"
+    assert build.compiled_for("amx", known["sample"]) == "avx512"
+    assert build.compiled_for("avx512bf16", known["gemm_vectors"]) == "avx512bf16"
+    assert build.compiled_for("avx512bf16", known["sample"]) == "avx512"
+    assert build.compiled_for("avx2", known["sample"]) == "avx2"
+    assert build.compiled_for("amxemulated", known["sample"]) == "amxemulated"
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="variants of x86")
+def test_variants_for_tests_are_made_only_where_that_is_asked_for(build, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "tool")
+    of_image = {path.stem.removeprefix("libinflight-") for path in build.build(tmp_path)}
+    assert of_image == set(build.X86_VARIANTS)
+    assert [path.stem for path in build.build(tmp_path, tests=True)] == ["libinflight-amxemulated"]

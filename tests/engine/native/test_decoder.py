@@ -16,7 +16,7 @@ from inflight_engine.models.config import load_model_config
 from inflight_engine.models.llama import LlamaModel
 from inflight_engine.models.parallel import SingleProcess
 from inflight_engine.models.source import resolve
-from inflight_engine.native.library import KernelError
+from inflight_engine.native.library import EMULATED, KernelError
 from inflight_engine.request import SamplingParams
 from tests.engine.execution import tiny_model
 from tests.engine.execution.driver import Driver
@@ -29,6 +29,7 @@ SIZES = {"hidden_size": 66, "intermediate_size": 74, "head_dim": 16}
 BLOCK = 16
 CPU = torch.device("cpu")
 FASTEST = VARIANTS[0] if VARIANTS else "off"
+WITH_TILES = [name for name in VARIANTS if name in (FASTEST, EMULATED)]
 
 
 @pytest.fixture(autouse=True)
@@ -128,10 +129,11 @@ def test_fewer_bits_move_the_logits_no_further_than_this(tmp_path, dtype, quanti
 @pytest.mark.parametrize(
     ("dtype", "quantization"), [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8"), ("float32", "int4")]
 )
-def test_a_token_is_the_same_bits_in_any_company_and_in_any_chunks(tmp_path, dtype, quantization):
+@pytest.mark.parametrize("variant", WITH_TILES)
+def test_a_token_is_the_same_bits_in_any_company_and_in_any_chunks(tmp_path, dtype, quantization, variant):
     make_model(tmp_path, "llama-biases")
     mine, others = tokens(3, 100), [tokens(seed, 70) for seed in (4, 5)]
-    bench = Bench(tmp_path, dtype, quantization)
+    bench = Bench(tmp_path, dtype, quantization, variant)
     [whole] = bench.logits([(0, 0, mine)])
     parts = bench.logits(
         [(1, 0, others[0][:3]), (0, 0, mine[:40])],
