@@ -141,7 +141,7 @@ def size_cache(
         KVCacheSizeError: too few.
     """
     measured = spec.device.type == "cuda" and not is_given(config)
-    memory = measure(model, backend, spec, graph_sizes) if measured else HostMemory(_host_memory(parallel))
+    memory = measure(model, backend, spec, graph_sizes) if measured else _host_memory(parallel)
     demand = KVDemand(_kv_bytes_per_token(spec), spec.max_model_len)
     return replace(spec, num_blocks=parallel.minimum(num_kv_blocks(config, demand, memory)))
 
@@ -155,7 +155,7 @@ def make_host_cache(
         KVCacheSizeError: `swap_space` is more than there is, or wrong.
     """
     block_bytes = _kv_bytes_per_token(spec) * spec.block_size
-    available = _host_memory(parallel)
+    available = _host_memory(parallel).available
     if spec.device.type == "cpu":
         available -= spec.num_blocks * block_bytes  # allocated, but no page of it is taken yet
     num_blocks = parallel.minimum(num_host_blocks(config.swap_space, block_bytes, available))
@@ -226,9 +226,10 @@ def _kv_bytes_per_token(spec: AttentionSpec) -> int:
     return spec.shape.kv_bytes_per_token(spec.cache_dtype.itemsize)
 
 
-def _host_memory(parallel: Parallel) -> int:
-    """Bytes that each rank can still take."""
-    return read_resources().memory // parallel.size
+def _host_memory(parallel: Parallel) -> HostMemory:
+    """What each rank can still take."""
+    resources = read_resources()
+    return HostMemory(resources.memory // parallel.size, resources.memory_limited)
 
 
 def _cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
