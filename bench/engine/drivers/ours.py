@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from bench.engine.drivers.base import DECODE_WARM_UP_STEPS, run
 from bench.engine.in_process import InProcessEngine
 from inflight_engine.config import EngineConfig
 from inflight_engine.messages import StepReport
+from inflight_engine.native.library import library
 from inflight_engine.openmp import let_threads_sleep
 
 
@@ -21,13 +25,21 @@ class InflightDriver:
         self.vocab_size = runner.vocab_size
         quantization = settings.get("quantization", "none")
         weights = "" if quantization == "none" else f", weights in {quantization}"
-        self.engine = f"inflight, {runner.dtype}{weights}, attention {runner.attention_backend}"
+        self.engine = f"inflight, {runner.dtype}{weights}, attention {runner.attention_backend}, {_units()}"
 
     def generate(self, prompts: list[list[int]], output_tokens: int) -> int:
         return self._engine.generate(prompts, [output_tokens] * len(prompts)).num_tokens
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
         return decode_seconds(self._engine, prompts, steps)
+
+
+def _units() -> str:
+    """What computes."""
+    kernels = library()
+    name = "torch" if kernels is None else f"CPU kernels {Path(kernels._name).stem.removeprefix('libinflight-')}"
+    threads = torch.get_num_threads()
+    return f"{name} on {threads} {'core' if threads == 1 else 'cores'}"
 
 
 def decode_seconds(engine: InProcessEngine, prompts: list[list[int]], steps: int) -> float:
