@@ -61,8 +61,4 @@ struct Output {
 // out = x * m^T, of some rows and panels, by the calling thread alone.
 void multiply(const Matrix& m, const Input& x, Range rows, Range panels, const Output& out);
 
-// Inside `Team::run`, by every thread, nothing `take`n since the last barrier: out = x * m^T. Complete after the next
-// barrier.
-void multiply(Team* team, int tid, const Matrix& m, const Input& x, int64_t rows, const Output& out);
-
 }  // namespace inflight

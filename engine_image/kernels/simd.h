@@ -24,6 +24,15 @@ constexpr int kLanes = 8;
 constexpr int kLanes = 4;
 #endif
 
+// Vectors that the CPU's registers hold at a time.
+#if defined(__AVX512F__)
+constexpr int kRegisters = 32;
+#elif defined(INFLIGHT_EMULATE_TILES)
+constexpr int kRegisters = 8;
+#else
+constexpr int kRegisters = 16;
+#endif
+
 constexpr int kCacheLine = 64;
 
 typedef float f32v __attribute__((vector_size(4 * kLanes)));
@@ -161,6 +170,9 @@ INFLIGHT_INLINE u32v narrow_to_upper(f32v x) {  // bfloat16 in the upper half of
 INFLIGHT_INLINE void store_bf16(uint16_t* to, f32v x) {
   store(to, __builtin_convertvector(narrow_to_upper(x) >> 16, u16v));
 }
+
+// kLanes numbers to the nearest ones that bfloat16 has.
+INFLIGHT_INLINE void round_bf16(float* x) { store(x, (f32v)(narrow_to_upper(load<f32v>(x)) & 0xffff0000u)); }
 
 // Pairs of bfloat16: lane i is (first[i], second[i]).
 INFLIGHT_INLINE u32v narrow_pairs(f32v first, f32v second) {

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from inflight_engine.execution.attention.base import AttentionBackend
 from inflight_engine.execution.batch import PackedStep, PersistentBatch
-from inflight_engine.execution.graphs import DecodeGraphs
+from inflight_engine.execution.forward import Forward
+from inflight_engine.execution.graphs import StepGraphs
 from inflight_engine.execution.host_cache import HostCache
 from inflight_engine.execution.memory.fetch import Fetch
-from inflight_engine.execution.memory.staging import Staging
 from inflight_engine.execution.sampling.logprobs import token_logprobs
 from inflight_engine.execution.sampling.state import Choice, Reported, SamplingState
 from inflight_engine.execution.token_feed import TokenFeed
@@ -31,16 +30,15 @@ class StepParts:
     """What steps are computed with; each belongs to one `Runner`.
 
     Attributes:
-        graphs: of decode-only steps; None: all steps are launched kernel by kernel.
+        graphs: of small steps; None: all steps are launched kernel by kernel.
     """
 
     model: Model
-    attention: AttentionBackend
+    forward: Forward
     batch: PersistentBatch
     feed: TokenFeed
-    staging: Staging
     host_cache: HostCache
-    graphs: DecodeGraphs | None
+    graphs: StepGraphs | None
     on_gpu: bool
 
 
@@ -98,7 +96,7 @@ class Runner:
         if plan.num_tokens == 0:
             return _InFlight(Fetch((), parts.on_gpu))
         packed = parts.batch.pack(plan)
-        choice = self._mixed(packed) if plan.prefills else self._decode(packed)
+        choice = self._tokens(packed)
         if choice is None:
             return _InFlight(Fetch((), parts.on_gpu))
         slots, reported = packed.sampled_slots, choice.reported
@@ -106,38 +104,25 @@ class Runner:
         fetch = Fetch((choice.token_ids, *tensors), parts.on_gpu)
         return _InFlight(fetch, slots, reported, choice.needs_tokens)
 
-    def _decode(self, packed: PackedStep) -> Choice | None:
-        """Decodes alone, by replaying a graph where there is one of their number."""
+    def _tokens(self, packed: PackedStep) -> Choice | None:
+        """The step's tokens, by replaying a graph where one holds it, else launched kernel by kernel; None: the step
+        samples nothing."""
         parts = self._parts
         replayed = parts.graphs.replay(packed) if parts.graphs is not None else None
-        if replayed is None:
-            return self._mixed(packed)
-        choice = self._sampling.choose(
-            replayed.logits, packed.sampled_slots, packed.sampled_positions, replayed.likeliest
-        )
-        if choice.token_ids is not replayed.likeliest:
-            parts.feed.put(replayed.slots, choice.token_ids)
-        return choice
+        samples = len(packed.sampled_slots) > 0
+        if replayed is not None:
+            return self._choose(packed, *replayed) if samples else None
+        inputs = parts.forward.send(packed)
+        hidden = parts.forward.run(inputs)
+        return self._choose(packed, inputs.sampled_slots, parts.model.logits(hidden), None) if samples else None
 
-    def _mixed(self, packed: PackedStep) -> Choice | None:
-        """Any step, launched kernel by kernel."""
-        parts = self._parts
-        arrays = [packed.decode_slots, packed.positions]
-        if packed.sampled_rows is not None:
-            arrays += [packed.chunk_token_ids, packed.sampled_slots, packed.sampled_rows]
-        slots, positions, *rest = parts.staging.send(*arrays)
-        token_ids = parts.feed.take(slots)
-        if rest:
-            token_ids = torch.cat([token_ids, rest[0]])
-        parts.attention.prepare(packed.attention)
-        sampled_rows = rest[2] if rest else None
-        hidden = parts.model.hidden_states(token_ids, positions, parts.attention, sampled_rows)
-        if len(packed.sampled_slots) == 0:
-            return None
-        if rest:
-            slots = rest[1]
-        choice = self._sampling.choose(parts.model.logits(hidden), packed.sampled_slots, packed.sampled_positions)
-        parts.feed.put(slots, choice.token_ids)
+    def _choose(
+        self, packed: PackedStep, slots: torch.Tensor, logits: torch.Tensor, chosen: torch.Tensor | None
+    ) -> Choice:
+        """Feed what is chosen to the next step; `chosen` by a graph is fed already."""
+        choice = self._sampling.choose(logits, packed.sampled_slots, packed.sampled_positions, chosen)
+        if choice.token_ids is not chosen:
+            self._parts.feed.put(slots, choice.token_ids)
         return choice
 
 

@@ -85,12 +85,12 @@ class Bench:
         for sequence, start, tokens in chunks:
             at = np.arange(start, start + len(tokens))
             blocks = np.arange(sequence * 8, sequence * 8 + -(-(start + len(tokens)) // BLOCK))
-            spans.append(ChunkSpan(len(ids), len(tokens), start, blocks))
+            spans.append(ChunkSpan(sequence, len(ids), len(tokens), start))
             slots += list(blocks[at // BLOCK] * BLOCK + at % BLOCK)
             ids += tokens
             positions += list(at)
-        no_decodes = np.zeros((0, 1), np.int64)
-        self.attention.prepare(AttentionBatch(np.array(slots), no_decodes, np.zeros(0, np.int64), tuple(spans)))
+        none, table = np.zeros(0, np.int64), np.arange(64).reshape(8, 8)
+        self.attention.prepare(AttentionBatch(np.array(slots), none, none, tuple(spans), table, none))
         rows = None if sampled_rows is None else torch.tensor(sampled_rows, dtype=torch.int64)
         hidden = self.model.hidden_states(torch.tensor(ids), torch.tensor(positions), self.attention, rows)
         return self.model.logits(hidden).clone()
