@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from inflight_engine.execution.graphs import Capture, CudaCapture, StepGraphs
 from inflight_engine.execution.host_cache import HostCache
 from inflight_engine.execution.load import ModelConfig, is_in_kernels, load_config, load_model
 from inflight_engine.execution.memory.kv_size import HostMemory, KVDemand, is_given, num_host_blocks, num_kv_blocks
+from inflight_engine.execution.memory.numa import interleave_memory, nodes_of
 from inflight_engine.execution.memory.resources import choose_num_threads, read_resources
 from inflight_engine.execution.memory.staging import Staging, step_bytes
 from inflight_engine.execution.memory_profile import measure
@@ -86,7 +88,7 @@ class Target:
 
 
 def choose_target(config: EngineConfig) -> Target:
-    """Find the model, and choose device, dtype and torch's number of threads.
+    """Find the model, and choose device, dtype, torch's number of threads and where memory lies.
 
     Raises:
         ValueError: as `build_runner`.
@@ -97,6 +99,8 @@ def choose_target(config: EngineConfig) -> Target:
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device, in_kernels=is_in_kernels(config, model_config, device))
     torch.set_num_threads(choose_num_threads(config.num_threads, read_resources().cpus))
+    if device.type == "cpu":
+        interleave_memory(nodes_of(os.sched_getaffinity(0)))
     return Target(files, model_config, device, dtype, max_model_len)
 
 
