@@ -6,13 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bench.engine.drivers.base import DECODE_WARM_UP_STEPS, run
 from bench.engine.in_process import InProcessEngine
 from inflight_engine.config import EngineConfig
 from inflight_engine.messages import StepReport
-from inflight_engine.native.library import library
 from inflight_engine.openmp import let_threads_sleep
 
 
@@ -36,6 +33,10 @@ class InflightDriver:
 
 def _units() -> str:
     """What computes."""
+    import torch  # how its threads wait is settled first
+
+    from inflight_engine.native.library import library
+
     kernels = library()
     name = "torch" if kernels is None else f"CPU kernels {Path(kernels._name).stem.removeprefix('libinflight-')}"
     threads = torch.get_num_threads()
