@@ -2,7 +2,8 @@
 
 The model is the built-in SmolLM2-135M-Instruct in bfloat16, the requests are random token ids with the end-of-sequence
 token ignored. Each peer is installed once into an environment of its own in the cache folder; one that cannot be, or
-that fails, is in the table with the reason. Run it on a quiet machine.
+that fails, is in the table with the reason. Ours runs each row on all cores and on one. Run it on a quiet machine: all
+of it takes about 15 minutes on two cores, without peers (`--peers none`) about 5.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ _SETTLE_SECONDS = 0.5
 """OpenMP's threads spin for 0.2."""
 _READY_RUNS = 5
 _HTTP_RUNS = 3
+_ONE_CORE_RUNS = 2
+"""Of each row, which takes twice the time there."""
 _LOOP_STEPS, _QUICK_LOOP_STEPS = 1000, 100
 
 
@@ -71,8 +74,8 @@ def measure_ceilings(threads: int) -> Ceilings:
     return Ceilings(**json.loads(done.stdout))
 
 
-def our_settings(model: Model, quantization: str) -> dict[str, Any]:
-    """Fields of `EngineConfig`."""
+def our_settings(model: Model, quantization: str, num_threads: int | None = None) -> dict[str, Any]:
+    """Fields of `EngineConfig`; `num_threads`: None for all cores."""
     return {
         "model": str(model.folder),
         "dtype": "bfloat16",
@@ -80,6 +83,7 @@ def our_settings(model: Model, quantization: str) -> dict[str, Any]:
         "quantization": quantization,
         "prefix_caching": False,
         "kv_cache_memory": _KV_CACHE_BYTES,
+        "num_threads": num_threads,
     }
 
 
@@ -131,26 +135,32 @@ class Bench:
     def _throughput(self, chosen: list[Row], model: Model, ceilings: Ceilings) -> list[Result]:
         quantizations = ["none", *self._flags.quantization]
         with ExitStack() as stack:
-            ours = {
-                quantization: self._start(
-                    stack, _name(quantization), Path(sys.executable), OURS, our_settings(model, quantization), {}
-                )
-                for quantization in quantizations
-            }
+            ours = {quantization: self._start_ours(stack, model, quantization, None) for quantization in quantizations}
+            on_one_core: dict[str, Contender] = {}
+            if len(self._cpus) > 1:
+                on_one_core = {each: self._start_ours(stack, model, each, 1) for each in quantizations}
             theirs = {peer.name: self._start_peer(stack, peer, model) for peer in self._wanted}
             run_rows(
                 chosen,
-                list(ours.values()),
+                [*ours.values(), *on_one_core.values()],
                 theirs,
                 say,
                 runs_at_most=self._runs_at_most,
                 settle_seconds=_SETTLE_SECONDS,
             )
         return [
-            self._result(row, quantization, ours[quantization], theirs, model, ceilings)
+            self._result(row, quantization, ours[quantization], on_one_core.get(quantization), theirs, model, ceilings)
             for row in chosen
             for quantization in quantizations
         ]
+
+    def _start_ours(self, stack: ExitStack, model: Model, quantization: str, num_threads: int | None) -> Contender:
+        settings = our_settings(model, quantization, num_threads)
+        name = _name(quantization, num_threads)
+        contender = self._start(stack, name, Path(sys.executable), OURS, settings, {})
+        if num_threads is not None:
+            contender.runs_at_most = _ONE_CORE_RUNS
+        return contender
 
     def _start_peer(self, stack: ExitStack, peer: Peer, model: Model) -> Contender:
         if peer in self._failed_installs:
@@ -190,6 +200,7 @@ class Bench:
         row: Row,
         quantization: str,
         ours: Contender,
+        on_one_core: Contender | None,
         theirs: dict[str, Contender],
         model: Model,
         ceilings: Ceilings,
@@ -200,6 +211,7 @@ class Bench:
             unit=f"{row.counted} tokens/s",
             more_is_better=True,
             ours=ours.cell(row),
+            one_core=None if on_one_core is None else on_one_core.cell(row),
             peers={peer.title: theirs[peer.name].cell(row) for peer in self._wanted if peer.name in row.peers},
             limit=row.tokens_per_second(least.seconds),
             limit_by=least.by,
@@ -207,8 +219,9 @@ class Bench:
         )
 
 
-def _name(quantization: str) -> str:
-    return "inflight" if quantization == "none" else f"inflight {quantization}"
+def _name(quantization: str, num_threads: int | None) -> str:
+    name = "inflight" if quantization == "none" else f"inflight {quantization}"
+    return name if num_threads is None else f"{name} on one core"
 
 
 def parse() -> tuple[argparse.Namespace, tuple[Peer, ...]]:
@@ -254,7 +267,8 @@ def main() -> int:
     if flags.json:
         flags.json.write_text(json.dumps(as_json(report), indent=2) + "\n")
     say(f"{time.monotonic() - began:.0f} s; the engines' logs are in {logs}")
-    return int(any(isinstance(result.ours, Failure) for result in report.results))
+    figures = [figure for result in report.results for figure in (result.ours, result.one_core)]
+    return int(any(isinstance(figure, Failure) for figure in figures))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ class Result:
         limit: what the machine allows, in the same unit; None: no such thing.
         limit_by: `memory`, `matrix` or both.
         note: what the row's ratio or conditions need said.
+        one_core: ours on one core; None: not a row about cores.
     """
 
     title: str
@@ -32,6 +33,7 @@ class Result:
     limit: float | None = None
     limit_by: str = ""
     note: str = ""
+    one_core: Cell = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +66,14 @@ def cells(report: Report) -> tuple[list[str], list[list[str]], list[str]]:
             return f"failed {reference(cell.reason)}"
         return "-" if cell is None else str(cell)
 
-    header = ["", "unit", "inflight", "limit", "share"]
+    header = ["", "unit", "inflight", "limit", "share", "one core", "all / one"]
     for column in report.columns:
         header += [column, "ours / it"]
     rows = []
     for result in report.results:
         title = f"{result.title} {reference(result.note)}" if result.note else result.title
         row = [title, result.unit, show(result.ours), *_roofline(result)]
-        for column in report.columns:
-            cell = result.peers.get(column)
+        for cell in (result.one_core, *map(result.peers.get, report.columns)):
             times = ratio(result.ours, cell, more_is_better=result.more_is_better)
             row += [show(cell), "-" if times is None else f"{times:.2f}x"]
         rows.append(row)
@@ -91,7 +92,7 @@ def _roofline(result: Result) -> tuple[str, str]:
 
 _EXPLANATIONS = (
     "Figures are medians, with the least and the most of several runs in parentheses. 'ours / it': how many times "
-    "better ours is.",
+    "better ours is; 'all / one': what all cores gain over one.",
     "Limit: what the machine allows by the roofline model, from memory bandwidth and the peak of matrix products "
     "measured in this run; share: how much of it ours reaches.",
 )

@@ -18,7 +18,7 @@ constexpr int64_t kFewRows = 64;
 // With so many rows for each thread, threads divide the rows rather than the products, and each takes at most
 // kRowsAtOnce: so many rows' activations stay in the second cache.
 constexpr int64_t kManyRows = 96;
-constexpr int64_t kRowsAtOnce = 96;
+constexpr int64_t kRowsAtOnce = kTiles ? 256 : 96;
 
 // Memory for the activations of a step, kept for the next one.
 class Workspace {

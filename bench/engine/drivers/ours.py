@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 from bench.engine.drivers.base import DECODE_WARM_UP_STEPS, run
@@ -21,13 +22,25 @@ class InflightDriver:
         self.vocab_size = runner.vocab_size
         quantization = settings.get("quantization", "none")
         weights = "" if quantization == "none" else f", weights in {quantization}"
-        self.engine = f"inflight, {runner.dtype}{weights}, attention {runner.attention_backend}"
+        self.engine = f"inflight, {runner.dtype}{weights}, attention {runner.attention_backend}, {_units()}"
 
     def generate(self, prompts: list[list[int]], output_tokens: int) -> int:
         return self._engine.generate(prompts, [output_tokens] * len(prompts)).num_tokens
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
         return decode_seconds(self._engine, prompts, steps)
+
+
+def _units() -> str:
+    """What computes."""
+    import torch  # how its threads wait is settled first
+
+    from inflight_engine.native.library import library
+
+    kernels = library()
+    name = "torch" if kernels is None else f"CPU kernels {Path(kernels._name).stem.removeprefix('libinflight-')}"
+    threads = torch.get_num_threads()
+    return f"{name} on {threads} {'core' if threads == 1 else 'cores'}"
 
 
 def decode_seconds(engine: InProcessEngine, prompts: list[list[int]], steps: int) -> float:

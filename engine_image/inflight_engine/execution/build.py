@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from inflight_engine.execution.graphs import Capture, CudaCapture, StepGraphs
 from inflight_engine.execution.host_cache import HostCache
 from inflight_engine.execution.load import ModelConfig, is_in_kernels, load_config, load_model
 from inflight_engine.execution.memory.kv_size import HostMemory, KVDemand, is_given, num_host_blocks, num_kv_blocks
+from inflight_engine.execution.memory.numa import interleave_memory, nodes_of
 from inflight_engine.execution.memory.resources import choose_num_threads, read_resources
 from inflight_engine.execution.memory.staging import Staging, step_bytes
 from inflight_engine.execution.memory_profile import measure
@@ -86,7 +88,7 @@ class Target:
 
 
 def choose_target(config: EngineConfig) -> Target:
-    """Find the model, and choose device, dtype and torch's number of threads.
+    """Find the model, and choose device, dtype, torch's number of threads and where memory lies.
 
     Raises:
         ValueError: as `build_runner`.
@@ -97,6 +99,8 @@ def choose_target(config: EngineConfig) -> Target:
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device, in_kernels=is_in_kernels(config, model_config, device))
     torch.set_num_threads(choose_num_threads(config.num_threads, read_resources().cpus))
+    if device.type == "cpu":
+        interleave_memory(nodes_of(os.sched_getaffinity(0)))
     return Target(files, model_config, device, dtype, max_model_len)
 
 
@@ -157,7 +161,7 @@ def size_cache(
         KVCacheSizeError: too few.
     """
     measured = spec.device.type == "cuda" and not is_given(config)
-    memory = measure(model, backend, spec, graph_shapes) if measured else HostMemory(_host_memory(parallel))
+    memory = measure(model, backend, spec, graph_shapes) if measured else _host_memory(parallel)
     demand = KVDemand(_kv_bytes_per_token(spec), spec.max_model_len, spec.block_size)
     return replace(spec, num_blocks=parallel.minimum(num_kv_blocks(config, demand, memory)))
 
@@ -171,7 +175,7 @@ def make_host_cache(
         KVCacheSizeError: `swap_space` is more than there is, or wrong.
     """
     block_bytes = _kv_bytes_per_token(spec) * spec.block_size
-    available = _host_memory(parallel)
+    available = _host_memory(parallel).available
     if spec.device.type == "cpu":
         available -= spec.num_blocks * block_bytes  # allocated, but no page of it is taken yet
     num_blocks = parallel.minimum(num_host_blocks(config.swap_space, block_bytes, available))
@@ -243,9 +247,10 @@ def _kv_bytes_per_token(spec: AttentionSpec) -> int:
     return spec.shape.kv_bytes_per_token(spec.cache_dtype.itemsize)
 
 
-def _host_memory(parallel: Parallel) -> int:
-    """Bytes that each rank can still take."""
-    return read_resources().memory // parallel.size
+def _host_memory(parallel: Parallel) -> HostMemory:
+    """What each rank can still take."""
+    resources = read_resources()
+    return HostMemory(resources.memory // parallel.size, resources.memory_limited)
 
 
 def _cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:

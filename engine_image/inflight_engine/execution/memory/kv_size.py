@@ -10,7 +10,14 @@ CPU_MEMORY_SHARE = 0.5
 """On CPU: share of what is available after the weights. The rest is for activations, the API process and the page
 cache; in a container, going over the limit is a kill."""
 CPU_MEMORY_CAP = 2 << 30
-"""On CPU: more is taken only when one sequence of full length needs it."""
+"""On CPU without a memory limit of its own, where other processes count on the same memory: more is taken only when one
+sequence of full length needs it."""
+POD_MEMORY_RESERVE = 1 << 30
+POD_MEMORY_SHARE = 0.9
+"""On CPU with a memory limit of its own: this share of what is available beyond the reserve, where that is more than
+`CPU_MEMORY_SHARE` of all. Activations, the API process and libraries do not grow with the pod, so the reserve is fixed;
+the rest is for the page cache and for what the kernel charges to the pod. The cache's pages are taken when they are
+first written, so a size that is too large would be a kill much later."""
 MIB = 1 << 20
 
 
@@ -35,9 +42,15 @@ class KVDemand:
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """On CPU. `available`: bytes that can still be taken, after the weights."""
+    """On CPU.
+
+    Attributes:
+        available: bytes that can still be taken, after the weights.
+        limited: a limit of this process's cgroup says so, and not what the whole machine has left.
+    """
 
     available: int
+    limited: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +73,20 @@ class GpuMemory:
 def gpu_budget(utilization: float, memory: GpuMemory) -> int:
     """Bytes for the KV cache such that `utilization` of the device is in use by all together; never negative."""
     return max(0, int(memory.total * utilization) - memory.used - memory.activations - memory.graphs)
+
+
+def cpu_budget(memory: HostMemory, swap_space: int, sequence_bytes: int) -> int:
+    """Bytes for the KV cache on a CPU.
+
+    Args:
+        swap_space: the host memory for preempted requests comes out of the same memory.
+        sequence_bytes: of one sequence of full length.
+    """
+    available = max(0, memory.available - swap_space)
+    share = int(available * CPU_MEMORY_SHARE)
+    if memory.limited:
+        return max(share, int((available - POD_MEMORY_RESERVE) * POD_MEMORY_SHARE))
+    return min(share, max(CPU_MEMORY_CAP, sequence_bytes))
 
 
 def is_given(config: EngineConfig) -> bool:
@@ -99,11 +126,12 @@ def num_kv_blocks(config: EngineConfig, demand: KVDemand, memory: HostMemory | G
         )
         change = "or max_num_batched_tokens, raise gpu_memory_utilization, or set kv_cache_dtype to fp8"
     else:
-        # The host memory for preempted requests comes out of the same memory.
-        available = max(0, memory.available - config.swap_space)
-        budget = min(int(available * CPU_MEMORY_SHARE), max(CPU_MEMORY_CAP, blocks_per_sequence * block_bytes))
+        budget = cpu_budget(memory, config.swap_space, blocks_per_sequence * block_bytes)
         blocks = min(budget // block_bytes, useful)
-        what = f"{CPU_MEMORY_SHARE:.0%} of the {available / MIB:.0f} MiB available after the weights and the swap space"
+        what = (
+            f"{budget // MIB} MiB, as a safe share of the {max(0, memory.available - config.swap_space) // MIB} MiB "
+            "available after the weights and the swap space,"
+        )
         change = "or give it more memory"
     if blocks < blocks_per_sequence:
         raise KVCacheSizeError(

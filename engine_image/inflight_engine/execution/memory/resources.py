@@ -13,10 +13,17 @@ _UNLIMITED = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """`cpus`: threads that can run at once, at least 1. `memory`: bytes that can still be taken."""
+    """What can be used.
+
+    Attributes:
+        cpus: threads that can run at once, at least 1.
+        memory: bytes that can still be taken.
+        memory_limited: a cgroup's limit leaves less than the machine has available.
+    """
 
     cpus: int
     memory: int
+    memory_limited: bool
 
 
 def read_resources(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> Resources:
@@ -30,12 +37,10 @@ def read_resources(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgro
     Args:
         proc, cgroup: where these file systems are mounted.
     """
-    quotas, memory = [], [_meminfo_available(proc)]
-    for folder in _cgroup_folders(proc, cgroup):
-        quotas.append(_cpu_quota(folder))
-        memory.append(_memory_left(folder))
-    cpus = min([float(len(os.sched_getaffinity(0))), *quotas])
-    return Resources(max(1, math.floor(cpus)), max(0, min(memory)))
+    folders = _cgroup_folders(proc, cgroup)
+    cpus = min([float(len(os.sched_getaffinity(0))), *map(_cpu_quota, folders)])
+    machine, limited = _meminfo_available(proc), min(map(_memory_left, folders), default=_UNLIMITED)
+    return Resources(max(1, math.floor(cpus)), max(0, min(machine, limited)), limited < machine)
 
 
 def choose_num_threads(asked: int | None, cpus: int) -> int:

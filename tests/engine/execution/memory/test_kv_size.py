@@ -3,14 +3,18 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inflight_engine.config import EngineConfig
 from inflight_engine.execution.memory.kv_size import (
     CPU_MEMORY_CAP,
+    POD_MEMORY_RESERVE,
     GpuMemory,
     HostMemory,
     KVCacheSizeError,
     KVDemand,
+    cpu_budget,
     gpu_budget,
     num_host_blocks,
     num_kv_blocks,
@@ -18,7 +22,7 @@ from inflight_engine.execution.memory.kv_size import (
 
 CONFIG = EngineConfig("model", max_num_seqs=256, block_size=16)
 DEMAND = KVDemand(bytes_per_token=46080, max_model_len=8192, block_size=16)
-PLENTY = HostMemory(100 << 30)
+PLENTY = HostMemory(100 << 30, limited=False)
 GPU = GpuMemory(total=80 << 30, used=20 << 30, activations=3 << 30, graphs=1 << 30)
 BLOCK_BYTES = 46080 * 16
 
@@ -36,22 +40,37 @@ def test_given_bytes_are_filled_with_whole_blocks():
     assert num_kv_blocks(replace(CONFIG, kv_cache_memory=512 * BLOCK_BYTES + 5), DEMAND, PLENTY) == 512
 
 
-def test_a_cpu_with_much_memory_is_capped():
+def test_a_machine_without_limits_is_not_filled():
     assert num_kv_blocks(CONFIG, DEMAND, PLENTY) == CPU_MEMORY_CAP // BLOCK_BYTES
 
 
 def test_swap_space_comes_out_of_the_same_memory_on_a_cpu_only():
     config = replace(CONFIG, swap_space=1 << 30)
-    assert num_kv_blocks(config, DEMAND, HostMemory(2 << 30)) == (1 << 29) // BLOCK_BYTES
+    assert num_kv_blocks(config, DEMAND, HostMemory(2 << 30, limited=False)) == (1 << 29) // BLOCK_BYTES
     assert num_kv_blocks(config, DEMAND, GPU) == num_kv_blocks(CONFIG, DEMAND, GPU)
 
 
 def test_a_cpu_takes_half_of_what_is_available():
-    assert num_kv_blocks(CONFIG, DEMAND, HostMemory(2 << 30)) == (1 << 30) // BLOCK_BYTES
+    assert num_kv_blocks(CONFIG, DEMAND, HostMemory(2 << 30, limited=False)) == (1 << 30) // BLOCK_BYTES
 
 
 def test_the_cap_gives_way_to_one_sequence_of_full_length():
     assert num_kv_blocks(CONFIG, replace(DEMAND, max_model_len=131072), PLENTY) == 131072 // 16
+
+
+@pytest.mark.parametrize(("left", "expected"), [(1 << 30, 1 << 29), (2 << 30, 1 << 30), (21 << 30, 18 << 30)])
+def test_a_pod_of_its_own_fills_what_is_left_but_a_reserve(left, expected):
+    assert cpu_budget(HostMemory(left, limited=True), swap_space=0, sequence_bytes=1) == expected
+    assert cpu_budget(HostMemory(left + 5, limited=True), swap_space=5, sequence_bytes=1) == expected
+
+
+@given(st.integers(0, 1 << 42), st.integers(0, 1 << 36), st.booleans())
+def test_half_of_it_or_the_reserve_stays_free_and_more_memory_is_never_less_cache(left, more, limited):
+    def budget(available):
+        return cpu_budget(HostMemory(available, limited), swap_space=0, sequence_bytes=1 << 29)
+
+    assert 0 <= budget(left) <= max(left // 2, left - POD_MEMORY_RESERVE)
+    assert budget(left) <= budget(left + more)
 
 
 def test_on_a_gpu_all_together_take_the_share_that_is_given():
@@ -75,7 +94,7 @@ def test_no_more_than_all_slots_can_use():
 
 def test_too_little_memory_says_how_many_tokens_fit_and_what_to_change():
     with pytest.raises(KVCacheSizeError, match=r"holds 3200 tokens.*lower max_model_len or give it more memory"):
-        num_kv_blocks(CONFIG, DEMAND, HostMemory(400 * BLOCK_BYTES))
+        num_kv_blocks(CONFIG, DEMAND, HostMemory(400 * BLOCK_BYTES, limited=False))
 
 
 def test_too_little_on_a_gpu_says_what_took_it_and_which_settings_to_change():

@@ -42,6 +42,15 @@ def test_version_2_limits(tree):
     assert (tree.read().cpus, tree.read().memory) == (2, GIB + GIB // 2)
 
 
+def test_a_limit_is_this_process_own_where_it_leaves_less_than_the_machine_has(tree):
+    assert not tree.read().memory_limited
+    tree("cgroup/memory.current", f"{GIB}\n")
+    tree("cgroup/memory.max", f"{4 * GIB}\n")
+    assert tree.read().memory_limited
+    tree("cgroup/memory.max", f"{64 * GIB}\n")
+    assert not tree.read().memory_limited
+
+
 def test_version_2_max_means_none(tree):
     tree("cgroup/cpu.max", "max 100000\n")
     tree("cgroup/memory.max", "max\n")
