@@ -2,8 +2,8 @@
 
 A graph replays kernels with the shapes and addresses they were captured with. So a step of n decodes runs the graph of
 the next size on the ladder, its further rows being padding that belongs to nobody; whatever a graph reads or writes
-lies in buffers that stay where they are. The graph of a size takes its tokens from the feed, computes logits, and feeds
-the likeliest tokens to the next step; what requests ask for beyond that is launched behind it.
+lies in buffers that stay where they are. The graph of a size takes its tokens from the feed, computes logits, chooses
+tokens, and feeds them to the next step. Log-probabilities alone are launched behind it.
 
 All graphs are captured at start, largest first, into one memory pool: they never run at once, so the smaller ones fit
 into what the largest took. That costs tens of milliseconds a size at start, and no request then meets a step that is
@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +22,8 @@ import torch
 from inflight_engine.execution.attention.base import AttentionBackend, AttentionBatch, IntArray
 from inflight_engine.execution.batch import PackedStep
 from inflight_engine.execution.memory.staging import Staging
-from inflight_engine.execution.sampling.draws import argmax
-from inflight_engine.execution.token_feed import TokenFeed
+from inflight_engine.execution.sampling.sampler import Sampler
+from inflight_engine.execution.token_feed import TokenFeed, choose_and_feed
 from inflight_engine.models.protocol import Model
 
 log = logging.getLogger(__name__)
@@ -53,15 +52,6 @@ def padded_size(sizes: Sequence[int], num_decodes: int) -> int | None:
     return sizes[index] if index < len(sizes) else None
 
 
-class Replayed(NamedTuple):
-    """Of a replayed step of n decodes; valid until the next one. `slots`: int64 [n]. `logits`: float32 [n, vocab_size].
-    `likeliest`: int64 [n], fed to the next step already."""
-
-    slots: torch.Tensor
-    logits: torch.Tensor
-    likeliest: torch.Tensor
-
-
 class DecodeGraphs:
     """The graphs of one model.
 
@@ -76,6 +66,7 @@ class DecodeGraphs:
         model: Model,
         attention: AttentionBackend,
         feed: TokenFeed,
+        sampler: Sampler,
         staging: Staging,
         sizes: Sequence[int],
         vocab_size: int,
@@ -84,12 +75,13 @@ class DecodeGraphs:
         self._model = model
         self._attention = attention
         self._feed = feed
+        self._sampler = sampler
         self._staging = staging
         self._sizes = tuple(sizes)
         self._graphs: dict[int, Callable[[], None]] = {}
         # Shared by all graphs, which would otherwise keep logits for every size of the ladder.
         self._logits = torch.empty((sizes[-1], vocab_size), dtype=torch.float32, device=device)
-        self._likeliest = torch.empty(sizes[-1], dtype=torch.int64, device=device)
+        self._chosen = torch.empty(sizes[-1], dtype=torch.int64, device=device)
 
     def try_capture(self, capture: Capture) -> bool:
         """Capture every size, largest first. False, and a line in the log: the model or its attention does something
@@ -101,16 +93,21 @@ class DecodeGraphs:
             return False
         return True
 
-    def replay(self, packed: PackedStep) -> Replayed | None:
-        """Run a step of decodes alone; None: it is larger than every graph."""
+    def replay(self, packed: PackedStep) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Run a step of n decodes alone.
+
+        Returns:
+            float32 [n, vocab_size]: logits, and int64 [n]: tokens, fed to the next step already; both valid until the
+            next replay. None: the step is larger than every graph.
+        """
         num_decodes = len(packed.decode_slots)
         size = padded_size(self._sizes, num_decodes)
         if size is None:
             return None
-        slots, _ = self._send(packed.decode_slots, packed.positions, size)
+        self._send(packed.decode_slots, packed.positions, size)
         self._attention.prepare(packed.attention, num_padded=size - num_decodes)
         self._graphs[size]()
-        return Replayed(slots[:num_decodes], self._logits[:num_decodes], self._likeliest[:num_decodes])
+        return self._logits[:num_decodes], self._chosen[:num_decodes]
 
     @torch.inference_mode()
     def _capture(self, capture: Capture) -> None:
@@ -131,10 +128,10 @@ class DecodeGraphs:
     def _step(self, slots: torch.Tensor, positions: torch.Tensor) -> Callable[[], None]:
         def step() -> None:
             hidden = self._model.hidden_states(self._feed.take(slots), positions, self._attention)
-            logits, likeliest = self._logits[: len(slots)], self._likeliest[: len(slots)]
+            logits = self._logits[: len(slots)]
             logits.copy_(self._model.logits(hidden))
-            likeliest.copy_(argmax(logits))
-            self._feed.put(slots, likeliest)
+            token_ids = choose_and_feed(self._sampler, self._feed, logits, slots, positions + 1)
+            self._chosen[: len(slots)].copy_(token_ids)
 
         return step
 

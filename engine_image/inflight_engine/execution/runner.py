@@ -14,9 +14,9 @@ from inflight_engine.execution.graphs import DecodeGraphs
 from inflight_engine.execution.host_cache import HostCache
 from inflight_engine.execution.memory.fetch import Fetch
 from inflight_engine.execution.memory.staging import Staging
-from inflight_engine.execution.sampling.logprobs import token_logprobs
-from inflight_engine.execution.sampling.state import Choice, Reported, SamplingState
-from inflight_engine.execution.token_feed import TokenFeed
+from inflight_engine.execution.sampling.logprobs import Reported, token_logprobs
+from inflight_engine.execution.sampling.sampler import Sampler
+from inflight_engine.execution.token_feed import TokenFeed, choose_and_feed
 from inflight_engine.models.protocol import Model
 from inflight_engine.output import StepOutput
 from inflight_engine.request import NO_TOKENS, TokenIds
@@ -38,6 +38,7 @@ class StepParts:
     attention: AttentionBackend
     batch: PersistentBatch
     feed: TokenFeed
+    sampler: Sampler
     staging: Staging
     host_cache: HostCache
     graphs: DecodeGraphs | None
@@ -48,19 +49,17 @@ class Runner:
     """Launches and collects. A `StepExecutor`.
 
     Positions, lengths and block tables of a step follow from the plans alone, and its decodes read their tokens on the
-    device. So a step can be launched while the one before it runs. Where the tokens of that one change what may be
-    chosen (penalties), the launch waits for them first: correct, and as slow as without a step ahead.
+    device. So a step can be launched while the one before it runs.
 
     Args:
         info: what it says of itself.
         lookahead: whether a second step may be launched before the first is collected.
     """
 
-    def __init__(self, parts: StepParts, info: RunnerInfo, max_num_seqs: int, *, lookahead: bool) -> None:
+    def __init__(self, parts: StepParts, info: RunnerInfo, *, lookahead: bool) -> None:
         self.info = info
         self.lookahead = lookahead
         self._parts = parts
-        self._sampling = SamplingState(max_num_seqs)
         self._most_in_flight = 2 if lookahead else 1
         self._in_flight: deque[_InFlight] = deque()
         self._inference_mode = torch.inference_mode()  # once: as a decorator it is made anew in every call
@@ -70,16 +69,13 @@ class Runner:
         if len(self._in_flight) == self._most_in_flight:
             raise AssertionError(f"{self._most_in_flight} steps are launched and not collected")
         with self._inference_mode:
-            for step in self._in_flight:
-                if step.needs_tokens:
-                    step.wait(self._sampling)
             self._in_flight.append(self._compute(plan))
 
     def collect(self) -> StepOutput:
         """See `StepExecutor`."""
         step = self._in_flight.popleft()
         try:
-            return step.wait(self._sampling)
+            return step.wait()
         except Exception:
             self._in_flight.clear()
             raise
@@ -90,7 +86,7 @@ class Runner:
         for preemption in plan.preemptions:
             parts.host_cache.copy_out(preemption.block_ids.tolist(), preemption.host_block_ids)
         parts.batch.apply(plan)
-        self._sampling.apply(plan)
+        parts.sampler.apply(plan)
         parts.feed.start(plan.starts)
         for start in plan.starts:
             if start.host_block_ids:
@@ -98,34 +94,28 @@ class Runner:
         if plan.num_tokens == 0:
             return _InFlight(Fetch((), parts.on_gpu))
         packed = parts.batch.pack(plan)
-        choice = self._mixed(packed) if plan.prefills else self._decode(packed)
-        if choice is None:
+        computed = self._mixed(packed) if plan.prefills else self._decode(packed)
+        if computed is None:
             return _InFlight(Fetch((), parts.on_gpu))
-        slots, reported = packed.sampled_slots, choice.reported
+        logits, token_ids = computed
+        slots = packed.sampled_slots
+        reported = parts.sampler.report(logits, token_ids, slots)
         tensors = () if reported is None else reported.tensors
-        fetch = Fetch((choice.token_ids, *tensors), parts.on_gpu)
-        return _InFlight(fetch, slots, reported, choice.needs_tokens)
+        return _InFlight(Fetch((token_ids, *tensors), parts.on_gpu), slots, reported)
 
-    def _decode(self, packed: PackedStep) -> Choice | None:
-        """Decodes alone, by replaying a graph where there is one of their number."""
-        parts = self._parts
-        replayed = parts.graphs.replay(packed) if parts.graphs is not None else None
-        if replayed is None:
-            return self._mixed(packed)
-        choice = self._sampling.choose(
-            replayed.logits, packed.sampled_slots, packed.sampled_positions, replayed.likeliest
-        )
-        if choice.token_ids is not replayed.likeliest:
-            parts.feed.put(replayed.slots, choice.token_ids)
-        return choice
+    def _decode(self, packed: PackedStep) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """As `_mixed`, of decodes alone: by replaying a graph where there is one of their number."""
+        graphs = self._parts.graphs
+        replayed = graphs.replay(packed) if graphs is not None else None
+        return self._mixed(packed) if replayed is None else replayed
 
-    def _mixed(self, packed: PackedStep) -> Choice | None:
-        """Any step, launched kernel by kernel."""
+    def _mixed(self, packed: PackedStep) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Logits and tokens of any step, launched kernel by kernel; None: it samples nothing."""
         parts = self._parts
-        arrays = [packed.decode_slots, packed.positions]
+        arrays = [packed.decode_slots, packed.sampled_positions, packed.positions]
         if packed.sampled_rows is not None:
             arrays += [packed.chunk_token_ids, packed.sampled_slots, packed.sampled_rows]
-        slots, positions, *rest = parts.staging.send(*arrays)
+        slots, sampled_positions, positions, *rest = parts.staging.send(*arrays)
         token_ids = parts.feed.take(slots)
         if rest:
             token_ids = torch.cat([token_ids, rest[0]])
@@ -136,39 +126,24 @@ class Runner:
         if rest:
             slots = rest[1]
             hidden = hidden.index_select(0, rest[2])
-        choice = self._sampling.choose(parts.model.logits(hidden), packed.sampled_slots, packed.sampled_positions)
-        parts.feed.put(slots, choice.token_ids)
-        return choice
+        logits = parts.model.logits(hidden)
+        return logits, choose_and_feed(parts.sampler, parts.feed, logits, slots, sampled_positions)
 
 
 class _InFlight:
-    """A launched step.
+    """A launched step."""
 
-    Attributes:
-        needs_tokens: the next launch has to wait for this step's tokens.
-    """
-
-    def __init__(
-        self,
-        fetch: Fetch,
-        slots: Slots | None = None,
-        reported: Reported | None = None,
-        needs_tokens: bool = False,
-    ) -> None:
-        self.needs_tokens = needs_tokens
+    def __init__(self, fetch: Fetch, slots: Slots | None = None, reported: Reported | None = None) -> None:
         self._fetch = fetch
         self._slots = slots
         self._reported = reported
 
-    def wait(self, sampling: SamplingState) -> StepOutput:
-        """The step's output, once it is computed; may be asked for twice."""
+    def wait(self) -> StepOutput:
+        """The step's output, once it is computed."""
         on_host = self._fetch.wait()
         if self._slots is None:
             return _NOTHING
         token_ids: TokenIds = on_host[0].astype(np.int32)
-        if self.needs_tokens:
-            sampling.learn(self._slots, token_ids)
-            self.needs_tokens = False
         if self._reported is None:
             return StepOutput(token_ids, [])
         sampled, top_token_ids, top = on_host[1:]
