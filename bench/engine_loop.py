@@ -30,6 +30,7 @@ from inflight_engine.channel import EngineChannel, FrameDecoder, encode
 from inflight_engine.config import EngineConfig
 from inflight_engine.engine import Engine
 from inflight_engine.messages import AddRequest, FromEngine, Shutdown, StepReport, ToEngine
+from inflight_engine.openmp import let_threads_sleep
 from inflight_engine.output import StepOutput
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import StepPlan
@@ -299,6 +300,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--client"]:
         run_client(*map(int, sys.argv[2:]))
         return
+    let_threads_sleep()
     size: Callable[[str], int] = whole_number(1, 4096)
     parser = argparse.ArgumentParser(
         prog="python -m bench.engine_loop",

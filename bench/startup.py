@@ -32,7 +32,8 @@ _ENGINE = f"""
 import json, time
 clocks = lambda: (time.perf_counter(), time.process_time())
 begin = clocks()
-import inflight_engine.engine_process, inflight_engine.execution
+import inflight_engine.engine_process
+inflight_engine.engine_process.let_threads_sleep()
 import torch
 torch_imported = clocks()
 from inflight_engine.execution import build

@@ -23,6 +23,8 @@ from inflight_engine.config import EngineConfig
 from inflight_engine.cost_fit.online import OnlineFit
 from inflight_engine.engine import Engine
 from inflight_engine.messages import EngineFailed, EngineReady, LongStep, Shutdown, Starting
+from inflight_engine.observer import EngineObserver
+from inflight_engine.openmp import let_threads_sleep
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.limits import Limits
@@ -78,9 +80,9 @@ def load(
         prefix_caching=config.prefix_caching,
     )
     scheduler = Scheduler(scheduler_config)
-    recorder = None
+    observers: list[EngineObserver] = []
     if config.record is not None:
-        recorder = Recorder.to_file(config.record, scheduler_config, scheduler.is_cached)
+        observers.append(Recorder.to_file(config.record, scheduler_config, scheduler.is_cached))
     on_cpu = info.device == "cpu"
     num_tokens = min(
         capacity.max_num_batched_tokens, info.max_model_len, _WARM_UP_TOKENS_CPU if on_cpu else _WARM_UP_TOKENS_GPU
@@ -89,7 +91,7 @@ def load(
     engine = Engine(
         scheduler,
         runner,
-        recorder=recorder,
+        observers=observers,
         step_times=step_times,
         cost_fit=OnlineFit(compiles=not on_cpu),
         announce=announce,
@@ -104,7 +106,7 @@ def serve(engine: Engine, channel: EngineChannel) -> None:
     while True:
         idle = not engine.has_work
         if idle:
-            engine.flush_record()  # it may be long until the next step
+            engine.flush()  # it may be long until the next step
         for message in channel.receive(wait=idle):
             if isinstance(message, Shutdown):
                 return
@@ -155,6 +157,7 @@ def start(channel: EngineChannel) -> Engine | None:
 
 def main() -> int:
     """Exit 0 when told to leave or left alone, 1 when the engine cannot go on."""
+    let_threads_sleep()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     sock = socket.socket(fileno=int(sys.argv[1]))
     channel, started = EngineChannel(sock), threading.Event()

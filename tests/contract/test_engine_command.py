@@ -57,7 +57,7 @@ def test_every_field_arrives_in_the_engine_with_its_value():
     assert engine.ttft_per_1k_tokens == 0.06
     assert (engine.preemption, engine.preemption_victim) == ("swap", "most_preempted_last")
     assert engine.classes == (
-        ServiceClass("interactive", 4.0, -1, 0.5, 0.05, 8, 4.0),
+        ServiceClass("interactive", 4.0, -1, 0.5, 0.05, 8, 4.0, 1200.0),
         ServiceClass("batch", weight=0.5),
         ServiceClass("rest"),
     )
@@ -89,12 +89,14 @@ def test_a_field_that_is_not_given_has_the_same_default_on_both_sides():
 
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_the_engine_takes_the_longest_and_shortest_durations_that_the_api_server_takes(bound):
-    classes = [{"name": "chat", "slo": {"ttftP95": bound, "tpotP95": bound}, "shedAfter": bound}]
+    classes = [
+        {"name": "chat", "slo": {"ttftP95": bound, "tpotP95": bound}, "shedAfter": bound, "requestTimeout": bound}
+    ]
     scheduling = {"priorityAging": bound, "shedAfter": bound, "classes": classes}
     config = parsed(**CPU, slo={"ttftP95": bound}, engine={"scheduling": scheduling})
     engine, length = config.engine, parse_duration(bound)
     assert config.shed_after == engine.classes[0].shed_after == engine.ttft_target == length
-    assert engine.priority_aging == length
+    assert engine.priority_aging == engine.classes[0].request_timeout == length
     assert (engine.classes[0].ttft_target, engine.classes[0].tpot_target) == (length, length)
 
 

@@ -49,7 +49,7 @@ FIELDS = {
     "slo.ttftPerThousandTokens": ("ttft-per-1k-tokens", parse_duration, "each 1,000 tokens of a prompt add"),
     "engine.maxQueuedRequests": ("max-queued-requests", as_is, "503"),
     "engine.queueTimeout": ("queue-timeout", parse_duration, "a request may wait"),
-    "engine.requestTimeout": ("request-timeout", parse_duration, "a request may take in all, from its arrival"),
+    "engine.requestTimeout": ("request-timeout", parse_duration, "without progress"),
     "engine.servingMetrics": ("no-serving-metrics", as_is, "/metrics"),
     "accelerator.count": ("tensor-parallel-size", as_is, None),
     "rollout.drainTimeout": ("drain-timeout", parse_duration, "may finish"),

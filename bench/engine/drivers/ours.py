@@ -9,6 +9,7 @@ from bench.engine.drivers.base import DECODE_WARM_UP_STEPS, run
 from bench.engine.in_process import InProcessEngine
 from inflight_engine.config import EngineConfig
 from inflight_engine.messages import StepReport
+from inflight_engine.openmp import let_threads_sleep
 
 
 class InflightDriver:
@@ -56,4 +57,5 @@ def _all_decode(report: StepReport, num_prompts: int) -> bool:
 
 
 if __name__ == "__main__":
+    let_threads_sleep()
     run(InflightDriver)

@@ -11,10 +11,11 @@ import torch
 
 from inflight_engine.config import KV_CACHE_DTYPES, EngineConfig
 from inflight_engine.execution.attention import choose_backend
-from inflight_engine.execution.attention.base import AttentionBackend, AttentionSpec
+from inflight_engine.execution.attention.base import AttentionBackend, AttentionSpec, StepShape
 from inflight_engine.execution.batch import PersistentBatch
 from inflight_engine.execution.device import choose_device, choose_dtype
-from inflight_engine.execution.graphs import Capture, CudaCapture, DecodeGraphs, ladder
+from inflight_engine.execution.forward import Forward
+from inflight_engine.execution.graphs import Capture, CudaCapture, StepGraphs
 from inflight_engine.execution.host_cache import HostCache
 from inflight_engine.execution.load import ModelConfig, is_in_kernels, load_config, load_model
 from inflight_engine.execution.memory.kv_size import HostMemory, KVDemand, is_given, num_host_blocks, num_kv_blocks
@@ -23,6 +24,7 @@ from inflight_engine.execution.memory.staging import Staging, step_bytes
 from inflight_engine.execution.memory_profile import measure
 from inflight_engine.execution.runner import Runner, StepParts
 from inflight_engine.execution.sampling.sampler import make_sampler
+from inflight_engine.execution.step_shapes import chunk_shapes, decode_shapes
 from inflight_engine.execution.token_feed import TokenFeed
 from inflight_engine.models.parallel import ALONE, Parallel
 from inflight_engine.models.protocol import Model
@@ -46,12 +48,12 @@ def build_runner(config: EngineConfig, parallel: Parallel = ALONE) -> Runner:
     target = choose_target(config)
     backend, spec = choose_attention(config, target, parallel)  # before the weights, which may take minutes
     model = load_model(config, target.files, target.model_config, target.dtype, target.device, parallel)
-    graph_sizes = choose_graph_sizes(config, target.device)
-    spec = size_cache(config, spec, model, backend, graph_sizes, parallel)
+    graph_shapes = choose_graph_shapes(config, target.device, backend)
+    spec = size_cache(config, spec, model, backend, graph_shapes, parallel)
     attention = backend(spec)
     host_cache = make_host_cache(config, spec, attention, parallel)
-    capture = CudaCapture() if graph_sizes else None
-    parts = make_parts(model, attention, spec, host_cache, graph_sizes, capture, parallel)
+    capture = CudaCapture() if graph_shapes else None
+    parts = make_parts(model, attention, spec, host_cache, graph_shapes, capture, parallel)
     info = RunnerInfo(
         num_blocks=spec.num_blocks,
         block_size=spec.block_size,
@@ -111,7 +113,7 @@ def choose_attention(
     spec = AttentionSpec(
         shape=target.model_config.shape.for_rank(parallel.size),
         num_blocks=0,
-        block_size=config.block_size,
+        block_size=config.block_size or 0,  # the backend's own
         dtype=target.dtype,
         cache_dtype=_cache_dtype(config.kv_cache_dtype, target.dtype, target.device),
         device=target.device,
@@ -120,12 +122,25 @@ def choose_attention(
         max_model_len=target.max_model_len,
         batch_invariant=config.batch_invariant,
     )
-    return choose_backend(config.attention_backend, spec), spec
+    backend = choose_backend(config.attention_backend, spec)
+    return backend, backend.with_block_size(spec)
 
 
-def choose_graph_sizes(config: EngineConfig, device: torch.device) -> tuple[int, ...]:
-    """Batch sizes that get a CUDA graph; empty: none does."""
-    return ladder(config.max_num_seqs) if device.type == "cuda" and not config.enforce_eager else ()
+def choose_graph_shapes(
+    config: EngineConfig, device: torch.device, backend: type[AttentionBackend]
+) -> tuple[StepShape, ...]:
+    """Shapes of steps that get a CUDA graph, ascending; empty: none does."""
+    if device.type != "cuda" or config.enforce_eager:
+        return ()
+    return graph_shapes(config, backend)
+
+
+def graph_shapes(config: EngineConfig, backend: type[AttentionBackend]) -> tuple[StepShape, ...]:
+    """What a backend's steps can be captured in, ascending."""
+    shapes = decode_shapes(config.max_num_seqs)
+    if backend.captures_chunks:
+        shapes += chunk_shapes(config.max_num_seqs, config.max_num_batched_tokens)
+    return tuple(sorted(shapes))
 
 
 def size_cache(
@@ -133,7 +148,7 @@ def size_cache(
     spec: AttentionSpec,
     model: Model,
     backend: type[AttentionBackend],
-    graph_sizes: tuple[int, ...],
+    graph_shapes: tuple[StepShape, ...],
     parallel: Parallel,
 ) -> AttentionSpec:
     """`spec` with as many blocks as the memory beside the weights holds, on a GPU measured by a step.
@@ -142,8 +157,8 @@ def size_cache(
         KVCacheSizeError: too few.
     """
     measured = spec.device.type == "cuda" and not is_given(config)
-    memory = measure(model, backend, spec, graph_sizes) if measured else HostMemory(_host_memory(parallel))
-    demand = KVDemand(_kv_bytes_per_token(spec), spec.max_model_len)
+    memory = measure(model, backend, spec, graph_shapes) if measured else HostMemory(_host_memory(parallel))
+    demand = KVDemand(_kv_bytes_per_token(spec), spec.max_model_len, spec.block_size)
     return replace(spec, num_blocks=parallel.minimum(num_kv_blocks(config, demand, memory)))
 
 
@@ -168,7 +183,7 @@ def make_parts(
     attention: AttentionBackend,
     spec: AttentionSpec,
     host_cache: HostCache,
-    graph_sizes: Sequence[int],
+    graph_shapes: Sequence[StepShape],
     capture: Capture | None,
     parallel: Parallel,
 ) -> StepParts:
@@ -182,14 +197,15 @@ def make_parts(
     sampler = make_sampler(spec.max_num_seqs, spec.shape.vocab_size, device)
     copies = device.type != "cpu" or capture is not None
     staging = Staging(step_bytes(spec.max_num_seqs, spec.max_num_batched_tokens), device, copies=copies)
+    forward = Forward(model, attention, feed, staging)
     graphs = None
     if capture is not None:
-        graphs = DecodeGraphs(model, attention, feed, sampler, staging, graph_sizes, spec.shape.vocab_size, device)
+        graphs = StepGraphs(model, forward, feed, sampler, graph_shapes, spec.shape.vocab_size, device)
         # Ranks that pad and ranks that do not would wait for each other for ever.
         if not parallel.minimum(int(graphs.try_capture(capture))):
             graphs = None
     batch = PersistentBatch(spec.max_num_seqs, spec.max_model_len, spec.block_size)
-    return StepParts(model, attention, batch, feed, sampler, staging, host_cache, graphs, device.type == "cuda")
+    return StepParts(model, forward, batch, feed, sampler, host_cache, graphs, device.type == "cuda")
 
 
 def looks_ahead(config: EngineConfig, device: torch.device) -> bool:

@@ -1,13 +1,13 @@
-"""Decode-only steps as CUDA graphs: one launch instead of hundreds, over a ladder of batch sizes.
+"""Steps as CUDA graphs: one launch instead of hundreds, over a ladder of shapes.
 
-A graph replays kernels with the shapes and addresses they were captured with. So a step of n decodes runs the graph of
-the next size on the ladder, its further rows being padding that belongs to nobody; whatever a graph reads or writes
-lies in buffers that stay where they are. The graph of a size takes its tokens from the feed, computes logits, chooses
-tokens, and feeds them to the next step. Log-probabilities alone are launched behind it.
+A graph replays kernels with the shapes and addresses they were captured with. So a step runs the graph of the least
+shape that holds it, its further tokens and rows being padding that belongs to nobody; whatever a graph reads or writes
+lies in buffers that stay where they are. The graph of a shape takes its tokens from the feed, computes logits, chooses
+tokens, and feeds them to the next step. Only log-probabilities are launched behind it.
 
 All graphs are captured at start, largest first, into one memory pool: they never run at once, so the smaller ones fit
-into what the largest took. That costs tens of milliseconds a size at start, and no request then meets a step that is
-ten times as long as its neighbours.
+into what the largest took. That costs tens of milliseconds a shape at start (51 shapes for 256 sequences), and
+no request then meets a step that is ten times as long as its neighbours.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from inflight_engine.execution.attention.base import AttentionBackend, AttentionBatch, IntArray
+from inflight_engine.execution.attention.base import AttentionBatch, StepShape
 from inflight_engine.execution.batch import PackedStep
-from inflight_engine.execution.memory.staging import Staging
+from inflight_engine.execution.forward import Forward, StepInputs
 from inflight_engine.execution.sampling.sampler import Sampler
+from inflight_engine.execution.step_shapes import fitting_shape
 from inflight_engine.execution.token_feed import TokenFeed, choose_and_feed
 from inflight_engine.models.protocol import Model
 
@@ -31,60 +33,50 @@ log = logging.getLogger(__name__)
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 """Takes what is to be captured, and returns what replays it."""
 
-_NOBODY: IntArray = np.empty(0, np.int64)
+_NONE = np.empty(0, np.int64)
+_NO_BATCH = AttentionBatch(_NONE, _NONE, _NONE, (), _NONE[:, None], _NONE)
 
 
-def ladder(max_num_seqs: int) -> tuple[int, ...]:
-    """Batch sizes that get a graph, ascending: 1, 2, 4, 8, then multiples of 8 up to 64, of 16 up to 256, of 32 beyond,
-    and the capacity itself.
+class Sampled(NamedTuple):
+    """Of a step that samples n tokens; where it is replayed, valid until the next one. `logits`: float32
+    [n, vocab_size]. `token_ids`: int64 [n], fed to the next step already."""
 
-    A decode step is bound by reading weights and keys and values, and padding reads neither; matrix products compute
-    whole tiles of 8 rows or more anyway. What padding costs is its logits and activations: with at most 7 rows of it
-    below 64, 15 below 256 and 31 beyond, little. More sizes would cost start-up time: these are 23 for 256.
-    """
-    sizes = {1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_seqs, 32)}
-    return tuple(sorted({size for size in sizes if size < max_num_seqs} | {max_num_seqs}))
+    logits: torch.Tensor
+    token_ids: torch.Tensor
 
 
-def padded_size(sizes: Sequence[int], num_decodes: int) -> int | None:
-    """The least of the ascending `sizes` that holds a batch; None: all are smaller."""
-    index = int(np.searchsorted(sizes, num_decodes))
-    return sizes[index] if index < len(sizes) else None
-
-
-class DecodeGraphs:
+class StepGraphs:
     """The graphs of one model.
 
     Args:
-        sizes: ascending; see `ladder`.
+        forward: its inputs are the graphs'.
+        shapes: ascending; see `step_shapes`.
         vocab_size: of the logits.
-        staging: its first arrays of a step are the graphs' inputs.
     """
 
     def __init__(
         self,
         model: Model,
-        attention: AttentionBackend,
+        forward: Forward,
         feed: TokenFeed,
         sampler: Sampler,
-        staging: Staging,
-        sizes: Sequence[int],
+        shapes: Sequence[StepShape],
         vocab_size: int,
         device: torch.device,
     ) -> None:
         self._model = model
-        self._attention = attention
+        self._forward = forward
         self._feed = feed
         self._sampler = sampler
-        self._staging = staging
-        self._sizes = tuple(sizes)
-        self._graphs: dict[int, Callable[[], None]] = {}
-        # Shared by all graphs, which would otherwise keep logits for every size of the ladder.
-        self._logits = torch.empty((sizes[-1], vocab_size), dtype=torch.float32, device=device)
-        self._chosen = torch.empty(sizes[-1], dtype=torch.int64, device=device)
+        self._shapes = tuple(shapes)
+        self._graphs: dict[StepShape, Callable[[], None]] = {}
+        # Shared by all graphs, which would otherwise keep logits for every shape of the ladder.
+        most_rows = max(shape.num_sequences for shape in shapes)
+        self._logits = torch.empty((most_rows, vocab_size), dtype=torch.float32, device=device)
+        self._chosen = torch.empty(most_rows, dtype=torch.int64, device=device)
 
     def try_capture(self, capture: Capture) -> bool:
-        """Capture every size, largest first. False, and a line in the log: the model or its attention does something
+        """Capture every shape, largest first. False, and a line in the log: the model or its attention does something
         that cannot be captured; nothing may be replayed then."""
         try:
             self._capture(capture)
@@ -93,45 +85,33 @@ class DecodeGraphs:
             return False
         return True
 
-    def replay(self, packed: PackedStep) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Run a step of n decodes alone.
-
-        Returns:
-            float32 [n, vocab_size]: logits, and int64 [n]: tokens, fed to the next step already; both valid until the
-            next replay. None: the step is larger than every graph.
-        """
-        num_decodes = len(packed.decode_slots)
-        size = padded_size(self._sizes, num_decodes)
-        if size is None:
+    def replay(self, packed: PackedStep) -> Sampled | None:
+        """Run a step; None: no shape holds it."""
+        attention = packed.attention
+        num_sequences = len(attention.decode_slots) + len(attention.chunks)
+        decodes_only = not attention.chunks
+        shape = fitting_shape(self._shapes, len(packed.positions), num_sequences, decodes_only=decodes_only)
+        if shape is None:
             return None
-        self._send(packed.decode_slots, packed.positions, size)
-        self._attention.prepare(packed.attention, num_padded=size - num_decodes)
-        self._graphs[size]()
-        return self._logits[:num_decodes], self._chosen[:num_decodes]
+        self._forward.send(packed, shape)
+        self._graphs[shape]()
+        num_sampled = len(packed.sampled_slots)
+        return Sampled(self._logits[:num_sampled], self._chosen[:num_sampled])
 
     @torch.inference_mode()
     def _capture(self, capture: Capture) -> None:
-        for size in reversed(self._sizes):
-            slots, positions = self._send(_NOBODY, _NOBODY, size)
-            nobody = AttentionBatch(_NOBODY, _NOBODY[:, None], _NOBODY, ())
-            self._attention.prepare(nobody, num_padded=size)
-            self._graphs[size] = capture(self._step(slots, positions))
+        for shape in reversed(self._shapes):
+            chunked = None if shape.decodes_only else _NONE
+            empty = PackedStep(_NONE, chunked, _NONE, _NO_BATCH, chunked, _NONE, _NONE)
+            self._graphs[shape] = capture(self._step(self._forward.send(empty, shape)))
 
-    def _send(self, decode_slots: IntArray, decode_positions: IntArray, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        slots = np.full(size, self._feed.padding_slot)
-        positions = np.zeros(size, np.int64)
-        slots[: len(decode_slots)] = decode_slots
-        positions[: len(decode_positions)] = decode_positions
-        on_device = self._staging.send(slots, positions)
-        return on_device[0], on_device[1]
+    def _step(self, inputs: StepInputs) -> Callable[[], None]:
+        slots, positions = inputs.sampled_slots, inputs.sampled_positions
 
-    def _step(self, slots: torch.Tensor, positions: torch.Tensor) -> Callable[[], None]:
         def step() -> None:
-            hidden = self._model.hidden_states(self._feed.take(slots), positions, self._attention)
-            logits = self._logits[: len(slots)]
-            logits.copy_(self._model.logits(hidden))
-            token_ids = choose_and_feed(self._sampler, self._feed, logits, slots, positions + 1)
-            self._chosen[: len(slots)].copy_(token_ids)
+            logits, chosen = self._logits[: len(slots)], self._chosen[: len(slots)]
+            logits.copy_(self._model.logits(self._forward.run(inputs)))
+            chosen.copy_(choose_and_feed(self._sampler, self._feed, logits, slots, positions))
 
         return step
 

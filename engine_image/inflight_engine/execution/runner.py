@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from inflight_engine.execution.attention.base import AttentionBackend
 from inflight_engine.execution.batch import PackedStep, PersistentBatch
-from inflight_engine.execution.graphs import DecodeGraphs
+from inflight_engine.execution.forward import Forward
+from inflight_engine.execution.graphs import Sampled, StepGraphs
 from inflight_engine.execution.host_cache import HostCache
 from inflight_engine.execution.memory.fetch import Fetch
-from inflight_engine.execution.memory.staging import Staging
 from inflight_engine.execution.sampling.logprobs import Reported, token_logprobs
 from inflight_engine.execution.sampling.sampler import Sampler
 from inflight_engine.execution.token_feed import TokenFeed, choose_and_feed
@@ -31,17 +30,16 @@ class StepParts:
     """What steps are computed with; each belongs to one `Runner`.
 
     Attributes:
-        graphs: of decode-only steps; None: all steps are launched kernel by kernel.
+        graphs: of small steps; None: all steps are launched kernel by kernel.
     """
 
     model: Model
-    attention: AttentionBackend
+    forward: Forward
     batch: PersistentBatch
     feed: TokenFeed
     sampler: Sampler
-    staging: Staging
     host_cache: HostCache
-    graphs: DecodeGraphs | None
+    graphs: StepGraphs | None
     on_gpu: bool
 
 
@@ -94,40 +92,28 @@ class Runner:
         if plan.num_tokens == 0:
             return _InFlight(Fetch((), parts.on_gpu))
         packed = parts.batch.pack(plan)
-        computed = self._mixed(packed) if plan.prefills else self._decode(packed)
-        if computed is None:
+        sampled = self._sample(packed)
+        if sampled is None:
             return _InFlight(Fetch((), parts.on_gpu))
-        logits, token_ids = computed
-        slots = packed.sampled_slots
-        reported = parts.sampler.report(logits, token_ids, slots)
+        reported = parts.sampler.report(sampled.logits, sampled.token_ids, packed.sampled_slots)
         tensors = () if reported is None else reported.tensors
-        return _InFlight(Fetch((token_ids, *tensors), parts.on_gpu), slots, reported)
+        return _InFlight(Fetch((sampled.token_ids, *tensors), parts.on_gpu), packed.sampled_slots, reported)
 
-    def _decode(self, packed: PackedStep) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """As `_mixed`, of decodes alone: by replaying a graph where there is one of their number."""
-        graphs = self._parts.graphs
-        replayed = graphs.replay(packed) if graphs is not None else None
-        return self._mixed(packed) if replayed is None else replayed
-
-    def _mixed(self, packed: PackedStep) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Logits and tokens of any step, launched kernel by kernel; None: it samples nothing."""
+    def _sample(self, packed: PackedStep) -> Sampled | None:
+        """The step's logits and tokens, by replaying a graph where one holds it, else launched kernel by kernel; None:
+        the step samples nothing."""
         parts = self._parts
-        arrays = [packed.decode_slots, packed.sampled_positions, packed.positions]
-        if packed.sampled_rows is not None:
-            arrays += [packed.chunk_token_ids, packed.sampled_slots, packed.sampled_rows]
-        slots, sampled_positions, positions, *rest = parts.staging.send(*arrays)
-        token_ids = parts.feed.take(slots)
-        if rest:
-            token_ids = torch.cat([token_ids, rest[0]])
-        parts.attention.prepare(packed.attention)
-        hidden = parts.model.hidden_states(token_ids, positions, parts.attention)
-        if len(packed.sampled_slots) == 0:
+        samples = len(packed.sampled_slots) > 0
+        replayed = parts.graphs.replay(packed) if parts.graphs is not None else None
+        if replayed is not None:
+            return replayed if samples else None
+        inputs = parts.forward.send(packed)
+        hidden = parts.forward.run(inputs)
+        if not samples:
             return None
-        if rest:
-            slots = rest[1]
-            hidden = hidden.index_select(0, rest[2])
         logits = parts.model.logits(hidden)
-        return logits, choose_and_feed(parts.sampler, parts.feed, logits, slots, sampled_positions)
+        slots, positions = inputs.sampled_slots, inputs.sampled_positions
+        return Sampled(logits, choose_and_feed(parts.sampler, parts.feed, logits, slots, positions))
 
 
 class _InFlight:

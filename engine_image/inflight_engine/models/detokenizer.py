@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Protocol
 
 REPLACEMENT = "�"
+
+_CONTEXT = 6
+"""Tokens that are enough to decode the next one: as text-generation-inference and vLLM."""
 
 
 class IncrementalDetokenizer(Protocol):
@@ -38,13 +42,16 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For vocabularies where a token's text depends on its neighbours (SentencePiece spaces, byte fallback).
+    """For vocabularies where a token's text depends on its neighbours (SentencePiece's spaces).
 
-    Decodes a short window of tokens twice, without and with the new ones; the difference is the new text. The method
-    is the one of text-generation-inference and vLLM.
+    Decodes a short window of tokens twice, without and with the added ones; the difference is their text. The method is
+    the one of text-generation-inference and vLLM. Byte tokens (SentencePiece's byte fallback) are decoded as UTF-8
+    instead: the tokenizers library makes a whole run of them U+FFFD while its last character is not complete.
 
     Args:
-        decode: text of a list of token ids, special tokens skipped.
+        decode: text of a list of token ids.
+        byte_of: the byte that a token id stands for, None for other tokens.
+        has_text: False for tokens that `decode` skips wherever they stand, special ones among them.
         context: tokens before the answer; without them the answer's first space would be lost.
     """
 
@@ -52,32 +59,70 @@ class WindowDetokenizer:
     """A character has at most four bytes. More tokens than that without a whole character are not text, and waiting
     longer would let the window grow without end."""
 
-    def __init__(self, decode: Callable[[list[int]], str], context: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        byte_of: Callable[[int], int | None] = lambda _: None,
+        has_text: Callable[[int], bool] = lambda _: True,
+        context: Sequence[int] = (),
+    ) -> None:
         self._decode = decode
-        self._window = list(context[-6:])
+        self._byte_of = byte_of
+        self._has_text = has_text
+        self._bytes = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._window = list(filter(has_text, context[-_CONTEXT:]))
         self._num_emitted = len(self._window)
 
     def push(self, token_ids: Sequence[int]) -> str:
+        pieces = []
+        for are_bytes, group in groupby(filter(self._has_text, token_ids), lambda id_: self._byte_of(id_) is not None):
+            run = [*group]
+            pieces.append(self._push_bytes(run) if are_bytes else self._end_bytes() + self._push_words(run))
+        return "".join(pieces)
+
+    def flush(self) -> str:
+        text = self._end_bytes() + self._new_text(len(self._window))
+        self._num_emitted = len(self._window)
+        return text
+
+    def _push_bytes(self, token_ids: list[int]) -> str:
+        words = self._new_text(len(self._window))
+        self._window = (self._window + token_ids)[-_CONTEXT:]
+        self._num_emitted = len(self._window)
+        return words + self._bytes.decode(bytes(byte for byte in map(self._byte_of, token_ids) if byte is not None))
+
+    def _end_bytes(self) -> str:
+        """A character that another token cuts off."""
+        text = self._bytes.decode(b"", final=True)
+        self._bytes.reset()
+        return text
+
+    def _push_words(self, token_ids: list[int]) -> str:
         self._window.extend(token_ids)
-        text = self._new_text()
-        if text.endswith(REPLACEMENT) and len(self._window) - self._num_emitted <= self._MOST_HELD_BACK:
-            return ""
+        end = len(self._window)
+        text = self._new_text(end)
+        if text.endswith(REPLACEMENT):
+            end, text = self._up_to_whole_character(end, text)
         if text:
             self._window = self._window[self._num_emitted :]
-            self._num_emitted = len(self._window)
-        else:
-            # Special tokens change no text, so the window need not grow by them. A first space has no text either, but
-            # a second one brings it back.
+            self._num_emitted = end - self._num_emitted
+        elif end == len(self._window):
+            # What never has text need not stay in the window. A first space has none either, but a second one brings
+            # it back.
             self._window[self._num_emitted :] = [
                 token for token in self._window[self._num_emitted :] if self._decode([token, token])
             ]
         return text
 
-    def flush(self) -> str:
-        text = self._new_text()
-        self._num_emitted = len(self._window)
-        return text
+    def _up_to_whole_character(self, end: int, text: str) -> tuple[int, str]:
+        """Where the last whole character ends, and the text until there; `end` and `text` where it is too far back."""
+        for shorter in range(end - 1, max(self._num_emitted, end - self._MOST_HELD_BACK) - 1, -1):
+            whole = self._new_text(shorter)
+            if not whole.endswith(REPLACEMENT):
+                return shorter, whole
+        return end, text
 
-    def _new_text(self) -> str:
+    def _new_text(self, end: int) -> str:
+        """Of the tokens of the window that are not emitted, up to `end`."""
         before = self._decode(self._window[: self._num_emitted])
-        return self._decode(self._window)[len(before) :]
+        return self._decode(self._window[:end])[len(before) :]

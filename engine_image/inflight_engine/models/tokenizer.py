@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,10 +11,17 @@ from tokenizers import Tokenizer as Backend
 from inflight_engine.models.chat_template import ChatTemplate
 from inflight_engine.models.config import read_json
 from inflight_engine.models.detokenizer import ByteDetokenizer, IncrementalDetokenizer, WindowDetokenizer
+from inflight_engine.models.generation_config import (
+    FROM_MODEL,
+    OPENAI_DEFAULTS,
+    GenerationConfig,
+    SamplingDefaults,
+    read_generation_config,
+    token_ids,
+)
 from inflight_engine.models.gguf import GGUFFile, read_gguf
 from inflight_engine.models.source import ModelFiles, ModelSourceError
 
-_BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 _SENTENCEPIECE_SPACE = "▁"
 
 _CONTROL, _USER_DEFINED = 3, 4
@@ -29,6 +35,7 @@ class Tokenizer:
         backend: the tokenizers library's object.
         chat_template: None for a model that is not for chat.
         eos_token_ids: any of them ends an answer.
+        sampling_defaults: for requests that do not say how to sample.
     """
 
     def __init__(
@@ -36,14 +43,17 @@ class Tokenizer:
         backend: Backend,
         chat_template: ChatTemplate | None,
         eos_token_ids: tuple[int, ...],
+        sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS,
     ) -> None:
         self._backend = backend
         self._chat_template = chat_template
         self.eos_token_ids = eos_token_ids
+        self.sampling_defaults = sampling_defaults
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self._special_ids = frozenset(id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special)
         self._byte_level = _is_byte_level(backend.decoder)
         self._bytes_of: dict[int, bytes] = {}
+        self._fallback_bytes = {} if self._byte_level else _fallback_bytes(backend)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a plain prompt, with the tokens the model expects around it (bos, where it has one)."""
@@ -76,7 +86,10 @@ class Tokenizer:
         """
         if self._byte_level:
             return ByteDetokenizer(self._token_bytes)
-        return WindowDetokenizer(self.decode, prompt_token_ids)
+        return WindowDetokenizer(self.decode, self._fallback_bytes.get, self._has_text, prompt_token_ids)
+
+    def _has_text(self, token_id: int) -> bool:
+        return token_id < self.vocab_size and token_id not in self._special_ids
 
     def token_bytes(self, token_id: int) -> bytes:
         """The token as UTF-8 text, maybe only part of a character; of a special token its name."""
@@ -88,8 +101,8 @@ class Tokenizer:
             return token.encode()
         if self._byte_level:
             return self._token_bytes(token_id)
-        byte = _BYTE_FALLBACK.fullmatch(token)
-        return bytes.fromhex(byte[1]) if byte else token.replace(_SENTENCEPIECE_SPACE, " ").encode()
+        byte = self._fallback_bytes.get(token_id)
+        return token.replace(_SENTENCEPIECE_SPACE, " ").encode() if byte is None else bytes([byte])
 
     def _token_bytes(self, token_id: int) -> bytes:
         known = self._bytes_of.get(token_id)
@@ -108,17 +121,23 @@ class Tokenizer:
             return token.encode("utf-8")
 
 
-def load_tokenizer(files: ModelFiles) -> Tokenizer:
+def load_tokenizer(files: ModelFiles, generation_config: str = FROM_MODEL) -> Tokenizer:
     """Load the tokenizer of a model.
+
+    Args:
+        generation_config: `source` of `read_generation_config`.
 
     Raises:
         ModelSourceError: the folder has no tokenizer.json, or the GGUF file's vocabulary is of another kind.
         ValueError: a file is damaged; the message names it.
     """
-    return _from_gguf(files, read_gguf(files.gguf)) if files.gguf is not None else _from_folder(files)
+    generation = read_generation_config(files, generation_config)
+    if files.gguf is not None:
+        return _from_gguf(files, read_gguf(files.gguf), generation)
+    return _from_folder(files, generation)
 
 
-def _from_folder(files: ModelFiles) -> Tokenizer:
+def _from_folder(files: ModelFiles, generation: GenerationConfig) -> Tokenizer:
     path = files.folder / "tokenizer.json"
     if not path.is_file():
         raise ModelSourceError(
@@ -138,13 +157,13 @@ def _from_folder(files: ModelFiles) -> Tokenizer:
         for name, token in settings.items()
         if name.endswith("_token") and isinstance(token, str | dict)
     }
-    generation = _optional_json(files, "generation_config.json")
-    eos = _token_ids(generation.get("eos_token_id")) or _token_ids(config.get("eos_token_id"))
+    eos = generation.eos_token_ids or token_ids(config.get("eos_token_id"))
     if not eos and "eos_token" in special_tokens:
         eos_id = backend.token_to_id(special_tokens["eos_token"])
         eos = () if eos_id is None else (eos_id,)
     template = _folder_template(files, settings)
-    return Tokenizer(backend, ChatTemplate(template, special_tokens) if template else None, eos)
+    chat_template = ChatTemplate(template, special_tokens) if template else None
+    return Tokenizer(backend, chat_template, eos, generation.defaults)
 
 
 def _folder_template(files: ModelFiles, settings: dict[str, Any]) -> str | None:
@@ -158,19 +177,12 @@ def _folder_template(files: ModelFiles, settings: dict[str, Any]) -> str | None:
     return template
 
 
-def _token_ids(value: Any) -> tuple[int, ...]:
-    """Hugging Face writes one id, a list of ids, or null."""
-    if value is None:
-        return ()
-    return tuple(int(v) for v in value) if isinstance(value, list) else (int(value),)
-
-
 def _optional_json(files: ModelFiles, name: str) -> dict[str, Any]:
     path = files.folder / name
     return read_json(path) if path.is_file() else {}
 
 
-def _from_gguf(files: ModelFiles, gguf: GGUFFile) -> Tokenizer:
+def _from_gguf(files: ModelFiles, gguf: GGUFFile, generation: GenerationConfig) -> Tokenizer:
     meta: dict[str, Any] = gguf.metadata
     kind = (meta.get("tokenizer.ggml.model"), meta.get("tokenizer.ggml.pre"))
     if kind not in _GGUF_PRE_TOKENIZERS:
@@ -202,8 +214,9 @@ def _from_gguf(files: ModelFiles, gguf: GGUFFile) -> Tokenizer:
         )
         if key in meta
     }
-    eos = _token_ids(meta.get("tokenizer.ggml.eos_token_id"))
-    return Tokenizer(backend, ChatTemplate(template, special_tokens) if template else None, eos)
+    eos = generation.eos_token_ids or token_ids(meta.get("tokenizer.ggml.eos_token_id"))
+    chat_template = ChatTemplate(template, special_tokens) if template else None
+    return Tokenizer(backend, chat_template, eos, generation.defaults)
 
 
 _GGUF_PRE_TOKENIZERS = {
@@ -216,6 +229,14 @@ _GGUF_PRE_TOKENIZERS = {
 
 def _is_byte_level(decoder: Any) -> bool:
     return isinstance(decoder, decoders.ByteLevel)
+
+
+def _fallback_bytes(backend: Backend) -> dict[int, int]:
+    """SentencePiece's byte tokens: token id -> byte; empty where the decoder takes their names for text."""
+    if b'"ByteFallback"' not in backend.decoder.__getstate__():
+        return {}
+    ids = {byte: backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256)}
+    return {id_: byte for byte, id_ in ids.items() if id_ is not None}
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
@@ -38,7 +39,8 @@ class RuntimeConfigChange(BaseModel):
 
 @router.get("/v1/runtime_config")
 async def runtime_config(service: ServiceOf) -> Response:
-    """Capacities, live limits and their revision, the shape of the KV cache, and how requests are scheduled."""
+    """Capacities, live limits and their revision, the shape of the KV cache, and how requests are
+    scheduled and sampled by default."""
     if service.runtime.limits is None or service.engine is None:
         raise service.not_ready()
     return JSONResponse(_describe(service, service.runtime.limits, service.engine))
@@ -71,7 +73,7 @@ async def record(service: ServiceOf) -> Response:
 
 def _describe(service: Service, limits: Limits, engine: EngineReady) -> dict[str, Any]:
     """`largest_batch_tokens`: tokens that the KV cache holds, over all requests."""
-    runner = engine.runner
+    runner, defaults = engine.runner, service.sampling_defaults
     return {
         "max_num_seqs": limits.max_num_seqs,
         "max_num_batched_tokens": limits.max_num_batched_tokens,
@@ -87,6 +89,7 @@ def _describe(service: Service, limits: Limits, engine: EngineReady) -> dict[str
             "largest_batch_tokens": runner.num_cache_tokens,
         },
         "scheduling": _describe_scheduling(service),
+        "default_sampling_params": None if defaults is None else asdict(defaults),
     }
 
 
@@ -110,6 +113,7 @@ def _describe_scheduling(service: Service) -> dict[str, Any]:
                 "tpot_target": service_class.tpot_target,
                 "max_queued_requests": service_class.max_queued_requests,
                 "shed_after": service_class.shed_after,
+                "request_timeout": service_class.request_timeout,
             }
             for service_class in engine.classes
         ],

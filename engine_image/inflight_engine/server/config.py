@@ -16,10 +16,12 @@ class ServerConfig:
     admin_port: where admin calls are served; None: on `port`.
     serving_metrics: /metrics is on `port` too.
     served_model_name: the name that clients use.
+    generation_config: where the defaults of sampling come from; `source` of `read_generation_config`.
+    trust_tenant_header: `X-Inflight-Tenant` says whose a request is.
     bounds: how many requests may wait.
     shed_after: seconds; a request that is predicted to wait longer is refused. None: none is.
     queue_timeout: seconds a request may wait for a slot.
-    request_timeout: seconds from a request's arrival to its last token, waiting included.
+    request_timeout: seconds that a request may be without a new token, waiting included.
     drain_delay: seconds after SIGTERM in which requests still come in and are taken.
     drain_timeout: seconds after that in which running requests may finish.
     limits_file: live limits to start with; need not exist.
@@ -31,6 +33,8 @@ class ServerConfig:
     admin_port: int | None
     serving_metrics: bool
     served_model_name: str
+    generation_config: str
+    trust_tenant_header: bool
     bounds: QueueBounds
     shed_after: float | None
     queue_timeout: float

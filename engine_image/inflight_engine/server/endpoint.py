@@ -38,7 +38,10 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
         ApiError: 400, or 503 when it cannot be taken now.
     """
     arrived = time.monotonic()
-    scheduling = scheduling_of(body, http.headers, service.config.engine.classes)
+    config = service.config
+    scheduling = scheduling_of(
+        body, http.headers, config.engine.classes, trust_tenant_header=config.trust_tenant_header
+    )
     prompts, n = body.prompts(), body.n or 1
     service.refuse_if_full(scheduling.service_class, len(prompts) * n)
     tokenizer, facts = service.model
@@ -57,7 +60,7 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
             raise
         for sample in range(n):
             request_id = service.new_request_id()
-            seed = choice_seed(body.seed, sample, service.config.engine.seed, request_id)
+            seed = choice_seed(body.seed, sample, config.engine.seed, request_id)
             requests.append(
                 GenerationRequest(
                     request_id=request_id,

@@ -107,7 +107,7 @@ class Generation:
 
     Of log-probabilities (up to about 1.7 kB a token) only those are in memory that were not written yet: of a whole
     answer all of them, in a stream those of tokens whose text cannot be sent yet and of what came while its client did
-    not read. `max_tokens` bounds both, and the request's timeout ends them.
+    not read. `max_tokens` bounds both.
     """
 
     __slots__ = (
@@ -123,6 +123,7 @@ class Generation:
         "_untaken",
         "counted_tokens",
         "delivered",
+        "enqueued_at",
         "error",
         "finish_reason",
         "first_token_counted",
@@ -159,6 +160,8 @@ class Generation:
         """Of the last of `token_ids`, those that no piece of a stream was written with; empty unless asked for."""
         self.finish_reason: FinishReason | None = None
         self.error: ApiError | None = None
+        self.enqueued_at = arrived
+        """When it entered the queue: at first, or again for another engine process."""
         self.slot = -1
         """The one it had last in the engine; -1: none yet."""
         self.last_token_at = -1.0
@@ -195,6 +198,11 @@ class Generation:
     @property
     def done(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def progress_at(self) -> float:
+        """When its latest token came; before the first one, when it entered the queue."""
+        return max(self.enqueued_at, self.last_token_at)
 
     @property
     def waiting(self) -> bool:

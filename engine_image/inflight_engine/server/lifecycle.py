@@ -9,8 +9,8 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.messages import EngineReady
+from inflight_engine.server.config import ServerConfig
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.limits_file import initial_limits
 from inflight_engine.server.middleware import OpenResponses
@@ -78,7 +78,7 @@ class Lifecycle:
     async def _load(self) -> None:
         service = self._service
         try:
-            tokenizer = await _in_daemon_thread(service.config.engine)
+            tokenizer = await _in_daemon_thread(service.config)
             ready = await service.engine_ready
             if service.failure.done():  # It died while the tokenizer was still loading.
                 return
@@ -91,6 +91,9 @@ class Lifecycle:
         else:
             self._supervisor.start_seconds = time.monotonic() - self._supervisor.process.started
             self._log_facts(ready, self._supervisor.start_seconds)
+            config = service.config
+            if config.engine.scheduling_policy == "fair" and not config.trust_tenant_header:
+                log.warning("policy fair is fcfs without --trust-tenant-header: all requests are of one tenant")
 
     def _log_facts(self, ready: EngineReady, seconds: float) -> None:
         service, runner = self._service, ready.runner
@@ -181,7 +184,7 @@ class Lifecycle:
             task.cancel()
 
 
-async def _in_daemon_thread(config: EngineConfig) -> Tokenizer:
+async def _in_daemon_thread(config: ServerConfig) -> Tokenizer:
     """Load the tokenizer; a download that hangs must not keep the process from ending, so no executor."""
     loop = asyncio.get_running_loop()
     loaded: asyncio.Future[Tokenizer] = loop.create_future()
@@ -198,11 +201,12 @@ async def _in_daemon_thread(config: EngineConfig) -> Tokenizer:
     return await loaded
 
 
-def _load_tokenizer(config: EngineConfig) -> Tokenizer:
+def _load_tokenizer(config: ServerConfig) -> Tokenizer:
     from inflight_engine.models.source import resolve
     from inflight_engine.models.tokenizer import load_tokenizer
 
-    return load_tokenizer(resolve(config.model, config.revision))
+    files = resolve(config.engine.model, config.engine.revision)
+    return load_tokenizer(files, config.generation_config)
 
 
 def _settle(future: asyncio.Future[Tokenizer], result: Tokenizer | None, error: Exception | None) -> None:

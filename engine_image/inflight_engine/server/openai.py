@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
@@ -52,9 +54,14 @@ async def model(name: str, service: ServiceOf) -> Response:
 
 def _model(service: Service) -> dict[str, object]:
     described = {"id": service.config.served_model_name, "object": "model", "created": service.created}
-    ready = service.engine
-    # `max_model_len` as vLLM gives it; clients size their requests by it.
-    return {**described, "owned_by": "inflight", "max_model_len": None if ready is None else ready.runner.max_model_len}
+    ready, defaults = service.engine, service.sampling_defaults
+    return {
+        **described,
+        "owned_by": "inflight",
+        # As vLLM gives it; clients size their requests by it.
+        "max_model_len": None if ready is None else ready.runner.max_model_len,
+        "default_sampling_params": None if defaults is None else asdict(defaults),
+    }
 
 
 def _check_model(name: str | None, service: Service) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from inflight_engine.messages import EngineReady
+from inflight_engine.models.generation_config import SamplingDefaults
 from inflight_engine.request import SamplingParams
 from inflight_engine.server.errors import bad_request
 from inflight_engine.server.fields import GenerationFields
@@ -24,6 +25,9 @@ class Tokenizer(Protocol):
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
 
+    @property
+    def sampling_defaults(self) -> SamplingDefaults: ...
+
     def encode(self, text: str) -> list[int]: ...
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]: ...
@@ -39,15 +43,18 @@ class Tokenizer(Protocol):
 class ModelFacts:
     """Attributes:
     max_total_tokens: longest prompt plus output: the model's context, or the whole KV cache where that is less.
+    defaults: of requests that do not say how to sample.
     """
 
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     max_total_tokens: int
+    defaults: SamplingDefaults
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, ready: EngineReady) -> ModelFacts:
-        return cls(tokenizer.eos_token_ids, ready.runner.vocab_size, ready.runner.max_model_len)
+        runner = ready.runner
+        return cls(tokenizer.eos_token_ids, runner.vocab_size, runner.max_model_len, tokenizer.sampling_defaults)
 
 
 def prepare(fields: GenerationFields, prompt_token_ids: list[int], facts: ModelFacts, field: str) -> SamplingParams:
@@ -60,16 +67,17 @@ def prepare(fields: GenerationFields, prompt_token_ids: list[int], facts: ModelF
         ApiError: 400, it can never fit or a token is not in the vocabulary.
     """
     _check_vocabulary(prompt_token_ids, facts, field)
+    defaults = facts.defaults
     logit_bias = tuple((int(token_id), float(bias)) for token_id, bias in (fields.logit_bias or {}).items())
     _check_vocabulary([token_id for token_id, _ in logit_bias], facts, "logit_bias")
     return SamplingParams(
-        max_tokens=_max_tokens(fields, len(prompt_token_ids), facts.max_total_tokens, field),
-        temperature=_number(fields.temperature, 1.0),
-        top_p=_number(fields.top_p, 1.0),
+        max_tokens=_max_tokens(fields, len(prompt_token_ids), facts, field),
+        temperature=_number(fields.temperature, defaults.temperature),
+        top_p=_number(fields.top_p, defaults.top_p),
         # The vocabulary keeps all; a larger number need not fit where the engine stores it.
-        top_k=min(max(fields.top_k or 0, 0), facts.vocab_size),
-        min_p=_number(fields.min_p, 0.0),
-        repetition_penalty=_number(fields.repetition_penalty, 1.0),
+        top_k=min(max(defaults.top_k if fields.top_k is None else fields.top_k, 0), facts.vocab_size),
+        min_p=_number(fields.min_p, defaults.min_p),
+        repetition_penalty=_number(fields.repetition_penalty, defaults.repetition_penalty),
         presence_penalty=_number(fields.presence_penalty, 0.0),
         frequency_penalty=_number(fields.frequency_penalty, 0.0),
         logit_bias=logit_bias,
@@ -87,7 +95,8 @@ def _number(value: float | None, default: float) -> float:
     return default if value is None else float(value)
 
 
-def _max_tokens(fields: GenerationFields, num_prompt: int, most: int, field: str) -> int:
+def _max_tokens(fields: GenerationFields, num_prompt: int, facts: ModelFacts, field: str) -> int:
+    most = facts.max_total_tokens
     bound = f"this server takes at most {most} tokens in all (--max-model-len and the KV cache bound it)"
     if num_prompt == 0:
         raise bad_request(f"{field}: must hold at least one token", fields.prompt_field)
@@ -100,14 +109,14 @@ def _max_tokens(fields: GenerationFields, num_prompt: int, most: int, field: str
         )
     asked = fields.asked_max_tokens()
     if asked is None:
-        return left if fields.default_max_tokens is None else min(fields.default_max_tokens, left)
+        asked = left if fields.default_max_tokens is None else min(fields.default_max_tokens, left)
     if asked > left:
         raise bad_request(
             f"max_tokens: {num_prompt} prompt tokens leave room for {left} of output, not {asked}; {bound}",
             "max_tokens",
             TOO_LONG,
         )
-    return asked
+    return asked if facts.defaults.max_tokens is None else min(asked, facts.defaults.max_tokens)
 
 
 def _stop_token_ids(fields: GenerationFields, facts: ModelFacts) -> tuple[int, ...]:

@@ -42,9 +42,9 @@ def add_scheduling_flags(add: Callable[..., None]) -> None:
         "--scheduling-policy",
         "who is next within a class: fcfs, the first to come; sjf, the fewest output tokens by expected_output_tokens, "
         "else max_tokens; priority, the smallest number, of the request or its class, with aging; fair, the tenant "
-        "(header X-Inflight-Tenant) that was served least; deadline, the first to come that can still keep its TTFT "
-        "target. Under another policy such hints are taken and change nothing (default: deadline where there is a TTFT "
-        "target, else fcfs)",
+        "(header X-Inflight-Tenant, see --trust-tenant-header) that was served least; deadline, the first to come that "
+        "can still keep its TTFT target. Under another policy such hints are taken and change nothing (default: "
+        "deadline where there is a TTFT target, else fcfs)",
         choices=tuple(POLICIES),
     )
     add(
@@ -80,12 +80,12 @@ def add_scheduling_flags(add: Callable[..., None]) -> None:
         "--service-class",
         "a kind of traffic with its own queue; may be given again. weight: its share while several classes wait; "
         "priority: of requests without one; ttft, tpot: targets in seconds, which are measured, and deadline orders by "
-        "ttft; max_queued: most that wait, beyond it 503; shed_after: as --shed-after. Requests name it as `class`; "
-        "the first is the default (default: one class, `default`)",
+        "ttft; max_queued: most that wait, beyond it 503; shed_after, request_timeout: as the flags. Requests name it "
+        "as `class`; the first is the default (default: one class, `default`)",
         type=_service_class,
         action=AppendClass,
         dest="classes",
-        metavar="NAME[:weight=4,priority=0,ttft=0.5,tpot=0.05,max_queued=100,shed_after=5]",
+        metavar="NAME[:weight=4,priority=0,ttft=0.5,tpot=0.05,max_queued=100,shed_after=5,request_timeout=600]",
     )
     add(
         "--preemption",

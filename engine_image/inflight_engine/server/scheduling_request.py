@@ -16,8 +16,14 @@ TENANT_HEADER = "X-Inflight-Tenant"
 MAX_TENANT_LENGTH = 128
 
 
-def scheduling_of(fields: SchedulingFields, headers: Headers, classes: Sequence[ServiceClass]) -> Scheduling:
+def scheduling_of(
+    fields: SchedulingFields, headers: Headers, classes: Sequence[ServiceClass], *, trust_tenant_header: bool
+) -> Scheduling:
     """With the defaults of its class; a request that names none belongs to the first.
+
+    Args:
+        trust_tenant_header: `TENANT_HEADER` says whose request it is; otherwise all are of one tenant, since a client
+            could name itself as it likes.
 
     Raises:
         ApiError: 400, there is no such class or the tenant is not one word of ASCII.
@@ -26,7 +32,7 @@ def scheduling_of(fields: SchedulingFields, headers: Headers, classes: Sequence[
     return Scheduling(
         service_class=chosen.name,
         priority=chosen.priority if fields.priority is None else fields.priority,
-        tenant=_tenant(headers),
+        tenant=_tenant(headers) if trust_tenant_header else "",
         cache_salt=fields.cache_salt or "",
         predicted_tokens=fields.expected_output_tokens,
     )

@@ -9,8 +9,8 @@ from typing import Any
 
 from inflight_engine.config import ATTENTION_BACKENDS, DEVICES, DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS, EngineConfig
 from inflight_engine.flag_types import number, size
-from inflight_engine.scheduling.config import ServiceClass
-from inflight_engine.scheduling.policies import default_policy
+from inflight_engine.models.generation_config import FROM_MODEL
+from inflight_engine.scheduling.config import ServiceClass, default_policy
 from inflight_engine.server.admission import QueueBounds
 from inflight_engine.server.config import ServerConfig
 from inflight_engine.server.scheduling_flags import add_scheduling_flags
@@ -65,6 +65,14 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         action="store_false",
     )
     add("--served-model-name", "what clients call the model (default: the last part of MODEL)", metavar="NAME")
+    add(
+        "--generation-config",
+        "where requests get the temperature, top_p, top_k, min_p and repetition_penalty that they do not set, and "
+        "max_new_tokens, which bounds all answers: auto, the model's generation_config.json; none: OpenAI's defaults "
+        "(vLLM's value `vllm`); or a folder with such a file",
+        default=FROM_MODEL,
+        metavar="auto|none|FOLDER",
+    )
     add("--revision", "branch, tag or commit of a Hugging Face model", default=default["revision"])
     add("--device", "auto takes a GPU when there is one", choices=DEVICES, default=default["device"])
     add(
@@ -125,7 +133,12 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         default=default["max_num_batched_tokens"],
         metavar="N",
     )
-    add("--block-size", "tokens in a KV block", type=_count, default=default["block_size"], metavar="N")
+    add(
+        "--block-size",
+        "tokens in a KV block (default: what the attention backend prefers, 16 or 256)",
+        type=_count,
+        metavar="N",
+    )
     cache = parser.add_mutually_exclusive_group()
     cache.add_argument("--num-kv-blocks", help="blocks of the KV cache", type=_count, metavar="N")
     cache.add_argument(
@@ -155,6 +168,12 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
     )
     add_scheduling_flags(add)
+    parser.add_argument(
+        "--trust-tenant-header",
+        help="the header X-Inflight-Tenant says whose a request is: only where a gateway sets it and removes what "
+        "clients send (default: it is ignored, and all requests are of one tenant)",
+        action="store_true",
+    )
     add("--seed", "base of the random streams of requests without a seed", type=number(int, 0, 2**63 - 1), default=0)
     add(
         "--limits-file",
@@ -178,7 +197,8 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     add("--queue-timeout", "seconds a request may wait for a slot, then 504", type=_seconds, default=60.0, metavar="S")
     add(
         "--request-timeout",
-        "seconds a request may take in all, from its arrival to its last token, then 504",
+        "seconds without progress: from a request's arrival to its first token, and from each token to the next, then "
+        "504; an answer may take any time while tokens come",
         type=_seconds,
         default=600.0,
         metavar="S",
@@ -213,6 +233,8 @@ def server_config(flags: argparse.Namespace) -> ServerConfig:
         admin_port=flags.admin_port,
         serving_metrics=flags.serving_metrics,
         served_model_name=flags.served_model_name or model.rstrip("/").rsplit("/", 1)[-1],
+        generation_config=flags.generation_config,
+        trust_tenant_header=flags.trust_tenant_header,
         bounds=QueueBounds(flags.max_queued_requests, flags.max_queued_tokens),
         shed_after=flags.shed_after,
         queue_timeout=flags.queue_timeout,

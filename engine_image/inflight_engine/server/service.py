@@ -23,6 +23,7 @@ from inflight_engine.messages import (
     StepReport,
     ToEngine,
 )
+from inflight_engine.models.generation_config import SamplingDefaults
 from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.config import ttft_targets
 from inflight_engine.scheduling.limits import Limits
@@ -110,6 +111,7 @@ class Service:
         self._timeouts = Timeouts(
             config.queue_timeout,
             config.request_timeout,
+            config.engine.classes,
             lambda generation, error: self.end(generation, FinishReason.TIMEOUT, error),
         )
         self._restarts = Restarts()
@@ -154,6 +156,11 @@ class Service:
         self._check_admitting()
         assert self._facts is not None
         return self.tokenizer, self._facts
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults | None:
+        """Of requests; None while the model loads."""
+        return None if self._facts is None else self._facts.defaults
 
     @property
     def tokenizer(self) -> Tokenizer:

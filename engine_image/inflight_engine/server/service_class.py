@@ -1,4 +1,5 @@
-"""The syntax of `--service-class`: NAME[:weight=4,priority=0,ttft=0.5,tpot=0.05,max_queued=100,shed_after=5]."""
+"""The syntax of `--service-class`: NAME[:weight=4,priority=0,ttft=0.5,tpot=0.05,max_queued=100,shed_after=5,
+request_timeout=600]."""
 
 from __future__ import annotations
 
@@ -79,4 +80,5 @@ _SETTINGS: dict[str, tuple[str, Callable[[str], int | float]]] = {
     "tpot": ("tpot_target", _positive(_MOST_SECONDS)),
     "max_queued": ("max_queued_requests", _integer(1, None)),
     "shed_after": ("shed_after", _positive(_MOST_SECONDS)),
+    "request_timeout": ("request_timeout", _positive(_MOST_SECONDS)),
 }

@@ -1,10 +1,11 @@
-"""Ends requests that take too long: in the queue, or in all."""
+"""Ends requests that wait for too long: in the queue, or for their next token."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.generation import Generation
 
@@ -12,38 +13,54 @@ from inflight_engine.server.generation import Generation
 class Timeouts:
     """A request has one timer, for the limit that it reaches first. All times are seconds on the monotonic clock.
 
+    A token sets no timer: one that runs out looks when the latest came, and runs on for what is left.
+
     Args:
         queue_seconds: most that a request may wait for a slot.
-        request_seconds: most from its arrival to its last token, waiting included.
+        request_seconds: most that it may be without a new token, from when it entered the queue.
+        classes: their `request_timeout` stands instead.
         end: ends a request with an error.
     """
 
     def __init__(
-        self, queue_seconds: float, request_seconds: float, end: Callable[[Generation, ApiError], None]
+        self,
+        queue_seconds: float,
+        request_seconds: float,
+        classes: Iterable[ServiceClass],
+        end: Callable[[Generation, ApiError], None],
     ) -> None:
         self._queue_seconds = queue_seconds
-        self._request_seconds = request_seconds
+        self._request_seconds = {
+            each.name: request_seconds if each.request_timeout is None else each.request_timeout for each in classes
+        }
         self._end = end
 
     def waits(self, generation: Generation, now: float) -> None:
-        """It waits for a slot from now on."""
-        if self._queue_seconds < self._left(generation, now):
+        """It enters the queue."""
+        generation.enqueued_at = now
+        if self._queue_seconds < self._allowed(generation):
             message = f"the request waited {self._queue_seconds:g} s for a slot, the most that --queue-timeout allows"
-            self._arm(generation, self._queue_seconds, ApiError(504, message, code="queue_timeout"))
+            self._arm(generation, self._queue_seconds, self._end, ApiError(504, message, code="queue_timeout"))
         else:
             self.runs(generation, now)
 
     def runs(self, generation: Generation, now: float) -> None:
         """It has a slot from now on."""
-        message = (
-            f"the request took {self._request_seconds:g} s from its arrival, the most that --request-timeout allows"
-        )
-        self._arm(generation, self._left(generation, now), ApiError(504, message, code="request_timeout"))
+        self._arm(generation, generation.progress_at + self._allowed(generation) - now, self._look)
 
-    def _left(self, generation: Generation, now: float) -> float:
-        return generation.timings.arrived + self._request_seconds - now
+    def _look(self, generation: Generation) -> None:
+        now, allowed = asyncio.get_running_loop().time(), self._allowed(generation)
+        if now < generation.progress_at + allowed:
+            self.runs(generation, now)
+            return
+        message = f"the request got no token for {allowed:g} s, the most that --request-timeout allows"
+        self._end(generation, ApiError(504, message, code="request_timeout"))
 
-    def _arm(self, generation: Generation, seconds: float, error: ApiError) -> None:
+    def _allowed(self, generation: Generation) -> float:
+        return self._request_seconds[generation.request.scheduling.service_class]
+
+    def _arm(self, generation: Generation, seconds: float, then: Callable[..., None], *arguments: ApiError) -> None:
         if generation.timer is not None:
             generation.timer.cancel()
-        generation.timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self._end, generation, error)
+        loop = asyncio.get_running_loop()
+        generation.timer = loop.call_later(max(0.0, seconds), then, generation, *arguments)

@@ -226,7 +226,8 @@ class Engine(SpecModel):
     )
     request_timeout: Duration = duration_field(
         "engine.requestTimeout",
-        "How long a request may take in all, from its arrival, before it is ended with 504.",
+        "How long a request may be without progress, from its arrival to its first token and from each token to the"
+        " next, before it is ended with 504.",
         "600s",
         ("1ms", "240h"),
     )

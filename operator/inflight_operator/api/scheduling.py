@@ -73,6 +73,11 @@ class ServiceClass(SpecModel):
         "As engine.scheduling.shedAfter, for this class. Default: that of engine.scheduling.",
         BOUNDS,
     )
+    request_timeout: Duration | None = optional_duration_field(
+        "engine.scheduling.classes.requestTimeout",
+        "As engine.requestTimeout, for this class. Default: that of the engine.",
+        BOUNDS,
+    )
 
 
 class Scheduling(SpecModel):
@@ -83,7 +88,8 @@ class Scheduling(SpecModel):
         description="Order of waiting requests within a class. fcfs: as they came. sjf: those with the fewest output"
         " tokens to expect first (expected_output_tokens of the request, else its max_tokens). priority: those with the"
         " smallest priority number first. fair: those of the tenant that was served least first (header"
-        " X-Inflight-Tenant). deadline: as they came, those first that can still keep their target (slo.ttftP95 of the"
+        " X-Inflight-Tenant; needs --trust-tenant-header in engine.extraArgs). deadline: as they came, those first that"
+        " can still keep their target (slo.ttftP95 of the"
         " class, else of the service); one turn in twenty goes to requests that cannot, so that none starves. Default:"
         " deadline where there is such a target, else fcfs.",
     )

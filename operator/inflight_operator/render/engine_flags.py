@@ -72,7 +72,8 @@ def _policy(engine: Engine) -> str | None:
 
 
 def _class(service_class: ServiceClass) -> str:
-    """`NAME:weight=4,priority=1,ttft=0.5,tpot=0.05,max_queued=100,shed_after=5`, or `NAME` alone."""
+    """`NAME:weight=4,priority=1,ttft=0.5,tpot=0.05,max_queued=100,shed_after=5,request_timeout=600`, or `NAME`
+    alone."""
     values, defaults = _class_values(service_class), _class_values(ServiceClass(name=service_class.name))
     given = ",".join(f"{key}={value}" for key, value in values.items() if value != defaults[key])
     return f"{service_class.name}:{given}" if given else service_class.name
@@ -87,4 +88,5 @@ def _class_values(service_class: ServiceClass) -> dict[str, str | None]:
         "tpot": None if slo.tpot_p95 is None else seconds(slo.tpot_p95),
         "max_queued": None if most is None else str(most),
         "shed_after": None if service_class.shed_after is None else seconds(service_class.shed_after),
+        "request_timeout": None if service_class.request_timeout is None else seconds(service_class.request_timeout),
     }

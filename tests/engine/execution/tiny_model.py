@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from inflight_engine.config import EngineConfig
-from inflight_engine.execution import build, graphs
+from inflight_engine.execution import build
 
 VOCAB = 97
 SWAP_SPACE = 1 << 20
@@ -94,7 +94,8 @@ def tiny_runner(folder, *, lookahead=False, capture=None, backend=None, **option
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "looks_ahead", lambda config, device: lookahead)
         if capture is not None:
-            patch.setattr(build, "choose_graph_sizes", lambda config, device: graphs.ladder(config.max_num_seqs))
+            shapes = build.graph_shapes(config, backend)
+            patch.setattr(build, "choose_graph_shapes", lambda config, device, backend: shapes)
             patch.setattr(build, "CudaCapture", lambda: capture)
         if backend is not None:
             patch.setattr(build, "choose_backend", lambda name, spec: backend)

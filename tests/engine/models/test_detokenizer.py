@@ -124,6 +124,50 @@ def test_sentencepiece_equals_decoding_everything(prompt, tokens):
     assert SPM.decode(ids_of(*prompt)) + text == SPM.decode(ids_of(*prompt, *tokens))
 
 
+WORDS = ["<s>", "▁Hello", "▁world", "ing", "▁", "é", "!"]
+CHARACTERS = [[f"<0x{byte:02X}>" for byte in character.encode()] for character in "🦜é€\n�"]
+
+
+@pytest.mark.parametrize("prompt", [[], ["<s>", "▁Hello"]])
+@given(
+    parts=st.lists(st.sampled_from([[word] for word in WORDS] + CHARACTERS), max_size=20),
+    cuts=st.lists(st.integers(0, 60), max_size=6),
+)
+@settings(deadline=None, max_examples=100)
+def test_byte_fallback_equals_decoding_everything_however_it_is_cut(prompt, parts, cuts):
+    ids = ids_of(*(token for part in parts for token in part))
+    detokenizer = SPM.detokenizer(ids_of(*prompt))
+    text = "".join(in_pieces(detokenizer, ids, cuts)) + detokenizer.flush()
+    assert SPM.decode(ids_of(*prompt)) + text == SPM.decode([*ids_of(*prompt), *ids])
+
+
+@given(
+    ids=st.lists(st.integers(0, len(WORDS) + 255) | st.sampled_from([400, 0]), max_size=30),
+    cuts=st.lists(st.integers(0, 30), max_size=6),
+)
+@settings(deadline=None, max_examples=100)
+def test_text_of_any_tokens_does_not_depend_on_how_they_are_cut(ids, cuts):
+    at_once, by_pieces = SPM.detokenizer(), SPM.detokenizer()
+    text = "".join(in_pieces(by_pieces, ids, cuts)) + by_pieces.flush()
+    assert text == at_once.push(ids) + at_once.flush()
+
+
+@given(text=assigned_text, cuts=st.lists(st.integers(0, 60), max_size=6))
+@settings(deadline=None, max_examples=60)
+def test_a_decoder_in_a_sequence_loses_no_character_however_it_is_cut(smollm2, text, cuts):
+    """As a vocabulary of byte-level tokens behind another decoder has it: only decoding shows half characters."""
+    ids = smollm2.encode(text)
+    detokenizer = WindowDetokenizer(smollm2.decode)
+    assert "".join(in_pieces(detokenizer, ids, cuts)) + detokenizer.flush() == text
+
+
+def test_a_long_push_that_ends_inside_a_character_loses_nothing():
+    detokenizer = SPM.detokenizer(ids_of("<s>"))
+    parrot = [f"<0x{byte:02X}>" for byte in "🦜".encode()]
+    pushes = [ids_of(*["▁world"] * 12, *parrot[:2]), ids_of(*parrot[2:], "!")]
+    assert [detokenizer.push(ids) for ids in pushes] == ["world" + " world" * 11, "🦜!"]
+
+
 def test_bytes_of_sentencepiece_tokens_are_their_text_with_spaces_and_fallback_bytes():
     spelled = [SPM.token_bytes(token_id) for token_id in (0, 1, 4, 5, 7 + 0xC3)]
     assert spelled == [b"<s>", b" Hello", b" ", "é".encode(), b"\xc3"]

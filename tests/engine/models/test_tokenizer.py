@@ -8,6 +8,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
 
+from inflight_engine.models.generation_config import SamplingDefaults
 from inflight_engine.models.source import ModelFiles, ModelSourceError, resolve
 from inflight_engine.models.tokenizer import load_tokenizer
 
@@ -151,6 +152,42 @@ def test_eos_comes_from_the_generation_config_first(folder):
     assert load(folder).eos_token_ids == (7,)
     write(folder, "generation_config.json", {"eos_token_id": [3, 4]})
     assert load(folder).eos_token_ids == (3, 4)
+
+
+GENERATION = {"eos_token_id": 3, "do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": None}
+
+
+def test_sampling_defaults_are_those_of_the_generation_config(folder):
+    assert load(folder).sampling_defaults == SamplingDefaults()
+    write(folder, "generation_config.json", {**GENERATION, "max_new_tokens": 9, "repetition_penalty": 2})
+    assert load(folder).sampling_defaults == SamplingDefaults(0.6, 0.95, 20, 0.0, 2.0, 9)
+
+
+def test_no_sampling_defaults_leaves_the_models_eos(folder):
+    write(folder, "generation_config.json", GENERATION)
+    tokenizer = load_tokenizer(ModelFiles("m", folder), "none")
+    assert (tokenizer.eos_token_ids, tokenizer.sampling_defaults) == ((3,), SamplingDefaults())
+
+
+def test_another_folder_stands_for_the_models_generation_config(folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    write(folder, "generation_config.json", GENERATION)
+    with pytest.raises(ModelSourceError, match=r"not a folder that holds generation_config\.json"):
+        load_tokenizer(ModelFiles("m", folder), str(other))
+    write(other, "generation_config.json", {"top_k": -1, "temperature": 0})
+    tokenizer = load_tokenizer(ModelFiles("m", folder), str(other))
+    assert (tokenizer.eos_token_ids, tokenizer.sampling_defaults) == ((7,), SamplingDefaults(temperature=0.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", -1), ("top_p", 0), ("top_k", 2.5), ("min_p", "x"), ("repetition_penalty", 0), ("top_k", True)],
+)
+def test_a_default_out_of_range_is_refused_with_its_file_and_name(folder, name, value):
+    write(folder, "generation_config.json", {name: value})
+    with pytest.raises(ValueError, match=rf"generation_config\.json: {name} is"):
+        load(folder)
+    assert load_tokenizer(ModelFiles("m", folder), "none").sampling_defaults == SamplingDefaults()
 
 
 def test_eos_falls_back_to_the_tokenizers_own(folder):

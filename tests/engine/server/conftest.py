@@ -21,8 +21,8 @@ class Fake:
 def make_fake():
     """Makes services with a fake engine; keyword arguments change the server's configuration."""
 
-    async def make(*, load=True, **changes):
-        return Fake(*await connected(server_config(**changes), load=load))
+    async def make(*, load=True, tokenizer=None, **changes):
+        return Fake(*await connected(server_config(**changes), load=load, tokenizer=tokenizer))
 
     return make
 

@@ -22,6 +22,7 @@ from inflight_engine.messages import (
     StepReport,
     StepStats,
 )
+from inflight_engine.models.generation_config import OPENAI_DEFAULTS
 from inflight_engine.request import FinishReason
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.limits import Limits
@@ -53,6 +54,9 @@ class ByteTokenizer:
     """Token id = byte. What is not text is a TypeError, as in the tokenizers library."""
 
     eos_token_ids = (EOS,)
+
+    def __init__(self, sampling_defaults=OPENAI_DEFAULTS):
+        self.sampling_defaults = sampling_defaults
 
     def encode(self, text):
         try:
@@ -155,6 +159,8 @@ def server_config(**changes):
         "admin_port": None,
         "serving_metrics": True,
         "served_model_name": "fake",
+        "generation_config": "auto",
+        "trust_tenant_header": False,
         "bounds": QueueBounds(8),
         "shed_after": None,
         "queue_timeout": 30.0,
@@ -177,14 +183,14 @@ async def connect_engine(service):
     return engine
 
 
-async def connected(config, *, load=True):
+async def connected(config, *, load=True, tokenizer=None):
     """A service with a fake engine behind it, its application, and that of its admin port where it has one."""
     service, responses = Service(config), OpenResponses()
     engine = await connect_engine(service)
     if load:
         engine.send(READY)
         await service.engine_ready
-        await service.open(ByteTokenizer(), CAPACITY)
+        await service.open(tokenizer or ByteTokenizer(), CAPACITY)
     drains = []
     app = create_app(service, responses, lambda: drains.append(True), config.admin_port)
     app.state.drains = drains

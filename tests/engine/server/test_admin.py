@@ -54,8 +54,17 @@ async def test_patch_answers_with_what_the_engine_has_put_in_force(make_fake):
                     "tpot_target": None,
                     "max_queued_requests": None,
                     "shed_after": None,
+                    "request_timeout": None,
                 }
             ],
+        },
+        "default_sampling_params": {
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "max_tokens": None,
         },
     }
     assert fake.engine.configurations == [(Limits(2, 64, 7), {})]

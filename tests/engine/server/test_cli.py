@@ -34,8 +34,8 @@ def run(*argv):
 def test_defaults_are_those_of_the_engine_configuration():
     config = parse("builtin://smollm2")
     assert config.engine == EngineConfig("builtin://smollm2")
-    assert (config.served_model_name, config.port) == ("smollm2", 8000)
-    assert (config.admin_port, config.serving_metrics) == (None, True)
+    assert (config.served_model_name, config.port, config.generation_config) == ("smollm2", 8000, "auto")
+    assert (config.admin_port, config.serving_metrics, config.trust_tenant_header) == (None, True, False)
     assert (config.bounds.max_requests, config.queue_timeout, config.request_timeout) == (512, 60, 600)
     assert (config.drain_delay, config.drain_timeout) == (0, 120)
 
@@ -51,13 +51,14 @@ def test_served_name_is_the_last_part_of_the_model(model, name):
 def test_every_flag_reaches_the_configuration():
     config = parse(
         *shlex.split(
-            "m --host ::1 --port 9 --admin-port 10 --no-serving-metrics "
+            "m --host ::1 --port 9 --admin-port 10 --no-serving-metrics --trust-tenant-header --generation-config none "
             "--served-model-name n --revision r --device cpu --dtype float32 --max-model-len 7 "
             "--max-num-seqs 3 --max-num-batched-tokens 5 --block-size 8 --kv-cache-memory 2Gi --seed 4 "
             "--kv-headroom 0.1 "
             "--limits-file l --max-queued-requests 6 --max-queued-tokens 77 --queue-timeout 1.5 --request-timeout 2.5 "
             "--drain-delay 3 --drain-timeout 4 --log-level debug --scheduling-policy priority --priority-aging 2.5 "
-            "--service-class a:weight=4,priority=-5,ttft=0.5,tpot=0.05,max_queued=100,shed_after=2 --service-class b-2 "
+            "--service-class a:weight=4,priority=-5,ttft=0.5,tpot=0.05,max_queued=100,shed_after=2,request_timeout=9 "
+            "--service-class b-2 "
             "--ttft-target 0.7 --ttft-per-1k-tokens 0.06 --late-share 0.2 --shed-after 8 "
             "--preemption swap --preemption-victim longest_first --swap-space 1Gi --no-prefix-caching --record r.gz "
             "--quantization int8 --attention-backend triton --tensor-parallel-size 2 --enforce-eager "
@@ -89,7 +90,7 @@ def test_every_flag_reaches_the_configuration():
         ttft_target=0.7,
         ttft_per_1k_tokens=0.06,
         late_share=0.2,
-        classes=(ServiceClass("a", 4.0, -5, 0.5, 0.05, 100, 2.0), ServiceClass("b-2")),
+        classes=(ServiceClass("a", 4.0, -5, 0.5, 0.05, 100, 2.0, 9.0), ServiceClass("b-2")),
         preemption="swap",
         preemption_victim="longest_first",
         swap_space=2**30,
@@ -98,7 +99,8 @@ def test_every_flag_reaches_the_configuration():
         seed=4,
     )
     assert (config.host, config.port, config.served_model_name, str(config.limits_file)) == ("::1", 9, "n", "l")
-    assert (config.admin_port, config.serving_metrics) == (10, False)
+    assert (config.admin_port, config.serving_metrics, config.trust_tenant_header) == (10, False, True)
+    assert config.generation_config == "none"
     assert (config.bounds.max_requests, config.bounds.max_tokens) == (6, 77)
     assert (config.shed_after, config.queue_timeout, config.request_timeout) == (8, 1.5, 2.5)
     assert (config.drain_delay, config.drain_timeout, config.log_level) == (3, 4, "debug")

@@ -95,7 +95,8 @@ def test_classes_weights_and_recording_of_a_real_engine(own_server, tmp_path):
     """Requests of two classes and tenants; weights change meanwhile; the recording replays without a difference."""
     server = own_server(
         *("--service-class", "chat:weight=4,ttft=100", "--service-class", "batch:max_queued=50"),
-        *("--scheduling-policy", "fair", "--swap-space", "64Mi", "--record", str(tmp_path / "run.jsonl.gz")),
+        *("--scheduling-policy", "fair", "--trust-tenant-header"),
+        *("--swap-space", "64Mi", "--record", str(tmp_path / "run.jsonl.gz")),
     )
     admin = {"authorization": f"Bearer {TOKEN}"}
     with httpx.Client(base_url=server.url, timeout=120) as http:

@@ -32,7 +32,7 @@ def start(fake, path="/v1/completions", headers=None, **body):
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_scheduling_fields_reach_the_engine(make_fake, path):
-    fake = await make_fake(engine=CLASSES)
+    fake = await make_fake(engine=CLASSES, trust_tenant_header=True)
     said = {"priority": -3, "class": "batch", "cache_salt": "s", "expected_output_tokens": 5}
     call = start(fake, path, {"X-Inflight-Tenant": "team-a"}, max_tokens=9, **said)
     await until(lambda: fake.engine.requests)
@@ -89,15 +89,25 @@ async def test_unknown_class_is_refused_with_those_that_exist(make_fake):
 
 @pytest.mark.parametrize("tenant", ["", "two words", "x" * 129, "caf\xe9", "a\tb"])
 async def test_tenant_that_is_not_one_ascii_word_is_refused(make_fake, tenant):
-    fake = await make_fake()
+    fake = await make_fake(trust_tenant_header=True)
     answer = await start(fake, headers=[(b"X-Inflight-Tenant", tenant.encode("latin-1"))])
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "X-Inflight-Tenant")
 
 
 async def test_two_tenants_are_refused(make_fake):
-    fake = await make_fake()
+    fake = await make_fake(trust_tenant_header=True)
     answer = await start(fake, headers=[("X-Inflight-Tenant", "a"), ("x-inflight-tenant", "b")])
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "X-Inflight-Tenant")
+
+
+@pytest.mark.parametrize("tenant", ["team-a", "two words"])
+async def test_nobody_can_name_a_tenant_where_no_gateway_is_trusted(make_fake, tenant):
+    fake = await make_fake()
+    call = start(fake, headers={"X-Inflight-Tenant": tenant})
+    await until(lambda: fake.engine.requests)
+    assert fake.engine.requests[0].tenant == ""
+    fake.engine.answer(0, "x")
+    assert (await call).status_code == 200
 
 
 async def test_full_class_is_503_with_its_name_while_others_are_taken(make_fake):

@@ -38,6 +38,7 @@ EVERYTHING = {
                     "slo": {"ttftP95": "500ms", "tpotP95": "50ms"},
                     "maxQueuedRequests": 8,
                     "shedAfter": "4s",
+                    "requestTimeout": "20m",
                 },
                 {"name": "batch", "weight": 0.5},
                 {"name": "rest"},

@@ -58,6 +58,7 @@ def test_one_field_is_one_flag(fields, flag):
         ({"priority": 3}, "--service-class=chat:priority=3"),
         ({"maxQueuedRequests": 9, "weight": 4}, "--service-class=chat:weight=4,max_queued=9"),
         ({"shedAfter": "10s"}, "--service-class=chat:shed_after=10"),
+        ({"requestTimeout": "20m"}, "--service-class=chat:request_timeout=1200"),
         ({"slo": {"tpotP95": "20ms"}}, "--service-class=chat:tpot=0.02"),
         ({"slo": {"tpotP95": "50ms", "ttftP95": "1m"}}, "--service-class=chat:ttft=60,tpot=0.05"),
     ],

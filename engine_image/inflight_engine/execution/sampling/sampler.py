@@ -28,7 +28,8 @@ class Sampler(Protocol):
         part of a CUDA graph. A row's token follows from the row, its slot and its position alone.
 
         Args:
-            logits: float32 [N, vocab_size]. Where no slot asks for log-probabilities, they may be overwritten.
+            logits: float32 [N, vocab_size]. Where no slot asks for log-probabilities, they may be overwritten. Rows of
+                padding hold anything, NaN too, and get some token of the vocabulary.
             slots: int64 [N], on the device: no slot twice, but `max_num_seqs`, which is that of padding.
             positions: int64 [N], on the device: index of each token in its sequence.
 
