@@ -148,7 +148,7 @@ def test_a_prefix_hit_equals_a_cold_start(prompts, greedy, expected):
 def test_copies_of_a_prompt_that_are_computed_in_one_step_equal_the_prompt_alone(prompts, greedy, expected):
     engine, _ = make_engine(max_num_batched_tokens=512)
     copies = run(engine, [prompts[5]] * 4, [greedy[5]] * 4)
-    assert (copies.prefill_steps, copies.prefix_hits) == (1, 3 * (len(prompts[5]) - 1) // 16 * 16)
+    assert (copies.prefill_steps, copies.prefix_hits) == (1, 3 * ((len(prompts[5]) - 1) // 16 * 16))
     assert copies.outputs == [expected[5]] * 4
 
 
