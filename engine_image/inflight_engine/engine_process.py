@@ -31,7 +31,7 @@ from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_times import StepTimes
 from inflight_engine.swap_rates import SwapRateMeter
-from inflight_engine.warm_up import warm_up
+from inflight_engine.warm_up import reach_kernels, warm_up
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +84,8 @@ def load(
     if config.record is not None:
         observers.append(Recorder.to_file(config.record, scheduler_config, scheduler.is_cached))
     on_cpu = info.device == "cpu"
+    if not on_cpu:
+        reach_kernels(runner, info, capacity)
     num_tokens = min(
         capacity.max_num_batched_tokens, info.max_model_len, _WARM_UP_TOKENS_CPU if on_cpu else _WARM_UP_TOKENS_GPU
     )

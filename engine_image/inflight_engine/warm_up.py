@@ -1,4 +1,5 @@
-"""Measures a first step before requests come, so that a hang in the first requests is seen soon."""
+"""Steps before requests come: one is measured, so that a hang in the first requests is seen soon, and on a GPU others
+reach every kernel, so that no request waits while one is compiled."""
 
 from __future__ import annotations
 
@@ -8,11 +9,29 @@ import numpy as np
 
 from inflight_cost.model import StepWork
 from inflight_engine.request import SamplingParams
-from inflight_engine.scheduling.plan import PrefillChunk, SlotStart, StepPlan
+from inflight_engine.runner_info import RunnerInfo
+from inflight_engine.scheduling.limits import Limits
+from inflight_engine.scheduling.plan import PrefillChunk, Slots, SlotStart, StepPlan
 from inflight_engine.step_executor import StepExecutor
 from inflight_engine.step_work import work_of
 
 _NO_SLOTS = np.empty(0, np.intp)
+
+_LONG_STEP = 1024
+"""Tokens: more than any step has that runs as a graph."""
+
+_ALL_ASKED = SamplingParams(
+    max_tokens=3,
+    temperature=0.7,
+    top_p=0.9,
+    top_k=20,
+    min_p=0.05,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    logit_bias=((0, 1.0),),
+    logprobs=1,
+)
 
 
 def warm_up(runner: StepExecutor, num_tokens: int, block_size: int) -> tuple[StepWork, float]:
@@ -38,3 +57,38 @@ def warm_up(runner: StepExecutor, num_tokens: int, block_size: int) -> tuple[Ste
         runner.launch(release)
         runner.collect()
     return work_of(prefill, 0, block_size), seconds
+
+
+def reach_kernels(runner: StepExecutor, info: RunnerInfo, capacity: Limits) -> None:
+    """Run steps of every kind: a long prefill, a decode, both together; tokens that are drawn with everything that a
+    request may ask for, and plainly. Graphs, which are captured before, cover small steps and likeliest tokens only,
+    or nothing. Kernels are compiled for the model and for tensors' dtypes and strides, never for how many tokens or
+    rows there are, so one step of a kind is enough.
+
+    It uses slots 0 and 1 and the first blocks, and leaves nothing behind.
+    """
+    num_tokens = min(_LONG_STEP, capacity.max_num_batched_tokens, info.max_model_len - 2)
+    if num_tokens < 1:
+        return  # a sequence cannot have a token more than its prompt
+    decodes = np.zeros(1, np.intp)
+    plans = [
+        _prefill(0, num_tokens, _ALL_ASKED, info.block_size, decodes[:0]),
+        StepPlan(0, (), (), (), None, (), decodes, 1),
+    ]
+    started: tuple[int, ...] = (0,)
+    if capacity.max_num_seqs > 1 and capacity.max_num_batched_tokens > 1:
+        beside = min(num_tokens, capacity.max_num_batched_tokens - 1)
+        drawn = SamplingParams(max_tokens=1, temperature=1.0)
+        plans.append(_prefill(1, beside, drawn, info.block_size, decodes))
+        started = (0, 1)
+    for plan in [*plans, StepPlan(0, (), started, (), None, (), _NO_SLOTS, 0)]:
+        runner.launch(plan)
+        runner.collect()
+
+
+def _prefill(slot: int, num_tokens: int, sampling: SamplingParams, block_size: int, decodes: Slots) -> StepPlan:
+    """A slot's whole prompt, in the first blocks, beside decodes."""
+    blocks = np.arange(-(-(num_tokens + 2) // block_size), dtype=np.int32)
+    start = SlotStart(slot, -1, np.zeros(num_tokens, np.int32), num_tokens, 0, sampling, blocks, ())
+    chunk = PrefillChunk(slot, 0, num_tokens, samples=True)
+    return StepPlan(0, (), (), (start,), None, (chunk,), decodes, num_tokens + len(decodes))

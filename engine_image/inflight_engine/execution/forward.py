@@ -44,8 +44,7 @@ class Forward:
         """Bring a step to the device, for attention too, padded to the shape if there is one. Padded tokens and padded
         sampled ones have the slot that is nobody's."""
         arrays: list[npt.NDArray[Any]] = [packed.token_slots, packed.positions, packed.sampled_positions]
-        chunked = packed.token_ids is not None and packed.sampled_rows is not None
-        if chunked:
+        if packed.token_ids is not None and packed.sampled_rows is not None:
             arrays += [packed.sampled_slots, packed.token_ids, packed.sampled_rows]
         if shape is not None:
             tokens, sampled, nobody = shape.num_tokens, shape.num_sequences, self._feed.padding_slot
@@ -53,7 +52,7 @@ class Forward:
             arrays = [_padded(array, *fill) for array, fill in zip(arrays, fills, strict=False)]
         self._attention.prepare(packed.attention, shape)
         token_slots, positions, sampled_positions, *rest = self._staging.send(*arrays)
-        if not chunked:
+        if not rest:
             return StepInputs(token_slots, positions, token_slots, sampled_positions, None, None)
         return StepInputs(token_slots, positions, rest[0], sampled_positions, rest[1], rest[2])
 

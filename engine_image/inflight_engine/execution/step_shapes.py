@@ -14,6 +14,7 @@ Steps of more than 512 tokens keep a GPU busy for longer than their launches tak
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from inflight_engine.execution.attention.base import StepShape
@@ -49,8 +50,7 @@ def fitting_shape(
     shapes: Sequence[StepShape], num_tokens: int, num_sequences: int, *, decodes_only: bool
 ) -> StepShape | None:
     """The least of the ascending `shapes` that holds a step; None: none does."""
-    for shape in shapes:
-        holds = shape.num_tokens >= num_tokens and shape.num_sequences >= num_sequences
-        if holds and shape.decodes_only == decodes_only:
+    for shape in shapes[bisect_left(shapes, (num_tokens, num_sequences)) :]:
+        if shape.num_sequences >= num_sequences and shape.decodes_only == decodes_only:
             return shape
     return None

@@ -1,4 +1,4 @@
-"""The whole GPU path on CPU tensors, in Triton's interpreter: fused operators, paged attention, decode graphs (by the
+"""The whole GPU path on CPU tensors, in Triton's interpreter: fused operators, paged attention, graphs of steps (by the
 stand-in of `test_graphs`), and a step ahead. Run as `interpreted_ops` is, with a model in the folder TINY_MODEL."""
 
 import os

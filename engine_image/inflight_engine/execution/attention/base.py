@@ -156,4 +156,4 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def blocks(self) -> torch.Tensor:
-        """[num_blocks, ...]: a view of the cache, its blocks first; how they are laid out is the backend's own affair."""
+        """[num_blocks, ...]: a view of the cache, its blocks first; how they are laid out is the backend's affair."""

@@ -29,6 +29,8 @@ class GpuStep:
         num_rows: R.
         num_chunks: C.
         longest_chunk: tokens; of a fixed shape, as many as there are.
+        block_table: [max_num_seqs, blocks], a row for each slot; or [R + C, blocks], a row for each sequence, where
+            that was asked for.
         context_lens: [R + C]: tokens that each sequence has in the cache after the step; 0: padded.
         slots: [R + C]: of each sequence; of padded rows any.
         kv_slots: [T]: where each packed token's key and value go; -1: nowhere.
@@ -36,20 +38,18 @@ class GpuStep:
             pieces of no tokens. Or empty.
         chunk_starts: [C + 1]: packed tokens before each chunk, and after the last; empty without chunks.
         chunk_contexts: [C + 1]: the chunks' context lengths, summed up; empty without chunks.
-        block_table: [max_num_seqs, blocks], a row for each slot; or [R + C, blocks], a row for each sequence, where
-            that was asked for.
     """
 
     num_rows: int
     num_chunks: int
     longest_chunk: int
+    block_table: torch.Tensor
     context_lens: torch.Tensor
     slots: torch.Tensor
     kv_slots: torch.Tensor
     query_tiles: torch.Tensor
     chunk_starts: torch.Tensor
     chunk_contexts: torch.Tensor
-    block_table: torch.Tensor
 
 
 class StepStaging:
@@ -130,7 +130,7 @@ class StepStaging:
         if self._gathered is not None:
             gathered = self._gathered[: len(slots)]
             table = torch.index_select(table[:, : gathered.shape[1]], 0, sent[1], out=gathered)
-        return GpuStep(num_rows, num_chunks, longest_chunk, *sent, table)
+        return GpuStep(num_rows, num_chunks, longest_chunk, table, *sent)
 
     def _lists_all(self, shape: StepShape) -> bool:
         """Whether all sequences of a step of the shape count as chunks."""

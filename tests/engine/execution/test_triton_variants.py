@@ -1,0 +1,31 @@
+"""Triton compiles a kernel again when a number that it is launched with becomes 1 or a multiple of 16, or stops being
+one. So what changes from step to step is among the numbers that a kernel is not specialised on."""
+
+import pytest
+
+from inflight_engine.execution import invariant_matmul, triton_ops
+from inflight_engine.execution.attention import triton_cache, triton_decode, triton_prefill
+
+FIXED = {
+    triton_cache.write_kernel: {"key_stride", "value_stride", "key_head_stride", "value_head_stride"},
+    triton_decode.decode_kernel: {"query_stride", "query_head_stride", "table_stride", "scale"},
+    triton_decode.combine_kernel: set(),
+    triton_prefill.prefill_kernel: {"query_stride", "query_head_stride", "table_stride", "scale"},
+    triton_ops.rms_norm_kernel: {"x_stride", "eps"},
+    triton_ops.rotary_kernel: {"qkv_stride", "eps"},
+    triton_ops.silu_mul_kernel: {"gate_up_stride"},
+    invariant_matmul.matmul_kernel: {"N", "K", "a_stride_m", "a_stride_k", "b_stride_k", "b_stride_n"},
+}
+"""Numbers of the model, of the engine's longest sequence, and of how tensors lie in memory."""
+
+TENSORS = {
+    *("queries", "keys", "values", "cache", "slots", "block_table", "context_lens", "query_tiles", "out", "partials"),
+    *("partial_stats", "x", "residual", "weight", "normed", "qkv", "positions", "table", "query_norm", "key_norm"),
+    *("gate_up", "mixed", "a", "b", "bias", "c"),
+}
+
+
+@pytest.mark.parametrize("kernel", FIXED, ids=lambda kernel: kernel.__name__)
+def test_a_kernel_is_specialised_on_nothing_that_changes_from_step_to_step(kernel):
+    specialised = {each.name for each in kernel.params if not each.is_constexpr and not each.do_not_specialize}
+    assert specialised - TENSORS == FIXED[kernel]
