@@ -96,7 +96,7 @@ class Runner:
         if sampled is None:
             return _InFlight(Fetch((), parts.on_gpu))
         reported = parts.sampler.report(sampled.logits, sampled.token_ids, packed.sampled_slots)
-        tensors = () if reported is None else reported.tensors
+        tensors = () if reported is None or reported.tensors is None else reported.tensors
         return _InFlight(Fetch((sampled.token_ids, *tensors), parts.on_gpu), packed.sampled_slots, reported)
 
     def _sample(self, packed: PackedStep) -> Sampled | None:
@@ -132,6 +132,8 @@ class _InFlight:
         token_ids: TokenIds = on_host[0].astype(np.int32)
         if self._reported is None:
             return StepOutput(token_ids, [])
+        if self._reported.tensors is None:
+            return StepOutput(token_ids, [], tuple(self._reported.slots.tolist()))
         sampled, top_token_ids, top = on_host[1:]
         reports = token_logprobs(sampled, top_token_ids, top, self._reported.slots, self._reported.num_top)
         return StepOutput(token_ids, reports)

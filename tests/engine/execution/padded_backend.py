@@ -64,8 +64,8 @@ class PaddedBackend(AttentionBackend):
         )
         return mixed[:, :, 0].flatten(1)
 
-    def _block(self, block_id):
-        return self._cache[:, :, block_id]
+    def blocks(self):
+        return self._cache.movedim(2, 0)
 
 
 def _sizes(num_tokens, blocks):

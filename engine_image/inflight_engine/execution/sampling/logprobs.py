@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
 
 import msgspec
@@ -13,6 +14,8 @@ from inflight_engine.execution.memory.staging import upload
 from inflight_engine.native import sample as native
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.scheduling.plan import Slots, StepPlan
+
+log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 64 << 20
 """Most that the intermediate results of one chunk of rows take together."""
@@ -30,9 +33,10 @@ class LogprobTensors(NamedTuple):
 
 
 class Reported(msgspec.Struct, frozen=True, eq=False):
-    """Log-probabilities that were asked for: of which slots, and how many likeliest tokens of each."""
+    """Log-probabilities that were asked for: of which slots, and how many likeliest tokens of each. `tensors`: None
+    where the device had no memory for them."""
 
-    tensors: LogprobTensors
+    tensors: LogprobTensors | None
     slots: Slots
     num_top: npt.NDArray[np.int64]
 
@@ -69,7 +73,12 @@ class LogprobRequests:
         if not len(rows):
             return None
         num_top = num_top[rows]
-        return Reported(gather_logprobs(logits, rows, token_ids, int(num_top.max())), slots[rows], num_top)
+        tensors = None
+        try:
+            tensors = gather_logprobs(logits, rows, token_ids, int(num_top.max()))
+        except torch.OutOfMemoryError:
+            log.exception("no memory for log-probabilities; the %d requests that ask for them fail", len(rows))
+        return Reported(tensors, slots[rows], num_top)
 
 
 def gather_logprobs(

@@ -9,8 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inflight_engine.execution.sampling import logprobs
-from inflight_engine.execution.sampling.logprobs import gather_logprobs, token_logprobs
+from inflight_engine.execution.sampling.logprobs import LogprobRequests, gather_logprobs, token_logprobs
 from inflight_engine.native import sample as native
+from inflight_engine.request import SamplingParams
+from tests.engine.execution.driver import make_plan
+from tests.engine.execution.sampling.slot_tables import start_of
 
 VOCAB = 30
 
@@ -76,6 +79,20 @@ def test_rows_in_chunks_report_the_same_and_memory_does_not_follow_their_number(
     assert all(torch.equal(one, other) for one, other in zip(whole, in_chunks, strict=True))
     assert max(sizes) == 3
     assert sum(sizes) == 20
+
+
+def test_without_memory_the_slots_that_ask_are_named(monkeypatch):
+    requests = LogprobRequests(3)
+    starts = [start_of(slot, [1], [], SamplingParams(9, logprobs=count)) for slot, count in enumerate((0, None, 2))]
+    requests.apply(make_plan(starts=starts))
+
+    def gather(*_):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(logprobs, "gather_logprobs", gather)
+    reported = requests.report(torch.zeros(3, VOCAB), torch.zeros(3, dtype=torch.int64), np.array([2, 1, 0]))
+    assert reported.tensors is None
+    assert reported.slots.tolist() == [2, 0]
 
 
 def test_a_chunk_takes_no_more_than_its_bytes_for_each_logit(way):
