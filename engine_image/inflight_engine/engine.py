@@ -69,7 +69,8 @@ class Engine:
     Where the runner looks ahead, a step is planned and launched while the one before is computed, so the device goes
     from one to the next without waiting for what is done with the tokens.
 
-    A step that raises ends the requests that were in it with an error and spares the rest; what was launched after it
+    A request whose own part of a step fails for lack of memory ends with an error, and its step goes on. A step that
+    raises ends the requests that were in it with an error and spares the rest; what was launched after it
     is computed again. After `MAX_CONSECUTIVE_FAILURES` in a row, or at once when the device failed, the exception goes
     up.
 
@@ -208,6 +209,7 @@ class Engine:
         self._failures = 0
         collected = self._clock()
         discarded = scheduler.discarded_slots(plan)
+        failed = [scheduler.request_in(slot) for slot in output.failed_slots if slot not in discarded]
         ended = scheduler.update(plan, output.token_ids)
         done = self._clock()
         seconds = done - max(step.started, self._done)
@@ -216,13 +218,17 @@ class Engine:
         computing = collected - max(step.planned, self._collected)
         self._measurements.observe(step.work, started=step.started, done=done, seconds=seconds, computing=computing)
         self._collected, self._done = collected, done
+        for request in failed:
+            self._cancel(request.request_id, FinishReason.ERROR)
+        reports = [Finished(each.request_id, FinishReason.ERROR) for each in failed]
+        reports += [finished(each) for each in ended if each not in failed]
         return self._reports.of(
             plan,
             step.work,
             step.admitted,
             output,
-            discarded,
-            self._take_ended() + [finished(each) for each in ended],
+            discarded | set(output.failed_slots),
+            self._take_ended() + reports,
             step_seconds=seconds,
             schedule_seconds=(step.planned - step.started) + (done - collected),
         )

@@ -21,6 +21,7 @@ from inflight_engine import placement as placing
 from inflight_engine.channel import ChannelClosedError, EngineChannel
 from inflight_engine.config import EngineConfig
 from inflight_engine.cost_fit.online import OnlineFit
+from inflight_engine.cuda_memory import let_segments_grow
 from inflight_engine.engine import Engine
 from inflight_engine.messages import EngineFailed, EngineReady, LongStep, Shutdown, Starting
 from inflight_engine.observer import EngineObserver
@@ -160,6 +161,7 @@ def start(channel: EngineChannel) -> Engine | None:
 def main() -> int:
     """Exit 0 when told to leave or left alone, 1 when the engine cannot go on."""
     let_threads_sleep()
+    let_segments_grow()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     sock = socket.socket(fileno=int(sys.argv[1]))
     channel, started = EngineChannel(sock), threading.Event()

@@ -24,7 +24,14 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepOutput(NamedTuple):
-    """`token_ids`: int32, one for each of `plan.sampled_slots`. `logprobs`: for those slots that asked for them."""
+    """What a step that succeeded has computed.
+
+    Attributes:
+        token_ids: int32, one for each of `plan.sampled_slots`.
+        logprobs: for those slots that asked for them.
+        failed_slots: sampled slots for which there was no memory to compute what they alone asked for.
+    """
 
     token_ids: TokenIds
     logprobs: list[TokenLogprobs]
+    failed_slots: tuple[int, ...] = ()

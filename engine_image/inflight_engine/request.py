@@ -14,6 +14,9 @@ NO_TOKENS: TokenIds = np.empty(0, np.int32)
 
 DEFAULT_CLASS = "default"
 
+MAX_LOGIT_BIAS = 1024
+"""Tokens that one request may bias."""
+
 
 class RequestState(StrEnum):
     """Where a request is; only the scheduler moves it."""

@@ -43,10 +43,10 @@ class StepReports:
         """Of a step that was taken in.
 
         Args:
-            discarded: slots whose request ended while the step was in flight.
+            discarded: slots whose request ended while the step was in flight, or because its part failed.
             step_seconds, schedule_seconds: as in `StepStats`.
         """
-        slots, (token_ids, logprobs) = plan.sampled_slots, output
+        slots, token_ids, logprobs = plan.sampled_slots, output.token_ids, output.logprobs
         if discarded:
             kept = ~np.isin(slots, list(discarded))
             slots, token_ids = slots[kept], token_ids[kept]

@@ -219,6 +219,41 @@ def test_a_failed_step_ends_its_own_requests_with_an_error_and_spares_the_waitin
     assert finished == {4: FinishReason.LENGTH, 5: FinishReason.LENGTH}
 
 
+class PartlyFailing(AheadStandIn):
+    """Without memory for what slot 1 alone asks for, in one step."""
+
+    def __init__(self, step, lookahead):
+        super().__init__()
+        self.step, self.lookahead = step, lookahead
+
+    def collect(self):
+        step = self.launched[0][0]
+        output = super().collect()
+        return output._replace(failed_slots=(1,)) if step == self.step else output
+
+
+@pytest.mark.parametrize("lookahead", [False, True])
+@pytest.mark.parametrize("max_tokens", [6, 3], ids=["goes on", "at its end"])
+def test_a_request_whose_own_part_of_a_step_fails_ends_with_an_error_and_the_others_go_on(lookahead, max_tokens):
+    engine = make_engine(runner=PartlyFailing(2, lookahead))
+    for request_id in range(3):
+        engine.handle(add(request_id, [request_id + 1], max_tokens=max_tokens))
+    finished, tokens = {}, {}
+    while engine.has_work:
+        report = engine.step()
+        finished |= {each.request_id: each.reason for each in report.finished}
+        for slot, token in zip(
+            np.frombuffer(report.slots, np.int32), np.frombuffer(report.token_ids, np.int32), strict=True
+        ):
+            tokens.setdefault(int(slot), []).append(int(token))
+    ended = sorted(finished)
+    assert ended == [0, 1, 2]
+    assert sorted(finished.values()) == sorted([FinishReason.ERROR, FinishReason.LENGTH, FinishReason.LENGTH])
+    assert len(tokens[1]) == 2, "none of the step that failed for it"
+    assert all(len(tokens[slot]) == max_tokens for slot in tokens if slot != 1)
+    assert not engine._scheduler.has_work
+
+
 def test_a_failed_step_ends_those_it_was_to_swap_out_too_because_host_memory_may_hold_nothing_of_them():
     engine, scheduler, runner = swapping_engine(lambda plan: any(each.swapped for each in plan.preemptions))
     while runner.broken is None:

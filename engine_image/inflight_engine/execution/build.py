@@ -25,7 +25,7 @@ from inflight_engine.execution.memory.resources import choose_num_threads, read_
 from inflight_engine.execution.memory.staging import Staging, step_bytes
 from inflight_engine.execution.memory_profile import measure
 from inflight_engine.execution.runner import Runner, StepParts
-from inflight_engine.execution.sampling.draws import likeliest
+from inflight_engine.execution.sampling.sampler import make_sampler
 from inflight_engine.execution.step_shapes import chunk_shapes, decode_shapes
 from inflight_engine.execution.token_feed import TokenFeed
 from inflight_engine.models.parallel import ALONE, Parallel
@@ -69,7 +69,7 @@ def build_runner(config: EngineConfig, parallel: Parallel = ALONE) -> Runner:
         copy_tokens_per_second=host_cache.measure_copy_rate(spec.num_blocks) if host_cache.num_blocks else None,
         load_seconds=time.monotonic() - started,
     )
-    return Runner(parts, info, spec.max_num_seqs, lookahead=looks_ahead(config, target.device))
+    return Runner(parts, info, lookahead=looks_ahead(config, target.device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,17 +198,18 @@ def make_parts(
     """
     device = spec.device
     feed = TokenFeed(spec.max_num_seqs, device, parallel)
+    sampler = make_sampler(spec.max_num_seqs, spec.shape.vocab_size, device)
     copies = device.type != "cpu" or capture is not None
     staging = Staging(step_bytes(spec.max_num_seqs, spec.max_num_batched_tokens), device, copies=copies)
     forward = Forward(model, attention, feed, staging)
     graphs = None
     if capture is not None:
-        graphs = StepGraphs(model, forward, feed, likeliest, graph_shapes, spec.shape.vocab_size, device)
+        graphs = StepGraphs(model, forward, feed, sampler, graph_shapes, spec.shape.vocab_size, device)
         # Ranks that pad and ranks that do not would wait for each other for ever.
         if not parallel.minimum(int(graphs.try_capture(capture))):
             graphs = None
     batch = PersistentBatch(spec.max_num_seqs, spec.max_model_len, spec.block_size)
-    return StepParts(model, forward, batch, feed, host_cache, graphs, device.type == "cuda")
+    return StepParts(model, forward, batch, feed, sampler, host_cache, graphs, device.type == "cuda")
 
 
 def looks_ahead(config: EngineConfig, device: torch.device) -> bool:

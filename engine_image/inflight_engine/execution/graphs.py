@@ -2,8 +2,8 @@
 
 A graph replays kernels with the shapes and addresses they were captured with. So a step runs the graph of the least
 shape that holds it, its further tokens and rows being padding that belongs to nobody; whatever a graph reads or writes
-lies in buffers that stay where they are. The graph of a shape takes its tokens from the feed, computes logits, and
-feeds the chosen tokens to the next step; what requests ask for beyond that is launched behind it.
+lies in buffers that stay where they are. The graph of a shape takes its tokens from the feed, computes logits, chooses
+tokens, and feeds them to the next step. Only log-probabilities are launched behind it.
 
 All graphs are captured at start, largest first, into one memory pool: they never run at once, so the smaller ones fit
 into what the largest took. That costs tens of milliseconds a shape at start (51 shapes for 256 sequences), and
@@ -23,8 +23,9 @@ import torch
 from inflight_engine.execution.attention.base import AttentionBatch, StepShape
 from inflight_engine.execution.batch import PackedStep
 from inflight_engine.execution.forward import Forward, StepInputs
+from inflight_engine.execution.sampling.sampler import Sampler
 from inflight_engine.execution.step_shapes import fitting_shape
-from inflight_engine.execution.token_feed import TokenFeed
+from inflight_engine.execution.token_feed import TokenFeed, choose_and_feed
 from inflight_engine.models.protocol import Model
 
 log = logging.getLogger(__name__)
@@ -32,22 +33,16 @@ log = logging.getLogger(__name__)
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 """Takes what is to be captured, and returns what replays it."""
 
-Choose = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Token ids, int64 [N], of logits (float32 [N, vocab_size]), slots and positions in their sequences (int64 [N]). Part
-of the graphs: it launches the same kernels whatever the tensors hold, and waits for nothing. Padded rows hold anything,
-NaN too, and get some token of the vocabulary."""
-
 _NONE = np.empty(0, np.int64)
 _NO_BATCH = AttentionBatch(_NONE, _NONE, _NONE, (), _NONE[:, None], _NONE)
 
 
-class Replayed(NamedTuple):
-    """Of a replayed step that samples n tokens; valid until the next one. `slots`: int64 [n]. `logits`: float32
-    [n, vocab_size]. `chosen`: int64 [n], fed to the next step already."""
+class Sampled(NamedTuple):
+    """Of a step that samples n tokens; where it is replayed, valid until the next one. `logits`: float32
+    [n, vocab_size]. `token_ids`: int64 [n], fed to the next step already."""
 
-    slots: torch.Tensor
     logits: torch.Tensor
-    chosen: torch.Tensor
+    token_ids: torch.Tensor
 
 
 class StepGraphs:
@@ -55,7 +50,6 @@ class StepGraphs:
 
     Args:
         forward: its inputs are the graphs'.
-        choose: chooses the tokens that the graphs feed to the next step.
         shapes: ascending; see `step_shapes`.
         vocab_size: of the logits.
     """
@@ -65,7 +59,7 @@ class StepGraphs:
         model: Model,
         forward: Forward,
         feed: TokenFeed,
-        choose: Choose,
+        sampler: Sampler,
         shapes: Sequence[StepShape],
         vocab_size: int,
         device: torch.device,
@@ -73,7 +67,7 @@ class StepGraphs:
         self._model = model
         self._forward = forward
         self._feed = feed
-        self._choose = choose
+        self._sampler = sampler
         self._shapes = tuple(shapes)
         self._graphs: dict[StepShape, Callable[[], None]] = {}
         # Shared by all graphs, which would otherwise keep logits for every shape of the ladder.
@@ -91,7 +85,7 @@ class StepGraphs:
             return False
         return True
 
-    def replay(self, packed: PackedStep) -> Replayed | None:
+    def replay(self, packed: PackedStep) -> Sampled | None:
         """Run a step; None: no shape holds it."""
         attention = packed.attention
         num_sequences = len(attention.decode_slots) + len(attention.chunks)
@@ -99,10 +93,10 @@ class StepGraphs:
         shape = fitting_shape(self._shapes, len(packed.positions), num_sequences, decodes_only=decodes_only)
         if shape is None:
             return None
-        inputs = self._forward.send(packed, shape)
+        self._forward.send(packed, shape)
         self._graphs[shape]()
         num_sampled = len(packed.sampled_slots)
-        return Replayed(inputs.sampled_slots[:num_sampled], self._logits[:num_sampled], self._chosen[:num_sampled])
+        return Sampled(self._logits[:num_sampled], self._chosen[:num_sampled])
 
     @torch.inference_mode()
     def _capture(self, capture: Capture) -> None:
@@ -117,8 +111,7 @@ class StepGraphs:
         def step() -> None:
             logits, chosen = self._logits[: len(slots)], self._chosen[: len(slots)]
             logits.copy_(self._model.logits(self._forward.run(inputs)))
-            chosen.copy_(self._choose(logits, slots, positions))
-            self._feed.put(slots, chosen)
+            chosen.copy_(choose_and_feed(self._sampler, self._feed, logits, slots, positions))
 
         return step
 

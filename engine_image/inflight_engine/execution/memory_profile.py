@@ -21,9 +21,15 @@ from inflight_engine.execution.forward import Forward
 from inflight_engine.execution.graphs import CudaCapture, StepGraphs
 from inflight_engine.execution.memory.kv_size import GpuMemory
 from inflight_engine.execution.memory.staging import Staging, step_bytes
-from inflight_engine.execution.sampling.draws import DrawBatch, draw, likeliest
+from inflight_engine.execution.sampling.sampler import Sampler, make_sampler
 from inflight_engine.execution.token_feed import TokenFeed
 from inflight_engine.models.protocol import Model
+from inflight_engine.request import NO_TOKENS, SamplingParams
+from inflight_engine.scheduling.plan import SlotStart, StepPlan
+
+_LARGEST_SAMPLING = SamplingParams(
+    1, temperature=1.0, min_p=0.01, top_p=0.9, top_k=50, presence_penalty=0.1, logprobs=20, logit_bias=((0, 1.0),)
+)
 
 
 def measure(
@@ -46,12 +52,13 @@ def measure(
     before = torch.cuda.memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
     attention = backend(small)
-    run_largest_step(model, attention, small)
+    sampler = make_sampler(spec.max_num_seqs, spec.shape.vocab_size, device)
+    run_largest_step(model, attention, sampler, small)
     torch.cuda.synchronize(device)
     cache = small.num_blocks * spec.block_size * spec.shape.kv_bytes_per_token(spec.cache_dtype.itemsize)
     activations = max(0, torch.cuda.max_memory_reserved(device) - before - cache)
-    graphs = _measure_graphs(model, attention, small, shapes) if shapes else 0
-    del attention
+    graphs = _measure_graphs(model, attention, sampler, small, shapes) if shapes else 0
+    del attention, sampler
     gc.collect()
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
@@ -80,22 +87,26 @@ def largest_batch(spec: AttentionSpec) -> AttentionBatch:
 
 
 @torch.inference_mode()
-def run_largest_step(model: Model, attention: AttentionBackend, spec: AttentionSpec) -> None:
-    """Forward `max_num_batched_tokens` tokens, and draw for every slot from filtered logits, which takes the most."""
+def run_largest_step(model: Model, attention: AttentionBackend, sampler: Sampler, spec: AttentionSpec) -> None:
+    """Forward `max_num_batched_tokens` tokens, draw for every slot from filtered and penalised logits and report the
+    log-probabilities of each, which takes the most."""
     batch = largest_batch(spec)
     positions = torch.from_numpy(batch.kv_slots).to(spec.device)
     attention.prepare(batch)
     hidden = model.hidden_states(torch.zeros_like(positions), positions, attention)
-    num_drawn = min(spec.max_num_seqs, len(positions))
-    ones = np.ones(num_drawn)
-    draws = DrawBatch(
-        ones, ones * 0.01, np.zeros(num_drawn, np.int64), ones * 0.9, ones.astype(np.uint64), ones.astype(int)
+    slots = np.arange(min(spec.max_num_seqs, len(positions)))
+    starts = tuple(
+        SlotStart(slot, slot, NO_TOKENS, 0, 0, _LARGEST_SAMPLING, np.empty(0, np.int32), ()) for slot in slots.tolist()
     )
-    draw(model.logits(hidden[:num_drawn]), draws)
+    sampler.apply(StepPlan(0, (), (), starts, None, (), slots, 0))
+    logits = model.logits(hidden[: len(slots)])
+    slots_on_device = torch.from_numpy(slots).to(spec.device)
+    token_ids = sampler.choose(logits, slots_on_device, slots_on_device)
+    sampler.report(logits, token_ids, slots)
 
 
 def _measure_graphs(
-    model: Model, attention: AttentionBackend, spec: AttentionSpec, shapes: tuple[StepShape, ...]
+    model: Model, attention: AttentionBackend, sampler: Sampler, spec: AttentionSpec, shapes: tuple[StepShape, ...]
 ) -> int:
     device = spec.device
     left = [torch.cuda.mem_get_info(device)[0]]
@@ -109,7 +120,7 @@ def _measure_graphs(
     staging = Staging(step_bytes(spec.max_num_seqs, spec.max_num_batched_tokens), device, copies=True)
     feed = TokenFeed(spec.max_num_seqs, device)
     forward = Forward(model, attention, feed, staging)
-    graphs = StepGraphs(model, forward, feed, likeliest, shapes[-2:], spec.shape.vocab_size, device)
+    graphs = StepGraphs(model, forward, feed, sampler, shapes[-2:], spec.shape.vocab_size, device)
     return graph_bytes(left, len(shapes)) if graphs.try_capture(metered) else 0
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from inflight_engine.execution.memory.staging import upload
+from inflight_engine.execution.sampling.sampler import Sampler
 from inflight_engine.models.parallel import ALONE, Parallel
 from inflight_engine.scheduling.plan import SlotStart
 
@@ -58,3 +59,14 @@ class TokenFeed:
             self._last_token.index_copy_(0, slots, token_ids)
         else:
             self._host[slots.numpy()] = token_ids.numpy()
+
+
+def choose_and_feed(
+    sampler: Sampler, feed: TokenFeed, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """What follows the logits in every step: int64 [N] tokens, the same on all ranks, fed to the next step and counted
+    for it. Arguments as for `Sampler.choose`."""
+    token_ids = sampler.choose(logits, slots, positions)
+    feed.put(slots, token_ids)
+    sampler.count(slots, token_ids)
+    return token_ids

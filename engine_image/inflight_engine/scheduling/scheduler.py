@@ -334,6 +334,10 @@ class Scheduler:
         """Slots of a plan in flight whose requests finished since it was made: its tokens for them are discarded."""
         return self._in_flight.discarded(plan)
 
+    def request_in(self, slot: int) -> Request:
+        """The request that runs in a slot."""
+        return self._running.table.request(slot)
+
     def fail(self, plan: StepPlan) -> list[Request]:
         """A plan in flight, and one that was made after it, give no tokens and are not to be taken in.
 

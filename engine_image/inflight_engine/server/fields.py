@@ -9,13 +9,13 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from inflight_engine.request import MAX_LOGIT_BIAS
 from inflight_engine.server.service_class import HIGHEST_PRIORITY, LOWEST_PRIORITY
 
 MAX_N = 128
 """OpenAI's."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 128
-MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
 """OpenAI's, for chat."""
 MAX_SALT_LENGTH = 256

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from inflight_engine.execution import invariant_matmul, triton_ops
-from inflight_engine.execution.sampling import draws_triton
+from inflight_engine.execution.sampling import gumbel_triton
 from tests.engine.execution.tiny_model import make_model
 from tests.engine.execution.triton_compile import ARCHITECTURES, compile_kernel
 
 
 def test_in_the_interpreter_they_equal_plain_torch(tmp_path):
     make_model(tmp_path, "llama-wide-heads")
-    files = [Path(__file__).with_name(f"interpreted_{name}.py") for name in ("ops", "draw", "runner")]
+    names = ("interpreted_ops.py", "sampling/interpreted_gumbel.py", "interpreted_runner.py")
+    files = [Path(__file__).parent / name for name in names]
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *map(str, files)],
         env=os.environ | {"TRITON_INTERPRET": "1", "INFLIGHT_CPU_KERNELS": "off", "TINY_MODEL": str(tmp_path)},
@@ -78,16 +79,38 @@ def test_the_invariant_product_compiles_to_tensor_cores(architecture, dtype):
         assert ("wgmma" if architecture == 90 else "mma.sync") in compiled.asm["ptx"]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_draw_compiles(architecture):
-    compile_kernel(
-        draws_triton.draw_kernel,
-        architecture,
-        {"logits": "*fp32", "rows": "*i64", "how": "*fp64", "drawn": "*i64"}
-        | dict.fromkeys(("stride", "num_rows", "vocab_size"), "i32"),
-        {"BLOCK": draws_triton._BLOCK},
-        num_warps=8,
-    )
+TABLE = {"numbers": "*fp64", "integers": "*i64", "bias_tokens": "*i32", "bias_values": "*fp32", "met": "*i16"}
+ROWS = {"logits": "*fp32", "slots": "*i64", "peaks": "*fp32", "stride": "i32", "vocab_size": "i32"} | TABLE
+SEARCH = {"histograms": "*i64", "states": "*i64", "num_rows": "i32", "digit": "i32"}
+TOP_K = {"top_k_histograms": "*i64", "top_k_states": "*i64"}
+TOP_P = {"top_p_histograms": "*i64", "top_p_states": "*i64"}
+PICKED = {"scores": "*fp32", "tokens": "*i32", "vocab_size": "i32"}
+SPLIT = {"SPLITS": 19, "SPAN": gumbel_triton._SPAN, "BLOCK": gumbel_triton._BLOCK}
+SEARCHED = SPLIT | {"PADDED_SPLITS": 32, "BITS": gumbel_triton._BITS}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "signature", "constants"),
+    [
+        (gumbel_triton.peak_kernel, ROWS, SPLIT),
+        (gumbel_triton.top_k_kernel, ROWS | SEARCH, SEARCHED),
+        (gumbel_triton.top_p_kernel, ROWS | TOP_K | SEARCH, SEARCHED),
+        (
+            gumbel_triton.pick_kernel,
+            ROWS | TOP_K | TOP_P | PICKED | {"positions": "*i64", "num_rows": "i32"},
+            SEARCHED,
+        ),
+        (gumbel_triton.combine_kernel, PICKED | {"chosen": "*i64"}, {"SPLITS": 19, "PADDED_SPLITS": 32}),
+        (
+            gumbel_triton.count_kernel,
+            {"slots": "*i64", "token_ids": "*i64", "met": "*i16", "vocab_size": "i32", "num_rows": "i32"},
+            {"BLOCK": 128},
+        ),
+    ],
+    ids=["peak", "top_k", "top_p", "pick", "combine", "count"],
+)
+def test_sampling_compiles(kernel, signature, constants):
+    compile_kernel(kernel, 90, signature, constants, num_warps=gumbel_triton._WARPS, enable_fp_fusion=False)
 
 
 def test_linear_layers_come_to_the_two_operators_that_are_overridden():

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from inflight_engine.config import EngineConfig
+from inflight_engine.cuda_memory import let_segments_grow
 from inflight_engine.execution.parallel.plan_frames import PlanDecoder
 from inflight_engine.openmp import let_threads_sleep
 from inflight_engine.step_executor import StepExecutor
@@ -45,6 +46,7 @@ def serve(runner: StepExecutor, receive: Callable[[], bytes]) -> None:
 def main() -> int:
     """Exit 0 when rank 0 has ended, 1 when something failed here."""
     let_threads_sleep()
+    let_segments_grow()
     rank, plans, lifeline = (int(argument) for argument in sys.argv[1:4])
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s rank {rank}: %(message)s")
     # Rank 0 decides when to end.

@@ -1,4 +1,4 @@
-"""Choosing the next token of many sequences at once: the likeliest, or a draw.
+"""Choosing the next token of many sequences at once on a CPU: the likeliest, or a draw.
 
 Each random draw is a pure function of the request's seed and the token's position, so it is the same whatever else is
 in the batch, however the prompt was chunked, and after a preemption.
@@ -6,9 +6,7 @@ in the batch, however the prompt was chunked, and after a preemption.
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -42,9 +40,7 @@ class DrawBatch:
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """int64 [N]: the likeliest token of each row; on CPU, the smallest of equally likely ones."""
-    if not logits.is_cpu:
-        return logits.argmax(dim=-1)
+    """int64 [N]: the likeliest token of each row, the smallest of equally likely ones."""
     if logits.numel() > _SHARED_FROM and native.can_sample(logits):
         return native.argmax(logits)
     return torch.from_numpy(
@@ -52,17 +48,12 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
     )  # vectorised; torch's was measured to take six times as long
 
 
-def likeliest(logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """See `graphs.Choose`: the same for every slot and position."""
-    return argmax(logits)
-
-
 def draw(logits: torch.Tensor, batch: DrawBatch, rows: npt.NDArray[np.int64] | None = None) -> torch.Tensor:
     """Draw one token a row.
 
     By inverting the cumulative distribution over token ids. In float64: the sum runs over the whole vocabulary, and a
-    draw must not change when the last bit of some logit does. The kernels, on CPU and on a GPU, add in another order
-    than torch, so the results differ where the drawn number is within rounding of the boundary between two tokens.
+    draw must not change when the last bit of some logit does. The kernels add in another order than torch, so the
+    results differ where the drawn number is within rounding of the boundary between two tokens.
 
     Args:
         logits: float32 [M, vocab_size].
@@ -78,22 +69,9 @@ def draw(logits: torch.Tensor, batch: DrawBatch, rows: npt.NDArray[np.int64] | N
             how[name] = getattr(batch, name)
         how["number"] = number
         return native.draw(logits, rows, how)
-    if logits.device.type == "cuda" and _has_triton():
-        from inflight_engine.execution.sampling.draws_triton import (
-            draw_rows,  # not before it is needed: Triton takes a second
-        )
-
-        top_k = np.where(batch.top_k > 0, batch.top_k, logits.shape[1])
-        filters = np.stack([batch.temperature, batch.min_p, top_k, batch.top_p, number])
-        return draw_rows(logits, np.arange(len(logits)) if rows is None else rows, filters)
     if rows is not None:
         logits = logits[torch.from_numpy(rows).to(logits.device)]
     return _draw(logits, batch, number)
-
-
-@cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def _draw(logits: torch.Tensor, batch: DrawBatch, number: npt.NDArray[np.float64]) -> torch.Tensor:

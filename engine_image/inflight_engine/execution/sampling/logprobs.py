@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -11,7 +13,14 @@ import torch
 from inflight_engine.execution.memory.staging import upload
 from inflight_engine.native import sample as native
 from inflight_engine.output import TokenLogprobs
-from inflight_engine.scheduling.plan import Slots
+from inflight_engine.scheduling.plan import Slots, StepPlan
+
+log = logging.getLogger(__name__)
+
+_CHUNK_BYTES = 64 << 20
+"""Most that the intermediate results of one chunk of rows take together."""
+_BYTES_PER_LOGIT = 24
+"""Of a chunk's row: a log-softmax and its magnitude in float32, and two arrays of int64."""
 
 
 class LogprobTensors(NamedTuple):
@@ -23,25 +32,80 @@ class LogprobTensors(NamedTuple):
     top: torch.Tensor
 
 
-def gather_logprobs(logprobs: torch.Tensor, token_ids: torch.Tensor, count: int) -> LogprobTensors:
-    """What may be reported for some rows. Of equally likely tokens those with smaller ids come first, so that a row's
-    report does not depend on the others'.
+class Reported(msgspec.Struct, frozen=True, eq=False):
+    """Log-probabilities that were asked for: of which slots, and how many likeliest tokens of each. `tensors`: None
+    where the device had no memory for them."""
+
+    tensors: LogprobTensors | None
+    slots: Slots
+    num_top: npt.NDArray[np.int64]
+
+
+class LogprobRequests:
+    """Which slots ask for log-probabilities.
 
     Args:
-        logprobs: float32 [N, vocab_size], log-softmax of the model's logits.
-        token_ids: int64 [N]: what was sampled.
+        max_num_seqs: number of slots.
+    """
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self._num_top = np.full(max_num_seqs, -1, np.int64)
+        """Likeliest tokens to report; -1: the slot asks for nothing."""
+        self.asked = False
+        """Whether any slot asks."""
+
+    def apply(self, plan: StepPlan) -> None:
+        """Forget the slots that the plan releases, and learn those that it starts."""
+        if not (plan.releases or plan.starts):
+            return
+        self._num_top[list(plan.releases)] = -1
+        for start in plan.starts:
+            count = start.sampling.logprobs
+            self._num_top[start.slot] = -1 if count is None else count
+        self.asked = bool((self._num_top >= 0).any())
+
+    def report(self, logits: torch.Tensor, token_ids: torch.Tensor, slots: Slots) -> Reported | None:
+        """See `Sampler.report`."""
+        if not self.asked:
+            return None
+        num_top = self._num_top[slots]
+        rows = np.flatnonzero(num_top >= 0)
+        if not len(rows):
+            return None
+        num_top = num_top[rows]
+        tensors = None
+        try:
+            tensors = gather_logprobs(logits, rows, token_ids, int(num_top.max()))
+        except torch.OutOfMemoryError:
+            log.exception("no memory for log-probabilities; the %d requests that ask for them fail", len(rows))
+        return Reported(tensors, slots[rows], num_top)
+
+
+def gather_logprobs(
+    logits: torch.Tensor, rows: npt.NDArray[np.int64], token_ids: torch.Tensor, count: int
+) -> LogprobTensors:
+    """What may be reported for some rows. Of equally likely tokens those with smaller ids come first, so that a row's
+    report does not depend on the others'. Rows are taken in chunks, so that memory does not follow their number.
+
+    Args:
+        logits: float32 [M, vocab_size], the model's.
+        rows: [N], at least one.
+        token_ids: int64 [M]: what was sampled.
         count: how many of the likeliest tokens.
     """
-    sampled = logprobs.gather(-1, token_ids[:, None]).squeeze(-1)
+    size = max(1, _CHUNK_BYTES // (_BYTES_PER_LOGIT * logits.shape[1]))
+    chunks = [_gather(logits, rows[i : i + size], token_ids, count) for i in range(0, len(rows), size)]
+    if len(chunks) == 1:
+        return chunks[0]
+    return LogprobTensors(*(torch.cat(parts) for parts in zip(*chunks, strict=True)))
+
+
+def _gather(logits: torch.Tensor, rows: npt.NDArray[np.int64], token_ids: torch.Tensor, count: int) -> LogprobTensors:
+    index = upload(rows, logits.device)
+    logprobs = native.log_softmax(logits, rows) if native.can_sample(logits) else logits[index].log_softmax(dim=-1)
+    sampled = logprobs.gather(-1, token_ids[index][:, None]).squeeze(-1)
     top_token_ids = _likeliest(logprobs, count)
     return LogprobTensors(sampled, top_token_ids, logprobs.gather(-1, top_token_ids))
-
-
-def log_softmax(logits: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
-    """float32 [N, vocab_size]: the log-probabilities of some rows of logits."""
-    if native.can_sample(logits):
-        return native.log_softmax(logits, rows)
-    return logits[upload(rows, logits.device)].log_softmax(dim=-1)
 
 
 def token_logprobs(
@@ -74,6 +138,7 @@ def _likeliest(logprobs: torch.Tensor, count: int) -> torch.Tensor:
     if native.can_sample(logprobs):
         return native.likeliest(logprobs, min(count, vocab_size))
     # No log-probability is positive, and the bits of positive floats are ordered as the floats are.
-    unlikeliness = logprobs.abs().view(torch.int32).long()
-    keys = unlikeliness * vocab_size + torch.arange(vocab_size, device=logprobs.device)
+    keys = logprobs.abs().view(torch.int32).long()
+    keys *= vocab_size
+    keys += torch.arange(vocab_size, device=logprobs.device)
     return keys.topk(min(count, vocab_size), largest=False, sorted=True).values % vocab_size

@@ -18,13 +18,28 @@ from inflight_engine.execution.sampling.slot_tokens import SlotTokens
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import Slots, SlotStart
 
-_IN_PROMPT = 1
-_IN_OUTPUT = 2
+IN_PROMPT = 1
+IN_OUTPUT = 2
 """A token's number is this for each time it is in the output, plus 1 when it is in the prompt."""
+
+Counts = npt.NDArray[np.int32]
 
 
 def is_penalised(sampling: SamplingParams) -> bool:
     return sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+
+
+def met_tokens(start: SlotStart) -> tuple[npt.NDArray[np.int64], Counts]:
+    """The tokens that a penalised request has met, its output before a preemption included, each once; and their
+    numbers."""
+    prompt, output = start.token_ids[: start.num_prompt_tokens], start.token_ids[start.num_prompt_tokens :]
+    if start.sampling.repetition_penalty == 1:
+        prompt = prompt[:0]  # only that penalty looks at it
+    token_ids, place = np.unique(np.concatenate([prompt, output]), return_inverse=True)
+    numbers = np.zeros(len(token_ids), np.int32)
+    numbers[place[: len(prompt)]] = IN_PROMPT
+    np.add.at(numbers, place[len(prompt) :], IN_OUTPUT)
+    return token_ids.astype(np.int64), numbers
 
 
 class Penalties:
@@ -41,19 +56,12 @@ class Penalties:
         self._frequency = np.zeros(max_num_seqs, np.float32)
 
     def start(self, start: SlotStart) -> None:
-        """Count a penalised request's tokens, its output before a preemption included."""
+        """Count a penalised request's tokens."""
         slot, sampling = start.slot, start.sampling
         self._repetition[slot] = sampling.repetition_penalty
         self._presence[slot] = sampling.presence_penalty
         self._frequency[slot] = sampling.frequency_penalty
-        prompt, output = start.token_ids[: start.num_prompt_tokens], start.token_ids[start.num_prompt_tokens :]
-        if sampling.repetition_penalty == 1:
-            prompt = prompt[:0]  # only that penalty looks at it
-        token_ids, place = np.unique(np.concatenate([prompt, output]), return_inverse=True)
-        numbers = np.zeros(len(token_ids), np.int32)
-        numbers[place[: len(prompt)]] = _IN_PROMPT
-        np.add.at(numbers, place[len(prompt) :], _IN_OUTPUT)
-        self._met.set(slot, token_ids, numbers)
+        self._met.set(slot, *met_tokens(start))
 
     def release(self, slot: int) -> None:
         self._met.remove(slot)
@@ -79,13 +87,13 @@ class Penalties:
             # Of each logit one part is 0. Choosing by sign instead was measured to take five times as long on CPU.
             negative = lowered.clamp(max=0) * penalty
             lowered.clamp_(min=0).div_(penalty).add_(negative)
-        counts = met.values // _IN_OUTPUT
+        counts = met.values // IN_OUTPUT
         if frequency.any():
             lowered -= tensor(frequency[met.rows] * counts.astype(np.float32))
         if presence.any():
             lowered -= tensor(presence[met.rows] * (counts > 0).astype(np.float32))
         logits.put_(where, lowered)
 
-    def append(self, slots: Slots, token_ids: npt.NDArray[np.int32]) -> None:
+    def append(self, slots: Slots, token_ids: npt.NDArray[np.integer]) -> None:
         """Count what was sampled for some penalised slots."""
-        self._met.add(slots, token_ids, _IN_OUTPUT)
+        self._met.add(slots, token_ids, IN_OUTPUT)

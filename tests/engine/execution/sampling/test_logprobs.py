@@ -8,8 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight_engine.execution.sampling.logprobs import gather_logprobs, token_logprobs
+from inflight_engine.execution.sampling import logprobs
+from inflight_engine.execution.sampling.logprobs import LogprobRequests, gather_logprobs, token_logprobs
 from inflight_engine.native import sample as native
+from inflight_engine.request import SamplingParams
+from tests.engine.execution.driver import make_plan
+from tests.engine.execution.sampling.slot_tables import start_of
 
 VOCAB = 30
 
@@ -20,11 +24,11 @@ def way(request):
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "torch":
             patch.setattr(native, "can_sample", lambda logits: False)
-        yield
+        yield request.param
 
 
 def reports_of(logits, token_ids, slots, num_top):
-    tensors = gather_logprobs(logits.log_softmax(-1), token_ids, int(num_top.max()))
+    tensors = gather_logprobs(logits, np.arange(len(logits)), token_ids, int(num_top.max()))
     return token_logprobs(*(tensor.numpy() for tensor in tensors), slots, num_top)
 
 
@@ -60,3 +64,46 @@ def test_a_token_that_cannot_be_is_reported_last():
     (report,) = reports_of(logits, torch.tensor([1]), np.array([0]), np.array([3]))
     assert report.top_token_ids == [1, 2, 0]
     assert report.top_logprobs[2] == -math.inf
+
+
+def test_rows_in_chunks_report_the_same_and_memory_does_not_follow_their_number(monkeypatch):
+    logits = torch.randn(40, VOCAB, generator=torch.Generator().manual_seed(2)).round()
+    rows, token_ids = np.arange(0, 40, 2), torch.arange(40) % VOCAB
+    whole = gather_logprobs(logits, rows, token_ids, 5)
+    row_bytes, gather, sizes = logprobs._BYTES_PER_LOGIT * VOCAB, logprobs._gather, []
+    monkeypatch.setattr(logprobs, "_CHUNK_BYTES", 3 * row_bytes + 1)
+    monkeypatch.setattr(
+        logprobs, "_gather", lambda logits, rows, *rest: sizes.append(len(rows)) or gather(logits, rows, *rest)
+    )
+    in_chunks = gather_logprobs(logits, rows, token_ids, 5)
+    assert all(torch.equal(one, other) for one, other in zip(whole, in_chunks, strict=True))
+    assert max(sizes) == 3
+    assert sum(sizes) == 20
+
+
+def test_without_memory_the_slots_that_ask_are_named(monkeypatch):
+    requests = LogprobRequests(3)
+    starts = [start_of(slot, [1], [], SamplingParams(9, logprobs=count)) for slot, count in enumerate((0, None, 2))]
+    requests.apply(make_plan(starts=starts))
+
+    def gather(*_):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(logprobs, "gather_logprobs", gather)
+    reported = requests.report(torch.zeros(3, VOCAB), torch.zeros(3, dtype=torch.int64), np.array([2, 1, 0]))
+    assert reported.tensors is None
+    assert reported.slots.tolist() == [2, 0]
+
+
+def test_a_chunk_takes_no_more_than_its_bytes_for_each_logit(way):
+    """What is there at once, at most: of the operations on CPU tensors, whose sizes are a GPU's."""
+    if way == "kernels":
+        pytest.skip("the kernels have other intermediate results")
+    with torch.profiler.profile(profile_memory=True) as profile:
+        logprobs._gather(torch.randn(8, 20_000), np.arange(8), torch.zeros(8, dtype=torch.int64), 5)
+    held = most = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    assert most <= 1.1 * logprobs._BYTES_PER_LOGIT * 8 * 20_000 + 4 * 8 * 20_000, "and the logits themselves"

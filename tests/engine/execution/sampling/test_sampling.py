@@ -8,17 +8,25 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
+from inflight_engine.execution.sampling import gumbel, host_sampler
+from inflight_engine.execution.sampling.device_sampler import DeviceSampler
+from inflight_engine.execution.sampling.host_sampler import HostSampler
 from inflight_engine.execution.sampling.logprobs import token_logprobs
-from inflight_engine.execution.sampling.state import SamplingState
 from inflight_engine.output import StepOutput
 from inflight_engine.request import SamplingParams
-from inflight_engine.scheduling.plan import SlotStart
 from tests.engine.execution.driver import make_plan
-from tests.engine.execution.reference_sampler import changed_logits, reference_token
+from tests.engine.execution.reference_sampler import changed_logits, inverted, raced, reference_token
+from tests.engine.execution.sampling.slot_tables import CPU, start_of
 
 VOCAB = 20
 SLOTS = 4
-NO_BLOCKS = np.empty(0, np.int32)
+
+
+def make_sampler(kind, slots):
+    return HostSampler(slots) if kind == "host" else DeviceSampler(slots, VOCAB, CPU)
+
+
+DRAWN = {"host": inverted, "device": raced}
 
 tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12)
 samplings = st.builds(
@@ -39,11 +47,6 @@ samplings = st.builds(
 )
 
 
-def start_of(slot, prompt, output, sampling):
-    known = np.array([*prompt, *output], np.int32)
-    return SlotStart(slot, slot, known, len(prompt), 0, sampling, NO_BLOCKS, ())
-
-
 def logits_of(seed, count):
     # Halves, so that there are ties, and differences that penalties turn around.
     return (torch.randn(count, VOCAB, generator=torch.Generator().manual_seed(seed)) * 4).round() / 2
@@ -57,24 +60,25 @@ def sample(state, logits, requests):
 
 
 def chosen(state, logits, slots, positions):
-    """What the state chooses, and learns."""
-    choice = state.choose(logits, slots, positions)
-    token_ids = choice.token_ids.int().numpy()
-    if choice.needs_tokens:
-        state.learn(slots, token_ids)
-    reported = choice.reported
+    """What the state chooses, counts and reports."""
+    on_device = torch.from_numpy(slots)
+    token_ids = state.choose(logits, on_device, torch.from_numpy(positions))
+    state.count(on_device, token_ids)
+    reported = state.report(logits, token_ids, slots)
     if reported is None:
-        return StepOutput(token_ids, [])
+        return StepOutput(token_ids.int().numpy(), [])
     tensors = (tensor.numpy() for tensor in reported.tensors)
-    return StepOutput(token_ids, token_logprobs(*tensors, reported.slots, reported.num_top))
+    return StepOutput(token_ids.int().numpy(), token_logprobs(*tensors, reported.slots, reported.num_top))
 
 
 class Sampling(RuleBasedStateMachine):
     """Requests start, are sampled in any company, are preempted, and leave their slots to others."""
 
+    kind = "host"
+
     @initialize()
     def begin(self):
-        self.state = SamplingState(SLOTS)
+        self.state = make_sampler(self.kind, SLOTS)
         self.running = {}
         self.waiting = []
         self.releases = []
@@ -104,28 +108,40 @@ class Sampling(RuleBasedStateMachine):
         requests = {slot: self.running[slot] for slot in slots}
         logits = logits_of(seed, len(slots))
         output = sample(self.state, logits, requests)
-        expected = [reference_token(row, *requests[slot]) for row, slot in zip(logits.numpy(), slots, strict=True)]
+        expected = [
+            reference_token(row, *requests[slot], DRAWN[self.kind])
+            for row, slot in zip(logits.numpy(), slots, strict=True)
+        ]
         assert output.token_ids.tolist() == expected
         assert output.token_ids.dtype == np.int32
         reported = [slot for slot in slots if requests[slot][2].logprobs is not None]
         assert [entry.slot for entry in output.logprobs] == reported
+        for entry in output.logprobs:
+            row = logits[slots.index(entry.slot)]
+            token = output.token_ids[slots.index(entry.slot)]
+            assert entry.logprob == pytest.approx(float(row.log_softmax(-1)[token]), abs=1e-5), "the model's own"
         for slot, token in zip(slots, expected, strict=True):
             self.running[slot][1].append(token)
 
     @invariant()
     def nothing_is_kept_for_slots_without_a_request(self):
-        if self.running or self.releases:
+        if self.running or self.releases or self.kind == "device":
             return
         assert not self.state._asks.any()
         assert len(self.state._penalties._met) == len(self.state._bias._biases) == 0
 
 
+class OnDevice(Sampling):
+    kind = "device"
+
+
 TestSampling = Sampling.TestCase
-TestSampling.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestSamplingOnDevice = OnDevice.TestCase
+TestSampling.settings = TestSamplingOnDevice.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
 
 
-def running(requests):
-    state = SamplingState(len(requests))
+def running(requests, kind="host"):
+    state = make_sampler(kind, max(requests) + 1)
     state.apply(make_plan(starts=[start_of(slot, *request) for slot, request in requests.items()]))
     return state
 
@@ -160,38 +176,36 @@ def test_penalties_and_bias_move_exactly_the_tokens_they_name(change, expected):
     assert first_changed(change) == expected
 
 
-@given(
-    st.lists(st.tuples(tokens, tokens, samplings), min_size=2, max_size=6),
-    st.integers(1, 6),
-    st.integers(0, 10**6),
-    st.randoms(use_true_random=False),
-)
-@settings(max_examples=100, deadline=None)
-def test_bias_and_penalties_change_logits_as_the_reference_does_to_the_last_bit(rows, num_sampled, seed, random):
-    requests = dict(enumerate(rows))
-    state = running(requests)
-    some = random.sample(sorted(requests), min(num_sampled, len(requests)))
+@given(st.lists(st.tuples(tokens, tokens, samplings), min_size=2, max_size=6), st.integers(0, 10**6))
+@settings(max_examples=60, deadline=None)
+def test_bias_and_penalties_change_logits_as_the_reference_does_to_the_last_bit(rows, seed):
+    requests = {slot: (prompt, list(output), sampling) for slot, (prompt, output, sampling) in enumerate(rows)}
+    host, device = running(requests), running(requests, "device")
+    slots = torch.arange(len(rows))
     generator = torch.Generator().manual_seed(seed)
     for _ in range(3):
-        logits = torch.randn(len(some), VOCAB, generator=generator) * 4
-        given_logits = logits.numpy().copy()
-        lengths = np.array([len(prompt) + len(output) for prompt, output, _ in rows])
-        token_ids = chosen(state, logits, np.array(some), lengths[some]).token_ids.tolist()
-        expected = [changed_logits(row, *requests[slot]) for row, slot in zip(given_logits, some, strict=True)]
+        logits = torch.randn(len(rows), VOCAB, generator=generator) * 4
+        expected = [changed_logits(row, *requests[slot]) for slot, row in enumerate(logits.numpy())]
+        assert np.array_equal(gumbel.edit(logits, slots, device._table).numpy(), expected)
+        host._edit(logits, slots.numpy(), host._asked)
         assert np.array_equal(logits.numpy(), expected)
-        for slot, token in zip(some, token_ids, strict=True):
+        token_ids = torch.randint(0, VOCAB, (len(rows),), generator=generator)
+        for state in (host, device):
+            state.count(slots, token_ids)
+        for slot, token in enumerate(token_ids.tolist()):
             requests[slot][1].append(token)
 
 
 @given(st.lists(st.tuples(tokens, tokens, samplings), min_size=2, max_size=6), st.integers(0, 10**6))
-@settings(max_examples=100, deadline=None)
-def test_a_request_is_sampled_and_reported_alike_alone_and_among_others(rows, seed):
+@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("kind", ["host", "device"])
+def test_a_request_is_sampled_and_reported_alike_alone_and_among_others(kind, rows, seed):
     requests = dict(enumerate(rows))
     logits = logits_of(seed, len(rows)) + torch.randn(len(rows), VOCAB, generator=torch.Generator().manual_seed(seed))
-    together = sample(running(requests), logits, requests)
+    together = sample(running(requests, kind), logits, requests)
     reports = {entry.slot: entry for entry in together.logprobs}
     for slot, request in requests.items():
-        alone = sample(running({0: request}), logits[slot : slot + 1], {0: request})
+        alone = sample(running({0: request}, kind), logits[slot : slot + 1], {0: request})
         assert alone.token_ids[0] == together.token_ids[slot]
         if alone.logprobs:
             assert replace(alone.logprobs[0], slot=slot) == reports[slot]
@@ -202,29 +216,27 @@ def test_rows_that_ask_for_nothing_are_not_touched_to_the_last_bit():
     requests = {slot: ([1, 2], [3, 3], penalised if slot == 2 else plain) for slot in range(5)}
     logits = torch.randn(5, VOCAB)
     given_logits = logits.clone()
-    running(requests).choose(logits, np.arange(5), np.full(5, 4))
+    running(requests).choose(logits, torch.arange(5), torch.full((5,), 4))
     others = [0, 1, 3, 4]
     assert torch.equal(logits[others], given_logits[others])
     assert not torch.equal(logits[2], given_logits[2])
 
 
 def test_requests_that_ask_for_nothing_cost_one_argmax(monkeypatch):
-    from inflight_engine.execution.sampling import state as sampling_state
-
     requests = {slot: ([1, 2], [3], SamplingParams(max_tokens=9, top_p=0.5, top_k=3, seed=5)) for slot in range(3)}
     state = running(requests)
-    for part in ("draw", "gather_logprobs"):
-        monkeypatch.setattr(sampling_state, part, None)
-    state._penalties = state._bias = None
+    monkeypatch.setattr(host_sampler, "draw", None)
+    state._penalties = state._bias = state._logprobs._num_top = None
     assert sample(state, logits_of(1, 3), requests).token_ids.tolist() == logits_of(1, 3).argmax(-1).tolist()
 
 
-def test_a_release_lost_with_a_failed_step_does_not_leak_into_the_next_request():
+@pytest.mark.parametrize("kind", ["host", "device"])
+def test_a_release_lost_with_a_failed_step_does_not_leak_into_the_next_request(kind):
     heavy = SamplingParams(
         max_tokens=9, temperature=1.0, presence_penalty=2.0, logit_bias=((5, 50.0),), logprobs=2, seed=3
     )
     plain = SamplingParams(max_tokens=9)
-    state = running({0: ([1], [2, 2], heavy), 1: ([1], [2, 2], heavy)})
+    state = running({0: ([1], [2, 2], heavy), 1: ([1], [2, 2], heavy)}, kind)
     state.apply(make_plan(starts=[start_of(0, [1], [], plain)]))
     logits = torch.zeros(2, VOCAB)
     logits[:, 2] = 1.0
@@ -234,10 +246,11 @@ def test_a_release_lost_with_a_failed_step_does_not_leak_into_the_next_request()
     assert [entry.slot for entry in output.logprobs] == [1]
 
 
-def test_what_slots_ask_for_is_looked_up_again_when_a_slot_changes_hands():
+@pytest.mark.parametrize("kind", ["host", "device"])
+def test_what_slots_ask_for_is_looked_up_again_when_a_slot_changes_hands(kind):
     plain = SamplingParams(max_tokens=9)
     biased = SamplingParams(max_tokens=9, logit_bias=((5, 50.0),))
-    state = running({0: ([1], [], plain), 1: ([1], [], plain)})
+    state = running({0: ([1], [], plain), 1: ([1], [], plain)}, kind)
     slots, positions = np.arange(2), np.ones(2, np.int64)
     logits = torch.zeros(2, VOCAB)
     logits[:, 2] = 1.0

@@ -1,0 +1,70 @@
+"""The sampling kernels in Triton's interpreter against plain torch; run as `interpreted_ops` is."""
+
+import numpy as np
+import pytest
+import torch
+
+from inflight_engine.execution.sampling import gumbel, gumbel_triton
+from inflight_engine.request import SamplingParams
+from tests.engine.execution.sampling.slot_tables import random_samplings, table_of
+
+VOCAB = 90
+
+
+@pytest.fixture(autouse=True)
+def _small_splits(monkeypatch):
+    """And few digits: in the interpreter a launch takes milliseconds a program."""
+    monkeypatch.setattr(gumbel_triton, "_SPAN", 64)
+    monkeypatch.setattr(gumbel_triton, "_BLOCK", 32)
+    monkeypatch.setattr(gumbel_triton, "_BITS", 8)
+
+
+def logits_of(count):
+    """Every other row has ties."""
+    logits = torch.randn(count, VOCAB, generator=torch.Generator().manual_seed(3)) * 2
+    logits[1::2] = logits[1::2].round()
+    return logits
+
+
+def test_tokens_are_those_of_torch_with_ties_and_without():
+    count = 12
+    logits = logits_of(count)
+    given_logits = logits.clone()
+    table = table_of(random_samplings(np.random.default_rng(5), count, VOCAB), VOCAB)
+    slots, positions = torch.arange(count).flip(0), torch.arange(count) * 7
+    expected = gumbel.choose(logits, slots, positions, table).tolist()
+    assert gumbel_triton.choose(logits, slots, positions, table).tolist() == expected
+    assert torch.equal(logits, given_logits)
+    assert len(set(expected)) > 6
+
+
+def test_a_row_alone_and_beside_padding_draws_as_among_others():
+    samplings = [SamplingParams(9, temperature=1.0, top_k=40, top_p=0.9, seed=seed) for seed in range(2)]
+    table, logits = table_of(samplings, VOCAB), logits_of(2)
+    slots, positions = torch.arange(2), torch.tensor([5, 6])
+    together = gumbel_triton.choose(logits, slots, positions, table)
+    padded = gumbel_triton.choose(logits[[1, 0, 0]], torch.tensor([1, 2, 2]), torch.tensor([6, 0, 0]), table)
+    assert padded[0] == together[1]
+    assert padded[1] == logits[0].argmax()
+
+
+def test_tokens_that_cannot_be_are_never_drawn_and_rows_of_none_stay_in_the_vocabulary():
+    table = table_of([SamplingParams(9, temperature=1.0, top_k=10, top_p=0.9, seed=1), SamplingParams(9)], VOCAB)
+    logits = torch.full((4, VOCAB), -torch.inf)
+    logits[0, [5, 70]] = torch.tensor([-3.0, -3.5])
+    logits[2:] = torch.nan
+    chosen = gumbel_triton.choose(logits, torch.tensor([0, 0, 0, 1]), torch.arange(4), table)
+    assert chosen[0] in (5, 70)
+    assert ((chosen >= 0) & (chosen < VOCAB)).all()
+
+
+def test_tokens_are_counted_as_torch_counts_them():
+    tables = [table_of([SamplingParams(9, repetition_penalty=1.5)] * 3, VOCAB) for _ in range(2)]
+    tables[0].met[1, 4] = tables[1].met[1, 4] = 2**15 - 1
+    slots = torch.tensor([2, 0, 1, 3, 3])
+    for token_ids in ([3, 2, 4, 0, 0], [3, 50, 5, 0, 0]):
+        gumbel.count(slots, torch.tensor(token_ids), tables[0])
+        gumbel_triton.count(slots, torch.tensor(token_ids), tables[1])
+        assert torch.equal(tables[0].met, tables[1].met)
+    assert tables[0].met[2, 3] == 2 * 4
+    assert tables[0].met[1, 4] == 2**15 - 1
