@@ -115,12 +115,14 @@ class Generation:
         "_detokenizer",
         "_inbox",
         "_let_out",
+        "_min_tokens",
         "_stop",
         "_stop_token_ids",
         "_streaming",
         "_text",
         "_undecoded",
         "_untaken",
+        "cached_tokens",
         "counted_tokens",
         "delivered",
         "enqueued_at",
@@ -152,6 +154,8 @@ class Generation:
         """A part of the answer was taken, to be sent to the client."""
         self.wait_counted = self.first_token_counted = False
         """In the metrics, where a request counts once however often it is submitted."""
+        self.cached_tokens = 0
+        """Of its prompt, in the prefix cache when it was admitted first."""
         self.counted_tokens = 0
         """Of `token_ids`, how many the estimate of output lengths has counted."""
         self.timings = Timings(arrived)
@@ -172,6 +176,7 @@ class Generation:
         self._inbox = inbox
         self._streaming = request.streaming
         self._stop = StopStrings(request.stop)
+        self._min_tokens = request.sampling.min_tokens
         self._stop_token_ids = frozenset(request.sampling.stop_token_ids)
         self._undecoded: list[int] = []
         self._text = ""
@@ -275,7 +280,7 @@ class Generation:
             decoded = self._detokenizer.push(self._undecoded)
             self._undecoded = []
             self._decoded += len(decoded)
-            self._let_go(self._stop.push(decoded))
+            self._let_go(decoded if len(self.token_ids) <= self._min_tokens else self._stop.push(decoded))
 
     def _let_go(self, text: str) -> None:
         self._text += text

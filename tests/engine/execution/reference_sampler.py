@@ -8,7 +8,7 @@ from inflight_engine.execution.sampling.draws import uniform
 
 
 def changed_logits(logits, prompt, output, sampling):
-    """float32 [vocab]: after logit_bias, then repetition, frequency and presence penalty."""
+    """float32 [vocab]: after logit_bias, then repetition, frequency and presence penalty, then min_tokens."""
     changed = np.array(logits, np.float32)
     for token, bias in sampling.logit_bias:
         changed[token] += np.float32(bias)
@@ -20,6 +20,8 @@ def changed_logits(logits, prompt, output, sampling):
         changed[token] -= np.float32(sampling.frequency_penalty) * np.float32(output.count(token))
     for token in set(output):
         changed[token] -= np.float32(sampling.presence_penalty)
+    if len(output) < sampling.min_tokens:
+        changed[list(sampling.stop_token_ids)] = -math.inf
     return changed
 
 

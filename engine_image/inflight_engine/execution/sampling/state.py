@@ -1,8 +1,8 @@
 """How each slot chooses its tokens, and the order in which that happens.
 
-The order is that of vLLM's sampler: log-probabilities are taken of the model's own logits; then come logit_bias and
-penalties, which change greedy choices too; then temperature, min_p, top_k and top_p. Each part works on the rows that
-ask for it; a batch in which none does is one argmax.
+The order is that of vLLM's sampler: log-probabilities are taken of the model's own logits; then come logit_bias,
+penalties and min_tokens, which change greedy choices too; then temperature, min_p, top_k and top_p. Each part works on
+the rows that ask for it; a batch in which none does is one argmax.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from inflight_engine.execution.memory.staging import upload
 from inflight_engine.execution.sampling.draws import DrawBatch, argmax, draw
 from inflight_engine.execution.sampling.logit_bias import LogitBias
 from inflight_engine.execution.sampling.logprobs import LogprobTensors, gather_logprobs, log_softmax
+from inflight_engine.execution.sampling.min_tokens import MinTokens
 from inflight_engine.execution.sampling.penalties import Penalties, is_penalised
 from inflight_engine.request import TokenIds
 from inflight_engine.scheduling.plan import Slots, SlotStart, StepPlan
 
-_DRAWN, _LOGPROBS, _BIASED, _PENALISED = 1, 2, 4, 8
+_DRAWN, _LOGPROBS, _BIASED, _PENALISED, _UNSTOPPED = 1, 2, 4, 8, 16
 """What a slot asks for beyond the likeliest token: bits of a number."""
 
 
@@ -66,6 +67,7 @@ class SamplingState:
         self._num_top_logprobs = np.zeros(max_num_seqs, np.int64)
         self._bias = LogitBias(max_num_seqs)
         self._penalties = Penalties(max_num_seqs)
+        self._min_tokens = MinTokens()
 
     def apply(self, plan: StepPlan) -> None:
         """Forget the slots that the plan releases, and learn those that it starts."""
@@ -104,7 +106,10 @@ class SamplingState:
             self._bias.apply(logits, slots)
         if asked & _PENALISED:
             self._penalties.apply(logits, slots)
-        if likeliest is None or asked & (_BIASED | _PENALISED):
+        if asked & _UNSTOPPED:
+            for slot in self._min_tokens.apply(logits, slots, positions):
+                self._let_stop(slot)
+        if likeliest is None or asked & (_BIASED | _PENALISED | _UNSTOPPED):
             likeliest = argmax(logits)
         chosen = likeliest
         if asked & _DRAWN:
@@ -146,7 +151,15 @@ class SamplingState:
         if is_penalised(sampling):
             asks |= _PENALISED
             self._penalties.start(start)
+        if sampling.min_tokens and sampling.stop_token_ids:
+            asks |= _UNSTOPPED
+            self._min_tokens.start(start)
         self._asks[slot], self._asked_of = asks, None
+
+    def _let_stop(self, slot: int) -> None:
+        self._min_tokens.release(slot)
+        self._asks[slot] ^= _UNSTOPPED
+        self._asked_of = None
 
     def _release(self, slot: int) -> None:
         asks = int(self._asks[slot])
@@ -154,6 +167,8 @@ class SamplingState:
             self._bias.release(slot)
         if asks & _PENALISED:
             self._penalties.release(slot)
+        if asks & _UNSTOPPED:
+            self._min_tokens.release(slot)
         self._asks[slot], self._asked_of = 0, None
 
     def _draw_batch(self, slots: Slots, positions: npt.NDArray[np.int64]) -> DrawBatch:
