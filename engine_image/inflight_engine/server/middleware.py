@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.request_id import REQUEST_ID_HEADER, give_request_id
-from inflight_engine.server.respond import send_error
+from inflight_engine.server.send import send_error
 from inflight_engine.server.service import Service
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
