@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+import threading
 
 import pytest
 
 from inflight_engine.request import FinishReason
-from tests.engine.server.fake_engine import EOS, until
+from tests.engine.server.fake_engine import EOS, ByteTokenizer, until
 from tests.engine.server.test_requests import events, usage
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -191,6 +192,20 @@ async def test_what_cannot_be_tokenized_is_refused(make_fake, path, body, param)
 async def test_another_models_tokens_are_404(make_fake):
     fake = await make_fake()
     assert (await fake.post("/tokenize", prompt="a", model="other")).status_code == 404
+
+
+@pytest.mark.parametrize(("length", "in_loop"), [(4095, True), (4096, False)])
+async def test_long_prompts_do_not_hold_up_the_streams_of_others(make_fake, monkeypatch, length, in_loop):
+    threads, encode = set(), ByteTokenizer.encode
+
+    def spied(*arguments, **how):
+        threads.add(threading.current_thread())
+        return encode(*arguments, **how)
+
+    monkeypatch.setattr(ByteTokenizer, "encode", spied)
+    fake = await make_fake()
+    assert (await fake.post("/tokenize", prompt="x" * length)).json()["count"] == length
+    assert (threads == {threading.main_thread()}) == in_loop
 
 
 async def test_version(make_fake):
