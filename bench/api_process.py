@@ -33,6 +33,7 @@ from inflight_engine.messages import AddRequest, Admission, CancelRequest, Engin
 from inflight_engine.models.source import resolve
 from inflight_engine.models.tokenizer import load_tokenizer
 from inflight_engine.request import FinishReason
+from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.process import EngineProcess
 from inflight_engine.server.run import run
@@ -94,7 +95,7 @@ class _Engine:
         self._decoder = FrameDecoder.for_engine()
         self._steps = 0
         limits = Limits(slots, max(slots, 8192))
-        self._send(EngineReady(limits, 1 << 20, 16, 8192, 1, 49152, "none", "none", "none", 0.0))
+        self._send(EngineReady(limits, RunnerInfo(1 << 20, 16, 8192, 1, 49152, "none", "none", "none", 0.0)))
 
     def _send(self, message: EngineReady | StepReport) -> None:
         self._socket.sendall(encode(message))
@@ -103,7 +104,7 @@ class _Engine:
         """Take the next requests, and give each a slot, in their order. Returns their ids."""
         ids: list[int] = []
         while len(ids) < count:
-            came = []
+            came: list[Admission] = []
             for message in self._decoder.feed(self._socket.recv(1 << 20)):
                 if isinstance(message, AddRequest):
                     came.append(Admission(message.request_id, len(ids) + len(came)))

@@ -30,6 +30,7 @@ from inflight_engine.channel import EngineChannel, FrameDecoder, encode
 from inflight_engine.config import EngineConfig
 from inflight_engine.engine import Engine
 from inflight_engine.messages import AddRequest, FromEngine, Shutdown, StepReport, ToEngine
+from inflight_engine.openmp import let_threads_sleep
 from inflight_engine.output import StepOutput
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import StepPlan
@@ -140,8 +141,8 @@ class MarkedChannel(EngineChannel):
 def load_marked(config: EngineConfig, marks: Marks) -> Engine:
     """The engine process's own way of loading, with marks around its runner's model and around its runner."""
     ranks: Any = import_module("inflight_engine.execution.parallel.ranks")
-    runner: Any = import_module("inflight_engine.execution.runner")
-    load_model, make_runner = runner.load_model, ranks.make_runner
+    build: Any = import_module("inflight_engine.execution.build")
+    load_model, make_runner = build.load_model, ranks.make_runner
     holder: list[MarkedRunner] = []
 
     def load_marked_model(*arguments: Any) -> Any:
@@ -164,12 +165,12 @@ def load_marked(config: EngineConfig, marks: Marks) -> Engine:
         holder.append(MarkedRunner(make_runner(config), marks))
         return holder[0]
 
-    runner.load_model = load_marked_model
+    build.load_model = load_marked_model
     ranks.make_runner = make_marked_runner
     try:
         engine, _ = engine_process.load(config)
     finally:
-        runner.load_model, ranks.make_runner = load_model, make_runner
+        build.load_model, ranks.make_runner = load_model, make_runner
     return engine
 
 
@@ -299,6 +300,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--client"]:
         run_client(*map(int, sys.argv[2:]))
         return
+    let_threads_sleep()
     size: Callable[[str], int] = whole_number(1, 4096)
     parser = argparse.ArgumentParser(
         prog="python -m bench.engine_loop",

@@ -70,11 +70,11 @@ def text_logits(
     spec = AttentionSpec(model_config.shape, num_blocks, BLOCK_SIZE, number_type, number_type, cpu, 1, longest, longest)
     attention = CpuNativeBackend(spec)
     logits = []
-    no_decodes = np.zeros((0, 1), np.int64), np.zeros(0, np.int64)
+    none, table = np.zeros(0, np.int64), np.arange(num_blocks)[None]
     for text in texts:
         at = np.arange(len(text))
-        chunk = ChunkSpan(0, len(text), 0, np.arange(num_blocks))
-        attention.prepare(AttentionBatch(at, *no_decodes, (chunk,)))
+        chunk = ChunkSpan(0, 0, len(text), 0)
+        attention.prepare(AttentionBatch(at, none, none, (chunk,), table, none))
         hidden = model.hidden_states(torch.tensor(text), torch.from_numpy(at), attention)
         logits.append(model.logits(hidden).clone())
     return torch.cat(logits)

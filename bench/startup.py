@@ -32,10 +32,11 @@ _ENGINE = f"""
 import json, time
 clocks = lambda: (time.perf_counter(), time.process_time())
 begin = clocks()
-import inflight_engine.engine_process, inflight_engine.execution
+import inflight_engine.engine_process
+inflight_engine.engine_process.let_threads_sleep()
 import torch
 torch_imported = clocks()
-from inflight_engine.execution import runner
+from inflight_engine.execution import build
 from inflight_engine.config import EngineConfig
 imported = clocks()
 parts = []
@@ -46,8 +47,8 @@ def timed(function):
         parts.append((start, clocks()))
         return result
     return call
-runner.load_model = timed(runner.load_model)
-runner.Runner(EngineConfig({MODEL!r}))
+build.load_model = timed(build.load_model)
+build.build_runner(EngineConfig({MODEL!r}))
 loaded = clocks()
 (weights,) = parts
 spans = {{

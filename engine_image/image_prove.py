@@ -1,15 +1,17 @@
 """Proves that an installed environment can serve: fails the image build where a part is missing that the engine uses.
 
-Runs without the engine's code, so the layer below it can be checked once and kept. As Python writes the bytecode of
-what it imports, this run also leaves compiled what a start of the engine imports.
+Runs without the engine's code, so the layer below it can be checked once and kept. It also leaves compiled what a start
+of the engine imports: without bytecode `import torch` alone compiles 900 files, which is most of the time to a start.
 
-    python image_prove.py
+    python image_prove.py [--flash-attn]
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
+import sys
 import time
 from pathlib import Path
 
@@ -54,9 +56,29 @@ def prove_builtin_model() -> str:
     return file.name
 
 
+def prove_flash_attn() -> None:
+    """FlashAttention 3 can be imported, which loads its kernels, and takes what the engine passes. Needs no GPU."""
+    flash = importlib.import_module("flash_attn_interface")
+    inspect.signature(flash.flash_attn_with_kvcache).bind(
+        *("queries", "keys", "values"),
+        cache_seqlens=None,
+        page_table=None,
+        cu_seqlens_q=None,
+        max_seqlen_q=1,
+        softmax_scale=1.0,
+        causal=True,
+        window_size=(-1, 0),
+        softcap=0.0,
+    )
+
+
 def main() -> None:
+    sys.dont_write_bytecode = False  # PYTHONDONTWRITEBYTECODE may come from the image that this one is based on
     started = time.monotonic()
     version = prove_torch()
+    if "--flash-attn" in sys.argv[1:]:
+        prove_flash_attn()
+        print("FlashAttention 3 is there, with the interface that the engine calls", flush=True)
     for name in SERVING_MODULES:
         importlib.import_module(name)
     model = prove_builtin_model()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from inflight_engine.config import EngineConfig
 from inflight_engine.engine_process import load
 from inflight_engine.messages import AddRequest, Configure, StepReport
+from inflight_engine.output import TokenLogprobs
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.limits import Limits
 
@@ -22,11 +23,15 @@ class Generated:
         outputs: token ids of each request, in the order of `add`.
         num_steps: that were computed.
         most_swapped_blocks: in host memory at once.
+        prefix_hits: prompt tokens found in the prefix cache, since the engine was loaded.
+        logprobs: of each request, one for each of its tokens where it asked for them.
     """
 
     outputs: list[list[int]]
     num_steps: int = 0
     most_swapped_blocks: int = 0
+    prefix_hits: int = 0
+    logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -46,10 +51,12 @@ class InProcessEngine:
 
     def add(self, prompts: Sequence[Sequence[int]], output_tokens: Sequence[int], temperature: float = 0.0) -> None:
         for prompt, length in zip(prompts, output_tokens, strict=True):
-            sampling = SamplingParams(max_tokens=length, temperature=temperature)
-            token_ids = np.array(prompt, np.int32).tobytes()
-            self._engine.handle(AddRequest(self._next_id, token_ids, sampling, float(self._next_id)))
-            self._next_id += 1
+            self._add(prompt, SamplingParams(max_tokens=length, temperature=temperature))
+
+    def _add(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        token_ids = np.array(prompt, np.int32).tobytes()
+        self._engine.handle(AddRequest(self._next_id, token_ids, sampling, float(self._next_id)))
+        self._next_id += 1
 
     def reports(self) -> Iterator[StepReport]:
         """Steps until there is no more work."""
@@ -59,18 +66,39 @@ class InProcessEngine:
                 yield report
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], output_tokens: Sequence[int], temperature: float = 0.0
+        self,
+        prompts: Sequence[Sequence[int]],
+        output_tokens: Sequence[int],
+        temperature: float = 0.0,
+        *,
+        sampling: Sequence[SamplingParams] | None = None,
+        steps_between: int = 0,
     ) -> Generated:
-        """All requests at once, to their end."""
+        """All requests, to their end.
+
+        Args:
+            sampling: of each, its `max_tokens` aside; None: `temperature` alone.
+            steps_between: after so many steps the next request is added; 0: all are at once.
+        """
+        how = sampling or [SamplingParams(max_tokens=1, temperature=temperature)] * len(prompts)
+        requests = [replace(each, max_tokens=length) for each, length in zip(how, output_tokens, strict=True)]
+        waiting = list(zip(prompts, requests, strict=True))[::-1]
         first = self._next_id
-        self.add(prompts, output_tokens, temperature)
-        generated = Generated([[] for _ in prompts])
+        for _ in range(1 if steps_between else len(waiting)):
+            self._add(*waiting.pop())
+        generated = Generated([[] for _ in prompts], logprobs=[[] for _ in prompts])
         owner: dict[int, int] = {}
         for report in self.reports():
             owner |= {admission.slot: admission.request_id - first for admission in report.admitted}
             slots, token_ids = np.frombuffer(report.slots, np.int32), np.frombuffer(report.token_ids, np.int32)
             for slot, token_id in zip(slots.tolist(), token_ids.tolist(), strict=True):
                 generated.outputs[owner[slot]].append(token_id)
+            for entry in report.logprobs:
+                generated.logprobs[owner[entry.slot]].append(entry)
             generated.num_steps += 1
             generated.most_swapped_blocks = max(generated.most_swapped_blocks, report.stats.num_swapped_blocks)
+            generated.prefix_hits = report.stats.prefix_hits
+            if waiting and generated.num_steps % steps_between == 0:
+                self._add(*waiting.pop())
+        assert not waiting, "a request ended before the next was added"
         return generated

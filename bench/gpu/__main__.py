@@ -19,6 +19,7 @@ import torch
 from bench.gpu import report
 from bench.gpu.correctness import Checks
 from bench.gpu.part import ENGINES, SIZES
+from bench.gpu.reference import FULL, SMALL
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STAGE_SECONDS = 580
@@ -33,10 +34,10 @@ def machine(device: str) -> str:
     return f"{time.strftime('%Y-%m-%d')}, {name}, torch {torch.__version__}, Python {platform.python_version()}"
 
 
-def correctness(device: str, folder: Path) -> tuple[list[list[str]], Any, bool]:
+def correctness(device: str, size: str, folder: Path) -> tuple[list[list[str]], Any, bool]:
     """Rows for the report, the same as data, and whether nothing was wrong."""
     checks = []
-    for check in Checks(folder, device).run():
+    for check in Checks(folder, device, SMALL if size == "small" else FULL).run():
         print(report.text(report.check_rows([check])[1:]), flush=True)
         checks.append(check)
     return (
@@ -87,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="inflight-gpu-") as name:
             folder = Path(name)
             if stage == "correctness":
-                rows, data, held = correctness(flags.device, folder)
+                rows, data, held = correctness(flags.device, flags.size, folder)
             else:
                 rows, data, held = speed(stage, flags.device, flags.size, folder)
         good &= held

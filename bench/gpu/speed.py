@@ -74,8 +74,8 @@ def measure(shape: str, device: str, size: Size, folder: Path) -> dict[str, Any]
             )
         )
     figures: dict[str, Any] = {
-        "attention": engine.ready.attention_backend,
-        "load_seconds": engine.ready.load_seconds,
+        "attention": engine.ready.runner.attention_backend,
+        "load_seconds": engine.ready.runner.load_seconds,
         "bytes_per_second": found.bytes_per_second,
         "flops_per_second": found.flops_per_second,
     }

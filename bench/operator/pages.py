@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from inflight_cost.model import CostModel
 from inflight_engine.messages import EngineReady, StepCost, StepStats
+from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.metrics import EngineMetrics, Gauges
@@ -165,15 +166,17 @@ def profile_page() -> str:
     )
     ready = EngineReady(
         capacity=CAPACITY,
-        num_blocks=1000,
-        block_size=16,
-        max_model_len=4096,
-        kv_bytes_per_token=1,
-        vocab_size=50_000,
-        device="cpu",
-        dtype="bfloat16",
-        attention_backend="fake",
-        load_seconds=1.0,
+        runner=RunnerInfo(
+            num_blocks=1000,
+            block_size=16,
+            max_model_len=4096,
+            kv_bytes_per_token=1,
+            vocab_size=50_000,
+            device="cpu",
+            dtype="bfloat16",
+            attention_backend="fake",
+            load_seconds=1.0,
+        ),
     )
     gauges = Gauges(stats, CAPACITY, ready, waiting=0, queued_by_class={"default": 0}, queued_tokens=0, draining=False)
     metrics = EngineMetrics("fake", [ServiceClass("default")], lambda: gauges)

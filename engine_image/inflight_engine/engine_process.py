@@ -23,6 +23,8 @@ from inflight_engine.config import EngineConfig
 from inflight_engine.cost_fit.online import OnlineFit
 from inflight_engine.engine import Engine
 from inflight_engine.messages import EngineFailed, EngineReady, LongStep, Shutdown, Starting
+from inflight_engine.observer import EngineObserver
+from inflight_engine.openmp import let_threads_sleep
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.limits import Limits
@@ -60,12 +62,11 @@ def load(
     runner = make_runner(config)
     info = runner.info
     capacity = Limits(config.max_num_seqs, config.max_num_batched_tokens)
-    max_model_len = min(info.max_model_len, info.num_blocks * info.block_size)
     scheduler_config = SchedulerConfig(
         capacity=capacity,
         num_blocks=info.num_blocks,
         block_size=info.block_size,
-        max_model_len=max_model_len,
+        max_model_len=info.max_model_len,
         kv_headroom=config.kv_headroom,
         policy=config.scheduling_policy,
         priority_aging=config.priority_aging,
@@ -78,38 +79,26 @@ def load(
         num_host_blocks=info.num_host_blocks,
         prefix_caching=config.prefix_caching,
     )
-    ready = EngineReady(
-        capacity=capacity,
-        num_blocks=info.num_blocks,
-        block_size=info.block_size,
-        max_model_len=max_model_len,
-        kv_bytes_per_token=info.kv_bytes_per_token,
-        vocab_size=info.vocab_size,
-        device=info.device,
-        dtype=info.dtype,
-        attention_backend=info.attention_backend,
-        load_seconds=info.load_seconds,
-    )
     scheduler = Scheduler(scheduler_config)
-    recorder = None
+    observers: list[EngineObserver] = []
     if config.record is not None:
-        recorder = Recorder.to_file(config.record, scheduler_config, scheduler.is_cached)
+        observers.append(Recorder.to_file(config.record, scheduler_config, scheduler.is_cached))
     on_cpu = info.device == "cpu"
     num_tokens = min(
-        capacity.max_num_batched_tokens, max_model_len, _WARM_UP_TOKENS_CPU if on_cpu else _WARM_UP_TOKENS_GPU
+        capacity.max_num_batched_tokens, info.max_model_len, _WARM_UP_TOKENS_CPU if on_cpu else _WARM_UP_TOKENS_GPU
     )
     step_times = StepTimes(0.0 if on_cpu else _COMPILE_SECONDS, warm_up(runner, num_tokens, info.block_size))
     engine = Engine(
         scheduler,
         runner,
-        recorder=recorder,
+        observers=observers,
         step_times=step_times,
         cost_fit=OnlineFit(compiles=not on_cpu),
         announce=announce,
         device_failed=device_failed,
         swap_rates=None if info.copy_tokens_per_second is None else SwapRateMeter(info.copy_tokens_per_second),
     )
-    return engine, ready
+    return engine, EngineReady(capacity, info)
 
 
 def serve(engine: Engine, channel: EngineChannel) -> None:
@@ -117,7 +106,7 @@ def serve(engine: Engine, channel: EngineChannel) -> None:
     while True:
         idle = not engine.has_work
         if idle:
-            engine.flush_record()  # it may be long until the next step
+            engine.flush()  # it may be long until the next step
         for message in channel.receive(wait=idle):
             if isinstance(message, Shutdown):
                 return
@@ -140,7 +129,7 @@ def start(channel: EngineChannel) -> Engine | None:
     gc.disable()  # In the next seconds a million objects are made, and hardly one is garbage.
     what = "the engine"
     try:
-        import inflight_engine.execution.runner  # noqa: F401  Takes longest, so not after the configuration has come.
+        import inflight_engine.execution.build  # noqa: F401  Takes longest, so not after the configuration has come.
 
         text = sys.stdin.buffer.read()
         if not text:
@@ -168,6 +157,7 @@ def start(channel: EngineChannel) -> Engine | None:
 
 def main() -> int:
     """Exit 0 when told to leave or left alone, 1 when the engine cannot go on."""
+    let_threads_sleep()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     sock = socket.socket(fileno=int(sys.argv[1]))
     channel, started = EngineChannel(sock), threading.Event()

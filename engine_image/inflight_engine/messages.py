@@ -13,6 +13,7 @@ import msgspec
 from inflight_cost.model import CostModel
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.request import DEFAULT_CLASS, FinishReason, SamplingParams
+from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.limits import Limits
 
 
@@ -64,24 +65,10 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
-    """The model is loaded and the first request may come.
-
-    Attributes:
-        capacity: what the live limits may be raised to.
-        kv_bytes_per_token: 2 x layers x kv_heads x head_dim x sizeof(dtype).
-        vocab_size: token ids are below this.
-    """
+    """The model is loaded and the first request may come. `capacity`: what the live limits may be raised to."""
 
     capacity: Limits
-    num_blocks: int
-    block_size: int
-    max_model_len: int
-    kv_bytes_per_token: int
-    vocab_size: int
-    device: str
-    dtype: str
-    attention_backend: str
-    load_seconds: float
+    runner: RunnerInfo
 
 
 class Admission(msgspec.Struct, frozen=True, array_like=True):

@@ -7,9 +7,9 @@ import time
 import numpy as np
 
 from inflight_cost.model import StepWork
-from inflight_engine.engine import StepExecutor
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import PrefillChunk, SlotStart, StepPlan
+from inflight_engine.step_executor import StepExecutor
 from inflight_engine.step_work import work_of
 
 _NO_SLOTS = np.empty(0, np.intp)

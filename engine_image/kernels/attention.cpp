@@ -2,155 +2,23 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
 
+#include "attention_piece.h"
 #include "attention_plan.h"
 #include "attention_softmax.h"
-#include "attention_tile.h"
+#include "attention_unit.h"
 #include "simd.h"
+#include "tiles.h"
 
 namespace inflight {
 
 namespace {
 
-static_assert(kPiece % (kTileVectors * kLanes) == 0);
-
-// Where a thread keeps a unit's rows.
-struct Scratch {
-  Scratch(float* memory, int64_t tile_rows, int64_t head_dim)
-      : queries(memory),
-        mixed(queries + tile_rows * head_dim),
-        piece_mixed(mixed + tile_rows * head_dim),
-        weights(piece_mixed + kMostRows * head_dim),
-        top(weights + kMostRows * kPiece),
-        total(top + tile_rows) {}
-
-  float* queries;      // [tile_rows][head_dim], scaled
-  float* mixed;        // [tile_rows][head_dim]
-  float* piece_mixed;  // [kMostRows][head_dim]
-  float* weights;      // [kMostRows][kPiece]: scores, then their exponentials
-  float* top;          // [tile_rows]
-  float* total;        // [tile_rows]
-};
-
-// What a unit is about, for one kv head.
-struct Job {
-  const KVCache& cache;
-  const Sequence& sequence;
-  const Unit& unit;
-  int64_t window;
-  int64_t group;
-  const uint8_t* layer;  // the layer's cache
-  int64_t kv_head;
-
-  int64_t num_rows() const { return unit.num_queries * group; }
-  // Row r is query r / group in the kv head's query head r % group.
-  Context context(int64_t row) const {
-    return context_of(sequence.start + unit.first_query + row / group, window);
-  }
-  int64_t head_bytes() const { return cache.head_dim * cache.block_size * cache.element_bytes; }
-  // The kv head's part of a block: its keys, then its values.
-  const uint8_t* block(int64_t id) const {
-    return layer + (id * cache.num_kv_heads + kv_head) * 2 * head_bytes();
-  }
-};
-
-void find_columns(const Job& job, int64_t piece, Columns* columns) {
-  const KVCache& cache = job.cache;
-  const int64_t pair = 4 / cache.element_bytes, lo = piece * kPiece;
-  const int64_t hi = std::min(lo + kPiece, job.context(job.num_rows() - 1).hi);
-  columns->key_stride = cache.block_size * 4;
-  columns->head_dim = cache.head_dim;
-  columns->num_steps = cache.head_dim / pair;
-  const int64_t* block_id = job.sequence.block_ids + lo / cache.block_size;
-  int64_t offset = lo % cache.block_size;
-  const uint8_t *keys = nullptr, *values = nullptr;
-  int64_t column = 0;
-  for (int64_t token = lo; token < hi; token += kLanes, column++) {
-    const uint8_t* block = job.block(*block_id);
-    columns->keys[column] = keys = block + offset * 4;
-    columns->values[column] = values = block + job.head_bytes() + offset / pair * cache.head_dim * 4;
-    offset += kLanes;
-    if (offset == cache.block_size) block_id++, offset = 0;
-  }
-  columns->num_columns = column;
-  for (const int64_t end = column + kTileVectors; column < end; column++)
-    columns->keys[column] = keys, columns->values[column] = values;
-}
-
-template <class Element, int ROWS>
-void score_rows(const float* queries, const Columns& columns, int64_t begin, int64_t end, float* scores) {
-  int64_t column = begin / kLanes;
-  const int64_t end_column = (end + kLanes - 1) / kLanes;
-  for (; column + kTileVectors <= end_column; column += kTileVectors)
-    score_tile<Element, ROWS, kTileVectors>(queries, columns, column, scores);
-  for (; column < end_column; column++) score_tile<Element, ROWS, 1>(queries, columns, column, scores);
-}
-
-template <class Element, int ROWS>
-void value_rows(const float* weights, const Columns& columns, int64_t begin, int64_t end, KeyFetcher* next_keys,
-                float* mixed) {
-  int64_t d = 0;
-  for (; d + kTileVectors * kLanes <= columns.head_dim; d += kTileVectors * kLanes)
-    value_tile<Element, ROWS, kTileVectors>(weights, columns, begin, end, d, next_keys, mixed);
-  for (; d < columns.head_dim; d += kLanes)
-    value_tile<Element, ROWS, 1>(weights, columns, begin, end, d, next_keys, mixed);
-}
-
-// The first piece of a row's context: there it begins.
-int64_t first_piece(Context context) { return context.lo / kPiece; }
-
-// Rows first .. first + ROWS - 1 over one piece.
-template <class Element, int ROWS>
-void attend_rows(const Job& job, const Scratch& scratch, int64_t piece, int64_t first, const Columns& columns,
-                 KeyFetcher next_keys) {
-  const int64_t head_dim = job.cache.head_dim, base = piece * kPiece;
-  // Contexts grow with the rows: the first row's begins first, the last row's ends last.
-  const int64_t begin = std::max(job.context(first).lo - base, int64_t(0)) / kLanes * kLanes;
-  const int64_t end = std::min(job.context(first + ROWS - 1).hi - base, kPiece);
-  if (begin >= end) return;
-  score_rows<Element, ROWS>(scratch.queries + first * head_dim, columns, begin, end, scratch.weights);
-  const int64_t whole_end = (end + kLanes - 1) / kLanes * kLanes;
-  float top[ROWS], total[ROWS];
-  bool sees[ROWS];
-  for (int r = 0; r < ROWS; r++) {
-    const Context context = job.context(first + r), here{context.lo - base, context.hi - base};
-    float* weights = scratch.weights + r * kPiece;
-    sees[r] = here.lo < kPiece && here.hi > 0;
-    if (sees[r])
-      softmax(weights, begin, whole_end, here, job.cache.softcap, &top[r], &total[r]);
-    else
-      std::fill(weights + begin, weights + whole_end, 0.0f);
-  }
-  value_rows<Element, ROWS>(scratch.weights, columns, begin, end, &next_keys, scratch.piece_mixed);
-  for (int r = 0; r < ROWS; r++) {
-    if (!sees[r]) continue;
-    const int64_t i = first + r;
-    const Row row{scratch.mixed + i * head_dim, scratch.top + i, scratch.total + i};
-    const float* mixed = scratch.piece_mixed + r * head_dim;
-    if (piece == job.unit.first_piece || piece == first_piece(job.context(i)))
-      start(row, mixed, top[r], total[r], head_dim);
-    else
-      fold(row, mixed, top[r], total[r], head_dim);
-  }
-}
-
-template <class Element>
-void attend_rows(const Job& job, const Scratch& scratch, int64_t piece, int64_t first, int64_t count,
-                 const Columns& columns, const KeyFetcher& next) {
-  static_assert(kMostRows == 6);
-  switch (count) {
-    case 1: return attend_rows<Element, 1>(job, scratch, piece, first, columns, next);
-    case 2: return attend_rows<Element, 2>(job, scratch, piece, first, columns, next);
-    case 3: return attend_rows<Element, 3>(job, scratch, piece, first, columns, next);
-    case 4: return attend_rows<Element, 4>(job, scratch, piece, first, columns, next);
-    case 5: return attend_rows<Element, 5>(job, scratch, piece, first, columns, next);
-    case 6: return attend_rows<Element, 6>(job, scratch, piece, first, columns, next);
-  }
-}
+static_assert(kPiece % (kTileVectors * kLanes) == 0 && kPiece % kSpan == 0);
 
 // after: what the thread does next, or the same once more.
-void attend_unit(const Job& job, const Job& after, const Scratch& scratch) {
-  const int64_t num_rows = job.num_rows(), num_tiles = (num_rows + kMostRows - 1) / kMostRows;
+void attend_unit(const Job& job, const Job& after, const Scratch& scratch, TileScope* tiles) {
   Columns columns[2];
   Columns *here = &columns[0], *next = &columns[1];
   find_columns(job, job.unit.first_piece, here);
@@ -159,25 +27,33 @@ void attend_unit(const Job& job, const Job& after, const Scratch& scratch) {
       find_columns(job, piece + 1, next);
     else
       find_columns(after, after.unit.first_piece, next);
-    for (int64_t tile = 0; tile < num_tiles; tile++) {
-      const int64_t first = num_rows * tile / num_tiles, count = num_rows * (tile + 1) / num_tiles - first;
-      if (job.cache.element_bytes == 2)
-        attend_rows<BFloat16>(job, scratch, piece, first, count, *here, KeyFetcher(*next));
-      else
-        attend_rows<Float32>(job, scratch, piece, first, count, *here, KeyFetcher(*next));
-    }
+    if (is_for_tiles(job))
+      attend_piece_by_tiles(job, scratch, tiles, piece, *here);
+    else if (job.cache.element_bytes == 2)
+      attend_piece<BFloat16>(job, scratch, piece, *here, KeyFetcher(*next));
+    else
+      attend_piece<Float32>(job, scratch, piece, *here, KeyFetcher(*next));
   }
 }
 
 // The queries of a unit, times what the scores are to be multiplied with.
-void gather(const Job& job, const float* q, int64_t stride, float* queries) {
+void gather(const Job& job, const float* q, int64_t stride, const Scratch& scratch) {
   const KVCache& cache = job.cache;
   const float factor = query_factor(cache);
+  const bool rounds = BFloat16::kRounds && cache.element_bytes == 2, for_tiles = is_for_tiles(job);
   for (int64_t row = 0; row < job.num_rows(); row++) {
     const int64_t token = job.sequence.first_row + job.unit.first_query + row / job.group;
     const float* from = q + token * stride + (job.kv_head * job.group + row % job.group) * cache.head_dim;
-    for (int64_t d = 0; d < cache.head_dim; d += kLanes)
-      store(queries + row * cache.head_dim + d, load<f32v>(from + d) * factor);
+    for (int64_t d = 0; d < cache.head_dim; d += kLanes) {
+      const f32v x = load<f32v>(from + d) * factor;
+      if (for_tiles) {
+        store_bf16(scratch.rounded_queries + row * cache.head_dim + d, x);
+        continue;
+      }
+      float* to = scratch.queries + row * cache.head_dim + d;
+      store(to, x);
+      if (rounds) round_bf16(to);
+    }
   }
 }
 
@@ -227,9 +103,7 @@ void fold_partials(const Job& job, const Scratch& scratch, const Split& split, A
 
 }  // namespace
 
-int64_t attend_scratch_floats(int64_t tile_rows, int64_t head_dim) {
-  return (2 * tile_rows + kMostRows) * head_dim + kMostRows * kPiece + 2 * tile_rows;
-}
+int64_t attend_scratch_floats(int64_t tile_rows, int64_t head_dim) { return Scratch::floats(tile_rows, head_dim); }
 
 void attend(AttentionStep* step, int layer, const float* q, int64_t q_stride, float* out, int64_t out_stride, int tid) {
   const KVCache& cache = *step->cache;
@@ -241,12 +115,14 @@ void attend(AttentionStep* step, int layer, const float* q, int64_t q_stride, fl
     return Job{cache,       step->sequences[unit.sequence], unit,                        plan.window,
                step->group, layer_of(cache, layer),         number % cache.num_kv_heads};
   };
+  std::optional<TileScope> tiles;
+  if (kTiles) tiles.emplace();
   // Each thread takes its next job early, so that it can bring what that begins with nearer in time.
   for (int64_t number = step->team->take(), next; number < num_jobs; number = next) {
     next = step->team->take();
     const Job job = job_of(number);
-    gather(job, q, q_stride, scratch.queries);
-    attend_unit(job, job_of(next < num_jobs ? next : number), scratch);
+    gather(job, q, q_stride, scratch);
+    attend_unit(job, job_of(next < num_jobs ? next : number), scratch, tiles ? &*tiles : nullptr);
     if (job.unit.split >= 0) {
       const Split& split = plan.splits[job.unit.split];
       leave_partials(job, scratch, split, step);
@@ -291,7 +167,12 @@ INFLIGHT_EXPORT void inflight_attention(AttentionStep* step, int layer, const fl
   const KVCache& cache = *step->cache;
   const int64_t q_stride = cache.num_heads * cache.head_dim, kv_stride = cache.num_kv_heads * cache.head_dim;
   step->team->run([&](int tid) {
-    inflight::write_kv(step, layer, k, v, kv_stride, tid);
+    const inflight::Range heads = inflight::share(cache.num_kv_heads, tid, step->team->size());
+    for (int64_t token = 0; token < step->num_tokens; token++)
+      for (int64_t head = heads.begin; head < heads.end; head++) {
+        inflight::write_key(step, layer, token, head, k + token * kv_stride + head * cache.head_dim);
+        inflight::write_value(step, layer, token, head, v + token * kv_stride + head * cache.head_dim);
+      }
     step->team->barrier();
     inflight::attend(step, layer, q, q_stride, out, q_stride, tid);
   });

@@ -39,12 +39,20 @@ class AttentionStep;
 // Whether the step is one of this team, and prepared for so many tokens.
 bool fits(const AttentionStep* step, const Team* team, int64_t num_tokens);
 
-// Both are called inside `Team::run` of the step's team by every thread, with a barrier between them; `attend` must be
-// the first to `take` work after that barrier, and its results are complete after the next.
+// float32 [head_dim] of one token of the step and one kv head, into the cache.
 //
-// k, v: float32 rows of num_kv_heads * head_dim, one for each token of the step; q, out: float32 rows of
-// num_heads * head_dim. Strides are in floats, from a row to the next.
-void write_kv(const AttentionStep* step, int layer, const float* k, const float* v, int64_t stride, int tid);
+// Two tokens whose values share lanes of the cache must be written by the same thread, the first one before the second.
+void write_key(const AttentionStep* step, int layer, int64_t token, int64_t kv_head, const float* k);
+void write_value(const AttentionStep* step, int layer, int64_t token, int64_t kv_head, const float* v);
+
+// Whether the values of `token` share lanes with those of the token before it.
+bool shares_lanes(const AttentionStep* step, int64_t token);
+
+// Inside `Team::run` of the step's team, by every thread, when all keys and values are written; nothing may have been
+// `take`n since the last barrier. The results are complete after the next.
+//
+// q, out: float32 rows of num_heads * head_dim, one for each token of the step. Strides are in floats, from a row to the
+// next.
 void attend(AttentionStep* step, int layer, const float* q, int64_t q_stride, float* out, int64_t out_stride, int tid);
 
 }  // namespace inflight

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "tiles.h"
 
 namespace inflight {
 
@@ -12,8 +13,9 @@ namespace inflight {
 // in order, so a query's result depends on its own tokens alone: not on the batch, the chunks or the threads.
 constexpr int64_t kPiece = 256;
 
-// Rows (a query of one head) that go over the same keys one after another, while those are in the core's cache.
-constexpr int64_t kTileRows = 48;
+// Rows (a query of one head) that go over the same keys one after another, while those are in the core's cache. More
+// with matrix tiles: values that do not lie as tiles read them are copied once for all rows.
+constexpr int64_t kTileRows = kTiles ? 96 : 48;
 
 constexpr int64_t kMostHeadDim = 256;
 

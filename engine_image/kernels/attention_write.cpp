@@ -7,7 +7,7 @@ namespace inflight {
 
 namespace {
 
-void write_keys(const KVCache& cache, uint8_t* keys, int64_t offset, const float* k) {
+void put_key(const KVCache& cache, uint8_t* keys, int64_t offset, const float* k) {
   const int64_t stride = cache.block_size * 4;
   uint8_t* to = keys + offset * 4;
   if (cache.element_bytes == 2) {
@@ -19,7 +19,7 @@ void write_keys(const KVCache& cache, uint8_t* keys, int64_t offset, const float
   }
 }
 
-void write_values(const KVCache& cache, uint8_t* values, int64_t offset, const float* v) {
+void put_value(const KVCache& cache, uint8_t* values, int64_t offset, const float* v) {
   if (cache.element_bytes == 4) {
     memcpy(values + offset * cache.head_dim * 4, v, cache.head_dim * 4);
     return;
@@ -33,31 +33,35 @@ void write_values(const KVCache& cache, uint8_t* values, int64_t offset, const f
   }
 }
 
-// Two tokens that share lanes of the values belong to one thread.
-bool shares_lanes(const AttentionStep* step, int64_t token) {
-  return token > 0 && token < step->num_tokens && step->kv_slots[token] % 2 == 1 &&
-         step->kv_slots[token - 1] == step->kv_slots[token] - 1;
-}
+// Where the cache has a kv head's keys of the block in which a token lies; the values follow.
+struct Place {
+  Place(const AttentionStep* step, int layer, int64_t token, int64_t kv_head) {
+    const KVCache& cache = *step->cache;
+    const int64_t slot = step->kv_slots[token], block = slot / cache.block_size;
+    head_bytes = cache.head_dim * cache.block_size * cache.element_bytes;
+    keys = layer_of(cache, layer) + (block * cache.num_kv_heads + kv_head) * 2 * head_bytes;
+    offset = slot % cache.block_size;
+  }
+
+  uint8_t* keys;
+  int64_t head_bytes, offset;
+};
 
 }  // namespace
 
-void write_kv(const AttentionStep* step, int layer, const float* k, const float* v, int64_t stride, int tid) {
-  const KVCache& cache = *step->cache;
-  const int64_t head_bytes = cache.head_dim * cache.block_size * cache.element_bytes;
-  uint8_t* data = layer_of(cache, layer);
-  Range tokens = share(step->num_tokens, tid, step->team->size());
-  if (shares_lanes(step, tokens.begin)) tokens.begin++;
-  if (shares_lanes(step, tokens.end)) tokens.end++;
-  for (int64_t token = tokens.begin; token < tokens.end; token++) {
-    const int64_t slot = step->kv_slots[token], offset = slot % cache.block_size;
-    uint8_t* block = data + slot / cache.block_size * 2 * cache.num_kv_heads * head_bytes;
-    for (int64_t head = 0; head < cache.num_kv_heads; head++) {
-      const int64_t column = token * stride + head * cache.head_dim;
-      uint8_t* keys = block + head * 2 * head_bytes;
-      write_keys(cache, keys, offset, k + column);
-      write_values(cache, keys + head_bytes, offset, v + column);
-    }
-  }
+void write_key(const AttentionStep* step, int layer, int64_t token, int64_t kv_head, const float* k) {
+  const Place place(step, layer, token, kv_head);
+  put_key(*step->cache, place.keys, place.offset, k);
+}
+
+void write_value(const AttentionStep* step, int layer, int64_t token, int64_t kv_head, const float* v) {
+  const Place place(step, layer, token, kv_head);
+  put_value(*step->cache, place.keys + place.head_bytes, place.offset, v);
+}
+
+bool shares_lanes(const AttentionStep* step, int64_t token) {
+  return token > 0 && token < step->num_tokens && step->kv_slots[token] % 2 == 1 &&
+         step->kv_slots[token - 1] == step->kv_slots[token] - 1;
 }
 
 }  // namespace inflight

@@ -1,6 +1,6 @@
 """Compile the CPU kernels: every .cpp of this folder, once for each kind of CPU, into a library for each.
 
-    python engine_image/kernels/build.py [--out FOLDER] [--force]
+    python engine_image/kernels/build.py [--out FOLDER] [--force] [--tests]
 
 Needs nothing but Python and a C++17 compiler: $CXX where that is set, else c++, g++ or clang++. Without one it exits
 with status 3.
@@ -32,7 +32,13 @@ LINK = ["-shared", "-pthread", "-static-libgcc", "-static-libstdc++", "-Wl,--no-
 AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi2"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mprefer-vector-width=512"]
 # By name, as in libinflight-NAME.so. `native/library.py` knows which CPU can run which.
-X86_VARIANTS = {"avx512bf16": [*AVX512, "-mavx512bf16"], "avx512": AVX512, "avx2": AVX2, "generic": []}
+X86_VARIANTS = {
+    "amx": [*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
+    "avx512bf16": [*AVX512, "-mavx512bf16"],
+    **{"avx512": AVX512, "avx2": AVX2, "generic": []},
+}
+# What `amx` computes, on any CPU with AVX2 and slowly: for tests only.
+X86_TEST_VARIANTS = {"amxemulated": [*AVX2, "-DINFLIGHT_EMULATE_TILES"]}
 OTHER_VARIANTS: dict[str, list[str]] = {"generic": []}
 
 
@@ -51,8 +57,9 @@ def compiler() -> list[str]:
     raise NoCompilerError("no C++ compiler: set CXX, or install g++ or clang++")
 
 
-def build(out: Path = OUT, force: bool = False) -> list[Path]:
-    """Make the libraries that are older than a source, or all with `force`; gives those it made.
+def build(out: Path = OUT, force: bool = False, tests: bool = False) -> list[Path]:
+    """Make the libraries that are older than a source, or all with `force`, those for tests too with `tests`; gives
+    those it made.
 
     Raises:
         NoCompilerError: there is none.
@@ -60,7 +67,9 @@ def build(out: Path = OUT, force: bool = False) -> list[Path]:
     """
     sources = sorted(HERE.glob("*.cpp"))
     newest = max(path.stat().st_mtime for path in [*sources, *HERE.glob("*.h"), Path(__file__)])
-    variants = X86_VARIANTS if platform.machine() in ("x86_64", "AMD64") else OTHER_VARIANTS
+    variants = OTHER_VARIANTS
+    if platform.machine() in ("x86_64", "AMD64"):
+        variants = X86_VARIANTS | (X86_TEST_VARIANTS if tests else {})
     libraries = {name: out / f"libinflight-{name}.so" for name in variants}
     stale = [name for name, path in libraries.items() if force or not path.exists() or path.stat().st_mtime < newest]
     if not stale:
@@ -90,9 +99,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compile the CPU kernels.")
     parser.add_argument("--out", type=Path, default=OUT, help="folder for the libraries")
     parser.add_argument("--force", action="store_true", help="compile what is up to date too")
+    parser.add_argument("--tests", action="store_true", help="the variants that only tests use too")
     arguments = parser.parse_args()
     try:
-        made = build(arguments.out, arguments.force)
+        made = build(arguments.out, arguments.force, arguments.tests)
     except NoCompilerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 3

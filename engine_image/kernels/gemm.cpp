@@ -1,384 +1,26 @@
 #include "gemm.h"
 
 #include <cerrno>
-#include <chrono>
-#include <cmath>
 #include <memory>
 #include <new>
 
+#include "gemm_part.h"
+
 namespace inflight {
 
-namespace {
-
-// A tile is this many rows by one panel: its sums, a panel's two registers and a broadcast fill the registers.
-constexpr int kTileRows = kLanes == 16 ? 12 : 5;
-// Rows that are multiplied with one panel after the other while they stay in the second cache.
-constexpr int kBlockRows = 8 * kTileRows;
-// Inputs at a time; so many of a panel stay in the first or second cache.
-constexpr int64_t kBlockInputs = 768;
-// Panels in one piece of work when there are many rows.
-constexpr int64_t kChunkPanels = 6;
-
-// R rows, `stride` apart. Three rows share a pointer, so that addresses (pointer, + stride, + 2 stride) need no more
-// registers than there are; the compiler must not know how the pointers hang together, or it undoes that.
-template <class T, int R>
-struct RowPointers {
-  const T* at[(R + 2) / 3];
-  int64_t stride;
-
-  INFLIGHT_INLINE RowPointers(const T* first, int64_t stride_) : stride(stride_) {
-    for (int i = 0; i < (R + 2) / 3; i++) at[i] = first + 3 * i * stride;
-  }
-  INFLIGHT_INLINE void advance(int64_t columns) {
-    for (int i = 0; i < (R + 2) / 3; i++) {
-      at[i] += columns;
-      asm("" : "+r"(at[i]));
-    }
-  }
-  INFLIGHT_INLINE const T* row(int r) const { return at[r / 3] + r % 3 * stride; }
-};
-
-// What to fetch into the cache on the way: the panel after this one, a share of it with each tile.
-struct Ahead {
-  const uint8_t* at;
-  int64_t step;  // bytes for one register pair of weights
-
-  INFLIGHT_INLINE void go() {
-    prefetch_far(at);
-    if (step > kCacheLine) prefetch_far(at + kCacheLine);
-    at += step;
-  }
-};
-
-struct Tile {
-  const Input* x;
-  int64_t row;
-  const uint8_t* weights;  // from input `begin` on
-  int64_t begin, end;      // inputs
-  Ahead ahead;
-  float* sums;  // [rows, kPanel]: the result, and what it starts from unless `first`
-  bool first;
-};
-
-// Add to the sums what one input's two registers of weights give.
-template <int R>
-INFLIGHT_INLINE void accumulate(f32v (&sum)[R][2], const RowPointers<float, R>& x, int input, f32v w0, f32v w1) {
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++) {
-    const f32v v = splat(x.row(r)[input]);
-    sum[r][0] = fma(v, w0, sum[r][0]);
-    sum[r][1] = fma(v, w1, sum[r][1]);
-  }
-}
-
-template <int R>
-INFLIGHT_INLINE void load_sums(f32v (&sum)[R][2], const Tile& t) {
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++)
-    for (int c = 0; c < 2; c++) sum[r][c] = t.first ? f32v{} : load<f32v>(t.sums + r * kPanel + c * kLanes);
-}
-
-template <int R>
-INFLIGHT_INLINE void store_sums(const f32v (&sum)[R][2], const Tile& t) {
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++)
-    for (int c = 0; c < 2; c++) store(t.sums + r * kPanel + c * kLanes, sum[r][c]);
-}
-
-template <int R>
-void tile_float32(const Tile& t) {
-  RowPointers<float, R> x(t.x->values + t.row * t.x->stride + t.begin, t.x->stride);
-  const float* w = reinterpret_cast<const float*>(t.weights);
-  Ahead ahead = t.ahead;
-  f32v sum[R][2];
-  load_sums(sum, t);
-  int64_t i = t.begin;
-  for (; i + 4 <= t.end; i += 4, x.advance(4), w += 4 * kPanel)
-#pragma GCC unroll 4
-    for (int u = 0; u < 4; u++) {
-      ahead.go();
-      accumulate(sum, x, u, load<f32v>(w + u * kPanel), load<f32v>(w + u * kPanel + kLanes));
-    }
-  for (; i < t.end; i++, x.advance(1), w += kPanel) accumulate(sum, x, 0, load<f32v>(w), load<f32v>(w + kLanes));
-  store_sums(sum, t);
-}
-
-template <int R>
-void tile_bfloat16(const Tile& t) {
-  RowPointers<float, R> x(t.x->values + t.row * t.x->stride + t.begin, t.x->stride);
-  const uint32_t* w = reinterpret_cast<const uint32_t*>(t.weights);
-  Ahead ahead = t.ahead;
-  f32v sum[R][2];
-  load_sums(sum, t);
-  for (int64_t i = t.begin; i < t.end; i += 2, x.advance(2), w += kPanel) {
-    ahead.go();
-    accumulate(sum, x, 0, widen_first(load<u32v>(w)), widen_first(load<u32v>(w + kLanes)));
-    asm volatile("" : "+r"(w));  // read again rather than kept: there are no registers left
-    accumulate(sum, x, 1, widen_second(load<u32v>(w)), widen_second(load<u32v>(w + kLanes)));
-  }
-  store_sums(sum, t);
-}
-
-// As above, of activations in bfloat16: two inputs at once.
-template <int R>
-void tile_bfloat16_pairs(const Tile& t) {
-  RowPointers<uint16_t, R> x(t.x->rounded_row<uint16_t>(t.row) + t.begin, t.x->stride);
-  const uint32_t* w = reinterpret_cast<const uint32_t*>(t.weights);
-  Ahead ahead = t.ahead;
-  f32v sum[R][2];
-  load_sums(sum, t);
-  for (int64_t i = t.begin; i < t.end; i += 2, x.advance(2), w += kPanel) {
-    ahead.go();
-    const u32v w0 = load<u32v>(w), w1 = load<u32v>(w + kLanes);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
-      const u32v v = splat(load<uint32_t>(x.row(r)));
-      sum[r][0] = dot_bf16(sum[r][0], v, w0);
-      sum[r][1] = dot_bf16(sum[r][1], v, w1);
-    }
-  }
-  store_sums(sum, t);
-}
-
-// Integers are summed within a group, exactly; groups are summed in float32. The float sums stay in memory, so that the
-// integers have the registers.
-template <int R>
-void tile_int8(const Tile& t) {
-  const int64_t groups = (t.end + kInt8Group - 1) / kInt8Group;
-  RowPointers<int8_t, R> x(t.x->rounded_row<int8_t>(t.row), t.x->stride);
-  const float* scales = t.x->scales + t.row;
-  const uint32_t* offsets = t.x->offsets + t.row;
-  const uint8_t* w = t.weights;
-  Ahead ahead = t.ahead;
-  float* sums = t.sums;
-  for (int i = 0; i < R * kPanel; i += kLanes) store(sums + i, f32v{});
-  for (int64_t g = 0; g < groups; g++, scales += t.x->rows, offsets += t.x->rows) {
-    i32v dot[R][2];
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++) dot[r][0] = dot[r][1] = splat(int32_t(offsets[r]));
-    for (int i = 0; i < kInt8Group; i += 16, x.advance(16)) {
-#pragma GCC unroll 4
-      for (int u = 0; u < 16; u += 4, w += 4 * kPanel) {
-        ahead.go();
-        const u8v w0 = load<u8v>(w), w1 = load<u8v>(w + 4 * kLanes);
-#pragma GCC unroll 16
-        for (int r = 0; r < R; r++) {
-          const u8v v = (u8v)splat(load<int32_t>(x.row(r) + u));
-          dot[r][0] = dot_i8(dot[r][0], w0, v);
-          dot[r][1] = dot_i8(dot[r][1], w1, v);
-        }
-      }
-    }
-    const f32v s0 = load<f32v>(w), s1 = load<f32v>(w + 4 * kLanes);
-    w += 4 * kPanel;
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
-      const f32v s = splat(scales[r]);
-      float* sum = sums + r * kPanel;
-      store(sum, fma(to_float(dot[r][0]) * s0, s, load<f32v>(sum)));
-      store(sum + kLanes, fma(to_float(dot[r][1]) * s1, s, load<f32v>(sum + kLanes)));
-    }
-  }
-}
-
-template <int R>
-void tile_int4(const Tile& t) {
-  const int64_t groups = (t.end + kInt4Group - 1) / kInt4Group;
-  RowPointers<int8_t, R> x(t.x->rounded_row<int8_t>(t.row), t.x->stride);
-  const float* scales = t.x->scales + t.row;
-  const uint32_t* offsets = t.x->offsets + t.row;
-  const uint8_t* w = t.weights;
-  Ahead ahead = t.ahead;
-  float* sums = t.sums;
-  const u8v low = (u8v)splat(0x0f0f0f0fu);
-  for (int i = 0; i < R * kPanel; i += kLanes) store(sums + i, f32v{});
-  for (int64_t g = 0; g < groups; g++, scales += t.x->rows, offsets += t.x->rows) {
-    i32v dot[R][2];
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++) dot[r][0] = dot[r][1] = i32v{};
-#pragma GCC unroll 4
-    for (int i = 0; i < kInt4Group; i += 8, w += 4 * kPanel) {
-      ahead.go();
-      const u8v b0 = load<u8v>(w), b1 = load<u8v>(w + 4 * kLanes);
-      const u8v w0 = b0 & low, w1 = b1 & low, v0 = (u8v)((u32v)b0 >> 4) & low, v1 = (u8v)((u32v)b1 >> 4) & low;
-#pragma GCC unroll 16
-      for (int r = 0; r < R; r++) {
-        const u8v v = (u8v)splat(load<int32_t>(x.row(r) + i));
-        dot[r][0] = dot_i8(dot[r][0], w0, v);
-        dot[r][1] = dot_i8(dot[r][1], w1, v);
-      }
-#pragma GCC unroll 16
-      for (int r = 0; r < R; r++) {
-        const u8v v = (u8v)splat(load<int32_t>(x.row(r) + i + 4));
-        dot[r][0] = dot_i8(dot[r][0], v0, v);
-        dot[r][1] = dot_i8(dot[r][1], v1, v);
-      }
-    }
-    x.advance(kInt4Group);
-    f32v s0, s1, m0, m1;
-    widen_half_pairs(load<u32v>(w), &s0, &m0);
-    widen_half_pairs(load<u32v>(w + 4 * kLanes), &s1, &m1);
-    w += 4 * kPanel;
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
-      const f32v s = splat(scales[r]);
-      const f32v o = (f32v)splat(offsets[r]);
-      float* sum = sums + r * kPanel;
-      store(sum, fma(m0, o, fma(to_float(dot[r][0]) * s0, s, load<f32v>(sum))));
-      store(sum + kLanes, fma(m1, o, fma(to_float(dot[r][1]) * s1, s, load<f32v>(sum + kLanes))));
-    }
-  }
-}
-
-using TileFunction = void (*)(const Tile&);
-
-// By number of rows.
-template <int R = 1>
-TileFunction tile_function(Format format, int rows) {
-  if constexpr (R <= kTileRows) {
-    if (rows > R) return tile_function<R + 1>(format, rows);
-    switch (format) {
-      case Format::float32:
-        return tile_float32<R>;
-      case Format::bfloat16:
-        return kHasDotBf16 ? tile_bfloat16_pairs<R> : tile_bfloat16<R>;
-      case Format::int8:
-        return tile_int8<R>;
-      case Format::int4:
-        return tile_int4<R>;
-    }
-  }
-  return nullptr;
-}
-
-INFLIGHT_INLINE f32v silu(f32v x) { return x / (exp(-x) + 1.0f); }
-
-// Only the first `count` lanes are there.
-INFLIGHT_INLINE void put(float* to, f32v x, int64_t count, bool add) {
-  if (count >= kLanes) {
-    store(to, add ? load<f32v>(to) + x : x);
-    return;
-  }
-  float lane[kLanes];
-  store(lane, x);
-  for (int64_t i = 0; i < count; i++) to[i] = add ? to[i] + lane[i] : lane[i];
-}
-
-void finish(const Output& out, const float* sums, int64_t row, int rows, int64_t panel) {
-  f32v bias[2] = {};
-  for (int c = 0; c < 2 && out.bias; c++) bias[c] = load<f32v>(out.bias + panel * kPanel + c * kLanes);
-  for (int r = 0; r < rows; r++, sums += kPanel) {
-    const f32v first = load<f32v>(sums) + bias[0], second = load<f32v>(sums + kLanes) + bias[1];
-    float* to = out.values + (row + r) * out.stride;
-    if (out.kind == Output::kSiluMul) {
-      put(to + panel * kLanes, silu(first) * second, out.columns - panel * kLanes, false);
+void multiply(const Matrix& m, const Input& x, Range rows, Range panels, const Output& out) {
+  const int64_t count = rows.end - rows.begin;
+  const bool tiles = by_tiles(m, count);
+  const int64_t most = tiles ? kTileBlockRows : kVectorBlockRows, unit = tiles ? 2 * kTileHeight : 1;
+  const int blocks = int((count + most - 1) / most);
+  for (int i = 0; i < blocks; i++) {
+    const Range block = share(count, i, blocks, unit);
+    const ProductPart part{m, x, out, rows.begin + block.begin, int(block.end - block.begin), panels.begin, panels.end};
+    if (tiles) {
+      multiply_by_tiles(part);
     } else {
-      const bool add = out.kind == Output::kAdd;
-      const int64_t left = out.columns - panel * kPanel;
-      put(to + panel * kPanel, first, left, add);
-      if (left > kLanes) put(to + panel * kPanel + kLanes, second, left - kLanes, add);
+      multiply_by_vectors(part);
     }
-  }
-}
-
-// So that a tile's results need not wait for the lines that they go to.
-void prefetch_output(const Output& out, int64_t row, int rows, int64_t panel) {
-  const int64_t column = panel * (out.kind == Output::kSiluMul ? kLanes : kPanel);
-  for (int r = 0; r < rows; r++) {
-    const float* to = out.values + (row + r) * out.stride + column;
-    __builtin_prefetch(to, 1);
-    __builtin_prefetch(to + kLanes, 1);
-  }
-}
-
-// Rows [row, row + rows), at most kBlockRows, with panels [begin, end).
-void multiply_block(const Matrix& m, const Input& x, const Output& out, int64_t row, int rows, int64_t begin,
-                    int64_t end) {
-  alignas(kCacheLine) float sums[kBlockRows * kPanel];
-  const int tiles = (rows + kTileRows - 1) / kTileRows;
-  const int64_t block = m.quantized() ? m.inputs : kBlockInputs;
-  const int64_t input_bytes = m.quantized() ? 0 : m.panel_bytes() / m.inputs;
-  constexpr int64_t step_bytes = 2 * sizeof(f32v);  // a tile's step in any format: two registers of weights
-  const int64_t step = (step_bytes + tiles - 1) / tiles;
-
-  for (int64_t panel = begin; panel < end; panel++) {
-    for (int64_t from = 0; from < m.inputs; from += block) {
-      const int64_t to = from + block < m.inputs ? from + block : m.inputs;
-      const int64_t share_bytes = m.panel_bytes() * (to - from) / m.inputs / step_bytes * step;
-      const uint8_t* part = m.panel(panel) + from * input_bytes;
-      const uint8_t* next = panel + 1 < end ? part + m.panel_bytes() : part;
-      for (int tile = 0; tile < tiles; tile++) {
-        const int first = rows * tile / tiles, count = rows * (tile + 1) / tiles - first;
-        const Ahead ahead{next + share_bytes * tile, step};
-        prefetch_output(out, row + first, count, panel);
-        tile_function(m.format, count)({&x, row + first, part, from, to, ahead, sums + first * kPanel, from == 0});
-      }
-    }
-    finish(out, sums, row, rows, panel);
-  }
-}
-
-void quantize_row(const Matrix& m, const float* values, int8_t* quantized, float* scales, uint32_t* offsets,
-                  int64_t rows) {
-  typedef int8_t i8v __attribute__((vector_size(kLanes)));
-  const int group = m.group();
-  for (int64_t g = 0; g < m.num_groups(); g++) {
-    const int64_t from = g * group;
-    const float* x = values + from;
-    alignas(kCacheLine) float padded_group[kInt8Group] = {};
-    if (m.inputs - from < group) {
-      memcpy(padded_group, x, 4 * (m.inputs - from));
-      x = padded_group;
-    }
-    f32v magnitudes = {};
-    for (int i = 0; i < group; i += kLanes)
-      magnitudes = max(magnitudes, (f32v)((u32v)load<f32v>(x + i) & 0x7fffffffu));
-    const float largest = reduce_max(magnitudes);
-    const float scale = largest / 127, inverse = largest > 0 ? 127 / largest : 0;
-    i32v sums = {};
-    for (int i = 0; i < group; i += kLanes) {
-      const i32v q = round_to_int(load<f32v>(x + i) * inverse);
-      store(quantized + from + i, __builtin_convertvector(q, i8v));
-      sums += q;
-    }
-    int32_t sum = 0;
-    for (int i = 0; i < kLanes; i++) sum += sums[i];
-    scales[g * rows] = scale;
-    const int32_t owed = -128 * sum;
-    const float share = scale * float(sum);
-    memcpy(offsets + g * rows, m.format == Format::int8 ? static_cast<const void*>(&owed) : &share, 4);
-  }
-}
-
-void narrow_row(const float* values, uint16_t* narrowed, int64_t count) {
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) store_bf16(narrowed + i, load<f32v>(values + i));
-  for (; i < count; i++) narrowed[i] = narrow(values[i]);
-}
-
-}  // namespace
-
-void round_row(const Matrix& m, const float* values, uint8_t* rounded, float* scales, uint32_t* offsets, int64_t rows) {
-  if (m.quantized()) {
-    quantize_row(m, values, reinterpret_cast<int8_t*>(rounded), scales, offsets, rows);
-  } else {
-    narrow_row(values, reinterpret_cast<uint16_t*>(rounded), m.inputs);
-  }
-}
-
-void multiply(Team* team, int tid, const Matrix& m, const Input& x, int64_t rows, const Output& out) {
-  const int64_t panels = m.num_panels();
-  if (rows <= kBlockRows) {
-    const Range mine = share(panels, tid, team->size());
-    multiply_block(m, x, out, 0, int(rows), mine.begin, mine.end);
-    return;
-  }
-  const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows, chunks = (panels + kChunkPanels - 1) / kChunkPanels;
-  for (int64_t piece; (piece = team->take()) < blocks * chunks;) {
-    const int64_t block = piece / chunks, chunk = piece % chunks;
-    const int64_t first = rows * block / blocks, begin = chunk * kChunkPanels;
-    multiply_block(m, x, out, first, int(rows * (block + 1) / blocks - first), begin,
-                   begin + kChunkPanels < panels ? begin + kChunkPanels : panels);
   }
 }
 
@@ -389,12 +31,12 @@ using namespace inflight;
 // out [rows, outputs] = x [rows, inputs] * m^T, all float32 and contiguous.
 INFLIGHT_EXPORT int inflight_matmul(Team* team, const Matrix* m, const float* x, int64_t rows, float* out) {
   Input input{x, m->inputs, nullptr, nullptr, nullptr, rows};
-  const int64_t groups = m->num_groups(), width = m->quantized() ? groups * m->group() : m->inputs;
+  const int64_t groups = m->num_groups(), width = m->padded_inputs();
   std::unique_ptr<uint8_t[]> rounded;
   std::unique_ptr<float[]> scales;
   std::unique_ptr<uint32_t[]> offsets;
   if (m->rounds()) {
-    rounded.reset(new (std::nothrow) uint8_t[rows * width * m->rounded_bytes()]);
+    rounded.reset(new (std::nothrow) uint8_t[(rows + kSpareRows) * width * m->rounded_bytes()]);
     scales.reset(new (std::nothrow) float[rows * groups]);
     offsets.reset(new (std::nothrow) uint32_t[rows * groups]);
     if (!rounded || !scales || !offsets) return ENOMEM;
@@ -406,51 +48,12 @@ INFLIGHT_EXPORT int inflight_matmul(Team* team, const Matrix* m, const float* x,
       const Range mine = share(rows, tid, team->size());
       for (int64_t r = mine.begin; r < mine.end; r++)
         round_row(*m, x + r * m->inputs, &rounded[r * width * m->rounded_bytes()], scales.get() + r, offsets.get() + r,
-                  rows);
+                  rows, {0, m->inputs});
       team->barrier();
     }
-    multiply(team, tid, *m, input, rows, output);
+    multiply(*m, input, {0, rows}, share(m->num_panels(), tid, team->size()), output);
   });
   return 0;
-}
-
-#if defined(__AVX512BF16__)
-namespace {
-
-// Nanoseconds of many independent steps; `step` takes and gives a sum.
-template <class Step>
-double time_of(const Step& step) {
-  constexpr int kChains = 12, kRounds = 2000, kTries = 5;  // chains hide the latency
-  double least = INFINITY;
-  for (int attempt = 0; attempt < kTries; attempt++) {
-    f32v sum[kChains] = {};
-    const auto begin = std::chrono::steady_clock::now();
-    for (int i = 0; i < kRounds; i++)
-#pragma GCC unroll 16
-      for (int c = 0; c < kChains; c++) {
-        sum[c] = step(sum[c]);
-        asm volatile("" : "+v"(sum[c]));
-      }
-    const std::chrono::duration<double, std::nano> time = std::chrono::steady_clock::now() - begin;
-    least = time.count() < least ? time.count() : least;
-  }
-  return least;
-}
-
-}  // namespace
-#endif
-
-// How many times as many products a second this CPU does in bfloat16 as in float32, measured in a tenth of a
-// millisecond. 0: this variant does not do them in bfloat16.
-INFLIGHT_EXPORT double inflight_bf16_gain() {
-#if defined(__AVX512BF16__)
-  const f32v x = splat(0.5f);
-  const double pairs = time_of([&](f32v sum) { return dot_bf16(sum, (u32v)x, (u32v)x); });
-  const double singles = time_of([&](f32v sum) { return fma(x, x, sum); });
-  return 2 * singles / pairs;
-#else
-  return 0;
-#endif
 }
 
 INFLIGHT_EXPORT int inflight_lanes() { return kLanes; }

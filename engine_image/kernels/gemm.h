@@ -8,6 +8,7 @@
 
 #include "matrix.h"
 #include "team.h"
+#include "tiles.h"
 
 namespace inflight {
 
@@ -38,19 +39,26 @@ struct Input {
 // group is what the products owe to the weights' own: int8 (weights are stored + 128): -128 times the sum of the
 // group's integers, an int32; int4 (weights have a minimum): scale times that sum, a float32. Space from a group's scale
 // or offset to the next one's is `rows`.
-void round_row(const Matrix& m, const float* values, uint8_t* rounded, float* scales, uint32_t* offsets, int64_t rows);
+//
+// Only the inputs of a range, which begins with a group.
+void round_row(const Matrix& m, const float* values, uint8_t* rounded, float* scales, uint32_t* offsets, int64_t rows,
+               Range inputs);
+
+// Rows that memory for activations has after the last: tile products read whole tiles.
+constexpr int64_t kSpareRows = kTiles ? kTileHeight - 1 : 0;
 
 // What becomes of a product.
 struct Output {
   enum Kind { kStore, kAdd, kSiluMul } kind;  // kSiluMul: of pairs of registers, silu(first) * second
   float* values;
-  int64_t stride;
-  int64_t columns;    // of `values`
+  int64_t stride;  // in elements
+  int64_t columns;
   const float* bias;  // in the order of the panels, as many as they have columns; null: none
+  // In place of `values`, not with kAdd: rows of bfloat16, as `round_row` makes them for the next product.
+  uint16_t* rounded = nullptr;
 };
 
-// Inside `Team::run`, by every thread, nothing `take`n since the last barrier: out = x * m^T. Complete after the next
-// barrier.
-void multiply(Team* team, int tid, const Matrix& m, const Input& x, int64_t rows, const Output& out);
+// out = x * m^T, of some rows and panels, by the calling thread alone.
+void multiply(const Matrix& m, const Input& x, Range rows, Range panels, const Output& out);
 
 }  // namespace inflight

@@ -125,7 +125,7 @@ int64_t Matrix::panel_bytes() const {
     case Format::float32:
       return inputs * kPanel * 4;
     case Format::bfloat16:
-      return inputs * kPanel * 2;
+      return padded_inputs() * kPanel * 2;
     case Format::int8:
       return num_groups() * (kInt8Group * kPanel + 4 * kPanel);
     case Format::int4:

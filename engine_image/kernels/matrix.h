@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "simd.h"
+#include "tiles.h"
 
 namespace inflight {
 
@@ -16,12 +17,12 @@ constexpr int kInt4Group = 32;
 
 // Panels follow each other. Within one, by format:
 //   float32   [inputs][kPanel]
-//   bfloat16  [inputs / 2][kPanel][2], inputs even
+//   bfloat16  [padded_inputs / 2][kPanel][2], inputs even
 //   int8      groups of 64 inputs: [16][kPanel][4] bytes w + 128, then [kPanel] float32 scales
 //   int4      groups of 32 inputs: [4][2][kLanes][4] bytes, of which the lower halves are inputs 8 i .. 8 i + 3 and the
 //             upper ones 8 i + 4 .. 8 i + 7 of one of the panel's two registers; then [kPanel][2] float16: scale and
 //             minimum, w = scale * q + minimum
-// Missing outputs are zero; so are the activations of missing inputs.
+// Missing outputs are zero; so are missing inputs and their activations.
 struct Matrix {
   Format format;
   int32_t reserved;
@@ -35,7 +36,12 @@ struct Matrix {
   int group() const { return format == Format::int8 ? kInt8Group : kInt4Group; }
   bool quantized() const { return format == Format::int8 || format == Format::int4; }
   // Products take activations in fewer bits than float32, see `round_row`.
-  bool rounds() const { return quantized() || (kHasDotBf16 && format == Format::bfloat16); }
+  bool rounds() const { return quantized() || ((kTiles || kHasDotBf16) && format == Format::bfloat16); }
+  // With those that fill the last group, or the last tile's rows.
+  int64_t padded_inputs() const {
+    if (quantized()) return num_groups() * group();
+    return kTiles && format == Format::bfloat16 ? (inputs + kTileInputs - 1) / kTileInputs * kTileInputs : inputs;
+  }
   int64_t rounded_bytes() const { return quantized() ? 1 : 2; }
   int64_t num_groups() const { return quantized() ? (inputs + group() - 1) / group() : 0; }
   // One output's weights in float32 [inputs]: what an embedding looks up.

@@ -14,13 +14,23 @@
 namespace inflight {
 
 // Lanes of 32 bits in a register: 16 with AVX-512, 8 with AVX2, 4 in plain SSE2 or NEON. Vectors wider than the
-// registers would compile too, but GCC keeps those in memory.
-#if defined(__AVX512F__)
+// registers compile too, but GCC keeps those in memory: so does the variant for tests, which has AVX2 alone and the
+// layouts of tiles.
+#if defined(__AVX512F__) || defined(INFLIGHT_EMULATE_TILES)
 constexpr int kLanes = 16;
 #elif defined(__AVX2__)
 constexpr int kLanes = 8;
 #else
 constexpr int kLanes = 4;
+#endif
+
+// Vectors that the CPU's registers hold at a time.
+#if defined(__AVX512F__)
+constexpr int kRegisters = 32;
+#elif defined(INFLIGHT_EMULATE_TILES)
+constexpr int kRegisters = 8;
+#else
+constexpr int kRegisters = 16;
 #endif
 
 constexpr int kCacheLine = 64;
@@ -51,10 +61,21 @@ INFLIGHT_INLINE f32v splat(float x) { return x - f32v{}; }  // not a sum: -0 + 0
 INFLIGHT_INLINE i32v splat(int32_t x) { return x - i32v{}; }
 INFLIGHT_INLINE u32v splat(uint32_t x) { return x - u32v{}; }
 
+#if defined(INFLIGHT_EMULATE_TILES)
+struct Halves {
+  __m256 half[2];
+};
+INFLIGHT_INLINE Halves halves(f32v x) { return load<Halves>(&x); }
+#endif
+
 // a * b + c; one rounding where the CPU has the instruction.
 INFLIGHT_INLINE f32v fma(f32v a, f32v b, f32v c) {
 #if defined(__AVX512F__)
   return (f32v)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(INFLIGHT_EMULATE_TILES)
+  Halves x = halves(a), y = halves(b), z = halves(c);
+  for (int i = 0; i < 2; i++) z.half[i] = _mm256_fmadd_ps(x.half[i], y.half[i], z.half[i]);
+  return load<f32v>(&z);
 #elif defined(__AVX2__)
   return (f32v)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #elif defined(__aarch64__)
@@ -73,6 +94,10 @@ INFLIGHT_INLINE f32v to_float(i32v x) { return __builtin_convertvector(x, f32v);
 INFLIGHT_INLINE i32v round_to_int(f32v x) {
 #if defined(__AVX512F__)
   return (i32v)_mm512_cvtps_epi32((__m512)x);
+#elif defined(INFLIGHT_EMULATE_TILES)
+  Halves v = halves(x);
+  for (__m256& half : v.half) half = (__m256)_mm256_cvtps_epi32(half);
+  return load<i32v>(&v);
 #elif defined(__AVX2__)
   return (i32v)_mm256_cvtps_epi32((__m256)x);
 #else
@@ -145,6 +170,9 @@ INFLIGHT_INLINE u32v narrow_to_upper(f32v x) {  // bfloat16 in the upper half of
 INFLIGHT_INLINE void store_bf16(uint16_t* to, f32v x) {
   store(to, __builtin_convertvector(narrow_to_upper(x) >> 16, u16v));
 }
+
+// kLanes numbers to the nearest ones that bfloat16 has.
+INFLIGHT_INLINE void round_bf16(float* x) { store(x, (f32v)(narrow_to_upper(load<f32v>(x)) & 0xffff0000u)); }
 
 // Pairs of bfloat16: lane i is (first[i], second[i]).
 INFLIGHT_INLINE u32v narrow_pairs(f32v first, f32v second) {

@@ -10,20 +10,14 @@
 #endif
 
 #include "simd.h"
+#include "tiles.h"
 
 namespace inflight {
 
 namespace {
 
-// Threads of a team are some tens of microseconds apart when each has a core. Beyond that the core is of more use to
-// another process.
-constexpr int64_t kSpinNanoseconds = 50'000;
-// A thread that comes so late to a barrier was not on a core: others compute there too. For some steps after that
-// threads hardly spin, as who gives its core up early gets it back early, and who spins uses up its turn on it. With two
-// engines on two cores steps were measured to take half the time then; alone, a tenth more.
-constexpr int64_t kAwayNanoseconds = 1'000'000;
-constexpr int64_t kCrowdedSpinNanoseconds = 2'000;
-constexpr int kCrowdedBarriers = 4'000;
+// Between two observations of how the threads fare, which cost some microseconds each.
+constexpr int64_t kObserveNanoseconds = 10'000'000;
 
 int64_t now() {
   timespec t;
@@ -48,11 +42,11 @@ void wake_all(std::atomic<uint32_t>* word) {
 
 }  // namespace
 
-int64_t WaitWord::wait_while(uint32_t old, int64_t spin_nanoseconds) {
+void WaitWord::wait_while(uint32_t old, int64_t spin_nanoseconds) {
   int64_t begin = 0;
   for (int64_t time = 0; time <= begin + spin_nanoseconds;) {
     for (int i = 0; i < 16; i++) {
-      if (value() != old) return begin == 0 ? 0 : now() - begin;
+      if (value() != old) return;
       spin_pause();
     }
     time = now();
@@ -61,7 +55,6 @@ int64_t WaitWord::wait_while(uint32_t old, int64_t spin_nanoseconds) {
   sleepers_.fetch_add(1);
   while (word_.load() == old) sleep_while(&word_, old);
   sleepers_.fetch_sub(1);
-  return now() - begin;
 }
 
 void WaitWord::advance() {
@@ -70,8 +63,8 @@ void WaitWord::advance() {
 }
 
 Team::Team(int size) : size_(size), workers_(new Worker[size]) {
+  for (int tid = 0; tid < size; tid++) workers_[tid] = {this, tid, {}, 0};
   for (int tid = 1; tid < size; tid++) {
-    workers_[tid] = {this, tid, {}};
     if (pthread_create(&workers_[tid].thread, nullptr, work, &workers_[tid]) != 0) break;
     num_started_++;
   }
@@ -87,26 +80,44 @@ Team::~Team() {
 void* Team::work(void* argument) {
   auto* worker = static_cast<Worker*>(argument);
   Team* team = worker->team;
+  const FlushDenormals flush;
   for (uint32_t seen = 0;; seen++) {
-    team->start_.wait_while(seen, team->spin_nanoseconds());
+    team->start_.wait_while(seen, team->spin_nanoseconds_.load(std::memory_order_relaxed));
     if (team->closing_) return nullptr;
-    team->call_(team->fn_, worker->tid);
-    team->barrier();
+    team->run_part(worker);
   }
 }
 
-int64_t Team::spin_nanoseconds() const {
-  return crowded_.load(std::memory_order_relaxed) > 0 ? kCrowdedSpinNanoseconds : kSpinNanoseconds;
+void Team::run_part(Worker* worker) {
+  if (!observing_) {
+    call_(fn_, worker->tid);
+  } else {
+    const int64_t before = run_delay();
+    call_(fn_, worker->tid);
+    worker->delayed = before < 0 ? -1 : run_delay() - before;
+  }
+  barrier();
 }
 
 void Team::run_erased(Erased call, const void* fn) {
-  if (size_ > 1) {
-    call_ = call;
-    fn_ = fn;
-    start_.advance();
-  }
-  call(fn, 0);
-  barrier();
+  const FlushDenormals flush;
+  call_ = call;
+  fn_ = fn;
+  if (size_ == 1) return run_part(&workers_[0]);
+  const int64_t begin = now();
+  observing_ = begin > last_observed_ + kObserveNanoseconds;
+  start_.advance();
+  run_part(&workers_[0]);
+  if (observing_) observe(begin);
+}
+
+void Team::observe(int64_t begin) {
+  last_observed_ = now();
+  int64_t delayed = 0;
+  for (int tid = 0; tid < size_ && delayed >= 0; tid++)
+    delayed = workers_[tid].delayed < 0 ? -1 : delayed + workers_[tid].delayed;
+  spinning_.observe((last_observed_ - begin) * size_, delayed);
+  spin_nanoseconds_.store(spinning_.nanoseconds(), std::memory_order_relaxed);
 }
 
 void Team::barrier() {
@@ -115,9 +126,8 @@ void Team::barrier() {
     arrived_.store(0, std::memory_order_relaxed);
     next_.store(0, std::memory_order_relaxed);
     passed_.advance();
-    if (const int left = crowded_.load(std::memory_order_relaxed)) crowded_.store(left - 1, std::memory_order_relaxed);
-  } else if (passed_.wait_while(passed, spin_nanoseconds()) > kAwayNanoseconds) {
-    crowded_.store(kCrowdedBarriers, std::memory_order_relaxed);
+  } else {
+    passed_.wait_while(passed, spin_nanoseconds_.load(std::memory_order_relaxed));
   }
 }
 

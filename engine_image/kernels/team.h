@@ -6,14 +6,15 @@
 #include <atomic>
 #include <cstdint>
 
+#include "spinning.h"
+
 namespace inflight {
 
 // A word on which threads wait: they look at it for a short while, then sleep (Linux: futex).
 class WaitWord {
  public:
   uint32_t value() const { return word_.load(std::memory_order_acquire); }
-  // Gives the nanoseconds that it took; 0 for a few hundred at most.
-  int64_t wait_while(uint32_t old, int64_t spin_nanoseconds);
+  void wait_while(uint32_t old, int64_t spin_nanoseconds);
   void advance();  // to the next value; wakes all
 
  private:
@@ -47,14 +48,16 @@ class Team {
 
  private:
   using Erased = void (*)(const void*, int);
-  struct Worker {
+  struct alignas(64) Worker {
     Team* team;
     int tid;
     pthread_t thread;
+    int64_t delayed;  // nanoseconds without a core in the last observed run; negative: not known
   };
 
   void run_erased(Erased call, const void* fn);
-  int64_t spin_nanoseconds() const;
+  void run_part(Worker* worker);
+  void observe(int64_t begin);
   static void* work(void* worker);
 
   const int size_;
@@ -63,11 +66,14 @@ class Team {
   Erased call_ = nullptr;
   const void* fn_ = nullptr;
   bool closing_ = false;
+  bool observing_ = false;     // the present run
+  int64_t last_observed_ = 0;  // when such a run ended
+  Spinning spinning_;
+  std::atomic<int64_t> spin_nanoseconds_{spinning_.nanoseconds()};
   WaitWord start_;
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) WaitWord passed_;
   alignas(64) std::atomic<int> next_{0};
-  std::atomic<int> crowded_{0};  // barriers for which the cores are taken to be shared with others
 };
 
 // The part of [0, count) that thread tid of n takes, in whole units of `unit` where that can be: [begin, end).

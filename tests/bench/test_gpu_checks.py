@@ -11,18 +11,21 @@ import torch
 from bench.engine.in_process import Generated
 from bench.gpu import __main__ as gpu
 from bench.gpu import report
-from bench.gpu.correctness import Check, Checks, distances
+from bench.gpu.correctness import Check, Checks
+from bench.gpu.draws import MOST_EXCESS, excess, probabilities
 from bench.gpu.idle import busy_share
 from bench.gpu.part import run
+from bench.gpu.reference import SMALL, distances
 from bench.gpu.shapes import LLAMA, QWEN, TINY, RandomWeights, parameter_shapes
 from bench.gpu.speed import batches
 from bench.gpu.workload import Workload, nano
 from inflight_engine.execution.attention import BACKENDS
+from inflight_engine.request import SamplingParams
 
 
 @pytest.fixture(scope="module")
 def checks(tmp_path_factory):
-    return Checks(tmp_path_factory.mktemp("gpu"), "cpu")
+    return Checks(tmp_path_factory.mktemp("gpu"), "cpu", SMALL)
 
 
 def test_every_check_holds_on_a_cpu_or_says_why_it_cannot_be_had(checks):
@@ -35,23 +38,40 @@ def test_every_check_holds_on_a_cpu_or_says_why_it_cannot_be_had(checks):
         "attention triton", None, "attention_backend triton: triton cannot be used: it needs a GPU"
     )
     assert found["attention torch-sdpa"].ok
-    assert found["swapped to host memory and back"].ok
+    for name in (
+        "mixed steps, each waited for",
+        "swapped to host memory and back",
+        "prefixes found in the cache",
+        "a sliding window",
+        "penalties and biases",
+        "log-probabilities",
+        "draws, top_p 0.7",
+        "draws, a seed alone as in a batch",
+        "one rank of tensor parallelism",
+    ):
+        assert found[name].ok
 
 
 def test_a_way_to_compute_that_breaks_is_wrong_and_holds_up_no_other(checks, monkeypatch):
-    def generate(prompts=None, **options):
+    def generate(prompts=None, steps_between=0, **options):
         if "kv_cache_dtype" in options or options.get("attention_backend") == "triton":
             raise ValueError("no such thing here")
-        if options:
+        if options or steps_between:
             raise RuntimeError("an illegal\nmemory access")
-        return Generated([[0] * 16] * 10)
+        return Generated([[0] * SMALL.output_tokens] * len(SMALL.prompt_lengths))
+
+    def engine(**options):
+        raise RuntimeError("an illegal\nmemory access")
 
     monkeypatch.setattr(checks, "_generate", generate)
+    monkeypatch.setattr(checks, "_engine", engine)
     found = {check.name: check for check in checks.run()}
-    broken = Check("eager, as with graphs", False, "RuntimeError: an illegal memory access")
-    assert found["eager, as with graphs"] == broken
+    broken = Check("eager", False, "RuntimeError: an illegal memory access")
+    assert found["eager"] == broken
+    for name in ("mixed steps", "penalties and biases", "draws", "one rank of tensor parallelism"):
+        assert found[name].detail == broken.detail
     assert found["swapped to host memory and back"].detail == broken.detail
-    assert found["attention flash-attn"].detail == broken.detail
+    assert found["attention flash-attn-3"].detail == broken.detail
     assert found["attention triton"] == Check("attention triton", None, "no such thing here")
     assert found["keys and values in fp8"].ok is None
     assert found["batch-invariant: alone as in a batch, bit for bit"].ok is False
@@ -71,6 +91,35 @@ def test_a_wrong_token_is_seen(checks):
     best = int(checks._model(ids).logits[0, -1].argmax())
     assert distances(checks._model, prompt, [best])[0] == 0
     assert distances(checks._model, prompt, [(best + 1) % 1024])[0] > 0.125
+
+
+def test_penalties_that_are_left_out_are_seen(checks):
+    prompt = [1, 2, 3, 4, 5]
+    plain = checks._engine().generate([prompt], [8]).outputs[0]
+    penalised = SamplingParams(max_tokens=1, presence_penalty=6.0, logit_bias=((plain[0], 3.0),))
+    assert distances(checks._model, prompt, [plain[0]] * 3, penalised).max() > 0.125
+    output = checks._engine().generate([prompt], [8], sampling=[penalised]).outputs[0]
+    assert distances(checks._model, prompt, output, penalised).max() < 0.125
+
+
+def test_draws_of_another_distribution_are_seen():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(5000, generator=generator)
+    for sampling in (
+        SamplingParams(max_tokens=1, temperature=1.0),
+        SamplingParams(max_tokens=1, temperature=0.3, top_k=50),
+        SamplingParams(max_tokens=1, temperature=0.3, top_p=0.8, min_p=0.01),
+    ):
+        right = probabilities(logits, sampling)
+        drawn = right.multinomial(2048, replacement=True, generator=generator).tolist()
+        assert excess(drawn, right) < MOST_EXCESS
+        warmer = (right**0.7) / (right**0.7).sum()
+        drawn = warmer.multinomial(2048, replacement=True, generator=generator).tolist()
+        assert excess(drawn, right) > MOST_EXCESS
+    half = right * (torch.arange(len(right)) % 2 == 0)
+    assert excess((half / half.sum()).multinomial(2048, replacement=True).tolist(), right) > MOST_EXCESS
+    outside = int((right == 0).nonzero()[0])
+    assert excess([outside], right) == float("inf")
 
 
 @pytest.mark.parametrize("engine", ["inflight", "transformers"])
@@ -115,7 +164,7 @@ def test_an_engine_that_is_not_here_or_fails_is_in_the_table(tmp_path):
 
 def test_a_wrong_check_fails_the_stage_and_is_in_its_files(tmp_path, monkeypatch, capsys):
     class Stub:
-        def __init__(self, folder, device): ...
+        def __init__(self, folder, device, scale): ...
 
         def run(self):
             yield Check("greedy", False, "off by one")

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -163,7 +164,7 @@ def test_the_image_for_gpus_has_the_c_compiler_that_triton_needs(without_a_compi
 
 def test_the_kernels_go_where_the_engine_looks_for_them(tmp_path):
     """The last step, run on folders of its own."""
-    code, kernels = tmp_path / "build" / "inflight_engine" / "execution" / "native", tmp_path / "build" / "lib"
+    code, kernels = tmp_path / "build" / "inflight_engine" / "native", tmp_path / "build" / "lib"
     installed = tmp_path / "opt" / "inflight"
     cost = tmp_path / "build" / "inflight_cost"
     for folder in (code, cost, kernels, installed / "bin", installed / "lib" / "python3.99" / "site-packages"):
@@ -189,6 +190,22 @@ def test_bytecode_is_made_by_the_build_and_never_by_the_run():
         # Were it set before, the imports and compileall of the build would leave nothing.
         last_run = max(i for i, (key, _) in enumerate(stage) if key == "RUN")
         assert next(i for i, (key, _) in enumerate(stage) if key == "ENV") > last_run
+
+
+def test_bytecode_is_made_though_the_base_image_forbids_it(monkeypatch, tmp_path):
+    import image_prove
+
+    (tmp_path / "served_with.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(image_prove, "prove_torch", str)
+    monkeypatch.setattr(image_prove, "prove_builtin_model", str)
+    monkeypatch.setattr(image_prove, "SERVING_MODULES", ("served_with",))
+    image_prove.main()
+    assert list(tmp_path.glob("__pycache__/served_with.*.pyc"))
+    (install,) = [a for i, a in final_stage("operator") if i == "RUN" and "operator.txt" in a]
+    assert "PYTHONDONTWRITEBYTECODE= /opt/inflight/bin/python -c 'import" in install
 
 
 def test_the_context_holds_what_the_dockerfiles_mount_and_not_the_rest():

@@ -145,6 +145,13 @@ def test_a_prefix_hit_equals_a_cold_start(prompts, greedy, expected):
     assert (cold.outputs, warm.outputs) == (expected, expected)
 
 
+def test_copies_of_a_prompt_that_are_computed_in_one_step_equal_the_prompt_alone(prompts, greedy, expected):
+    engine, _ = make_engine(max_num_batched_tokens=512)
+    copies = run(engine, [prompts[5]] * 4, [greedy[5]] * 4)
+    assert (copies.prefill_steps, copies.prefix_hits) == (1, 3 * ((len(prompts[5]) - 1) // 16 * 16))
+    assert copies.outputs == [expected[5]] * 4
+
+
 def test_prefix_hits_under_preemption_by_recompute_and_swap_change_no_token(prompts):
     shared = [prompts[5][:40] + prompt for prompt in prompts[6:18]]
     greedy = [SamplingParams(max_tokens=30)] * len(shared)
@@ -182,7 +189,7 @@ def test_requests_that_go_by_their_deadlines_get_what_fcfs_gives_them(prompts, g
     result = run(engine, prompts, greedy, order, arrival_time=[arrived - rng.choice((0, 100)) for _ in prompts])
     assert order != sorted(order)
     assert result.outputs == expected
-    engine.flush_record()
+    engine.flush()
     recorded, events = Recording(path).header.config, list(Recording(path).events())
     assert (recorded.ttft_target, recorded.ttft_per_token) == (50.0, 0.02)
     assert replay(recorded, events, Survey(events)) is None

@@ -96,7 +96,7 @@ def test_engine_is_loaded_with_a_measured_step(monkeypatch, tmp_path):
     runner = tiny_runner(tmp_path)
     monkeypatch.setattr(ranks, "make_runner", lambda config: runner)
     engine, _ = engine_process.load(EngineConfig(str(tmp_path), max_num_seqs=4, max_num_batched_tokens=64))
-    assert engine._step_times.longest(work(32, 32)) < StepTimes().longest(work(32, 32)) / 2
+    assert engine._measurements.longest(work(32, 32)) < StepTimes().longest(work(32, 32)) / 2
 
 
 def test_step_that_was_measured_when_kernels_were_compiled_is_kept():

@@ -9,6 +9,7 @@ from bench.engine.drivers.base import DECODE_WARM_UP_STEPS, run
 from bench.engine.in_process import InProcessEngine
 from inflight_engine.config import EngineConfig
 from inflight_engine.messages import StepReport
+from inflight_engine.openmp import let_threads_sleep
 
 
 class InflightDriver:
@@ -16,11 +17,11 @@ class InflightDriver:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._engine = InProcessEngine(EngineConfig(**settings))
-        ready = self._engine.ready
-        self.vocab_size = ready.vocab_size
+        runner = self._engine.ready.runner
+        self.vocab_size = runner.vocab_size
         quantization = settings.get("quantization", "none")
         weights = "" if quantization == "none" else f", weights in {quantization}"
-        self.engine = f"inflight, {ready.dtype}{weights}, attention {ready.attention_backend}"
+        self.engine = f"inflight, {runner.dtype}{weights}, attention {runner.attention_backend}"
 
     def generate(self, prompts: list[list[int]], output_tokens: int) -> int:
         return self._engine.generate(prompts, [output_tokens] * len(prompts)).num_tokens
@@ -56,4 +57,5 @@ def _all_decode(report: StepReport, num_prompts: int) -> bool:
 
 
 if __name__ == "__main__":
+    let_threads_sleep()
     run(InflightDriver)

@@ -63,8 +63,12 @@ class BlockCounter:
     def share(self, block_ids: BlockIds | Sequence[int]) -> None:
         """Nothing can be shared."""
 
-    def register(self, block_ids: BlockIds | Sequence[int], hashes: Sequence[bytes]) -> None:
+    def register(self, block_ids: BlockIds | Sequence[int], hashes: Sequence[bytes]) -> list[int]:
         """Contents are not kept."""
+        return []
+
+    def unregister(self, block_ids: BlockIds | Sequence[int]) -> None:
+        """None can be found."""
 
 
 def _zeros(count: int) -> BlockIds:

@@ -159,9 +159,12 @@ class BlockPool:
             self.num_free -= len(unowned)
             self._forget_next()
 
-    def register(self, block_ids: BlockIds | Sequence[int], hashes: Sequence[bytes]) -> None:
-        """Make the content of full, computed blocks findable. A block that has a hash keeps it; a hash whose content
-        another block has stays with that block.
+    def register(self, block_ids: BlockIds | Sequence[int], hashes: Sequence[bytes]) -> list[int]:
+        """Make the content of full blocks findable, which are computed or will be before whoever finds them computes.
+        A block that has a hash keeps it; a hash whose content another block has stays with that block.
+
+        Returns:
+            The blocks that could not be found before.
 
         Raises:
             ValueError: a block has no owner or is named twice, or there are more or fewer hashes than blocks; nothing
@@ -174,6 +177,7 @@ class BlockPool:
         if not self._num_owners[blocks].all():
             raise ValueError("only blocks that have an owner can be registered")
         unnamed = np.flatnonzero(~self._content_mask[blocks])
+        registered: list[int] = []
         block_of, hash_of, has_content = self._block_of, self._hash_of, self._has_content
         for index, block in zip(unnamed.tolist(), blocks[unnamed].tolist(), strict=True):
             content_hash = hashes[index]
@@ -188,6 +192,21 @@ class BlockPool:
             block_of[content_hash] = block
             hash_of[block] = content_hash
             has_content[block] = True
+            registered.append(block)
+        return registered
+
+    def unregister(self, block_ids: BlockIds | Sequence[int]) -> None:
+        """These blocks were registered and never computed: what they should contain cannot be found. Blocks that lost
+        that content already stay as they are."""
+        blocks = _all_different(block_ids)
+        self._settle()
+        blocks = blocks[self._content_mask[blocks]]
+        self._content_mask[blocks] = False
+        unowned = blocks[self._num_owners[blocks] == 0]
+        if len(unowned):
+            self._place[unowned] = _NOT_QUEUED
+            self._push_empty(unowned)
+            self._forget_next()
 
     def _push_empty(self, blocks: _Ids) -> None:
         top = self._num_empty + len(blocks)

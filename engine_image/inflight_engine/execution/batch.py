@@ -11,23 +11,24 @@ from inflight_engine.request import TokenIds
 from inflight_engine.scheduling.plan import Slots, SlotStart, StepPlan
 
 IntArray = npt.NDArray[np.int64]
-_NO_TOKENS: IntArray = np.empty(0, np.int64)
+_NO_CELLS: IntArray = np.empty(0, np.int64)
 
 
 class PackedStep(msgspec.Struct, frozen=True, eq=False):
     """The inputs of one forward pass over T packed tokens: the D decodes, then the chunks.
 
     Attributes:
-        decode_slots: intp [D]: each one's token is its slot's last, which only the device may know yet.
-        chunk_token_ids: int64 [T - D].
+        token_slots: intp [T]: of decodes, the slots whose last tokens they compute; of chunks the number of slots, a
+            slot of nobody.
+        token_ids: int64 [T]: of chunks; -1 for decodes, whose tokens only the device may know yet. None without chunks.
         positions: int64 [T].
         sampled_rows: int64 [N]: packed tokens whose successor is sampled; None when all of them are, in order.
         sampled_slots: intp [N]: whose they are.
         sampled_positions: int64 [N]: index of each token to sample in its sequence.
     """
 
-    decode_slots: Slots
-    chunk_token_ids: IntArray
+    token_slots: Slots
+    token_ids: IntArray | None
     positions: IntArray
     attention: AttentionBatch
     sampled_rows: IntArray | None
@@ -36,14 +37,12 @@ class PackedStep(msgspec.Struct, frozen=True, eq=False):
 
 
 class _Decodes(msgspec.Struct, frozen=True, eq=False):
-    """The decodes of a step: their slots, and int64 [D] positions, lengths and places in the KV cache; int64 [D, >=
-    blocks of the longest] block table."""
+    """The decodes of a step: their slots, and int64 [D] positions, lengths and places in the KV cache."""
 
     slots: Slots
     positions: IntArray
     lens: IntArray
     kv_slots: IntArray
-    table: IntArray
 
 
 class PersistentBatch:
@@ -59,6 +58,8 @@ class PersistentBatch:
         self._block_size = block_size
         # Stale or unset entries are read as padding and masked, so they only have to be valid block ids.
         self._block_table = np.zeros((max_num_seqs, -(-max_model_len // block_size)), np.int64)
+        self._changed_cells: list[IntArray] = []
+        """Of the flattened block table, since the last packed step."""
         self._num_tokens = np.zeros(max_num_seqs, np.int64)
         self._known_tokens: dict[int, TokenIds] = {}
         self._decodes: _Decodes | None = None
@@ -73,6 +74,7 @@ class PersistentBatch:
         growth = plan.growth
         if growth is not None:
             self._block_table[growth.slots, growth.indices] = growth.block_ids
+            self._changed_cells.append(growth.slots * self._block_table.shape[1] + growth.indices)
 
     def pack(self, plan: StepPlan) -> PackedStep:
         """Lay the plan's tokens out in one sequence: the decodes, then the chunks. From here on the sequences are as
@@ -82,71 +84,82 @@ class PersistentBatch:
         if not plan.prefills:
             self._num_tokens[slots] += 1
             return PackedStep(
-                decode_slots=slots,
-                chunk_token_ids=_NO_TOKENS,
+                token_slots=slots,
+                token_ids=None,
                 positions=decodes.positions,
-                attention=AttentionBatch(decodes.kv_slots, decodes.table, decodes.lens, ()),
+                attention=self._attention(decodes, decodes.kv_slots, ()),
                 sampled_rows=None,
                 sampled_slots=slots,
                 sampled_positions=decodes.lens,
             )
-        tokens: list[npt.NDArray[np.integer]] = []
+        num_decodes = len(slots)
+        tokens: list[npt.NDArray[np.integer]] = [np.full(num_decodes, -1)]
         positions = [decodes.positions]
         kv_slots = [decodes.kv_slots]
         chunks = []
         sampled_rows = []
-        first = len(slots)
+        first = num_decodes
         for chunk in plan.prefills:
             end = chunk.start + chunk.length
             chunk_positions = np.arange(chunk.start, end)
-            table = self._block_table[chunk.slot]
+            blocks = self._block_table[chunk.slot, chunk_positions // self._block_size]
             tokens.append(self._known_tokens[chunk.slot][chunk.start : end])
             positions.append(chunk_positions)
-            kv_slots.append(self._kv_slots(table[chunk_positions // self._block_size], chunk_positions))
-            chunks.append(ChunkSpan(first, chunk.length, chunk.start, table[: -(-end // self._block_size)]))
+            kv_slots.append(self._kv_slots(blocks, chunk_positions))
+            chunks.append(ChunkSpan(chunk.slot, first, chunk.length, chunk.start))
             first += chunk.length
             if chunk.samples:
                 sampled_rows.append(first - 1)
+        token_slots = np.full(first, len(self._num_tokens), np.intp)
+        token_slots[:num_decodes] = slots
         sampled_slots = plan.sampled_slots
         sampled_positions = self._num_tokens[sampled_slots]
         self._num_tokens[sampled_slots] += 1
         return PackedStep(
-            decode_slots=slots,
-            chunk_token_ids=np.concatenate(tokens).astype(np.int64, copy=False),
+            token_slots=token_slots,
+            token_ids=np.concatenate(tokens).astype(np.int64, copy=False),
             positions=np.concatenate(positions),
-            attention=AttentionBatch(np.concatenate(kv_slots), decodes.table, decodes.lens, tuple(chunks)),
-            sampled_rows=np.concatenate([np.arange(len(slots)), np.array(sampled_rows, np.int64)]),
+            attention=self._attention(decodes, np.concatenate(kv_slots), tuple(chunks)),
+            sampled_rows=np.concatenate([np.arange(num_decodes), np.array(sampled_rows, np.int64)]),
             sampled_slots=sampled_slots,
             sampled_positions=sampled_positions,
+        )
+
+    def _attention(self, decodes: _Decodes, kv_slots: IntArray, chunks: tuple[ChunkSpan, ...]) -> AttentionBatch:
+        changed, self._changed_cells = self._changed_cells, []
+        return AttentionBatch(
+            kv_slots=kv_slots,
+            decode_slots=decodes.slots,
+            decode_context_lens=decodes.lens,
+            chunks=chunks,
+            block_table=self._block_table,
+            # A slot can be started twice where a step failed in between.
+            changed_cells=np.unique(np.concatenate(changed)) if changed else _NO_CELLS,
         )
 
     def _new_decodes(self, slots: Slots) -> _Decodes:
         lens = self._num_tokens[slots]
         positions = lens - 1
-        table = self._block_table[:, : -(-int(lens.max(initial=0)) // self._block_size)][slots]
-        blocks = table[np.arange(len(slots)), positions // self._block_size]
-        return _Decodes(slots, positions, lens, self._kv_slots(blocks, positions), table)
+        blocks = self._block_table[slots, positions // self._block_size]
+        return _Decodes(slots, positions, lens, self._kv_slots(blocks, positions))
 
     def _next_decodes(self, plan: StepPlan) -> _Decodes | None:
-        """Those of the plan before, one token on; None: they are others, or one is longer than the table is wide."""
-        before, growth, size = self._decodes, plan.growth, self._block_size
+        """Those of the plan before, one token on; None: they are others."""
+        before, growth = self._decodes, plan.growth
         if before is None or plan.decode_slots is not before.slots:
             return None
-        kv_slots, table = before.kv_slots + 1, before.table
+        kv_slots = before.kv_slots + 1
         if growth is not None:
-            if growth.indices.max() >= table.shape[1]:
-                return None
             rows = np.searchsorted(before.slots, growth.slots)
-            table = table.copy()  # the step before may be under way
-            table[rows, growth.indices] = growth.block_ids
-            kv_slots[rows] = growth.block_ids.astype(np.int64) * size
-        return _Decodes(before.slots, before.lens, before.lens + 1, kv_slots, table)
+            kv_slots[rows] = growth.block_ids.astype(np.int64) * self._block_size
+        return _Decodes(before.slots, before.lens, before.lens + 1, kv_slots)
 
     def _start(self, start: SlotStart) -> None:
-        slot, token_ids = start.slot, start.token_ids
+        slot, token_ids, num_blocks = start.slot, start.token_ids, len(start.block_ids)
         self._known_tokens[slot] = token_ids
         self._num_tokens[slot] = len(token_ids)
-        self._block_table[slot, : len(start.block_ids)] = start.block_ids
+        self._block_table[slot, :num_blocks] = start.block_ids
+        self._changed_cells.append(np.arange(num_blocks) + slot * self._block_table.shape[1])
 
     def _kv_slots(self, block_ids: IntArray, positions: IntArray) -> IntArray:
         return block_ids * self._block_size + positions % self._block_size

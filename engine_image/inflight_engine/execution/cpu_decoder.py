@@ -73,7 +73,10 @@ def declare(kernels: ctypes.CDLL) -> None:
         "inflight_matmul": ((_Pointer, _Pointer, _Pointer, _int64, _Pointer), ctypes.c_int),
         "inflight_decoder_new": ((_Pointer, _Pointer, _Pointer), ctypes.c_int),
         "inflight_decoder_free": ((_Pointer,), None),
-        "inflight_decoder_forward": ((_Pointer, _Pointer, _Pointer, _Pointer, _int64, _Pointer), ctypes.c_int),
+        "inflight_decoder_forward": (
+            (_Pointer, _Pointer, _Pointer, _Pointer, _int64, _Pointer, _int64, _Pointer),
+            ctypes.c_int,
+        ),
         "inflight_decoder_logits": ((_Pointer, _Pointer, _int64, _Pointer), ctypes.c_int),
     }
     for name, (arguments, result) in signatures.items():
@@ -111,7 +114,7 @@ class NativeDecoder:
         spec = AttentionSpec(
             shape=model_config.shape,
             num_blocks=1,  # how many there will be depends on the memory that the weights leave
-            block_size=config.block_size,
+            block_size=config.block_size or CpuNativeBackend.preferred_block_size,
             dtype=dtype,
             cache_dtype=dtype,
             device=device,
@@ -197,33 +200,39 @@ class NativeDecoder:
         check(kernels.inflight_decoder_new(team(), ctypes.byref(decoder), ctypes.byref(self._run)), "making a decoder")
         weakref.finalize(self, kernels.inflight_decoder_free, self._run)
 
-    def hidden_states(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
-        """Run all layers.
-
-        Args:
-            token_ids: int64 [T], packed.
-            positions: int64 [T], of each token in its own sequence.
-            attention: a `CpuNativeBackend`; its `prepare` has been called for these tokens.
+    def hidden_states(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: Attention,
+        sampled_rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `Model`. The attention is a `CpuNativeBackend`.
 
         Returns:
-            float32 [T, hidden_size], after the final norm; the next call overwrites it.
+            float32; the next call overwrites it.
         """
         if not isinstance(attention, CpuNativeBackend):
             raise TypeError("the native decoder attends with the CPU kernels only")
         token_ids, positions = token_ids.contiguous(), positions.contiguous()  # a copy must outlive the call
-        num_tokens = len(token_ids)
-        if len(self._hidden) < num_tokens:
-            self._hidden = torch.empty((num_tokens, self._config.hidden_size))
+        num_tokens, num_rows = len(token_ids), len(token_ids)
+        if sampled_rows is not None:
+            sampled_rows = sampled_rows.contiguous()
+            num_rows = len(sampled_rows)
+        if len(self._hidden) < num_rows:
+            self._hidden = torch.empty((num_rows, self._config.hidden_size))
         error = self._kernels.inflight_decoder_forward(
             self._run,
             attention.step,
             token_ids.data_ptr(),
             positions.data_ptr(),
             num_tokens,
+            None if sampled_rows is None else sampled_rows.data_ptr(),
+            num_rows,
             self._hidden.data_ptr(),
         )
         check(error, f"running {num_tokens} tokens through the decoder")
-        return self._hidden[:num_tokens]
+        return self._hidden[:num_rows]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 [N, vocab_size] of hidden states [N, hidden_size]; the next call overwrites it."""

@@ -1,13 +1,13 @@
-"""Decode-only steps as CUDA graphs: one launch instead of hundreds, over a ladder of batch sizes.
+"""Steps as CUDA graphs: one launch instead of hundreds, over a ladder of shapes.
 
-A graph replays kernels with the shapes and addresses they were captured with. So a step of n decodes runs the graph of
-the next size on the ladder, its further rows being padding that belongs to nobody; whatever a graph reads or writes
-lies in buffers that stay where they are. The graph of a size takes its tokens from the feed, computes logits, and feeds
-the likeliest tokens to the next step; what requests ask for beyond that is launched behind it.
+A graph replays kernels with the shapes and addresses they were captured with. So a step runs the graph of the least
+shape that holds it, its further tokens and rows being padding that belongs to nobody; whatever a graph reads or writes
+lies in buffers that stay where they are. The graph of a shape takes its tokens from the feed, computes logits, and
+feeds the chosen tokens to the next step; what requests ask for beyond that is launched behind it.
 
 All graphs are captured at start, largest first, into one memory pool: they never run at once, so the smaller ones fit
-into what the largest took. That costs tens of milliseconds a size at start, and no request then meets a step that is
-ten times as long as its neighbours.
+into what the largest took. That costs tens of milliseconds a shape at start (51 shapes for 256 sequences), and
+no request then meets a step that is ten times as long as its neighbours.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from inflight_engine.execution.attention.base import AttentionBackend, AttentionBatch, IntArray
+from inflight_engine.execution.attention.base import AttentionBatch, StepShape
 from inflight_engine.execution.batch import PackedStep
-from inflight_engine.execution.memory.staging import Staging
-from inflight_engine.execution.sampling.draws import argmax
+from inflight_engine.execution.forward import Forward, StepInputs
+from inflight_engine.execution.step_shapes import fitting_shape
 from inflight_engine.execution.token_feed import TokenFeed
 from inflight_engine.models.protocol import Model
 
@@ -32,67 +32,57 @@ log = logging.getLogger(__name__)
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 """Takes what is to be captured, and returns what replays it."""
 
-_NOBODY: IntArray = np.empty(0, np.int64)
+Choose = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Token ids, int64 [N], of logits (float32 [N, vocab_size]), slots and positions in their sequences (int64 [N]). Part
+of the graphs: it launches the same kernels whatever the tensors hold, and waits for nothing. Padded rows hold anything,
+NaN too, and get some token of the vocabulary."""
 
-
-def ladder(max_num_seqs: int) -> tuple[int, ...]:
-    """Batch sizes that get a graph, ascending: 1, 2, 4, 8, then multiples of 8 up to 64, of 16 up to 256, of 32 beyond,
-    and the capacity itself.
-
-    A decode step is bound by reading weights and keys and values, and padding reads neither; matrix products compute
-    whole tiles of 8 rows or more anyway. What padding costs is its logits and activations: with at most 7 rows of it
-    below 64, 15 below 256 and 31 beyond, little. More sizes would cost start-up time: these are 23 for 256.
-    """
-    sizes = {1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_seqs, 32)}
-    return tuple(sorted({size for size in sizes if size < max_num_seqs} | {max_num_seqs}))
-
-
-def padded_size(sizes: Sequence[int], num_decodes: int) -> int | None:
-    """The least of the ascending `sizes` that holds a batch; None: all are smaller."""
-    index = int(np.searchsorted(sizes, num_decodes))
-    return sizes[index] if index < len(sizes) else None
+_NONE = np.empty(0, np.int64)
+_NO_BATCH = AttentionBatch(_NONE, _NONE, _NONE, (), _NONE[:, None], _NONE)
 
 
 class Replayed(NamedTuple):
-    """Of a replayed step of n decodes; valid until the next one. `slots`: int64 [n]. `logits`: float32 [n, vocab_size].
-    `likeliest`: int64 [n], fed to the next step already."""
+    """Of a replayed step that samples n tokens; valid until the next one. `slots`: int64 [n]. `logits`: float32
+    [n, vocab_size]. `chosen`: int64 [n], fed to the next step already."""
 
     slots: torch.Tensor
     logits: torch.Tensor
-    likeliest: torch.Tensor
+    chosen: torch.Tensor
 
 
-class DecodeGraphs:
+class StepGraphs:
     """The graphs of one model.
 
     Args:
-        sizes: ascending; see `ladder`.
+        forward: its inputs are the graphs'.
+        choose: chooses the tokens that the graphs feed to the next step.
+        shapes: ascending; see `step_shapes`.
         vocab_size: of the logits.
-        staging: its first arrays of a step are the graphs' inputs.
     """
 
     def __init__(
         self,
         model: Model,
-        attention: AttentionBackend,
+        forward: Forward,
         feed: TokenFeed,
-        staging: Staging,
-        sizes: Sequence[int],
+        choose: Choose,
+        shapes: Sequence[StepShape],
         vocab_size: int,
         device: torch.device,
     ) -> None:
         self._model = model
-        self._attention = attention
+        self._forward = forward
         self._feed = feed
-        self._staging = staging
-        self._sizes = tuple(sizes)
-        self._graphs: dict[int, Callable[[], None]] = {}
-        # Shared by all graphs, which would otherwise keep logits for every size of the ladder.
-        self._logits = torch.empty((sizes[-1], vocab_size), dtype=torch.float32, device=device)
-        self._likeliest = torch.empty(sizes[-1], dtype=torch.int64, device=device)
+        self._choose = choose
+        self._shapes = tuple(shapes)
+        self._graphs: dict[StepShape, Callable[[], None]] = {}
+        # Shared by all graphs, which would otherwise keep logits for every shape of the ladder.
+        most_rows = max(shape.num_sequences for shape in shapes)
+        self._logits = torch.empty((most_rows, vocab_size), dtype=torch.float32, device=device)
+        self._chosen = torch.empty(most_rows, dtype=torch.int64, device=device)
 
     def try_capture(self, capture: Capture) -> bool:
-        """Capture every size, largest first. False, and a line in the log: the model or its attention does something
+        """Capture every shape, largest first. False, and a line in the log: the model or its attention does something
         that cannot be captured; nothing may be replayed then."""
         try:
             self._capture(capture)
@@ -102,39 +92,33 @@ class DecodeGraphs:
         return True
 
     def replay(self, packed: PackedStep) -> Replayed | None:
-        """Run a step of decodes alone; None: it is larger than every graph."""
-        num_decodes = len(packed.decode_slots)
-        size = padded_size(self._sizes, num_decodes)
-        if size is None:
+        """Run a step; None: no shape holds it."""
+        attention = packed.attention
+        num_sequences = len(attention.decode_slots) + len(attention.chunks)
+        decodes_only = not attention.chunks
+        shape = fitting_shape(self._shapes, len(packed.positions), num_sequences, decodes_only=decodes_only)
+        if shape is None:
             return None
-        slots, _ = self._send(packed.decode_slots, packed.positions, size)
-        self._attention.prepare(packed.attention, num_padded=size - num_decodes)
-        self._graphs[size]()
-        return Replayed(slots[:num_decodes], self._logits[:num_decodes], self._likeliest[:num_decodes])
+        inputs = self._forward.send(packed, shape)
+        self._graphs[shape]()
+        num_sampled = len(packed.sampled_slots)
+        return Replayed(inputs.sampled_slots[:num_sampled], self._logits[:num_sampled], self._chosen[:num_sampled])
 
     @torch.inference_mode()
     def _capture(self, capture: Capture) -> None:
-        for size in reversed(self._sizes):
-            slots, positions = self._send(_NOBODY, _NOBODY, size)
-            nobody = AttentionBatch(_NOBODY, _NOBODY[:, None], _NOBODY, ())
-            self._attention.prepare(nobody, num_padded=size)
-            self._graphs[size] = capture(self._step(slots, positions))
+        for shape in reversed(self._shapes):
+            chunked = None if shape.decodes_only else _NONE
+            empty = PackedStep(_NONE, chunked, _NONE, _NO_BATCH, chunked, _NONE, _NONE)
+            self._graphs[shape] = capture(self._step(self._forward.send(empty, shape)))
 
-    def _send(self, decode_slots: IntArray, decode_positions: IntArray, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        slots = np.full(size, self._feed.padding_slot)
-        positions = np.zeros(size, np.int64)
-        slots[: len(decode_slots)] = decode_slots
-        positions[: len(decode_positions)] = decode_positions
-        on_device = self._staging.send(slots, positions)
-        return on_device[0], on_device[1]
+    def _step(self, inputs: StepInputs) -> Callable[[], None]:
+        slots, positions = inputs.sampled_slots, inputs.sampled_positions
 
-    def _step(self, slots: torch.Tensor, positions: torch.Tensor) -> Callable[[], None]:
         def step() -> None:
-            hidden = self._model.hidden_states(self._feed.take(slots), positions, self._attention)
-            logits, likeliest = self._logits[: len(slots)], self._likeliest[: len(slots)]
-            logits.copy_(self._model.logits(hidden))
-            likeliest.copy_(argmax(logits))
-            self._feed.put(slots, likeliest)
+            logits, chosen = self._logits[: len(slots)], self._chosen[: len(slots)]
+            logits.copy_(self._model.logits(self._forward.run(inputs)))
+            chosen.copy_(self._choose(logits, slots, positions))
+            self._feed.put(slots, chosen)
 
         return step
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from inflight_engine.execution.attention.base import AttentionBackend
+from inflight_engine.execution.block_copies import BlockCopies, DirectCopies, StagedCopies
 from inflight_engine.execution.memory.kv_size import KVCacheSizeError
 from inflight_engine.execution.memory.zeros import zeros
 
@@ -20,9 +21,8 @@ _MEASURED_COPIES = 3
 class HostCache:
     """Blocks in host memory, and the copies between them and the blocks of an attention backend.
 
-    For a GPU the memory is pinned, so copies run at the bus's full speed and in the order of the device's stream: the
-    host waits for none of them. It is registered rather than taken from torch's allocator for pinned memory, which
-    rounds sizes up to a power of two.
+    For a GPU the memory is pinned, so copies run at the bus's full speed, and the host waits for none of them. It is
+    registered rather than taken from torch's allocator for pinned memory, which rounds sizes up to a power of two.
 
     Args:
         num_blocks: 0 for none.
@@ -45,20 +45,21 @@ class HostCache:
         self.num_blocks = num_blocks
         self._block_size = block_size
         self._device = device
-        self._attention = attention
         self._blocks = zeros((num_blocks, block_bytes), torch.uint8, torch.device("cpu"))
         if num_blocks and device.type == "cuda":
             _pin(self._blocks)
             # Not at exit: the driver takes everything back by itself then, and may be gone already.
             weakref.finalize(self, _unpin, self._blocks).atexit = False
+        copies = StagedCopies if num_blocks and device.type == "cuda" else DirectCopies
+        self._copies: BlockCopies = copies(attention.blocks(), self._blocks)
 
     def copy_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         """Copy whole blocks of the KV cache, over all layers, to host blocks, one to one."""
-        self._attention.copy_out(block_ids, self._blocks, host_block_ids)
+        self._copies.copy_out(block_ids, host_block_ids)
 
     def copy_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
         """Copy host blocks back into the KV cache, one to one."""
-        self._attention.copy_in(self._blocks, host_block_ids, block_ids)
+        self._copies.copy_in(host_block_ids, block_ids)
 
     def measure_copy_rate(self, num_device_blocks: int) -> float:
         """Tokens a second whose keys and values can be copied one way; takes milliseconds.

@@ -10,17 +10,27 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from inflight_engine.execution.attention.base import AttentionBackend, AttentionBatch, AttentionSpec, ChunkSpan
-from inflight_engine.execution.graphs import CudaCapture, DecodeGraphs
+from inflight_engine.execution.attention.base import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionSpec,
+    ChunkSpan,
+    StepShape,
+)
+from inflight_engine.execution.forward import Forward
+from inflight_engine.execution.graphs import CudaCapture, StepGraphs
 from inflight_engine.execution.memory.kv_size import GpuMemory
 from inflight_engine.execution.memory.staging import Staging, step_bytes
-from inflight_engine.execution.sampling.draws import DrawBatch, draw
+from inflight_engine.execution.sampling.draws import DrawBatch, draw, likeliest
 from inflight_engine.execution.token_feed import TokenFeed
 from inflight_engine.models.protocol import Model
 
 
 def measure(
-    model: Model, backend: Callable[[AttentionSpec], AttentionBackend], spec: AttentionSpec, sizes: tuple[int, ...]
+    model: Model,
+    backend: Callable[[AttentionSpec], AttentionBackend],
+    spec: AttentionSpec,
+    shapes: tuple[StepShape, ...],
 ) -> GpuMemory:
     """Run the largest step and capture the two largest graphs, on a cache just large enough; nothing of it stays.
 
@@ -28,7 +38,7 @@ def measure(
 
     Args:
         spec: its `num_blocks` does not matter.
-        sizes: of the graphs that there will be, ascending; empty: none.
+        shapes: of the graphs that there will be, ascending; empty: none.
     """
     device = spec.device
     small = replace(spec, num_blocks=blocks_of_largest_step(spec))
@@ -40,7 +50,7 @@ def measure(
     torch.cuda.synchronize(device)
     cache = small.num_blocks * spec.block_size * spec.shape.kv_bytes_per_token(spec.cache_dtype.itemsize)
     activations = max(0, torch.cuda.max_memory_reserved(device) - before - cache)
-    graphs = _measure_graphs(model, attention, small, sizes) if sizes else 0
+    graphs = _measure_graphs(model, attention, small, shapes) if shapes else 0
     del attention
     gc.collect()
     torch.cuda.empty_cache()
@@ -59,13 +69,14 @@ def largest_batch(spec: AttentionSpec) -> AttentionBatch:
     lengths += [rest] if (rest := spec.max_num_batched_tokens % spec.max_model_len) else []
     lengths = lengths[: spec.max_num_seqs]
     firsts = np.cumsum([0, *lengths])
-    blocks = np.arange(blocks_of_largest_step(spec))
     chunks = tuple(
-        ChunkSpan(int(first), length, 0, blocks[: -(-length // spec.block_size)])
-        for first, length in zip(firsts, lengths, strict=False)
+        ChunkSpan(slot, int(first), length, 0)
+        for slot, (first, length) in enumerate(zip(firsts, lengths, strict=False))
     )
-    nobody = np.empty((0, 1), np.int64)
-    return AttentionBatch(np.concatenate([np.arange(length) for length in lengths]), nobody, nobody[:, 0], chunks)
+    kv_slots = np.concatenate([np.arange(length) for length in lengths])
+    blocks = np.tile(np.arange(blocks_of_largest_step(spec)), (len(lengths), 1))
+    nobody = np.empty(0, np.int64)
+    return AttentionBatch(kv_slots, nobody, nobody, chunks, blocks, changed_cells=np.arange(blocks.size))
 
 
 @torch.inference_mode()
@@ -83,7 +94,9 @@ def run_largest_step(model: Model, attention: AttentionBackend, spec: AttentionS
     draw(model.logits(hidden[:num_drawn]), draws)
 
 
-def _measure_graphs(model: Model, attention: AttentionBackend, spec: AttentionSpec, sizes: tuple[int, ...]) -> int:
+def _measure_graphs(
+    model: Model, attention: AttentionBackend, spec: AttentionSpec, shapes: tuple[StepShape, ...]
+) -> int:
     device = spec.device
     left = [torch.cuda.mem_get_info(device)[0]]
     capture = CudaCapture()
@@ -95,8 +108,9 @@ def _measure_graphs(model: Model, attention: AttentionBackend, spec: AttentionSp
 
     staging = Staging(step_bytes(spec.max_num_seqs, spec.max_num_batched_tokens), device, copies=True)
     feed = TokenFeed(spec.max_num_seqs, device)
-    graphs = DecodeGraphs(model, attention, feed, staging, sizes[-2:], spec.shape.vocab_size, device)
-    return graph_bytes(left, len(sizes)) if graphs.try_capture(metered) else 0
+    forward = Forward(model, attention, feed, staging)
+    graphs = StepGraphs(model, forward, feed, likeliest, shapes[-2:], spec.shape.vocab_size, device)
+    return graph_bytes(left, len(shapes)) if graphs.try_capture(metered) else 0
 
 
 def graph_bytes(left: list[int], num_graphs: int) -> int:

@@ -1,178 +1,161 @@
-"""The runner: holds the model and the KV cache, and turns a step plan into tokens."""
+"""The runner: turns step plans into tokens, one step ahead of what the host knows where that is allowed."""
 
 from __future__ import annotations
 
-import importlib.util
-import time
-from dataclasses import dataclass, replace
+from collections import deque
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from inflight_engine.config import KV_CACHE_DTYPES, EngineConfig
-from inflight_engine.execution.attention import choose_backend
-from inflight_engine.execution.attention.base import AttentionSpec
-from inflight_engine.execution.device import choose_device, choose_dtype
-from inflight_engine.execution.graphs import CudaCapture, ladder
+from inflight_engine.execution.batch import PackedStep, PersistentBatch
+from inflight_engine.execution.forward import Forward
+from inflight_engine.execution.graphs import StepGraphs
 from inflight_engine.execution.host_cache import HostCache
-from inflight_engine.execution.load import ModelConfig, is_in_kernels, load_config, load_model
-from inflight_engine.execution.memory.kv_size import HostMemory, KVDemand, is_given, num_host_blocks, num_kv_blocks
-from inflight_engine.execution.memory.resources import choose_num_threads, read_resources
-from inflight_engine.execution.memory_profile import measure
-from inflight_engine.execution.steps import make_steps
-from inflight_engine.models.parallel import ALONE, Parallel
-from inflight_engine.models.source import resolve
-from inflight_engine.models.transformers_config import TransformersConfig
+from inflight_engine.execution.memory.fetch import Fetch
+from inflight_engine.execution.sampling.logprobs import token_logprobs
+from inflight_engine.execution.sampling.state import Choice, Reported, SamplingState
+from inflight_engine.execution.token_feed import TokenFeed
+from inflight_engine.models.protocol import Model
 from inflight_engine.output import StepOutput
-from inflight_engine.scheduling.plan import StepPlan
+from inflight_engine.request import NO_TOKENS, TokenIds
+from inflight_engine.runner_info import RunnerInfo
+from inflight_engine.scheduling.plan import Slots, StepPlan
+
+_NOTHING = StepOutput(NO_TOKENS, [])
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerInfo:
-    """What was loaded.
+@dataclass(frozen=True, slots=True, eq=False)
+class StepParts:
+    """What steps are computed with; each belongs to one `Runner`.
 
     Attributes:
-        max_model_len: tokens; the configured one, or the model's own.
-        kv_bytes_per_token: 2 x layers x kv_heads x head_dim x sizeof(dtype).
-        num_host_blocks: blocks of host memory for swapped requests; 0 without swap space.
-        copy_tokens_per_second: tokens whose keys and values are copied one way between device and host memory in a
-            second, measured; None without swap space.
-        load_seconds: from the beginning of loading until the first step can run.
+        graphs: of small steps; None: all steps are launched kernel by kernel.
     """
 
-    num_blocks: int
-    block_size: int
-    max_model_len: int
-    kv_bytes_per_token: int
-    vocab_size: int
-    device: str
-    dtype: str
-    attention_backend: str
-    num_host_blocks: int
-    copy_tokens_per_second: float | None
-    load_seconds: float
+    model: Model
+    forward: Forward
+    batch: PersistentBatch
+    feed: TokenFeed
+    host_cache: HostCache
+    graphs: StepGraphs | None
+    on_gpu: bool
 
 
 class Runner:
-    """Loads the model, sizes and allocates the KV cache, captures graphs; then computes steps. A `StepExecutor`.
+    """Launches and collects. A `StepExecutor`.
 
-    A GPU looks one step ahead unless `async_scheduling` is off. A CPU has nothing to gain by it: while it schedules it
-    does not compute.
+    Positions, lengths and block tables of a step follow from the plans alone, and its decodes read their tokens on the
+    device. So a step can be launched while the one before it runs. Where the tokens of that one change what may be
+    chosen (penalties), the launch waits for them first: correct, and as slow as without a step ahead.
 
     Args:
-        parallel: the runners that share every layer, each with its part of the weights and of the KV cache; all are
-            given the same plans. `kv_cache_memory` and `swap_space` are of each.
-
-    Raises:
-        ModelSourceError, UnsupportedModelError, KVCacheSizeError, ValueError: all are ValueErrors whose message is one
-            sentence that says what to do.
+        info: what it says of itself.
+        lookahead: whether a second step may be launched before the first is collected.
     """
 
-    def __init__(self, config: EngineConfig, parallel: Parallel = ALONE) -> None:
-        started = time.monotonic()
-        files = resolve(config.model, config.revision)
-        model_config = load_config(files)
-        shape = model_config.shape.for_rank(parallel.size)
-        max_model_len = _max_model_len(config, model_config)
-        device = choose_device(config.device)
-        dtype = choose_dtype(config.dtype, device, in_kernels=is_in_kernels(config, model_config, device))
-        torch.set_num_threads(choose_num_threads(config.num_threads, read_resources().cpus))
-        if config.batch_invariant:
-            _make_batch_invariant(config, model_config, device)
-        spec = AttentionSpec(
-            shape=shape,
-            num_blocks=0,  # not known yet
-            block_size=config.block_size,
-            dtype=dtype,
-            cache_dtype=_cache_dtype(config.kv_cache_dtype, dtype, device),
-            device=device,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=max_model_len,
-            batch_invariant=config.batch_invariant,
-        )
-        backend = choose_backend(config.attention_backend, spec)  # before the weights, which may take minutes
-        model = load_model(config, files, model_config, dtype, device, parallel)
-        on_gpu = device.type == "cuda"
-        graph_sizes = ladder(config.max_num_seqs) if on_gpu and not config.enforce_eager else ()
-        host_memory = read_resources().memory // parallel.size
-        kv_bytes_per_token = shape.kv_bytes_per_token(spec.cache_dtype.itemsize)
-        measured = on_gpu and not is_given(config)
-        memory = measure(model, backend, spec, graph_sizes) if measured else HostMemory(host_memory)
-        num_blocks = parallel.minimum(num_kv_blocks(config, KVDemand(kv_bytes_per_token, max_model_len), memory))
-        spec = replace(spec, num_blocks=num_blocks)
-        block_bytes = kv_bytes_per_token * config.block_size
-        attention = backend(spec)
-        host_memory -= 0 if on_gpu else num_blocks * block_bytes
-        host_cache = HostCache(
-            parallel.minimum(num_host_blocks(config.swap_space, block_bytes, host_memory)),
-            config.block_size,
-            block_bytes,
-            device,
-            attention,
-        )
-        self.lookahead = on_gpu and config.async_scheduling
-        capture = CudaCapture() if graph_sizes else None
-        self._steps = make_steps(
-            model, attention, spec, host_cache, graph_sizes, capture, lookahead=self.lookahead, parallel=parallel
-        )
-        self.info = RunnerInfo(
-            num_blocks=num_blocks,
-            block_size=config.block_size,
-            max_model_len=max_model_len,
-            kv_bytes_per_token=model_config.shape.kv_bytes_per_token(spec.cache_dtype.itemsize),
-            vocab_size=shape.vocab_size,
-            device=str(device),
-            dtype=str(dtype).removeprefix("torch."),
-            attention_backend=backend.name,
-            num_host_blocks=host_cache.num_blocks,
-            copy_tokens_per_second=host_cache.measure_copy_rate(num_blocks) if host_cache.num_blocks else None,
-            load_seconds=time.monotonic() - started,
-        )
+    def __init__(self, parts: StepParts, info: RunnerInfo, max_num_seqs: int, *, lookahead: bool) -> None:
+        self.info = info
+        self.lookahead = lookahead
+        self._parts = parts
+        self._sampling = SamplingState(max_num_seqs)
+        self._most_in_flight = 2 if lookahead else 1
+        self._in_flight: deque[_InFlight] = deque()
+        self._inference_mode = torch.inference_mode()  # once: as a decorator it is made anew in every call
 
     def launch(self, plan: StepPlan) -> None:
-        self._steps.launch(plan)
+        """See `StepExecutor`."""
+        if len(self._in_flight) == self._most_in_flight:
+            raise AssertionError(f"{self._most_in_flight} steps are launched and not collected")
+        with self._inference_mode:
+            for step in self._in_flight:
+                if step.needs_tokens:
+                    step.wait(self._sampling)
+            self._in_flight.append(self._compute(plan))
 
     def collect(self) -> StepOutput:
-        return self._steps.collect()
+        """See `StepExecutor`."""
+        step = self._in_flight.popleft()
+        try:
+            return step.wait(self._sampling)
+        except Exception:
+            self._in_flight.clear()
+            raise
+
+    def _compute(self, plan: StepPlan) -> _InFlight:
+        """What the plan copies out, what it changes, what it copies in, then its tokens."""
+        parts = self._parts
+        for preemption in plan.preemptions:
+            parts.host_cache.copy_out(preemption.block_ids.tolist(), preemption.host_block_ids)
+        parts.batch.apply(plan)
+        self._sampling.apply(plan)
+        parts.feed.start(plan.starts)
+        for start in plan.starts:
+            if start.host_block_ids:
+                parts.host_cache.copy_in(start.host_block_ids, start.block_ids[: len(start.host_block_ids)].tolist())
+        if plan.num_tokens == 0:
+            return _InFlight(Fetch((), parts.on_gpu))
+        packed = parts.batch.pack(plan)
+        choice = self._tokens(packed)
+        if choice is None:
+            return _InFlight(Fetch((), parts.on_gpu))
+        slots, reported = packed.sampled_slots, choice.reported
+        tensors = () if reported is None else reported.tensors
+        fetch = Fetch((choice.token_ids, *tensors), parts.on_gpu)
+        return _InFlight(fetch, slots, reported, choice.needs_tokens)
+
+    def _tokens(self, packed: PackedStep) -> Choice | None:
+        """The step's tokens, by replaying a graph where one holds it, else launched kernel by kernel; None: the step
+        samples nothing."""
+        parts = self._parts
+        replayed = parts.graphs.replay(packed) if parts.graphs is not None else None
+        samples = len(packed.sampled_slots) > 0
+        if replayed is not None:
+            return self._choose(packed, *replayed) if samples else None
+        inputs = parts.forward.send(packed)
+        hidden = parts.forward.run(inputs)
+        return self._choose(packed, inputs.sampled_slots, parts.model.logits(hidden), None) if samples else None
+
+    def _choose(
+        self, packed: PackedStep, slots: torch.Tensor, logits: torch.Tensor, chosen: torch.Tensor | None
+    ) -> Choice:
+        """Feed what is chosen to the next step; `chosen` by a graph is fed already."""
+        choice = self._sampling.choose(logits, packed.sampled_slots, packed.sampled_positions, chosen)
+        if choice.token_ids is not chosen:
+            self._parts.feed.put(slots, choice.token_ids)
+        return choice
 
 
-def _cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    if name not in KV_CACHE_DTYPES:
-        raise ValueError(f"kv_cache_dtype must be {' or '.join(KV_CACHE_DTYPES)}, not {name}")
-    if name == "fp8" and device.type == "cpu":
-        raise ValueError("kv_cache_dtype fp8 needs a GPU; on a CPU set it to auto")
-    return torch.float8_e4m3fn if name == "fp8" else dtype
+class _InFlight:
+    """A launched step.
 
-
-def _make_batch_invariant(config: EngineConfig, model_config: ModelConfig, device: torch.device) -> None:
-    """See to it that a token's result does not depend on the others in its step; attention has its own ways.
-
-    Raises:
-        ValueError: no forward pass of this model here is so.
+    Attributes:
+        needs_tokens: the next launch has to wait for this step's tokens.
     """
-    if device.type == "cpu":
-        if not is_in_kernels(config, model_config, device):
-            raise ValueError(
-                "batch_invariant cannot be had on a CPU where torch computes the model, as with this one or with these "
-                "options; turn it off"
-            )
-        return
-    if isinstance(model_config, TransformersConfig):
-        raise ValueError(
-            f"batch_invariant cannot be had with {model_config.shape.architecture}, which runs through transformers' "
-            "modules; turn it off"
-        )
-    if importlib.util.find_spec("triton") is None:
-        raise ValueError("batch_invariant on a GPU needs the package triton; install it or turn batch_invariant off")
-    from inflight_engine.execution.invariant_matmul import use_for_all_products  # imports Triton: a second
 
-    use_for_all_products()
+    def __init__(
+        self,
+        fetch: Fetch,
+        slots: Slots | None = None,
+        reported: Reported | None = None,
+        needs_tokens: bool = False,
+    ) -> None:
+        self.needs_tokens = needs_tokens
+        self._fetch = fetch
+        self._slots = slots
+        self._reported = reported
 
-
-def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
-    own = model_config.shape.max_position_embeddings
-    if config.max_model_len is None:
-        return own
-    if not 1 <= config.max_model_len <= own:
-        raise ValueError(f"max_model_len must be between 1 and {own} (the model's own), not {config.max_model_len}")
-    return config.max_model_len
+    def wait(self, sampling: SamplingState) -> StepOutput:
+        """The step's output, once it is computed; may be asked for twice."""
+        on_host = self._fetch.wait()
+        if self._slots is None:
+            return _NOTHING
+        token_ids: TokenIds = on_host[0].astype(np.int32)
+        if self.needs_tokens:
+            sampling.learn(self._slots, token_ids)
+            self.needs_tokens = False
+        if self._reported is None:
+            return StepOutput(token_ids, [])
+        sampled, top_token_ids, top = on_host[1:]
+        reports = token_logprobs(sampled, top_token_ids, top, self._reported.slots, self._reported.num_top)
+        return StepOutput(token_ids, reports)

@@ -41,11 +41,15 @@ class TokenFeed:
             slots, token_ids = upload(known.T.copy(), self._device)
             self._last_token.index_copy_(0, slots, token_ids)
 
-    def take(self, slots: torch.Tensor) -> torch.Tensor:
-        """int64 [n] of int64 [n]."""
+    def take(self, slots: torch.Tensor, known: torch.Tensor | None = None) -> torch.Tensor:
+        """The tokens of a step: int64 [n], each its slot's last, unless `known` (int64 [n]) has it and not -1."""
         if self._host is None:
-            return self._last_token.index_select(0, slots)
-        return torch.from_numpy(self._host[slots.numpy()])
+            last = self._last_token.index_select(0, slots)
+            return last if known is None else torch.where(known < 0, last, known)
+        last_on_host = self._host[slots.numpy()]
+        if known is not None:
+            last_on_host = np.where(known.numpy() < 0, last_on_host, known.numpy())
+        return torch.from_numpy(last_on_host)
 
     def put(self, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
         """What is sampled. Both int64 [n]; no slot twice, but the padding's."""

@@ -113,17 +113,14 @@ class LlamaModel:
         self._lm_head = self._head_part(reader)
         self._rotation_table = rotation_table(config, max_model_len).to(device)
 
-    def hidden_states(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
-        """Run all layers.
-
-        Args:
-            token_ids: int64 [T], packed.
-            positions: int64 [T], of each token in its own sequence.
-            attention: called once a layer, in order.
-
-        Returns:
-            [T, hidden_size], after the final norm.
-        """
+    def hidden_states(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: Attention,
+        sampled_rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `Model`. The attention is called once a layer, in order."""
         ops, eps, total = self._ops, self.config.rms_norm_eps, self._parallel.all_reduce
         norms_after = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
         residual = F.embedding(token_ids, self._embedding)
@@ -138,7 +135,12 @@ class LlamaModel:
                 layer.head_norms,
                 eps,
             )
-            mixed = total(layer.output(attention.forward(index, queries, keys, values)))
+            attended = attention.forward(index, queries, keys, values)
+            if layer is self._layers[-1] and sampled_rows is not None:
+                attended, residual = attended.index_select(0, sampled_rows), residual.index_select(0, sampled_rows)
+                if len(sampled_rows) == 0:
+                    return residual
+            mixed = total(layer.output(attended))
             normed, residual = ops.add_rms_norm(mixed, residual, layer.post_attention_norm, eps)
             mixed = total(layer.down(ops.silu_mul(layer.gate_up(normed))))
             normed, residual = ops.add_rms_norm(mixed, residual, norm_after, eps)

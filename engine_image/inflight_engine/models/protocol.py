@@ -18,16 +18,24 @@ class Attention(Protocol):
 class Model(Protocol):
     """Weights on one device, and the forward pass over one flat sequence of packed tokens."""
 
-    def hidden_states(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
+    def hidden_states(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: Attention,
+        sampled_rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Run all layers.
 
         Args:
             token_ids: int64 [T], packed.
             positions: int64 [T], of each token in its own sequence.
             attention: its `prepare` has been called for these tokens.
+            sampled_rows: int64 [N], the packed tokens whose hidden states are wanted; None: all, in order. The keys
+                and values of every token are written in any case.
 
         Returns:
-            [T, hidden_size], after the final norm.
+            [N, hidden_size], after the final norm.
         """
         ...
 

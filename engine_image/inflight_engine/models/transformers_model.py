@@ -74,14 +74,20 @@ class TransformersModel:
         decoder.forward = _give_back
         self._check_tokens_are_apart(shape.vocab_size, device)
 
-    def hidden_states(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
+    def hidden_states(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: Attention,
+        sampled_rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         self._step.attention = attention
         try:
             output = self._decode(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
         finally:
             self._step.attention = None  # else the cache that memory is measured with would stay
         hidden: torch.Tensor = output.last_hidden_state[0]
-        return hidden
+        return hidden if sampled_rows is None else hidden.index_select(0, sampled_rows)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self._model(inputs_embeds=hidden[None], use_cache=False).logits[0]

@@ -13,18 +13,38 @@ import torch
 
 log = logging.getLogger(__name__)
 
-VARIANTS = ("avx512bf16", "avx512", "avx2", "generic")
+VARIANTS = ("amx", "avx512bf16", "avx512", "avx2", "generic")
 """Names of the compiled libraries, fastest first where the CPU is good at what each is for."""
+EMULATED = "amxemulated"
+"""Computes the bits of `amx` on any CPU with AVX2, slowly: for tests, and only where it is asked for by name."""
 ENVIRONMENT = "INFLIGHT_CPU_KERNELS"
 """Names a variant to use instead of the fastest one, or `off`."""
 
+_UNITS = {
+    "amx": "matrix tiles",
+    "avx512bf16": "products of bfloat16 in 512 bits",
+    "avx512": "512 bits",
+    "avx2": "256 bits",
+    "generic": "128 bits",
+    EMULATED: "emulated matrix tiles",
+}
+_MEASURED = ("amx", "avx512bf16")
+"""Variants whose use is decided by a measurement, as their instructions may be slow, or emulated by a hypervisor."""
 _WORTHWHILE_GAIN = 1.3
-"""Activations are rounded for products in bfloat16, so the gain has to be worth it. Between CPUs it is 0.5 or 2."""
+"""Activations are rounded for products in bfloat16, so the gain has to be worth it. In vectors it is 0.5 or 2, by CPU;
+in tiles some 15."""
 
 _FOLDER = Path(__file__).parent / "lib"
 _AVX2 = {"avx2", "fma", "f16c", "bmi2"}
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
-_X86_FLAGS = {"avx512bf16": _AVX512 | {"avx512_bf16"}, "avx512": _AVX512, "avx2": _AVX2, "generic": set[str]()}
+_X86_FLAGS = {
+    "amx": _AVX512 | {"amx_tile", "amx_bf16", "amx_int8"},
+    "avx512bf16": _AVX512 | {"avx512_bf16"},
+    "avx512": _AVX512,
+    "avx2": _AVX2,
+    "generic": set[str](),
+    EMULATED: _AVX2,
+}
 
 
 class KernelError(RuntimeError):
@@ -33,16 +53,16 @@ class KernelError(RuntimeError):
 
 def runnable_variants() -> list[str]:
     """The variants that are compiled and that this CPU can run, fastest first."""
-    flags = _cpu_flags()
+    return [name for name in VARIANTS if is_runnable(name)]
+
+
+def is_runnable(variant: str) -> bool:
+    """Whether it is compiled, and this CPU has its instructions."""
     x86 = platform.machine() in ("x86_64", "AMD64")
-    return [
-        name
-        for name in VARIANTS
-        if (_FOLDER / f"libinflight-{name}.so").is_file() and (flags >= _X86_FLAGS[name] if x86 else name == "generic")
-    ]
+    fits = _cpu_flags() >= _X86_FLAGS[variant] if x86 else variant == "generic"
+    return fits and (_FOLDER / f"libinflight-{variant}.so").is_file()
 
 
-@cache
 def library() -> ctypes.CDLL | None:
     """The fastest variant that runs here; None where none is compiled, or the environment says `off`. ctypes releases
     the interpreter's lock during a call.
@@ -50,32 +70,49 @@ def library() -> ctypes.CDLL | None:
     Raises:
         ValueError: the environment names a variant that cannot run here.
     """
+    return _loaded()[1]
+
+
+def units() -> str:
+    """What the kernels compute with, as `amx (matrix tiles)`; `torch` where there are none. Raises as `library`."""
+    name, kernels = _loaded()
+    return f"{name} ({_UNITS[name]})" if kernels is not None else "torch"
+
+
+@cache
+def _loaded() -> tuple[str, ctypes.CDLL | None]:
+    """The name of the variant in use, and its library."""
     asked = os.environ.get(ENVIRONMENT, "")
     runnable = runnable_variants()
     if asked == "off":
         log.info("CPU kernels: off (%s)", ENVIRONMENT)
-        return None
-    if asked and asked not in runnable:
+        return "off", None
+    if asked and asked not in runnable and not (asked == EMULATED and is_runnable(EMULATED)):
         raise ValueError(
             f"{ENVIRONMENT} is {asked}, which cannot be used here; usable: {', '.join(['off', *runnable])}"
         )
     if not runnable:
         log.warning("CPU kernels: none compiled for this CPU, computing with torch alone; see engine_image/kernels")
-        return None
+        return "off", None
     for name in [asked] if asked else runnable:
         kernels = ctypes.CDLL(str(_FOLDER / f"libinflight-{name}.so"))
         kernels.inflight_bf16_gain.restype = ctypes.c_double
-        if asked or name != "avx512bf16" or _gains_by_bf16(kernels):
-            log.info("CPU kernels: %s", name)
-            return kernels
-    raise AssertionError("every CPU that runs avx512bf16 runs a variant after it")
+        refusal = kernels.inflight_tiles_enable()
+        if refusal and asked:
+            raise ValueError(f"{ENVIRONMENT} is {asked}, but the system refuses tiles: {os.strerror(refusal)}")
+        if refusal:
+            log.info("CPU kernels: not %s, the system refuses tiles: %s", name, os.strerror(refusal))
+        elif asked or name not in _MEASURED or _gains_by_bf16(name, kernels):
+            log.info("CPU kernels: %s (%s)", name, _UNITS[name])
+            return name, kernels
+    raise AssertionError("every CPU that runs a variant with conditions runs one without")
 
 
-def _gains_by_bf16(kernels: ctypes.CDLL) -> bool:
-    """Whether products of bfloat16 are much faster here than those of float32: twice as fast on AMD's Zen 4 and 5, half
-    as fast on Intel's server CPUs, where the instruction has one port and takes two cycles."""
+def _gains_by_bf16(name: str, kernels: ctypes.CDLL) -> bool:
+    """Whether products of bfloat16 are much faster here than those of float32. In vectors: twice as fast on AMD's Zen 4
+    and 5, half as fast on Intel's server CPUs, where the instruction has one port and takes two cycles."""
     gain: float = kernels.inflight_bf16_gain()
-    log.info("CPU kernels: products in bfloat16 are %.1f times as fast as in float32", gain)
+    log.info("CPU kernels: products in bfloat16 by %s are %.1f times as fast as in float32", name, gain)
     return gain >= _WORTHWHILE_GAIN
 
 

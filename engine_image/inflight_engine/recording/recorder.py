@@ -16,6 +16,7 @@ import msgspec
 
 from inflight_cost.model import CostModel
 from inflight_engine.cache.swap import SwapRates
+from inflight_engine.observer import EngineObserver
 from inflight_engine.recording.content import ContentIds
 from inflight_engine.recording.decisions import Decisions, ended_lines
 from inflight_engine.recording.lines import (
@@ -49,8 +50,8 @@ FLUSH_BYTES = 64 * 1024
 _GZIP = 16 + zlib.MAX_WBITS
 
 
-class Recorder:
-    """Call each method right after the scheduler was told the same, or did it, and in that order.
+class Recorder(EngineObserver):
+    """An observer that writes what it hears.
 
     A recording never harms the engine. When it reaches `max_bytes`, or `sink` cannot be written (a full disk), it ends
     with one warning in the log, and what is in the file by then stays readable.
@@ -120,7 +121,6 @@ class Recorder:
         )
 
     def cancelled(self, request_id: int, reason: FinishReason) -> None:
-        """A request that was there was ended from outside."""
         if self._sink is None:
             return
         self._write(Cancelled(request_id, reason))
@@ -144,18 +144,10 @@ class Recorder:
             self._write(PrefillCostChanged(cost))
 
     def time_passed(self, step: int, now: float) -> None:
-        """The scheduler was asked for a step, and `now` is its `last_change`."""
         if self._sink is not None:
             self._write(TimePassed(step, now))
 
     def stepped(self, plan: StepPlan, ended: list[Request], seconds: float, *, ahead: bool = False) -> None:
-        """A step was planned, computed and taken in.
-
-        Args:
-            ended: what `Scheduler.update` returned.
-            seconds: how long the whole step took.
-            ahead: between the step's plan and its `update` the scheduler was asked for the next one.
-        """
         # One number is all that a steady step costs.
         if not ended and ahead is self._ahead and self._decisions.repeats(plan):
             self._repeated.append(seconds)
@@ -168,8 +160,6 @@ class Recorder:
             self.flush()
 
     def failed(self, plan: StepPlan, seconds: float, *, ahead: bool = False) -> None:
-        """A step was planned but gave no tokens: `Scheduler.fail` was called for it or for the step before, and
-        `Scheduler.update` was not. `ahead` as in `stepped`."""
         if self._sink is not None:
             self._write_step(plan, None, seconds, ahead=ahead)
 

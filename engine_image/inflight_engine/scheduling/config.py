@@ -17,9 +17,10 @@ class ServiceClass:
 
     Attributes:
         name: what requests put in `class`.
-        weight: its share of admitted and generated tokens while several classes have requests waiting, above 0.
-        priority: of its requests that bring no number, for the `priority` policy; smaller is earlier. It orders
-            requests within the class: between classes only weights decide.
+        weight: its share of admitted and generated tokens while several classes have requests waiting, above 0. When
+            KV blocks run out, requests of the smallest weight are preempted first.
+        priority: of its requests that bring no number, for the `priority` policy; smaller is earlier, and preempted
+            later. It orders requests within the class: between classes of different weights only these decide.
         ttft_target, tpot_target: seconds; how many of its requests keep them is measured, and the `deadline` policy
             orders by the first. None: no target, or `SchedulerConfig.ttft_target`.
         max_queued_requests: most of its requests that wait; beyond it 503. None: only the bound of all classes.
@@ -55,7 +56,8 @@ class SchedulerConfig:
         classes: at least one; a request that names none belongs to the first.
         preemption: one of `PREEMPTION_MODES`: `recompute`, `swap` (recompute where host memory is full), or `auto` (the
             cheaper by `SwapRates`).
-        preemption_victim: who gives way when blocks run out; a name of `victims.VICTIMS`.
+        preemption_victim: who gives way when blocks run out, of the requests of least weight and, for the `priority`
+            policy, of largest priority number; a name of `victims.VICTIMS`.
         num_host_blocks: blocks of host memory for swapped requests; 0: none.
         prefix_caching: keep full blocks of requests that ended, to be found again by content.
     """
@@ -83,3 +85,9 @@ def ttft_targets(policy: str, classes: Iterable[ServiceClass], default: float | 
         return {}
     targets = {each.name: default if each.ttft_target is None else each.ttft_target for each in classes}
     return {name: target for name, target in targets.items() if target is not None}
+
+
+def default_policy(ttft_target: float | None, classes: Iterable[ServiceClass]) -> str:
+    """`deadline` where there is a TTFT target to order by, else `fcfs`."""
+    targets = [ttft_target, *(each.ttft_target for each in classes)]
+    return "fcfs" if all(target is None for target in targets) else "deadline"

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 
-from inflight_engine.request import Request, RequestState
+from inflight_engine.request import Request
+from inflight_engine.scheduling.class_queue import ClassQueue
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.lazy_heap import LazyHeap
 from inflight_engine.scheduling.policies import POLICIES
-from inflight_engine.scheduling.policies.base import Policy
-from inflight_engine.scheduling.service_counter import ServiceCounters, unit_of_weight
+from inflight_engine.scheduling.policies.service_counter import ServiceCounters, unit_of_weight
 
 
 class WaitingQueues:
-    """One queue for each service class, in the order of the policy; before them all those that lost their slot.
+    """One queue for each service class (`ClassQueue`), in the order of the policy.
 
-    Requests that resume come first, by arrival: they hold tokens that somebody is reading, and a newcomer in their
-    place would only be the next to be preempted. Among classes with new requests waiting, the one with the least
-    service divided by its weight is next (`ServiceCounters`; of equal ones the first in the configuration): no class
-    starves, and among classes that always have requests waiting shares of tokens follow the weights.
+    Among classes with requests waiting, new or resumed, the one with the least service divided by its weight is next
+    (`ServiceCounters`; of equal ones the first in the configuration): no class starves, and among classes that always
+    have requests waiting shares of tokens follow the weights.
 
     Nobody overtakes the head: where it does not fit, the scheduler waits until it does, or until another is the head
     because time or decodes went on.
@@ -29,6 +27,9 @@ class WaitingQueues:
 
     Raises:
         ValueError: there is no such policy, no class or two of one name, or a weight is not a number above 0.
+
+    Attributes:
+        ranks_running: `standing` can differ between two requests.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -40,12 +41,13 @@ class WaitingQueues:
         if len(self._weights) < len(config.classes):
             raise ValueError("two service classes have the same name: give each its own")
         _check_weights(self._weights)
-        self._policies: dict[str, Policy] = {name: POLICIES[config.policy](config) for name in self._weights}
+        self._queues = {name: ClassQueue(POLICIES[config.policy](config)) for name in self._weights}
         self._ranks = {name: rank for rank, name in enumerate(self._weights)}
         # A class that is alone is always next: nothing to count.
         self._counters = ServiceCounters(_units(self._weights)) if len(self._weights) > 1 else None
-        self._only = next(iter(self._policies.values())) if self._counters is None else None
-        self._resumed: LazyHeap[Request] = LazyHeap()
+        self._only = next(iter(self._queues.values())) if self._counters is None else None
+        self._by_priority = next(iter(self._queues.values())).policy.orders_by_priority
+        self.ranks_running = self._by_priority or len(self._weights) > 1
         self._size = 0
 
     def __len__(self) -> int:
@@ -78,37 +80,36 @@ class WaitingQueues:
             ValueError: its class does not exist.
         """
         name = request.service_class
-        policy = self._policies.get(name)
-        if policy is None:
-            raise ValueError(f"class must be one of {', '.join(self._policies)}, not {name!r}")
-        if request.state is RequestState.WAITING:
-            if self._counters is not None and len(policy) == 0:
-                self._counters.start_waiting(name, self._ranks[name], clock)
-            policy.push(request, clock)
-        else:
-            self._resumed.push(request, (request.order,))
+        queue = self._queues.get(name)
+        if queue is None:
+            raise ValueError(f"class must be one of {', '.join(self._queues)}, not {name!r}")
+        if self._counters is not None and len(queue) == 0:
+            self._counters.start_waiting(name, self._ranks[name], clock)
+        queue.push(request, clock)
         self._size += 1
+
+    def standing(self, request: Request) -> tuple[float, int]:
+        """A running request's rank when KV blocks run out, smaller is higher: the weight of its class, then its
+        priority where the policy orders by it."""
+        return -self._weights[request.service_class], request.priority if self._by_priority else 0
 
     def pass_time(self, now: float) -> bool:
         """It is `now`, which never goes back; before `head` and `pop`. True: it makes a difference."""
         changed = False
-        for policy in self._policies.values():
-            changed |= policy.pass_time(now)
+        for queue in self._queues.values():
+            changed |= queue.policy.pass_time(now)
         return changed
 
     @property
     def num_late_tokens(self) -> int:
         """Prompt tokens of new requests that those which come now would overtake."""
-        return sum(policy.num_late_tokens for policy in self._policies.values())
+        return sum(queue.policy.num_late_tokens for queue in self._queues.values())
 
     def head(self, clock: int) -> Request | None:
         """The next to be admitted, left in place; None when none waits. It may change as decodes go on, and where
         `pass_time` said so."""
-        resumed = self._resumed.first()
-        if resumed is not None:
-            return resumed[1]
-        policy = self._next_policy(clock)
-        return None if policy is None else policy.head(clock)
+        queue = self._next_queue(clock)
+        return None if queue is None else queue.head(clock)
 
     def pop(self, clock: int) -> Request:
         """Take out what `head` returns at this clock.
@@ -116,17 +117,11 @@ class WaitingQueues:
         Raises:
             IndexError: none waits.
         """
-        resumed = self._resumed.first()
-        if resumed is not None:
-            request = resumed[1]
-            self._resumed.remove(request)
-        else:
-            policy = self._next_policy(clock)
-            if policy is None:
-                raise IndexError("no request waits")
-            request = policy.pop(clock)
-            self._left(request.service_class, policy)
-        self._size -= 1
+        queue = self._next_queue(clock)
+        if queue is None:
+            raise IndexError("no request waits")
+        request = queue.pop(clock)
+        self._left(request.service_class, queue)
         return request
 
     def remove(self, request: Request) -> None:
@@ -135,46 +130,43 @@ class WaitingQueues:
         Raises:
             KeyError: it does not wait.
         """
-        if request in self._resumed:
-            self._resumed.remove(request)
-        else:
-            policy = self._policies[request.service_class]
-            policy.remove(request)
-            self._left(request.service_class, policy)
-        self._size -= 1
+        queue = self._queues[request.service_class]
+        queue.remove(request)
+        self._left(request.service_class, queue)
 
     @property
     def head_stays(self) -> bool:
         """Whether `head` is the same while no request comes or goes, however the clock moves on."""
-        return self._only is not None and self._only.head_stays
+        return self._only is not None and self._only.policy.head_stays
 
     def admitted(self, request: Request, num_tokens: int, clock: int) -> None:
         """A request got a slot, right after it was popped, and its prefill computes this many tokens."""
         num_counted = 0 if request.num_preemptions else num_tokens
         if self._counters is not None:
             self._counters.admitted(request.service_class, num_counted, clock)
-        self._policies[request.service_class].admitted(request, num_counted, clock)
+        self._queues[request.service_class].policy.admitted(request, num_counted, clock)
 
     def decode_started(self, request: Request, clock: int) -> None:
         """From now on it generates a token for each count of the clock."""
         if self._counters is not None:
             self._counters.decode_started(request.service_class, clock)
-        self._policies[request.service_class].decode_started(request, clock)
+        self._queues[request.service_class].policy.decode_started(request, clock)
 
     def decode_ended(self, request: Request, clock: int) -> None:
         """It no longer does: it ended, lost its slot or pauses. Only after a `decode_started`."""
         if self._counters is not None:
             self._counters.decode_ended(request.service_class, clock)
-        self._policies[request.service_class].decode_ended(request, clock)
+        self._queues[request.service_class].policy.decode_ended(request, clock)
 
-    def _next_policy(self, clock: int) -> Policy | None:
+    def _next_queue(self, clock: int) -> ClassQueue | None:
         if self._counters is None:
             return self._only
         name = self._counters.least(clock)
-        return None if name is None else self._policies[name]
+        return None if name is None else self._queues[name]
 
-    def _left(self, name: str, policy: Policy) -> None:
-        if self._counters is not None and len(policy) == 0:
+    def _left(self, name: str, queue: ClassQueue) -> None:
+        self._size -= 1
+        if self._counters is not None and len(queue) == 0:
             self._counters.stop_waiting(name)
 
 

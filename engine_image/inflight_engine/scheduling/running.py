@@ -1,6 +1,8 @@
-"""The requests that hold a slot: in prefill, decoding, or paused; with their blocks and what those contain."""
+"""The requests that hold a slot, with their blocks and what those contain."""
 
 from __future__ import annotations
+
+from collections.abc import KeysView
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from inflight_engine.cache.prefix import block_hashes, root_hash
 from inflight_engine.request import Request, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.decodes import DecodeGroup
+from inflight_engine.scheduling.phases import Phase, Phases
 from inflight_engine.scheduling.plan import PrefillChunk
 from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_engine.scheduling.slots import SlotTable
@@ -19,18 +22,17 @@ from inflight_engine.scheduling.token_pages import NoTokens
 
 
 class Running:
-    """Moves requests through their stay in a slot: `start`, chunks, decodes, now and then `pause` and `resume`, and
-    `leave`.
+    """Moves requests through the `Phases` of their stay in a slot: `start`, chunks, decodes, now and then `pause` and
+    `resume`, and `leave`.
 
-    A step is counted (`count_chunk`) when it is sure to be computed, which may be before its tokens are known
-    (`end_chunk`): between the two another step can be planned. Only what `end_chunk` and the decodes' `fill` confirm is
-    told to the prefix cache, because a step that is under way may still fail.
+    A chunk is planned (`plan_chunk`), counted when another plan follows or its tokens come (`count_chunk`), and ended
+    with its tokens (`end_chunk`); between the last two a step can be planned. The full blocks of a chunk can be found
+    from its planning on, by a request of the same plan too: a step writes the keys and values of a layer, all chunks',
+    before it attends to them. If the plan is dropped, `PlansInFlight` unregisters them. Blocks that decodes fill can be
+    found once their request leaves.
 
     Attributes:
-        prefilling: slots with tokens still to be computed, in order of admission.
-        unsampled: slots whose last chunk is counted and whose first token is not known yet; they decode already.
-        ending: slots that reach their length with a step that is counted, so they are in no later one.
-        paused: slots that would decode but for a token budget smaller than the number of decodes.
+        registered: blocks that can be found since the list was last taken.
         releases: slots that were left since the list was last taken.
         num_uncomputed_tokens: of the slots in prefill.
     """
@@ -42,10 +44,8 @@ class Running:
         self.table = SlotTable(config.capacity.max_num_seqs, self.pool.blocks_for(longest))
         self.decodes = DecodeGroup(self.table, config.block_size, None if contents else NoTokens(longest))
         self.stops = StopTokens()
-        self.prefilling: dict[int, None] = {}
-        self.unsampled: dict[int, None] = {}
-        self.ending: dict[int, None] = {}
-        self.paused: dict[int, None] = {}
+        self.phases = Phases(self.table.num_slots)
+        self.registered: list[int] = []
         self.releases: list[int] = []
         self.num_uncomputed_tokens = 0
         self._prefix_caching = config.prefix_caching
@@ -61,15 +61,27 @@ class Running:
         """
         slot = self.table.take(request, block_ids, num_computed, num_shared)
         request.slot = slot
-        self.prefilling[slot] = None
+        self.phases.start(slot)
         self.num_uncomputed_tokens += request.num_tokens - num_computed
         self.stops.add(request.sampling.stop_token_ids)
 
-    def next_chunk(self, slot: int, budget: int) -> PrefillChunk:
-        """As much of a slot's prefill as the budget allows."""
+    @property
+    def prefilling(self) -> KeysView[int]:
+        """Slots with tokens still to be computed, in order of admission."""
+        return self.phases.slots(Phase.PREFILLING)
+
+    @property
+    def paused(self) -> KeysView[int]:
+        """Slots that would decode but for a token budget smaller than the number of decodes."""
+        return self.phases.slots(Phase.PAUSED)
+
+    def plan_chunk(self, slot: int, budget: int) -> PrefillChunk:
+        """As much of a slot's prefill as the budget allows. Its full blocks can be found from now on."""
         start = int(self.table.num_computed[slot])
-        remaining = self.table.request(slot).num_tokens - start
+        request = self.table.request(slot)
+        remaining = request.num_tokens - start
         length = min(remaining, budget)
+        self.registered += self._register(request, slot, start + length)
         return PrefillChunk(slot, start, length, samples=length == remaining)
 
     def count_chunk(self, chunk: PrefillChunk) -> bool:
@@ -81,8 +93,7 @@ class Running:
         if not chunk.samples:
             return False
         request = self.table.request(slot)
-        del self.prefilling[slot]
-        self.unsampled[slot] = None
+        self.phases.move(slot, Phase.FIRST_TOKEN_IN_FLIGHT)
         num_tokens, length = request.num_tokens + 1, request.max_total_tokens
         self.decodes.join(slot, num_tokens, length)
         self._queues.decode_started(request, self.decodes.clock)
@@ -90,59 +101,54 @@ class Running:
 
     def end_chunk(self, chunk: PrefillChunk, token_id: int) -> None:
         """A chunk that was counted has been computed. `token_id`: what it sampled, if it does."""
-        slot = chunk.slot
-        request = self.table.request(slot)
-        self._register(request, slot, chunk.start + chunk.length)
-        if chunk.samples:
-            del self.unsampled[slot]
-            self._append(request, token_id)
+        if not chunk.samples:
+            return
+        slot, phases = chunk.slot, self.phases
+        only = phases[slot] is Phase.ONLY_TOKEN_IN_FLIGHT
+        phases.move(slot, Phase.FINISHED if only else Phase.DECODING)
+        self._append(self.table.request(slot), token_id)
 
     def end_decoding(self, slot: int) -> None:
         """Reach the full length with the step that was counted last, whose token is not known yet."""
+        first = self.phases[slot] is Phase.FIRST_TOKEN_IN_FLIGHT
+        self.phases.move(slot, Phase.ONLY_TOKEN_IN_FLIGHT if first else Phase.LAST_TOKEN_IN_FLIGHT)
         self._stop_decoding(slot)
-        self.ending[slot] = None
 
     def take_last_token(self, slot: int) -> None:
-        """Of a slot that is ending with a decode that is filled now."""
-        self._append(self.table.request(slot), self.decodes.last_token(slot))
+        """The decodes that are filled now brought it, unless the request's only chunk did (`end_chunk`)."""
+        if self.phases[slot] is not Phase.FINISHED:
+            self.phases.move(slot, Phase.FINISHED)
+            self._append(self.table.request(slot), self.decodes.last_token(slot))
 
     def pause(self, slot: int) -> None:
         """Stop decoding for a while; slot and blocks are kept."""
+        self.phases.move(slot, Phase.PAUSED)
         self._stop_decoding(slot)
-        self.paused[slot] = None
 
     def resume(self, slot: int) -> None:
         """Decode in every step from now on."""
-        self.paused.pop(slot, None)
+        self.phases.move(slot, Phase.DECODING)
         request = self.table.request(slot)
         self.decodes.join(slot, request.num_tokens, request.max_total_tokens)
         self._queues.decode_started(request, self.decodes.clock)
 
     def leave(self, request: Request) -> tuple[BlockIds, int]:
-        """Release a request's slot and blocks. What was computed of full blocks stays in the prefix cache.
+        """Release a request's slot and blocks. Its full blocks stay in the prefix cache.
 
         Returns:
             The block table it had, and how many of its tokens are computed in it.
         """
         slot = request.slot
-        if slot in self.prefilling:
-            # Registered after each chunk. What is not may be missing: a step that failed was to copy it back.
-            del self.prefilling[slot]
+        phase = self.phases.leave(slot)
+        if phase is Phase.PREFILLING:
             computed = int(self.table.num_computed[slot])
             self.num_uncomputed_tokens -= request.num_tokens - computed
         else:
-            if slot in self.paused:
-                del self.paused[slot]
-            elif slot in self.ending:
-                del self.ending[slot]
-            else:
+            if phase in (Phase.FIRST_TOKEN_IN_FLIGHT, Phase.DECODING):
                 self._stop_decoding(slot)
-            # Of the tokens that are known; a step under way may be computing the last one.
+            # Of the tokens that are known; a step in flight may be computing the last one.
             computed = request.num_tokens - 1
-            if slot in self.unsampled:
-                del self.unsampled[slot]
-            else:
-                self._register(request, slot, computed)
+            self._register(request, slot, computed)
         blocks = self.table.table(slot).copy()
         self.pool.free(blocks)
         self.table.release(slot)
@@ -159,18 +165,18 @@ class Running:
     def _append(self, request: Request, token_id: int) -> None:
         request.output_token_ids = np.concatenate((request.output_token_ids, np.array((token_id,), np.int32)))
 
-    def _register(self, request: Request, slot: int, num_computed: int) -> None:
-        """Tell the prefix cache what the slot's full computed blocks contain."""
+    def _register(self, request: Request, slot: int, num_tokens: int) -> list[int]:
+        """Tell the prefix cache what the slot's full blocks of so many tokens contain; returns those new to it."""
         if not self._prefix_caching:
-            return
+            return []
         block_size = self.pool.block_size
-        known, full = int(self.table.num_registered[slot]), num_computed // block_size
+        known, full = int(self.table.num_registered[slot]), num_tokens // block_size
         if full <= known:
-            return
+            return []
         if len(request.block_hashes) < full:
             hash_blocks(request, full * block_size, block_size)
-        self.pool.register(self.table.table(slot)[known:full], request.block_hashes[known:full])
         self.table.num_registered[slot] = full
+        return self.pool.register(self.table.table(slot)[known:full], request.block_hashes[known:full])
 
 
 def longest_request(config: SchedulerConfig) -> int:

@@ -15,12 +15,12 @@ from inflight_engine.cache.swap import SwapRates, swapping_is_cheaper
 from inflight_engine.request import FinishReason, Request, RequestState, TokenIds
 from inflight_engine.scheduling.config import PREEMPTION_MODES, SchedulerConfig
 from inflight_engine.scheduling.deadlines import Deadlines
+from inflight_engine.scheduling.in_flight import PlansInFlight
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import BlockGrowth, Preemption, PrefillChunk, SlotStart, StepPlan
 from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_engine.scheduling.running import Running, all_tokens, hash_blocks, longest_request
-from inflight_engine.scheduling.under_way import PlansUnderWay
-from inflight_engine.scheduling.victims import VICTIMS
+from inflight_engine.scheduling.victims import VICTIMS, lowest
 
 _NO_BLOCKS: BlockIds = np.empty(0, np.int32)
 
@@ -38,15 +38,18 @@ class Scheduler:
     `schedule` may run one step ahead: called again before `update` has brought the tokens of the plan before, it plans
     what follows from that plan whatever those tokens are. Decodes are then one token longer, chunks are computed, and
     who reaches its length is not planned again, though it keeps slot and blocks until `update`. A stop token shows
-    when its request is in the next plan already: what that plan samples for it goes to nobody (`left_since`).
+    when its request is in the next plan already: the extra token is discarded (`discarded_slots`).
 
     Nobody is paused or preempted in a plan made ahead: a victim would go with a token that nobody knows, to be queued,
     swapped out and counted without it. Where blocks or budget run out `schedule` returns None and decides after
     `update`, which costs one step without overlap, next to the recomputing or copying that follows.
 
-    Slots and blocks that `update` frees may be in the step under way still. Steps are computed in the order of their
-    plans, copies included, so what a later plan puts there comes after what that step writes. It writes behind the last
-    full block only, so never to a block whose content can be found.
+    Slots and blocks that `update` frees may be in the step in flight still. Steps are computed in the order of their
+    plans, copies included, so what a later plan puts there comes after what that step writes. What it writes to a block
+    that can be found is what the block is found by.
+
+    The full blocks of a prompt can be found as soon as the chunk that fills them is planned, so of equal prompts only
+    the first is computed. `fail` forgets those of the plans it drops.
 
     A step in which nothing arrives, ends or runs out costs the same few microseconds however many requests run: what
     grows and what ends comes from the decode group's calendars. Everything else goes the long way, `_decide`.
@@ -77,7 +80,7 @@ class Scheduler:
         if not contents and (config.prefix_caching or config.num_host_blocks):
             raise ValueError("without contents there is no prefix cache, and nothing to swap")
         self._running = Running(config, self._queues, contents=contents)
-        self._under_way = PlansUnderWay(self._running)
+        self._in_flight = PlansInFlight(self._running)
         self._host_pool = BlockPool(config.num_host_blocks, config.block_size) if config.num_host_blocks else None
         if config.preemption_victim not in VICTIMS:
             raise ValueError(f"preemption_victim must be one of {', '.join(VICTIMS)}, not {config.preemption_victim!r}")
@@ -231,15 +234,15 @@ class Scheduler:
 
     def schedule(self, now: float = 0.0) -> StepPlan | None:
         """The next step, or None when nothing is left to run, or nothing can be decided before `update` of the plan
-        that is under way. At most one may be.
+        that is in flight. At most one may be.
 
         Args:
             now: seconds on the clock of `Request.arrival_time`, never less than before.
         """
         if not self._requests:
             return None
-        under_way = self._under_way
-        if under_way.newest is not None and under_way.count_ahead(under_way.newest):
+        in_flight = self._in_flight
+        if in_flight.newest is not None and in_flight.count_ahead(in_flight.newest):
             self._changed = True
         if self._changed or self._head_moved(now):
             return self._decide(now)
@@ -251,15 +254,15 @@ class Scheduler:
             growth = decodes.grow(pool.allocate(len(growing)))
         step = self._num_steps
         self._num_steps = step + 1
-        plan = under_way.newest = StepPlan(step, (), (), (), growth, (), decodes.slots, len(decodes.slots))
+        plan = in_flight.newest = StepPlan(step, (), (), (), growth, (), decodes.slots, len(decodes.slots))
         return plan
 
     def update(self, plan: StepPlan, token_ids: TokenIds) -> list[Request]:
-        """Take in a step's sampled tokens (int32, in the plan's order), of the older plan where two are under way;
+        """Take in a step's sampled tokens (int32, in the plan's order), of the older plan where two are in flight;
         returns the requests that ended with it."""
         running = self._running
         stopped = running.stops.candidates(token_ids)
-        full, left = self._under_way.take_in(plan, token_ids)
+        full, discarded = self._in_flight.take_in(plan, token_ids)
         if plan.prefills:
             self._changed = True
         if not stopped and not full:
@@ -269,7 +272,7 @@ class Scheduler:
             sampled = plan.sampled_slots
             for index in stopped:
                 slot = int(sampled[index])
-                if slot in left:
+                if slot in discarded:
                     continue
                 if token_ids[index] in running.table.request(slot).sampling.stop_token_ids:
                     ended[slot] = FinishReason.STOP
@@ -284,12 +287,12 @@ class Scheduler:
         """How many of the next steps are decodes alone, in which nothing is to be decided: a caller that knows all of
         their tokens beforehand may take them in with one `advance_many`. Requests may end with the last one.
 
-        0: the next step has to be planned by `schedule`, or a plan is under way.
+        0: the next step has to be planned by `schedule`, or a plan is in flight.
         """
-        running, under_way = self._running, self._under_way
-        if under_way.newest is not None or under_way.counted is not None:
+        running, in_flight = self._running, self._in_flight
+        if in_flight.newest is not None or in_flight.counted is not None:
             return 0
-        if running.prefilling or running.paused or running.ending or self._preemptions:
+        if running.prefilling or running.paused or self._preemptions:
             return 0
         decodes = running.decodes
         decodes.settle()
@@ -327,12 +330,12 @@ class Scheduler:
             self._finish(request, FinishReason.LENGTH)
         return finished
 
-    def left_since(self, plan: StepPlan) -> Set[int]:
-        """Slots of a plan under way whose requests ended since it was made: its tokens for them go to nobody."""
-        return self._under_way.left_since(plan)
+    def discarded_slots(self, plan: StepPlan) -> Set[int]:
+        """Slots of a plan in flight whose requests finished since it was made: its tokens for them are discarded."""
+        return self._in_flight.discarded(plan)
 
     def fail(self, plan: StepPlan) -> list[Request]:
-        """A plan under way, and one that was made after it, give no tokens and are not to be taken in.
+        """A plan in flight, and one that was made after it, give no tokens and are not to be taken in.
 
         Returns:
             The requests whose keys and values the plan computes or copies, in the order of its tokens, then those that
@@ -340,20 +343,20 @@ class Scheduler:
             only the later plan computes have lost no more than that: they are queued to be computed from the start.
             Nobody where the plan fell with an earlier one.
         """
-        dropped = self._under_way.drop(plan)
+        dropped = self._in_flight.drop(plan)
         if not dropped:
             return []
-        lost, *later = [self._requests_in(each, left) for each, left in dropped]
+        lost, *later = [self._requests_in(each, discarded) for each, discarded in dropped]
         self._changed = True
         for request in [each for requests in later for each in requests if each not in lost]:
             self._running.leave(request)
             self._put_back(request, RequestState.PREEMPTED)
         return lost
 
-    def _requests_in(self, plan: StepPlan, left: Set[int]) -> list[Request]:
+    def _requests_in(self, plan: StepPlan, discarded: Set[int]) -> list[Request]:
         slots = [*plan.decode_slots.tolist(), *(chunk.slot for chunk in plan.prefills)]
         swapped_out = [self._requests.get(each.request_id) for each in plan.preemptions if each.swapped]
-        in_slots = [self._running.table.request(slot) for slot in slots if slot not in left]
+        in_slots = [self._running.table.request(slot) for slot in slots if slot not in discarded]
         return in_slots + [request for request in swapped_out if request is not None]
 
     def _head_moved(self, now: float) -> bool:
@@ -369,9 +372,9 @@ class Scheduler:
 
     def _decide(self, now: float) -> StepPlan | None:
         """A step in which something changes: every running decode the budget allows goes first, oldest first; then
-        prefills under way; then admissions."""
+        unfinished prefills; then admissions."""
         running = self._running
-        if self._under_way.counted is not None and self._runs_out():
+        if self._in_flight.counted is not None and self._runs_out():
             return None
         self._blocked = None
         growth = self._grow_decodes()
@@ -381,15 +384,15 @@ class Scheduler:
         for slot in running.prefilling:
             if budget == 0:
                 break
-            chunks.append(running.next_chunk(slot, budget))
+            chunks.append(running.plan_chunk(slot, budget))
             budget -= chunks[-1].length
         # A step that had to preempt admits nobody: the victim would bounce straight back.
         self._changed = bool(self._preemptions)
         starts = [] if self._preemptions else self._admit(budget, chunks, now)
         self._changed |= bool(running.prefilling)
         if not chunks and not len(decode_slots):
-            return None  # Whoever runs ends with the step under way.
-        plan = self._under_way.newest = StepPlan(
+            return None  # Whoever runs ends with the step in flight.
+        plan = StepPlan(
             step=self._num_steps,
             preemptions=tuple(self._preemptions),
             releases=tuple(running.releases),
@@ -399,9 +402,11 @@ class Scheduler:
             decode_slots=decode_slots,
             num_tokens=len(decode_slots) + sum(chunk.length for chunk in chunks),
         )
+        self._in_flight.add(plan, running.registered)
         self._num_steps += 1
         self._preemptions.clear()
         running.releases.clear()
+        running.registered = []
         return plan
 
     def _runs_out(self) -> bool:
@@ -424,12 +429,19 @@ class Scheduler:
                 return None
             if len(growing) <= running.pool.num_free:
                 return running.decodes.grow(running.pool.allocate(len(growing)))
-            # The oldest is never a victim, so that something always runs to its end.
-            table, candidates = running.table, running.table.taken()[1:]
-            index = self._choose_victim(
-                table.order[candidates], running.decodes.num_tokens(candidates), table.num_preemptions[candidates]
-            )
-            self._preempt(table.request(int(candidates[index])))
+            self._preempt(self._victim())
+
+    def _victim(self) -> Request:
+        """Of the lowest standing, the request that the rule says; never the oldest, so that something always runs to
+        its end."""
+        running, queues = self._running, self._queues
+        table, candidates = running.table, running.table.taken()[1:]
+        if queues.ranks_running:
+            candidates = candidates[lowest([queues.standing(table.request(slot)) for slot in candidates.tolist()])]
+        index = self._choose_victim(
+            table.order[candidates], running.decodes.num_tokens(candidates), table.num_preemptions[candidates]
+        )
+        return table.request(int(candidates[index]))
 
     def _fit_decodes(self) -> None:
         """With a budget smaller than the number of decodes the oldest go on and the others pause."""
@@ -461,7 +473,7 @@ class Scheduler:
                 self._blocked = request
                 break
             starts.append(start)
-            chunks.append(running.next_chunk(start.slot, budget))
+            chunks.append(running.plan_chunk(start.slot, budget))
             budget -= chunks[-1].length
         return starts
 
@@ -545,7 +557,7 @@ class Scheduler:
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         if request.slot >= 0:
-            self._under_way.leave(request.slot)
+            self._in_flight.discard(request.slot)
             self._running.leave(request)
         else:
             self._queues.remove(request)

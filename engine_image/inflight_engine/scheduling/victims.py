@@ -1,11 +1,12 @@
 """Who gives way when the KV blocks run out: a new rule is a function here and a line in `VICTIMS`.
 
-The scheduler never offers the oldest running request, so whatever the rule, something always runs to its end.
+The scheduler never offers the oldest running request, whatever its class and priority. So every request ends that is
+admitted: once all older ones have ended it is the oldest, and nothing takes its blocks any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +17,13 @@ Ints: TypeAlias = npt.NDArray[np.integer[Any]]
 Victim: TypeAlias = Callable[[Ints, Ints, Ints], int]
 """(order, num_tokens, num_preemptions) -> index of the victim. Integer arrays of equal length, one element for each
 candidate, at least one: place in the order of arrival, tokens known, and how often it was preempted before."""
+
+
+def lowest(standings: Sequence[tuple[float, int]]) -> npt.NDArray[np.intp]:
+    """Indices of the candidates of the largest `WaitingQueues.standing`: one of them gives way, and the rule says
+    which."""
+    worst = max(standings)
+    return np.array([index for index, each in enumerate(standings) if each == worst], np.intp)
 
 
 def last_arrived(order: Ints, num_tokens: Ints, num_preemptions: Ints) -> int:

@@ -73,7 +73,7 @@ async def record(service: ServiceOf) -> Response:
 
 def _describe(service: Service, limits: Limits, engine: EngineReady) -> dict[str, Any]:
     """`largest_batch_tokens`: tokens that the KV cache holds, over all requests."""
-    defaults = service.sampling_defaults
+    runner, defaults = engine.runner, service.sampling_defaults
     return {
         "max_num_seqs": limits.max_num_seqs,
         "max_num_batched_tokens": limits.max_num_batched_tokens,
@@ -83,10 +83,10 @@ def _describe(service: Service, limits: Limits, engine: EngineReady) -> dict[str
             "max_num_batched_tokens": engine.capacity.max_num_batched_tokens,
         },
         "kv_cache": {
-            "bytes_per_token": engine.kv_bytes_per_token,
-            "num_blocks": engine.num_blocks,
-            "block_size": engine.block_size,
-            "largest_batch_tokens": engine.num_blocks * engine.block_size,
+            "bytes_per_token": runner.kv_bytes_per_token,
+            "num_blocks": runner.num_blocks,
+            "block_size": runner.block_size,
+            "largest_batch_tokens": runner.num_cache_tokens,
         },
         "scheduling": _describe_scheduling(service),
         "default_sampling_params": None if defaults is None else asdict(defaults),

@@ -96,7 +96,7 @@ class Lifecycle:
                 log.warning("policy fair is fcfs without --trust-tenant-header: all requests are of one tenant")
 
     def _log_facts(self, ready: EngineReady, seconds: float) -> None:
-        service = self._service
+        service, runner = self._service, ready.runner
         limits = service.runtime.limits
         assert limits is not None
         log.info(
@@ -104,17 +104,17 @@ class Lifecycle:
             "tokens a request; KV cache %d blocks of %d, %d tokens, %d bytes a token; max_num_seqs %d of %d, "
             "max_num_batched_tokens %d of %d, revision %d",
             seconds,
-            ready.load_seconds,
+            runner.load_seconds,
             service.config.engine.model,
             service.config.served_model_name,
-            ready.dtype,
-            ready.device,
-            ready.attention_backend,
-            ready.max_model_len,
-            ready.num_blocks,
-            ready.block_size,
-            ready.num_blocks * ready.block_size,
-            ready.kv_bytes_per_token,
+            runner.dtype,
+            runner.device,
+            runner.attention_backend,
+            runner.max_model_len,
+            runner.num_blocks,
+            runner.block_size,
+            runner.num_cache_tokens,
+            runner.kv_bytes_per_token,
             limits.max_num_seqs,
             ready.capacity.max_num_seqs,
             limits.max_num_batched_tokens,

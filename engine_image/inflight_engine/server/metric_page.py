@@ -44,16 +44,15 @@ def _engine_state(page: Families, metrics: EngineMetrics, now: Gauges) -> None:
     page.gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", stats.kv_usage)
     page.gauge("inflight_swapped_blocks", "Blocks of host memory that hold swapped requests.", stats.num_swapped_blocks)
     if now.ready is not None:
+        runner = now.ready.runner
         page.gauges(
             "vllm:cache_config_info",
             "Shape of the KV cache: tokens in a block, and blocks.",
             ("block_size", "num_gpu_blocks"),
-            [((str(now.ready.block_size), str(now.ready.num_blocks)), 1)],
+            [((str(runner.block_size), str(runner.num_blocks)), 1)],
         )
         page.gauge(
-            "inflight_kv_cache_tokens",
-            "Tokens whose keys and values the KV cache holds.",
-            now.ready.num_blocks * now.ready.block_size,
+            "inflight_kv_cache_tokens", "Tokens whose keys and values the KV cache holds.", runner.num_cache_tokens
         )
     page.gauge(
         "inflight_waiting_prompt_tokens",

@@ -70,7 +70,7 @@ def _model(service: Service) -> dict[str, object]:
         **described,
         "owned_by": "inflight",
         # As vLLM gives it; clients size their requests by it.
-        "max_model_len": None if ready is None else ready.max_model_len,
+        "max_model_len": None if ready is None else ready.runner.max_model_len,
         "default_sampling_params": None if defaults is None else asdict(defaults),
     }
 

@@ -67,7 +67,8 @@ class ModelFacts:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, ready: EngineReady) -> ModelFacts:
-        return cls(tokenizer.eos_token_ids, ready.vocab_size, ready.max_model_len, tokenizer.sampling_defaults)
+        runner = ready.runner
+        return cls(tokenizer.eos_token_ids, runner.vocab_size, runner.max_model_len, tokenizer.sampling_defaults)
 
 
 def prepare(fields: GenerationFields, prompt_token_ids: list[int], facts: ModelFacts, field: str) -> SamplingParams:

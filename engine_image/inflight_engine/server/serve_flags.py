@@ -10,8 +10,7 @@ from typing import Any
 from inflight_engine.config import ATTENTION_BACKENDS, DEVICES, DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS, EngineConfig
 from inflight_engine.flag_types import number, size
 from inflight_engine.models.generation_config import FROM_MODEL
-from inflight_engine.scheduling.config import ServiceClass
-from inflight_engine.scheduling.policies import default_policy
+from inflight_engine.scheduling.config import ServiceClass, default_policy
 from inflight_engine.server.admission import QueueBounds
 from inflight_engine.server.config import ServerConfig
 from inflight_engine.server.scheduling_flags import add_scheduling_flags
@@ -134,7 +133,12 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         default=default["max_num_batched_tokens"],
         metavar="N",
     )
-    add("--block-size", "tokens in a KV block", type=_count, default=default["block_size"], metavar="N")
+    add(
+        "--block-size",
+        "tokens in a KV block (default: what the attention backend prefers, 16 or 256)",
+        type=_count,
+        metavar="N",
+    )
     cache = parser.add_mutually_exclusive_group()
     cache.add_argument("--num-kv-blocks", help="blocks of the KV cache", type=_count, metavar="N")
     cache.add_argument(

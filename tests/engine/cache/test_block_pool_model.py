@@ -61,10 +61,19 @@ class PoolModel:
             self.cached.pop(block, None)
 
     def register(self, blocks, hashes):
+        registered = []
         for block, content in zip(blocks, hashes, strict=True):
             if block not in self.hash_of and content not in self.hash_of.values():
                 self.hash_of[block] = content
                 self.written[block] = content
+                registered.append(block)
+        return registered
+
+    def unregister(self, blocks):
+        for block in blocks:
+            self.hash_of.pop(block, None)
+            if self.cached.pop(block, None) is not None:
+                self.empty.add(block)
 
     def match(self, hashes):
         block_of = {content: block for block, content in self.hash_of.items()}
@@ -104,9 +113,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.model.free(blocks)
 
     def registered(self, blocks, hashes):
-        self.pool.register(blocks, hashes)
-        self.twin.register(blocks, hashes)
-        self.model.register(blocks, hashes)
+        registered = self.pool.register(blocks, hashes)
+        assert registered == self.twin.register(blocks, hashes) == self.model.register(blocks, hashes)
 
     @rule(count=st.integers(0, 15))
     def allocate(self, count):
@@ -152,6 +160,12 @@ class PoolMachine(RuleBasedStateMachine):
         table = data.draw(st.sampled_from(self.tables))
         size = min(len(table), len(hashes))
         self.registered(table[:size], hashes[:size])
+
+    @rule(data=st.data())
+    def unregister(self, data):
+        blocks = data.draw(st.lists(st.sampled_from(sorted(self.model.owners)), unique=True, max_size=6))
+        for pool in (self.pool, self.twin, self.model):
+            pool.unregister(blocks)
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data(), hashes=chains)

@@ -1,5 +1,5 @@
-"""Attention with padding for tests of decode graphs: slow and plain, with everything that a replayed `forward` reads at
-the same address in every step."""
+"""Attention with padding for tests of graphs: slow and plain, with everything that a replayed `forward` reads at the
+same address in every step of a shape. Each token attends alone, by its sequence's row of the block table."""
 
 import numpy as np
 import torch
@@ -9,9 +9,10 @@ from inflight_engine.execution.attention.base import AttentionBackend
 
 
 class PaddedBackend(AttentionBackend):
-    """The cache of a layer is [2, num_blocks + 1, block_size, kv_heads, D]; the last block is the padded rows'."""
+    """The cache of a layer is [2, num_blocks + 1, block_size, kv_heads, D]; the last block is the padded tokens'."""
 
     name = "padded"
+    captures_chunks = True
 
     @classmethod
     def why_not(cls, spec):
@@ -22,53 +23,50 @@ class PaddedBackend(AttentionBackend):
         self._spec, self._spare = spec, spec.num_blocks
         size = (shape.num_layers, 2, spec.num_blocks + 1, spec.block_size, shape.num_kv_heads, shape.head_dim)
         self._cache = torch.zeros(size, dtype=spec.cache_dtype)
-        self._width = -(-spec.max_model_len // spec.block_size)
         self._fixed = {}
 
-    def prepare(self, batch, num_padded=0):
-        decodes = len(batch.decode_context_lens)
-        rows = decodes + num_padded
-        table = np.full((rows, self._width), self._spare)
-        table[:decodes, : batch.decode_block_table.shape[1]] = batch.decode_block_table
-        lens = np.ones(rows, np.int64)
-        lens[:decodes] = batch.decode_context_lens
-        kv_slots = np.full(len(batch.kv_slots) + num_padded, self._spare * self._spec.block_size)
-        kv_slots[: len(batch.kv_slots)] = batch.kv_slots
-        step = [torch.from_numpy(array) for array in (kv_slots, table, lens)]
-        self._chunks = batch.chunks
-        if not batch.chunks:
-            fixed = self._fixed.setdefault(rows, step)
-            for there, now in zip(fixed, step, strict=True):
-                there.copy_(now)
-            step = fixed
-        self._kv_slots, self._table, self._lens = step
+    def prepare(self, batch, shape=None):
+        rows, lens = [batch.decode_slots], [batch.decode_context_lens]
+        for chunk in batch.chunks:
+            rows.append(np.full(chunk.length, chunk.slot))
+            lens.append(np.arange(chunk.start, chunk.start + chunk.length) + 1)
+        table = batch.block_table[np.concatenate(rows)]
+        step = [batch.kv_slots, table, np.concatenate(lens)]
+        if shape is None:
+            self._step = [torch.from_numpy(array) for array in step]
+            return
+        assert len(batch.decode_slots) + len(batch.chunks) <= shape.num_sequences
+        assert not (batch.chunks and shape.decodes_only)
+        blocks = -(-self._spec.max_model_len // self._spec.block_size)
+        if shape not in self._fixed:
+            self._fixed[shape] = [torch.empty(size, dtype=torch.int64) for size in _sizes(shape.num_tokens, blocks)]
+        self._step = self._fixed[shape]
+        num_tokens = len(batch.kv_slots)
+        for fixed, array, padding in zip(
+            self._step, step, (self._spare * self._spec.block_size, self._spare, 1), strict=True
+        ):
+            fixed.fill_(padding)
+            fixed[:num_tokens] = torch.from_numpy(array)
 
     def forward(self, layer, queries, keys, values):
-        self._cache[layer, 0].flatten(0, 1).index_copy_(0, self._kv_slots, keys)
-        self._cache[layer, 1].flatten(0, 1).index_copy_(0, self._kv_slots, values)
-        rows = len(self._table)
-        visible = torch.arange(self._width * self._spec.block_size) < self._lens[:, None]
-        parts = [self._attend(layer, queries[:rows, None], self._table, visible[:, None])[:, 0]]
-        for chunk in self._chunks:
-            blocks = torch.from_numpy(chunk.block_ids)[None]
-            ends = torch.arange(chunk.start, chunk.start + chunk.length)[:, None]
-            visible = torch.arange(blocks.shape[1] * self._spec.block_size) <= ends
-            chunk_queries = queries[None, chunk.first : chunk.first + chunk.length]
-            parts.append(self._attend(layer, chunk_queries, blocks, visible[None])[0])
-        return torch.cat(parts)
-
-    def _attend(self, layer, queries, table, visible):
-        """queries [B, Q, heads, D], table [B, W], visible [B, Q, W * block_size] -> [B, Q, heads * D]."""
-        keys, values = self._cache[layer][:, table].flatten(2, 3).transpose(2, 3)  # [B, kv_heads, L, D] each
+        kv_slots, table, lens = self._step
+        self._cache[layer, 0].flatten(0, 1).index_copy_(0, kv_slots, keys)
+        self._cache[layer, 1].flatten(0, 1).index_copy_(0, kv_slots, values)
+        keys, values = self._cache[layer][:, table].flatten(2, 3).transpose(2, 3)  # [T, kv_heads, L, D] each
+        visible = torch.arange(keys.shape[2]) < lens[:, None]
         mixed = F.scaled_dot_product_attention(
-            queries.transpose(1, 2),
+            queries[:, :, None],
             keys,
             values,
-            attn_mask=visible[:, None],
+            attn_mask=visible[:, None, None],
             scale=self._spec.shape.scale,
             enable_gqa=True,
         )
-        return mixed.transpose(1, 2).flatten(2)
+        return mixed[:, :, 0].flatten(1)
 
     def _block(self, block_id):
         return self._cache[:, :, block_id]
+
+
+def _sizes(num_tokens, blocks):
+    return (num_tokens,), (num_tokens, blocks), (num_tokens,)

@@ -37,14 +37,13 @@ def test_a_step_that_follows_from_the_one_before_is_packed_as_from_scratch(seed)
             fresh = scratch(batch)
             num_steady += plan.decode_slots is getattr(batch._decodes, "slots", None) and len(plan.decode_slots) > 0
             packed, expected = batch.pack(plan), fresh.pack(plan)
-            for name in ("positions", "chunk_token_ids", "sampled_slots", "sampled_positions"):
+            for name in ("positions", "token_slots", "token_ids", "sampled_slots", "sampled_positions"):
                 np.testing.assert_array_equal(getattr(packed, name), getattr(expected, name))
             ours, theirs = packed.attention, expected.attention
             np.testing.assert_array_equal(ours.kv_slots, theirs.kv_slots)
             np.testing.assert_array_equal(ours.decode_context_lens, theirs.decode_context_lens)
-            for row, length in enumerate(ours.decode_context_lens.tolist()):
-                blocks = -(-length // config.block_size)
-                np.testing.assert_array_equal(
-                    ours.decode_block_table[row, :blocks], theirs.decode_block_table[row, :blocks]
-                )
+            np.testing.assert_array_equal(ours.decode_slots, theirs.decode_slots)
+            np.testing.assert_array_equal(
+                ours.decode_blocks(config.block_size), theirs.decode_blocks(config.block_size)
+            )
     assert num_steady > 30

@@ -1,4 +1,4 @@
-"""Decode graphs: which sizes there are, how a batch is padded to one, and that replays give the eager tokens.
+"""Graphs of steps: that replays give the eager tokens, what is captured, and what happens where that fails.
 
 There is no CUDA graph on a CPU. `Recorded` stands in for one: like a graph it is given a function once, at capture, and
 at replay gets no arguments: it runs the same function again, over the buffers that were there at capture.
@@ -8,38 +8,24 @@ import random
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight_engine.execution.graphs import CudaCapture, ladder, padded_size
+from inflight_engine.execution.attention.base import StepShape
+from inflight_engine.execution.graphs import CudaCapture
+from inflight_engine.execution.step_shapes import chunk_shapes, decode_shapes
 from inflight_engine.models.parallel import SingleProcess
 from inflight_engine.request import SamplingParams
-from tests.engine.execution.driver import Driver
+from inflight_engine.scheduling.plan import PrefillChunk, SlotStart
+from tests.engine.execution.driver import Driver, make_plan
 from tests.engine.execution.padded_backend import PaddedBackend
 from tests.engine.execution.test_runner_tiny import mixed_sampling
 from tests.engine.execution.tiny_model import SWAP_SPACE, make_model, prompts_for, tiny_runner
 
 GREEDY = SamplingParams(max_tokens=12)
-
-
-@given(st.integers(1, 2000), st.data())
-def test_every_batch_has_a_size_that_holds_it_with_little_padding(max_num_seqs, data):
-    sizes = ladder(max_num_seqs)
-    assert list(sizes) == sorted(set(sizes))
-    assert sizes[-1] == max_num_seqs
-    num_decodes = data.draw(st.integers(1, max_num_seqs))
-    size = padded_size(sizes, num_decodes)
-    assert size == min(s for s in sizes if s >= num_decodes)
-    assert size - num_decodes <= (7 if num_decodes <= 56 else 15 if num_decodes <= 256 else 31)
-
-
-def test_the_sizes_that_are_documented():
-    assert len(ladder(256)) == 23
-    assert ladder(1) == (1,)
-    assert ladder(20) == (1, 2, 4, 8, 16, 20)
-    assert padded_size(ladder(256), 257) is None
 
 
 class Recorded:
@@ -65,39 +51,124 @@ def folder(tmp_path_factory):
     return folder
 
 
+def shapes_for(max_num_seqs, max_num_batched_tokens=8192):
+    return sorted(decode_shapes(max_num_seqs) + chunk_shapes(max_num_seqs, max_num_batched_tokens))
+
+
+class Counted(PaddedBackend):
+    """Counts steps with chunks: those of a fixed shape, and the others."""
+
+    padded = eager = 0
+
+    def prepare(self, batch, shape=None):
+        if batch.chunks and shape is None:
+            Counted.eager += 1
+        elif batch.chunks:
+            Counted.padded += 1
+        super().prepare(batch, shape)
+
+
 @pytest.mark.parametrize("lookahead", [False, True])
 @pytest.mark.parametrize("sampling", [[GREEDY] * 24, mixed_sampling(24)], ids=["greedy", "mixed"])
-def test_replays_give_the_eager_tokens(folder, lookahead, sampling):
+def test_replays_give_the_eager_tokens(folder, lookahead, sampling, monkeypatch):
     options = {"max_num_seqs": 19, "max_model_len": 112, "num_kv_blocks": 1024, "swap_space": SWAP_SPACE}
     prompts = prompts_for(random.Random(5), 24)
     expected = Driver(tiny_runner(folder, **options), max_running=19).run(prompts, sampling)
     capture = Recorded()
-    runner = tiny_runner(folder, lookahead=lookahead, capture=capture, backend=PaddedBackend, **options)
-    assert len(capture.captured) == len(ladder(19))
-    for company in ({}, {"preempt_every": 5, "swap": True}, {"chunk": 60}):
+    runner = tiny_runner(folder, lookahead=lookahead, capture=capture, backend=Counted, **options)
+    assert len(capture.captured) == len(shapes_for(19))
+    for company in ({}, {"preempt_every": 5, "swap": True, "chunk": 40}, {"chunk": 7}):
         before = capture.num_replays
+        monkeypatch.setattr(Counted, "padded", 0)
+        monkeypatch.setattr(Counted, "eager", 0)
         driver = Driver(runner, max_running=19, rng=random.Random(2), **company)
         assert driver.run(prompts, sampling) == expected
         assert capture.num_replays - before > 8
+        if company:
+            assert Counted.padded > 8
+            assert Counted.eager == 0
+        else:
+            assert Counted.eager == 1, "the first step is larger than all graphs"
+
+
+@st.composite
+def companies(draw):
+    """How sequences come together: chunks of every length, preemptions by either way, prefixes, cancellations."""
+    return {
+        "chunk": draw(st.integers(1, 90)),
+        "max_running": draw(st.integers(1, 11)),
+        "preempt_every": draw(st.sampled_from([0, 2, 3, 7])),
+        "swap": draw(st.booleans()),
+        "share_prefixes": draw(st.booleans()),
+        "rng": random.Random(draw(st.integers(0, 99))),
+    }
+
+
+@pytest.fixture(scope="module")
+def eager_and_captured(folder):
+    """Expected tokens, and runners with graphs, by whether they look ahead."""
+    options = {"max_num_seqs": 11, "max_model_len": 112, "num_kv_blocks": 512, "swap_space": SWAP_SPACE}
+    prompts, sampling = prompts_for(random.Random(8), 8), mixed_sampling(8)
+    expected = Driver(tiny_runner(folder, **options), max_running=11).run(prompts, sampling)
+    runners = [
+        tiny_runner(folder, lookahead=lookahead, capture=Recorded(), backend=PaddedBackend, **options)
+        for lookahead in (False, True)
+    ]
+    return prompts, sampling, expected, runners
+
+
+@settings(max_examples=8, deadline=None)
+@given(companies(), st.integers(0, 1))
+def test_replays_of_random_plans_give_the_eager_tokens(eager_and_captured, company, lookahead):
+    prompts, sampling, expected, runners = eager_and_captured
+    assert Driver(runners[lookahead], **company).run(prompts, sampling) == expected
+
+
+def test_a_step_that_samples_nothing_is_replayed_and_feeds_nobody(folder):
+    runner = tiny_runner(folder, capture=Recorded(), backend=Counted, max_num_seqs=4, block_size=16)
+    expected = Driver(tiny_runner(folder)).run([[5, 6, 7, 8, 9, 10]], SamplingParams(max_tokens=2))[0]
+    tokens = np.array([5, 6, 7, 8, 9, 10], np.int32)
+    start = SlotStart(2, 0, tokens, 6, 0, GREEDY, np.array([3], np.int32), ())
+    before = Counted.padded
+    outputs = []
+    for starts, first, last in [([start], 0, 3), ([], 3, 5), ([], 5, 6)]:
+        chunk = PrefillChunk(2, first, last - first, samples=last == 6)
+        runner.launch(make_plan(starts=starts, prefills=[chunk]))
+        outputs.append(runner.collect().token_ids.tolist())
+    runner.launch(make_plan(decodes=[2]))
+    outputs.append(runner.collect().token_ids.tolist())
+    assert outputs == [[], [], expected[:1], expected[1:]]
+    assert Counted.padded - before == 3
+
+
+def test_a_backend_that_cannot_capture_chunks_has_graphs_of_decodes_only(folder):
+    class DecodesOnly(PaddedBackend):
+        captures_chunks = False
+
+        def prepare(self, batch, shape=None):
+            assert shape is None or shape.decodes_only
+            super().prepare(batch, shape)
+
+    capture = Recorded()
+    runner = tiny_runner(folder, capture=capture, backend=DecodesOnly, max_num_seqs=19)
+    assert len(capture.captured) == len(decode_shapes(19))
+    prompts = prompts_for(random.Random(5), 6)
+    expected = Driver(tiny_runner(folder)).run(prompts, GREEDY)
+    assert Driver(runner, chunk=30, max_running=19).run(prompts, GREEDY) == expected
+    assert capture.num_replays > 0
 
 
 def test_the_largest_is_captured_first_so_that_its_memory_serves_the_others(folder):
-    sizes = []
-
-    def capture(step):
-        step()
-        sizes.append(prepared[-1])
-        return step
-
     prepared = []
 
     class Watched(PaddedBackend):
-        def prepare(self, batch, num_padded=0):
-            prepared.append(num_padded)
-            super().prepare(batch, num_padded)
+        def prepare(self, batch, shape=None):
+            prepared.append(shape)
+            super().prepare(batch, shape)
 
-    tiny_runner(folder, capture=capture, backend=Watched, max_num_seqs=19)
-    assert sizes == [19, 16, 8, 4, 2, 1]
+    tiny_runner(folder, capture=Recorded(), backend=Watched, max_num_seqs=19)
+    assert prepared == shapes_for(19)[::-1]
+    assert prepared[0] == StepShape(512, 19)
 
 
 def test_a_model_that_cannot_be_captured_runs_eagerly_and_says_so(folder, caplog):
@@ -120,7 +191,7 @@ def test_no_rank_has_graphs_unless_all_have(folder, monkeypatch):
     capture = Recorded()
     runner = tiny_runner(folder, capture=capture, backend=PaddedBackend)
     assert Driver(runner).run(prompts, GREEDY) == expected
-    assert (len(capture.captured), capture.num_replays) == (len(ladder(32)), 0)
+    assert (len(capture.captured), capture.num_replays) == (len(shapes_for(32)), 0)
 
 
 class FakeCuda:

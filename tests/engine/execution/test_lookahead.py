@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from inflight_engine.execution import steps
+from inflight_engine.execution import runner as runner_module
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import PrefillChunk, SlotStart
 from tests.engine.execution.driver import NOT_KNOWN, Driver, make_plan
@@ -82,7 +82,7 @@ def test_a_slot_started_again_while_its_last_step_runs_is_not_hit_by_the_late_to
         assert late == generate(transformers_model, first, 2)[1:]
 
 
-class CountedFetch(steps.Fetch):
+class CountedFetch(runner_module.Fetch):
     waits = 0
 
     def wait(self):
@@ -93,7 +93,7 @@ class CountedFetch(steps.Fetch):
 @pytest.mark.parametrize(("sampling", "waits"), [(GREEDY, 0), (PENALISED, 1)], ids=["greedy", "penalised"])
 def test_a_launch_waits_for_the_step_before_only_where_its_choice_depends_on_that(model, sampling, waits, monkeypatch):
     runner = tiny_runner(model[1], lookahead=True)
-    monkeypatch.setattr(steps, "Fetch", CountedFetch)
+    monkeypatch.setattr(runner_module, "Fetch", CountedFetch)
     runner.launch(first_step(0, [5, 6, 7], sampling, [3, 4]))
     CountedFetch.waits = 0
     runner.launch(make_plan(decodes=[0]))
@@ -113,12 +113,12 @@ def test_no_more_steps_are_launched_than_may_be(model, lookahead):
 def test_a_failed_collection_takes_the_step_behind_it_along(model, monkeypatch):
     runner = tiny_runner(model[1], lookahead=True)
 
-    class Broken(steps.Fetch):
+    class Broken(runner_module.Fetch):
         def wait(self):
             raise RuntimeError("the device is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "Fetch", Broken)
+        patch.setattr(runner_module, "Fetch", Broken)
         runner.launch(first_step(0, [5, 6, 7], GREEDY, [3, 4]))
     runner.launch(make_plan(decodes=[0]))
     with pytest.raises(RuntimeError, match="the device is gone"):
@@ -134,7 +134,7 @@ def test_a_failed_launch_leaves_the_step_before_to_be_collected(model, monkeypat
     runner = tiny_runner(model[1], lookahead=True)
     runner.launch(first_step(0, [5, 6, 7], GREEDY, [3, 4]))
     with monkeypatch.context() as patch:
-        patch.setattr(runner._steps._parts.attention, "prepare", None)
+        patch.setattr(runner._parts.forward, "send", None)
         with pytest.raises(TypeError):
             runner.launch(make_plan(decodes=[0]))
     assert runner.collect().token_ids.tolist() == generate(model[0], [5, 6, 7], 1)

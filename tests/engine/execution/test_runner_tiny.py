@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from inflight_engine.config import EngineConfig
-from inflight_engine.execution.runner import _make_batch_invariant
+from inflight_engine.execution.build import make_batch_invariant
 from inflight_engine.models.shape import ModelShape
 from inflight_engine.models.transformers_config import TransformersConfig
 from inflight_engine.request import SamplingParams
@@ -189,10 +189,10 @@ def test_on_a_gpu_batch_invariance_is_refused_where_it_cannot_be_had(monkeypatch
     config, gpu = EngineConfig("somewhere", batch_invariant=True), torch.device("cuda")
     shape = ModelShape("GemmaForCausalLM", 9, 9, 1, 1, 1, 8, (None,))
     with pytest.raises(ValueError, match="batch_invariant cannot be had with GemmaForCausalLM"):
-        _make_batch_invariant(config, TransformersConfig(shape), gpu)
+        make_batch_invariant(config, TransformersConfig(shape), gpu)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="batch_invariant on a GPU needs the package triton"):
-        _make_batch_invariant(config, SimpleNamespace(), gpu)
+        make_batch_invariant(config, SimpleNamespace(), gpu)
 
 
 def test_a_missing_tensor_is_named(tmp_path):

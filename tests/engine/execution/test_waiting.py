@@ -1,25 +1,47 @@
-"""How the CPU threads wait is settled before torch is there, and can be set from outside."""
+"""How the CPU threads of a process that computes wait is settled before torch is there, and can be set from outside."""
 
 import os
+import socket
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
-pytestmark = pytest.mark.slow
+from inflight_engine.config import EngineConfig
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
-def test_threads_sleep_while_they_wait_unless_told_otherwise(given, expected):
+def shown_by(module, arguments, given, **options):
+    """What the OpenMP library shows of its settings when a process is started."""
     environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"} | {"OMP_DISPLAY_ENV": "true"}
     if given:
         environment["OMP_WAIT_POLICY"] = given
-    shown = subprocess.run(
-        [sys.executable, "-c", "import inflight_engine.execution.runner"],
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=120,
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=120, **options
     ).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_of_the_engine_process_sleep_while_they_wait_unless_told_otherwise(given, expected):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:  # it ends because no configuration comes
+        shown = shown_by("inflight_engine.engine_process", [str(theirs.fileno())], given, pass_fds=[theirs.fileno()])
     assert f"OMP_WAIT_POLICY = '{expected}'" in shown
+
+
+@pytest.mark.slow
+def test_threads_of_a_tensor_parallel_worker_sleep_while_they_wait():
+    config = msgspec.json.encode(EngineConfig("model", device="none of them")).decode()
+    lifeline, ours = os.pipe()
+    shown = shown_by(
+        "inflight_engine.execution.parallel.worker",
+        ["1", "0", str(lifeline), "there", config],
+        None,
+        pass_fds=[lifeline],
+    )
+    os.close(lifeline)
+    os.close(ours)
+    assert "device must be" in shown
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in shown

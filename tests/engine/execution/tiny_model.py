@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from inflight_engine.config import EngineConfig
-from inflight_engine.execution import graphs, runner, steps
+from inflight_engine.execution import build
 
 VOCAB = 97
 SWAP_SPACE = 1 << 20
@@ -91,14 +91,12 @@ def tiny_runner(folder, *, lookahead=False, capture=None, backend=None, **option
         defaults["attention_backend"] = "torch-sdpa"  # the native decoder has attention of its own
     config = EngineConfig(str(folder), **defaults | options)
 
-    def make_steps(model, attention, spec, host_cache, graph_sizes, no_capture, **on_cpu):
-        sizes = graphs.ladder(spec.max_num_seqs)
-        return steps.make_steps(model, attention, spec, host_cache, sizes, capture, lookahead=lookahead)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "make_steps", make_steps)
+        patch.setattr(build, "looks_ahead", lambda config, device: lookahead)
+        if capture is not None:
+            shapes = build.graph_shapes(config, backend)
+            patch.setattr(build, "choose_graph_shapes", lambda config, device, backend: shapes)
+            patch.setattr(build, "CudaCapture", lambda: capture)
         if backend is not None:
-            patch.setattr(runner, "choose_backend", lambda name, spec: backend)
-        made = runner.Runner(config)
-    made.lookahead = lookahead
-    return made
+            patch.setattr(build, "choose_backend", lambda name, spec: backend)
+        return build.build_runner(config)

@@ -9,6 +9,7 @@ import torch
 from inflight_engine.config import EngineConfig
 from inflight_engine.execution.attention.base import AttentionBatch, AttentionSpec, ChunkSpan
 from inflight_engine.execution.attention.cpu_native import CpuNativeBackend
+from inflight_engine.execution.attention.torch_sdpa import TorchSdpaBackend
 from inflight_engine.execution.cpu_decoder import NativeDecoder
 from inflight_engine.execution.load import load_model
 from inflight_engine.models.config import load_model_config
@@ -72,25 +73,26 @@ class Bench:
         spec = AttentionSpec(model_config.shape, 64, BLOCK, number_type, number_type, CPU, 32, 512, 256)
         with kernels(variant):
             self.model = load_model(config, files, model_config, number_type, CPU, SingleProcess())
-            self.attention = CpuNativeBackend(spec)
+            self.attention = (CpuNativeBackend if native else TorchSdpaBackend)(spec)
         assert isinstance(self.model, NativeDecoder if native else LlamaModel)
 
-    def logits(self, *steps):
-        """Of every token of the steps, each a list of (sequence, start, token ids)."""
-        return [self._step(chunks) for chunks in steps]
+    def logits(self, *steps, sampled_rows=None):
+        """Of every token of the steps, each a list of (sequence, start, token ids), or of some of a step's tokens."""
+        return [self._step(chunks, sampled_rows) for chunks in steps]
 
-    def _step(self, chunks):
+    def _step(self, chunks, sampled_rows):
         ids, positions, slots, spans = [], [], [], []
         for sequence, start, tokens in chunks:
             at = np.arange(start, start + len(tokens))
             blocks = np.arange(sequence * 8, sequence * 8 + -(-(start + len(tokens)) // BLOCK))
-            spans.append(ChunkSpan(len(ids), len(tokens), start, blocks))
+            spans.append(ChunkSpan(sequence, len(ids), len(tokens), start))
             slots += list(blocks[at // BLOCK] * BLOCK + at % BLOCK)
             ids += tokens
             positions += list(at)
-        no_decodes = np.zeros((0, 1), np.int64)
-        self.attention.prepare(AttentionBatch(np.array(slots), no_decodes, np.zeros(0, np.int64), tuple(spans)))
-        hidden = self.model.hidden_states(torch.tensor(ids), torch.tensor(positions), self.attention)
+        none, table = np.zeros(0, np.int64), np.arange(64).reshape(8, 8)
+        self.attention.prepare(AttentionBatch(np.array(slots), none, none, tuple(spans), table, none))
+        rows = None if sampled_rows is None else torch.tensor(sampled_rows, dtype=torch.int64)
+        hidden = self.model.hidden_states(torch.tensor(ids), torch.tensor(positions), self.attention, rows)
         return self.model.logits(hidden).clone()
 
 
@@ -141,12 +143,43 @@ def test_a_token_is_the_same_bits_in_any_company_and_in_any_chunks(tmp_path, dty
     assert torch.equal(torch.cat(rows), whole)
 
 
+@pytest.mark.parametrize(("dtype", "quantization"), [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8")])
+def test_the_bits_do_not_depend_on_the_number_of_threads(tmp_path, monkeypatch, dtype, quantization):
+    make_model(tmp_path, "qwen3")
+    steps = [[(0, 0, tokens(1, 3)), (1, 0, tokens(2, count))] for count in (5, 90, 125)]
+    found = []
+    for num_threads in (1, 2, 3):
+        monkeypatch.setattr("torch.get_num_threads", lambda num_threads=num_threads: num_threads)
+        found.append(Bench(tmp_path, dtype, quantization).logits(*steps))
+    for others in found[1:]:
+        assert all(torch.equal(*pair) for pair in zip(found[0], others, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["llama-biases", "qwen3"])
+@pytest.mark.parametrize("native", [True, False])
+def test_only_the_sampled_rows_are_computed_to_the_end_and_every_token_is_kept(tmp_path, kind, native):
+    make_model(tmp_path, kind)
+    mine, others = tokens(3, 30), tokens(4, 100)
+    first, second = [(0, 0, mine), (1, 0, others)], [(0, 30, [1]), (1, 100, [2])]
+    [whole, after] = Bench(tmp_path, native=native).logits(first, second)
+    for rows in ([29, 129], [129, 0, 64], list(range(128)), []):
+        bench = Bench(tmp_path, native=native)
+        [found] = bench.logits(first, sampled_rows=rows)
+        [found_after] = bench.logits(second)
+        atol = 0.0 if native else 1e-4 * float(whole.std())  # torch's products of fewer rows are other bits
+        torch.testing.assert_close(found, whole[rows], rtol=0, atol=atol)
+        torch.testing.assert_close(found_after, after, rtol=0, atol=atol)
+
+
 def test_what_the_model_does_not_have_is_refused(tmp_path):
     make_model(tmp_path, "llama-mqa")
     bench = Bench(tmp_path)
     for chunk in [(0, 0, [VOCAB]), (0, 0, [-1]), (0, 256, [0])]:
         with pytest.raises(KernelError):
             bench.logits([chunk])
+    for row in (-1, 1):
+        with pytest.raises(KernelError):
+            bench.logits([(0, 0, [0])], sampled_rows=[row])
 
 
 def test_a_step_that_was_not_prepared_for_these_tokens_is_refused(tmp_path, monkeypatch):

@@ -1,5 +1,8 @@
 """Which library of kernels is loaded, and the threads that it computes with."""
 
+import errno
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -38,3 +41,47 @@ def test_without_a_compiled_library_torch_computes_alone(monkeypatch, tmp_path, 
     with kernels(""):
         assert library.library() is None
     assert "none compiled" in caplog.text
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A machine that can run every variant; says which one is chosen, by what the system and the measurement say."""
+    for name in library.VARIANTS:
+        (tmp_path / f"libinflight-{name}.so").touch()
+    monkeypatch.setattr(library, "_FOLDER", tmp_path)
+    monkeypatch.setattr(library.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(library, "_cpu_flags", lambda: set.union(*library._X86_FLAGS.values()))
+
+    def chosen(permission=0, asked="", **gains):
+        def load(path):
+            name = path.rpartition("libinflight-")[2].removesuffix(".so")
+            functions = {"inflight_tiles_enable": permission if name == "amx" else 0}
+            functions["inflight_bf16_gain"] = gains.get(name, 0.0)
+            return SimpleNamespace(**{key: _Constant(value) for key, value in functions.items()})
+
+        monkeypatch.setattr(library.ctypes, "CDLL", load)
+        with kernels(asked):
+            return library.units().partition(" ")[0]
+
+    return chosen
+
+
+class _Constant:
+    def __init__(self, value):
+        self.value = value
+
+    def __call__(self):
+        return self.value
+
+
+def test_tiles_are_used_where_the_system_allows_them_and_they_are_measured_to_be_fast(machine):
+    assert machine(amx=15.0, avx512bf16=2.0) == "amx"
+    assert machine(permission=errno.EPERM, amx=15.0, avx512bf16=2.0) == "avx512bf16"
+    assert machine(permission=errno.EPERM, amx=15.0, avx512bf16=0.5) == "avx512"
+    assert machine(amx=0.1, avx512bf16=0.5) == "avx512"
+
+
+def test_a_variant_that_is_asked_for_is_not_measured_but_needs_the_permission(machine):
+    assert machine(asked="amx", amx=0.1) == "amx"
+    with pytest.raises(ValueError, match=r"INFLIGHT_CPU_KERNELS is amx, but the system refuses tiles: .*permitted"):
+        machine(asked="amx", permission=errno.EPERM)

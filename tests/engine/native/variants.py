@@ -5,10 +5,10 @@ import os
 
 import pytest
 
-from inflight_engine.native.library import ENVIRONMENT, library, runnable_variants
+from inflight_engine.native.library import EMULATED, ENVIRONMENT, _loaded, is_runnable, library, runnable_variants
 from inflight_engine.native.sample import _kernels
 
-VARIANTS = runnable_variants()
+VARIANTS = [*runnable_variants(), *([EMULATED] if is_runnable(EMULATED) else [])]
 needs_kernels = pytest.mark.skipif(not VARIANTS, reason="no CPU kernels are compiled for this CPU")
 
 
@@ -29,5 +29,5 @@ def kernels(variant):
 
 
 def forget():
-    library.cache_clear()
+    _loaded.cache_clear()
     _kernels.cache_clear()

@@ -147,7 +147,7 @@ class Workload:
             return
         self.work.append(work)
         sampled = self.random.choices(range(VOCAB), k=len(owners))
-        left = self.scheduler.left_since(plan)
+        left = self.scheduler.discarded_slots(plan)
         for slot, request_id, token in zip(plan.sampled_slots.tolist(), owners, sampled, strict=True):
             if slot in left:
                 self.late_tokens += 1

@@ -6,9 +6,10 @@ from tests.engine.scheduling.model_runner import ModelSequence
 
 
 class CacheRules:
-    """Full blocks are found by content: those of a prompt once the step that computed them is taken in, all others
-    once their request gives up its slot. What nobody owns is given out in this order: blocks without findable content,
-    then the least recently used, of one table the last block first.
+    """Full blocks are found by content: those of a prompt once a step is planned that computes them, by whoever is
+    admitted after that, in the same step or later; all others once their request gives up its slot. What a step was to
+    compute that gives no tokens is not found any more. What nobody owns is given out in this order: blocks without
+    findable content, then the least recently used, of one table the last block first.
 
     A stamp says all that came before, so the stamp of a block's last entry names the block's content.
 
@@ -25,6 +26,7 @@ class CacheRules:
         self._content: dict[int, int] = {}
         self._evictable: dict[int, None] = {}
         self._offered: dict[int, int] = {}
+        self._planned: dict[int, list[int]] = {}
 
     def findable(self, stamps: list[int], num_tokens: int) -> int:
         """Tokens of a hit for a request of `num_tokens`; the last one is always computed."""
@@ -57,21 +59,42 @@ class CacheRules:
         self._owners[block] += 1
         self._evictable.pop(block, None)
 
-    def computed(self, sequence: ModelSequence) -> None:
-        """Its full confirmed blocks can be found from now on. Of equal ones only the first, even if it goes earlier."""
+    def planned(self, step: int, sequence: ModelSequence, num_tokens: int) -> None:
+        """A chunk of a step brings it to so many tokens in its blocks."""
+        self._planned.setdefault(step, []).extend(self._offer(sequence, num_tokens))
+
+    def taken_in(self, step: int) -> None:
+        """What the step was planned to compute is there."""
+        self._planned.pop(step, None)
+
+    def dropped(self, step: int) -> None:
+        """What the step was planned to compute is not there, nor will it be."""
+        for stamp in self._planned.pop(step, ()):
+            block = self._holder.pop(stamp, None)
+            if block is not None:
+                del self._content[block]
+                if block in self._evictable:
+                    del self._evictable[block]
+                    self._num_empty += 1
+
+    def _offer(self, sequence: ModelSequence, num_tokens: int) -> list[int]:
+        """Its full blocks of so many tokens can be found from now on. Of equal ones only the first, even if it goes
+        earlier. Returns the stamps of those that could not be found before."""
         if not self.enabled:
-            return
-        size, full = self.block_size, sequence.confirmed // self.block_size
+            return []
+        size, full, added = self.block_size, num_tokens // self.block_size, []
         for index in range(self._offered.get(sequence.request_id, 0), full):
             block, stamp = sequence.blocks[index], sequence.stamps[(index + 1) * size - 1]
             if stamp not in self._holder and block not in self._content:
                 self._holder[stamp] = block
                 self._content[block] = stamp
-        self._offered[sequence.request_id] = full
+                added.append(stamp)
+        self._offered[sequence.request_id] = max(full, self._offered.get(sequence.request_id, 0))
+        return added
 
     def leave(self, sequence: ModelSequence) -> None:
         """It gives up its blocks."""
-        self.computed(sequence)
+        self._offer(sequence, sequence.confirmed)
         self._offered.pop(sequence.request_id, None)
         for block in reversed(sequence.blocks):
             self._owners[block] -= 1

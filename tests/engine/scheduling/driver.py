@@ -184,7 +184,7 @@ class Driver:
     def _take_in(self, step: Launched) -> None:
         plan = step.plan
         left = {slot for slot, request_id in step.owners.items() if request_id in self.finished}
-        assert self.scheduler.left_since(plan) & step.owners.keys() == left, "left_since is not who has ended"
+        assert self.scheduler.discarded_slots(plan) & step.owners.keys() == left, "discarded_slots is not who has ended"
         if step.breaks:
             self._fail(step)
             return
@@ -221,8 +221,9 @@ class Driver:
             "fail does not return what a failed step may have left without its keys and values"
         )
         for each in (later, step):
-            if each is not None and each.token_ids is not None:
-                self.runner.spoil(each.plan, each.written)
+            if each is not None:
+                if each.token_ids is not None:
+                    self.runner.spoil(each.plan, each.written)
                 self.rules.broken(each.plan)
         if later is not None:
             sampling = {chunk.slot for chunk in later.plan.prefills if chunk.samples and later.token_ids is not None}

@@ -1,4 +1,4 @@
-"""Who of those without a slot is next: resumed requests by arrival, then a class by its share, in it by the policy."""
+"""Who of those without a slot is next: a class by its share, in it those that resume, then the others by the policy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class Known:
 class QueueRules:
     """
     Attributes:
-        waiting: requests that never had a slot, by class. paused: those that were preempted, swapped out or not.
+        waiting: requests that never had a slot, by class. paused: those that were preempted, swapped out or not, by
+            class too.
         class_weights: in force. targets: of TTFT, by class. now: when the scheduler is asked.
         num_late: requests that were late when they were admitted.
     """
@@ -42,7 +43,7 @@ class QueueRules:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.waiting: dict[str, dict[int, Known]] = {each.name: {} for each in config.classes}
-        self.paused: dict[int, Known] = {}
+        self.paused: dict[str, dict[int, Known]] = {each.name: {} for each in config.classes}
         self.class_weights = {each.name: each.weight for each in config.classes}
         self.targets = {
             each.name: config.ttft_target if each.ttft_target is None else each.ttft_target for each in config.classes
@@ -55,41 +56,48 @@ class QueueRules:
         self._tenants = {name: FairShare({}) for name in self.waiting} if config.policy == "fair" else {}
 
     def __len__(self) -> int:
-        return len(self.paused) + sum(map(len, self.waiting.values()))
+        return sum(map(len, self.paused.values())) + sum(map(len, self.waiting.values()))
 
     def add(self, known: Known) -> None:
         request = known.request
-        queue = self.waiting[request.service_class]
-        if not queue:
-            self._classes.starts_waiting(request.service_class)
+        self._class_starts(request.service_class)
         if self._tenants and not self._tenant_waits(request):
             self._tenants[request.service_class].starts_waiting(request.tenant)
-        queue[request.request_id] = known
+        self.waiting[request.service_class][request.request_id] = known
 
     def pause(self, known: Known) -> None:
         """It was preempted."""
-        self.paused[known.request.request_id] = known
+        name = known.request.service_class
+        self._class_starts(name)
+        self.paused[name][known.request.request_id] = known
+
+    def _class_starts(self, name: str) -> None:
+        if not self.waiting[name] and not self.paused[name]:
+            self._classes.starts_waiting(name)
 
     def remove(self, known: Known) -> None:
         """It ended, or was admitted."""
         request = known.request
-        if self.paused.pop(request.request_id, None) is not None:
-            return
-        queue = self.waiting[request.service_class]
-        del queue[request.request_id]
-        if not queue:
-            self._classes.stops_waiting(request.service_class)
-        if self._tenants and not self._tenant_waits(request):
-            self._tenants[request.service_class].stops_waiting(request.tenant)
+        name = request.service_class
+        was_paused = self.paused[name].pop(request.request_id, None) is not None
+        if not was_paused:
+            del self.waiting[name][request.request_id]
+        if not self.waiting[name] and not self.paused[name]:
+            self._classes.stops_waiting(name)
+        if not was_paused and self._tenants and not self._tenant_waits(request):
+            self._tenants[name].stops_waiting(request.tenant)
 
     def head(self) -> Known | None:
         """Nobody may be admitted before this one."""
-        if self.paused:
-            return min(self.paused.values(), key=lambda each: each.order)
-        if not any(self.waiting.values()):
+        if not len(self):
             return None
         name = self._classes.first_waiting(self._ranks)
-        queue = self.waiting[name]
+        paused, queue = self.paused[name], self.waiting[name]
+        if self.config.policy == "priority":
+            # Of one priority those that resume are the first to have come.
+            return min([*paused.values(), *queue.values()], key=self._key)
+        if paused:
+            return min(paused.values(), key=lambda each: each.order)
         if self._tenants:
             tenant = self._tenants[name].first_waiting()
             return next(each for each in queue.values() if each.request.tenant == tenant)

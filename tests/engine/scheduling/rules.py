@@ -198,22 +198,20 @@ class Rules:
                 self._check_ending(known)
 
     def confirmed(self, plan: StepPlan) -> None:
-        """The tokens are taken in: what was computed may be found by others."""
+        """The tokens are taken in: what was computed is there."""
         under_way = self._under_way[plan.step]
         if not under_way.counted:
             self.counted(plan)
         del self._under_way[plan.step]
-        chunks = {chunk.slot for chunk in plan.prefills}
-        for slot, (request_id, computed) in under_way.computed.items():
+        self._cache.taken_in(plan.step)
+        for request_id, computed in under_way.computed.values():
             if request_id in self.requests:
-                sequence = self.runner.sequences[request_id]
-                sequence.confirmed = computed
-                if slot in chunks:
-                    self._cache.computed(sequence)
+                self.runner.sequences[request_id].confirmed = computed
 
     def broken(self, plan: StepPlan) -> None:
-        """A plan that was carried out has broken, and its tokens will not be taken in."""
+        """A plan has broken, carried out or not, and its tokens will not be taken in."""
         self._under_way.pop(plan.step, None)
+        self._cache.dropped(plan.step)
 
     def _check_ending(self, known: Known) -> None:
         sequence = self.runner.sequences[known.request.request_id]
@@ -310,16 +308,20 @@ class Rules:
         rightful = max(candidates, key=self._victim_key)
         assert victim is rightful, f"the victim is not the one that {self.config.preemption_victim} chooses"
 
-    def _victim_key(self, sequence: ModelSequence) -> tuple[int, int]:
-        """The greatest gives way; of equals the last arrived."""
+    def _victim_key(self, sequence: ModelSequence) -> tuple[float, ...]:
+        """The greatest gives way: of the class with the least weight; where priorities count, of the least urgent; then
+        by the rule; of equals the last arrived."""
         known = self.requests[sequence.request_id]
+        request = known.request
+        urgency = request.priority if self.config.policy == "priority" else 0
+        standing = -self.queues.class_weights[request.service_class], urgency
         match self.config.preemption_victim:
             case "last_arrived":
-                return 0, known.order
+                return *standing, 0, known.order
             case "longest_first":
-                return len(sequence.token_ids), known.order
+                return *standing, len(sequence.token_ids), known.order
             case "most_preempted_last":
-                return -known.num_preemptions, known.order
+                return *standing, -known.num_preemptions, known.order
         raise ValueError(self.config.preemption_victim)
 
     def _check_way(self, preemption: Preemption, victim: ModelSequence, host_free: int) -> int:
@@ -358,11 +360,17 @@ class Rules:
         assert known.request.state is RequestState.RUNNING, "the state of a running request is wrong"
 
     def _check_blocks(self, plan: StepPlan) -> None:
-        """Who decodes gets blocks first, then who is admitted, in order."""
+        """Who decodes gets blocks first, then who is admitted, in order; who comes later finds what earlier chunks of
+        the same step compute."""
         cache, slots, size = self._cache, self.runner.slots, self.config.block_size
         if plan.growth is not None:
             for block in plan.growth.block_ids.tolist():
                 cache.give_out(block)
+        ends = {chunk.slot: chunk.start + chunk.length for chunk in plan.prefills}
+        starting = {start.slot for start in plan.starts}
+        for slot, end in ends.items():
+            if slot not in starting:
+                cache.planned(plan.step, slots[slot], end)
         for start in plan.starts:
             blocks, num_shared = start.block_ids.tolist(), 0
             if not start.host_block_ids:
@@ -375,6 +383,8 @@ class Rules:
                 cache.share(block)
             for block in blocks[num_shared:]:
                 cache.give_out(block)
+            assert start.slot in ends, "a request starts and computes nothing"
+            cache.planned(plan.step, slots[start.slot], ends[start.slot])
 
     def _check_room_left(self, plan: StepPlan, running: list[ModelSequence]) -> None:
         """`kv_headroom` is free after an admission, unless the admitted request is the only one."""

@@ -102,23 +102,29 @@ class Model:
             if each.service_class == service_class and (tenant is None or each.tenant == tenant)
         ]
 
+    def _resumed_of(self, service_class):
+        return [each for each in self.resumed if each.service_class == service_class]
+
     def push(self, request):
+        name = request.service_class
+        if not self._of(name) and not self._resumed_of(name):
+            self.classes.start_waiting(name, self.names.index(name))
         if request.state is not RequestState.WAITING:
             self.resumed.append(request)
             return
-        name = request.service_class
-        if not self._of(name):
-            self.classes.start_waiting(name, self.names.index(name))
         if not self._of(name, request.tenant):
             self.tenants[name].start_waiting(request.tenant, request.order)
         self.new.append(request)
 
     def head(self):
-        if self.resumed:
-            return min(self.resumed, key=lambda each: each.order)
-        if not self.new:
+        if not self.new and not self.resumed:
             return None
-        waiting = self._of(self.classes.least())
+        name = self.classes.least()
+        waiting, resumed = self._of(name), self._resumed_of(name)
+        if self.policy == "priority":
+            waiting += resumed
+        elif resumed:
+            return min(resumed, key=lambda each: each.order)
         match self.policy:
             case "fcfs":
                 return min(waiting, key=lambda each: each.order)
@@ -130,26 +136,24 @@ class Model:
                     key=lambda each: (each.priority + Fraction(each.arrival_time) / Fraction(AGING), each.order),
                 )
             case "fair":
-                tenant = self.tenants[waiting[0].service_class].least()
+                tenant = self.tenants[name].least()
                 return min((each for each in waiting if each.tenant == tenant), key=lambda each: each.order)
             case "deadline":
                 late = [each for each in waiting if self.is_late(each)]
                 in_time = [each for each in waiting if not self.is_late(each)]
-                turn = self.passed_over[waiting[0].service_class] == 1 / LATE_SHARE - 1
+                turn = self.passed_over[name] == 1 / LATE_SHARE - 1
                 return min(late if late and (turn or not in_time) else in_time, key=lambda each: each.order)
 
     def is_late(self, request):
         return request.latest_start < self.now
 
     def remove(self, request):
-        if request in self.resumed:
-            self.resumed.remove(request)
-            return
         name = request.service_class
-        self.new.remove(request)
-        if not self._of(name):
+        was_new = request in self.new
+        (self.new if was_new else self.resumed).remove(request)
+        if not self._of(name) and not self._resumed_of(name):
             self.classes.stop_waiting(name)
-        if not self._of(name, request.tenant):
+        if was_new and not self._of(name, request.tenant):
             self.tenants[name].stop_waiting(request.tenant)
 
     def admitted(self, request, num_tokens):
@@ -224,11 +228,11 @@ class QueuesMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 4.0]))
     def pass_time(self, seconds):
         self.now += seconds
-        before = list(map(self.model.is_late, self.waiting))
+        before = list(map(self.model.is_late, self.model.new))
         self.model.now = self.now
         changed = self.queues.pass_time(self.now)
         if self.model.policy == "deadline":
-            assert changed == (before != list(map(self.model.is_late, self.waiting)))
+            assert changed == (before != list(map(self.model.is_late, self.model.new)))
 
     @precondition(lambda self: self.prefilling or self.paused)
     @rule(data=st.data())

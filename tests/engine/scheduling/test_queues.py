@@ -1,12 +1,12 @@
-"""Service classes and the resumed lane: what comes before what, whatever the policy."""
+"""Service classes and requests that resume: what comes before what, whatever the policy."""
 
 import numpy as np
 import pytest
 
 from inflight_engine.request import Request, RequestState, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
-from inflight_engine.scheduling.lazy_heap import LazyHeap
 from inflight_engine.scheduling.limits import Limits
+from inflight_engine.scheduling.policies.lazy_heap import LazyHeap
 from inflight_engine.scheduling.queues import WaitingQueues
 
 INF, NAN = float("inf"), float("nan")
@@ -24,12 +24,13 @@ DEFAULT = (ServiceClass(),)
 THREE = (ServiceClass("gold", weight=4.0), ServiceClass("silver", weight=2.0), ServiceClass("bulk", weight=1.0))
 
 
-def request(order, service_class="default", prompt=10, max_tokens=1, state=RequestState.WAITING):
+def request(order, service_class="default", prompt=10, max_tokens=1, state=RequestState.WAITING, priority=0):
     return Request(
         order,
         np.zeros(prompt, np.int32),
         SamplingParams(max_tokens),
         arrival_time=float(order),
+        priority=priority,
         service_class=service_class,
         order=order,
         state=state,
@@ -64,8 +65,8 @@ class Server:
 
 
 @pytest.mark.parametrize("state", [RequestState.PREEMPTED, RequestState.SWAPPED])
-@pytest.mark.parametrize("policy", ["fcfs", "sjf", "priority", "fair"])
-def test_what_lost_its_slot_comes_before_everything_new_and_by_arrival(state, policy):
+@pytest.mark.parametrize("policy", ["fcfs", "sjf", "fair", "deadline"])
+def test_what_lost_its_slot_comes_before_everything_new_of_its_class_and_by_arrival(state, policy):
     waiting = queues(policy=policy)
     for each in (request(0), request(5, max_tokens=90, state=state), request(3, state=state)):
         waiting.push(each, 0)
@@ -77,11 +78,45 @@ def test_what_lost_its_slot_comes_before_everything_new_and_by_arrival(state, po
         waiting.pop(0)
 
 
-def test_resuming_comes_first_across_classes_too():
+def test_a_preempted_batch_request_does_not_resume_before_waiting_ones_of_a_class_that_was_served_less():
+    waiting = queues(ServiceClass("interactive", weight=4.0), ServiceClass("batch"))
+    preempted = request(0, "batch", state=RequestState.PREEMPTED)
+    for each in (preempted, request(1, "interactive"), request(2, "interactive"), request(3, "batch")):
+        waiting.push(each, 0)
+    order = []
+    while len(waiting):
+        each = waiting.pop(0)
+        waiting.admitted(each, each.num_prompt_tokens, 0)
+        order.append(each.order)
+    # Interactive is at 0, then 12 / 4; batch at 0, then, with nothing but a sample counted for what resumes, at 2.
+    assert order == [1, 0, 3, 2]
+
+
+def test_under_the_priority_policy_what_lost_its_slot_comes_first_of_its_priority_only():
+    waiting = queues(policy="priority")
+    waiting.push(request(5, priority=3), 0)
+    waiting.push(request(4, priority=-3), 0)
+    waiting.push(request(3, priority=3, state=RequestState.PREEMPTED), 0)
+    assert [waiting.pop(0).order for _ in range(3)] == [4, 3, 5]
+
+
+def test_a_class_in_which_nothing_but_a_preempted_request_waits_has_its_turn():
     waiting = queues(*THREE)
-    waiting.push(request(0, "gold"), 0)
-    waiting.push(request(1, "bulk", state=RequestState.PREEMPTED), 0)
-    assert waiting.pop(0).order == 1
+    preempted = request(0, "bulk", state=RequestState.SWAPPED)
+    waiting.push(preempted, 0)
+    assert waiting.head(0) is preempted
+    waiting.remove(preempted)
+    assert waiting.head(0) is None
+    assert len(waiting) == 0
+
+
+def test_a_request_stands_by_its_class_then_by_its_priority_where_the_policy_orders_by_it():
+    gold, bulk, urgent = request(0, "gold", priority=9), request(1, "bulk", priority=9), request(2, "bulk", priority=-9)
+    by_priority, by_arrival = queues(*THREE, policy="priority"), queues(*THREE)
+    assert sorted((bulk, urgent, gold), key=by_priority.standing) == [gold, urgent, bulk]
+    assert by_arrival.standing(bulk) == by_arrival.standing(urgent) > by_arrival.standing(gold)
+    by_arrival.set_weights({"bulk": 8.0}, 0)
+    assert by_arrival.standing(bulk) < by_arrival.standing(gold)
 
 
 def test_what_ended_while_it_waited_is_gone_from_either_lane():
@@ -221,9 +256,10 @@ def test_tokens_computed_again_count_for_nobody(policy):
         waiting.push(request(order, name, prompt), 0)
     preempted.state, preempted.num_preemptions = RequestState.PREEMPTED, 1
     waiting.push(preempted, 0)
+    # Both start at 12, and a is first in the configuration: what resumes costs it one more sample, 14 to 12, then
+    # 14 to 18, 26 to 18, 26 to 24, 26 to 30.
     assert waiting.pop(0) is preempted
     waiting.admitted(preempted, 10, 0)
-    # Both started at 12. a was served one more sample: 14 to 12, 14 to 18, 26 to 18, 26 to 24, 26 to 30.
     order = []
     while len(waiting):
         each = waiting.pop(0)

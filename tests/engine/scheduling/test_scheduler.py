@@ -66,7 +66,7 @@ def test_steady_decode_passes_no_deltas_and_the_same_slots_object():
 def test_requests_are_admitted_in_order_of_arrival_and_a_large_one_is_not_overtaken():
     driver = Driver(num_blocks=8, block_size=4, max_model_len=32, max_num_batched_tokens=64)
     driver.add(1, list(range(20)), 2)
-    driver.add(2, list(range(24)), 2)
+    driver.add(2, list(range(24))[::-1], 2)
     driver.add(3, [1], 2)
     driver.run()
     assert driver.admission_order == [1, 2, 3]
@@ -274,15 +274,98 @@ def test_the_oldest_running_request_is_never_preempted_even_if_it_is_the_longest
     assert 0 not in preempted
 
 
-def test_requests_that_resume_come_before_new_ones_whatever_the_policy():
+def test_an_arriving_request_of_high_priority_is_not_preempted_for_running_ones_of_low_priority():
+    driver = Driver(num_blocks=16, block_size=2, max_model_len=16, policy="priority")
+    for request_id in (0, 1):
+        driver.add(request_id, [request_id] * 3, 10, priority=50)
+    driver.step()
+    driver.add(2, [2] * 3, 10, priority=-100)
+    preempted = []
+    while (plan := driver.step()) is not None:
+        preempted += [preemption.request_id for preemption in plan.preemptions]
+    assert preempted[0] == 1
+    assert 2 not in preempted
+
+
+def test_priority_changes_no_victim_under_a_policy_that_does_not_look_at_it():
+    driver = Driver(num_blocks=8, block_size=2, max_model_len=16, policy="fcfs")
+    for request_id, priority in enumerate((50, 50, -100)):
+        driver.add(request_id, [request_id] * 3, 10, priority=priority)
+    while not driver.scheduler.num_preemptions:
+        plan = driver.step()
+    assert [each.request_id for each in plan.preemptions] == [2]
+
+
+def test_the_class_of_least_weight_gives_way_whatever_the_order_of_arrival_and_the_rule():
+    classes = ServiceClass("batch", weight=1.0), ServiceClass("interactive", weight=4.0)
+    driver = Driver(num_blocks=8, block_size=2, max_model_len=16, classes=classes, preemption_victim="longest_first")
+    for request_id, name in enumerate(("interactive", "batch", "interactive")):
+        driver.add(request_id, [request_id] * (2 + (request_id == 2)), 10, service_class=name)
+    while not driver.scheduler.num_preemptions:
+        plan = driver.step()
+    assert [each.request_id for each in plan.preemptions] == [1]
+
+
+def test_a_request_that_resumes_comes_before_new_ones_of_its_priority_and_after_higher_ones():
     driver = Driver(num_blocks=8, block_size=2, max_model_len=16, policy="priority")
     for request_id in range(3):
         driver.add(request_id, [request_id] * 3, 10, priority=5)
     while not driver.scheduler.num_preemptions:
         driver.step()
+    driver.add(8, [1], 1, priority=5)
     driver.add(9, [1], 1, priority=-5)
     driver.run()
-    assert driver.admission_order.index(9) > driver.admission_order.index(2, 3)
+    resumed = driver.admission_order.index(2, 3)
+    assert driver.admission_order.index(9) < resumed < driver.admission_order.index(8)
+
+
+@pytest.mark.parametrize("lookahead", [False, True])
+def test_copies_of_a_prompt_that_arrive_together_compute_it_once_and_are_admitted_in_one_step(lookahead):
+    driver = Driver(max_num_seqs=8, max_num_batched_tokens=64, num_blocks=64, lookahead=lookahead)
+    for request_id in range(6):
+        driver.add(request_id, list(range(21)), 4)
+    plan = driver.step()
+    assert [start.num_computed_tokens for start in plan.starts] == [0] + [20] * 5
+    assert [chunk.length for chunk in plan.prefills] == [21] + [1] * 5
+    driver.run()
+    assert driver.scheduler.prefix_hits == 100
+
+
+def test_a_copy_finds_what_is_planned_of_a_long_prompt_in_the_step_after():
+    driver = Driver(max_num_batched_tokens=16, num_blocks=64)
+    driver.add(1, list(range(22)), 4)
+    driver.add(2, list(range(22)), 4)
+    first, second = driver.step(), driver.step()
+    assert [len(plan.starts) for plan in (first, second)] == [1, 1], "the first step's budget is spent"
+    assert second.starts[0].num_computed_tokens == 20
+    assert [chunk.length for chunk in second.prefills] == [6, 2]
+
+
+def test_a_copy_shares_a_prefill_in_flight_whose_request_is_cancelled():
+    driver = Driver(max_num_batched_tokens=16, num_blocks=64, lookahead=True)
+    driver.add(1, list(range(40)), 4)
+
+    def cancel_and_copy():
+        driver.cancel(1)
+        driver.add(2, list(range(40)), 4)
+
+    driver.step(meanwhile=cancel_and_copy)
+    driver.step()
+    (start,) = driver.plans[-1].starts
+    assert start.num_computed_tokens == 32, "two chunks of 16 are planned; the rest never will be"
+    driver.run()
+
+
+@pytest.mark.parametrize("lookahead", [False, True])
+def test_a_failed_plan_leaves_nothing_to_find_of_what_it_was_to_compute(lookahead):
+    driver = Driver(max_num_batched_tokens=16, num_blocks=64, lookahead=lookahead)
+    driver.add(1, list(range(40)), 4)
+    while 1 not in driver.finished:
+        driver.step(fails=lambda plan: plan.step == 1)
+    driver.add(2, list(range(40)), 4)
+    plan = driver.step()
+    assert plan.starts[0].num_computed_tokens == 16, "the first chunk's, and none of the two that were dropped"
+    driver.run()
 
 
 @pytest.mark.parametrize("fields", [{"policy": "fair"}, {"classes": (ServiceClass(), ServiceClass("batch"))}], ids=str)

@@ -19,13 +19,14 @@ import pytest
 from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.cache.prefix import block_hashes, root_hash
 from inflight_engine.request import TokenIds
-from inflight_engine.scheduling import queues, service_counter
+from inflight_engine.scheduling import queues
 from inflight_engine.scheduling import running as running_module
 from inflight_engine.scheduling import scheduler as scheduler_module
 from inflight_engine.scheduling.config import ServiceClass
-from inflight_engine.scheduling.lazy_heap import LazyHeap
 from inflight_engine.scheduling.plan import StepPlan
+from inflight_engine.scheduling.policies import service_counter
 from inflight_engine.scheduling.policies.fcfs import Fcfs
+from inflight_engine.scheduling.policies.lazy_heap import LazyHeap
 from inflight_engine.scheduling.policies.priority import Priority
 from inflight_engine.scheduling.scheduler import Scheduler
 from tests.engine.scheduling.workload import Workload
@@ -184,7 +185,7 @@ def takes_new_ones_first(scheduler: Scheduler, patch: Patch) -> None:
         def first(self) -> Any:
             return None if len(self) < len(waiting) else super().first()
 
-    patch.setattr(waiting, "_resumed", Yielding())
+    patch.setattr(waiting._only, "_resumed", Yielding())
 
 
 def runs_the_youngest(scheduler: Scheduler, patch: Patch) -> None:
@@ -217,17 +218,6 @@ def preempts_too_early(scheduler: Scheduler, patch: Patch) -> None:
     patch.setattr(decodes, "growing", growing_with_a_spare)
 
 
-def caches_what_was_not_copied_back(scheduler: Scheduler, patch: Patch) -> None:
-    running = scheduler._running
-    leave = running.leave
-
-    def leave_wrongly(request):
-        running._register(request, request.slot, int(running.table.num_computed[request.slot]))
-        return leave(request)
-
-    patch.setattr(running, "leave", leave_wrongly)
-
-
 def forgets_what_it_swaps_out(requests_in, plan, left):
     return requests_in(changed(plan, preemptions=()), left)
 
@@ -240,17 +230,17 @@ class Forgetful(dict[int, set[int]]):
 
 
 def forgets_who_left(scheduler: Scheduler, patch: Patch) -> None:
-    patch.setattr(scheduler._under_way, "_left", Forgetful())
+    patch.setattr(scheduler._in_flight, "_discarded", Forgetful())
 
 
 def knows_who_left_but_takes_their_tokens(scheduler: Scheduler, patch: Patch) -> None:
     """Slots are taken for whom they belong to now."""
-    update, under_way = scheduler.update, scheduler._under_way
+    update, in_flight = scheduler.update, scheduler._in_flight
 
     def update_wrongly(plan, token_ids):
-        left = under_way._left.pop(plan.step, set())
+        left = in_flight._discarded.pop(plan.step, set())
         taken = {slot for slot in left if scheduler._running.table.requests[slot] is not None}
-        under_way._left[plan.step] = left - taken
+        in_flight._discarded[plan.step] = left - taken
         return update(plan, token_ids)
 
     patch.setattr(scheduler, "update", update_wrongly)
@@ -262,56 +252,65 @@ def plans_a_complete_request_again(scheduler: Scheduler, patch: Patch) -> None:
     patch.setattr(running, "take_last_token", lambda slot: None)
 
 
-def caches_what_is_not_confirmed(scheduler: Scheduler, patch: Patch) -> None:
+def finds_what_failed_steps_were_to_compute(scheduler: Scheduler, patch: Patch) -> None:
+    patch.setattr(scheduler._running.pool, "unregister", lambda blocks: None)
+
+
+def finds_only_what_is_computed(scheduler: Scheduler, patch: Patch) -> None:
     running = scheduler._running
-    count_chunk = running.count_chunk
+    plan_chunk, end_chunk, register = running.plan_chunk, running.end_chunk, running._register
 
-    def count_wrongly(chunk):
-        full = count_chunk(chunk)
-        running._register(running.table.request(chunk.slot), chunk.slot, chunk.start + chunk.length)
-        return full
+    def plan_silently(slot, budget):
+        with pytest.MonkeyPatch.context() as silent:
+            silent.setattr(running, "_register", lambda *arguments: [])
+            return plan_chunk(slot, budget)
 
-    patch.setattr(running, "count_chunk", count_wrongly)
+    def end_and_register(chunk, token_id):
+        register(running.table.request(chunk.slot), chunk.slot, chunk.start + chunk.length)
+        end_chunk(chunk, token_id)
+
+    patch.setattr(running, "plan_chunk", plan_silently)
+    patch.setattr(running, "end_chunk", end_and_register)
 
 
-def caches_a_prefill_under_way_when_it_leaves(scheduler: Scheduler, patch: Patch) -> None:
+def finds_what_is_not_planned(scheduler: Scheduler, patch: Patch) -> None:
     running = scheduler._running
-    leave = running.leave
+    start = running.start
 
-    def leave_wrongly(request):
-        running.unsampled.pop(request.slot, None)
-        return leave(request)
+    def start_and_register(request, *arguments):
+        start(request, *arguments)
+        running._register(request, request.slot, request.num_tokens)
 
-    patch.setattr(running, "leave", leave_wrongly)
+    patch.setattr(running, "start", start_and_register)
 
 
 def forgets_the_later_plan(scheduler: Scheduler, patch: Patch) -> None:
-    fail, under_way = scheduler.fail, scheduler._under_way
+    fail, in_flight = scheduler.fail, scheduler._in_flight
 
     def fail_wrongly(plan):
-        if under_way.counted is not None:
-            under_way.newest = None
+        if in_flight.counted is not None:
+            in_flight.newest = None
         return fail(plan)
 
     patch.setattr(scheduler, "fail", fail_wrongly)
 
 
-def takes_the_step_under_way_for_done(leave, slot):
+def takes_the_step_in_flight_for_done(leave, slot):
     """The tokens of a request that leaves include one that is not known."""
     return np.append(leave(slot), np.int32(0))
 
 
 def plans_on_old_lengths(scheduler: Scheduler, patch: Patch) -> None:
     """A plan made ahead takes the step under way for one that never was."""
-    decodes, under_way = scheduler._running.decodes, scheduler._under_way
+    decodes, in_flight = scheduler._running.decodes, scheduler._in_flight
     growing = decodes.growing
 
     def growing_wrongly():
-        decodes.clock -= under_way.counted is not None
+        decodes.clock -= in_flight.counted is not None
         try:
             return growing()
         finally:
-            decodes.clock += under_way.counted is not None
+            decodes.clock += in_flight.counted is not None
 
     patch.setattr(decodes, "growing", growing_wrongly)
 
@@ -387,7 +386,7 @@ FAULTS = {
                 ),
             )
         ),
-        "blocks that do not hold its tokens|is given out while it is owned",
+        "blocks that do not hold its tokens|is given out while it is owned|a chunk skips",
     ),
     "a block's hash forgets what came before": Fault(
         with_hashes(lambda parent: b""),
@@ -411,8 +410,8 @@ FAULTS = {
     "host memory leaks": Fault(
         wrap("_host_pool", "free", forgets_a_block), "host blocks leaked", SWAPPING | {"prefix_caching": False}
     ),
-    "what a failed step did not copy back is cached": Fault(
-        caches_what_was_not_copied_back, "lost though|do not hold its tokens|in the prefix cache", SWAPPING
+    "what a failed step did not copy back is found": Fault(
+        finds_what_failed_steps_were_to_compute, "lost though|do not hold its tokens|in the prefix cache", SWAPPING
     ),
     "a failed step spares what it swapped out": Fault(
         wrap("", "_requests_in", forgets_what_it_swaps_out), "fail does not return what", SWAPPING
@@ -464,12 +463,14 @@ FAULTS = {
         {"policy": "priority"},
     ),
     "late requests never have their turn": Fault(
-        lambda scheduler, patch: patch.setattr(scheduler._queues._only, "_most_passed_over", math.inf),
+        lambda scheduler, patch: patch.setattr(scheduler._queues._only.policy, "_most_passed_over", math.inf),
         OUT_OF_TURN,
         DEADLINE,
     ),
     "late requests go first": Fault(
-        lambda scheduler, patch: patch.setattr(scheduler._queues._only, "_most_passed_over", 0), OUT_OF_TURN, DEADLINE
+        lambda scheduler, patch: patch.setattr(scheduler._queues._only.policy, "_most_passed_over", 0),
+        OUT_OF_TURN,
+        DEADLINE,
     ),
     "time stands still": Fault(
         wrap("_queues", "pass_time", lambda pass_time, now: pass_time(0.0)), OUT_OF_TURN, DEADLINE
@@ -507,6 +508,21 @@ FAULTS = {
         "the victim is not the one that last_arrived chooses",
         {"max_num_seqs": 6},
     ),
+    "the class of most weight gives way": Fault(
+        wrap("_queues", "standing", lambda standing, request: (-standing(request)[0], 0)),
+        "the victim is not the one",
+        {"max_num_seqs": 6, "classes": (ServiceClass("default", weight=4.0), ServiceClass("batch", weight=0.25))},
+    ),
+    "the most urgent gives way": Fault(
+        wrap("_queues", "standing", lambda standing, request: (0.0, -standing(request)[1])),
+        "the victim is not the one",
+        {"max_num_seqs": 6, "policy": "priority"},
+    ),
+    "who resumes overtakes a higher priority": Fault(
+        lambda scheduler, patch: patch.setattr(scheduler._queues._only.policy, "orders_by_priority", False),
+        "priority: request .* overtakes|nobody is admitted",
+        {"policy": "priority"},
+    ),
     "the longest is spared": Fault(
         lambda scheduler, patch: patch.setattr(
             scheduler, "_choose_victim", lambda order, tokens, _: int(np.argmin(tokens))
@@ -522,25 +538,29 @@ FAULTS = {
         {"prefix_caching": False},
     ),
     "it is forgotten who left since a plan was made": Fault(
-        forgets_who_left, "left_since is not who has ended|is empty", LOOKAHEAD
+        forgets_who_left, "discarded_slots is not who has ended|is empty", LOOKAHEAD
     ),
     "a late token goes to the slot's new owner": Fault(
         knows_who_left_but_takes_their_tokens,
-        "left_since|must end with|blocks but . hashes|^[0-9]+$|another token|lost though",
+        "discarded_slots|must end with|blocks but . hashes|^[0-9]+$|another token|lost though|cannot go from",
         LOOKAHEAD,
     ),
     "a complete request is planned again": Fault(
         plans_a_complete_request_again, "a slot decodes that is not due", LOOKAHEAD
     ),
-    "what a step under way computes is cached": Fault(
-        caches_what_is_not_confirmed,
+    "what a failed step was to compute is found": Fault(
+        finds_what_failed_steps_were_to_compute,
         "tokens are in the prefix cache|lost though|used less recently|do not hold its tokens",
         LOOKAHEAD,
     ),
-    "a prefill under way is cached when its request leaves": Fault(
-        caches_a_prefill_under_way_when_it_leaves,
-        "tokens are in the prefix cache|lost though|used less recently",
+    "what is planned is not found before it is computed": Fault(
+        finds_only_what_is_computed,
+        "tokens are in the prefix cache|lost though|used less recently|nobody is admitted",
         LOOKAHEAD,
+    ),
+    "what is not planned is found": Fault(
+        finds_what_is_not_planned,
+        "tokens are in the prefix cache|lost though|used less recently|do not hold its tokens",
     ),
     "a request preempted ahead loses its token": Fault(
         wrap("", "_runs_out", lambda runs_out: False), "with a token that nobody knows|is empty", LOOKAHEAD
@@ -549,7 +569,7 @@ FAULTS = {
         forgets_the_later_plan, "the state of a request that is put back is wrong", LOOKAHEAD
     ),
     "a token that is not known is hashed": Fault(
-        wrap("_running.decodes", "leave", takes_the_step_under_way_for_done),
+        wrap("_running.decodes", "leave", takes_the_step_in_flight_for_done),
         "tokens are in the prefix cache|lost though|used less recently|loses tokens",
         LOOKAHEAD,
     ),

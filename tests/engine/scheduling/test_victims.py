@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.victims import VICTIMS
+from inflight_engine.scheduling.victims import VICTIMS, lowest
 
 CANDIDATES = st.lists(
     st.tuples(st.integers(0, 30), st.integers(1, 5), st.integers(0, 3)), min_size=1, unique_by=lambda each: each[0]
@@ -46,3 +46,8 @@ def test_the_index_is_a_plain_int():
 
 def test_the_default_is_a_rule_that_exists():
     assert SchedulerConfig.__dataclass_fields__["preemption_victim"].default in VICTIMS
+
+
+def test_the_lowest_are_all_of_the_least_weight_and_of_these_of_the_largest_priority():
+    assert lowest([(-4.0, 9), (-1.0, 2), (-1.0, 5), (-1.0, 5), (-2.0, 9)]).tolist() == [2, 3]
+    assert lowest([(-1.0, 0)]).tolist() == [0]

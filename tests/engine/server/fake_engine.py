@@ -24,6 +24,7 @@ from inflight_engine.messages import (
 )
 from inflight_engine.models.generation_config import OPENAI_DEFAULTS
 from inflight_engine.request import FinishReason
+from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.admission import QueueBounds
 from inflight_engine.server.app import create_admin_app, create_app
@@ -35,15 +36,17 @@ EOS = 0
 CAPACITY = Limits(4, 64)
 READY = EngineReady(
     capacity=CAPACITY,
-    num_blocks=32,
-    block_size=16,
-    max_model_len=100,
-    kv_bytes_per_token=128,
-    vocab_size=256,
-    device="cpu",
-    dtype="float32",
-    attention_backend="none",
-    load_seconds=0.0,
+    runner=RunnerInfo(
+        num_blocks=32,
+        block_size=16,
+        max_model_len=100,
+        kv_bytes_per_token=128,
+        vocab_size=256,
+        device="cpu",
+        dtype="float32",
+        attention_backend="none",
+        load_seconds=0.0,
+    ),
 )
 
 

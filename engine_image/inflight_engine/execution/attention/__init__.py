@@ -6,7 +6,7 @@ import logging
 
 from inflight_engine.execution.attention.base import AttentionBackend, AttentionSpec
 from inflight_engine.execution.attention.cpu_native import CpuNativeBackend
-from inflight_engine.execution.attention.flash_attn import FlashAttnBackend
+from inflight_engine.execution.attention.flash_attn_3 import FlashAttn3Backend
 from inflight_engine.execution.attention.torch_sdpa import TorchSdpaBackend
 from inflight_engine.execution.attention.torch_varlen import TorchVarlenBackend
 from inflight_engine.execution.attention.triton_paged import TritonBackend
@@ -14,9 +14,9 @@ from inflight_engine.execution.attention.triton_paged import TritonBackend
 log = logging.getLogger(__name__)
 
 BACKENDS: tuple[type[AttentionBackend], ...] = (
-    FlashAttnBackend,
-    TorchVarlenBackend,
+    FlashAttn3Backend,
     TritonBackend,
+    TorchVarlenBackend,  # its blocks of 256 tokens waste memory and share fewer prefixes: by name
     CpuNativeBackend,
     TorchSdpaBackend,
 )
@@ -33,7 +33,7 @@ def choose_backend(name: str, spec: AttentionSpec) -> type[AttentionBackend]:
     for backend in BACKENDS:
         if name not in ("auto", backend.name):
             continue
-        reason = backend.why_not(spec)
+        reason = backend.why_not(backend.with_block_size(spec))
         if reason is None:
             passed_over = f" ({'; '.join(reasons)})" if reasons and spec.device.type == "cuda" else ""
             log.info("attention: %s%s", backend.name, passed_over)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from inflight_engine.models.shape import ModelShape
+from inflight_engine.scheduling.plan import Slots
 
 IntArray = npt.NDArray[np.int64]
 
@@ -23,7 +23,7 @@ class AttentionSpec:
 
     Attributes:
         shape: of the model; with tensor parallelism its heads are this rank's.
-        num_blocks, block_size: of the cache.
+        num_blocks, block_size: of the cache; 0: not chosen yet.
         dtype: of queries, keys, values and the result.
         cache_dtype: in which keys and values are kept; `dtype`, or torch.float8_e4m3fn.
         max_num_seqs, max_num_batched_tokens: capacity: most decodes, most tokens in a step.
@@ -48,16 +48,16 @@ class ChunkSpan:
     """One prefill chunk within the packed tokens.
 
     Attributes:
+        slot: its sequence's, the row of the block table.
         first: index of its first token in the packed sequence.
         length: its tokens.
         start: position of its first token in its own sequence.
-        block_ids: int64 [ceil((start + length) / block_size)]: the blocks that hold positions 0 to start + length - 1.
     """
 
+    slot: int
     first: int
     length: int
     start: int
-    block_ids: IntArray
 
 
 class AttentionBatch(msgspec.Struct, frozen=True, eq=False):
@@ -65,16 +65,45 @@ class AttentionBatch(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         kv_slots: int64 [T]: where each packed token's key and value go, block * block_size + offset.
-        decode_block_table: int64 [num_decodes, >= blocks of the longest]: entries past a sequence's blocks are
-            any valid block.
+        decode_slots: intp [num_decodes]: rows of the block table.
         decode_context_lens: int64 [num_decodes]: tokens each decode looks at, its own included.
         chunks: in packed order.
+        block_table: int64 [max_num_seqs, blocks of the longest sequence]: of all slots; entries past a sequence's
+            blocks are any valid block. It changes after the step is launched.
+        changed_cells: int64: indices into the flattened block table of what differs from the batch before, none twice.
     """
 
     kv_slots: IntArray
-    decode_block_table: IntArray
+    decode_slots: Slots
     decode_context_lens: IntArray
     chunks: tuple[ChunkSpan, ...]
+    block_table: IntArray
+    changed_cells: IntArray
+
+    def decode_blocks(self, block_size: int) -> IntArray:
+        """int64 [num_decodes, blocks of the longest]: the decodes' rows of the block table."""
+        longest = int(self.decode_context_lens.max(initial=0))
+        return self.block_table[:, : -(-longest // block_size)][self.decode_slots]
+
+    def chunk_blocks(self, chunk: ChunkSpan, block_size: int) -> IntArray:
+        """int64: the blocks that hold positions 0 to the chunk's last; a view."""
+        return self.block_table[chunk.slot, : -(-(chunk.start + chunk.length) // block_size)]
+
+
+class StepShape(NamedTuple):
+    """How large a step is when a CUDA graph runs it, padding included.
+
+    Attributes:
+        num_tokens: packed.
+        num_sequences: decodes and chunks together. As many as tokens: the step has decodes only.
+    """
+
+    num_tokens: int
+    num_sequences: int
+
+    @property
+    def decodes_only(self) -> bool:
+        return self.num_tokens == self.num_sequences
 
 
 class AttentionBackend(ABC):
@@ -82,23 +111,36 @@ class AttentionBackend(ABC):
     of the model's shape."""
 
     name: ClassVar[str]
+    captures_chunks: ClassVar[bool] = False
+    """Whether `forward` of a step with chunks can be part of a CUDA graph. A backend cannot where its launches depend
+    on the chunks' lengths by values of the host."""
+    preferred_block_size: ClassVar[int] = 16
+    """Tokens. Small blocks waste less memory at the end of each sequence, and more prefixes are shared."""
 
     @classmethod
     @abstractmethod
     def why_not(cls, spec: AttentionSpec) -> str | None:
         """Why this backend cannot serve a spec on this machine, as the end of "... cannot be used: "; None: it can."""
 
+    @classmethod
+    def with_block_size(cls, spec: AttentionSpec) -> AttentionSpec:
+        """A spec with this backend's block size where none is chosen yet."""
+        return spec if spec.block_size else replace(spec, block_size=cls.preferred_block_size)
+
     @abstractmethod
     def __init__(self, spec: AttentionSpec) -> None: ...
 
     @abstractmethod
-    def prepare(self, batch: AttentionBatch, num_padded: int = 0) -> None:
-        """Once a step, before the first layer. What a later `forward` reads on a device lies at the same addresses in
-        every step, so that `forward` of a step without chunks can be part of a CUDA graph.
+    def prepare(self, batch: AttentionBatch, shape: StepShape | None = None) -> None:
+        """Once a step, before the first layer.
 
         Args:
-            num_padded: rows that follow the batch's decodes when there are no chunks; their keys and values are not
-                written, their results are not looked at.
+            shape: the batch is padded to it. All that `forward` launches depends on the shape alone, and what it reads
+                on a device lies at the same addresses in every step of the shape, so that a CUDA graph can hold it.
+                Keys and values of padded tokens are not written; their results are not looked at. None: not padded.
+
+        Raises:
+            ValueError: the batch is larger than the shape, or the backend runs no batches of that shape.
         """
 
     @abstractmethod
@@ -113,22 +155,5 @@ class AttentionBackend(ABC):
         """
 
     @abstractmethod
-    def _block(self, block_id: int) -> torch.Tensor:
-        """A view of one block of the cache over all layers; how it is laid out is the backend's own affair."""
-
-    def copy_out(self, block_ids: Sequence[int], host: torch.Tensor, host_block_ids: Sequence[int]) -> None:
-        """Copy whole blocks of the cache to host memory, one to one. On a GPU in the order of its current stream: the
-        copies are done when a later `copy_in` or `forward` of the same stream needs them to be.
-
-        Args:
-            host: uint8 [num_host_blocks, bytes of a block over all layers], on CPU, pinned for a GPU.
-        """
-        for block_id, host_block_id in zip(block_ids, host_block_ids, strict=True):
-            block = self._block(block_id)
-            host[host_block_id].view(block.dtype).view_as(block).copy_(block, non_blocking=True)
-
-    def copy_in(self, host: torch.Tensor, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Copy blocks of host memory into the cache, one to one; the reverse of `copy_out`."""
-        for block_id, host_block_id in zip(block_ids, host_block_ids, strict=True):
-            block = self._block(block_id)
-            block.copy_(host[host_block_id].view(block.dtype).view_as(block), non_blocking=True)
+    def blocks(self) -> torch.Tensor:
+        """[num_blocks, ...]: a view of the cache, its blocks first; how they are laid out is the backend's own affair."""

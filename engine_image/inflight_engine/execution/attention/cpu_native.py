@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from inflight_engine.execution.attention.base import AttentionBackend, AttentionBatch, AttentionSpec
+from inflight_engine.execution.attention.base import AttentionBackend, AttentionBatch, AttentionSpec, StepShape
 from inflight_engine.execution.memory.zeros import zeros
 from inflight_engine.native.library import check, library, team
 
@@ -76,6 +76,7 @@ class CpuNativeBackend(AttentionBackend):
 
     def __init__(self, spec: AttentionSpec) -> None:
         shape = spec.shape
+        self._block_size = spec.block_size
         kernels = library()
         assert kernels is not None, "why_not is asked first"
         self._prepare = kernels.inflight_attention_prepare
@@ -112,15 +113,19 @@ class CpuNativeBackend(AttentionBackend):
         check(error, "preparing the CPU kernels' attention")
         weakref.finalize(self, kernels.inflight_attention_free, self.step)
 
-    def prepare(self, batch: AttentionBatch, num_padded: int = 0) -> None:
-        if num_padded:
+    def prepare(self, batch: AttentionBatch, shape: StepShape | None = None) -> None:
+        if shape is not None:
             raise ValueError(f"{self.name} runs no padded batches")
         kv_slots, lens = batch.kv_slots, batch.decode_context_lens
-        table = np.ascontiguousarray(batch.decode_block_table)
+        table = batch.decode_blocks(self._block_size)
         chunks = None
         if batch.chunks:
+            first_blocks = (batch.block_table[chunk.slot].ctypes.data for chunk in batch.chunks)
             chunks = (_Chunk * len(batch.chunks))(
-                *[_Chunk(chunk.first, chunk.length, chunk.start, chunk.block_ids.ctypes.data) for chunk in batch.chunks]
+                *[
+                    _Chunk(chunk.first, chunk.length, chunk.start, blocks)
+                    for chunk, blocks in zip(batch.chunks, first_blocks, strict=True)
+                ]
             )
         self._prepared = (batch, table, chunks)  # the kernels read them in every layer
         self._prepare(
@@ -135,5 +140,5 @@ class CpuNativeBackend(AttentionBackend):
         self._attend(self.step, layer, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
         return out.to(queries.dtype)
 
-    def _block(self, block_id: int) -> torch.Tensor:
-        return self._cache[:, block_id]
+    def blocks(self) -> torch.Tensor:
+        return self._cache.movedim(1, 0)

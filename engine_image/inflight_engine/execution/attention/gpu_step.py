@@ -9,8 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inflight_engine.execution.attention.base import AttentionBatch, AttentionSpec, ChunkSpan
+from inflight_engine.execution.attention.base import AttentionBatch, AttentionSpec, ChunkSpan, StepShape
+from inflight_engine.execution.attention.device_block_table import DeviceBlockTable
 from inflight_engine.execution.memory.staging import Staging, staged_bytes
+from inflight_engine.scheduling.plan import Slots
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -19,127 +21,163 @@ Int32Array = npt.NDArray[np.int32]
 class GpuStep:
     """Int32 tensors on the device: R rows that decode (padded ones included), then C chunks.
 
+    How many sequences of a fixed shape with chunks decode is not fixed. With tiles, its chunks are in `query_tiles`
+    alone: C is 0. Without, all its sequences count as chunks, those that decode of one token, padded ones of none: R is
+    0.
+
     Attributes:
         num_rows: R.
         num_chunks: C.
-        longest_chunk: tokens.
-        table_width: [1]: columns of the block table.
+        longest_chunk: tokens; of a fixed shape, as many as there are.
         context_lens: [R + C]: tokens that each sequence has in the cache after the step; 0: padded.
+        slots: [R + C]: of each sequence; of padded rows any.
         kv_slots: [T]: where each packed token's key and value go; -1: nowhere.
-        query_tiles: [N, 4]: pieces of the chunks, and each decode where that was asked for, see `cut`; else empty.
-        block_table: [R + C, table_width].
+        query_tiles: [N, 4]: pieces of the chunks, and each decode where that was asked for, see `cut`; then padding,
+            pieces of no tokens. Or empty.
         chunk_starts: [C + 1]: packed tokens before each chunk, and after the last; empty without chunks.
         chunk_contexts: [C + 1]: the chunks' context lengths, summed up; empty without chunks.
+        block_table: [max_num_seqs, blocks], a row for each slot; or [R + C, blocks], a row for each sequence, where
+            that was asked for.
     """
 
     num_rows: int
     num_chunks: int
     longest_chunk: int
-    table_width: torch.Tensor
     context_lens: torch.Tensor
+    slots: torch.Tensor
     kv_slots: torch.Tensor
     query_tiles: torch.Tensor
-    block_table: torch.Tensor
     chunk_starts: torch.Tensor
     chunk_contexts: torch.Tensor
+    block_table: torch.Tensor
 
 
 class StepStaging:
-    """Brings each step's numbers to the device. Without chunks, all tensors of two steps with the same number of rows
-    are at the same addresses.
+    """Brings each step's numbers to the device. All tensors of two steps of the same shape are at the same addresses.
 
     Args:
-        full_table: the block table always has room for the longest sequence in each row; else it is as wide as the
-            step needs, and its width is read on the device.
         tile_queries: longest piece that chunks are cut into; None: `query_tiles` stays empty.
         decode_tiles: decodes are among the `query_tiles`.
+        gathers: the block table has a row for each sequence of the step, in order: for kernels that take no indices
+            into it.
     """
 
     def __init__(
-        self, spec: AttentionSpec, *, full_table: bool, tile_queries: int | None = None, decode_tiles: bool = False
+        self,
+        spec: AttentionSpec,
+        *,
+        tile_queries: int | None = None,
+        decode_tiles: bool = False,
+        gathers: bool = False,
     ) -> None:
-        self._max_rows = spec.max_num_seqs
+        self._max_sequences = spec.max_num_seqs
         self._max_tokens = max(spec.max_num_batched_tokens, spec.max_num_seqs)
-        self._full_width = -(-spec.max_model_len // spec.block_size)
-        self._full_table = full_table
         self._tile_queries = tile_queries
         self._decode_tiles = decode_tiles
-        sequences = self._max_rows
+        sequences = self._max_sequences
         num_tiles = 0 if tile_queries is None else self._max_tokens // tile_queries + sequences
-        sizes = (1, sequences, self._max_tokens, sequences * self._full_width, sequences + 1, sequences + 1)
-        capacity = staged_bytes(*(4 * size for size in (*sizes, 4 * num_tiles)))
+        sizes = (sequences, sequences, self._max_tokens, 4 * num_tiles, sequences + 1, sequences + 1)
         # On CPU too: what is tested there is what runs on a GPU.
-        self._staging = Staging(capacity, spec.device, copies=True)
+        self._staging = Staging(staged_bytes(*(4 * size for size in sizes)), spec.device, copies=True)
+        self._table = DeviceBlockTable(spec)
+        self._gathered = None
+        if gathers:
+            # As wide as the longest sequence: some kernels take the width for a length.
+            blocks = -(-spec.max_model_len // spec.block_size)
+            self._gathered = torch.empty((sequences, blocks), dtype=torch.int32, device=spec.device)
 
-    def send(self, batch: AttentionBatch, num_padded: int) -> GpuStep:
+    def send(self, batch: AttentionBatch, shape: StepShape | None) -> GpuStep:
         """See `AttentionBackend.prepare`.
 
         Raises:
-            ValueError: more rows or tokens than the engine's capacity, or padded rows beside chunks.
+            ValueError: more sequences or tokens than the engine's capacity, or a shape that does not hold the batch.
         """
-        num_decodes, chunks = len(batch.decode_context_lens), batch.chunks
-        rows = num_decodes + num_padded
-        sequences = rows + len(chunks)
-        num_tokens = len(batch.kv_slots) + num_padded
-        if num_padded and chunks:
-            raise ValueError("only a step without chunks can be padded")
-        if sequences > self._max_rows or num_tokens > self._max_tokens:
+        num_decodes, chunks = len(batch.decode_slots), batch.chunks
+        num_tokens = len(batch.kv_slots)
+        size = StepShape(num_tokens, num_decodes + len(chunks))
+        if shape is not None:
+            self._check(size, batch, shape)
+            size = shape
+        if size.num_sequences > self._max_sequences or size.num_tokens > self._max_tokens:
             raise ValueError(
-                f"a step of {sequences} sequences and {num_tokens} tokens is more than the capacity, "
-                f"{self._max_rows} and {self._max_tokens}"
+                f"a step of {size.num_sequences} sequences and {size.num_tokens} tokens is more than the capacity, "
+                f"{self._max_sequences} and {self._max_tokens}"
             )
-        context_lens = np.zeros(sequences, np.int32)
+        kv_slots = np.full(size.num_tokens, -1, np.int32)
+        kv_slots[:num_tokens] = batch.kv_slots
+        context_lens = np.zeros(size.num_sequences, np.int32)
+        slots = np.zeros(size.num_sequences, np.int32)
         context_lens[:num_decodes] = batch.decode_context_lens
-        context_lens[rows:] = [chunk.start + chunk.length for chunk in chunks]
-        kv_slots = np.full(num_tokens, -1, np.int32)
-        kv_slots[: len(batch.kv_slots)] = batch.kv_slots
-        table = self._block_table(batch, rows)
+        slots[:num_decodes] = batch.decode_slots
+        num_rows, longest_chunk = num_decodes, max((chunk.length for chunk in chunks), default=0)
+        if shape is not None:
+            num_rows, longest_chunk = 0 if self._lists_all(shape) else shape.num_sequences, shape.num_tokens
+        num_chunks = size.num_sequences - num_rows
         chunk_starts = np.zeros(0, np.int32)
         chunk_contexts = np.zeros(0, np.int32)
-        if chunks:
-            chunk_starts = np.array([*(chunk.first for chunk in chunks), num_tokens], np.int32)
-            chunk_contexts = np.concatenate([[0], np.cumsum(context_lens[rows:])]).astype(np.int32)
-        tiles = np.zeros((0, 4), np.int32)
-        if self._tile_queries is not None:
-            tiles = cut(context_lens[: rows if self._decode_tiles else 0], chunks, rows, self._tile_queries)
-        width = np.array([table.shape[1]], np.int32)
-        return GpuStep(
-            rows,
-            len(chunks),
-            max((chunk.length for chunk in chunks), default=0),
-            *self._staging.send(width, context_lens, kv_slots, tiles, table, chunk_starts, chunk_contexts),
-        )
+        if num_chunks:
+            sequences = slice(num_decodes, num_decodes + len(chunks))
+            context_lens[sequences] = [chunk.start + chunk.length for chunk in chunks]
+            slots[sequences] = [chunk.slot for chunk in chunks]
+            starts = [*range(num_rows, num_decodes), *(chunk.first for chunk in chunks)]
+            chunk_starts = np.full(num_chunks + 1, num_tokens, np.int32)
+            chunk_starts[: len(starts)] = starts
+            chunk_contexts = np.concatenate([[0], np.cumsum(context_lens[num_rows:])]).astype(np.int32)
+        tiles = self._tiles(batch, shape)
+        self._table.update(batch)
+        sent = self._staging.send(context_lens, slots, kv_slots, tiles, chunk_starts, chunk_contexts)
+        table = self._table.rows
+        if self._gathered is not None:
+            gathered = self._gathered[: len(slots)]
+            table = torch.index_select(table[:, : gathered.shape[1]], 0, sent[1], out=gathered)
+        return GpuStep(num_rows, num_chunks, longest_chunk, *sent, table)
 
-    def _block_table(self, batch: AttentionBatch, rows: int) -> Int32Array:
-        decodes, chunks = batch.decode_block_table, batch.chunks
-        width = self._full_width
-        if not self._full_table:
-            width = max(decodes.shape[1], max((len(chunk.block_ids) for chunk in chunks), default=0))
-        table = np.zeros((rows + len(chunks), width), np.int32)
-        table[: len(decodes), : decodes.shape[1]] = decodes
-        for row, chunk in enumerate(chunks, rows):
-            table[row, : len(chunk.block_ids)] = chunk.block_ids
-        return table
+    def _lists_all(self, shape: StepShape) -> bool:
+        """Whether all sequences of a step of the shape count as chunks."""
+        return self._tile_queries is None and not shape.decodes_only
+
+    def _check(self, size: StepShape, batch: AttentionBatch, shape: StepShape) -> None:
+        if size.num_sequences > shape.num_sequences or size.num_tokens > shape.num_tokens:
+            raise ValueError(
+                f"a step of {size.num_sequences} sequences and {size.num_tokens} tokens is more than {shape}"
+            )
+        if batch.chunks and shape.decodes_only:
+            raise ValueError(f"a step with chunks cannot be padded to {shape}, a shape of decodes only")
+
+    def _tiles(self, batch: AttentionBatch, shape: StepShape | None) -> Int32Array:
+        longest = self._tile_queries
+        if longest is None:
+            return np.zeros((0, 4), np.int32)
+        decodes = slice(None) if self._decode_tiles else slice(0)
+        tiles = cut(batch.decode_slots[decodes], batch.decode_context_lens[decodes], batch.chunks, longest)
+        if shape is None:
+            return tiles
+        # Each sequence has at most one piece that is shorter than the longest.
+        most = shape.num_sequences if self._decode_tiles or not shape.decodes_only else 0
+        most += 0 if shape.decodes_only else shape.num_tokens // longest
+        padded = np.zeros((most, 4), np.int32)
+        padded[: len(tiles)] = tiles
+        return padded
 
 
 def cut(
-    decode_context_lens: Int32Array, chunks: Sequence[ChunkSpan], first_chunk_row: int, tile_queries: int
+    decode_slots: Slots, decode_context_lens: npt.NDArray[np.int64], chunks: Sequence[ChunkSpan], tile_queries: int
 ) -> Int32Array:
     """Cut a step's queries into pieces of at most `tile_queries` tokens of one sequence, those with the most keys
     first: programs start in order, and a long one that starts last is waited for.
 
     Args:
-        decode_context_lens: of the first rows; 0: padded, a piece of no tokens.
-        first_chunk_row: the first chunk's row in the block table.
+        decode_slots, decode_context_lens: of the first packed tokens.
 
     Returns:
-        [N, 4]: row of the block table, first packed token, its position, tokens.
+        [N, 4]: slot, first packed token, its position, tokens.
     """
-    rows = np.arange(len(decode_context_lens), dtype=np.int32)
-    pieces = [np.stack([rows, rows, np.maximum(decode_context_lens - 1, 0), np.minimum(decode_context_lens, 1)], 1)]
-    for row, chunk in enumerate(chunks, first_chunk_row):
-        offsets = np.arange(0, chunk.length, tile_queries, dtype=np.int32)
+    rows = np.arange(len(decode_slots))
+    pieces = [np.stack([decode_slots, rows, decode_context_lens - 1, np.ones_like(rows)], 1)]
+    for chunk in chunks:
+        offsets = np.arange(0, chunk.length, tile_queries)
         lengths = np.minimum(tile_queries, chunk.length - offsets)
-        pieces.append(np.stack([np.full_like(offsets, row), chunk.first + offsets, chunk.start + offsets, lengths], 1))
+        slots = np.full_like(offsets, chunk.slot)
+        pieces.append(np.stack([slots, chunk.first + offsets, chunk.start + offsets, lengths], 1))
     tiles = np.concatenate(pieces)
     return tiles[np.argsort(-tiles[:, 2], kind="stable")].astype(np.int32)

@@ -7,7 +7,7 @@ from abc import abstractmethod
 
 import torch
 
-from inflight_engine.execution.attention.base import AttentionBackend, AttentionBatch, AttentionSpec
+from inflight_engine.execution.attention.base import AttentionBackend, AttentionBatch, AttentionSpec, StepShape
 from inflight_engine.execution.attention.gpu_step import GpuStep, StepStaging
 from inflight_engine.execution.memory.zeros import zeros
 
@@ -30,15 +30,15 @@ class PagedGpuBackend(AttentionBackend):
         self._cache_bytes = self._cache.view(torch.uint8)
         self._staging = staging
 
-    def prepare(self, batch: AttentionBatch, num_padded: int = 0) -> None:
-        self._step = self._staging.send(batch, num_padded)
+    def prepare(self, batch: AttentionBatch, shape: StepShape | None = None) -> None:
+        self._step = self._staging.send(batch, shape)
 
     def forward(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         self._write_kv(keys, values, self._cache[layer], self._step.kv_slots)
         return self._attend(layer, queries, self._step)
 
-    def _block(self, block_id: int) -> torch.Tensor:
-        return self._cache_bytes[:, block_id]
+    def blocks(self) -> torch.Tensor:
+        return self._cache_bytes.flatten(2).movedim(1, 0)
 
     @abstractmethod
     def _attend(self, layer: int, queries: torch.Tensor, step: GpuStep) -> torch.Tensor:
@@ -46,10 +46,10 @@ class PagedGpuBackend(AttentionBackend):
 
 
 class FlashBackend(PagedGpuBackend):
-    """FlashAttention-2's kernels (Dao 2023), from whichever library: one call for the decodes, one for the chunks."""
+    """FlashAttention's kernels (Dao et al. 2022), from a library: one call for the decodes, one for the chunks."""
 
     def __init__(self, spec: AttentionSpec) -> None:
-        super().__init__(spec, StepStaging(spec, full_table=True))  # its width is a parameter of their launches
+        super().__init__(spec, StepStaging(spec, gathers=True))
         # The kernels take [num_blocks, block_size, kv_heads, D] of any strides but the last.
         self._keys = [layer[:, 0].transpose(1, 2) for layer in self._cache]
         self._values = [layer[:, 1].transpose(1, 2) for layer in self._cache]
@@ -93,7 +93,7 @@ def why_no_triton(spec: AttentionSpec) -> str | None:
 
 
 def why_no_flash(spec: AttentionSpec) -> str | None:
-    """Why FlashAttention-2's kernels cannot serve a spec here, whichever library has them; None: they can."""
+    """Why FlashAttention's kernels cannot serve a spec here, whichever library has them; None: they can."""
     shape = spec.shape
     if spec.device.type != "cuda":
         return "it needs a GPU"
@@ -105,6 +105,4 @@ def why_no_flash(spec: AttentionSpec) -> str | None:
         return f"it has heads of up to 256 dimensions, a multiple of 8, not {shape.head_dim}"
     if spec.batch_invariant:
         return "its decodes and its prefill differ in the last bits"
-    if spec.block_size % 256:
-        return f"it needs a block_size that is a multiple of 256, not {spec.block_size}"
     return why_no_triton(spec)

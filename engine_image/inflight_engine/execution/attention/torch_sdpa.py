@@ -16,7 +16,13 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from inflight_engine.execution.attention.base import AttentionBackend, AttentionBatch, AttentionSpec, ChunkSpan
+from inflight_engine.execution.attention.base import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionSpec,
+    ChunkSpan,
+    StepShape,
+)
 from inflight_engine.execution.memory.zeros import zeros
 
 _MASKED_QUERIES = 512
@@ -51,22 +57,22 @@ class TorchSdpaBackend(AttentionBackend):
         self._num_decodes = 0
         self._chunks: list[tuple[ChunkSpan, torch.Tensor]] = []
 
-    def prepare(self, batch: AttentionBatch, num_padded: int = 0) -> None:
-        if num_padded:
+    def prepare(self, batch: AttentionBatch, shape: StepShape | None = None) -> None:
+        if shape is not None:
             raise ValueError(f"{self.name} runs no padded batches")
         self._kv_slots = self._tensor(batch.kv_slots)
         self._num_decodes = len(batch.decode_context_lens)
         if self._num_decodes:
             longest = int(batch.decode_context_lens.max())
             num_blocks = -(-longest // self._block_size)
-            self._decode_blocks = self._tensor(batch.decode_block_table[:, :num_blocks].reshape(-1))
+            self._decode_blocks = self._tensor(batch.decode_blocks(self._block_size).reshape(-1))
             positions, ends = np.arange(num_blocks * self._block_size), batch.decode_context_lens[:, None]
             self._decode_masks = {
                 window: self._tensor((positions < ends) & (positions >= ends - (window or longest)))[:, None, None, :]
                 for window in set(self._windows)
             }  # [B, 1, 1, L] each
             self._decode_padding = self._tensor(positions >= ends)[:, :, None, None]  # [B, L, 1, 1]
-        self._chunks = [(chunk, self._tensor(chunk.block_ids)) for chunk in batch.chunks]
+        self._chunks = [(chunk, self._tensor(batch.chunk_blocks(chunk, self._block_size))) for chunk in batch.chunks]
 
     def forward(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         key_cache, value_cache = self._cache[layer]
@@ -85,8 +91,8 @@ class TorchSdpaBackend(AttentionBackend):
                 parts.append(self._prefill(layer, queries[span], key_cache, value_cache, blocks, chunk.start))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _block(self, block_id: int) -> torch.Tensor:
-        return self._cache[:, :, block_id]
+    def blocks(self) -> torch.Tensor:
+        return self._cache.movedim(2, 0)
 
     def _decode(
         self, layer: int, queries: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor

@@ -17,6 +17,7 @@ class TorchVarlenBackend(FlashBackend):
     """See the module."""
 
     name = "torch-varlen"
+    preferred_block_size = 256
 
     @classmethod
     def why_not(cls, spec: AttentionSpec) -> str | None:
@@ -25,6 +26,8 @@ class TorchVarlenBackend(FlashBackend):
             return f"paged keys came with torch 2.13, and this is {torch.__version__}"
         if spec.shape.softcap is not None:
             return "it has no soft caps"
+        if spec.block_size % cls.preferred_block_size:
+            return f"it needs a block_size that is a multiple of 256, not {spec.block_size}"
         return why_no_flash(spec)
 
     def __init__(self, spec: AttentionSpec) -> None:

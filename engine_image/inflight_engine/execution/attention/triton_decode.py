@@ -35,13 +35,14 @@ def decode_kernel(
     queries: tl.tensor,
     cache: tl.tensor,
     block_table: tl.tensor,
-    table_width: tl.tensor,
+    slots: tl.tensor,
     context_lens: tl.tensor,
     out: tl.tensor,
     partials: tl.tensor,
     partial_stats: tl.tensor,
     query_stride: tl.tensor,
     query_head_stride: tl.tensor,
+    table_stride: tl.tensor,
     scale: tl.tensor,
     min_tiles: tl.tensor,
     SPLIT: tl.constexpr,
@@ -55,7 +56,8 @@ def decode_kernel(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """Program (key/value head, sequence, split). Without SPLIT it writes `out`, else its share to `partials`."""
+    """Program (key/value head, sequence, split). Without SPLIT it writes `out`, else its share to `partials`. Of a
+    padded row, which has no keys, nothing is written: in a step with chunks its place in `out` is one of theirs."""
     kv_head = tl.program_id(0)
     sequence = tl.program_id(1)
     split = tl.program_id(2)
@@ -63,7 +65,7 @@ def decode_kernel(
     first, end, tiles = split_tiles(context, tl.num_programs(2), min_tiles, WINDOW, TILE)
     begin = first + split * tiles
     stop = tl.minimum(begin + tiles, end)
-    if begin < stop or not SPLIT:
+    if begin < stop:
         rows = tl.arange(0, ROWS)
         dims = tl.arange(0, PADDED_DIM)
         mask = (rows < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
@@ -77,7 +79,7 @@ def decode_kernel(
             query,
             tl.full([ROWS], 0, tl.int32) + (context - 1),
             cache + kv_head * (BLOCK_SIZE * HEAD_DIM),
-            block_table + sequence.to(tl.int64) * tl.load(table_width),
+            block_table + tl.load(slots + sequence).to(tl.int64) * table_stride,
             context,
             begin,
             stop,
@@ -97,8 +99,7 @@ def decode_kernel(
             tl.store(partial_stats + shares * 2, maximum, mask=rows < GROUP)
             tl.store(partial_stats + shares * 2 + 1, total, mask=rows < GROUP)
         else:
-            # A padded row has no keys and no weights.
-            mixed = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
+            mixed = mixed / total[:, None]
             tl.store(out + head_rows[:, None] * HEAD_DIM + dims[None, :], mixed.to(out.dtype.element_ty), mask=mask)
 
 
@@ -116,7 +117,7 @@ def combine_kernel(
     TILE: tl.constexpr,
     LANES: tl.constexpr,
 ) -> None:
-    """Program (head, sequence): the weighted mean of the splits that had something to read."""
+    """Program (head, sequence): the weighted mean of the splits that had something to read. Nothing of a padded row."""
     sequence = tl.program_id(1)
     row = sequence.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
     first, end, tiles = split_tiles(tl.load(context_lens + sequence), num_splits, min_tiles, WINDOW, TILE)
@@ -139,15 +140,15 @@ def combine_kernel(
         mixed = mixed * decay + tl.sum(parts * weights[:, None], 0)
         total = total * decay + tl.sum(totals * weights, 0)
         maximum = higher
-    mixed = mixed / tl.where(total > 0.0, total, 1.0)
-    tl.store(out + row * HEAD_DIM + dims, mixed.to(out.dtype.element_ty), mask=dims < HEAD_DIM)
+    if used > 0:
+        tl.store(out + row * HEAD_DIM + dims, (mixed / total).to(out.dtype.element_ty), mask=dims < HEAD_DIM)
 
 
 def decode(
     queries: torch.Tensor,
     layer_cache: torch.Tensor,
     block_table: torch.Tensor,
-    table_width: torch.Tensor,
+    slots: torch.Tensor,
     context_lens: torch.Tensor,
     out: torch.Tensor,
     partials: torch.Tensor,
@@ -165,8 +166,9 @@ def decode(
     Args:
         queries: [>= rows, heads, D], the last dimension contiguous.
         layer_cache: [num_blocks, 2, kv_heads, block_size, D], contiguous.
-        block_table: int32, row after row, each `table_width` (int32 [1], on the device) long.
-        context_lens: int32 [rows]; 0: a padded row, whose result is 0.
+        block_table: int32 [slots, blocks].
+        slots: int32 [rows]: each sequence's row of the block table.
+        context_lens: int32 [rows]; 0: a padded row, of which no result is written.
         out: [>= rows, heads * D], contiguous.
         partials, partial_stats: float32 scratch of at least rows * heads * plan.num_splits * D, and * 2.
         window, softcap: 0: none.
@@ -177,13 +179,14 @@ def decode(
         queries,
         layer_cache,
         block_table,
-        table_width,
+        slots,
         context_lens,
         out,
         partials,
         partial_stats,
         queries.stride(0),
         queries.stride(1),
+        block_table.stride(0),
         scale if softcap else scale * LOG2_E.value,
         plan.min_tiles,
         SPLIT=splits > 1,

@@ -25,6 +25,7 @@ class TritonBackend(PagedGpuBackend):
     """
 
     name = "triton"
+    captures_chunks = True
 
     @classmethod
     def why_not(cls, spec: AttentionSpec) -> str | None:
@@ -48,7 +49,6 @@ class TritonBackend(PagedGpuBackend):
         self._prefill_tiles = prefill_tiles(*tile_arguments)
         staging = StepStaging(
             spec,
-            full_table=False,
             tile_queries=self._prefill_tiles.queries(self._group),
             decode_tiles=spec.batch_invariant,
         )
@@ -79,7 +79,7 @@ class TritonBackend(PagedGpuBackend):
                 queries,
                 cache,
                 step.block_table,
-                step.table_width,
+                step.slots,
                 step.context_lens,
                 out,
                 self._partials,
@@ -96,7 +96,6 @@ class TritonBackend(PagedGpuBackend):
                 queries,
                 cache,
                 step.block_table,
-                step.table_width,
                 step.query_tiles,
                 out,
                 scale=self._scale,

@@ -20,11 +20,11 @@ def prefill_kernel(
     queries: tl.tensor,
     cache: tl.tensor,
     block_table: tl.tensor,
-    table_width: tl.tensor,
     query_tiles: tl.tensor,
     out: tl.tensor,
     query_stride: tl.tensor,
     query_head_stride: tl.tensor,
+    table_stride: tl.tensor,
     scale: tl.tensor,
     INVARIANT: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -38,10 +38,11 @@ def prefill_kernel(
     TILE: tl.constexpr,
 ) -> None:
     """Program (key/value head, query tile). INVARIANT: one loop for all tiles of keys, so that a query's result does
-    not depend on where in a tile of queries it lies."""
+    not depend on where in a tile of queries it lies. A tile of no tokens from position 0, which is padding, runs none
+    of the loops and writes nothing."""
     kv_head = tl.program_id(0)
     query_tile = query_tiles + tl.program_id(1) * 4
-    sequence = tl.load(query_tile)
+    slot = tl.load(query_tile)
     first_token = tl.load(query_tile + 1)
     first_position = tl.load(query_tile + 2)
     num_queries = tl.load(query_tile + 3)
@@ -74,7 +75,7 @@ def prefill_kernel(
     maximum = tl.full([ROWS], LOWEST, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     head_keys = cache + kv_head * (BLOCK_SIZE * HEAD_DIM)
-    blocks = block_table + sequence.to(tl.int64) * tl.load(table_width)
+    blocks = block_table + slot.to(tl.int64) * table_stride
     if WINDOW != 0 and not INVARIANT:
         mixed, maximum, total = attend_tiles(
             mixed, maximum, total, query, positions, head_keys, blocks, context, first, seen_first, scale,
@@ -98,7 +99,6 @@ def prefill(
     queries: torch.Tensor,
     layer_cache: torch.Tensor,
     block_table: torch.Tensor,
-    table_width: torch.Tensor,
     query_tiles: torch.Tensor,
     out: torch.Tensor,
     *,
@@ -113,9 +113,9 @@ def prefill(
     Args:
         queries: [T, heads, D], the last dimension contiguous.
         layer_cache: [num_blocks, 2, kv_heads, block_size, D], contiguous.
-        block_table: int32, row after row, each `table_width` (int32 [1], on the device) long.
-        query_tiles: int32 [N, 4]: row of the block table, first packed token, its position, tokens (at most
-            `tiles.queries(group)`).
+        block_table: int32 [slots, blocks].
+        query_tiles: int32 [N, 4]: slot, first packed token, its position, tokens (at most `tiles.queries(group)`); 0
+            tokens: padding.
         out: [T, heads * D], contiguous.
         window, softcap: 0: none.
     """
@@ -123,11 +123,11 @@ def prefill(
         queries,
         layer_cache,
         block_table,
-        table_width,
         query_tiles,
         out,
         queries.stride(0),
         queries.stride(1),
+        block_table.stride(0),
         scale if softcap else scale * LOG2_E.value,
         INVARIANT=invariant,
         **attention_options(queries, layer_cache, window, softcap, tiles),

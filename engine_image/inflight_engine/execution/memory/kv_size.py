@@ -25,10 +25,12 @@ class KVDemand:
     Attributes:
         bytes_per_token: over all layers.
         max_model_len: one sequence of this many tokens has to fit.
+        block_size: tokens in a block.
     """
 
     bytes_per_token: int
     max_model_len: int
+    block_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +84,8 @@ def num_kv_blocks(config: EngineConfig, demand: KVDemand, memory: HostMemory | G
         if config.num_kv_blocks < 1:
             raise KVCacheSizeError(f"num_kv_blocks must be at least 1, not {config.num_kv_blocks}")
         return config.num_kv_blocks
-    block_bytes = demand.bytes_per_token * config.block_size
-    blocks_per_sequence = -(-demand.max_model_len // config.block_size)
+    block_bytes = demand.bytes_per_token * demand.block_size
+    blocks_per_sequence = -(-demand.max_model_len // demand.block_size)
     useful = blocks_per_sequence * config.max_num_seqs
     if config.kv_cache_memory is not None:
         blocks = min(config.kv_cache_memory // block_bytes, useful)
@@ -105,7 +107,7 @@ def num_kv_blocks(config: EngineConfig, demand: KVDemand, memory: HostMemory | G
         change = "or give it more memory"
     if blocks < blocks_per_sequence:
         raise KVCacheSizeError(
-            f"the KV cache is too small: {what} holds {blocks * config.block_size} tokens at {demand.bytes_per_token} "
+            f"the KV cache is too small: {what} holds {blocks * demand.block_size} tokens at {demand.bytes_per_token} "
             f"bytes each, but max_model_len is {demand.max_model_len} tokens; lower max_model_len {change}"
         )
     return blocks

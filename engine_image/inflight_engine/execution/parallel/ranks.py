@@ -25,6 +25,7 @@ import msgspec
 import torch
 
 from inflight_engine.config import EngineConfig
+from inflight_engine.execution.build import build_runner
 from inflight_engine.execution.device import choose_device
 from inflight_engine.execution.load import load_config, refuse_options
 from inflight_engine.execution.memory.resources import choose_num_threads, read_resources
@@ -64,7 +65,7 @@ class TensorParallelRunner:
         self._workers = [_Worker(rank, meeting_place, config) for rank in range(1, size)]
         for worker in self._workers:
             threading.Thread(target=self._watch, args=[worker], daemon=True).start()
-        self._runner = Runner(config, join(config, 0, meeting_place))
+        self._runner = build_runner(config, join(config, 0, meeting_place))
         self._loaded = True
         self.lookahead = self._runner.lookahead
         self.info = self._runner.info
@@ -117,11 +118,11 @@ def make_runner(config: EngineConfig) -> Runner | TensorParallelRunner:
     """What computes steps for a configuration.
 
     Raises:
-        ValueError: as `Runner` and `TensorParallelRunner`.
+        ValueError: as `build_runner` and `TensorParallelRunner`.
     """
     if config.tensor_parallel_size < 1:
         raise ValueError(f"tensor_parallel_size must be at least 1, not {config.tensor_parallel_size}")
-    return Runner(config) if config.tensor_parallel_size == 1 else TensorParallelRunner(config)
+    return build_runner(config) if config.tensor_parallel_size == 1 else TensorParallelRunner(config)
 
 
 def _refuse(config: EngineConfig, device: torch.device) -> None:

@@ -18,8 +18,9 @@ from pathlib import Path
 import msgspec
 
 from inflight_engine.config import EngineConfig
-from inflight_engine.engine import StepExecutor
 from inflight_engine.execution.parallel.plan_frames import PlanDecoder
+from inflight_engine.openmp import let_threads_sleep
+from inflight_engine.step_executor import StepExecutor
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ def serve(runner: StepExecutor, receive: Callable[[], bytes]) -> None:
 
 def main() -> int:
     """Exit 0 when rank 0 has ended, 1 when something failed here."""
+    let_threads_sleep()
     rank, plans, lifeline = (int(argument) for argument in sys.argv[1:4])
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s rank {rank}: %(message)s")
     # Rank 0 decides when to end.
@@ -51,10 +53,10 @@ def main() -> int:
     threading.Thread(target=_leave_with_rank_zero, args=[lifeline], daemon=True).start()
     config = msgspec.json.decode(sys.argv[5], type=EngineConfig)
     try:
-        from inflight_engine.execution.parallel.process_group import join  # Imports torch, as does the next.
-        from inflight_engine.execution.runner import Runner
+        from inflight_engine.execution.build import build_runner  # Imports torch, as does the next.
+        from inflight_engine.execution.parallel.process_group import join
 
-        runner = Runner(config, join(config, rank, Path(sys.argv[4])))
+        runner = build_runner(config, join(config, rank, Path(sys.argv[4])))
         serve(runner, Connection(plans, writable=False).recv_bytes)
     except Exception:
         log.exception("this rank cannot go on")

@@ -6,25 +6,38 @@ from abc import abstractmethod
 from typing import ClassVar, Protocol
 
 from inflight_engine.request import Request
-from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.lazy_heap import LazyHeap
+from inflight_engine.scheduling.policies.lazy_heap import LazyHeap
+
+
+class PolicySettings(Protocol):
+    """What policies read of `SchedulerConfig`, in whose words it is described."""
+
+    @property
+    def priority_aging(self) -> float: ...
+
+    @property
+    def late_share(self) -> float: ...
 
 
 class Policy(Protocol):
     """Decides who of one class is admitted next.
 
     Nobody overtakes the head: where it does not fit, the scheduler waits until it does. Requests that lost their slot
-    do not come back here. `clock` counts the steps that were computed, and never goes back; every decoding request
-    generates one token for each count, so a policy that accounts for tokens needs to hear only of changes. `now` are
-    seconds on the clock of `Request.arrival_time`. The last four methods do nothing unless a policy needs them.
+    come back here only where the policy orders by priority (`ClassQueue`). `clock` counts the steps that were computed,
+    and never goes back; every decoding request generates one token for each count, so a policy that accounts for tokens
+    needs to hear only of changes. `now` are seconds on the clock of `Request.arrival_time`. The last four methods do
+    nothing unless a policy needs them.
 
     Every operation should cost O(log n) of the requests that wait.
 
     Attributes:
+        orders_by_priority: a smaller `Request.priority` goes first. So requests that resume wait here too, and the
+            largest is preempted first.
         head_stays: `head` is the same at every clock while no request comes or goes.
         num_late_tokens: prompt tokens of waiting requests that one which comes now would overtake.
     """
 
+    orders_by_priority: ClassVar[bool] = False
     head_stays: ClassVar[bool] = False
     num_late_tokens: int = 0
 
@@ -33,7 +46,7 @@ class Policy(Protocol):
         ...
 
     def push(self, request: Request, clock: int) -> None:
-        """A new request; its `order` is set and larger than that of all before it."""
+        """A new request, whose `order` is larger than that of all before it, or one that resumes."""
         ...
 
     def head(self, clock: int) -> Request | None:
@@ -81,7 +94,7 @@ class StaticKeyPolicy(Policy):
 
     head_stays = True
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: PolicySettings) -> None:
         self.config = config
         self._heap: LazyHeap[Request] = LazyHeap()
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from math import inf
 
 from inflight_engine.request import Request
-from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.lazy_heap import LazyHeap
-from inflight_engine.scheduling.policies.base import Policy
+from inflight_engine.scheduling.policies.base import Policy, PolicySettings
+from inflight_engine.scheduling.policies.lazy_heap import LazyHeap
 
 
 class Deadline(Policy):
@@ -25,7 +24,7 @@ class Deadline(Policy):
         ValueError: `late_share` is not above 0 and at most 1.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: PolicySettings) -> None:
         if not 0 < config.late_share <= 1:
             raise ValueError(f"late_share must be above 0 and at most 1, not {config.late_share}")
         self._most_passed_over = int(1 / config.late_share) - 1

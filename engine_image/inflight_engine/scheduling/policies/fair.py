@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from inflight_engine.request import Request
-from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.lazy_heap import LazyHeap
-from inflight_engine.scheduling.policies.base import Policy
-from inflight_engine.scheduling.service_counter import ServiceCounters
+from inflight_engine.scheduling.policies.base import Policy, PolicySettings
+from inflight_engine.scheduling.policies.lazy_heap import LazyHeap
+from inflight_engine.scheduling.policies.service_counter import ServiceCounters
 
 
 class Fair(Policy):
@@ -15,7 +14,7 @@ class Fair(Policy):
     Of tenants with equal counters, the one that has been waiting without a break for longest is next.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: PolicySettings) -> None:
         self._counters = ServiceCounters()
         self._queues: dict[str, LazyHeap[Request]] = {}
         """Of the tenants that wait."""

@@ -15,7 +15,11 @@ class Priority(StaticKeyPolicy):
     Nothing starves: a request of priority p is overtaken only by requests that arrive less than
     (p - p_min) x `priority_aging` seconds after it, p_min being the smallest number in use. The server bounds the
     numbers, and so the wait.
+
+    A preempted request waits at the same place.
     """
+
+    orders_by_priority = True
 
     def key(self, request: Request) -> float:
         return request.arrival_time + request.priority * self.config.priority_aging

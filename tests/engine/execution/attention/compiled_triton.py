@@ -78,9 +78,11 @@ CASES = [
 def test_decode_compiles(arch, head_dim, group, dtype, cache_dtype, window, softcap):
     tiles = decode_tiles(head_dim, group, dtype.itemsize, SHARED_MEMORY[arch])
     pointers = dict.fromkeys(("queries", "out"), POINTERS[dtype])
-    pointers |= dict.fromkeys(("block_table", "table_width", "context_lens"), "*i32")
+    pointers |= dict.fromkeys(("block_table", "slots", "context_lens"), "*i32")
     pointers |= {"cache": POINTERS[cache_dtype], "partials": "*fp32", "partial_stats": "*fp32"}
-    scalars = {"query_stride": "i32", "query_head_stride": "i32", "scale": "fp32", "min_tiles": "i32"}
+    scalars = dict.fromkeys(("query_stride", "query_head_stride", "table_stride", "min_tiles"), "i32") | {
+        "scale": "fp32"
+    }
     options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
     for split in (False, True):
         constants = attention_constants(tiles, head_dim, group, window, softcap) | {"SPLIT": split}
@@ -92,9 +94,9 @@ def test_decode_compiles(arch, head_dim, group, dtype, cache_dtype, window, soft
 def test_prefill_compiles(arch, head_dim, group, dtype, cache_dtype, window, softcap):
     tiles = prefill_tiles(head_dim, group, dtype.itemsize, SHARED_MEMORY[arch])
     pointers = dict.fromkeys(("queries", "out"), POINTERS[dtype])
-    pointers |= dict.fromkeys(("block_table", "table_width", "query_tiles"), "*i32")
+    pointers |= dict.fromkeys(("block_table", "query_tiles"), "*i32")
     pointers |= {"cache": POINTERS[cache_dtype]}
-    scalars = {"query_stride": "i32", "query_head_stride": "i32", "scale": "fp32"}
+    scalars = dict.fromkeys(("query_stride", "query_head_stride", "table_stride"), "i32") | {"scale": "fp32"}
     # The loop of the invariant form is one of those of the other.
     constants = attention_constants(tiles, head_dim, group, window, softcap) | {"INVARIANT": False}
     options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}

@@ -2,13 +2,15 @@
 compute in plain torch what those are documented to compute. The kernel that writes the cache is Triton's, interpreted,
 so `test_triton` runs this file in a process of its own."""
 
+import itertools
 import types
 
 import pytest
 import torch
 
-from inflight_engine.execution.attention import flash_attn
-from inflight_engine.execution.attention.flash_attn import FlashAttnBackend
+from inflight_engine.execution.attention import flash_attn_3
+from inflight_engine.execution.attention.base import StepShape
+from inflight_engine.execution.attention.flash_attn_3 import FlashAttn3Backend
 from inflight_engine.execution.attention.torch_varlen import TorchVarlenBackend
 from tests.engine.execution.attention.reference import Workload, make_spec
 
@@ -33,55 +35,56 @@ def paged(query, position, keys, values, blocks, scale, window, softcap):
 
 def check_cache(keys, values, block_table, *int_tensors):
     for cache in (keys, values):
-        assert cache.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256"
         assert cache.stride(-1) == 1
     for tensor in (block_table, *int_tensors):
         assert tensor.dtype == torch.int32
         assert tensor.stride(-1) == 1
 
 
-def flash_attn_with_kvcache(
-    q, k_cache, v_cache, *, cache_seqlens, block_table, softmax_scale, window_size=(-1, -1), softcap=0.0
-):
-    batch, length = q.shape[:2]
-    check_cache(k_cache, v_cache, block_table, cache_seqlens)
-    assert (length, cache_seqlens.shape, len(block_table)) == (1, (batch,), batch)
-    assert block_table.shape[1] == 4, "a graph's launches have the width they were captured with"
-    out = torch.zeros_like(q)
-    for row, context in enumerate(cache_seqlens.tolist()):
-        if context:
-            blocks = block_table[row].tolist()
-            out[row, 0] = paged(q[row, 0], context - 1, k_cache, v_cache, blocks, softmax_scale, window_size, softcap)
+def packed(q, keys, values, starts, contexts, block_table, scale, window, softcap):
+    """Of sequences packed one after another, NaN where none lies; contexts: tokens of each, 0: all its rows are 0."""
+    out = torch.full_like(q, float("nan"))
+    for row, context in enumerate(contexts):
+        length = starts[row + 1] - starts[row]
+        out[starts[row] : starts[row + 1]] = 0.0
+        for i in range(length)[-CHECKED:] if context else ():
+            at = (context - length + i, keys, values, block_table[row].tolist(), scale, window, softcap)
+            out[starts[row] + i] = paged(q[starts[row] + i], *at)
     return out
 
 
-def flash_attn_varlen_func(
+def flash_attn_with_kvcache(
     q,
-    k,
-    v,
-    cu_seqlens_q,
-    cu_seqlens_k,
-    max_seqlen_q,
-    max_seqlen_k,
+    k_cache,
+    v_cache,
     *,
+    cache_seqlens,
+    page_table,
+    cu_seqlens_q=None,
+    max_seqlen_q=None,
     softmax_scale,
     causal,
     window_size=(-1, -1),
     softcap=0.0,
-    block_table,
 ):
-    check_cache(k, v, block_table, cu_seqlens_q, cu_seqlens_k)
+    """Without cu_seqlens_q, q is [batch, length, H, D], else packed."""
+    check_cache(k_cache, v_cache, page_table, cache_seqlens)
     assert causal
-    out = torch.full_like(q, float("nan"))
-    starts, key_starts = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
-    for row in range(len(starts) - 1):
-        length, context = starts[row + 1] - starts[row], key_starts[row + 1] - key_starts[row]
-        assert length <= max_seqlen_q
-        assert context <= max_seqlen_k
-        for i in range(length)[-CHECKED:]:
-            at = (context - length + i, k, v, block_table[row].tolist(), softmax_scale, window_size, softcap)
-            out[starts[row] + i] = paged(q[starts[row] + i], *at)
-    return out
+    assert page_table.shape[1] * k_cache.shape[1] == 1024, "a graph's launches have the width they were captured with"
+    batch = len(cache_seqlens)
+    assert len(page_table) == batch
+    if cu_seqlens_q is None:
+        assert q.shape[:2] == (batch, 1)
+        starts = list(range(batch + 1))
+    else:
+        check_cache(k_cache, v_cache, cu_seqlens_q)
+        starts = cu_seqlens_q.tolist()
+        assert len(starts) == batch + 1
+        assert max(b - a for a, b in itertools.pairwise(starts)) <= max_seqlen_q
+    rows = q.flatten(0, -3)
+    contexts = cache_seqlens.tolist()
+    out = packed(rows, k_cache, v_cache, starts, contexts, page_table, softmax_scale, window_size, softcap)
+    return out.view_as(q)
 
 
 def aten_flash_attention_forward(
@@ -104,46 +107,32 @@ def aten_flash_attention_forward(
     num_splits,
 ):
     check_cache(key, value, block_table, cum_seq_q, cum_seq_k, seqused_k)
+    assert key.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256"
     assert (dropout_p, return_debug_mask) == (0.0, False)
     assert len(cum_seq_q) == len(cum_seq_k) == len(seqused_k) + 1 == len(block_table) + 1
     assert is_causal or max_q == 1 or window_size_right == 0
     swapped = max_q == 1 and query.shape[1] > key.shape[2] and window_size_left < 0 and window_size_right < 0
     assert swapped or num_splits == 1, "splits of packed queries are not put together rightly"
     starts, contexts = cum_seq_q.tolist(), seqused_k.tolist()
-    key_starts = torch.tensor([0, *contexts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    used = [row for row, context in enumerate(contexts) if context]  # padded rows come last
-    starts = torch.tensor(starts[: len(used) + 1], dtype=torch.int32)
+    assert max(b - a for a, b in itertools.pairwise(starts)) <= max_q
+    assert max(contexts) <= max_k
     window = (window_size_left, window_size_right)
-    result = flash_attn_varlen_func(
-        query,
-        key,
-        value,
-        starts,
-        key_starts[: len(used) + 1],
-        max_q,
-        max_k,
-        softmax_scale=scale,
-        causal=True,
-        window_size=window,
-        block_table=block_table[: len(used)],
-    )
-    return result, None, None, None, None
+    return packed(query, key, value, starts, contexts, block_table, scale, window, 0.0), None, None, None, None
 
 
 @pytest.fixture(autouse=True)
 def stand_ins(monkeypatch):
-    library = types.SimpleNamespace(
-        flash_attn_with_kvcache=flash_attn_with_kvcache, flash_attn_varlen_func=flash_attn_varlen_func
-    )
-    monkeypatch.setattr(flash_attn, "_library", lambda: library)
+    library = types.SimpleNamespace(flash_attn_with_kvcache=flash_attn_with_kvcache)
+    monkeypatch.setattr(flash_attn_3, "_library", lambda: library)
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", aten_flash_attention_forward)
 
 
 @pytest.mark.parametrize(
     ("backend_class", "options"),
     [
-        (FlashAttnBackend, {}),
-        (FlashAttnBackend, {"windows": (None, 9), "layers": 2, "softcap": 2.0, "scale": 0.7}),
+        (FlashAttn3Backend, {}),
+        (FlashAttn3Backend, {"block_size": 16, "num_blocks": 80}),
+        (FlashAttn3Backend, {"windows": (None, 9), "layers": 2, "softcap": 2.0, "scale": 0.7}),
         (TorchVarlenBackend, {}),
         (TorchVarlenBackend, {"windows": (None, 9), "layers": 2, "scale": 0.7}),
         (TorchVarlenBackend, {"kv_heads": 4}),
@@ -151,16 +140,17 @@ def stand_ins(monkeypatch):
     ids=str,
 )
 def test_steps_equal_plain_attention(backend_class, options):
-    spec = make_spec(head_dim=16, block_size=256, num_blocks=5, max_model_len=1024, **options)
+    spec = make_spec(**{"head_dim": 16, "block_size": 256, "num_blocks": 5, "max_model_len": 1024} | options)
     workload = Workload(spec, [21, 14, 260])
     backend = backend_class(spec)
     workload.fill(backend, {2: (0, 252)})
-    for decodes, chunks, num_padded in [
-        ({}, {0: (0, 20), 1: (0, 6)}, 0),
-        ({0: 20}, {1: (6, 7), 2: (252, 7)}, 0),
-        ({1: 13, 2: 259}, {}, 3),
+    for decodes, chunks, shape in [
+        ({}, {0: (0, 20), 1: (0, 6)}, None),
+        ({0: 20}, {1: (6, 7), 2: (252, 7)}, None),
+        ({1: 13, 2: 259}, {}, (5, 5)),
+        ({0: 20}, {1: (6, 7), 2: (252, 7)}, (18, 5) if backend_class.captures_chunks else None),
     ]:
-        results = workload.step(backend, decodes, chunks, num_padded)
+        results = workload.step(backend, decodes, chunks, shape)
         for layer, result in enumerate(results):
             spans = {sequence: (position, 1) for sequence, position in decodes.items()} | chunks
             row = 0
@@ -172,16 +162,16 @@ def test_steps_equal_plain_attention(backend_class, options):
                 row += length
 
 
-@pytest.mark.parametrize("backend_class", [FlashAttnBackend, TorchVarlenBackend])
+@pytest.mark.parametrize("backend_class", [FlashAttn3Backend, TorchVarlenBackend])
 def test_what_a_graph_captured_serves_later_steps_of_the_same_rows(backend_class):
     spec = make_spec(head_dim=16, block_size=256, num_blocks=5, max_model_len=1024)
     workload = Workload(spec, [3, 262, 1])
     backend = backend_class(spec)
     workload.fill(backend, {0: (0, 2), 1: (0, 261)})
-    backend.prepare(workload.batch({2: 0}, {}), num_padded=2)
+    backend.prepare(workload.batch({2: 0}, {}), StepShape(3, 3))
     captured = backend._step
     decodes = {1: 261, 0: 2}
-    backend.prepare(workload.batch(decodes, {}), num_padded=1)
+    backend.prepare(workload.batch(decodes, {}), StepShape(3, 3))
     backend._step = captured
     parts = [workload.packed(0, name, decodes, {}, 1) for name in ("queries", "keys", "values")]
     result = backend.forward(0, *parts).view(3, 4, 16)

@@ -3,11 +3,14 @@ in a process of its own, because whether Triton interprets is settled when it is
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
+from inflight_engine.execution.attention.base import AttentionBatch, StepShape
 from inflight_engine.execution.attention.triton_paged import TritonBackend
 from inflight_engine.execution.attention.triton_tiles import Tiles
+from inflight_engine.execution.block_copies import StagedCopies
 from tests.engine.execution.attention.reference import Workload, make_spec
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3}
@@ -105,7 +108,7 @@ def test_batch_invariant_results_are_the_same_bits_however_a_token_came(window):
         small_tiles(backend)
         workload.fill(backend, {1: (0, 59), 2: (0, 32), 3: (0, 159)})
     decodes = {0: 0, 1: 59, 2: 32, 3: 159}
-    (company,) = workload.step(together, decodes, {}, num_padded=1)
+    (company,) = workload.step(together, decodes, {}, shape=(5, 5))
     for row, (sequence, position) in enumerate(decodes.items()):
         (decoded,) = workload.step(alone, {sequence: position}, {})
         assert torch.equal(decoded[0], company[row])
@@ -124,7 +127,7 @@ def test_padded_rows_are_not_written_and_change_nothing():
         workload.step(each, {}, {0: (0, 19), 1: (0, 34)})
     before = padded._cache.clone()
     expected = workload.step(backend, {0: 19, 1: 34}, {})
-    results = workload.step(padded, {0: 19, 1: 34}, {}, num_padded=5)
+    results = workload.step(padded, {0: 19, 1: 34}, {}, shape=(7, 7))
     for layer in range(2):
         # Their queries are NaN, which must reach nobody.
         torch.testing.assert_close(results[layer][:2], expected[layer], atol=1e-6, rtol=1e-6)
@@ -138,14 +141,43 @@ def test_what_a_graph_captured_serves_later_steps_of_the_same_rows(batch_invaria
     workload = Workload(spec, [2, 100, 30])
     backend = make_backend(spec)
     workload.fill(backend, {0: (0, 1), 1: (0, 99), 2: (0, 29)})
-    backend.prepare(workload.batch({0: 1}, {}), num_padded=2)
+    backend.prepare(workload.batch({0: 1}, {}), StepShape(3, 3))
     captured = backend._step  # all that a graph's kernels know: addresses, and the number of rows
     workload.step(backend, {1: 99}, {2: (3, 20)})
     decodes = {1: 99, 2: 29}
-    backend.prepare(workload.batch(decodes, {}), num_padded=1)
+    backend.prepare(workload.batch(decodes, {}), StepShape(3, 3))
     backend._step = captured
     parts = [workload.packed(0, name, decodes, {}, 1) for name in ("queries", "keys", "values")]
     check(workload, [backend.forward(0, *parts).view(3, 4, 16)], decodes, {})
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"batch_invariant": True}, {"windows": (9,), "softcap": 2.0}, {"max_model_len": 4096}], ids=str
+)
+def test_what_a_graph_captured_of_a_step_with_chunks_serves_all_steps_of_its_shape(options):
+    spec = make_spec(head_dim=16, heads=2, kv_heads=1, **options)
+    workload = Workload(spec, [1, 100, 30, 41])
+    backend = make_backend(spec)
+    small_tiles(backend)
+    workload.fill(backend, {1: (0, 99), 2: (0, 29)})
+    shape, nobody = StepShape(32, 4), np.zeros(0, np.int64)
+    backend.prepare(AttentionBatch(nobody, nobody, nobody, (), nobody[:, None], nobody), shape)
+    captured = backend._step  # all that a graph's kernels know: addresses and sizes
+    before = backend._cache.clone()
+    nothing = [torch.full((32, heads, 16), float("nan")) for heads in (2, 1, 1)]
+    backend.forward(0, *nothing)
+    assert torch.equal(backend._cache.nan_to_num(7), before.nan_to_num(7))
+    for decodes, chunks in [
+        ({1: 99, 2: 29}, {3: (0, 17), 0: (0, 1)}),
+        ({}, {3: (17, 24)}),
+        ({1: 99, 0: 0}, {2: (28, 2)}),
+    ]:
+        batch = workload.batch(decodes, chunks)
+        backend.prepare(batch, shape)
+        backend._step = captured
+        num_padded = 32 - len(batch.kv_slots)
+        parts = [workload.packed(0, name, decodes, chunks, num_padded) for name in ("queries", "keys", "values")]
+        check(workload, [backend.forward(0, *parts).view(32, 2, 16)], decodes, chunks)
 
 
 def test_blocks_copied_out_and_in_again_hold_the_same_bytes():
@@ -156,9 +188,10 @@ def test_blocks_copied_out_and_in_again_hold_the_same_bytes():
     block_bytes = spec.shape.kv_bytes_per_token(1) * spec.block_size
     host = torch.zeros(4, block_bytes, dtype=torch.uint8)
     ids = workload.sequences[0].block_ids.tolist()
-    backend.copy_out(ids, host, [3, 0, 1])
+    copies = StagedCopies(backend.blocks(), host)
+    copies.copy_out(ids, [3, 0, 1])
     free = [block for block in range(spec.num_blocks) if block not in ids][:3]
-    backend.copy_in(host, [3, 0, 1], free)
+    copies.copy_in([3, 0, 1], free)
     workload.sequences[0].block_ids[:] = free
     decodes = {0: 39}
     check(workload, workload.step(backend, decodes, {}), decodes, {})

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from inflight_engine.execution.attention.base import AttentionBatch, AttentionSpec, ChunkSpan
+from inflight_engine.execution.attention.base import AttentionBatch, AttentionSpec, ChunkSpan, StepShape
 from inflight_engine.models.shape import ModelShape
 
 
@@ -79,14 +79,15 @@ class Workload:
             assert len(ids) == count, "the cache is too small for the test"
             self.sequences.append(sequence)
 
-    def step(self, backend, decodes, chunks, num_padded=0):
+    def step(self, backend, decodes, chunks, shape=None):
         """Run one step on every layer and return each layer's result [T, heads, D].
 
-        decodes: {sequence: position}. chunks: {sequence: (start, length)}.
+        decodes: {sequence: position}. chunks: {sequence: (start, length)}. shape: (tokens, sequences) with padding.
         """
         spec = self.spec
         batch = self.batch(decodes, chunks)
-        backend.prepare(batch, num_padded) if num_padded else backend.prepare(batch)
+        backend.prepare(batch, StepShape(*shape) if shape else None)
+        num_padded = shape[0] - len(batch.kv_slots) if shape else 0
         results = []
         for layer in range(spec.shape.num_layers):
             rows = [self.packed(layer, name, decodes, chunks, num_padded) for name in ("queries", "keys", "values")]
@@ -103,22 +104,20 @@ class Workload:
                 backend._cache[layer][blocks, which, :, offsets] = rows.to(self.spec.cache_dtype)
 
     def batch(self, decodes, chunks):
-        spec = self.spec
         slots = [self._slots(sequence, [position]) for sequence, position in decodes.items()]
-        width = max((-(-(position + 1) // spec.block_size) for position in decodes.values()), default=0)
-        table = np.zeros((len(decodes), width), np.int64)
-        for row, (sequence, position) in enumerate(decodes.items()):
-            ids = self.sequences[sequence].block_ids[: -(-(position + 1) // spec.block_size)]
-            table[row, : len(ids)] = ids
+        longest = max(len(sequence.block_ids) for sequence in self.sequences)
+        table = np.zeros((len(self.sequences), longest), np.int64)
+        for row, sequence in enumerate(self.sequences):
+            table[row, : len(sequence.block_ids)] = sequence.block_ids
         spans = []
         first = len(decodes)
         for sequence, (start, length) in chunks.items():
-            ids = self.sequences[sequence].block_ids[: -(-(start + length) // spec.block_size)]
-            spans.append(ChunkSpan(first, length, start, ids))
+            spans.append(ChunkSpan(sequence, first, length, start))
             slots.append(self._slots(sequence, range(start, start + length)))
             first += length
         context_lens = np.array([position + 1 for position in decodes.values()], np.int64)
-        return AttentionBatch(np.concatenate(slots), table, context_lens, tuple(spans))
+        rows = np.array(list(decodes), np.intp)
+        return AttentionBatch(np.concatenate(slots), rows, context_lens, tuple(spans), table, np.arange(table.size))
 
     def expected(self, layer, sequence, positions):
         """[positions, heads, D] in float32."""

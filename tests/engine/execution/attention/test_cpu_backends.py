@@ -9,6 +9,7 @@ import torch
 from inflight_engine.execution.attention import choose_backend
 from inflight_engine.execution.attention.cpu_native import CpuNativeBackend
 from inflight_engine.execution.attention.torch_sdpa import TorchSdpaBackend
+from inflight_engine.execution.block_copies import DirectCopies
 from tests.engine.execution.attention.reference import Workload, make_spec
 from tests.engine.native.variants import VARIANTS, kernels, needs_kernels
 
@@ -143,10 +144,11 @@ def test_blocks_go_to_host_memory_and_come_back_elsewhere(backend, dtype):
     work.step(made, {}, {0: (0, 39)})
     stayed = [result.clone() for result in work.step(made, {0: 39}, {})]
     host = torch.zeros(5, spec.shape.kv_bytes_per_token(dtype.itemsize) * spec.block_size, dtype=torch.uint8)
-    made.copy_out(sequence.block_ids.tolist(), host, [4, 0, 2])
+    copies = DirectCopies(made.blocks(), host)
+    copies.copy_out(sequence.block_ids.tolist(), [4, 0, 2])
     spoil(made)
     sequence.block_ids = (sequence.block_ids + 1) % spec.num_blocks
-    made.copy_in(host, [4, 0, 2], sequence.block_ids.tolist())
+    copies.copy_in([4, 0, 2], sequence.block_ids.tolist())
     for result, before in zip(work.step(made, {0: 39}, {}), stayed, strict=True):
         assert torch.equal(result, before)
 
@@ -192,4 +194,4 @@ def test_without_the_kernels_torch_attends():
 def test_padded_batches_are_refused(backend):
     work = Workload(make_spec(), [3])
     with pytest.raises(ValueError, match="no padded batches"):
-        work.step(backend(work.spec), {}, {0: (0, 3)}, num_padded=1)
+        work.step(backend(work.spec), {}, {0: (0, 3)}, shape=(4, 2))

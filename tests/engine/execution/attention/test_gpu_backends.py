@@ -10,7 +10,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from inflight_engine.execution.attention import BACKENDS, choose_backend
-from inflight_engine.execution.attention.flash_attn import FlashAttnBackend
+from inflight_engine.execution.attention.flash_attn_3 import FlashAttn3Backend
 from inflight_engine.execution.attention.torch_sdpa import TorchSdpaBackend
 from inflight_engine.execution.attention.torch_varlen import TorchVarlenBackend
 from inflight_engine.execution.attention.triton_paged import TritonBackend
@@ -31,35 +31,59 @@ def hopper(monkeypatch):
 
 @pytest.fixture
 def flash_attn(monkeypatch):
-    """A package with the two functions' parameters as of version 2.6, and nothing behind them."""
-    package = types.ModuleType("flash_attn")
-    package.__spec__ = importlib.machinery.ModuleSpec("flash_attn", None)
-    package.flash_attn_with_kvcache = lambda q, k_cache, v_cache, block_table=None, softcap=0.0: None
-    package.flash_attn_varlen_func = lambda q, k, v, block_table=None, softcap=0.0: None
-    monkeypatch.setitem(sys.modules, "flash_attn", package)
-    return package
+    """The module of flash-attn-3 with its function's parameters, and nothing behind them."""
+
+    def flash_attn_with_kvcache(
+        q,
+        k_cache,
+        v_cache,
+        cache_seqlens=None,
+        page_table=None,
+        cu_seqlens_q=None,
+        max_seqlen_q=None,
+        softmax_scale=None,
+        causal=False,
+        window_size=(-1, -1),
+        softcap=0.0,
+        num_splits=0,
+    ):
+        return None
+
+    module = types.ModuleType("flash_attn_interface")
+    module.__spec__ = importlib.machinery.ModuleSpec("flash_attn_interface", None)
+    module.flash_attn_with_kvcache = flash_attn_with_kvcache
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", module)
+    return module
 
 
 def test_the_fastest_that_can_is_chosen(flash_attn, monkeypatch):
     assert [backend.name for backend in BACKENDS] == [
-        "flash-attn",
-        "torch-varlen",
+        "flash-attn-3",
         "triton",
+        "torch-varlen",
         "cpu-native",
         "torch-sdpa",
     ]
-    assert choose_backend("auto", on_gpu()) is FlashAttnBackend
-    monkeypatch.delitem(sys.modules, "flash_attn")
-    assert choose_backend("auto", on_gpu()) is TorchVarlenBackend
-    assert choose_backend("auto", on_gpu(block_size=16)) is TritonBackend
-    assert choose_backend("triton", on_gpu()) is TritonBackend
+    for block_size in (0, 16, 256):
+        assert choose_backend("auto", on_gpu(block_size=block_size)) is FlashAttn3Backend
+    assert choose_backend("torch-varlen", on_gpu()) is TorchVarlenBackend
+    monkeypatch.delitem(sys.modules, "flash_attn_interface")
+    assert choose_backend("auto", on_gpu()) is TritonBackend
+
+
+def test_a_block_size_that_is_not_given_is_the_backends_own(flash_attn):
+    spec = on_gpu(block_size=0)
+    for name, block_size in (("flash-attn-3", 16), ("triton", 16), ("torch-varlen", 256)):
+        backend = choose_backend(name, spec)
+        assert backend.with_block_size(spec).block_size == block_size
+        assert backend.with_block_size(on_gpu(block_size=512)).block_size == 512
 
 
 def test_the_log_says_how_to_get_a_faster_one(caplog):
     with caplog.at_level("INFO"):
         choose_backend("auto", on_gpu(block_size=16))
     assert "attention: triton" in caplog.text
-    assert "torch-varlen cannot be used: it needs a block_size that is a multiple of 256, not 16" in caplog.text
+    assert "flash-attn-3 cannot be used: the package flash-attn-3 is not installed" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -69,43 +93,54 @@ def test_the_log_says_how_to_get_a_faster_one(caplog):
         ({"cache_dtype": FP8}, "it keeps keys and values in torch.bfloat16, not in torch.float8_e4m3fn"),
         ({"head_dim": 288}, "it has heads of up to 256 dimensions, a multiple of 8, not 288"),
         ({"head_dim": 68}, "it has heads of up to 256 dimensions, a multiple of 8, not 68"),
-        ({"block_size": 128}, "it needs a block_size that is a multiple of 256, not 128"),
         ({"batch_invariant": True}, "its decodes and its prefill differ in the last bits"),
     ],
 )
 def test_flash_attention_is_refused_where_its_kernels_cannot_serve(flash_attn, options, reason):
-    for backend in (FlashAttnBackend, TorchVarlenBackend):
+    for backend in (FlashAttn3Backend, TorchVarlenBackend):
         assert backend.why_not(on_gpu(**options)) == reason
 
 
+def test_only_the_flash_attention_of_torch_needs_large_blocks(flash_attn):
+    spec = on_gpu(block_size=128)
+    assert FlashAttn3Backend.why_not(spec) is None
+    assert TorchVarlenBackend.why_not(spec) == "it needs a block_size that is a multiple of 256, not 128"
+
+
 def test_flash_attention_takes_windows(flash_attn):
-    for backend in (FlashAttnBackend, TorchVarlenBackend):
+    for backend in (FlashAttn3Backend, TorchVarlenBackend):
         assert backend.why_not(on_gpu(windows=(1024,))) is None
 
 
-def test_only_the_package_and_triton_have_soft_caps(flash_attn):
+def test_all_but_the_flash_attention_of_torch_have_soft_caps(flash_attn):
     spec = on_gpu(softcap=50.0)
-    assert FlashAttnBackend.why_not(spec) is None
+    assert FlashAttn3Backend.why_not(spec) is None
     assert TorchVarlenBackend.why_not(spec) == "it has no soft caps"
     assert TritonBackend.why_not(spec) is None
 
 
-def test_an_older_or_another_flash_attn_is_refused(flash_attn):
-    flash_attn.flash_attn_varlen_func = lambda q, k, v, block_table=None: None
-    assert "needs version 2.6 or later" in FlashAttnBackend.why_not(on_gpu())
+def test_another_interface_of_flash_attn_is_refused(flash_attn):
+    flash_attn.flash_attn_with_kvcache = lambda q, k_cache, v_cache, block_table=None: None
+    assert "has another interface" in FlashAttn3Backend.why_not(on_gpu())
     del flash_attn.flash_attn_with_kvcache
-    assert "needs version 2.6 or later" in FlashAttnBackend.why_not(on_gpu())
+    assert "has another interface" in FlashAttn3Backend.why_not(on_gpu())
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (10, 0)])
+def test_flash_attention_3_is_for_hopper(flash_attn, monkeypatch, capability):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert "it needs a GPU of compute capability 9.0" in FlashAttn3Backend.why_not(on_gpu())
 
 
 def test_a_flash_attn_that_cannot_be_imported_is_refused(monkeypatch):
-    from inflight_engine.execution.attention import flash_attn
+    from inflight_engine.execution.attention import flash_attn_3
 
     def broken():
         raise ImportError("undefined symbol")
 
-    monkeypatch.setattr(flash_attn.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(flash_attn, "_library", broken)
-    assert FlashAttnBackend.why_not(on_gpu()) == "the package flash-attn cannot be imported (undefined symbol)"
+    monkeypatch.setattr(flash_attn_3.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(flash_attn_3, "_library", broken)
+    assert FlashAttn3Backend.why_not(on_gpu()) == "the package flash-attn-3 cannot be imported (undefined symbol)"
 
 
 @pytest.mark.parametrize(("version", "is_refused"), [("2.9.1", True), ("2.12.1+cu130", True), ("2.13.0+cu130", False)])
@@ -150,7 +185,7 @@ def test_older_gpus_are_told(monkeypatch):
         assert backend.why_not(on_gpu()) == "it needs a GPU of compute capability 8.0 (this one has 7.5)"
 
 
-@pytest.mark.parametrize("backend", [FlashAttnBackend, TorchVarlenBackend, TritonBackend])
+@pytest.mark.parametrize("backend", [FlashAttn3Backend, TorchVarlenBackend, TritonBackend])
 def test_without_a_gpu_none_is_chosen(flash_attn, backend):
     spec = replace(on_gpu(), device=torch.device("cpu"))
     assert backend.why_not(spec) == "it needs a GPU"

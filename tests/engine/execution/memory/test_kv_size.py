@@ -17,7 +17,7 @@ from inflight_engine.execution.memory.kv_size import (
 )
 
 CONFIG = EngineConfig("model", max_num_seqs=256, block_size=16)
-DEMAND = KVDemand(bytes_per_token=46080, max_model_len=8192)
+DEMAND = KVDemand(bytes_per_token=46080, max_model_len=8192, block_size=16)
 PLENTY = HostMemory(100 << 30)
 GPU = GpuMemory(total=80 << 30, used=20 << 30, activations=3 << 30, graphs=1 << 30)
 BLOCK_BYTES = 46080 * 16

@@ -164,4 +164,4 @@ def test_a_tiny_temperature_is_greedy_and_a_banned_token_is_never_drawn():
 def test_argmax_is_the_first_of_the_greatest_whoever_computes_it(width):
     logits = torch.randn(3, width, generator=torch.Generator().manual_seed(0)).round()
     assert (logits.numel() > draws._SHARED_FROM) == (width == 100_000)
-    assert draw.argmax(logits).tolist() == logits.numpy().argmax(-1).tolist()
+    assert draws.argmax(logits).tolist() == logits.numpy().argmax(-1).tolist()

@@ -1,4 +1,4 @@
-"""Plans on their way: made, but their tokens are not taken in yet."""
+"""Plans in flight: made, but their tokens are not taken in yet."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from inflight_engine.request import TokenIds
 from inflight_engine.scheduling.plan import PrefillChunk, StepPlan
 from inflight_engine.scheduling.running import Running
 
-_NOBODY: Set[int] = frozenset()
+_NO_SLOTS: Set[int] = frozenset()
 
 
-class PlansUnderWay:
-    """At most two plans, and who left them since they were made.
+class PlansInFlight:
+    """At most two plans, the slots whose tokens of them are discarded, and the blocks that they make findable.
 
-    What a plan does to lengths and chunks is counted as soon as something is planned after it, or else when its tokens
-    come. A plan that is counted before its tokens are known ends nobody: who reaches the full length with it decodes no
-    more, and keeps slot and blocks until the last token is there.
+    A plan is counted, which is what it does to lengths and chunks, as soon as another is planned after it, or else when
+    its tokens come. A plan that is counted before its tokens are known does not finish requests: those at full length
+    stop decoding, and keep slot and blocks until their last token is there.
 
     Attributes:
         newest: the last plan, not counted yet: nothing is planned after it.
@@ -29,8 +29,16 @@ class PlansUnderWay:
         self._running = running
         self._full: list[int] = []
         """Slots that reach their length with `counted`."""
-        self._left: dict[int, set[int]] = {}
-        """By the step of a plan: slots whose request left since it was made."""
+        self._discarded: dict[int, set[int]] = {}
+        """By the step of a plan: slots whose request finished since it was made."""
+        self._registered: dict[int, list[int]] = {}
+        """By the step of a plan: blocks that can be found since it was made."""
+
+    def add(self, plan: StepPlan, registered: list[int]) -> None:
+        """A plan was made; `registered`: the blocks that it makes findable."""
+        self.newest = plan
+        if registered:
+            self._registered[plan.step] = registered
 
     def count_ahead(self, plan: StepPlan) -> bool:
         """Count the newest plan, as another is planned after it. True: more than lengths has changed."""
@@ -46,71 +54,71 @@ class PlansUnderWay:
         """Hand out the tokens of the older plan (int32, in its order).
 
         Returns:
-            The slots that are complete with them, and those whose tokens went to nobody.
+            The slots that are complete with them, and those whose tokens are discarded.
         """
         decodes, ahead = self._running.decodes, self.counted is not None
         if ahead:
             full, self.counted = self._full, None
         else:
             full, self.newest = self._count(plan) if plan.prefills else decodes.advance(), None
-        left = self._left.pop(plan.step, _NOBODY) if self._left else _NOBODY
+        discarded = self._discarded.pop(plan.step, _NO_SLOTS) if self._discarded else _NO_SLOTS
+        if self._registered:
+            self._registered.pop(plan.step, None)
         if plan.prefills:
             num_decodes = len(plan.decode_slots)
             decodes.fill(token_ids[:num_decodes])
-            self._end_chunks(plan.prefills, token_ids[num_decodes:], left)
+            self._end_chunks(plan.prefills, token_ids[num_decodes:], discarded)
         else:
             decodes.fill(token_ids)
         if ahead and full:
-            full = self._take_last_tokens(plan, full, left)
-        return full, left
+            full = [slot for slot in full if slot not in discarded]
+            for slot in full:
+                self._running.take_last_token(slot)
+        return full, discarded
 
     def drop(self, plan: StepPlan) -> list[tuple[StepPlan, Set[int]]]:
-        """Forget this plan and what was made after it, which give no tokens.
+        """Forget this plan and the one made after it, which give no tokens, and the content of the blocks that they
+        were to compute: only requests of these plans found it.
 
         Returns:
-            Those plans, each with the slots that were left since; none where the plan fell with an earlier one.
+            Those plans, each with the slots whose tokens are discarded; none where the plan fell with an earlier one.
         """
         plans = [each for each in (self.counted, self.newest) if each is not None]
         if all(each.step != plan.step for each in plans):
             return []
         if plan.step != plans[0].step:
             raise AssertionError(f"step {plan.step} cannot fail before step {plans[0].step} is taken in")
-        dropped = [(each, self.left_since(each)) for each in plans]
+        dropped = [(each, self.discarded(each)) for each in plans]
+        for blocks in self._registered.values():
+            self._running.pool.unregister(blocks)
         self.newest = self.counted = None
-        self._left.clear()
+        self._discarded.clear()
+        self._registered.clear()
         return dropped
 
-    def leave(self, slot: int) -> None:
-        """A slot's request ends: what plans that were made before sample for it goes to nobody."""
+    def discard(self, slot: int) -> None:
+        """A slot's request finishes: the tokens that plans in flight sample for it are discarded."""
         for plan in (self.counted, self.newest):
             if plan is not None:
-                self._left.setdefault(plan.step, set()).add(slot)
+                self._discarded.setdefault(plan.step, set()).add(slot)
 
-    def left_since(self, plan: StepPlan) -> Set[int]:
-        """Slots whose requests ended since the plan was made."""
-        return self._left.get(plan.step, _NOBODY)
+    def discarded(self, plan: StepPlan) -> Set[int]:
+        """Slots whose requests finished since the plan was made."""
+        return self._discarded.get(plan.step, _NO_SLOTS)
 
     def _count(self, plan: StepPlan) -> list[int]:
         """The plan is computed before whatever is planned from now on. Returns the slots that are complete with it."""
         running = self._running
         full = running.decodes.advance()
         if plan.prefills:
-            left = self.left_since(plan)
-            full += [chunk.slot for chunk in plan.prefills if chunk.slot not in left and running.count_chunk(chunk)]
+            discarded = self.discarded(plan)
+            chunks = [chunk for chunk in plan.prefills if chunk.slot not in discarded]
+            full += [chunk.slot for chunk in chunks if running.count_chunk(chunk)]
         return full
 
-    def _end_chunks(self, chunks: tuple[PrefillChunk, ...], sampled: TokenIds, left: Set[int]) -> None:
+    def _end_chunks(self, chunks: tuple[PrefillChunk, ...], sampled: TokenIds, discarded: Set[int]) -> None:
         tokens = iter(sampled.tolist())
         for chunk in chunks:
             token_id = next(tokens) if chunk.samples else -1
-            if chunk.slot not in left:
+            if chunk.slot not in discarded:
                 self._running.end_chunk(chunk, token_id)
-
-    def _take_last_tokens(self, plan: StepPlan, full: list[int], left: Set[int]) -> list[int]:
-        """Complete the requests that ended ahead; returns their slots."""
-        full = [slot for slot in full if slot not in left]
-        sampling_chunks = {chunk.slot for chunk in plan.prefills if chunk.samples}
-        for slot in full:
-            if slot not in sampling_chunks:
-                self._running.take_last_token(slot)
-        return full

@@ -3,7 +3,7 @@ Models" (OSDI), for the tenants of the `fair` policy and, with weights, for the 
 
 from __future__ import annotations
 
-from inflight_engine.scheduling.lazy_heap import LazyHeap
+from inflight_engine.scheduling.policies.lazy_heap import LazyHeap
 
 PROMPT_TOKEN = 1
 OUTPUT_TOKEN = 2

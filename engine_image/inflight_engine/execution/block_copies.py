@@ -1,0 +1,163 @@
+"""Copies of whole KV blocks between a device's cache and host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from inflight_engine.execution.memory.staging import upload
+
+_PIECE_BYTES = 16 << 20
+"""Of one transfer: long enough for the bus's full speed."""
+
+
+class BlockCopies(Protocol):
+    """Copies blocks one to one, in the order of the calls and of what the device computes."""
+
+    def copy_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None: ...
+
+    def copy_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None: ...
+
+
+class DirectCopies:
+    """Block by block, for a cache that is in host memory itself.
+
+    Args:
+        blocks: [num_blocks, ...], a view of the cache.
+        host: uint8 [num_host_blocks, bytes of a block].
+    """
+
+    def __init__(self, blocks: torch.Tensor, host: torch.Tensor) -> None:
+        self._blocks = blocks
+        self._host = host.view(blocks.dtype).view(len(host), *blocks.shape[1:])
+
+    def copy_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
+        for block_id, host_block_id in zip(block_ids, host_block_ids, strict=True):
+            self._host[host_block_id].copy_(self._blocks[block_id])
+
+    def copy_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
+        for block_id, host_block_id in zip(block_ids, host_block_ids, strict=True):
+            self._blocks[block_id].copy_(self._host[host_block_id])
+
+
+class StagedCopies:
+    """By pieces, for a GPU: one kernel gathers or scatters a piece's blocks over all layers, and one transfer moves it
+    for each run of neighbours in host memory. Transfers have a stream of their own: what goes out moves while the
+    device computes, and what comes in begins to while it still computes the step before.
+
+    Two buffers on the device take turns. A kernel or transfer waits until the one that last used its buffer is done.
+
+    Args:
+        blocks: as `DirectCopies`; on CPU, for tests, there are no streams.
+        host: as `DirectCopies`; pinned for a GPU.
+        piece_bytes: size of a buffer.
+    """
+
+    def __init__(self, blocks: torch.Tensor, host: torch.Tensor, piece_bytes: int = _PIECE_BYTES) -> None:
+        # A kernel that moves 8 bytes at once, not 1.
+        wide = blocks.view(torch.uint8)
+        self._blocks = wide.view(torch.int64) if wide.shape[-1] % 8 == 0 else wide
+        self._host = host.view(self._blocks.dtype).view(len(host), *self._blocks.shape[1:])
+        self._piece = max(1, piece_bytes // host.shape[1])
+        device = blocks.device
+        shape = (self._piece, *self._blocks.shape[1:])
+        self._buffers = [torch.empty(shape, dtype=self._blocks.dtype, device=device) for _ in range(2)]
+        self._streams = _Streams(device) if device.type == "cuda" else _NoStreams()
+        self._turn = 0
+
+    def copy_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
+        for ids, host_ids in self._pieces(block_ids, host_block_ids):
+            buffer = self._next_buffer()[: len(ids)]
+            self._streams.compute_after_use(self._turn)
+            torch.index_select(self._blocks, 0, ids, out=buffer)
+            self._streams.transfers_after_compute()
+            with self._streams.transfers():
+                for first, end in runs(host_ids):
+                    start = int(host_ids[first])
+                    self._host[start : start + end - first].copy_(buffer[first:end], non_blocking=True)
+                self._streams.used(self._turn)
+
+    def copy_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
+        for ids, host_ids in self._pieces(block_ids, host_block_ids):
+            buffer = self._next_buffer()[: len(ids)]
+            with self._streams.transfers():
+                self._streams.transfers_after_use(self._turn)
+                for first, end in runs(host_ids):
+                    start = int(host_ids[first])
+                    buffer[first:end].copy_(self._host[start : start + end - first], non_blocking=True)
+            self._streams.compute_after_transfers()
+            self._blocks.index_copy_(0, ids, buffer)
+            self._streams.used(self._turn)
+
+    def _next_buffer(self) -> torch.Tensor:
+        self._turn = 1 - self._turn
+        return self._buffers[self._turn]
+
+    def _pieces(
+        self, block_ids: Sequence[int], host_block_ids: Sequence[int]
+    ) -> Iterator[tuple[torch.Tensor, npt.NDArray[np.int64]]]:
+        """(block ids on the device, host block ids), in ascending order of these."""
+        if len(block_ids) != len(host_block_ids):
+            raise ValueError(f"{len(block_ids)} blocks cannot be copied one to one to {len(host_block_ids)}")
+        host_ids = np.array(host_block_ids, np.int64)
+        order = np.argsort(host_ids)
+        host_ids, ids = host_ids[order], np.array(block_ids, np.int64)[order]
+        for first in range(0, len(ids), self._piece):
+            piece = slice(first, first + self._piece)
+            yield upload(ids[piece], self._blocks.device), host_ids[piece]
+
+
+def runs(ids: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """(first index, end) of each run of ascending neighbours, such as 4, 5, 6."""
+    if not len(ids):
+        return []
+    cuts = (np.flatnonzero(np.diff(ids) != 1) + 1).tolist()
+    return list(zip([0, *cuts], [*cuts, len(ids)], strict=True))
+
+
+class _Streams:
+    """The stream that computes, which is whichever is current, and the one of the transfers."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._transfers = torch.cuda.Stream(device)
+        self._used = [torch.cuda.Event() for _ in range(2)]
+
+    def transfers(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._transfers)
+
+    def used(self, turn: int) -> None:
+        """What the current stream did up to here was the last use of a buffer."""
+        self._used[turn].record()
+
+    def compute_after_use(self, turn: int) -> None:
+        torch.cuda.current_stream(self._device).wait_event(self._used[turn])
+
+    def transfers_after_use(self, turn: int) -> None:
+        self._transfers.wait_event(self._used[turn])
+
+    def transfers_after_compute(self) -> None:
+        self._transfers.wait_stream(torch.cuda.current_stream(self._device))
+
+    def compute_after_transfers(self) -> None:
+        torch.cuda.current_stream(self._device).wait_stream(self._transfers)
+
+
+class _NoStreams:
+    def transfers(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def used(self, turn: int) -> None: ...
+
+    def compute_after_use(self, turn: int) -> None: ...
+
+    def transfers_after_use(self, turn: int) -> None: ...
+
+    def transfers_after_compute(self) -> None: ...
+
+    def compute_after_transfers(self) -> None: ...

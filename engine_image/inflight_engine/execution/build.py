@@ -1,0 +1,265 @@
+"""Makes a runner from a configuration, stage by stage: device and dtype, attention, weights, KV cache, graphs."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from inflight_engine.config import KV_CACHE_DTYPES, EngineConfig
+from inflight_engine.execution.attention import choose_backend
+from inflight_engine.execution.attention.base import AttentionBackend, AttentionSpec, StepShape
+from inflight_engine.execution.batch import PersistentBatch
+from inflight_engine.execution.device import choose_device, choose_dtype
+from inflight_engine.execution.forward import Forward
+from inflight_engine.execution.graphs import Capture, CudaCapture, StepGraphs
+from inflight_engine.execution.host_cache import HostCache
+from inflight_engine.execution.load import ModelConfig, is_in_kernels, load_config, load_model
+from inflight_engine.execution.memory.kv_size import HostMemory, KVDemand, is_given, num_host_blocks, num_kv_blocks
+from inflight_engine.execution.memory.resources import choose_num_threads, read_resources
+from inflight_engine.execution.memory.staging import Staging, step_bytes
+from inflight_engine.execution.memory_profile import measure
+from inflight_engine.execution.runner import Runner, StepParts
+from inflight_engine.execution.sampling.draws import likeliest
+from inflight_engine.execution.step_shapes import chunk_shapes, decode_shapes
+from inflight_engine.execution.token_feed import TokenFeed
+from inflight_engine.models.parallel import ALONE, Parallel
+from inflight_engine.models.protocol import Model
+from inflight_engine.models.source import ModelFiles, resolve
+from inflight_engine.models.transformers_config import TransformersConfig
+from inflight_engine.runner_info import RunnerInfo
+
+
+def build_runner(config: EngineConfig, parallel: Parallel = ALONE) -> Runner:
+    """Load the model, allocate the KV cache and capture the graphs.
+
+    Args:
+        parallel: the runners that share every layer, each with its part of the weights and of the KV cache; all are
+            given the same plans. `kv_cache_memory` and `swap_space` are of each.
+
+    Raises:
+        ModelSourceError, UnsupportedModelError, KVCacheSizeError, ValueError: all are ValueErrors whose message is one
+            sentence that says what to do.
+    """
+    started = time.monotonic()
+    target = choose_target(config)
+    backend, spec = choose_attention(config, target, parallel)  # before the weights, which may take minutes
+    model = load_model(config, target.files, target.model_config, target.dtype, target.device, parallel)
+    graph_shapes = choose_graph_shapes(config, target.device, backend)
+    spec = size_cache(config, spec, model, backend, graph_shapes, parallel)
+    attention = backend(spec)
+    host_cache = make_host_cache(config, spec, attention, parallel)
+    capture = CudaCapture() if graph_shapes else None
+    parts = make_parts(model, attention, spec, host_cache, graph_shapes, capture, parallel)
+    info = RunnerInfo(
+        num_blocks=spec.num_blocks,
+        block_size=spec.block_size,
+        max_model_len=min(spec.max_model_len, spec.num_blocks * spec.block_size),
+        kv_bytes_per_token=target.model_config.shape.kv_bytes_per_token(spec.cache_dtype.itemsize),
+        vocab_size=spec.shape.vocab_size,
+        device=str(spec.device),
+        dtype=str(spec.dtype).removeprefix("torch."),
+        attention_backend=backend.name,
+        num_host_blocks=host_cache.num_blocks,
+        copy_tokens_per_second=host_cache.measure_copy_rate(spec.num_blocks) if host_cache.num_blocks else None,
+        load_seconds=time.monotonic() - started,
+    )
+    return Runner(parts, info, spec.max_num_seqs, lookahead=looks_ahead(config, target.device))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is computed, and in what.
+
+    Attributes:
+        max_model_len: longest sequence in tokens.
+    """
+
+    files: ModelFiles
+    model_config: ModelConfig
+    device: torch.device
+    dtype: torch.dtype
+    max_model_len: int
+
+
+def choose_target(config: EngineConfig) -> Target:
+    """Find the model, and choose device, dtype and torch's number of threads.
+
+    Raises:
+        ValueError: as `build_runner`.
+    """
+    files = resolve(config.model, config.revision)
+    model_config = load_config(files)
+    max_model_len = _max_model_len(config, model_config)
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, device, in_kernels=is_in_kernels(config, model_config, device))
+    torch.set_num_threads(choose_num_threads(config.num_threads, read_resources().cpus))
+    return Target(files, model_config, device, dtype, max_model_len)
+
+
+def choose_attention(
+    config: EngineConfig, target: Target, parallel: Parallel
+) -> tuple[type[AttentionBackend], AttentionSpec]:
+    """The backend, and what it will be made for; the number of blocks is not known yet, and 0.
+
+    Raises:
+        ValueError: as `build_runner`.
+    """
+    if config.batch_invariant:
+        make_batch_invariant(config, target.model_config, target.device)
+    spec = AttentionSpec(
+        shape=target.model_config.shape.for_rank(parallel.size),
+        num_blocks=0,
+        block_size=config.block_size or 0,  # the backend's own
+        dtype=target.dtype,
+        cache_dtype=_cache_dtype(config.kv_cache_dtype, target.dtype, target.device),
+        device=target.device,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=target.max_model_len,
+        batch_invariant=config.batch_invariant,
+    )
+    backend = choose_backend(config.attention_backend, spec)
+    return backend, backend.with_block_size(spec)
+
+
+def choose_graph_shapes(
+    config: EngineConfig, device: torch.device, backend: type[AttentionBackend]
+) -> tuple[StepShape, ...]:
+    """Shapes of steps that get a CUDA graph, ascending; empty: none does."""
+    if device.type != "cuda" or config.enforce_eager:
+        return ()
+    return graph_shapes(config, backend)
+
+
+def graph_shapes(config: EngineConfig, backend: type[AttentionBackend]) -> tuple[StepShape, ...]:
+    """What a backend's steps can be captured in, ascending."""
+    shapes = decode_shapes(config.max_num_seqs)
+    if backend.captures_chunks:
+        shapes += chunk_shapes(config.max_num_seqs, config.max_num_batched_tokens)
+    return tuple(sorted(shapes))
+
+
+def size_cache(
+    config: EngineConfig,
+    spec: AttentionSpec,
+    model: Model,
+    backend: type[AttentionBackend],
+    graph_shapes: tuple[StepShape, ...],
+    parallel: Parallel,
+) -> AttentionSpec:
+    """`spec` with as many blocks as the memory beside the weights holds, on a GPU measured by a step.
+
+    Raises:
+        KVCacheSizeError: too few.
+    """
+    measured = spec.device.type == "cuda" and not is_given(config)
+    memory = measure(model, backend, spec, graph_shapes) if measured else HostMemory(_host_memory(parallel))
+    demand = KVDemand(_kv_bytes_per_token(spec), spec.max_model_len, spec.block_size)
+    return replace(spec, num_blocks=parallel.minimum(num_kv_blocks(config, demand, memory)))
+
+
+def make_host_cache(
+    config: EngineConfig, spec: AttentionSpec, attention: AttentionBackend, parallel: Parallel
+) -> HostCache:
+    """Host memory for preempted requests.
+
+    Raises:
+        KVCacheSizeError: `swap_space` is more than there is, or wrong.
+    """
+    block_bytes = _kv_bytes_per_token(spec) * spec.block_size
+    available = _host_memory(parallel)
+    if spec.device.type == "cpu":
+        available -= spec.num_blocks * block_bytes  # allocated, but no page of it is taken yet
+    num_blocks = parallel.minimum(num_host_blocks(config.swap_space, block_bytes, available))
+    return HostCache(num_blocks, spec.block_size, block_bytes, spec.device, attention)
+
+
+def make_parts(
+    model: Model,
+    attention: AttentionBackend,
+    spec: AttentionSpec,
+    host_cache: HostCache,
+    graph_shapes: Sequence[StepShape],
+    capture: Capture | None,
+    parallel: Parallel,
+) -> StepParts:
+    """Allocate what steps need besides the KV cache, and capture the graphs.
+
+    Args:
+        capture: None: no graphs. Where it fails for this model, there are none either, and the log says why.
+    """
+    device = spec.device
+    feed = TokenFeed(spec.max_num_seqs, device, parallel)
+    copies = device.type != "cpu" or capture is not None
+    staging = Staging(step_bytes(spec.max_num_seqs, spec.max_num_batched_tokens), device, copies=copies)
+    forward = Forward(model, attention, feed, staging)
+    graphs = None
+    if capture is not None:
+        graphs = StepGraphs(model, forward, feed, likeliest, graph_shapes, spec.shape.vocab_size, device)
+        # Ranks that pad and ranks that do not would wait for each other for ever.
+        if not parallel.minimum(int(graphs.try_capture(capture))):
+            graphs = None
+    batch = PersistentBatch(spec.max_num_seqs, spec.max_model_len, spec.block_size)
+    return StepParts(model, forward, batch, feed, host_cache, graphs, device.type == "cuda")
+
+
+def looks_ahead(config: EngineConfig, device: torch.device) -> bool:
+    """Whether a step may be launched before the previous one is collected. A CPU has nothing to gain by it: while it
+    schedules it does not compute."""
+    return device.type == "cuda" and config.async_scheduling
+
+
+def make_batch_invariant(config: EngineConfig, model_config: ModelConfig, device: torch.device) -> None:
+    """See to it that a token's result does not depend on the others in its step; attention has its own ways.
+
+    Raises:
+        ValueError: no forward pass of this model here is so.
+    """
+    if device.type == "cpu":
+        if not is_in_kernels(config, model_config, device):
+            raise ValueError(
+                "batch_invariant cannot be had on a CPU where torch computes the model, as with this one or with these "
+                "options; turn it off"
+            )
+        return
+    if isinstance(model_config, TransformersConfig):
+        raise ValueError(
+            f"batch_invariant cannot be had with {model_config.shape.architecture}, which runs through transformers' "
+            "modules; turn it off"
+        )
+    if importlib.util.find_spec("triton") is None:
+        raise ValueError("batch_invariant on a GPU needs the package triton; install it or turn batch_invariant off")
+    from inflight_engine.execution.invariant_matmul import use_for_all_products  # imports Triton: a second
+
+    use_for_all_products()
+
+
+def _kv_bytes_per_token(spec: AttentionSpec) -> int:
+    """Of this rank."""
+    return spec.shape.kv_bytes_per_token(spec.cache_dtype.itemsize)
+
+
+def _host_memory(parallel: Parallel) -> int:
+    """Bytes that each rank can still take."""
+    return read_resources().memory // parallel.size
+
+
+def _cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    if name not in KV_CACHE_DTYPES:
+        raise ValueError(f"kv_cache_dtype must be {' or '.join(KV_CACHE_DTYPES)}, not {name}")
+    if name == "fp8" and device.type == "cpu":
+        raise ValueError("kv_cache_dtype fp8 needs a GPU; on a CPU set it to auto")
+    return torch.float8_e4m3fn if name == "fp8" else dtype
+
+
+def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
+    own = model_config.shape.max_position_embeddings
+    if config.max_model_len is None:
+        return own
+    if not 1 <= config.max_model_len <= own:
+        raise ValueError(f"max_model_len must be between 1 and {own} (the model's own), not {config.max_model_len}")
+    return config.max_model_len

@@ -1,0 +1,75 @@
+"""What the engine measures in its own steps, and what follows from it: predictions, and inputs of the scheduler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from inflight_cost.model import StepWork
+from inflight_engine.cost_fit.online import OnlineFit
+from inflight_engine.messages import StepCost
+from inflight_engine.scheduler_inputs import SchedulerInputs
+from inflight_engine.step_times import StepTimes
+from inflight_engine.swap_rates import SwapRateMeter
+
+
+class Measurements:
+    """How long steps of a size take, what steps cost, and how fast a prefill is against a copy.
+
+    Args:
+        swap_rates: None: nothing can be swapped.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        inputs: SchedulerInputs,
+        step_times: StepTimes,
+        cost_fit: OnlineFit,
+        swap_rates: SwapRateMeter | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._inputs = inputs
+        self._step_times = step_times
+        self._cost_fit = cost_fit
+        self._swap_rates = swap_rates
+        self._clock = clock
+        self._fitted = -math.inf
+        """When the latest fit was over; a step that was in flight meanwhile is measured too long."""
+
+    def longest(self, work: StepWork) -> float:
+        """Seconds that a step with so much work may take."""
+        return self._step_times.longest(work)
+
+    def observe(self, work: StepWork, *, started: float, done: float, seconds: float, computing: float) -> None:
+        """Take in a step, after the observers.
+
+        Args:
+            started, done: clock when its planning began and when its tokens were taken in.
+            seconds: that the whole step took, and no other step.
+            computing: of these, seconds in which it was computed.
+        """
+        self._step_times.observe(work, seconds)
+        if started >= self._fitted:
+            self._cost_fit.observe(work, seconds, done)
+        if self._swap_rates is not None:
+            rates = self._swap_rates.observe(int(work.prefill_tokens), int(work.decode_seqs), computing)
+            if rates is not None:
+                self._inputs.set_rates(rates)
+
+    def fit_cost(self, now: float) -> StepCost | None:
+        """Fit the cost model, which takes some milliseconds; None: too few steps are new since the last time.
+
+        Args:
+            now: clock when the latest step was done.
+        """
+        if not self._cost_fit.due(now):
+            return None
+        measured = self._cost_fit.fit(now)
+        self._fitted = self._clock()
+        if measured is None:
+            return None
+        cost = measured.model if measured.good else None
+        self._step_times.cost = cost
+        self._inputs.set_prefill_cost(cost)
+        return StepCost(measured.model, measured.error, measured.steps)

@@ -1,0 +1,36 @@
+"""What a runner says of itself once it is built."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class RunnerInfo(msgspec.Struct, frozen=True):
+    """What was loaded.
+
+    Attributes:
+        max_model_len: tokens: the configured length or the model's own, and no more than the KV cache holds.
+        kv_bytes_per_token: 2 x layers x kv_heads x head_dim x sizeof(dtype).
+        vocab_size: token ids are below this.
+        num_host_blocks: blocks of host memory for swapped requests; 0 without swap space.
+        copy_tokens_per_second: tokens whose keys and values are copied one way between device and host memory in a
+            second, measured; None without swap space.
+        load_seconds: from the beginning of loading until the first step can run.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    kv_bytes_per_token: int
+    vocab_size: int
+    device: str
+    dtype: str
+    attention_backend: str
+    load_seconds: float
+    num_host_blocks: int = 0
+    copy_tokens_per_second: float | None = None
+
+    @property
+    def num_cache_tokens(self) -> int:
+        """Tokens whose keys and values the device holds."""
+        return self.num_blocks * self.block_size

@@ -1,0 +1,56 @@
+"""Everything the scheduler is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inflight_cost.model import CostModel
+from inflight_engine.cache.swap import SwapRates
+from inflight_engine.observer import EngineObserver
+from inflight_engine.request import FinishReason, Request
+from inflight_engine.scheduling.limits import Limits
+from inflight_engine.scheduling.scheduler import Scheduler
+
+
+class SchedulerInputs:
+    """Tells the scheduler, then the observers what it was told."""
+
+    def __init__(self, scheduler: Scheduler, observers: Sequence[EngineObserver]) -> None:
+        self._scheduler = scheduler
+        self._observers = observers
+
+    def add(self, request: Request) -> None:
+        """Raises ValueError: the scheduler refuses it."""
+        self._scheduler.add(request)
+        for observer in self._observers:
+            observer.added(request)
+
+    def cancel(self, request_id: int, reason: FinishReason) -> bool:
+        """End a request; False: there is none of that id."""
+        known = self._scheduler.cancel(request_id, reason)
+        if known:
+            for observer in self._observers:
+                observer.cancelled(request_id, reason)
+        return known
+
+    def configure(self, limits: Limits, class_weights: dict[str, float]) -> None:
+        """Raises ValueError: no such class, or a weight that is not a number above 0. Nothing is changed."""
+        if class_weights:  # first: only they can be refused
+            self._scheduler.set_class_weights(class_weights)
+            for observer in self._observers:
+                observer.weights(class_weights)
+        if limits != self._scheduler.limits:
+            self._scheduler.limits = limits
+            for observer in self._observers:
+                observer.limits(limits)
+
+    def set_rates(self, rates: SwapRates) -> None:
+        self._scheduler.rates = rates
+        for observer in self._observers:
+            observer.rates(rates)
+
+    def set_prefill_cost(self, cost: CostModel | None) -> None:
+        """`cost`: None: no model fits well enough."""
+        self._scheduler.prefill_cost = cost
+        for observer in self._observers:
+            observer.prefill_cost(cost)

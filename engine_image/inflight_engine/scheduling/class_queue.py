@@ -1,0 +1,58 @@
+"""The requests of one service class that wait."""
+
+from __future__ import annotations
+
+from inflight_engine.request import Request, RequestState
+from inflight_engine.scheduling.policies.base import Policy
+from inflight_engine.scheduling.policies.lazy_heap import LazyHeap
+
+
+class ClassQueue:
+    """Requests that lost their slot go first, by arrival: they hold tokens that a client is reading, and a new request
+    in their place would only be the next to be preempted. New ones follow in the order of the policy.
+
+    A policy that orders by priority gets both, so that a preempted request never resumes before one of higher priority
+    that waits. Of equal priority the preempted one is ahead: it was admitted first, so it arrived first.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self._resumed: LazyHeap[Request] = LazyHeap()
+
+    def __len__(self) -> int:
+        return len(self.policy) + len(self._resumed)
+
+    def push(self, request: Request, clock: int) -> None:
+        """Take in a request: a new one, or one that is PREEMPTED or SWAPPED."""
+        if request.state is RequestState.WAITING or self.policy.orders_by_priority:
+            self.policy.push(request, clock)
+        else:
+            self._resumed.push(request, (request.order,))
+
+    def head(self, clock: int) -> Request | None:
+        """The next to be admitted, left in place; None when none waits."""
+        resumed = self._resumed.first()
+        return self.policy.head(clock) if resumed is None else resumed[1]
+
+    def pop(self, clock: int) -> Request:
+        """Take out what `head` returns at this clock.
+
+        Raises:
+            IndexError: none waits.
+        """
+        resumed = self._resumed.first()
+        if resumed is None:
+            return self.policy.pop(clock)
+        self._resumed.remove(resumed[1])
+        return resumed[1]
+
+    def remove(self, request: Request) -> None:
+        """Take out a request that ended while it waited.
+
+        Raises:
+            KeyError: it does not wait here.
+        """
+        if request in self._resumed:
+            self._resumed.remove(request)
+        else:
+            self.policy.remove(request)

@@ -1,0 +1,28 @@
+"""What the engine's loop needs of a runner."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from inflight_engine.output import StepOutput
+from inflight_engine.scheduling.plan import StepPlan
+
+
+class StepExecutor(Protocol):
+    """Computes step plans.
+
+    Attributes:
+        lookahead: whether one more step may be launched before the previous one is collected. Its decodes then go on
+            from tokens that only the runner knows yet.
+    """
+
+    lookahead: bool
+
+    def launch(self, plan: StepPlan) -> None:
+        """Begin to compute a step; steps are computed in the order of their launches."""
+        ...
+
+    def collect(self) -> StepOutput:
+        """Wait for the oldest step that is launched and not collected. One whose launch or collection raised is
+        gone: neither it nor a step launched after it is collected."""
+        ...

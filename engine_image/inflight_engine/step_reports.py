@@ -1,0 +1,82 @@
+"""What the API process is told of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+import numpy as np
+
+from inflight_cost.model import StepWork
+from inflight_engine.messages import Admission, Finished, StepReport, StepStats
+from inflight_engine.output import StepOutput
+from inflight_engine.request import Request
+from inflight_engine.scheduling.plan import Slots, StepPlan
+from inflight_engine.scheduling.scheduler import Scheduler
+
+_NO_WORK = StepWork(0, 0, 0, 0, 0)
+
+
+class StepReports:
+    """Makes the reports of one engine. `ended`, everywhere: requests that are not reported yet."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._slots: Slots | None = None
+        self._slots_bytes = b""
+
+    def without_tokens(self, step: int, admitted: list[Admission], ended: list[Finished]) -> StepReport:
+        """Of a step that failed, or of no step (-1)."""
+        return StepReport(step, admitted, b"", b"", [], ended, self._stats(_NO_WORK, 0.0, 0.0))
+
+    def of(
+        self,
+        plan: StepPlan,
+        work: StepWork,
+        admitted: list[Admission],
+        output: StepOutput,
+        discarded: Set[int],
+        ended: list[Finished],
+        *,
+        step_seconds: float,
+        schedule_seconds: float,
+    ) -> StepReport:
+        """Of a step that was taken in.
+
+        Args:
+            discarded: slots whose request ended while the step was in flight.
+            step_seconds, schedule_seconds: as in `StepStats`.
+        """
+        slots, (token_ids, logprobs) = plan.sampled_slots, output
+        if discarded:
+            kept = ~np.isin(slots, list(discarded))
+            slots, token_ids = slots[kept], token_ids[kept]
+            logprobs = [each for each in logprobs if each.slot not in discarded]
+        if slots is not self._slots:  # the same object in steady decode
+            self._slots, self._slots_bytes = slots, slots.astype(np.int32).tobytes()
+        stats = self._stats(work, step_seconds, schedule_seconds)
+        return StepReport(plan.step, admitted, self._slots_bytes, token_ids.tobytes(), logprobs, ended, stats)
+
+    def _stats(self, work: StepWork, step_seconds: float, schedule_seconds: float) -> StepStats:
+        scheduler = self._scheduler
+        return StepStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            waiting_prompt_tokens=scheduler.num_uncomputed_tokens,
+            kv_usage=scheduler.kv_usage,
+            num_preemptions=scheduler.num_preemptions,
+            num_swapped_blocks=scheduler.num_swapped_blocks,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            num_prefill_tokens=int(work.prefill_tokens),
+            num_decode_tokens=int(work.decode_seqs),
+            step_seconds=step_seconds,
+            schedule_seconds=schedule_seconds,
+            decode_kv_tokens=int(work.decode_kv_tokens),
+        )
+
+
+def finished(request: Request) -> Finished:
+    """Of a request that has ended."""
+    if request.finish_reason is None:
+        raise AssertionError(f"request {request.request_id} has not ended")
+    return Finished(request.request_id, request.finish_reason)

@@ -1,0 +1,57 @@
+"""The copies of a GPU's blocks, on the CPU, where there are no streams: what is copied where."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inflight_engine.execution.block_copies import StagedCopies, runs
+
+LAYERS, BLOCKS, HOST_BLOCKS = 3, 12, 9
+ids = st.integers(0, HOST_BLOCKS).flatmap(
+    lambda count: st.tuples(
+        st.permutations(range(BLOCKS)).map(lambda order: order[:count]),
+        st.permutations(range(HOST_BLOCKS)).map(lambda order: order[:count]),
+    )
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.booleans(), ids), max_size=6),
+    st.sampled_from([1, 2, 100]),
+    st.sampled_from([(torch.bfloat16, 8), (torch.float8_e4m3fn, 4)]),
+)
+def test_any_copies_do_what_block_by_block_copies_do(calls, blocks_in_a_piece, layout):
+    dtype, width = layout
+    cache = torch.zeros((LAYERS, BLOCKS, width), dtype=dtype)
+    generator = torch.Generator().manual_seed(0)
+    cache.view(torch.uint8).random_(generator=generator)
+    block_bytes = LAYERS * width * dtype.itemsize
+    host = torch.randint(0, 256, (HOST_BLOCKS, block_bytes), dtype=torch.uint8, generator=generator)
+    copies = StagedCopies(cache.movedim(1, 0), host, blocks_in_a_piece * block_bytes)
+    expected, expected_host = cache.view(torch.uint8).clone(), host.clone()
+    for goes_out, (block_ids, host_block_ids) in calls:
+        if goes_out:
+            copies.copy_out(block_ids, host_block_ids)
+        else:
+            copies.copy_in(host_block_ids, block_ids)
+        for block, host_block in zip(block_ids, host_block_ids, strict=True):
+            if goes_out:
+                expected_host[host_block] = expected[:, block].reshape(-1)
+            else:
+                expected[:, block] = expected_host[host_block].view(LAYERS, -1)
+    assert torch.equal(cache.view(torch.uint8), expected)
+    assert torch.equal(host, expected_host)
+
+
+def test_neighbours_in_host_memory_move_in_one_transfer():
+    assert runs(np.array([2, 3, 4, 7, 9, 10])) == [(0, 3), (3, 4), (4, 6)]
+    assert runs(np.array([], np.int64)) == []
+
+
+def test_as_many_blocks_must_be_named_on_both_sides():
+    copies = StagedCopies(torch.zeros(2, 1, 8), torch.zeros(2, 32, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="2 blocks cannot be copied one to one to 1"):
+        copies.copy_out([0, 1], [0])
