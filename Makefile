@@ -12,7 +12,7 @@ HAVE_CXX := command -v "$${CXX:-c++}" g++ clang++ >/dev/null
 KERNELS := $(wildcard engine_image/kernels/*)
 INSTALL_VENV := { $(APT_INSTALL_VENV) || { apt-get -q update && $(APT_INSTALL_VENV); }; }
 
-.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-startup bench-scheduler bench-simulator bench-fleet bench-operator bench-autopilot contract e2e e2e-disruptions venv cluster kubeconfig cluster-down dev format crd lock
+.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-scheduler bench-simulator bench-fleet bench-operator bench-autopilot contract e2e e2e-disruptions venv cluster kubeconfig cluster-down dev format crd lock
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ bench: .venv/kernels.stamp ## The engine and its peers on the same model and req
 
 bench-loop: .venv/kernels.stamp ## What the engine does between two forward passes
 	@$(PY) -m bench.engine_loop
+
+bench-api: .venv/kernels.stamp ## Tokens/s and streams that one API process carries, with an engine process that only counts
+	@$(PY) -m bench.api_process $(ARGS)
 
 bench-startup: .venv/kernels.stamp ## From the start of a server until it is ready
 	@$(PY) -m bench.startup

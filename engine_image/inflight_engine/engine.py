@@ -178,7 +178,7 @@ class Engine:
         if plan is None:
             return None
         work = work_of(plan, scheduler.num_attended_tokens, scheduler.config.block_size)
-        admitted = [Admission(start.request_id, start.slot) for start in plan.starts]
+        admitted = [Admission(start.request_id, start.slot, start.num_cached_tokens) for start in plan.starts]
         launched = _Launched(plan, admitted, work, started, self._clock())
         longest = self._measurements.longest(work)
         if longest > SHORT_STEP_SECONDS:

@@ -72,10 +72,15 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class Admission(msgspec.Struct, frozen=True, array_like=True):
-    """A request left the waiting queue for a slot: at first, or again after a preemption."""
+    """A request left the waiting queue for a slot: at first, or again after a preemption.
+
+    Attributes:
+        num_cached_tokens: of its tokens, in the prefix cache.
+    """
 
     request_id: int
     slot: int
+    num_cached_tokens: int = 0
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):

@@ -46,6 +46,7 @@ class SamplingParams:
 
     Attributes:
         max_tokens: most tokens to generate, at least 1.
+        min_tokens: no stop token is sampled before so many tokens.
         temperature: 0 is greedy; otherwise logits are divided by it.
         top_p: keep the smallest set of tokens whose probabilities sum to at least this, in (0, 1].
         top_k: keep the k likeliest tokens; 0 keeps all.
@@ -75,6 +76,7 @@ class SamplingParams:
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    min_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)

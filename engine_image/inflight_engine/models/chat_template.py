@@ -43,15 +43,25 @@ class ChatTemplate:
             raise ValueError(f"the model's chat template does not compile: {error}") from error
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt for these messages, ending where the assistant's answer begins.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        continues: bool = True,
+    ) -> str:
+        """The prompt for these messages. `continues`: ending where the assistant's answer begins.
 
         Raises:
             ValueError: the template refuses them (for instance roles that do not alternate).
         """
         try:
             return self._template.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=continues,
+                **self._special_tokens,
             )
         except (jinja2.TemplateError, TypeError) as error:
             raise ValueError(f"the model's chat template refused the messages: {error}") from error

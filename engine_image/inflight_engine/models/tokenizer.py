@@ -55,15 +55,24 @@ class Tokenizer:
         self._bytes_of: dict[int, bytes] = {}
         self._fallback_bytes = {} if self._byte_level else _fallback_bytes(backend)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a plain prompt, with the tokens the model expects around it (bos, where it has one)."""
-        return list(self._backend.encode(text).ids)
+    def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        """Token ids of a plain prompt. `special_tokens`: with those that the model expects around it (bos, where it has
+        one)."""
+        return list(self._backend.encode(text, add_special_tokens=special_tokens).ids)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids of a conversation, ending where the assistant's answer begins.
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        continues: bool = True,
+    ) -> list[int]:
+        """Token ids of a conversation.
 
         Args:
-            messages: `role` and `content` of each.
+            messages: `role` and `content` of each, and whatever else the template looks at.
+            tools: that the model may call, in OpenAI's shape.
+            continues: it ends where the assistant's answer begins.
 
         Raises:
             ValueError: the model has no chat template, or the template refuses the messages.
@@ -71,11 +80,20 @@ class Tokenizer:
         if self._chat_template is None:
             raise ValueError("the model has no chat template: use /v1/completions, or a model made for chat")
         # The template writes bos itself.
-        return list(self._backend.encode(self._chat_template.render(messages), add_special_tokens=False).ids)
+        text = self._chat_template.render(messages, tools, continues=continues)
+        return self.encode(text, special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of all tokens at once, special tokens left out."""
         return self._backend.decode(list(ids), skip_special_tokens=True)
+
+    def spell(self, token_ids: Sequence[int]) -> str:
+        """Text of all tokens at once, special ones by their names."""
+        return self._backend.decode(list(token_ids), skip_special_tokens=False)
+
+    def names(self, token_ids: Sequence[int]) -> list[str]:
+        """The tokens as the vocabulary has them; empty for ids beyond it."""
+        return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
 
     def detokenizer(self, prompt_token_ids: Sequence[int] = ()) -> IncrementalDetokenizer:
         """A fresh detokenizer for one answer.

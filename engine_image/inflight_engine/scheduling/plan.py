@@ -57,6 +57,11 @@ class SlotStart(msgspec.Struct, frozen=True, eq=False):
     block_ids: BlockIds
     host_block_ids: tuple[int, ...]
 
+    @property
+    def num_cached_tokens(self) -> int:
+        """Found in the prefix cache."""
+        return 0 if self.host_block_ids else self.num_computed_tokens
+
 
 class BlockGrowth(msgspec.Struct, frozen=True, eq=False):
     """One more block for each of some decoding slots: `block_table[slots[i], indices[i]] = block_ids[i]`.

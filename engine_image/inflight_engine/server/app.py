@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from inflight_engine.server import admin, elsewhere, generate, health, openai
+from inflight_engine.server import admin, elsewhere, generate, health, openai, tokenize
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.invalid import describe_invalid
 from inflight_engine.server.middleware import EdgeMiddleware, OpenResponses, too_large
@@ -28,7 +28,7 @@ def create_app(
         admin_port: where admin calls are served; None: here.
     """
     app = _app(service, responses, drain)
-    for router in (openai.router, generate.router, admin.router, health.router):
+    for router in (openai.router, generate.router, tokenize.router, admin.router, health.router):
         app.include_router(router)
     metrics_elsewhere = admin_port is not None and not service.config.serving_metrics
     if not metrics_elsewhere:

@@ -15,11 +15,13 @@ class Call:
     choices: by index; of several prompts those of the first come first.
     inbox: where their news arrive.
     num_prompt_tokens: of all prompts, each counted once whatever `n` is.
+    num_samples: `n`, choices of each prompt.
     """
 
     choices: list[Generation]
     inbox: Inbox
     num_prompt_tokens: int
+    num_samples: int
 
     @property
     def streaming(self) -> bool:
@@ -38,6 +40,11 @@ class Call:
     def abandoned(self) -> bool:
         """Nobody waits for it any more."""
         return any(generation.finish_reason is FinishReason.ABORT for generation in self.choices)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of the prompt tokens, how many the engine had in its prefix cache when it began with them."""
+        return sum(generation.cached_tokens for generation in self.choices[:: self.num_samples])
 
     @property
     def num_output_tokens(self) -> int:

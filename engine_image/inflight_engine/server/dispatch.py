@@ -90,6 +90,7 @@ class Dispatcher:
             if admitted.waiting:
                 self._on_admitted(admitted)
                 admitted.timings.admitted = max(began, admitted.timings.arrived)
+                admitted.cached_tokens = admission.num_cached_tokens
                 if not admitted.wait_counted:
                     admitted.wait_counted = True
                     self._metrics.queue_time.observe(admitted.timings.admitted - admitted.timings.arrived)

@@ -12,14 +12,15 @@ from fastapi import Depends, Request
 
 from inflight_engine.server.call import Call
 from inflight_engine.server.errors import ApiError, bad_request
-from inflight_engine.server.fields import Conversation, GenerationFields, Prompt
+from inflight_engine.server.fields import Conversation, GenerationFields, PlainText, Prompt
 from inflight_engine.server.generation import GenerationRequest, Inbox
 from inflight_engine.server.prepare import TOO_LONG, Tokenizer, choice_seed, prepare
 from inflight_engine.server.scheduling_request import scheduling_of
 from inflight_engine.server.service import Service
 
-_LONG_TEXT = 32_768
-"""Characters above which tokenizing (about 1 ms for 4 kB) would hold up the streams of others."""
+_LONG_TEXT = 4096
+"""Characters from which tokenizing (1 to 2 ms for so many) would hold up the streams of others: it goes to a thread,
+which costs about 0.1 ms."""
 
 
 async def _service(request: Request) -> Service:
@@ -46,10 +47,7 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
     service.refuse_if_full(scheduling.service_class, len(prompts) * n)
     tokenizer, facts = service.model
     named = {body.prompt_field if len(prompts) == 1 else f"{body.prompt_field}.{i}": p for i, p in enumerate(prompts)}
-    if sum(map(_size, prompts)) < _LONG_TEXT:
-        token_ids = _encode_all(tokenizer, named)
-    else:
-        token_ids = await asyncio.to_thread(_encode_all, tokenizer, named)
+    token_ids = await encode(tokenizer, named)
     requests: list[GenerationRequest] = []
     for field, prompt in token_ids.items():
         try:
@@ -73,22 +71,28 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
                 )
             )
     inbox = Inbox()
-    return Call(service.submit(requests, arrived, inbox), inbox, sum(map(len, token_ids.values())))
+    return Call(service.submit(requests, arrived, inbox), inbox, sum(map(len, token_ids.values())), n)
 
 
-def _size(prompt: Prompt) -> int:
-    """Characters to tokenize."""
-    if isinstance(prompt, Conversation):
-        return sum(len(message["content"]) for message in prompt.messages)
-    return len(prompt) if isinstance(prompt, str) else 0
-
-
-def _encode_all(tokenizer: Tokenizer, prompts: Mapping[str, Prompt]) -> dict[str, list[int]]:
+async def encode(tokenizer: Tokenizer, prompts: Mapping[str, Prompt]) -> dict[str, list[int]]:
     """Token ids of prompts, by the names of their fields.
 
     Raises:
         ApiError: 400, one cannot be tokenized.
     """
+    if sum(map(_size, prompts.values())) < _LONG_TEXT:
+        return _encode_all(tokenizer, prompts)
+    return await asyncio.to_thread(_encode_all, tokenizer, prompts)
+
+
+def _size(prompt: Prompt) -> int:
+    """Characters to tokenize, roughly."""
+    if isinstance(prompt, Conversation):
+        return sum(len(message["content"]) for message in prompt.messages)
+    return len(prompt.text) if isinstance(prompt, PlainText) else 0
+
+
+def _encode_all(tokenizer: Tokenizer, prompts: Mapping[str, Prompt]) -> dict[str, list[int]]:
     return {field: _encode(tokenizer, field, prompt) for field, prompt in prompts.items()}
 
 
@@ -96,9 +100,9 @@ def _encode(tokenizer: Tokenizer, field: str, prompt: Prompt) -> list[int]:
     try:
         match prompt:
             case Conversation():
-                return tokenizer.encode_chat(prompt.messages)
-            case str():
-                return tokenizer.encode(prompt)
+                return tokenizer.encode_chat(prompt.messages, prompt.tools, continues=prompt.continues)
+            case PlainText():
+                return tokenizer.encode(prompt.text, special_tokens=prompt.special_tokens)
             case _:
                 return prompt
     except ValueError as error:

@@ -58,12 +58,28 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """`messages`: `role` and `content` of each, as chat templates take them."""
+    """As chat templates take it.
 
-    messages: list[dict[str, str]]
+    Attributes:
+        messages: `role` and `content` of each, and where they are there `name`, `tool_calls` and `tool_call_id`.
+        tools: that the model is shown; None: none.
+        continues: the prompt ends where an assistant's answer begins.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    continues: bool = True
 
 
-Prompt: TypeAlias = str | list[int] | Conversation
+@dataclass(frozen=True, slots=True)
+class PlainText:
+    """`special_tokens`: with those that the model expects around a prompt."""
+
+    text: str
+    special_tokens: bool = True
+
+
+Prompt: TypeAlias = PlainText | list[int] | Conversation
 """Text, token ids, or a conversation."""
 
 
@@ -92,6 +108,7 @@ class SamplingFields(Body):
 
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None

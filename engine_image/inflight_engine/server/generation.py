@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -77,25 +77,37 @@ class Timings:
 
 
 class Inbox:
-    """Generations that have something new, for the one who serves their client."""
+    """Generations that have something new, for the one who serves their client.
 
-    __slots__ = ("_changed", "_event")
+    Whoever reads is called, not woken: a task for each stream would be switched to for each of its tokens.
+    """
+
+    __slots__ = ("_changed", "_reader")
 
     def __init__(self) -> None:
         self._changed: dict[Generation, None] = {}
-        self._event = asyncio.Event()
+        self._reader: Callable[[list[Generation]], None] | None = None
 
     def put(self, generation: Generation) -> None:
-        if not self._changed:
-            self._event.set()
+        if not self._changed and self._reader is not None:
+            asyncio.get_running_loop().call_soon(self._deliver)
         self._changed[generation] = None
 
-    async def wait(self) -> list[Generation]:
-        """Those with news since the last time, at least one, each once, in the order of their first news."""
-        await self._event.wait()
-        self._event.clear()
+    def read(self, reader: Callable[[list[Generation]], None]) -> None:
+        """From now on call `reader`, in the event loop's next round, with those that have news since the last time: at
+        least one, each once, in the order of their first news."""
+        self._reader = reader
+        if self._changed:
+            asyncio.get_running_loop().call_soon(self._deliver)
+
+    def close(self) -> None:
+        """Call nobody any more."""
+        self._reader = None
+
+    def _deliver(self) -> None:
         changed, self._changed = [*self._changed], {}
-        return changed
+        if changed and self._reader is not None:
+            self._reader(changed)
 
 
 class Generation:
@@ -115,12 +127,14 @@ class Generation:
         "_detokenizer",
         "_inbox",
         "_let_out",
+        "_min_tokens",
         "_stop",
         "_stop_token_ids",
         "_streaming",
         "_text",
         "_undecoded",
         "_untaken",
+        "cached_tokens",
         "counted_tokens",
         "delivered",
         "enqueued_at",
@@ -152,6 +166,8 @@ class Generation:
         """A part of the answer was taken, to be sent to the client."""
         self.wait_counted = self.first_token_counted = False
         """In the metrics, where a request counts once however often it is submitted."""
+        self.cached_tokens = 0
+        """Of its prompt, in the prefix cache when it was admitted first."""
         self.counted_tokens = 0
         """Of `token_ids`, how many the estimate of output lengths has counted."""
         self.timings = Timings(arrived)
@@ -172,6 +188,7 @@ class Generation:
         self._inbox = inbox
         self._streaming = request.streaming
         self._stop = StopStrings(request.stop)
+        self._min_tokens = request.sampling.min_tokens
         self._stop_token_ids = frozenset(request.sampling.stop_token_ids)
         self._undecoded: list[int] = []
         self._text = ""
@@ -275,7 +292,7 @@ class Generation:
             decoded = self._detokenizer.push(self._undecoded)
             self._undecoded = []
             self._decoded += len(decoded)
-            self._let_go(self._stop.push(decoded))
+            self._let_go(decoded if len(self.token_ids) <= self._min_tokens else self._stop.push(decoded))
 
     def _let_go(self, text: str) -> None:
         self._text += text

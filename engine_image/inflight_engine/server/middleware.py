@@ -1,4 +1,5 @@
-"""Around every request: bound the body, count open responses, close connections while draining, log at debug."""
+"""Around every request: give it an id, bound the body, count open responses, close connections while draining, log at
+debug."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.respond import send_error
+from inflight_engine.server.request_id import REQUEST_ID_HEADER, give_request_id
+from inflight_engine.server.send import send_error
 from inflight_engine.server.service import Service
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
@@ -54,13 +56,16 @@ class EdgeMiddleware:
             await self._app(scope, receive, send)
             return
         began, status = time.monotonic(), 0
+        request_id = give_request_id(scope)
 
         async def send_edge(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                headers = MutableHeaders(raw=message["headers"])
+                headers[REQUEST_ID_HEADER] = request_id
                 if self._service.draining:
-                    MutableHeaders(raw=message["headers"])["connection"] = "close"
+                    headers["connection"] = "close"
             await send(message)
 
         counted = scope["method"] == "POST" and scope["path"].startswith("/v1/")
@@ -77,7 +82,15 @@ class EdgeMiddleware:
                 self._responses.end()
             if log.isEnabledFor(logging.DEBUG):
                 took = time.monotonic() - began
-                log.debug("%s %s %s %d in %.3f s", _peer(scope), scope["method"], scope["path"], status, took)
+                log.debug(
+                    "%s %s %s %d in %.3f s, request %s",
+                    _peer(scope),
+                    scope["method"],
+                    scope["path"],
+                    status,
+                    took,
+                    request_id,
+                )
 
 
 def too_large() -> ApiError:

@@ -7,11 +7,13 @@ from dataclasses import asdict
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from inflight_engine.server.chat_schema import ChatCompletionRequest
 from inflight_engine.server.endpoint import ServiceOf, begin
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.openai_answer import ChatAnswer, CompletionAnswer
+from inflight_engine.server.openai_answer import ChatAnswer, CompletionAnswer, Shown
+from inflight_engine.server.request_id import request_id
 from inflight_engine.server.respond import GenerationResponse
-from inflight_engine.server.schema import ChatCompletionRequest, CompletionRequest, OpenAIFields
+from inflight_engine.server.schema import CompletionRequest, OpenAIFields
 from inflight_engine.server.service import Service
 
 router = APIRouter()
@@ -32,11 +34,20 @@ async def completions(body: CompletionRequest, http: Request, service: ServiceOf
 async def _answer(
     body: OpenAIFields, http: Request, service: Service, shape: type[ChatAnswer | CompletionAnswer]
 ) -> Response:
-    _check_model(body.model, service)
+    check_model(body.model, service)
     body.check()
     call = await begin(service, http, body)
-    name = service.config.served_model_name
-    answer = shape(call, service.tokenizer, model=name, include_usage=body.include_usage)
+    answer = shape(
+        call,
+        service.tokenizer,
+        Shown(
+            model=service.config.served_model_name,
+            request_id=request_id(http.scope),
+            usage=body.include_usage,
+            continuous_usage=body.continuous_usage,
+            token_ids=bool(body.return_token_ids),
+        ),
+    )
     return GenerationResponse(service, call, answer)
 
 
@@ -48,7 +59,7 @@ async def models(service: ServiceOf) -> Response:
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, service: ServiceOf) -> Response:
-    _check_model(name, service)
+    check_model(name, service)
     return JSONResponse(_model(service))
 
 
@@ -64,7 +75,8 @@ def _model(service: Service) -> dict[str, object]:
     }
 
 
-def _check_model(name: str | None, service: Service) -> None:
+def check_model(name: str | None, service: Service) -> None:
+    """404 for a model that is not served here; None asks for whatever is."""
     served = service.config.served_model_name
     if name is not None and name != served:
         raise ApiError(

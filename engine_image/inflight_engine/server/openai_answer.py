@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -16,36 +17,62 @@ from inflight_engine.server.logprobs import chat_logprobs, completion_logprobs
 from inflight_engine.server.prepare import Tokenizer
 
 _encode = msgspec.json.encode
+_NOTHING: Mapping[str, list[int]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What an answer holds beside its text.
+
+    Attributes:
+        model: the served name.
+        request_id: what its `id` is made of.
+        usage: a chunk with the token counts ends the stream.
+        continuous_usage: every chunk has those of its choice.
+        token_ids: those of prompt and output.
+    """
+
+    model: str
+    request_id: str
+    usage: bool = False
+    continuous_usage: bool = False
+    token_ids: bool = False
 
 
 class _Answer(ABC):
-    """Args:
-    model: the served name.
-    include_usage: `stream_options.include_usage`: a chunk with the token counts ends the stream.
-    """
+    """Token ids are those that were sampled, a stop token included. In a stream text may lag behind them."""
 
     id_prefix: str
     whole_object: str
     chunk_object: str
 
-    def __init__(self, call: Call, tokenizer: Tokenizer, *, model: str, include_usage: bool) -> None:
+    def __init__(self, call: Call, tokenizer: Tokenizer, shown: Shown) -> None:
         self._call = call
         self._tokenizer = tokenizer
-        self._head = {"id": f"{self.id_prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
-        self._include_usage = include_usage
+        self._shown = shown
+        self._head = {
+            "id": f"{self.id_prefix}-{shown.request_id}",
+            "created": int(time.time()),
+            "model": shown.model,
+        }
         self._around: dict[int, list[bytes]] = {}
+        self._sent = [0] * len(call.choices)
+        """Token ids of each choice that are written."""
 
     def whole(self, pieces: Sequence[Piece]) -> bytes:
         choices = [
             self._whole_choice(choice.request.index, piece.text, self._scores(choice, piece), _finish_reason(choice))
+            | self._new_token_ids(choice)
+            | self._prompt_in_choice(choice)
             for choice, piece in zip(self._call.choices, pieces, strict=True)
         ]
-        return _encode({**self._head, "object": self.whole_object, "choices": choices, "usage": self._usage()})
+        body = {**self._head, "object": self.whole_object, "choices": choices, "usage": self._usage()}
+        return _encode(body | self._prompt_in_body())
 
     def piece(self, choice: Generation, piece: Piece) -> bytes:
         index = choice.request.index
-        if choice.scored:
-            return self._chunk([self._choice(index, piece.text, self._scores(choice, piece), None)])
+        if choice.scored or self._shown.continuous_usage or self._shown.token_ids:
+            return self._news(choice, self._choice(index, piece.text, self._scores(choice, piece), None))
         around = self._around.get(index)
         if around is None:
             around = self._around[index] = self._chunk([self._choice(index, _MARK, None, None)]).split(_encode(_MARK))
@@ -53,24 +80,55 @@ class _Answer(ABC):
         return before + _encode(piece.text) + after
 
     def last(self, choice: Generation) -> bytes:
-        return self._chunk([self._choice(choice.request.index, None, None, _finish_reason(choice))])
+        return self._news(choice, self._choice(choice.request.index, None, None, _finish_reason(choice)))
 
     def end(self) -> bytes:
-        return self._chunk([], self._usage()) if self._include_usage else b""
+        return self._chunk([], self._usage()) if self._shown.usage else b""
 
-    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> bytes:
-        body = {**self._head, "object": self.chunk_object, "choices": choices}
-        if self._include_usage:
+    def _news(self, choice: Generation, written: dict[str, Any]) -> bytes:
+        """A chunk with what there is beside a choice's text; its first has the prompt."""
+        prompt = {} if self._sent[choice.request.index] else self._prompt_in_choice(choice)
+        return self._chunk([written | prompt | self._new_token_ids(choice)], self._usage_of(choice))
+
+    def _chunk(
+        self,
+        choices: list[dict[str, Any]],
+        usage: dict[str, Any] | None = None,
+        more: Mapping[str, list[int]] = _NOTHING,
+    ) -> bytes:
+        body: dict[str, Any] = {**self._head, "object": self.chunk_object, "choices": choices, **more}
+        if self._shown.usage:
             body["usage"] = usage
         return b"data: " + _encode(body) + b"\n\n"
+
+    def _new_token_ids(self, choice: Generation) -> dict[str, list[int]]:
+        """Those of a choice that are not written yet."""
+        if not self._shown.token_ids:
+            return {}
+        index = choice.request.index
+        begin, self._sent[index] = self._sent[index], len(choice.token_ids)
+        return {"token_ids": choice.token_ids[begin:]}
+
+    def _prompt_in_choice(self, choice: Generation) -> dict[str, list[int]]:
+        return {}
+
+    def _prompt_in_body(self) -> dict[str, list[int]]:
+        return {}
 
     def _scores(self, choice: Generation, piece: Piece) -> dict[str, Any] | None:
         return self._logprobs(piece) if choice.scored else None
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         """Token counts; `completion_tokens` counts what was sampled, a stop token included, as OpenAI does."""
-        prompt, completion = self._call.num_prompt_tokens, self._call.num_output_tokens
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        call = self._call
+        details = {"cached_tokens": call.num_cached_tokens}
+        return {**_counts(call.num_prompt_tokens, call.num_output_tokens), "prompt_tokens_details": details}
+
+    def _usage_of(self, choice: Generation) -> dict[str, int] | None:
+        """Up to now, for a chunk."""
+        if not self._shown.continuous_usage:
+            return None
+        return _counts(len(choice.request.prompt_token_ids), len(choice.token_ids))
 
     @abstractmethod
     def _logprobs(self, piece: Piece) -> dict[str, Any]: ...
@@ -96,9 +154,17 @@ class ChatAnswer(_Answer):
     def first(self) -> bytes:
         delta = {"role": "assistant", "content": ""}
         return b"".join(
-            self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
-            for index in range(len(self._call.choices))
+            self._chunk(
+                [{"index": choice.request.index, "delta": delta, "logprobs": None, "finish_reason": None}],
+                self._usage_of(choice),
+                self._prompt_in_body(),
+            )
+            for choice in self._call.choices
         )
+
+    def _prompt_in_body(self) -> dict[str, list[int]]:
+        prompt = self._call.choices[0].request.prompt_token_ids
+        return {"prompt_token_ids": prompt} if self._shown.token_ids else {}
 
     def _logprobs(self, piece: Piece) -> dict[str, Any]:
         return chat_logprobs(piece.tokens, self._tokenizer.token_bytes)
@@ -122,6 +188,9 @@ class CompletionAnswer(_Answer):
     id_prefix = "cmpl"
     whole_object = chunk_object = "text_completion"
 
+    def _prompt_in_choice(self, choice: Generation) -> dict[str, list[int]]:
+        return {"prompt_token_ids": choice.request.prompt_token_ids} if self._shown.token_ids else {}
+
     def first(self) -> bytes:
         return b""
 
@@ -141,6 +210,10 @@ class CompletionAnswer(_Answer):
 
 _MARK = "\x00text\x00"
 """Where the text of a chunk goes; no model name can hold it by chance."""
+
+
+def _counts(prompt: int, completion: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def _finish_reason(generation: Generation) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from inflight_engine.messages import EngineReady
 from inflight_engine.models.generation_config import SamplingDefaults
@@ -28,9 +28,23 @@ class Tokenizer(Protocol):
     @property
     def sampling_defaults(self) -> SamplingDefaults: ...
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, *, special_tokens: bool = True) -> list[int]: ...
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]: ...
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        continues: bool = True,
+    ) -> list[int]: ...
+
+    def spell(self, token_ids: Sequence[int]) -> str:
+        """Text of tokens, special ones by their names."""
+        ...
+
+    def names(self, token_ids: Sequence[int]) -> list[str]:
+        """The tokens as the vocabulary has them."""
+        ...
 
     def detokenizer(self, prompt_token_ids: Sequence[int]) -> Detokenizer: ...
 
@@ -70,8 +84,10 @@ def prepare(fields: GenerationFields, prompt_token_ids: list[int], facts: ModelF
     defaults = facts.defaults
     logit_bias = tuple((int(token_id), float(bias)) for token_id, bias in (fields.logit_bias or {}).items())
     _check_vocabulary([token_id for token_id, _ in logit_bias], facts, "logit_bias")
+    max_tokens = _max_tokens(fields, len(prompt_token_ids), facts, field)
     return SamplingParams(
-        max_tokens=_max_tokens(fields, len(prompt_token_ids), facts, field),
+        max_tokens=max_tokens,
+        min_tokens=_min_tokens(fields, max_tokens),
         temperature=_number(fields.temperature, defaults.temperature),
         top_p=_number(fields.top_p, defaults.top_p),
         # The vocabulary keeps all; a larger number need not fit where the engine stores it.
@@ -117,6 +133,13 @@ def _max_tokens(fields: GenerationFields, num_prompt: int, facts: ModelFacts, fi
             TOO_LONG,
         )
     return asked if facts.defaults.max_tokens is None else min(asked, facts.defaults.max_tokens)
+
+
+def _min_tokens(fields: GenerationFields, max_tokens: int) -> int:
+    asked = fields.min_tokens or 0
+    if asked > max_tokens:
+        raise bad_request(f"min_tokens: {asked} is more than max_tokens, which is {max_tokens}", "min_tokens")
+    return asked
 
 
 def _stop_token_ids(fields: GenerationFields, facts: ModelFacts) -> tuple[int, ...]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -12,38 +10,13 @@ from starlette.types import Receive, Scope, Send
 from inflight_engine.request import FinishReason
 from inflight_engine.server.call import Call
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.generation import Generation, Piece
+from inflight_engine.server.event_stream import AnswerFormat, EventStream
+from inflight_engine.server.generation import Generation
+from inflight_engine.server.send import send_all, send_error
 from inflight_engine.server.service import Service
-
-_EVENT_STREAM = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    # nginx, and proxies that follow it, would otherwise collect the stream.
-    "x-accel-buffering": "no",
-}
 
 _MANY_SCORED_TOKENS = 256
 """With 20 likeliest tokens each, writing so many (about 17 ms) would hold up the streams of others."""
-
-
-class AnswerFormat(Protocol):
-    """How an endpoint writes an answer. Each method returns bytes of the body; all but the first make a stream."""
-
-    def whole(self, pieces: Sequence[Piece]) -> bytes:
-        """`pieces`: of the choices, in their order, complete."""
-        ...
-
-    def first(self) -> bytes: ...
-
-    def piece(self, choice: Generation, piece: Piece) -> bytes: ...
-
-    def last(self, choice: Generation) -> bytes:
-        """This choice is complete."""
-        ...
-
-    def end(self) -> bytes:
-        """All choices are."""
-        ...
 
 
 class GenerationResponse(Response):
@@ -67,6 +40,7 @@ class GenerationResponse(Response):
                 await self._whole(send)
         finally:
             watch.cancel()
+            self._call.inbox.close()
             self._abandon()
 
     async def _watch(self, receive: Receive) -> None:
@@ -80,8 +54,14 @@ class GenerationResponse(Response):
 
     async def _whole(self, send: Send) -> None:
         call = self._call
-        while not call.done and call.error is None:
-            await call.inbox.wait()
+        complete = asyncio.get_running_loop().create_future()
+
+        def read(_: list[Generation]) -> None:
+            if (call.done or call.error is not None) and not complete.done():
+                complete.set_result(None)
+
+        call.inbox.read(read)
+        await complete
         if call.error is not None:
             await send_error(send, call.error)
         elif not call.abandoned:
@@ -90,55 +70,13 @@ class GenerationResponse(Response):
                 body = self._answer.whole(pieces)
             else:
                 body = await asyncio.to_thread(self._answer.whole, pieces)
-            await _send_all(send, 200, {"content-type": "application/json"}, body)
+            await send_all(send, 200, {"content-type": "application/json"}, body)
 
     async def _stream(self, send: Send) -> None:
-        call, started, complete = self._call, False, False
-        while not complete:
-            changed = await call.inbox.wait()
-            # All chunks before the first `send`: news that come while it waits belong to the next round.
-            chunks = [] if started else [self._answer.first()]
-            ended = False
-            for generation in changed:
-                piece = generation.take()
-                if piece.text or piece.tokens:
-                    chunks.append(self._answer.piece(generation, piece))
-                    generation.logprobs.clear()
-                if generation.done:
-                    ended = True
-                    if generation.error is None:
-                        chunks.append(self._answer.last(generation))
-            if ended:
-                error = call.error
-                if error is not None and not started:
-                    await send_error(send, error)
-                    return
-                if error is None and call.abandoned:
-                    return
-                complete = error is not None or call.done
-                if complete:
-                    chunks.append(self._answer.end() + b"data: [DONE]\n\n" if error is None else error.event())
-            if not started:
-                await send({"type": "http.response.start", "status": 200, "headers": _raw(_EVENT_STREAM)})
-                started = True
-            if chunks:
-                await send({"type": "http.response.body", "body": b"".join(chunks), "more_body": not complete})
+        stream = EventStream(self._call, self._answer, send)
+        self._call.inbox.read(stream.write)
+        await stream.complete
 
 
 def error_response(error: ApiError) -> Response:
     return Response(error.body(), error.status, error.all_headers())
-
-
-async def send_error(send: Send, error: ApiError) -> None:
-    """A whole response that says `error`."""
-    await _send_all(send, error.status, error.all_headers(), error.body())
-
-
-async def _send_all(send: Send, status: int, headers: Mapping[str, str], body: bytes) -> None:
-    raw = _raw({**headers, "content-length": str(len(body))})
-    await send({"type": "http.response.start", "status": status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})
-
-
-def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

@@ -10,7 +10,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 def changed_logits(logits, prompt, output, sampling):
-    """float32 [vocab]: after logit_bias, then repetition, frequency and presence penalty."""
+    """float32 [vocab]: after logit_bias, then repetition, frequency and presence penalty, then min_tokens."""
     changed = np.array(logits, np.float32)
     for token, bias in sampling.logit_bias:
         changed[token] += np.float32(bias)
@@ -22,6 +22,8 @@ def changed_logits(logits, prompt, output, sampling):
         changed[token] -= np.float32(sampling.frequency_penalty) * np.float32(output.count(token))
     for token in set(output):
         changed[token] -= np.float32(sampling.presence_penalty)
+    if len(output) < sampling.min_tokens:
+        changed[list(sampling.stop_token_ids)] = -math.inf
     return changed
 
 

@@ -11,6 +11,12 @@ def render(template, messages=MESSAGES, **special_tokens):
     return ChatTemplate(template, special_tokens).render(messages)
 
 
+def test_tools_are_shown_and_the_answer_need_not_begin():
+    template = ChatTemplate("{{ tools | tojson }}{% if add_generation_prompt %}go{% endif %}", {})
+    assert template.render(MESSAGES, [{"name": "f"}], continues=False) == '[{"name": "f"}]'
+    assert template.render(MESSAGES) == "nullgo"
+
+
 def test_blocks_leave_no_blank_lines():
     assert render("{% for m in messages %}\n    {% if true %}\n{{ m.role }}\n    {% endif %}\n{% endfor %}") == "user\n"
 

@@ -125,6 +125,14 @@ def test_a_folder_adds_what_its_tokenizer_adds_to_a_plain_prompt(folder):
     assert tokenizer.decode(tokenizer.encode("ab é")) == "ab é"
 
 
+def test_a_prompt_may_do_without_what_the_tokenizer_adds(folder):
+    tokenizer = load(folder)
+    ids = tokenizer.encode("ab")
+    assert tokenizer.encode("ab", special_tokens=False) == ids[1:]
+    assert tokenizer.spell(ids) == "<s>ab"
+    assert tokenizer.names([*ids, 10**6]) == ["<s>", "a", "b", ""]
+
+
 def test_a_chat_template_writes_bos_itself(folder):
     write(folder, "tokenizer_config.json", {"bos_token": {"content": "<s>"}, "chat_template": "{{ bos_token }}x"})
     ids = load(folder).encode_chat([{"role": "user", "content": "hi"}])

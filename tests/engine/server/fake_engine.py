@@ -51,23 +51,32 @@ READY = EngineReady(
 
 
 class ByteTokenizer:
-    """Token id = byte. What is not text is a TypeError, as in the tokenizers library."""
+    """Token id = byte; `chats` are the messages and tools that it was given.
+    What is not text is a TypeError, as in the tokenizers library."""
 
     eos_token_ids = (EOS,)
 
     def __init__(self, sampling_defaults=OPENAI_DEFAULTS):
         self.sampling_defaults = sampling_defaults
+        self.chats = []
 
-    def encode(self, text):
+    def encode(self, text, *, special_tokens=True):
         try:
             return list(text.encode())
         except UnicodeEncodeError as error:
             raise TypeError from error
 
-    def encode_chat(self, messages):
+    def encode_chat(self, messages, tools=None, *, continues=True):
+        self.chats.append((messages, tools))
         if messages[0]["content"] == "no template":
             raise ValueError("the model has no chat template")
-        return self.encode("".join(f"{m['role']}:{m['content']}\n" for m in messages))
+        return self.encode("".join(f"{m['role']}:{m['content']}\n" for m in messages) + ("" if continues else "end"))
+
+    def spell(self, token_ids):
+        return bytes(token_ids).decode(errors="replace")
+
+    def names(self, token_ids):
+        return [chr(token_id) for token_id in token_ids]
 
     def detokenizer(self, prompt_token_ids):
         return ByteDetokenizer()
@@ -134,7 +143,7 @@ class FakeEngine(asyncio.Protocol):
         self.send(
             StepReport(
                 self._steps,
-                [Admission(request_id, slot) for request_id, slot in admitted],
+                [Admission(*each) for each in admitted],
                 np.array(list(tokens), np.int32).tobytes(),
                 np.array(list(tokens.values()), np.int32).tobytes(),
                 list(logprobs),

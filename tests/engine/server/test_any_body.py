@@ -7,7 +7,8 @@ import httpx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight_engine.server.schema import ChatCompletionRequest, CompletionRequest, GenerateRequest
+from inflight_engine.server.chat_schema import ChatCompletionRequest
+from inflight_engine.server.schema import CompletionRequest, GenerateRequest
 from tests.engine.server.fake_engine import connected, server_config
 
 PATHS = {

@@ -8,7 +8,7 @@ import pytest
 from inflight_engine.request import FinishReason
 from inflight_engine.server.admission import QueueBounds
 from tests.engine.server.fake_engine import until
-from tests.engine.server.test_requests import events, metrics
+from tests.engine.server.test_requests import events, metrics, usage
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 SCOPE = {
@@ -42,7 +42,7 @@ async def test_n_answers_come_in_order_of_their_index_and_the_prompt_counts_once
         fake.engine.answer(request_id, text)
     answer = (await call).json()
     assert [(c["index"], c["text"]) for c in answer["choices"]] == [(0, "a"), (1, "bbb"), (2, "cc")]
-    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11}
+    assert answer["usage"] == usage(5, 6)
 
 
 async def test_prompts_times_n_are_indexed_prompt_by_prompt(make_fake):
@@ -54,7 +54,7 @@ async def test_prompts_times_n_are_indexed_prompt_by_prompt(make_fake):
         fake.engine.answer(request_id, "wxyz"[request_id])
     answer = (await call).json()
     assert [(c["index"], c["text"]) for c in answer["choices"]] == [(0, "w"), (1, "x"), (2, "y"), (3, "z")]
-    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
+    assert answer["usage"] == usage(5, 4)
 
 
 async def test_lists_of_token_ids_are_prompts(make_fake):
@@ -99,8 +99,8 @@ async def test_chat_stream_interleaves_choices_each_with_role_and_end(make_fake)
     fake.engine.report(tokens={0: ord("c")}, finished=[(0, FinishReason.STOP)])
     *chunks, done = events((await call).text)
     assert done == "[DONE]"
-    *chunks, usage = map(json.loads, chunks)
-    assert usage["usage"] == {"prompt_tokens": 8, "completion_tokens": 5, "total_tokens": 13}
+    *chunks, last = map(json.loads, chunks)
+    assert last["usage"] == usage(8, 5)
     by_index = {0: [], 1: []}
     for chunk in chunks:
         (choice,) = chunk["choices"]

@@ -6,7 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from inflight_engine.request import FinishReason
-from inflight_engine.server.schema import ChatCompletionRequest, CompletionRequest, GenerateRequest
+from inflight_engine.server.chat_schema import ChatCompletionRequest
+from inflight_engine.server.schema import CompletionRequest, GenerateRequest
 from tests.engine.server.fake_engine import until
 from tests.engine.server.test_requests import metrics
 
@@ -15,7 +16,6 @@ BODIES = {"/v1/chat/completions": {"messages": MESSAGES}, "/v1/completions": {"p
 
 BOTH = [
     ("best_of", 2),
-    ("min_tokens", 3),
     ("guided_json", {}),
     ("service_class", "default"),
     ("no_such_parameter", None),
@@ -61,7 +61,7 @@ async def test_unsupported_parameter_is_refused_by_name(make_fake, path, name, v
     ("field", "value", "param"),
     [
         ("best_of", 1, "best_of"),
-        ("min_tokens", 1, "min_tokens"),
+        ("min_tokens", -1, "min_tokens"),
         ("echo", True, "echo"),
         ("top_logprobs", 1, "top_logprobs"),
         ("logprobs", 21, "logprobs"),
@@ -172,9 +172,26 @@ async def test_values_that_ask_for_nothing_are_accepted(make_fake, path, more):
         ("/v1/chat/completions", {"messages": MESSAGES, "logprobs": 1}, "logprobs"),
         ("/v1/chat/completions", {"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ("/v1/chat/completions", {"messages": []}, "messages"),
-        ("/v1/chat/completions", {"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role"),
+        ("/v1/chat/completions", {"messages": [{"role": "function", "content": "a"}]}, "messages.0.role"),
         ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages.0.content"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a", "name": "x"}]}, "messages.0.name"),
+        ("/v1/chat/completions", {"messages": [{"role": "tool", "content": None}]}, "messages.0.content"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a", "name": 1}]}, "messages.0.name"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a", "tool_calls": [{"function": {"name": "f"}}]}]},
+            "messages.0.tool_calls",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}]},
+            "messages.0.tool_calls.0.function.arguments",
+        ),
+        ("/v1/completions", {"prompt": "a", "min_tokens": 17}, "min_tokens"),
+        (
+            "/v1/completions",
+            {"prompt": "a", "stream": True, "stream_options": {"continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats",
+        ),
         ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "no template"}]}, "messages"),
     ],

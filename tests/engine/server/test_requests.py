@@ -22,6 +22,11 @@ def events(text):
     return [line.removeprefix("data: ") for line in text.split("\n\n") if line]
 
 
+def usage(prompt, completion, cached=0):
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return counts | {"prompt_tokens_details": {"cached_tokens": cached}}
+
+
 def num_generations():
     gc.collect()
     # By type: `isinstance` would ask proxies of libraries for their class, and they warn.
@@ -59,7 +64,7 @@ async def test_defaults_are_openais(make_fake):
     assert completion.seed != conversation.seed
     for request_id in (0, 1):
         fake.engine.answer(request_id, "ok", slot=request_id)
-    assert (await call).json()["usage"] == {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+    assert (await call).json()["usage"] == usage(5, 2)
     assert (await chat).json()["choices"][0]["message"] == {"role": "assistant", "content": "ok", "refusal": None}
 
 
@@ -148,7 +153,7 @@ async def test_stream_holds_back_what_may_be_a_stop_string_and_ends_with_usage(m
     assert "".join(c["choices"][0]["text"] for c in chunks[:-1]) == "so EN"
     assert [c["choices"][0]["finish_reason"] for c in chunks[:-1]][-1] == "length"
     assert chunks[-1]["choices"] == []
-    assert chunks[-1]["usage"] == {"prompt_tokens": 5, "completion_tokens": 5, "total_tokens": 10}
+    assert chunks[-1]["usage"] == usage(5, 5)
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
 
 

@@ -32,7 +32,7 @@ class DeviceSampler:
         """See `Sampler`. What a released slot leaves behind is never read: no step has a row for it before its next
         start, which replaces all."""
         self._logprobs.apply(plan)
-        self._table.start(plan.starts)
+        self._table.apply(plan)
 
     def choose(self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """See `Sampler`."""

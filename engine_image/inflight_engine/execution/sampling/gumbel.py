@@ -57,7 +57,7 @@ def edit(logits: torch.Tensor, slots: torch.Tensor, table: SlotTable) -> torch.T
     """float32 [N, V]: logits after logit_bias, then penalties, see `Penalties`."""
     edited = logits.clone()
     is_biased = torch.arange(table.bias_tokens.shape[1], device=logits.device) < table.integers[slots, NUM_BIASES, None]
-    edited.scatter_add_(1, table.bias_tokens[slots].long(), table.bias_values[slots] * is_biased)
+    edited.scatter_add_(1, table.bias_tokens[slots].long(), torch.where(is_biased, table.bias_values[slots], 0))
     repetition, presence, frequency = (
         table.numbers[slots, column, None].float() for column in (REPETITION, PRESENCE, FREQUENCY)
     )

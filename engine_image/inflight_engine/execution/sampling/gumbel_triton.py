@@ -36,7 +36,7 @@ _REPETITION, _PRESENCE, _FREQUENCY = (
 )
 _SEED, _TOP_K, _NUM_BIASES = (tl.constexpr(i) for i in (columns.SEED, columns.TOP_K, columns.NUM_BIASES))
 _MOST_MET = tl.constexpr(columns.MOST_MET)
-_MAX_BIAS = tl.constexpr(columns.MAX_LOGIT_BIAS)
+_MOST_BIASES = tl.constexpr(columns.MOST_BIASES)
 
 
 @triton.jit
@@ -55,8 +55,8 @@ def load_edited(
     inside = ids < vocab_size
     edited = tl.load(logits + ids, mask=inside, other=float("-inf"))
     for i in range(tl.load(integers + slot * _NUM_INTEGERS + _NUM_BIASES).to(tl.int32)):
-        token = tl.load(bias_tokens + slot * _MAX_BIAS + i)
-        edited = tl.where(ids == token, edited + tl.load(bias_values + slot * _MAX_BIAS + i), edited)
+        token = tl.load(bias_tokens + slot * _MOST_BIASES + i)
+        edited = tl.where(ids == token, edited + tl.load(bias_values + slot * _MOST_BIASES + i), edited)
     repetition = tl.load(numbers + slot * _NUM_NUMBERS + _REPETITION).to(tl.float32)
     presence = tl.load(numbers + slot * _NUM_NUMBERS + _PRESENCE).to(tl.float32)
     frequency = tl.load(numbers + slot * _NUM_NUMBERS + _FREQUENCY).to(tl.float32)

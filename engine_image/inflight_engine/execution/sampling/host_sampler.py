@@ -9,6 +9,7 @@ import torch
 from inflight_engine.execution.sampling.draws import DrawBatch, argmax, draw
 from inflight_engine.execution.sampling.logit_bias import LogitBias
 from inflight_engine.execution.sampling.logprobs import LogprobRequests, Reported
+from inflight_engine.execution.sampling.min_tokens import Biases, MinTokens
 from inflight_engine.execution.sampling.penalties import Penalties, is_penalised
 from inflight_engine.scheduling.plan import Slots, SlotStart, StepPlan
 
@@ -35,19 +36,23 @@ class HostSampler:
         self._seed = np.zeros(num_slots, np.uint64)
         self._bias = LogitBias(num_slots)
         self._penalties = Penalties(num_slots)
+        self._min_tokens = MinTokens()
         self._logprobs = LogprobRequests(max_num_seqs)
 
     def apply(self, plan: StepPlan) -> None:
         """See `Sampler`."""
         self._logprobs.apply(plan)
-        if not (plan.releases or plan.starts):
-            return
         for slot in plan.releases:
             self._release(slot)
         for start in plan.starts:
             # A step that failed half-way may have lost the release.
             self._release(start.slot)
             self._start(start)
+        free = self._min_tokens.advance(plan)
+        for slot, biases in free.items():
+            self._set_biases(slot, biases)
+        if not (plan.releases or plan.starts or free):
+            return
         self._asked = int(np.bitwise_or.reduce(self._asks))
 
     def choose(self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -97,13 +102,19 @@ class HostSampler:
             self._top_k[slot] = sampling.top_k
             self._top_p[slot] = sampling.top_p
             self._seed[slot] = sampling.seed & 0xFFFF_FFFF_FFFF_FFFF
-        if sampling.logit_bias:
-            asks |= _BIASED
-            self._bias.start(slot, sampling.logit_bias)
         if is_penalised(sampling):
             asks |= _PENALISED
             self._penalties.start(start)
         self._asks[slot] = asks
+        self._set_biases(slot, self._min_tokens.start(start))
+
+    def _set_biases(self, slot: int, biases: Biases) -> None:
+        if self._asks[slot] & _BIASED:
+            self._bias.release(slot)
+            self._asks[slot] ^= _BIASED
+        if biases:
+            self._bias.start(slot, biases)
+            self._asks[slot] |= _BIASED
 
     def _release(self, slot: int) -> None:
         asks = int(self._asks[slot])
@@ -111,6 +122,7 @@ class HostSampler:
             self._bias.release(slot)
         if asks & _PENALISED:
             self._penalties.release(slot)
+        self._min_tokens.release(slot)
         self._asks[slot] = 0
 
     def _draw_batch(self, slots: Slots, positions: npt.NDArray[np.int64]) -> DrawBatch:

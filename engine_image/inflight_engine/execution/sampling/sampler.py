@@ -1,7 +1,7 @@
 """What a runner needs of sampling, on any device.
 
-The order is that of vLLM's sampler: log-probabilities are the model's own; then come logit_bias and penalties, which
-change greedy choices too; then temperature, min_p, top_k and top_p.
+The order is that of vLLM's sampler: log-probabilities are the model's own; then come logit_bias, penalties and
+min_tokens, which change greedy choices too; then temperature, min_p, top_k and top_p.
 """
 
 from __future__ import annotations

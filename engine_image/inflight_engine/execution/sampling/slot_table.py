@@ -8,14 +8,17 @@ import numpy as np
 import torch
 
 from inflight_engine.execution.memory.staging import upload
+from inflight_engine.execution.sampling.min_tokens import Biases, MinTokens
 from inflight_engine.execution.sampling.penalties import Counts, is_penalised, met_tokens
 from inflight_engine.request import MAX_LOGIT_BIAS, SamplingParams
-from inflight_engine.scheduling.plan import SlotStart
+from inflight_engine.scheduling.plan import SlotStart, StepPlan
 
 TEMPERATURE, MIN_P, TOP_P, REPETITION, PRESENCE, FREQUENCY = range(6)
 """Columns of `SlotTable.numbers`."""
 SEED, TOP_K, NUM_BIASES = range(3)
 """Columns of `SlotTable.integers`."""
+MOST_BIASES = MAX_LOGIT_BIAS + 256
+"""A request's own, and one for each of its stop tokens while it has fewer than `min_tokens`."""
 MOST_MET = 2**15 - 2
 """A token that is in the output more often than half of this counts as often as that."""
 
@@ -29,7 +32,7 @@ class SlotTable:
     Attributes:
         numbers: float64 [S, 6]: temperature (0: greedy), min_p, top_p, repetition, presence and frequency penalty.
         integers: int64 [S, 3]: seed; top_k, `vocab_size` where all are kept; number of biased tokens.
-        bias_tokens, bias_values: int32 and float32 [S, 1024]: as many as there are biased tokens.
+        bias_tokens, bias_values: int32 and float32 [S, MOST_BIASES]: as many as there are biased tokens.
         met: int16 [S, vocab_size]: of penalised slots, a token's number as in `Penalties`, at most `MOST_MET`.
     """
 
@@ -40,13 +43,21 @@ class SlotTable:
         self.numbers[:] = torch.tensor(_numbers(SamplingParams(1)), dtype=torch.float64)
         self.integers = torch.zeros((num_slots, 3), dtype=torch.int64, device=device)
         self.integers[:, TOP_K] = vocab_size
-        self.bias_tokens = torch.zeros((num_slots, MAX_LOGIT_BIAS), dtype=torch.int32, device=device)
-        self.bias_values = torch.zeros((num_slots, MAX_LOGIT_BIAS), dtype=torch.float32, device=device)
+        self.bias_tokens = torch.zeros((num_slots, MOST_BIASES), dtype=torch.int32, device=device)
+        self.bias_values = torch.zeros((num_slots, MOST_BIASES), dtype=torch.float32, device=device)
         self.met = torch.zeros((num_slots, vocab_size), dtype=torch.int16, device=device)
+        self._min_tokens = MinTokens()
 
-    def start(self, starts: Sequence[SlotStart]) -> None:
-        """Slots begin to choose as their requests ask; in the order of the device's stream, so what a step under way
-        still counts for the request before is forgotten."""
+    def apply(self, plan: StepPlan) -> None:
+        """Slots choose as their requests ask from this plan on; in the order of the device's stream, so what a step in
+        flight still counts for the request before is forgotten."""
+        for slot in plan.releases:
+            self._min_tokens.release(slot)
+        self._start(plan.starts)
+        for slot, biases in self._min_tokens.advance(plan).items():
+            self._set_biases(slot, biases)
+
+    def _start(self, starts: Sequence[SlotStart]) -> None:
         if not starts:
             return
         device = self.numbers.device
@@ -56,11 +67,11 @@ class SlotTable:
         self.numbers.index_copy_(0, slots, upload(numbers, device))
         self.integers.index_copy_(0, slots, upload(integers, device))
         for start in starts:
-            slot, bias = start.slot, start.sampling.logit_bias
-            if bias:
-                token_ids, values = zip(*bias, strict=True)
-                self.bias_tokens[slot, : len(bias)] = upload(np.array(token_ids, np.int32), device)
-                self.bias_values[slot, : len(bias)] = upload(np.array(values, np.float32), device)
+            slot = start.slot
+            self._min_tokens.release(slot)
+            biases = self._min_tokens.start(start)
+            if biases:
+                self._set_biases(slot, biases)
             if is_penalised(start.sampling):
                 met = self.met[slot].zero_()
                 token_ids, counts = met_tokens(start)
@@ -68,7 +79,15 @@ class SlotTable:
 
     def _integers(self, sampling: SamplingParams) -> tuple[int, int, int]:
         top_k = min(sampling.top_k or self.vocab_size, self.vocab_size)
-        return _as_int64(sampling.seed), top_k, len(sampling.logit_bias)
+        return _as_int64(sampling.seed), top_k, 0
+
+    def _set_biases(self, slot: int, biases: Biases) -> None:
+        device = self.numbers.device
+        if biases:
+            token_ids, values = zip(*biases, strict=True)
+            self.bias_tokens[slot, : len(biases)] = upload(np.array(token_ids, np.int32), device)
+            self.bias_values[slot, : len(biases)] = upload(np.array(values, np.float32), device)
+        self.integers[slot, NUM_BIASES] = len(biases)
 
 
 def _numbers(sampling: SamplingParams) -> tuple[float, ...]:

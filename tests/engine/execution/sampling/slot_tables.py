@@ -5,7 +5,7 @@ import torch
 
 from inflight_engine.execution.sampling.slot_table import SlotTable
 from inflight_engine.request import SamplingParams
-from inflight_engine.scheduling.plan import SlotStart
+from inflight_engine.scheduling.plan import SlotStart, StepPlan
 
 CPU = torch.device("cpu")
 
@@ -18,7 +18,8 @@ def start_of(slot, prompt, output, sampling):
 def table_of(samplings, vocab_size, prompt=(1, 2), output=(2, 3, 3)):
     """Slot i has the i-th sampling."""
     table = SlotTable(len(samplings), vocab_size, CPU)
-    table.start([start_of(slot, prompt, output, sampling) for slot, sampling in enumerate(samplings)])
+    starts = tuple(start_of(slot, prompt, output, sampling) for slot, sampling in enumerate(samplings))
+    table.apply(StepPlan(0, (), (), starts, None, (), np.empty(0, np.intp), 0))
     return table
 
 

@@ -42,6 +42,8 @@ samplings = st.builds(
     logit_bias=st.dictionaries(st.integers(0, VOCAB - 1), st.sampled_from([-100.0, -1.5, 0.3, 4.0]), max_size=3).map(
         lambda biases: tuple(biases.items())
     ),
+    stop_token_ids=st.lists(st.integers(0, VOCAB - 1), max_size=3, unique=True).map(tuple),
+    min_tokens=st.sampled_from([0, 0, 1, 8]),
     seed=st.integers(0, 2**64 - 1),
     logprobs=st.sampled_from([None, None, 0, 3]),
 )

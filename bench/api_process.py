@@ -1,0 +1,183 @@
+"""What one API process carries: tokens/s and streams, with an engine process that computes nothing.
+
+    python -m bench.api_process [--streams N ...] [--tokens N] [--step-ms MS] [--profile]
+
+A stand-in for the engine process sends a token for each stream in every step, over the real socket and in the real
+messages; clients in a process of their own read the streams. Steps are paced, so that every token is an event of its
+own, as under a real engine that the API process keeps up with. The figure is the CPU time of the API process for each
+token, and tokens/s is what a core of its own carries at that; unlike seconds on the clock it means something while
+others use the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import multiprocessing
+import os
+import pstats
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+
+from bench.machine import cpu_model
+from bench.served import MODEL
+from inflight_engine.channel import FrameDecoder, encode
+from inflight_engine.messages import AddRequest, Admission, CancelRequest, EngineReady, Finished, StepReport, StepStats
+from inflight_engine.models.source import resolve
+from inflight_engine.models.tokenizer import load_tokenizer
+from inflight_engine.request import FinishReason
+from inflight_engine.runner_info import RunnerInfo
+from inflight_engine.scheduling.limits import Limits
+from inflight_engine.server.process import EngineProcess
+from inflight_engine.server.run import run
+from inflight_engine.server.serve_flags import add_serve_flags, server_config
+
+_TEXT = "Requests that wait are admitted when a slot and memory are free, so that none of them starves. "
+
+
+class _CountingEngine(EngineProcess):
+    """In place of the process that the API process starts: only its socket, and it never ends by itself."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.started = time.monotonic()
+        self.socket = sock
+
+    def wait(self, timeout: float) -> int | None:
+        return 0
+
+    def kill(self) -> None:
+        self.socket.close()
+
+
+def _serve(sock: socket.socket, listener: socket.socket, profile: bool) -> None:
+    parser = argparse.ArgumentParser()
+    add_serve_flags(parser)
+    config = server_config(parser.parse_args([MODEL, "--max-queued-requests=100000"]))
+    profiler = cProfile.Profile()
+    if profile:
+        profiler.enable()
+    run(config, _CountingEngine(sock), listener)
+    if profile:
+        profiler.disable()
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(35)
+
+
+def _read_streams(address: tuple[str, int], streams: int, tokens: int, events: Connection) -> None:
+    body = f'{{"prompt": "hello", "stream": true, "ignore_eos": true, "max_tokens": {tokens}}}'
+    head = "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+    request = f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+    async def read() -> int:
+        reader, writer = await asyncio.open_connection(*address, limit=1 << 24)
+        writer.write(request)
+        answer = await reader.readuntil(b"[DONE]")
+        writer.close()
+        return answer.count(b"data: ") - 2  # the end of the choice, and [DONE]
+
+    async def read_all() -> None:
+        events.send(sum(await asyncio.gather(*(read() for _ in range(streams)))))
+
+    asyncio.run(read_all())
+
+
+class _Engine:
+    """This end of the socket: takes requests, and sends steps."""
+
+    def __init__(self, sock: socket.socket, slots: int) -> None:
+        self._socket = sock
+        self._decoder = FrameDecoder.for_engine()
+        self._steps = 0
+        limits = Limits(slots, max(slots, 8192))
+        self._send(EngineReady(limits, RunnerInfo(1 << 20, 16, 8192, 1, 49152, "none", "none", "none", 0.0)))
+
+    def _send(self, message: EngineReady | StepReport) -> None:
+        self._socket.sendall(encode(message))
+
+    def admit(self, count: int) -> list[int]:
+        """Take the next requests, and give each a slot, in their order. Returns their ids."""
+        ids: list[int] = []
+        while len(ids) < count:
+            came: list[Admission] = []
+            for message in self._decoder.feed(self._socket.recv(1 << 20)):
+                if isinstance(message, AddRequest):
+                    came.append(Admission(message.request_id, len(ids) + len(came)))
+                elif not isinstance(message, CancelRequest):
+                    raise AssertionError(f"the bench does not answer {message}")
+            ids += [admission.request_id for admission in came]
+            self.step(b"", b"", came, ())
+        return ids
+
+    def step(self, slots: bytes, tokens: bytes, admitted: Sequence[Admission], finished: Sequence[Finished]) -> None:
+        """Report a step."""
+        running = len(slots) // 4
+        stats = StepStats(running, 0, 0, 0.5, 0, 0, 0, 0, 0, running, 0.01, 0.0)
+        self._send(StepReport(self._steps, list(admitted), slots, tokens, [], list(finished), stats))
+        self._steps += 1
+
+
+def _cpu_seconds(pid: int) -> float:
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
+
+
+def measure(streams: int, tokens: int, step_seconds: float, *, profile: bool = False) -> tuple[float, float]:
+    """CPU seconds of the API process for each token, and how many events a token had: below 1, tokens came so late that
+    some were sent together."""
+    ours, theirs = socket.socketpair()
+    listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    context = multiprocessing.get_context("fork")
+    api = context.Process(target=_serve, args=(theirs, listener, profile))
+    api.start()
+    theirs.close()
+    engine = _Engine(ours, streams)
+    events, counted = context.Pipe(duplex=False)
+    clients = context.Process(target=_read_streams, args=(listener.getsockname(), streams, tokens, counted))
+    listener.close()
+    time.sleep(2)  # until the tokenizer is loaded
+    clients.start()
+    ids = engine.admit(streams)
+    assert api.pid is not None
+    begin, began = _cpu_seconds(api.pid), time.monotonic()
+    slots = np.arange(streams, dtype=np.int32).tobytes()
+    text = load_tokenizer(resolve(MODEL)).encode(_TEXT)
+    for number in range(tokens):
+        now = np.full(streams, text[number % len(text)], np.int32).tobytes()
+        last = number == tokens - 1
+        engine.step(
+            slots,
+            now,
+            (),
+            [Finished(request_id, FinishReason.LENGTH) for request_id in ids] if last else (),
+        )
+        time.sleep(max(0.0, began + (number + 1) * step_seconds - time.monotonic()))
+    clients.join()
+    spent = _cpu_seconds(api.pid) - begin
+    os.kill(api.pid, signal.SIGTERM)
+    api.join()
+    return spent / (streams * tokens), events.recv() / (streams * tokens)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 32, 256])
+    parser.add_argument("--tokens", type=int, default=100, help="of each stream")
+    parser.add_argument("--step-ms", type=float, default=None, help="between two steps (default: 0.25 for each stream)")
+    parser.add_argument("--profile", action="store_true", help="print where the API process spends its time")
+    flags = parser.parse_args()
+    print(cpu_model())
+    print(f"{'streams':>8}{'us of CPU a token':>20}{'tokens/s of a core':>20}{'events a token':>18}")
+    for streams in flags.streams:
+        step = (flags.step_ms if flags.step_ms is not None else max(20.0, 0.25 * streams)) / 1e3
+        seconds, events = measure(streams, flags.tokens, step, profile=flags.profile)
+        print(f"{streams:>8}{seconds * 1e6:>20.1f}{1 / seconds:>20,.0f}{events:>18.2f}")
+
+
+if __name__ == "__main__":
+    main()

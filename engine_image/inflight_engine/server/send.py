@@ -1,0 +1,25 @@
+"""Whole responses as ASGI messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from starlette.types import Send
+
+from inflight_engine.server.errors import ApiError
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    """A whole response that says `error`."""
+    await send_all(send, error.status, error.all_headers(), error.body())
+
+
+async def send_all(send: Send, status: int, headers: Mapping[str, str], body: bytes) -> None:
+    """A whole response."""
+    raw = raw_headers({**headers, "content-length": str(len(body))})
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
+
+
+def raw_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
