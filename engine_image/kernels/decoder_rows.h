@@ -114,8 +114,8 @@ struct Division {
   // Two tokens that share lanes of the KV cache go into one block.
   Range block(int i, const AttentionStep* step) const {
     Range rows = share(count, i, num_blocks, kUnit);
-    if (shares_lanes(step, rows.begin)) rows.begin++;
-    if (shares_lanes(step, rows.end)) rows.end++;
+    if (rows.begin < count && shares_lanes(step, rows.begin)) rows.begin++;
+    if (rows.end < count && shares_lanes(step, rows.end)) rows.end++;
     return rows;
   }
   bool shares_inputs() const { return !by_rows && count > kFewRows; }

@@ -146,20 +146,24 @@ def test_a_token_is_the_same_bits_in_any_company_and_in_any_chunks(tmp_path, dty
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8")])
-def test_the_bits_do_not_depend_on_the_number_of_threads(tmp_path, monkeypatch, dtype, quantization):
+@pytest.mark.parametrize("variant", WITH_TILES)
+def test_the_bits_do_not_depend_on_the_number_of_threads(tmp_path, monkeypatch, dtype, quantization, variant):
     make_model(tmp_path, "qwen3")
     steps = [[(0, 0, tokens(1, 3)), (1, 0, tokens(2, count))] for count in (5, 90, 125)]
     found = []
     for num_threads in (1, 2, 3):
         monkeypatch.setattr("torch.get_num_threads", lambda num_threads=num_threads: num_threads)
-        found.append(Bench(tmp_path, dtype, quantization).logits(*steps))
+        found.append(Bench(tmp_path, dtype, quantization, variant).logits(*steps))
     for others in found[1:]:
         assert all(torch.equal(*pair) for pair in zip(found[0], others, strict=True))
 
 
 @pytest.mark.parametrize("kind", ["llama-biases", "qwen3"])
-@pytest.mark.parametrize("native", [True, False])
-def test_only_the_sampled_rows_are_computed_to_the_end_and_every_token_is_kept(tmp_path, kind, native):
+@pytest.mark.parametrize(("native", "num_threads"), [(True, 2), (True, 1), (False, 2)])
+def test_only_the_sampled_rows_are_computed_to_the_end_and_every_token_is_kept(
+    tmp_path, monkeypatch, kind, native, num_threads
+):
+    monkeypatch.setattr("torch.get_num_threads", lambda: num_threads)
     make_model(tmp_path, kind)
     mine, others = tokens(3, 30), tokens(4, 100)
     first, second = [(0, 0, mine), (1, 0, others)], [(0, 30, [1]), (1, 100, [2])]
