@@ -107,7 +107,7 @@ struct Division {
   Division(int64_t count, int num_threads)
       : count(count), by_rows(num_threads == 1 || count >= kManyRows * num_threads) {
     const int64_t round = num_threads * kRowsAtOnce;
-    num_blocks = int(by_rows ? (count + round - 1) / round * num_threads : 1);
+    num_blocks = by_rows && count > 0 ? int((count + round - 1) / round * num_threads) : 1;
     most_rows = by_rows ? ((count + kUnit - 1) / kUnit + num_blocks - 1) / num_blocks * kUnit + 1 : count;
   }
 
