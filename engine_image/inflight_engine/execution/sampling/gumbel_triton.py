@@ -522,10 +522,9 @@ def choose(logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, t
     peaks, scores = torch.empty((2, num_rows, splits), dtype=torch.float32, device=device)
     tokens = torch.empty((num_rows, splits), dtype=torch.int32, device=device)
     digits = 32 // _BITS
-    shape = (2, digits, num_rows, splits, 1 << _BITS)
-    top_k_histograms, top_p_histograms = torch.empty(shape, dtype=torch.int64, device=device)
-    shape = (2, digits, num_rows, _STATE.value)
-    top_k_states, top_p_states = torch.empty(shape, dtype=torch.int64, device=device)
+    counts, states = (digits, num_rows, splits, 1 << _BITS), (digits, num_rows, _STATE.value)
+    top_k_histograms, top_p_histograms = torch.empty((2, *counts), dtype=torch.int64, device=device)
+    top_k_states, top_p_states = torch.empty((2, *states), dtype=torch.int64, device=device)
     chosen = torch.empty(num_rows, dtype=torch.int64, device=device)
 
     slot_table = (table.numbers, table.integers, table.bias_tokens, table.bias_values, table.met)

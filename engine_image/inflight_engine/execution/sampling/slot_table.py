@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from inflight_engine.execution.memory.staging import upload
@@ -106,5 +107,6 @@ def _as_int64(seed: int) -> int:
     return (seed + 2**63) % 2**64 - 2**63
 
 
-def _as_int16(counts: Counts) -> np.ndarray[tuple[int], np.dtype[np.int16]]:
-    return np.minimum(counts, MOST_MET + (counts & 1)).astype(np.int16)
+def _as_int16(counts: Counts) -> npt.NDArray[np.int16]:
+    bounded: npt.NDArray[np.int16] = np.minimum(counts, MOST_MET + (counts & 1)).astype(np.int16)
+    return bounded
