@@ -61,7 +61,7 @@ def raced(kept, weight, seed, position):
     times = {}
     for token in kept:
         share = ((splitmix64(stream + token * GOLDEN) >> 24) + 0.5) * 2.0**-40
-        times[token] = -math.log1p(-share) / weight[token]
+        times[token] = -math.log1p(-share) / weight[token] if weight[token] else math.inf
     return min(sorted(kept), key=times.get)
 
 

@@ -57,6 +57,7 @@ def logits_of(seed, count):
 def sample(state, logits, requests):
     """requests: slot -> (prompt, output, sampling). Returns what the state samples for them, in the given order."""
     slots = np.array(list(requests), np.intp)
+    state.apply(make_plan(decodes=slots))
     positions = np.array([len(prompt) + len(output) for prompt, output, _ in requests.values()], np.int64)
     return chosen(state, logits.clone(), slots, positions)
 
@@ -186,6 +187,8 @@ def test_bias_and_penalties_change_logits_as_the_reference_does_to_the_last_bit(
     slots = torch.arange(len(rows))
     generator = torch.Generator().manual_seed(seed)
     for _ in range(3):
+        for sampler in (host, device):
+            sampler.apply(make_plan(decodes=range(len(rows))))
         logits = torch.randn(len(rows), VOCAB, generator=generator) * 4
         expected = [changed_logits(row, *requests[slot]) for slot, row in enumerate(logits.numpy())]
         assert np.array_equal(gumbel.edit(logits, slots, device._table).numpy(), expected)
