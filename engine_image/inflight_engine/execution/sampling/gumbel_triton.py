@@ -168,7 +168,7 @@ def combine_kernel(
     tl.store(chosen + row, tl.minimum(best, vocab_size - 1).to(tl.int64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def count_kernel(
     slots: tl.tensor,
     token_ids: tl.tensor,
@@ -190,7 +190,8 @@ def choose(logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, t
     num_rows, vocab_size = logits.shape
     splits = triton.cdiv(vocab_size, _SPAN)
     device = logits.device
-    peaks, scores = torch.empty((2, num_rows, splits), dtype=torch.float32, device=device)
+    # Not parts of one tensor: a kernel is compiled again for one that begins at no multiple of 16 bytes.
+    peaks, scores = (torch.empty((num_rows, splits), dtype=torch.float32, device=device) for _ in range(2))
     tokens = torch.empty((num_rows, splits), dtype=torch.int32, device=device)
     digits = 32 // _BITS
     counts, states = (digits, num_rows, splits, 1 << _BITS), (digits, num_rows, STATE.value)
