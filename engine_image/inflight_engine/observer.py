@@ -1,4 +1,4 @@
-"""The hook of the engine's loop: what recording, tracing and metrics hear."""
+"""The hook of the engine's loop: what a recording hears, and whatever else watches the scheduler."""
 
 from __future__ import annotations
 

@@ -61,9 +61,9 @@ def warm_up(runner: StepExecutor, num_tokens: int, block_size: int) -> tuple[Ste
 
 def reach_kernels(runner: StepExecutor, info: RunnerInfo, capacity: Limits) -> None:
     """Run steps of every kind: a long prefill, a decode, both together; tokens that are drawn with everything that a
-    request may ask for, and plainly. Graphs, which are captured before, cover small steps and likeliest tokens only,
-    or nothing. Kernels are compiled for the model and for tensors' dtypes and strides, never for how many tokens or
-    rows there are, so one step of a kind is enough.
+    request may ask for, and plainly. Graphs, which are captured before, cover small steps without their
+    log-probabilities, or nothing. Kernels are compiled for the model and for tensors' dtypes and strides, never for how
+    many tokens or rows there are, so one step of a kind is enough.
 
     It uses slots 0 and 1 and the first blocks, and leaves nothing behind.
     """

@@ -56,6 +56,7 @@ class Tokenizer(Protocol):
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """Attributes:
+    eos_token_ids: of those that the model's files name, the ones in its vocabulary.
     max_total_tokens: longest prompt plus output: the model's context, or the whole KV cache where that is less.
     defaults: of requests that do not say how to sample.
     """
@@ -68,7 +69,9 @@ class ModelFacts:
     @classmethod
     def of(cls, tokenizer: Tokenizer, ready: EngineReady) -> ModelFacts:
         runner = ready.runner
-        return cls(tokenizer.eos_token_ids, runner.vocab_size, runner.max_model_len, tokenizer.sampling_defaults)
+        # Some models' files name -1, or a token that was added to the tokenizer alone.
+        eos_token_ids = tuple(each for each in tokenizer.eos_token_ids if 0 <= each < runner.vocab_size)
+        return cls(eos_token_ids, runner.vocab_size, runner.max_model_len, tokenizer.sampling_defaults)
 
 
 def prepare(fields: GenerationFields, prompt_token_ids: list[int], facts: ModelFacts, field: str) -> SamplingParams:

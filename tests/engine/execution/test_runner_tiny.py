@@ -54,6 +54,9 @@ def mixed_sampling(count):
             logit_bias=((i, 3.0), (i + 40, -5.0)) if i % 6 == 3 else (),
             seed=i // 2,
             logprobs=i % 4 if i % 3 == 0 else None,
+            # For all of its tokens: a sequence that ends early has no tokens to compare.
+            min_tokens=12 * (i % 4 == 3),
+            stop_token_ids=tuple(range(i, VOCAB, 3)) if i % 4 == 3 else (),
         )
         for i in range(count)
     ]

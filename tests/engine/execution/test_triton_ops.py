@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from inflight_engine.execution import invariant_matmul, triton_ops
-from inflight_engine.execution.sampling import gumbel_triton
+from inflight_engine.execution.sampling import gumbel_triton, triton_filters, triton_logits
 from tests.engine.execution.tiny_model import make_model
 from tests.engine.execution.triton_compile import ARCHITECTURES, compile_kernel
 
@@ -92,9 +92,9 @@ SEARCHED = SPLIT | {"PADDED_SPLITS": 32, "BITS": gumbel_triton._BITS}
 @pytest.mark.parametrize(
     ("kernel", "signature", "constants"),
     [
-        (gumbel_triton.peak_kernel, ROWS, SPLIT),
-        (gumbel_triton.top_k_kernel, ROWS | SEARCH, SEARCHED),
-        (gumbel_triton.top_p_kernel, ROWS | TOP_K | SEARCH, SEARCHED),
+        (triton_logits.peak_kernel, ROWS, SPLIT),
+        (triton_filters.top_k_kernel, ROWS | SEARCH, SEARCHED),
+        (triton_filters.top_p_kernel, ROWS | TOP_K | SEARCH, SEARCHED),
         (
             gumbel_triton.pick_kernel,
             ROWS | TOP_K | TOP_P | PICKED | {"positions": "*i64", "num_rows": "i32"},

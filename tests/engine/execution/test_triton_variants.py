@@ -5,6 +5,7 @@ import pytest
 
 from inflight_engine.execution import invariant_matmul, triton_ops
 from inflight_engine.execution.attention import triton_cache, triton_decode, triton_prefill
+from inflight_engine.execution.sampling import gumbel_triton, triton_filters, triton_logits
 
 FIXED = {
     triton_cache.write_kernel: {"key_stride", "value_stride", "key_head_stride", "value_head_stride"},
@@ -15,13 +16,21 @@ FIXED = {
     triton_ops.rotary_kernel: {"qkv_stride", "eps"},
     triton_ops.silu_mul_kernel: {"gate_up_stride"},
     invariant_matmul.matmul_kernel: {"N", "K", "a_stride_m", "a_stride_k", "b_stride_k", "b_stride_n"},
+    triton_logits.peak_kernel: {"stride", "vocab_size"},
+    triton_filters.top_k_kernel: {"stride", "vocab_size"},
+    triton_filters.top_p_kernel: {"stride", "vocab_size"},
+    gumbel_triton.pick_kernel: {"stride", "vocab_size"},
+    gumbel_triton.combine_kernel: {"vocab_size"},
+    gumbel_triton.count_kernel: {"vocab_size"},
 }
 """Numbers of the model, of the engine's longest sequence, and of how tensors lie in memory."""
 
 TENSORS = {
     *("queries", "keys", "values", "cache", "slots", "block_table", "context_lens", "query_tiles", "out", "partials"),
     *("partial_stats", "x", "residual", "weight", "normed", "qkv", "positions", "table", "query_norm", "key_norm"),
-    *("gate_up", "mixed", "a", "b", "bias", "c"),
+    *("gate_up", "mixed", "a", "b", "bias", "c", "logits", "numbers", "integers", "bias_tokens", "bias_values", "met"),
+    *("peaks", "histograms", "states", "top_k_histograms", "top_k_states", "top_p_histograms", "top_p_states"),
+    *("scores", "tokens", "chosen", "token_ids"),
 }
 
 

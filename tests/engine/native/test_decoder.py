@@ -1,6 +1,7 @@
 """The forward pass in the CPU kernels: against transformers, against the torch forward pass, and against itself."""
 
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -156,6 +157,24 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(tmp_path, monkeypatch, 
         found.append(Bench(tmp_path, dtype, quantization, variant).logits(*steps))
     for others in found[1:]:
         assert all(torch.equal(*pair) for pair in zip(found[0], others, strict=True))
+
+
+@pytest.mark.parametrize(("native", "num_threads"), [(True, 1), (True, 3), (False, 2)])
+@pytest.mark.parametrize("count", [2, 48], ids=["by-columns", "by-rows"])
+def test_chunks_attend_to_what_others_of_the_same_step_write(tmp_path, monkeypatch, native, num_threads, count):
+    """Full blocks: the prefix that one request computes and others find when they are planned with it."""
+    monkeypatch.setattr("torch.get_num_threads", lambda: num_threads)
+    make_model(tmp_path, "qwen3")
+    prompts = [tokens(seed, 80 + count) for seed in (1, 2, 3)]
+    [whole] = Bench(tmp_path, native=native).logits([(i, 0, prompt) for i, prompt in enumerate(prompts)])
+    cuts = [0, 3 * BLOCK, 5 * BLOCK, None]
+    spans = list(pairwise(cuts))
+    parts = [(i, first, prompt[first:end]) for first, end in reversed(spans) for i, prompt in enumerate(prompts)]
+    [found] = Bench(tmp_path, native=native).logits(parts)
+    rows = iter(found.split([len(each) for *_, each in parts]))
+    by_sequence = [next(rows) for _ in parts]
+    found = torch.cat([by_sequence[3 * part + i] for i in range(3) for part in reversed(range(3))])
+    torch.testing.assert_close(found, whole, rtol=0, atol=0.0 if native else 1e-4 * float(whole.std()))
 
 
 @pytest.mark.parametrize("kind", ["llama-biases", "qwen3"])

@@ -141,6 +141,16 @@ async def test_min_tokens_reach_the_engine(make_fake, path):
     assert (await call).status_code == 200
 
 
+async def test_tokens_that_the_model_cannot_sample_end_nothing(make_fake):
+    tokenizer = ByteTokenizer()
+    tokenizer.eos_token_ids = (-1, EOS, 255, 256)
+    fake = await make_fake(tokenizer=tokenizer)
+    call = start(fake, min_tokens=2)
+    await answered(fake)
+    await call
+    assert fake.engine.requests[0].sampling.stop_token_ids == (EOS, 255)
+
+
 async def test_stop_strings_are_looked_for_after_min_tokens(make_fake):
     fake = await make_fake()
     call = start(fake, min_tokens=3, stop="b", max_tokens=8)

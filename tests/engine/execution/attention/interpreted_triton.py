@@ -87,6 +87,13 @@ def test_mixed_steps_equal_plain_attention(options):
     run_mixed_steps(make_spec(**options), small_tiles)
 
 
+def test_a_chunk_attends_to_the_blocks_that_another_of_the_same_step_fills():
+    workload = Workload(make_spec(head_dim=16), [40])
+    workload.sequences.append(workload.sequences[0])  # a second request with the same blocks
+    chunks = {1: (32, 8), 0: (0, 32)}
+    check(workload, workload.step(make_backend(workload.spec), {}, chunks), {}, chunks)
+
+
 def test_a_decode_split_over_programs_equals_plain_attention():
     spec = make_spec(heads=4, kv_heads=1, head_dim=32, max_model_len=4096, max_num_seqs=4, num_blocks=80)
     workload = Workload(spec, [300, 1, 129, 600])

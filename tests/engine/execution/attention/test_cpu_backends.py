@@ -104,6 +104,15 @@ def test_mixed_steps_give_plain_attention(backend, seed):
             torch.testing.assert_close(got[positions], expected, rtol=TOLERANCE[spec.dtype], atol=TOLERANCE[spec.dtype])
 
 
+def test_a_chunk_attends_to_the_blocks_that_another_of_the_same_step_fills(backend):
+    spec = make_spec(layers=2, block_size=16, num_blocks=40)
+    work = Workload(spec, [300])
+    work.sequences.append(work.sequences[0])  # a second request with the same blocks
+    for layer, rows in enumerate(work.step(backend(spec), {}, {1: (288, 12), 0: (0, 288)})):
+        expected = work.expected(layer, 1, range(288, 300))
+        torch.testing.assert_close(rows[:12], expected, rtol=TOLERANCE[spec.dtype], atol=TOLERANCE[spec.dtype])
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_the_bits_depend_neither_on_chunks_nor_on_the_batch_nor_on_threads(native, seed, monkeypatch):
     rng = random.Random(seed)

@@ -58,6 +58,30 @@ def test_tokens_that_cannot_be_are_never_drawn_and_rows_of_none_stay_in_the_voca
     assert ((chosen >= 0) & (chosen < VOCAB)).all()
 
 
+class Watched:
+    """Instead of kernels: how far beyond a multiple of 16 bytes the tensors begin that they are launched with."""
+
+    def __init__(self):
+        self.remainders = set()
+
+    def __getitem__(self, grid):
+        return self._launch
+
+    def _launch(self, *arguments, **options):
+        tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
+        self.remainders |= {each.storage_offset() * each.itemsize % 16 for each in tensors}
+
+
+def test_no_number_of_rows_moves_a_tensor_so_that_a_kernel_is_compiled_again(monkeypatch):
+    watched = Watched()
+    for name in ("peak_kernel", "top_k_kernel", "top_p_kernel", "pick_kernel", "combine_kernel"):
+        monkeypatch.setattr(gumbel_triton, name, watched)
+    table = table_of([SamplingParams(9)] * 3, VOCAB)
+    for count in (1, 2, 3):
+        gumbel_triton.choose(logits_of(count), torch.arange(count), torch.arange(count), table)
+    assert watched.remainders == {0}
+
+
 def test_tokens_are_counted_as_torch_counts_them():
     tables = [table_of([SamplingParams(9, repetition_penalty=1.5)] * 3, VOCAB) for _ in range(2)]
     tables[0].met[1, 4] = tables[1].met[1, 4] = 2**15 - 1

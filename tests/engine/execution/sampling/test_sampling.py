@@ -238,7 +238,14 @@ def test_requests_that_ask_for_nothing_cost_one_argmax(monkeypatch):
 @pytest.mark.parametrize("kind", ["host", "device"])
 def test_a_release_lost_with_a_failed_step_does_not_leak_into_the_next_request(kind):
     heavy = SamplingParams(
-        max_tokens=9, temperature=1.0, presence_penalty=2.0, logit_bias=((5, 50.0),), logprobs=2, seed=3
+        max_tokens=9,
+        temperature=1.0,
+        presence_penalty=2.0,
+        logit_bias=((5, 50.0),),
+        seed=3,
+        min_tokens=9,
+        stop_token_ids=(2,),
+        logprobs=2,
     )
     plain = SamplingParams(max_tokens=9)
     state = running({0: ([1], [2, 2], heavy), 1: ([1], [2, 2], heavy)}, kind)
