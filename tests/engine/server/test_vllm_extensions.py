@@ -133,6 +133,15 @@ async def test_errors_have_the_request_id_too(make_fake):
     assert (answer.status_code, answer.headers["x-request-id"]) == (400, "abc")
 
 
+async def test_a_line_break_in_a_path_makes_no_line_in_the_log(make_fake, caplog):
+    caplog.set_level("DEBUG", "inflight_engine.access")
+    fake = await make_fake()
+    await fake.http.get("/v1/models/a%0Ab", headers={"X-Request-Id": "abc"})
+    (line,) = (record.getMessage() for record in caplog.records if record.name == "inflight_engine.access")
+    assert "GET /v1/models/a%0Ab 404 in" in line
+    assert line.endswith("request abc")
+
+
 async def test_a_failure_of_the_server_has_the_request_id_too(make_fake, monkeypatch):
     monkeypatch.setattr(ByteTokenizer, "encode", lambda *_, **__: 1 / 0)
     fake = await make_fake()
