@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight_engine.execution.sampling import draws, logprobs
+from inflight_engine.execution.sampling import draws
 from inflight_engine.native import sample as native
 from inflight_engine.request import SamplingParams
 from tests.engine.execution.reference_sampler import reference_token
@@ -128,7 +128,7 @@ def test_log_probabilities_and_the_likeliest_are_torchs(count, width, seed, ties
     logits = logits_of(seed, count + 2, width, ties=ties)
     logits[0, 0] = -torch.inf
     rows = np.arange(count + 1, 0, -1)
-    ours = logprobs.log_softmax(logits, rows)
+    ours = native.log_softmax(logits, rows)
     torch.testing.assert_close(ours, logits[torch.from_numpy(rows)].log_softmax(-1), atol=3e-6, rtol=1e-6)
     top = min(5, width)
     expected = [sorted(range(width), key=lambda token: (-row[token], token))[:top] for row in ours.tolist()]
@@ -139,9 +139,9 @@ def test_a_batch_that_threads_share_gives_what_its_rows_give_alone():
     """Small batches are one thread's, and so is every row here that is alone."""
     logits = logits_of(2, 6, 60_000, ties=True)
     rows = np.arange(6)
-    together = logprobs.log_softmax(logits, rows)
+    together = native.log_softmax(logits, rows)
     assert native.argmax(logits).tolist() == [int(native.argmax(row[None])[0]) for row in logits]
-    assert all(torch.equal(together[row], logprobs.log_softmax(logits, rows[row : row + 1])[0]) for row in rows)
+    assert all(torch.equal(together[row], native.log_softmax(logits, rows[row : row + 1])[0]) for row in rows)
     assert native.likeliest(logits, 7).tolist() == [native.likeliest(row[None], 7)[0].tolist() for row in logits]
 
 
