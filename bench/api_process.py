@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import cProfile
+import http.client
 import multiprocessing
 import os
 import pstats
@@ -127,9 +128,21 @@ def _cpu_seconds(pid: int) -> float:
     return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
+def _wait_ready(address: tuple[str, int]) -> None:
+    """Until the API process has loaded its tokenizer."""
+    for _ in range(600):
+        connection = http.client.HTTPConnection(*address)
+        connection.request("GET", "/ready")
+        if connection.getresponse().status == 200:
+            return
+        time.sleep(0.1)
+    raise TimeoutError("the API process is not ready after a minute")
+
+
 def measure(streams: int, tokens: int, step_seconds: float, *, profile: bool = False) -> tuple[float, float]:
     """CPU seconds of the API process for each token, and how many events a token had: below 1, tokens came so late that
     some were sent together."""
+    text = load_tokenizer(resolve(MODEL)).encode(_TEXT)
     ours, theirs = socket.socketpair()
     listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
     context = multiprocessing.get_context("fork")
@@ -139,14 +152,13 @@ def measure(streams: int, tokens: int, step_seconds: float, *, profile: bool = F
     engine = _Engine(ours, streams)
     events, counted = context.Pipe(duplex=False)
     clients = context.Process(target=_read_streams, args=(listener.getsockname(), streams, tokens, counted))
+    _wait_ready(listener.getsockname())
     listener.close()
-    time.sleep(2)  # until the tokenizer is loaded
     clients.start()
     ids = engine.admit(streams)
     assert api.pid is not None
     begin, began = _cpu_seconds(api.pid), time.monotonic()
     slots = np.arange(streams, dtype=np.int32).tobytes()
-    text = load_tokenizer(resolve(MODEL)).encode(_TEXT)
     for number in range(tokens):
         now = np.full(streams, text[number % len(text)], np.int32).tobytes()
         last = number == tokens - 1

@@ -101,6 +101,8 @@ def serve(config: ServerConfig, process: EngineProcess) -> int:
         except OSError as error:
             return _failed(f"cannot listen on {config.host} port {port}: {error.strerror or error}")
         logging.info("%s on %s port %d", what, *listeners[-1].getsockname()[:2])
+    # A text is one piece of work: the tokenizers library computes it in the thread that asks, not in a pool of its own.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     process.load(config.engine)
     placement = placing.here(config.engine.num_threads)
     if placement is not None:

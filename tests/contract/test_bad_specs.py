@@ -255,6 +255,10 @@ BAD = {
         classes({"name": "chat", "shedAfter": "0.5ms"}),
         "engine.scheduling.classes.shedAfter must be between 1ms and 240h",
     ),
+    "a class without any time for its requests": (
+        classes({"name": "chat", "requestTimeout": "0s"}),
+        "engine.scheduling.classes.requestTimeout must be a duration above zero, such as 500ms, 2s or 1m30s",
+    ),
     "an unknown way to preempt": (
         spec(engine={"scheduling": {"preemption": "drop"}}),
         'Unsupported value: "drop": supported values: "auto", "recompute", "swap"',

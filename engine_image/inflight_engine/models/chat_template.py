@@ -63,7 +63,7 @@ class ChatTemplate:
                 add_generation_prompt=continues,
                 **self._special_tokens,
             )
-        except (jinja2.TemplateError, TypeError) as error:
+        except (jinja2.TemplateError, TypeError, RecursionError) as error:
             raise ValueError(f"the model's chat template refused the messages: {error}") from error
 
 

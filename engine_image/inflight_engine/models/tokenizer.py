@@ -57,8 +57,10 @@ class Tokenizer:
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """Token ids of a plain prompt. `special_tokens`: with those that the model expects around it (bos, where it has
-        one)."""
-        return list(self._backend.encode(text, add_special_tokens=special_tokens).ids)
+        one). Other threads run meanwhile."""
+        # Of the library's methods for one text and for several, only the latter release the GIL.
+        (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=special_tokens)
+        return list(encoded.ids)
 
     def encode_chat(
         self,
@@ -88,8 +90,9 @@ class Tokenizer:
         return self._backend.decode(list(ids), skip_special_tokens=True)
 
     def spell(self, token_ids: Sequence[int]) -> str:
-        """Text of all tokens at once, special ones by their names."""
-        return self._backend.decode(list(token_ids), skip_special_tokens=False)
+        """Text of all tokens at once, special ones by their names. Other threads run meanwhile, as in `encode`."""
+        (text,) = self._backend.decode_batch([list(token_ids)], skip_special_tokens=False)
+        return text
 
     def names(self, token_ids: Sequence[int]) -> list[str]:
         """The tokens as the vocabulary has them; empty for ids beyond it."""

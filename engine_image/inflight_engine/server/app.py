@@ -13,6 +13,7 @@ from inflight_engine.server import admin, elsewhere, generate, health, openai, t
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.invalid import describe_invalid
 from inflight_engine.server.middleware import EdgeMiddleware, OpenResponses, too_large
+from inflight_engine.server.request_id import REQUEST_ID_HEADER, request_id
 from inflight_engine.server.respond import error_response
 from inflight_engine.server.service import Service
 
@@ -88,4 +89,7 @@ async def _http_error(request: Request, exc: Exception) -> Response:
 
 
 async def _unexpected(request: Request, exc: Exception) -> Response:
-    return error_response(ApiError(500, "this server failed on the request; its log says why", code="internal_error"))
+    message = "this server failed on the request; its log says why"
+    # Its response does not pass the middleware that gives the others their id.
+    headers = {REQUEST_ID_HEADER: request_id(request.scope)}
+    return error_response(ApiError(500, message, code="internal_error", headers=headers))

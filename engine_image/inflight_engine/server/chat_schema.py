@@ -27,6 +27,17 @@ class TextPart(Body):
     text: Text
 
 
+def _holds_text(value: Any) -> Any:
+    """JSON that a template writes into the prompt; as `Text`."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("not_text", "must hold text, and holds half of a surrogate pair") from None
+    except RecursionError:
+        raise PydanticCustomError("too_deep", "is nested too deeply") from None
+    return value
+
+
 def _is_object(value: str) -> str:
     """Models are shown the arguments, not the string that holds them."""
     if value:
@@ -36,6 +47,7 @@ def _is_object(value: str) -> str:
             decoded = None
         if not isinstance(decoded, dict):
             raise PydanticCustomError("not_json", "must be a JSON object written as a string")
+        _holds_text(decoded)
     return value
 
 
@@ -63,7 +75,7 @@ class ToolFunction(Body):
 
     name: Text
     description: Text | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_holds_text)] | None = None
     strict: bool | None = None
 
     def plain(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from inflight_engine.server.prepare import TOO_LONG, Tokenizer, choice_seed, pre
 from inflight_engine.server.scheduling_request import scheduling_of
 from inflight_engine.server.service import Service
 
-_LONG_TEXT = 4096
+LONG_TEXT = 4096
 """Characters from which tokenizing (1 to 2 ms for so many) would hold up the streams of others: it goes to a thread,
 which costs about 0.1 ms."""
 
@@ -80,14 +80,16 @@ async def encode(tokenizer: Tokenizer, prompts: Mapping[str, Prompt]) -> dict[st
     Raises:
         ApiError: 400, one cannot be tokenized.
     """
-    if sum(map(_size, prompts.values())) < _LONG_TEXT:
+    if sum(map(_size, prompts.values())) < LONG_TEXT:
         return _encode_all(tokenizer, prompts)
     return await asyncio.to_thread(_encode_all, tokenizer, prompts)
 
 
 def _size(prompt: Prompt) -> int:
-    """Characters to tokenize, roughly."""
+    """Characters to tokenize, roughly; of tools and their calls, which are written as JSON, as many as are long."""
     if isinstance(prompt, Conversation):
+        if prompt.tools or any("tool_calls" in message for message in prompt.messages):
+            return LONG_TEXT
         return sum(len(message["content"]) for message in prompt.messages)
     return len(prompt.text) if isinstance(prompt, PlainText) else 0
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -86,7 +87,7 @@ class EdgeMiddleware:
                     "%s %s %s %d in %.3f s, request %s",
                     _peer(scope),
                     scope["method"],
-                    scope["path"],
+                    quote(scope["path"]),  # a client may put a line break into it
                     status,
                     took,
                     request_id,

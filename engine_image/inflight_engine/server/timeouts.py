@@ -53,7 +53,10 @@ class Timeouts:
         if now < generation.progress_at + allowed:
             self.runs(generation, now)
             return
-        message = f"the request got no token for {allowed:g} s, the most that --request-timeout allows"
+        message = (
+            f"the request got no token for {allowed:g} s, the most that --request-timeout, or request_timeout of its "
+            "class, allows"
+        )
         self._end(generation, ApiError(504, message, code="request_timeout"))
 
     def _allowed(self, generation: Generation) -> float:

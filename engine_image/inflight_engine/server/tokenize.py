@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from importlib.metadata import version
+from typing import TypeVar
 
 import msgspec
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from inflight_engine.server.chat_schema import Messages, Tools, conversation
-from inflight_engine.server.endpoint import ServiceOf, encode
+from inflight_engine.server.endpoint import LONG_TEXT, ServiceOf, encode
 from inflight_engine.server.errors import bad_request
 from inflight_engine.server.fields import Body, PlainText, Prompt, Text, TokenIdList
 from inflight_engine.server.openai import check_model
 
 router = APIRouter()
+
+_T = TypeVar("_T")
 
 _VERSION = version("inflight")
 
@@ -22,16 +27,16 @@ _VERSION = version("inflight")
 class TokenizeRequest(Body):
     """A prompt, or a conversation.
 
-    `add_special_tokens`: of a prompt, as for a completion. `add_generation_prompt`: of a conversation, up to where an
-    answer would begin. `return_token_strs`: the tokens as the vocabulary has them, too.
+    `add_special_tokens` (default true): of a prompt, as for a completion. `add_generation_prompt` (default true): of a
+    conversation, up to where an answer would begin. `return_token_strs`: the tokens as the vocabulary has them, too.
     """
 
     model: str | None = None
     prompt: Text | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
     messages: Messages | None = None
     tools: Tools | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
 
 
@@ -45,21 +50,32 @@ async def tokenize(body: TokenizeRequest, service: ServiceOf) -> Response:
     """Token ids of a prompt or of a conversation, and how many they are."""
     check_model(body.model, service)
     tokenizer, facts = service.model
-    if (body.prompt is None) == (body.messages is None):
-        raise bad_request("prompt: give either a prompt or messages", "prompt")
-    prompt: Prompt
-    if body.messages is not None:
-        prompt = conversation(body.messages, body.tools, continues=body.add_generation_prompt)
-    else:
-        prompt = PlainText(body.prompt or "", special_tokens=body.add_special_tokens)
-    (token_ids,) = (await encode(tokenizer, {"prompt" if body.messages is None else "messages": prompt})).values()
+    field = "prompt" if body.messages is None else "messages"
+    token_ids = (await encode(tokenizer, {field: _prompt(body)}))[field]
     answer = {
         "count": len(token_ids),
         "max_model_len": facts.max_total_tokens,
         "tokens": token_ids,
-        "token_strs": tokenizer.names(token_ids) if body.return_token_strs else None,
+        "token_strs": await _convert(tokenizer.names, token_ids) if body.return_token_strs else None,
     }
     return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+def _prompt(body: TokenizeRequest) -> Prompt:
+    """
+    Raises:
+        ApiError: 400, a field that goes with the other kind of prompt, or both kinds or none.
+    """
+    if (body.prompt is None) == (body.messages is None):
+        raise bad_request("prompt: give either a prompt or messages", "prompt")
+    if body.messages is not None:
+        if body.add_special_tokens:
+            raise bad_request("add_special_tokens: the chat template writes those of messages", "add_special_tokens")
+        return conversation(body.messages, body.tools, continues=body.add_generation_prompt is not False)
+    for field in ("tools", "add_generation_prompt"):
+        if getattr(body, field) is not None:
+            raise bad_request(f"{field}: only allowed together with messages", field)
+    return PlainText(body.prompt or "", special_tokens=body.add_special_tokens is not False)
 
 
 @router.post("/detokenize")
@@ -71,7 +87,12 @@ async def detokenize(body: DetokenizeRequest, service: ServiceOf) -> Response:
     if largest >= facts.vocab_size:
         message = f"tokens: token id {largest} is not below the vocabulary size {facts.vocab_size}"
         raise bad_request(message, "tokens")
-    return JSONResponse({"prompt": tokenizer.spell(body.tokens)})
+    return JSONResponse({"prompt": await _convert(tokenizer.spell, body.tokens)})
+
+
+async def _convert(convert: Callable[[list[int]], _T], token_ids: list[int]) -> _T:
+    """In a thread where it is long, as `encode`."""
+    return convert(token_ids) if len(token_ids) < LONG_TEXT else await asyncio.to_thread(convert, token_ids)
 
 
 @router.get("/version")

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -65,6 +67,25 @@ def load(folder):
 
 def write(folder, name, value):
     (folder / name).write_text(value if isinstance(value, str) else json.dumps(value))
+
+
+@pytest.mark.parametrize("method", ["encode", "spell"])
+def test_other_threads_run_while_a_long_text_is_converted(smollm2, method):
+    text = "Requests wait. " * 20_000
+    given = text if method == "encode" else smollm2.encode(text)
+    done, turns = threading.Event(), 0
+
+    def convert():
+        getattr(smollm2, method)(given)
+        done.set()
+
+    thread = threading.Thread(target=convert)
+    thread.start()
+    while not done.is_set():
+        time.sleep(0.001)
+        turns += 1
+    thread.join()
+    assert turns > 5
 
 
 def test_the_builtin_model(smollm2):

@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 
+import httpx
 import pytest
 
 from inflight_engine.request import FinishReason
@@ -132,6 +133,24 @@ async def test_errors_have_the_request_id_too(make_fake):
     assert (answer.status_code, answer.headers["x-request-id"]) == (400, "abc")
 
 
+async def test_a_line_break_in_a_path_makes_no_line_in_the_log(make_fake, caplog):
+    caplog.set_level("DEBUG", "inflight_engine.access")
+    fake = await make_fake()
+    await fake.http.get("/v1/models/a%0Ab", headers={"X-Request-Id": "abc"})
+    (line,) = (record.getMessage() for record in caplog.records if record.name == "inflight_engine.access")
+    assert "GET /v1/models/a%0Ab 404 in" in line
+    assert line.endswith("request abc")
+
+
+async def test_a_failure_of_the_server_has_the_request_id_too(make_fake, monkeypatch):
+    monkeypatch.setattr(ByteTokenizer, "encode", lambda *_, **__: 1 / 0)
+    fake = await make_fake()
+    transport = httpx.ASGITransport(fake.app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://engine") as http:
+        answer = await http.post("/v1/completions", json={"prompt": "a"}, headers={"X-Request-Id": "abc"})
+    assert (answer.status_code, answer.headers["x-request-id"]) == (500, "abc")
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/generate"])
 async def test_min_tokens_reach_the_engine(make_fake, path):
     fake = await make_fake()
@@ -189,6 +208,10 @@ async def test_detokenize(make_fake):
         ("/tokenize", {"prompt": 3}, "prompt"),
         ("/tokenize", {"prompt": "a", "lines": 3}, "lines"),
         ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {**CHAT, "prompt": "a"}, "prompt"),
+        ("/tokenize", {**CHAT, "add_special_tokens": True}, "add_special_tokens"),
+        ("/tokenize", {"prompt": "a", "tools": []}, "tools"),
+        ("/tokenize", {"prompt": "a", "add_generation_prompt": False}, "add_generation_prompt"),
         ("/detokenize", {"tokens": [256]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens.0"),
     ],
@@ -215,6 +238,34 @@ async def test_long_prompts_do_not_hold_up_the_streams_of_others(make_fake, monk
     monkeypatch.setattr(ByteTokenizer, "encode", spied)
     fake = await make_fake()
     assert (await fake.post("/tokenize", prompt="x" * length)).json()["count"] == length
+    assert (threads == {threading.main_thread()}) == in_loop
+
+
+async def test_tools_may_be_long_too(make_fake, monkeypatch):
+    threads, encode_chat = set(), ByteTokenizer.encode_chat
+
+    def spied(*arguments, **how):
+        threads.add(threading.current_thread())
+        return encode_chat(*arguments, **how)
+
+    monkeypatch.setattr(ByteTokenizer, "encode_chat", spied)
+    fake = await make_fake()
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"description": "x" * 4096}}}
+    assert (await fake.post("/tokenize", **CHAT, tools=[tool])).status_code == 200
+    assert threading.main_thread() not in threads
+
+
+@pytest.mark.parametrize(("length", "in_loop"), [(4095, True), (4096, False)])
+async def test_long_lists_of_tokens_do_not_hold_up_the_streams_of_others(make_fake, monkeypatch, length, in_loop):
+    threads, spell = set(), ByteTokenizer.spell
+
+    def spied(*arguments):
+        threads.add(threading.current_thread())
+        return spell(*arguments)
+
+    monkeypatch.setattr(ByteTokenizer, "spell", spied)
+    fake = await make_fake()
+    assert (await fake.post("/detokenize", tokens=[97] * length)).json() == {"prompt": "a" * length}
     assert (threads == {threading.main_thread()}) == in_loop
 
 
