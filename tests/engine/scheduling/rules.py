@@ -96,7 +96,7 @@ class Rules:
         full = cost.seconds(StepWork(running, max(0, budget - running), held, 0))
         computed = num_tokens - cached
         own = cost.prefill_seconds(computed, cached) + math.ceil(computed / budget) * step
-        return request.arrival_time + target - own - min(2 * full, target / 5)
+        return request.arrival_time + target - own - min(2 * full, 0.2 * target)
 
     def ended(self, request_id: int) -> None:
         known = self.requests.pop(request_id)
