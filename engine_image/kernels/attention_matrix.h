@@ -1,18 +1,16 @@
 // The two products of attention by matrix tiles, many rows at a time: the bits of `attention_tile.h` in BFloat16.
 //
 // A tile of keys or values is read as it lies in the cache: pairs of dimensions by 16 tokens, pairs of tokens by 16
-// dimensions. C tiles are numbered 0 .. 3, A tiles (queries, weights) 4 and 5, B tiles 6 and 7.
+// dimensions.
 #pragma once
 
 #include <cstdint>
 
 #include "attention_plan.h"
 #include "attention_tile.h"
-#include "tiles.h"
+#include "tile_square.h"
 
 namespace inflight {
-
-constexpr int kMatrixRows = 2 * kTileHeight;
 
 // Where the values of each span of a piece begin: [kSpan / 2][head_dim][2], without gaps.
 struct ValueSpans {
@@ -51,31 +49,18 @@ inline ValueSpans find_value_spans(const Columns& columns, int64_t begin, int64_
 //
 // q: bfloat16 rows of head_dim, a multiple of kTileInputs. scores: rows of kPiece. begin: a multiple of kSpan.
 template <int TILES>
-inline void score_matrix(TileScope* tiles, const uint16_t* q, const Columns& columns, int64_t begin, int64_t end,
+inline void score_matrix(TileScope& tiles, const uint16_t* q, const Columns& columns, int64_t begin, int64_t end,
                          float* scores) {
-  const int64_t head_dim = columns.head_dim, stride = columns.key_stride, score_stride = kPiece * sizeof(float);
+  const int64_t head_dim = columns.head_dim, stride = columns.key_stride;
   for (int64_t token = begin; token < end; token += 2 * kLanes) {
     const uint8_t* const* keys = columns.keys + token / kLanes;
-    tiles->zero<0>();
-    tiles->zero<1>();
-    if (TILES == 2) tiles->zero<2>(), tiles->zero<3>();
+    zero_sums<TILES>(tiles);
     for (int64_t d = 0; d < head_dim; d += kTileInputs) {
-      tiles->load<4>(q + d, 2 * head_dim);
-      tiles->load<6>(keys[0] + d / 2 * stride, stride);
-      tiles->load<7>(keys[1] + d / 2 * stride, stride);
-      tiles->multiply_bf16<0, 4, 6>();
-      tiles->multiply_bf16<1, 4, 7>();
-      if (TILES == 1) continue;
-      tiles->load<5>(q + kTileHeight * head_dim + d, 2 * head_dim);
-      tiles->multiply_bf16<2, 5, 6>();
-      tiles->multiply_bf16<3, 5, 7>();
+      const int64_t at = d / 2 * stride;
+      load_step<TILES>(tiles, q + d, 2 * head_dim, keys[0] + at, keys[1] + at, stride);
+      multiply_bf16<TILES>(tiles);
     }
-    float* to = scores + token;
-    tiles->store<0>(to, score_stride);
-    tiles->store<1>(to + kLanes, score_stride);
-    if (TILES == 1) continue;
-    tiles->store<2>(to + kTileHeight * kPiece, score_stride);
-    tiles->store<3>(to + kTileHeight * kPiece + kLanes, score_stride);
+    store_sums<TILES>(tiles, scores + token, kPiece * sizeof(float));
   }
 }
 
@@ -84,31 +69,17 @@ inline void score_matrix(TileScope* tiles, const uint16_t* q, const Columns& col
 // weights: bfloat16 rows of kPiece, zeros from `end` to the end of its span. begin: a multiple of kSpan. mixed: rows of
 // head_dim, a multiple of kTileInputs.
 template <int TILES>
-inline void mix_matrix(TileScope* tiles, const uint16_t* weights, const ValueSpans& values, int64_t begin, int64_t end,
+inline void mix_matrix(TileScope& tiles, const uint16_t* weights, const ValueSpans& values, int64_t begin, int64_t end,
                        int64_t head_dim, float* mixed) {
-  const int64_t weight_stride = kPiece * sizeof(uint16_t), stride = head_dim * 4;
+  const int64_t stride = head_dim * 4;
   for (int64_t d = 0; d < head_dim; d += 2 * kLanes) {
-    tiles->zero<0>();
-    tiles->zero<1>();
-    if (TILES == 2) tiles->zero<2>(), tiles->zero<3>();
+    zero_sums<TILES>(tiles);
     for (int64_t token = begin; token < end; token += kSpan) {
       const uint8_t* from = values.at[token / kSpan] + d * 4;
-      tiles->load<4>(weights + token, weight_stride);
-      tiles->load<6>(from, stride);
-      tiles->load<7>(from + kLanes * 4, stride);
-      tiles->multiply_bf16<0, 4, 6>();
-      tiles->multiply_bf16<1, 4, 7>();
-      if (TILES == 1) continue;
-      tiles->load<5>(weights + kTileHeight * kPiece + token, weight_stride);
-      tiles->multiply_bf16<2, 5, 6>();
-      tiles->multiply_bf16<3, 5, 7>();
+      load_step<TILES>(tiles, weights + token, kPiece * sizeof(uint16_t), from, from + kLanes * 4, stride);
+      multiply_bf16<TILES>(tiles);
     }
-    float* to = mixed + d;
-    tiles->store<0>(to, stride);
-    tiles->store<1>(to + kLanes, stride);
-    if (TILES == 1) continue;
-    tiles->store<2>(to + kTileHeight * head_dim, stride);
-    tiles->store<3>(to + kTileHeight * head_dim + kLanes, stride);
+    store_sums<TILES>(tiles, mixed + d, stride);
   }
 }
 

@@ -102,13 +102,13 @@ void attend_tiles(const Job& job, const Scratch& scratch, TileScope* tiles, int6
   const Range tokens = tokens_seen(job, piece, first, count);
   if (tokens.begin >= tokens.end) return;
   const int64_t head_dim = job.cache.head_dim;
-  score_matrix<TILES>(tiles, scratch.rounded_queries + first * head_dim, columns, tokens.begin, tokens.end,
+  score_matrix<TILES>(*tiles, scratch.rounded_queries + first * head_dim, columns, tokens.begin, tokens.end,
                       scratch.weights);
-  const auto weighed = weigh<kMatrixRows>(job, piece, first, count, tokens, scratch.weights);
+  const auto weighed = weigh<kSquareRows>(job, piece, first, count, tokens, scratch.weights);
   for (int r = 0; r < count; r++)
     for (int64_t i = tokens.begin; i < whole(tokens.end, kSpan); i += kLanes)
       store_bf16(scratch.rounded_weights + r * kPiece + i, load<f32v>(scratch.weights + r * kPiece + i));
-  mix_matrix<TILES>(tiles, scratch.rounded_weights, values, tokens.begin, tokens.end, head_dim, scratch.piece_mixed);
+  mix_matrix<TILES>(*tiles, scratch.rounded_weights, values, tokens.begin, tokens.end, head_dim, scratch.piece_mixed);
   add_piece(job, scratch, piece, first, count, weighed);
 }
 
@@ -136,8 +136,8 @@ inline void attend_piece_by_tiles(const Job& job, const Scratch& scratch, TileSc
   const int64_t num_rows = job.num_rows();
   const Range seen = tokens_seen(job, piece, 0, num_rows);
   const ValueSpans values = find_value_spans(columns, seen.begin, seen.end, scratch.values);
-  for (int64_t first = 0; first < num_rows; first += kMatrixRows) {
-    const int count = int(std::min<int64_t>(kMatrixRows, num_rows - first));
+  for (int64_t first = 0; first < num_rows; first += kSquareRows) {
+    const int count = int(std::min<int64_t>(kSquareRows, num_rows - first));
     if (count > kTileHeight)
       attend_tiles<2>(job, scratch, tiles, piece, first, count, columns, values);
     else

@@ -22,13 +22,13 @@ class Scratch {
   Scratch(float* memory, int64_t tile_rows, int64_t head_dim) : memory_(memory) {
     mixed = take(tile_rows * head_dim);
     queries = take(tile_rows * head_dim);
-    piece_mixed = take((kTiles ? kMatrixRows : kMostRows) * head_dim);
-    weights = take((kTiles ? kMatrixRows : kMostRows) * kPiece);
+    piece_mixed = take((kTiles ? kSquareRows : kMostRows) * head_dim);
+    weights = take((kTiles ? kSquareRows : kMostRows) * kPiece);
     top = take(tile_rows);
     total = take(tile_rows);
     if (!kTiles) return;
-    rounded_queries = take_rounded(whole(tile_rows, kMatrixRows) * head_dim);
-    rounded_weights = take_rounded(kMatrixRows * kPiece);
+    rounded_queries = take_rounded(whole(tile_rows, kSquareRows) * head_dim);
+    rounded_weights = take_rounded(kSquareRows * kPiece);
     values = take_rounded(kPiece * head_dim);
   }
 
@@ -38,12 +38,12 @@ class Scratch {
 
   float* mixed;        // [tile_rows][head_dim]
   float* queries;      // [tile_rows][head_dim], scaled
-  float* piece_mixed;  // [kMostRows or kMatrixRows][head_dim]
-  float* weights;      // [kMostRows or kMatrixRows][kPiece]: scores, then their exponentials
+  float* piece_mixed;  // [kMostRows or kSquareRows][head_dim]
+  float* weights;      // [kMostRows or kSquareRows][kPiece]: scores, then their exponentials
   float* top;          // [tile_rows]
   float* total;        // [tile_rows]
   uint16_t* rounded_queries = nullptr;  // [tile_rows][head_dim]
-  uint16_t* rounded_weights = nullptr;  // [kMatrixRows][kPiece]
+  uint16_t* rounded_weights = nullptr;  // [kSquareRows][kPiece]
   uint16_t* values = nullptr;           // [kPiece][head_dim]
 
  private:

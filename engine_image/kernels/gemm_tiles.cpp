@@ -1,9 +1,9 @@
-// Products in matrix tiles: two by two of them at a time, 32 rows by a panel, so that each that is loaded is multiplied
-// twice. Tiles 0 .. 3 are sums, 4 and 5 activations, 6 and 7 a panel's weights, which are tiles as they lie.
+// Products in matrix tiles: squares of 32 rows by a panel, whose weights are tiles as they lie.
 //
 // Tiles are loaded whole: rows past the last are read, and their sums dropped.
 #include "gemm_finish.h"
 #include "gemm_part.h"
+#include "tile_square.h"
 
 namespace inflight {
 
@@ -11,7 +11,6 @@ namespace {
 
 static_assert(!kTiles || kPanel == 2 * kTileHeight, "a panel is two tiles wide");
 
-constexpr int kRows = 2 * kTileHeight;
 constexpr int64_t kPanelStride = 4 * kPanel;               // bytes from a tile's row of weights to the next
 constexpr int64_t kStepBytes = kTileHeight * kPanelStride;  // of weights in one step: two tiles
 constexpr int64_t kSumStride = 4 * kPanel;
@@ -33,50 +32,8 @@ struct Ahead {
 
 // Bytes to fetch in each of `steps` by each of the tiles that `rows` fill, whole lines.
 int64_t fetch_step(int64_t bytes, int64_t steps, int rows) {
-  const int64_t fetches = steps * ((rows + kRows - 1) / kRows);
+  const int64_t fetches = steps * ((rows + kSquareRows - 1) / kSquareRows);
   return (bytes + fetches * kCacheLine - 1) / (fetches * kCacheLine) * kCacheLine;
-}
-
-// HEIGHT: tiles of rows, 1 or 2.
-template <int HEIGHT>
-INFLIGHT_INLINE void zero_sums(TileScope& tiles) {
-  tiles.zero<0>();
-  tiles.zero<1>();
-  if constexpr (HEIGHT == 2) {
-    tiles.zero<2>();
-    tiles.zero<3>();
-  }
-}
-
-template <int HEIGHT>
-INFLIGHT_INLINE void load_sums(TileScope& tiles, const void* sums) {
-  const auto* at = static_cast<const uint8_t*>(sums);
-  tiles.load<0>(at, kSumStride);
-  tiles.load<1>(at + 64, kSumStride);
-  if constexpr (HEIGHT == 2) {
-    tiles.load<2>(at + kTileHeight * kSumStride, kSumStride);
-    tiles.load<3>(at + kTileHeight * kSumStride + 64, kSumStride);
-  }
-}
-
-template <int HEIGHT>
-INFLIGHT_INLINE void store_sums(TileScope& tiles, void* sums) {
-  auto* at = static_cast<uint8_t*>(sums);
-  tiles.store<0>(at, kSumStride);
-  tiles.store<1>(at + 64, kSumStride);
-  if constexpr (HEIGHT == 2) {
-    tiles.store<2>(at + kTileHeight * kSumStride, kSumStride);
-    tiles.store<3>(at + kTileHeight * kSumStride + 64, kSumStride);
-  }
-}
-
-// Activations and weights of one step; the stride is in bytes.
-template <int HEIGHT>
-INFLIGHT_INLINE void load_step(TileScope& tiles, const uint8_t* x, int64_t stride, const uint8_t* weights) {
-  tiles.load<4>(x, stride);
-  tiles.load<6>(weights, kPanelStride);
-  tiles.load<7>(weights + 64, kPanelStride);
-  if constexpr (HEIGHT == 2) tiles.load<5>(x + kTileHeight * stride, stride);
 }
 
 // One panel by 32 or 16 rows, and inputs of which `steps` are left; sums start from zero if `first`.
@@ -86,23 +43,18 @@ void bfloat16_sums(TileScope& tiles, const uint8_t* x, int64_t stride, const uin
   if (first) {
     zero_sums<HEIGHT>(tiles);
   } else {
-    load_sums<HEIGHT>(tiles, sums);
+    load_sums<HEIGHT>(tiles, sums, kSumStride);
   }
   for (; steps > 0; steps--, x += 2 * kTileInputs, weights += kStepBytes) {
     ahead.go();
-    load_step<HEIGHT>(tiles, x, stride, weights);
-    tiles.multiply_bf16<0, 4, 6>();
-    tiles.multiply_bf16<1, 4, 7>();
-    if constexpr (HEIGHT == 2) {
-      tiles.multiply_bf16<2, 5, 6>();
-      tiles.multiply_bf16<3, 5, 7>();
-    }
+    load_step<HEIGHT>(tiles, x, stride, weights, weights + 64, kPanelStride);
+    multiply_bf16<HEIGHT>(tiles);
   }
-  store_sums<HEIGHT>(tiles, sums);
+  store_sums<HEIGHT>(tiles, sums, kSumStride);
 }
 
 // By blocks of inputs; the sums of several panels wait in between, those of a single block do not.
-void multiply_bfloat16(TileScope& tiles, const ProductPart& part) {
+void multiply_bfloat16_part(TileScope& tiles, const ProductPart& part) {
   const auto& [m, x, out, row, rows, begin, end] = part;
   alignas(kCacheLine) float waiting[kSumPanels][kTileBlockRows * kPanel];
   const int64_t stride = 2 * x.stride, inputs = m.padded_inputs();
@@ -116,8 +68,8 @@ void multiply_bfloat16(TileScope& tiles, const ProductPart& part) {
       for (int64_t panel = panels; panel < end && panel < panels + kSumPanels; panel++) {
         const uint8_t* weights = m.panel(panel) + block.begin * kPanel * 2;
         Ahead ahead{panel + 1 < end ? weights + m.panel_bytes() : weights, fetch};
-        for (int r = 0; r < rows; r += kRows, ahead.at += steps * fetch) {
-          const int count = rows - r < kRows ? rows - r : kRows;
+        for (int r = 0; r < rows; r += kSquareRows, ahead.at += steps * fetch) {
+          const int count = rows - r < kSquareRows ? rows - r : kSquareRows;
           const auto* values = reinterpret_cast<const uint8_t*>(x.rounded_row<uint16_t>(row + r) + block.begin);
           float* sums = blocks == 1 ? waiting[0] : &waiting[panel - panels][r * kPanel];
           if (b + 1 == blocks) prefetch_output(out, row + r, count, panel);
@@ -146,7 +98,7 @@ void int8_sums(TileScope& tiles, const ProductPart& part, int64_t row, int count
                float* sums) {
   const Input& x = part.x;
   // A group's integers are folded while the next one's are multiplied.
-  alignas(kCacheLine) int32_t dots[2][kRows * kPanel];
+  alignas(kCacheLine) int32_t dots[2][kSquareRows * kPanel];
   const float* scales = x.scales + row;
   const uint32_t* offsets = x.offsets + row;
   const auto* values = x.rounded_row<uint8_t>(row);
@@ -158,15 +110,10 @@ void int8_sums(TileScope& tiles, const ProductPart& part, int64_t row, int count
       zero_sums<HEIGHT>(tiles);
       for (int i = 0; i < kInt8Group; i += kTileBytes, values += kTileBytes, weights += kStepBytes) {
         ahead.go();
-        load_step<HEIGHT>(tiles, values, x.stride, weights);
-        tiles.multiply_int8<0, 4, 6>();
-        tiles.multiply_int8<1, 4, 7>();
-        if constexpr (HEIGHT == 2) {
-          tiles.multiply_int8<2, 5, 6>();
-          tiles.multiply_int8<3, 5, 7>();
-        }
+        load_step<HEIGHT>(tiles, values, x.stride, weights, weights + 64, kPanelStride);
+        multiply_int8<HEIGHT>(tiles);
       }
-      store_sums<HEIGHT>(tiles, dots[g % 2]);
+      store_sums<HEIGHT>(tiles, dots[g % 2], kSumStride);
     }
     if (g > 0) {
       fold(dots[(g - 1) % 2], weight_scales, scales, offsets, count, sums);
@@ -178,15 +125,15 @@ void int8_sums(TileScope& tiles, const ProductPart& part, int64_t row, int count
   }
 }
 
-void multiply_int8(TileScope& tiles, const ProductPart& part) {
+void multiply_int8_part(TileScope& tiles, const ProductPart& part) {
   const auto& [m, x, out, row, rows, begin, end] = part;
-  alignas(kCacheLine) float sums[kRows * kPanel];
+  alignas(kCacheLine) float sums[kSquareRows * kPanel];
   const int64_t steps = m.padded_inputs() / kTileBytes, fetch = fetch_step(m.panel_bytes(), steps, rows);
   for (int64_t panel = begin; panel < end; panel++) {
     const uint8_t* weights = m.panel(panel);
     Ahead ahead{panel + 1 < end ? weights + m.panel_bytes() : weights, fetch};
-    for (int r = 0; r < rows; r += kRows, ahead.at += steps * fetch) {
-      const int count = rows - r < kRows ? rows - r : kRows;
+    for (int r = 0; r < rows; r += kSquareRows, ahead.at += steps * fetch) {
+      const int count = rows - r < kSquareRows ? rows - r : kSquareRows;
       prefetch_output(out, row + r, count, panel);
       const auto add = count > kTileHeight ? int8_sums<2> : int8_sums<1>;
       add(tiles, part, row + r, count, weights, ahead, sums);
@@ -200,9 +147,9 @@ void multiply_int8(TileScope& tiles, const ProductPart& part) {
 void multiply_by_tiles(const ProductPart& part) {
   TileScope tiles;
   if (part.m.format == Format::int8) {
-    multiply_int8(tiles, part);
+    multiply_int8_part(tiles, part);
   } else {
-    multiply_bfloat16(tiles, part);
+    multiply_bfloat16_part(tiles, part);
   }
 }
 
