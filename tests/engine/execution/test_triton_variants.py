@@ -30,7 +30,7 @@ TENSORS = {
     *("partial_stats", "x", "residual", "weight", "normed", "qkv", "positions", "table", "query_norm", "key_norm"),
     *("gate_up", "mixed", "a", "b", "bias", "c", "logits", "numbers", "integers", "bias_tokens", "bias_values", "met"),
     *("peaks", "histograms", "states", "top_k_histograms", "top_k_states", "top_p_histograms", "top_p_states"),
-    *("scores", "tokens", "chosen", "token_ids"),
+    *("scores", "tokens", "chosen", "token_ids", "kv_scales"),
 }
 
 
@@ -38,3 +38,9 @@ TENSORS = {
 def test_a_kernel_is_specialised_on_nothing_that_changes_from_step_to_step(kernel):
     specialised = {each.name for each in kernel.params if not each.is_constexpr and not each.do_not_specialize}
     assert specialised - TENSORS == FIXED[kernel]
+
+
+@pytest.mark.parametrize("kernel", [kernel for kernel in FIXED if "kv_scales" in kernel.arg_names])
+def test_layers_whose_scales_begin_at_other_addresses_share_a_variant(kernel):
+    (scales,) = (each for each in kernel.params if each.name == "kv_scales")
+    assert scales.do_not_specialize_on_alignment
