@@ -19,8 +19,10 @@ from bench.gpu.reference import SMALL, distances
 from bench.gpu.shapes import LLAMA, QWEN, TINY, RandomWeights, parameter_shapes
 from bench.gpu.speed import batches
 from bench.gpu.workload import Workload, nano
+from inflight_engine.execution import build
 from inflight_engine.execution.attention import BACKENDS
 from inflight_engine.request import SamplingParams
+from tests.engine.execution.fp8_backend import emulate_fp8
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +77,20 @@ def test_a_way_to_compute_that_breaks_is_wrong_and_holds_up_no_other(checks, mon
     assert found["attention triton"] == Check("attention triton", None, "no such thing here")
     assert found["keys and values in fp8"].ok is None
     assert found["batch-invariant: alone as in a batch, bit for bit"].ok is False
+
+
+@pytest.mark.parametrize("are_right", [True, False])
+def test_fp8_holds_with_calibrated_scales_and_not_with_wrong_ones(checks, monkeypatch, are_right):
+    emulate_fp8(monkeypatch)
+    generate, calibrate = checks._generate, build.calibrate
+    monkeypatch.setattr(checks, "_generate", lambda **options: generate(attention_backend="torch-sdpa", **options))
+    if not are_right:
+        monkeypatch.setattr(build, "calibrate", lambda model, spec: calibrate(model, spec) / 8)
+    short = checks._prompts[:6]
+    monkeypatch.setattr(checks, "_prompts", short)
+    monkeypatch.setattr(checks, "_lengths", checks._lengths[: len(short)])
+    found = checks._fp8(Generated([[]] * len(short)))
+    assert found.ok == are_right, found.detail
 
 
 def test_without_the_first_tokens_nothing_else_is_checked(checks, monkeypatch):

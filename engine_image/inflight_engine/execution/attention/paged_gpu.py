@@ -14,8 +14,8 @@ from inflight_engine.execution.memory.zeros import zeros
 
 class PagedGpuBackend(AttentionBackend):
     """A cache in device memory, [layers, num_blocks, 2, kv_heads, block_size, D], keys before values: what one head
-    reads of a block is contiguous. A cache of float8_e4m3fn holds keys and values divided by the scale of their layer and
-    head (`AttentionSpec.kv_scales`); quotients beyond +-448 are kept as +-448."""
+    reads of a block is contiguous. A cache of float8_e4m3fn holds keys and values divided by the scale of their layer
+    and head (`AttentionSpec.kv_scales`); quotients beyond +-448 are kept as +-448."""
 
     def __init__(self, spec: AttentionSpec, staging: StepStaging) -> None:
         # Triton takes a good part of a second to import, so only who needs it does.

@@ -16,8 +16,8 @@ from tests.engine.execution.attention.reference import Workload, make_spec
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3}
 FP8_SCALES = torch.tensor([[[512.0, 64.0], [2.0**-12, 2.0**-9]], [[0.25, 1024.0], [2.0**-14, 8.0]]])
-"""[layers, 2, kv_heads]: without them keys of some 2,000 would be 448, and values of 0.001 would be 0. Powers of two, so
-that quotients are exact, see `Workload`."""
+"""[layers, 2, kv_heads]: without them keys of some 2,000 would be 448, and values of 0.001 would be 0. Powers of two
+give exact quotients, which `Workload` needs."""
 FP8_SCALED = {
     "layers": 2,
     "head_dim": 16,
