@@ -28,8 +28,10 @@ class PagedGpuBackend(AttentionBackend):
         cache_shape = (shape.num_layers, spec.num_blocks, 2, shape.num_kv_heads, spec.block_size, shape.head_dim)
         self._cache = zeros(cache_shape, spec.cache_dtype, spec.device)
         self._cache_bytes = self._cache.view(torch.uint8)
-        ones = torch.ones(shape.num_layers, 2, shape.num_kv_heads, device=spec.device)
-        self._kv_scales = ones if spec.kv_scales is None else spec.kv_scales
+        if spec.kv_scales is None:
+            self._kv_scales = torch.ones(shape.num_layers, 2, shape.num_kv_heads, device=spec.device)
+        else:
+            self._kv_scales = spec.kv_scales
         self._staging = staging
 
     def prepare(self, batch: AttentionBatch, shape: StepShape | None = None) -> None:
