@@ -69,7 +69,7 @@ def write_kv(
     Args:
         keys, values: [T, kv_heads, D], the last dimension contiguous.
         layer_cache: [num_blocks, 2, kv_heads, block_size, D], contiguous.
-        layer_scales: float32 [2, kv_heads], contiguous: of keys and of values; without meaning but for fp8.
+        layer_scales: float32 [2, kv_heads], contiguous: of keys, then of values; read for a cache in fp8 only.
         slots: int32 [T]: block * block_size + offset; -1: not written.
     """
     _, _, kv_heads, block_size, head_dim = layer_cache.shape

@@ -175,7 +175,7 @@ def decode(
     Args:
         queries: [>= rows, heads, D], the last dimension contiguous.
         layer_cache: [num_blocks, 2, kv_heads, block_size, D], contiguous.
-        layer_scales: float32 [2, kv_heads], contiguous: of keys and of values in fp8; else without meaning.
+        layer_scales: float32 [2, kv_heads], contiguous: of keys, then of values; read for a cache in fp8 only.
         block_table: int32 [slots, blocks].
         slots: int32 [rows]: each sequence's row of the block table.
         context_lens: int32 [rows]; 0: a padded row, of which no result is written.

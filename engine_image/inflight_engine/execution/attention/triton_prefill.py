@@ -123,7 +123,7 @@ def prefill(
     Args:
         queries: [T, heads, D], the last dimension contiguous.
         layer_cache: [num_blocks, 2, kv_heads, block_size, D], contiguous.
-        layer_scales: float32 [2, kv_heads], contiguous: of keys and of values in fp8; else without meaning.
+        layer_scales: float32 [2, kv_heads], contiguous: of keys, then of values; read for a cache in fp8 only.
         block_table: int32 [slots, blocks].
         query_tiles: int32 [N, 4]: slot, first packed token, its position, tokens (at most `tiles.queries(group)`); 0
             tokens: padding.
