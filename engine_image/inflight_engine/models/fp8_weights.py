@@ -10,11 +10,15 @@ scale of its own.
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from inflight_engine.models.matrices import Fp8Matrix
 from inflight_engine.models.packed_layouts import StoredTensors
 from inflight_engine.models.quantization_scheme import Fp8Scheme
+
+log = logging.getLogger(__name__)
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -26,6 +30,10 @@ class Fp8Weights:
     def __init__(self, stored: StoredTensors, scheme: Fp8Scheme) -> None:
         self._stored = stored
         self._scheme = scheme
+        if scheme.block is not None:
+            log.info("float8 weights are dequantized: each block of them has a scale")
+        elif not scheme.rounds_activations:
+            log.info("float8 weights are dequantized: the checkpoint was made for activations that are not quantized")
 
     def get(self, name: str) -> torch.Tensor:
         tensor = self._stored.get(name)

@@ -57,8 +57,13 @@ class GroupedMatrix:
         return weights.mul_(self.scales.float().index_select(1, self.group_of)).to(dtype)
 
     def to(self, device: torch.device) -> GroupedMatrix:
-        tensors = (self.integers, self.scales, self.zeros, self.group_of)
-        return GroupedMatrix(*(tensor.to(device) for tensor in tensors), self.bits)
+        return GroupedMatrix(
+            self.integers.to(device),
+            self.scales.to(device),
+            self.zeros.to(device),
+            self.group_of.to(device),
+            self.bits,
+        )
 
 
 Matrix: TypeAlias = torch.Tensor | Fp8Matrix | GroupedMatrix

@@ -75,11 +75,10 @@ def _awq(quantization: _Settings) -> PackedScheme:
     version = str(quantization.get("version") or quantization.get("format") or "gemm").lower()
     if version != "gemm" or quantization.get("backend") == "llm-awq":
         raise _refusal("awq", f"the version is {'llm-awq' if version == 'gemm' else version}")
-    _check_bits("awq", bits, (4,))
     if not quantization.get("zero_point", True):
         raise _refusal("awq", "they have no zero points")
     group_size = quantization.get("group_size", quantization.get("q_group_size"))
-    return PackedScheme("awq", 4, _group_size("awq", group_size))
+    return PackedScheme("awq", _bits("awq", bits, (4,)), _group_size("awq", group_size))
 
 
 def _gptq(quantization: _Settings) -> PackedScheme:
@@ -88,14 +87,13 @@ def _gptq(quantization: _Settings) -> PackedScheme:
     packing = str(quantization.get("checkpoint_format") or quantization.get("format") or "gptq").lower()
     if packing not in ("gptq", "gptq_v2") or quantization.get("is_marlin_format"):
         raise _refusal("gptq", f"the format is {'marlin' if quantization.get('is_marlin_format') else packing}")
-    _check_bits("gptq", bits, (4, 8))
     if quantization.get("pack_dtype", "int32") != "int32":
         raise _refusal("gptq", f"they are packed into {quantization['pack_dtype']}")
     # A pattern with a minus excludes modules, any other gives them settings of their own.
     if any(not pattern.startswith("-:") for pattern in quantization.get("dynamic") or {}):
         raise _refusal("gptq", "modules differ in their settings (dynamic)")
     group_size = _group_size("gptq", quantization.get("group_size"))
-    return PackedScheme("gptq", bits, group_size, zero_offset=int(packing == "gptq"))
+    return PackedScheme("gptq", _bits("gptq", bits, (4, 8)), group_size, zero_offset=int(packing == "gptq"))
 
 
 def _compressed_tensors(quantization: _Settings) -> Scheme:
@@ -134,9 +132,10 @@ def _pack_quantized(kind: str, quantization: _Settings, groups: list[_Settings])
     return PackedScheme("pack-quantized", bits, size, has_zeros=not (symmetric is None or symmetric))
 
 
-def _check_bits(kind: str, bits: Any, allowed: tuple[int, ...]) -> None:
-    if bits not in allowed:
-        raise _refusal(kind, "quantization_config does not say bits" if bits is None else f"they have {bits} bits")
+def _bits(kind: str, value: Any, allowed: tuple[int, ...]) -> int:
+    if not isinstance(value, int) or value not in allowed:
+        raise _refusal(kind, "quantization_config does not say bits" if value is None else f"they have {value} bits")
+    return value
 
 
 def _group_size(kind: str, value: Any) -> int | None:
