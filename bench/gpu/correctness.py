@@ -107,7 +107,10 @@ class Checks:
         yield _attempt("keys and values in fp8", self._fp8, may_be_missing=True)
         yield from self._quantized()
         yield _attempt("one rank of tensor parallelism", lambda: self._one_rank(whole))
-        yield _attempt("batch-invariant: alone as in a batch, bit for bit", self._invariant, may_be_missing=True)
+        name = "batch-invariant: alone as in a batch, bit for bit"
+        yield _attempt(name, lambda: self._invariant(name, self._folder), may_be_missing=True)
+        of_4_bits = f"{name}, weights in 4 bits"
+        yield _attempt(of_4_bits, lambda: self._invariant(of_4_bits, self._quantized_folder(4)), may_be_missing=True)
 
     def _engine(self, **options: Any) -> InProcessEngine:
         config: dict[str, Any] = {"dtype": "bfloat16", "device": self._device, "prefix_caching": False}
@@ -250,12 +253,15 @@ class Checks:
                 yield _attempt(name, lambda n=name, f=found: Check(n, *f()), may_be_missing=True)  # type: ignore[misc]
 
     def _quantized_checkpoint(self, name: str, bits: int) -> Check:
-        folder = self._folder.with_name(f"quantized-{bits}")
+        folder = self._quantized_folder(bits)
         meant = write_checkpoint(self._folder, folder, bits)
         model = deepcopy(self._model)
         model.load_state_dict(meant)
         generated = self._generate(model=str(folder), steps_between=_STEPS_BETWEEN)
         return self._near(name, generated, model=model, tolerance=_ROUNDED if bits == 8 else _EXACT)
+
+    def _quantized_folder(self, bits: int) -> Path:
+        return self._folder.with_name(f"quantized-{bits}")
 
     def _one_rank(self, whole: Generated) -> Check:
         """A process group of one: its collectives are launched, and captured, as among many."""
@@ -278,11 +284,10 @@ class Checks:
                 if torch.distributed.is_initialized():
                     torch.distributed.destroy_process_group()
 
-    def _invariant(self) -> Check:
-        name = "batch-invariant: alone as in a batch, bit for bit"
+    def _invariant(self, name: str, folder: Path) -> Check:
         chosen = slice(2, 7)
-        together = self._generate(batch_invariant=True, steps_between=_STEPS_BETWEEN)
-        engine = self._engine(batch_invariant=True)
+        together = self._generate(model=str(folder), batch_invariant=True, steps_between=_STEPS_BETWEEN)
+        engine = self._engine(model=str(folder), batch_invariant=True)
         alone = [engine.generate([prompt], [self._scale.output_tokens]).outputs[0] for prompt in self._prompts[chosen]]
         return Check(name, alone == together.outputs[chosen], f"{len(alone)} prompts of {len(self._prompts)}")
 

@@ -77,14 +77,15 @@ def write_checkpoint(source: Path, folder: Path, bits: int) -> dict[str, torch.T
 
 
 def _quantization(bits: int) -> _Settings:
+    settings: _Settings = {"num_bits": bits, "symmetric": True}
     if bits == 8:
-        settings = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
-        group = {"weights": settings, "input_activations": {"num_bits": 8, "type": "float", "dynamic": True}}
+        settings |= {"type": "float", "strategy": "channel"}
+        activations, packing = {"num_bits": 8, "type": "float", "dynamic": True}, "float-quantized"
     else:
-        settings = {"num_bits": 4, "type": "int", "strategy": "group", "symmetric": True, "group_size": GROUP}
-        group = {"weights": settings, "input_activations": None}
-    packing = "float-quantized" if bits == 8 else "pack-quantized"
-    return {"quant_method": "compressed-tensors", "format": packing, "config_groups": {"group_0": group}}
+        settings |= {"type": "int", "strategy": "group", "group_size": GROUP}
+        activations, packing = None, "pack-quantized"
+    groups = {"group_0": {"weights": settings, "input_activations": activations}}
+    return {"quant_method": "compressed-tensors", "format": packing, "config_groups": groups}
 
 
 class Products:
@@ -118,7 +119,7 @@ class Products:
             x = self._x[:count]
             if self._bits == 8:
                 rounded, scales = TorchOps().quantize_rows(x)
-                exact = rounded.double() * scales.double()
+                exact = rounded.float().double() * scales.double()
                 weight = self._matrix.dequantized(torch.float32).double()  # type: ignore[union-attr]
             else:
                 exact, weight = x.double(), self._matrix.dequantized(torch.bfloat16).double()  # type: ignore[union-attr]
@@ -131,14 +132,13 @@ class Products:
         """Times that of bfloat16 weights, by the number of tokens; with 4 bits also of torch's own kernel."""
         plain = [PlainLinear(self._weight.bfloat16().clone(), None) for _ in range(_COPIES)]
         kept = [_copy(self._maker.make([self._matrix], None)) for _ in range(_COPIES)]
+        torchs = [_Tinygemm(self._matrix) for _ in range(_COPIES) if isinstance(self._matrix, GroupedMatrix)]
         found = []
         for count in _ROWS:
             x = self._x[:count]
             base, ours = _seconds(plain, x), _seconds(kept, x)
-            text = f"{count}: {base / ours:.2f} ({ours * 1e6:.0f} us"
-            if isinstance(self._matrix, GroupedMatrix):
-                text += f", tinygemm {_seconds([_Tinygemm(self._matrix) for _ in range(_COPIES)], x) * 1e6:.0f} us"
-            found.append(f"{text})")
+            theirs = f", tinygemm {_seconds(torchs, x) * 1e6:.0f} us" if torchs else ""
+            found.append(f"{count}: {base / ours:.2f} ({ours * 1e6:.0f} us{theirs})")
         return f"times bfloat16's speed at tokens {', '.join(found)}"
 
 

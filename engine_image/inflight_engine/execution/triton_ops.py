@@ -214,6 +214,7 @@ class TritonOps:
                 LARGEST=FP8_MAX,
                 LEAST_SCALE=FP8_LEAST_SCALE,
                 num_warps=min(_MAX_WARPS, max(1, columns // 512)),
+                enable_fp_fusion=True,
             )
         return rows, scales
 

@@ -77,7 +77,7 @@ class Int4Matrix:
     Attributes:
         packed: uint8 [out, in / 2]. With h = `half`, byte h b + j has input 2 h b + j in its lower four bits and
             2 h b + h + j in its upper.
-        scales: [groups, out], float16 or bfloat16.
+        scales: [groups, out], in the file's dtype.
         zeros: uint8 [groups, out].
         half: inputs that lie side by side, all of one group; 128, 64 or 32.
     """

@@ -1,10 +1,17 @@
 """Which quantized weights stay quantized, by device and options."""
 
+import logging
+
 import pytest
 import torch
 
-from inflight_engine.execution.load import kept_formats
+from inflight_engine.config import EngineConfig
+from inflight_engine.execution.load import kept_formats, load_config, load_model
 from inflight_engine.models.linear import NONE_KEPT
+from inflight_engine.models.parallel import ALONE
+from inflight_engine.models.source import ModelFiles
+from tests.engine.execution.tiny_model import make_model
+from tests.engine.models.packed_checkpoint import awq, write_checkpoint
 
 BF16 = torch.bfloat16
 
@@ -37,3 +44,14 @@ def test_what_a_device_or_an_option_rules_out_is_said(found, why_not_fp8, why_no
     for reason, expected in ((found.why_not_fp8, why_not_fp8), (found.why_not_int4, why_not_int4)):
         assert (reason is None) == (expected is None)
         assert expected is None or expected in reason
+
+
+@pytest.mark.parametrize("attention", ["auto", "torch-sdpa"])
+def test_on_a_cpu_the_log_says_that_weights_are_dequantized(tmp_path, attention, caplog):
+    """By the CPU kernels, where they are here, and by torch."""
+    make_model(tmp_path, "llama-gqa-untied", {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4})
+    write_checkpoint(tmp_path, awq())
+    files, config = ModelFiles("test", tmp_path), EngineConfig(str(tmp_path), attention_backend=attention)
+    with caplog.at_level(logging.INFO):
+        load_model(config, files, load_config(files), torch.float32, torch.device("cpu"), ALONE)
+    assert len([message for message in caplog.messages if "dequantized" in message]) == 1
