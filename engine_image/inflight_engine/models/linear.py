@@ -139,7 +139,7 @@ class LinearMaker:
             return self._kept.why_not_fp8 or self._fp8(joined_fp8([each.to(self._device) for each in fp8]), bias)
         grouped = [each for each in matrices if isinstance(each, GroupedMatrix)]
         if len(grouped) == len(matrices):
-            reason = self._kept.why_not_int4 or why_not_int4(grouped)
+            reason = (self._kept.why_not_int4 if grouped[0].bits == 4 else None) or why_not_int4(grouped)
             if reason is not None:
                 return reason
             matrix, order = pack_int4([each.to(self._device) for each in grouped])

@@ -1,5 +1,6 @@
 """Linear layers over quantized weights compute what they mean, and what cannot stay quantized is dequantized."""
 
+import json
 import logging
 import re
 import shutil
@@ -8,7 +9,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from inflight_engine.models.config import load_model_config
 from inflight_engine.models.linear import NONE_KEPT, Fp8Linear, Int4Linear, KeptFormats, LinearMaker, PlainLinear
@@ -116,7 +117,7 @@ def whole_and_cut():
         ([fp8_matrix(40, 64)], ALL_KEPT, r"their sides \[40, 64\] are no multiples of 16"),
         ([fp8_matrix(32, 64), torch.ones(16, 64)], ALL_KEPT, "only some are quantized"),
         ([grouped_matrix(8, 64)], KeptFormats(None, "no triton"), "no triton"),
-        ([grouped_matrix(8, 64, bits=8)], ALL_KEPT, "they have 8 bits"),
+        ([grouped_matrix(8, 64, bits=8)], NONE_KEPT, "they have 8 bits"),
         ([grouped_matrix(8, 96)], ALL_KEPT, "96 inputs in groups of 32 are no whole blocks of 64"),
         ([grouped_matrix(8, 128, 16)], ALL_KEPT, "128 inputs in groups of 16 are no whole blocks of 64"),
         ([whole_and_cut()], ALL_KEPT, "groups differ in size"),
@@ -168,6 +169,30 @@ def test_a_model_with_weights_of_4_bits_has_the_logits_of_the_dequantized_weight
     with caplog.at_level(logging.INFO):
         torch.testing.assert_close(logits_of(tmp_path, ALL_KEPT), expected, rtol=1e-4, atol=1e-4)
     assert caplog.messages == ["8 linear layers keep their quantized weights"]
+
+
+def test_a_model_in_float8_has_the_logits_of_dequantized_weights_and_rounded_activations(tmp_path, caplog, monkeypatch):
+    make_model(tmp_path, "qwen2", SIZES)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name, tensor in list(tensors.items()):
+        if name.endswith("_proj.weight"):
+            scales = tensor.abs().amax(1, keepdim=True) / 448
+            tensors |= {name: (tensor / scales).to(torch.float8_e4m3fn), f"{name}_scale": scales}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fbgemm_fp8"}}))
+    with caplog.at_level(logging.INFO):
+        found = logits_of(tmp_path, ALL_KEPT)
+    assert caplog.messages == ["8 linear layers keep their quantized weights"]
+
+    def product_of_rounded(linear, x):
+        rows, scales = TorchOps().quantize_rows(x)
+        return F.linear(rows.float() * scales, linear.weight, linear.bias)
+
+    exact = logits_of(tmp_path, NONE_KEPT)
+    monkeypatch.setattr(PlainLinear, "__call__", product_of_rounded)
+    torch.testing.assert_close(found, logits_of(tmp_path, NONE_KEPT), rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(found, exact, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(
