@@ -2,11 +2,12 @@
 
 A program reads its tile of the weights once, widens it in registers to the activations' dtype, and multiplies by tensor
 cores. A byte's two halves are of two runs of inputs, each within one group: so they meet two tiles of the activations,
-and nothing is interleaved. torch's own kernel, `_weight_int4pack_mm` (tinygemm), reads the activations again for every
-eight outputs, which costs little for one or two rows only, and takes bfloat16 alone.
+and nothing is interleaved. torch's own kernel, `_weight_int4pack_mm` (tinygemm), loads the activations again for every
+eight outputs (aten/src/ATen/native/cuda/int4mm.cu), so its traffic grows with the rows, and takes bfloat16 alone.
 
-With many rows the widening is repeated for every tile of them, and a product of cuBLAS with dequantized weights is
-faster; these take memory for as long as it runs.
+The widening is repeated for every tile of rows. With many of them the weights are dequantized once instead, for one
+product of cuBLAS, and take memory for as long as it runs. Tiles and the number of rows are estimates, not measured yet;
+`bench/gpu.sh correctness` times these products beside bfloat16 and tinygemm.
 """
 
 from __future__ import annotations
