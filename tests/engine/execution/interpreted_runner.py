@@ -21,7 +21,7 @@ def test_tokens_are_those_of_plain_torch(monkeypatch):
     prompts = [[5, 6, 7], [(i * 7) % 50 for i in range(18)]]
     plain = tiny_runner(folder, attention_backend="torch-sdpa", **options)
     expected = Driver(plain, max_running=2).run(prompts, SAMPLING)
-    monkeypatch.setattr(load, "_small_operators", lambda device: TritonOps())
+    monkeypatch.setattr(load, "_operators", lambda config, device, has_triton: TritonOps())
     capture = Recorded()
     runner = tiny_runner(folder, lookahead=True, capture=capture, backend=TritonBackend, **options)
     driver = Driver(runner, chunk=16, max_running=2, rng=random.Random(1))
