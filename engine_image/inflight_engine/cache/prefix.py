@@ -15,15 +15,21 @@ HASH_SIZE = 16
 _LENGTH_SIZE = 8
 
 
-def root_hash(tenant: str, salt: str) -> bytes:
+def root_hash(tenant: str, salt: str, alone: int | None = None) -> bytes:
     """What the first block is chained to. Different for any two tenants, and for any two salts of one tenant.
+
+    Args:
+        alone: a number that no other request has: the blocks are found by this request only, when it resumes. None:
+            they are shared.
 
     Returns:
         16 bytes.
     """
     # The tenant's length goes first: ("ab", "c") must not be ("a", "bc"). JSON can bring lone surrogates.
     name = tenant.encode("utf-8", "surrogatepass")
-    root = blake2b(digest_size=HASH_SIZE, person=b"prefix root")
+    root = blake2b(digest_size=HASH_SIZE, person=b"prefix root" if alone is None else b"prefix alone")
+    if alone is not None:
+        root.update(alone.to_bytes(_LENGTH_SIZE, "little"))
     root.update(len(name).to_bytes(_LENGTH_SIZE, "little"))
     root.update(name)
     root.update(salt.encode("utf-8", "surrogatepass"))

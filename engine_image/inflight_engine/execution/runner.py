@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from inflight_engine.execution.batch import PackedStep, PersistentBatch
-from inflight_engine.execution.forward import Forward
+from inflight_engine.execution.forward import Forward, StepInputs
 from inflight_engine.execution.graphs import Sampled, StepGraphs
 from inflight_engine.execution.host_cache import HostCache
 from inflight_engine.execution.memory.fetch import Fetch
 from inflight_engine.execution.sampling.logprobs import Reported, token_logprobs
+from inflight_engine.execution.sampling.prompt_logprobs import PromptSpan, PromptTensors, prompt_reports, score_prompts
 from inflight_engine.execution.sampling.sampler import Sampler
 from inflight_engine.execution.token_feed import TokenFeed, choose_and_feed
 from inflight_engine.models.protocol import Model
@@ -22,7 +24,7 @@ from inflight_engine.request import NO_TOKENS, TokenIds
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.plan import Slots, StepPlan
 
-_NOTHING = StepOutput(NO_TOKENS, [])
+_NO_SLOTS: Slots = np.empty(0, np.intp)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,50 +92,76 @@ class Runner:
             if start.host_block_ids:
                 parts.host_cache.copy_in(start.host_block_ids, start.block_ids[: len(start.host_block_ids)].tolist())
         if plan.num_tokens == 0:
-            return _InFlight(Fetch((), parts.on_gpu))
+            return _InFlight(Fetch((), parts.on_gpu), _NO_SLOTS)
         packed = parts.batch.pack(plan)
-        sampled = self._sample(packed)
-        if sampled is None:
-            return _InFlight(Fetch((), parts.on_gpu))
-        reported = parts.sampler.report(sampled.logits, sampled.token_ids, packed.sampled_slots)
-        tensors = () if reported is None or reported.tensors is None else reported.tensors
-        return _InFlight(Fetch((sampled.token_ids, *tensors), parts.on_gpu), packed.sampled_slots, reported)
-
-    def _sample(self, packed: PackedStep) -> Sampled | None:
-        """The step's logits and tokens, by replaying a graph where one holds it, else launched kernel by kernel; None:
-        the step samples nothing."""
-        parts = self._parts
-        samples = len(packed.sampled_slots) > 0
-        replayed = parts.graphs.replay(packed) if parts.graphs is not None else None
+        replayed = parts.graphs.replay(packed) if parts.graphs is not None and packed.prompts is None else None
         if replayed is not None:
-            return replayed if samples else None
+            return self._begin_fetch(packed, replayed)
         inputs = parts.forward.send(packed)
         hidden = parts.forward.run(inputs)
-        if not samples:
+        sampled = self._sample(inputs, hidden[: len(packed.sampled_slots)])
+        return self._begin_fetch(packed, sampled, hidden[len(packed.sampled_slots) :])
+
+    def _sample(self, inputs: StepInputs, hidden: torch.Tensor) -> Sampled | None:
+        """`hidden`: of the sampled rows; None: there are none."""
+        if not len(hidden):
             return None
+        parts = self._parts
         logits = parts.model.logits(hidden)
         slots, positions = inputs.sampled_slots, inputs.sampled_positions
         return Sampled(logits, choose_and_feed(parts.sampler, parts.feed, logits, slots, positions))
 
+    def _begin_fetch(
+        self, packed: PackedStep, sampled: Sampled | None, before_prompt_tokens: torch.Tensor | None = None
+    ) -> _InFlight:
+        """Compute log-probabilities, and bring what the step has made to the host.
+
+        Args:
+            before_prompt_tokens: hidden states of `packed.prompts.rows`.
+        """
+        parts, slots, tensors, reported = self._parts, packed.sampled_slots, [], None
+        if sampled is not None and len(slots):
+            tensors = [sampled.token_ids]
+            reported = parts.sampler.report(sampled.logits, sampled.token_ids, slots)
+            if reported is not None and reported.tensors is not None:
+                tensors += reported.tensors
+        prompts = packed.prompts
+        if prompts is not None:
+            assert before_prompt_tokens is not None
+            count = max(span.num_top for span in prompts.spans)
+            logits, vocab_size = parts.model.logits, self.info.vocab_size
+            # The last use of the model's logits: on a CPU they overwrite those of the sampled rows.
+            tensors += score_prompts(logits, before_prompt_tokens, prompts.token_ids, count, vocab_size)
+        spans = () if prompts is None else prompts.spans
+        return _InFlight(Fetch(tensors, parts.on_gpu), slots, reported, spans)
+
 
 class _InFlight:
-    """A launched step."""
+    """A launched step.
 
-    def __init__(self, fetch: Fetch, slots: Slots | None = None, reported: Reported | None = None) -> None:
+    Args:
+        fetch: tokens where there are sampled slots, then the tensors of `reported`, then `PromptTensors` where there
+            are spans.
+    """
+
+    def __init__(
+        self, fetch: Fetch, slots: Slots, reported: Reported | None = None, spans: Sequence[PromptSpan] = ()
+    ) -> None:
         self._fetch = fetch
         self._slots = slots
         self._reported = reported
+        self._spans = spans
 
     def wait(self) -> StepOutput:
         """The step's output, once it is computed."""
         on_host = self._fetch.wait()
-        if self._slots is None:
-            return _NOTHING
-        token_ids: TokenIds = on_host[0].astype(np.int32)
-        if self._reported is None:
-            return StepOutput(token_ids, [])
-        if self._reported.tensors is None:
-            return StepOutput(token_ids, [], tuple(self._reported.slots.tolist()))
-        sampled, top_token_ids, top = on_host[1:]
-        reports = token_logprobs(sampled, top_token_ids, top, self._reported.slots, self._reported.num_top)
-        return StepOutput(token_ids, reports)
+        token_ids: TokenIds = on_host[0].astype(np.int32) if len(self._slots) else NO_TOKENS
+        prompts = prompt_reports(on_host[-len(PromptTensors._fields) :], self._spans) if self._spans else []
+        reported = self._reported
+        if reported is None:
+            return StepOutput(token_ids, [], prompt_logprobs=prompts)
+        if reported.tensors is None:
+            return StepOutput(token_ids, [], tuple(reported.slots.tolist()), prompts)
+        sampled, top_token_ids, top = on_host[1:4]
+        reports = token_logprobs(sampled, top_token_ids, top, reported.slots, reported.num_top)
+        return StepOutput(token_ids, reports, prompt_logprobs=prompts)

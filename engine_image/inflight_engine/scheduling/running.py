@@ -194,6 +194,9 @@ def all_tokens(request: Request) -> TokenIds:
 def hash_blocks(request: Request, num_tokens: int, block_size: int) -> None:
     """Extend `block_hashes` to all full blocks of the request's first `num_tokens` tokens."""
     hashed = len(request.block_hashes)
-    parent = request.block_hashes[-1] if hashed else root_hash(request.tenant, request.cache_salt)
+    # A prefix found elsewhere would leave out prompt tokens whose log-probabilities are asked for. What the request
+    # itself has computed before a preemption it has reported, so it may go on from there.
+    alone = None if request.sampling.prompt_logprobs is None else request.order
+    parent = request.block_hashes[-1] if hashed else root_hash(request.tenant, request.cache_salt, alone)
     tokens = all_tokens(request)[hashed * block_size : num_tokens]
     request.block_hashes += block_hashes(tokens, block_size, parent)
