@@ -12,28 +12,31 @@ from hashlib import blake2b
 from inflight_engine.request import TokenIds
 
 HASH_SIZE = 16
-_LENGTH_SIZE = 8
+_LENGTH_SIZE = _NUMBER_SIZE = 8
 
 
-def root_hash(tenant: str, salt: str, alone: int | None = None) -> bytes:
+def root_hash(tenant: str, salt: str) -> bytes:
     """What the first block is chained to. Different for any two tenants, and for any two salts of one tenant.
-
-    Args:
-        alone: a number that no other request has: the blocks are found by this request only, when it resumes. None:
-            they are shared.
 
     Returns:
         16 bytes.
     """
     # The tenant's length goes first: ("ab", "c") must not be ("a", "bc"). JSON can bring lone surrogates.
     name = tenant.encode("utf-8", "surrogatepass")
-    root = blake2b(digest_size=HASH_SIZE, person=b"prefix root" if alone is None else b"prefix alone")
-    if alone is not None:
-        root.update(alone.to_bytes(_LENGTH_SIZE, "little"))
+    root = blake2b(digest_size=HASH_SIZE, person=b"prefix root")
     root.update(len(name).to_bytes(_LENGTH_SIZE, "little"))
     root.update(name)
     root.update(salt.encode("utf-8", "surrogatepass"))
     return root.digest()
+
+
+def private_root_hash(number: int) -> bytes:
+    """As `root_hash`, for one request that shares no blocks. Different for any two numbers, and from any shared one.
+
+    Returns:
+        16 bytes.
+    """
+    return blake2b(number.to_bytes(_NUMBER_SIZE, "little"), digest_size=HASH_SIZE, person=b"private root").digest()
 
 
 def block_hashes(token_ids: TokenIds, block_size: int, parent: bytes) -> list[bytes]:
