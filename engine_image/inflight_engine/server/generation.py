@@ -307,7 +307,9 @@ class Generation:
             self._let_go(self._stop.push(self._detokenizer.flush()))
             self._let_go(self._stop.flush())
         text, self._text = self._text, ""
-        prompt, self._prompt_scores = self._prompt_scores, None
+        # One that failed, or that nobody waits for, may have had no time for all of its prompt.
+        prompt = self._prompt_scores if self.finish_reason in (None, FinishReason.STOP, FinishReason.LENGTH) else None
+        self._prompt_scores = None
         piece = Piece(text, self._take_tokens(all_out=all_out) if self._untaken else [], prompt)
         self.delivered = self.delivered or not piece.empty
         return piece
