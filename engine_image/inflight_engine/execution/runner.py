@@ -114,7 +114,7 @@ class Runner:
     def _begin_fetch(
         self, packed: PackedStep, sampled: Sampled | None, before_prompt_tokens: torch.Tensor | None = None
     ) -> _InFlight:
-        """Compute log-probabilities, and bring what the step has made to the host.
+        """Compute log-probabilities, and begin to bring what the step makes to the host.
 
         Args:
             before_prompt_tokens: hidden states of `packed.prompts.rows`.

@@ -8,8 +8,11 @@ import pytest
 
 from inflight_engine.output import PromptLogprobs, TokenLogprobs
 from inflight_engine.request import FinishReason
+from inflight_engine.server.logprobs import with_prompt
+from inflight_engine.server.prompt_scores import PromptScores
 from tests.engine.server.fake_engine import EOS, until
 from tests.engine.server.test_requests import events, usage
+from tests.engine.server.test_restart import die, restart
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -125,6 +128,16 @@ async def test_the_one_token_that_harnesses_leave_out_is_there_even_where_it_is_
     assert choice["logprobs"]["tokens"] == ["a", "b", "<end>"]
     assert choice["logprobs"]["token_logprobs"] == [None, -1.0, -0.5]
     assert choice["logprobs"]["text_offset"] == [0, 1, 2]
+
+
+def test_what_a_tokenizer_puts_in_front_of_a_prompt_takes_no_place_in_its_text():
+    spelled = [b"<s>", b" Hello", b" w", "ö".encode()[:1], "ö".encode()[1:], b"rld"]
+    prompt = PromptScores(range(6))
+    prompt.add(scores(0, 1, [-1.0] * 5, top=()))
+    nothing = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    shown = with_prompt(nothing, prompt, "Hello wörld", 0, lambda token_id: spelled[token_id])
+    assert shown["text_offset"] == [0, 0, 5, 7, 7, 8]
+    assert shown["tokens"][:3] == ["<s>", " Hello", " w"]
 
 
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.STOP])
@@ -246,23 +259,20 @@ async def test_what_cannot_be_is_refused_by_name(make_fake, path, body, param):
     assert not fake.engine.requests
 
 
-async def test_a_request_that_is_submitted_again_forgets_what_was_reported(make_fake):
+async def test_a_request_that_is_submitted_to_another_engine_process_is_answered_by_that(make_fake):
     fake = await make_fake()
-    call = post(fake, prompt="abc", echo=True, logprobs=0, max_tokens=0)
+    call = post(fake, prompt="abc", echo=True, logprobs=0, max_tokens=1)
     await engine_has(fake)
-    generation = fake.service._dispatcher.unfinished()[0]
-    fake.engine.report(admitted=[(0, 0)], prompt_logprobs=[scores(0, 1, [-1.0], top=())])
-    await until(lambda: not generation.waiting)
-    generation.restart(fake.service.tokenizer.detokenizer([]))
-    fake.engine.report(
-        admitted=[(0, 1)],
-        tokens={1: Z},
-        prompt_logprobs=[scores(1, 1, [-5.0, -6.0], top=())],
-        logprobs=[TokenLogprobs(1, -0.5, [], [])],
-        finished=[(0, FinishReason.LENGTH)],
-    )
+    first = {"prompt_logprobs": [scores(0, 1, [-1.0, -2.0], top=())], "logprobs": [TokenLogprobs(0, -3.0, [], [])]}
+    fake.engine.report(admitted=[(0, 0)], tokens={0: Z}, **first)
+    await until(lambda: fake.service.metrics.generation_tokens)
+    await die(fake)
+    await restart(fake)
+    await engine_has(fake)
+    again = {"prompt_logprobs": [scores(1, 1, [-5.0, -6.0], top=())], "logprobs": [TokenLogprobs(1, -7.0, [], [])]}
+    fake.engine.report(admitted=[(0, 1)], tokens={1: Z}, finished=[(0, FinishReason.LENGTH)], **again)
     choice = (await call).json()["choices"][0]
-    assert (choice["text"], choice["logprobs"]["token_logprobs"]) == ("abc", [None, -5.0, -6.0])
+    assert (choice["text"], choice["logprobs"]["token_logprobs"]) == ("abcZ", [None, -5.0, -6.0, -7.0])
 
 
 @pytest.mark.parametrize("stream", [False, True])
