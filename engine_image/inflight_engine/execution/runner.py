@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from inflight_engine.execution.batch import PackedStep, PersistentBatch
-from inflight_engine.execution.forward import Forward, StepInputs
+from inflight_engine.execution.forward import Forward
 from inflight_engine.execution.graphs import Sampled, StepGraphs
 from inflight_engine.execution.host_cache import HostCache
 from inflight_engine.execution.memory.fetch import Fetch
@@ -94,46 +95,47 @@ class Runner:
         if plan.num_tokens == 0:
             return _InFlight(Fetch((), parts.on_gpu), _NO_SLOTS)
         packed = parts.batch.pack(plan)
-        replayed = parts.graphs.replay(packed) if parts.graphs is not None and packed.prompts is None else None
+        return self._fetch(packed, self._run(packed))
+
+    def _run(self, packed: PackedStep) -> _Computed:
+        """The step, by replaying a graph where one holds it, else launched kernel by kernel. Prompts are scored without
+        graphs."""
+        parts, prompts, num_sampled = self._parts, packed.prompts, len(packed.sampled_slots)
+        replayed = parts.graphs.replay(packed) if parts.graphs is not None and prompts is None else None
         if replayed is not None:
-            return self._begin_fetch(packed, replayed)
+            return _Computed(replayed if num_sampled else None)
         inputs = parts.forward.send(packed)
         hidden = parts.forward.run(inputs)
-        sampled = self._sample(inputs, hidden[: len(packed.sampled_slots)])
-        return self._begin_fetch(packed, sampled, hidden[len(packed.sampled_slots) :])
-
-    def _sample(self, inputs: StepInputs, hidden: torch.Tensor) -> Sampled | None:
-        """`hidden`: of the sampled rows; None: there are none."""
-        if not len(hidden):
-            return None
-        parts = self._parts
-        logits = parts.model.logits(hidden)
-        slots, positions = inputs.sampled_slots, inputs.sampled_positions
-        return Sampled(logits, choose_and_feed(parts.sampler, parts.feed, logits, slots, positions))
-
-    def _begin_fetch(
-        self, packed: PackedStep, sampled: Sampled | None, before_prompt_tokens: torch.Tensor | None = None
-    ) -> _InFlight:
-        """Compute log-probabilities, and begin to bring what the step makes to the host.
-
-        Args:
-            before_prompt_tokens: hidden states of `packed.prompts.rows`.
-        """
-        parts, slots, tensors, reported = self._parts, packed.sampled_slots, [], None
-        if sampled is not None and len(slots):
-            tensors = [sampled.token_ids]
-            reported = parts.sampler.report(sampled.logits, sampled.token_ids, slots)
-            if reported is not None and reported.tensors is not None:
-                tensors += reported.tensors
-        prompts = packed.prompts
+        scored = None
         if prompts is not None:
-            assert before_prompt_tokens is not None
             count = max(span.num_top for span in prompts.spans)
-            logits, vocab_size = parts.model.logits, self.info.vocab_size
-            # The last use of the model's logits: on a CPU they overwrite those of the sampled rows.
-            tensors += score_prompts(logits, before_prompt_tokens, prompts.token_ids, count, vocab_size)
-        spans = () if prompts is None else prompts.spans
-        return _InFlight(Fetch(tensors, parts.on_gpu), slots, reported, spans)
+            # First: on a CPU each call overwrites the logits of the one before, and those of sampled rows are needed.
+            scored = score_prompts(
+                parts.model.logits, hidden[num_sampled:], prompts.token_ids, count, self.info.vocab_size
+            )
+        if not num_sampled:
+            return _Computed(None, scored)
+        logits = parts.model.logits(hidden[:num_sampled])
+        slots, positions = inputs.sampled_slots, inputs.sampled_positions
+        return _Computed(Sampled(logits, choose_and_feed(parts.sampler, parts.feed, logits, slots, positions)), scored)
+
+    def _fetch(self, packed: PackedStep, computed: _Computed) -> _InFlight:
+        """Begin to bring what was computed to the host."""
+        parts, slots, sampled, scored = self._parts, packed.sampled_slots, computed.sampled, computed.scored
+        tensors, reported = [], None
+        if sampled is not None:
+            reported = parts.sampler.report(sampled.logits, sampled.token_ids, slots)
+            tensors = [sampled.token_ids]
+            tensors += () if reported is None or reported.tensors is None else reported.tensors
+        spans = packed.prompts.spans if packed.prompts is not None else ()
+        return _InFlight(Fetch([*tensors, *(scored or ())], parts.on_gpu), slots, reported, spans)
+
+
+class _Computed(NamedTuple):
+    """Of a step. `sampled`: None: it samples nothing. `scored`: of its prompt tokens to score, None: there are none."""
+
+    sampled: Sampled | None
+    scored: PromptTensors | None = None
 
 
 class _InFlight:
