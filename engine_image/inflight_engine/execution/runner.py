@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,6 +15,7 @@ from inflight_engine.execution.forward import Forward
 from inflight_engine.execution.graphs import Sampled, StepGraphs
 from inflight_engine.execution.host_cache import HostCache
 from inflight_engine.execution.memory.fetch import Fetch
+from inflight_engine.execution.pieces import Pieces
 from inflight_engine.execution.sampling.logprobs import Reported, token_logprobs
 from inflight_engine.execution.sampling.sampler import Sampler
 from inflight_engine.execution.token_feed import TokenFeed, choose_and_feed
@@ -31,6 +34,7 @@ class StepParts:
 
     Attributes:
         graphs: of small steps; None: all steps are launched kernel by kernel.
+        pieces: of steps for which the device has no memory at once; None: such a step fails.
     """
 
     model: Model
@@ -40,6 +44,7 @@ class StepParts:
     sampler: Sampler
     host_cache: HostCache
     graphs: StepGraphs | None
+    pieces: Pieces | None
     on_gpu: bool
 
 
@@ -66,8 +71,11 @@ class Runner:
         """See `StepExecutor`."""
         if len(self._in_flight) == self._most_in_flight:
             raise AssertionError(f"{self._most_in_flight} steps are launched and not collected")
-        with self._inference_mode:
-            self._in_flight.append(self._compute(plan))
+        try:
+            with self._inference_mode:
+                self._in_flight.append(self._compute(plan))
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(str(error)) from error
 
     def collect(self) -> StepOutput:
         """See `StepExecutor`."""
@@ -90,14 +98,27 @@ class Runner:
             if start.host_block_ids:
                 parts.host_cache.copy_in(start.host_block_ids, start.block_ids[: len(start.host_block_ids)].tolist())
         if plan.num_tokens == 0:
-            return _InFlight(Fetch((), parts.on_gpu))
+            return _InFlightPiece(Fetch((), parts.on_gpu))
         packed = parts.batch.pack(plan)
-        sampled = self._sample(packed)
+        if parts.pieces is None:
+            return self._fetch(packed, self._sample(packed))
+        pieces: list[_InFlight] = []
+        for piece, sampled in parts.pieces.compute(packed, self._sample):
+            # On its way to the host before the next one is computed, which may replay the same graph.
+            pieces.append(self._fetch(piece, sampled))
+            del sampled  # memory that the next one may need
+        if len(pieces) == 1 and not parts.pieces.ran_out:
+            return pieces[0]
+        return _InFlightPieces(pieces, packed.sampled_slots, parts.pieces)
+
+    def _fetch(self, packed: PackedStep, sampled: Sampled | None) -> _InFlightPiece:
+        """Begin to bring what was sampled to the host."""
+        parts = self._parts
         if sampled is None:
-            return _InFlight(Fetch((), parts.on_gpu))
+            return _InFlightPiece(Fetch((), parts.on_gpu))
         reported = parts.sampler.report(sampled.logits, sampled.token_ids, packed.sampled_slots)
         tensors = () if reported is None or reported.tensors is None else reported.tensors
-        return _InFlight(Fetch((sampled.token_ids, *tensors), parts.on_gpu), packed.sampled_slots, reported)
+        return _InFlightPiece(Fetch((sampled.token_ids, *tensors), parts.on_gpu), packed.sampled_slots, reported)
 
     def _sample(self, packed: PackedStep) -> Sampled | None:
         """The step's logits and tokens, by replaying a graph where one holds it, else launched kernel by kernel; None:
@@ -116,8 +137,43 @@ class Runner:
         return Sampled(logits, choose_and_feed(parts.sampler, parts.feed, logits, slots, positions))
 
 
-class _InFlight:
+class _InFlight(Protocol):
     """A launched step."""
+
+    def wait(self) -> StepOutput:
+        """The step's output, once it is computed."""
+        ...
+
+
+class _InFlightPieces:
+    """A step that is computed in pieces.
+
+    Args:
+        slots: of all tokens that the step samples.
+        how: what has become of it, until the next step.
+    """
+
+    def __init__(self, pieces: Sequence[_InFlight], slots: Slots, how: Pieces) -> None:
+        self._pieces = pieces
+        self._slots = slots
+        self._failed_slots = tuple(how.failed_slots)
+        self._ran_out = how.ran_out
+
+    def wait(self) -> StepOutput:
+        outputs = [piece.wait() for piece in self._pieces]
+        token_ids = np.zeros(len(self._slots), np.int32)
+        token_ids[~np.isin(self._slots, self._failed_slots)] = np.concatenate([each.token_ids for each in outputs])
+        return StepOutput(
+            token_ids,
+            [logprobs for each in outputs for logprobs in each.logprobs],
+            tuple(slot for each in outputs for slot in each.failed_slots),
+            self._failed_slots,
+            self._ran_out,
+        )
+
+
+class _InFlightPiece:
+    """A step, or a piece of one."""
 
     def __init__(self, fetch: Fetch, slots: Slots | None = None, reported: Reported | None = None) -> None:
         self._fetch = fetch
@@ -125,7 +181,6 @@ class _InFlight:
         self._reported = reported
 
     def wait(self) -> StepOutput:
-        """The step's output, once it is computed."""
         on_host = self._fetch.wait()
         if self._slots is None:
             return _NOTHING
