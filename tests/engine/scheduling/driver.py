@@ -236,17 +236,20 @@ class Driver:
         slots = [slot for slot in step.owners if slot in failing]
         failed = [step.owners[slot] for slot in slots]
         spoiled, lost = set(failed), set()
-        misled: dict[int, int] = {}
+        misled: dict[int, None] = {}
         for each in steps:
             for computed in each.computed:
-                if computed.request_id in spoiled or not lost.isdisjoint(computed.read):
+                if computed.slot in each.put_back:  # by a failure before this one
+                    lost |= computed.written
+                elif computed.request_id in spoiled or not lost.isdisjoint(computed.read):
                     spoiled.add(computed.request_id)
                     lost |= computed.written
+                    if computed.request_id not in {*failed, *self.finished}:
+                        misled[computed.request_id] = None
                 else:
                     lost -= computed.written
-                if computed.request_id in spoiled - {*failed, *self.finished}:
-                    misled[computed.request_id] = computed.slot
-                    each.put_back.add(computed.slot)
+        for each in steps:
+            each.put_back |= {slot for slot, request_id in each.owners.items() if request_id in misled}
         failed = [request_id for request_id in failed if request_id not in self.finished]
         returned = [request.request_id for request in self.scheduler.fail_chunks(step.plan, slots)]
         assert returned == failed, "fail_chunks does not return the requests of the chunks"
@@ -263,7 +266,8 @@ class Driver:
         plan, later = step.plan, self.under_way
         self.under_way = None
         copied_out = [preemption.request_id for preemption in plan.preemptions if preemption.host_block_ids]
-        lost = [each for each in (*step.owners.values(), *copied_out) if each not in self.finished]
+        owners = [request_id for slot, request_id in step.owners.items() if slot not in step.put_back]
+        lost = [each for each in (*owners, *copied_out) if each not in self.finished]
         assert [request.request_id for request in self.scheduler.fail(plan)] == lost, (
             "fail does not return what a failed step may have left without its keys and values"
         )
