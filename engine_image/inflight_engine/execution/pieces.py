@@ -20,7 +20,11 @@ from inflight_engine.execution.batch import PackedStep
 log = logging.getLogger(__name__)
 
 LEAST_TOKENS = 64
-"""Of a piece. Smaller ones would take seconds for a long step, in which its decodes wait."""
+"""Of a piece."""
+
+_MOST_PIECES = 128
+"""Of a step, about: each takes some ten milliseconds, in which the step's decodes wait; and a step that takes many
+seconds more than others of its size is taken for one that hangs."""
 
 _MOST_TOKENS = 1 << 31
 """More than any step has."""
@@ -67,8 +71,10 @@ class Pieces:
             self.largest = min(2 * self.largest, _MOST_TOKENS)
             self._steps_since = 0
         first, num_tokens, num_computed, failure = 0, len(packed.positions), 0, ""
+        least = max(LEAST_TOKENS, num_tokens // _MOST_PIECES)
         while first < num_tokens:
-            last = self._end(packed, first)
+            largest = max(self.largest, least)
+            last = _end(packed, first, largest, at_least=largest == least)
             piece = packed if last - first == num_tokens else piece_of(packed, first, last)
             try:
                 result = [compute(piece)]
@@ -80,8 +86,8 @@ class Pieces:
                 first, num_computed = last, num_computed + 1
                 continue
             self.ran_out = True
-            if self.largest > LEAST_TOKENS:
-                self._shrink(last - first, packed, failure)
+            if largest > least:
+                self._shrink(last - first, least, packed, failure)
                 continue
             if not piece.attention.chunks:
                 raise torch.OutOfMemoryError(failure)
@@ -91,20 +97,9 @@ class Pieces:
         if not num_computed:
             raise torch.OutOfMemoryError(failure)
 
-    def _end(self, packed: PackedStep, first: int) -> int:
-        """Where the piece that begins at a token ends. In a step that is cut decodes have pieces of their own, which a
-        CUDA graph may hold; and a piece of the smallest size is of one chunk, so that it is known whose fails."""
-        num_tokens, num_decodes = len(packed.positions), len(packed.attention.decode_slots)
-        if num_tokens <= self.largest > LEAST_TOKENS:
-            return num_tokens
-        last = min(first + self.largest, num_tokens)
-        if first < num_decodes:
-            return min(last, num_decodes)
-        return last if self.largest > LEAST_TOKENS else min(last, _chunk_end(packed, first))
-
-    def _shrink(self, num_tokens: int, packed: PackedStep, failure: str) -> None:
-        """So many tokens at once were too many, of this step."""
-        self.largest = max(LEAST_TOKENS, num_tokens // 2)
+    def _shrink(self, num_tokens: int, least: int, packed: PackedStep, failure: str) -> None:
+        """So many tokens at once were too many, of this step; never fewer than `least`."""
+        self.largest = max(least, num_tokens // 2)
         self._steps_since = 0
         log.warning(
             "out of memory for %d tokens of a step of %d (%d decodes, %d prefill chunks); it is computed in pieces of "
@@ -147,6 +142,18 @@ def piece_of(packed: PackedStep, first: int, last: int) -> PackedStep:
         sampled_slots=packed.sampled_slots[begin:end],
         sampled_positions=packed.sampled_positions[begin:end],
     )
+
+
+def _end(packed: PackedStep, first: int, largest: int, *, at_least: bool) -> int:
+    """Where the piece that begins at a token ends. In a step that is cut decodes have pieces of their own, which a CUDA
+    graph may hold; and a piece of the smallest size (`at_least`) is of one chunk, so that it is known whose fails."""
+    num_tokens, num_decodes = len(packed.positions), len(packed.attention.decode_slots)
+    if num_tokens <= largest and not at_least:
+        return num_tokens
+    last = min(first + largest, num_tokens)
+    if first < num_decodes:
+        return min(last, num_decodes)
+    return min(last, _chunk_end(packed, first)) if at_least else last
 
 
 def _chunk_end(packed: PackedStep, token: int) -> int:

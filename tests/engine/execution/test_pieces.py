@@ -191,6 +191,20 @@ def _rows(part):
     return range(len(part.positions)) if part.sampled_rows is None else part.sampled_rows.tolist()
 
 
+def test_a_long_step_is_cut_into_no_more_pieces_than_it_may_be(monkeypatch):
+    monkeypatch.setattr(pieces_module, "_MOST_PIECES", 5)
+    attempts, pieces = [], Pieces(lambda: None)
+
+    def compute(piece):
+        attempts.append(len(piece.positions))
+        if piece.attention.chunks:
+            raise torch.OutOfMemoryError
+
+    assert [result for _, result in pieces.compute(packed_step((56, 40)), compute)] == [None]
+    assert pieces.failed_slots == [8, 9]
+    assert attempts == [100, 4, 50, 25, 20, 20]
+
+
 def test_pieces_stay_small_for_a_while_and_become_larger_again(monkeypatch):
     monkeypatch.setattr(pieces_module, "_STEPS_UNTIL_LARGER", 3)
     packed, given_back = packed_step((60,)), []
