@@ -69,7 +69,7 @@ class Engine:
     Where the runner looks ahead, a step is planned and launched while the one before is computed, so the device goes
     from one to the next without waiting for what is done with the tokens.
 
-    A request whose own part of a step fails for lack of memory ends with an error, and its step goes on. A step that
+    A request whose own part of a step fails for lack of memory ends with that error, and its step goes on. A step that
     raises ends the requests that were in it with an error and spares the rest; what was launched after it
     is computed again. After `MAX_CONSECUTIVE_FAILURES` in a row, or at once when the device failed, the exception goes
     up.
@@ -208,8 +208,10 @@ class Engine:
             return self._fail(step, error, ahead=ahead)
         self._failures = 0
         collected = self._clock()
+        self._reports.num_out_of_memory += output.out_of_memory
+        failed = self._fail_chunks(plan, output.uncomputed_slots) if output.uncomputed_slots else []
         discarded = scheduler.discarded_slots(plan)
-        failed = [scheduler.request_in(slot) for slot in output.failed_slots if slot not in discarded]
+        failed += [scheduler.request_in(slot) for slot in output.failed_slots if slot not in discarded]
         ended = scheduler.update(plan, output.token_ids)
         done = self._clock()
         seconds = done - max(step.started, self._done)
@@ -219,8 +221,8 @@ class Engine:
         self._measurements.observe(step.work, started=step.started, done=done, seconds=seconds, computing=computing)
         self._collected, self._done = collected, done
         for request in failed:
-            self._cancel(request.request_id, FinishReason.ERROR)
-        reports = [Finished(each.request_id, FinishReason.ERROR) for each in failed]
+            self._cancel(request.request_id, FinishReason.OUT_OF_MEMORY)
+        reports = [Finished(each.request_id, FinishReason.OUT_OF_MEMORY) for each in failed]
         reports += [finished(each) for each in ended if each not in failed]
         return self._reports.of(
             plan,
@@ -233,23 +235,39 @@ class Engine:
             schedule_seconds=(step.planned - step.started) + (done - collected),
         )
 
+    def _fail_chunks(self, plan: StepPlan, slots: Sequence[int]) -> list[Request]:
+        """There was no memory for these slots' chunks; returns the requests that end with it once the step is taken
+        in."""
+        failed = self._scheduler.fail_chunks(plan, slots)
+        for observer in self._observers:
+            observer.chunks_failed(slots)
+        return failed
+
     def _fail(self, step: _Launched, error: Exception, *, ahead: bool) -> StepReport:
         """End the requests of a step that raised. What was launched after it is gone with it."""
         self._failures += 1
         if self._failures >= MAX_CONSECUTIVE_FAILURES or self._device_failed(error):
             raise error
-        log.error("step %d failed; its requests end with an error", step.plan.step, exc_info=error)
-        failed = self._scheduler.fail(step.plan)
+        plan, reason = step.plan, FinishReason.ERROR
+        if isinstance(error, MemoryError):
+            reason = FinishReason.OUT_OF_MEMORY
+            self._reports.num_out_of_memory += 1
+        log.error(
+            "step %d, of %d tokens for %d decodes and %d prefill chunks, failed; its requests end with an error",
+            *(plan.step, plan.num_tokens, len(plan.decode_slots), len(plan.prefills)),
+            exc_info=error,
+        )
+        failed = self._scheduler.fail(plan)
         seconds = self._clock() - max(step.started, self._done)
         for observer in self._observers:
-            observer.failed(step.plan, seconds, ahead=ahead)
+            observer.failed(plan, seconds, ahead=ahead)
             if self._in_flight is not None:
                 observer.failed(self._in_flight.plan, 0.0)
         self._in_flight = None
         for request in failed:
-            self._cancel(request.request_id, FinishReason.ERROR)
+            self._cancel(request.request_id, reason)
         ended = self._take_ended() + [finished(each) for each in failed]
-        return self._reports.without_tokens(step.plan.step, step.admitted, ended)
+        return self._reports.without_tokens(plan.step, step.admitted, ended)
 
     def _take_ended(self) -> list[Finished]:
         ended, self._ended = self._ended, []

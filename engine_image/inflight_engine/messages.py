@@ -102,6 +102,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
         schedule_seconds: what the scheduler took to plan the step and to take its tokens in. Where steps overlap the
             planning happens while the step before is computed.
         decode_kv_tokens: whose keys and values the step's decodes read.
+        num_out_of_memory: steps since start for which the device had no memory at once, or none at all.
     """
 
     num_running: int
@@ -117,6 +118,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     step_seconds: float
     schedule_seconds: float
     decode_kv_tokens: int = 0
+    num_out_of_memory: int = 0
 
 
 SHORT_STEP_SECONDS = 5.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from inflight_cost.model import CostModel
 from inflight_engine.cache.swap import SwapRates
 from inflight_engine.request import FinishReason, Request
@@ -42,6 +44,10 @@ class EngineObserver:
             seconds: how long the whole step took.
             ahead: between the step's plan and its `update` the scheduler was asked for the next one.
         """
+
+    def chunks_failed(self, slots: Sequence[int]) -> None:
+        """Of the step that `stepped` tells next, the chunks of these slots were not computed: `Scheduler.fail_chunks`
+        was called. Their requests are `cancelled` after that."""
 
     def failed(self, plan: StepPlan, seconds: float, *, ahead: bool = False) -> None:
         """A step was planned but gave no tokens: `Scheduler.fail` was called for it or for the step before, and

@@ -52,9 +52,13 @@ class StepOutput(NamedTuple):
         logprobs: for those slots that asked for them.
         failed_slots: sampled slots for which there was no memory to compute what they alone asked for.
         prompt_logprobs: of chunks whose requests asked for them.
+        uncomputed_slots: slots whose chunk there was no memory to compute; their token, if they have one, is 0.
+        out_of_memory: whether some attempt to compute the step had no memory.
     """
 
     token_ids: TokenIds
     logprobs: list[TokenLogprobs]
     failed_slots: tuple[int, ...] = ()
     prompt_logprobs: Sequence[PromptLogprobs] = ()
+    uncomputed_slots: tuple[int, ...] = ()
+    out_of_memory: bool = False

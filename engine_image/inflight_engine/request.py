@@ -38,6 +38,8 @@ class FinishReason(StrEnum):
     ABORT = "abort"
     TIMEOUT = "timeout"
     ERROR = "error"
+    OUT_OF_MEMORY = "out_of_memory"
+    """Its part of a step, or the whole step, found no memory."""
 
 
 @dataclass(frozen=True, slots=True)

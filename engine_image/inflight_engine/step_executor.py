@@ -19,7 +19,11 @@ class StepExecutor(Protocol):
     lookahead: bool
 
     def launch(self, plan: StepPlan) -> None:
-        """Begin to compute a step; steps are computed in the order of their launches."""
+        """Begin to compute a step; steps are computed in the order of their launches.
+
+        Raises:
+            MemoryError: there was no memory for it, nor for a part of it.
+        """
         ...
 
     def collect(self) -> StepOutput:

@@ -17,9 +17,14 @@ _NO_WORK = StepWork(0, 0, 0, 0, 0)
 
 
 class StepReports:
-    """Makes the reports of one engine. `ended`, everywhere: requests that are not reported yet."""
+    """Makes the reports of one engine. `ended`, everywhere: requests that are not reported yet.
+
+    Attributes:
+        num_out_of_memory: as in `StepStats`; the engine counts.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
+        self.num_out_of_memory = 0
         self._scheduler = scheduler
         self._slots: Slots | None = None
         self._slots_bytes = b""
@@ -74,6 +79,7 @@ class StepReports:
             step_seconds=step_seconds,
             schedule_seconds=schedule_seconds,
             decode_kv_tokens=int(work.decode_kv_tokens),
+            num_out_of_memory=self.num_out_of_memory,
         )
 
 

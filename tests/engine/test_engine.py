@@ -248,10 +248,80 @@ def test_a_request_whose_own_part_of_a_step_fails_ends_with_an_error_and_the_oth
             tokens.setdefault(int(slot), []).append(int(token))
     ended = sorted(finished)
     assert ended == [0, 1, 2]
-    assert sorted(finished.values()) == sorted([FinishReason.ERROR, FinishReason.LENGTH, FinishReason.LENGTH])
+    assert sorted(finished.values()) == sorted([FinishReason.OUT_OF_MEMORY, FinishReason.LENGTH, FinishReason.LENGTH])
     assert len(tokens[1]) == 2, "none of the step that failed for it"
     assert all(len(tokens[slot]) == max_tokens for slot in tokens if slot != 1)
     assert not engine._scheduler.has_work
+
+
+class LittleMemory(AheadStandIn):
+    """Without memory for the chunks of one prompt token, whatever else is in the step."""
+
+    def __init__(self, token, lookahead):
+        super().__init__()
+        self.token, self.lookahead = token, lookahead
+        self.uncomputed = {}
+
+    def launch(self, plan):
+        super().launch(plan)
+        slots = [chunk.slot for chunk in plan.prefills if self.token in self.tokens[chunk.slot][chunk.start :]]
+        self.uncomputed[plan.step] = tuple(slots)
+
+    def collect(self):
+        slots = self.uncomputed[self.launched[0][0]]
+        return super().collect()._replace(uncomputed_slots=slots, out_of_memory=bool(slots))
+
+
+@pytest.mark.parametrize("lookahead", [False, True])
+def test_a_request_whose_chunk_finds_no_memory_ends_with_that_and_nobody_keeps_what_it_left(tmp_path, lookahead):
+    path = tmp_path / "record"
+    config = replace(CONFIG, num_blocks=128)
+    engine = make_engine(record=path, runner=LittleMemory(77, lookahead), config=config)
+    common = [9] * 8
+    prompts = {
+        0: [1],
+        1: [*common, *[77] * 24, 5],
+        2: [2, 2],
+        3: [*common, 3],
+        4: [*common, *[77] * 20],
+        5: [*common, 4],
+    }
+    reports = []
+    for request_id, prompt in prompts.items():
+        engine.handle(add(request_id, prompt, max_tokens=12))
+        if request_id in (0, 2, 4):
+            reports.append(engine.step())
+    reports += run(engine)
+    reasons = {each.request_id: each.reason for report in reports for each in report.finished}
+    failed = {request_id for request_id, prompt in prompts.items() if 77 in prompt}
+    assert {each for each, reason in reasons.items() if reason is FinishReason.OUT_OF_MEMORY} == failed
+    found = outputs(reports)
+    for request_id in prompts.keys() - failed:
+        assert reasons[request_id] is FinishReason.LENGTH
+        assert found[request_id] == reference_output(prompts[request_id], 12)
+    assert failed.isdisjoint(found)
+    assert reports[-1].stats.num_out_of_memory > 0
+    engine.close()
+    recording = Recording(path)
+    assert replay(recording.header.config, recording.events(), Survey(recording.events())) is None
+
+
+def test_a_step_without_memory_ends_its_requests_with_that():
+    runner = StandIn({0})
+    launch = runner.launch
+
+    def without_memory(plan):
+        try:
+            launch(plan)
+        except RuntimeError as error:
+            raise MemoryError from error
+
+    runner.launch = without_memory
+    engine = make_engine(runner=runner)
+    engine.handle(add(1, [1]))
+    report = engine.step()
+    assert [(each.request_id, each.reason) for each in report.finished] == [(1, FinishReason.OUT_OF_MEMORY)]
+    assert report.stats.num_out_of_memory == 1
 
 
 def test_a_failed_step_ends_those_it_was_to_swap_out_too_because_host_memory_may_hold_nothing_of_them():

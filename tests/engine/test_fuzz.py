@@ -15,6 +15,8 @@ ALWAYS = (
     "chunked",
     "failed",
     "failed_copies",
+    "failed_chunks",
+    "misled",
     "throttled",
     "preemptions",
     "swaps",

@@ -26,6 +26,7 @@ from inflight_engine.execution.memory.numa import interleave_memory, nodes_of
 from inflight_engine.execution.memory.resources import choose_num_threads, read_resources
 from inflight_engine.execution.memory.staging import Staging, step_bytes
 from inflight_engine.execution.memory_profile import measure
+from inflight_engine.execution.pieces import Pieces
 from inflight_engine.execution.runner import Runner, StepParts
 from inflight_engine.execution.sampling.sampler import make_sampler
 from inflight_engine.execution.step_shapes import chunk_shapes, decode_shapes
@@ -236,7 +237,9 @@ def make_parts(
         if not parallel.minimum(int(graphs.try_capture(capture))):
             graphs = None
     batch = PersistentBatch(spec.max_num_seqs, spec.max_model_len, spec.block_size)
-    return StepParts(model, forward, batch, feed, sampler, host_cache, graphs, device.type == "cuda")
+    # Ranks that cut a step and ranks that do not would wait for each other for ever, too.
+    pieces = Pieces(torch.cuda.empty_cache) if parallel.size == 1 else None
+    return StepParts(model, forward, batch, feed, sampler, host_cache, graphs, pieces, device.type == "cuda")
 
 
 def looks_ahead(config: EngineConfig, device: torch.device) -> bool:

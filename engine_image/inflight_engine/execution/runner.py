@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from inflight_engine.execution.forward import Forward
 from inflight_engine.execution.graphs import Sampled, StepGraphs
 from inflight_engine.execution.host_cache import HostCache
 from inflight_engine.execution.memory.fetch import Fetch
+from inflight_engine.execution.pieces import Pieces
 from inflight_engine.execution.sampling.logprobs import Reported, token_logprobs
 from inflight_engine.execution.sampling.prompt_logprobs import PromptSpan, PromptTensors, prompt_reports, score_prompts
 from inflight_engine.execution.sampling.sampler import Sampler
@@ -34,6 +35,7 @@ class StepParts:
 
     Attributes:
         graphs: of small steps; None: all steps are launched kernel by kernel.
+        pieces: of steps for which the device has no memory at once; None: such a step fails.
     """
 
     model: Model
@@ -43,6 +45,7 @@ class StepParts:
     sampler: Sampler
     host_cache: HostCache
     graphs: StepGraphs | None
+    pieces: Pieces | None
     on_gpu: bool
 
 
@@ -69,8 +72,11 @@ class Runner:
         """See `StepExecutor`."""
         if len(self._in_flight) == self._most_in_flight:
             raise AssertionError(f"{self._most_in_flight} steps are launched and not collected")
-        with self._inference_mode:
-            self._in_flight.append(self._compute(plan))
+        try:
+            with self._inference_mode:
+                self._in_flight.append(self._compute(plan))
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(str(error)) from error
 
     def collect(self) -> StepOutput:
         """See `StepExecutor`."""
@@ -93,9 +99,18 @@ class Runner:
             if start.host_block_ids:
                 parts.host_cache.copy_in(start.host_block_ids, start.block_ids[: len(start.host_block_ids)].tolist())
         if plan.num_tokens == 0:
-            return _InFlight(Fetch((), parts.on_gpu), _NO_SLOTS)
+            return _InFlightPiece(Fetch((), parts.on_gpu), _NO_SLOTS)
         packed = parts.batch.pack(plan)
-        return self._fetch(packed, self._run(packed))
+        if parts.pieces is None:
+            return self._fetch(packed, self._run(packed))
+        pieces: list[_InFlight] = []
+        for piece, computed in parts.pieces.compute(packed, self._run):
+            # On its way to the host before the next one is computed, which may replay the same graph.
+            pieces.append(self._fetch(piece, computed))
+            del computed  # memory that the next one may need
+        if len(pieces) == 1 and not parts.pieces.ran_out:
+            return pieces[0]
+        return _InFlightPieces(pieces, packed.sampled_slots, parts.pieces)
 
     def _run(self, packed: PackedStep) -> _Computed:
         """The step, by replaying a graph where one holds it, else launched kernel by kernel. Prompts are scored without
@@ -119,7 +134,7 @@ class Runner:
         slots, positions = inputs.sampled_slots, inputs.sampled_positions
         return _Computed(Sampled(logits, choose_and_feed(parts.sampler, parts.feed, logits, slots, positions)), scored)
 
-    def _fetch(self, packed: PackedStep, computed: _Computed) -> _InFlight:
+    def _fetch(self, packed: PackedStep, computed: _Computed) -> _InFlightPiece:
         """Begin to bring what was computed to the host."""
         parts, slots, sampled, scored = self._parts, packed.sampled_slots, computed.sampled, computed.scored
         tensors, reported = [], None
@@ -128,7 +143,7 @@ class Runner:
             tensors = [sampled.token_ids]
             tensors += () if reported is None or reported.tensors is None else reported.tensors
         spans = packed.prompts.spans if packed.prompts is not None else ()
-        return _InFlight(Fetch([*tensors, *(scored or ())], parts.on_gpu), slots, reported, spans)
+        return _InFlightPiece(Fetch([*tensors, *(scored or ())], parts.on_gpu), slots, reported, spans)
 
 
 class _Computed(NamedTuple):
@@ -138,8 +153,44 @@ class _Computed(NamedTuple):
     scored: PromptTensors | None = None
 
 
-class _InFlight:
-    """A launched step.
+class _InFlight(Protocol):
+    """A launched step."""
+
+    def wait(self) -> StepOutput:
+        """The step's output, once it is computed."""
+        ...
+
+
+class _InFlightPieces:
+    """A step that is computed in pieces.
+
+    Args:
+        slots: of all tokens that the step samples.
+        how: what has become of it, until the next step.
+    """
+
+    def __init__(self, pieces: Sequence[_InFlight], slots: Slots, how: Pieces) -> None:
+        self._pieces = pieces
+        self._slots = slots
+        self._failed_slots = tuple(how.failed_slots)
+        self._ran_out = how.ran_out
+
+    def wait(self) -> StepOutput:
+        outputs = [piece.wait() for piece in self._pieces]
+        token_ids = np.zeros(len(self._slots), np.int32)
+        token_ids[~np.isin(self._slots, self._failed_slots)] = np.concatenate([each.token_ids for each in outputs])
+        return StepOutput(
+            token_ids,
+            [logprobs for each in outputs for logprobs in each.logprobs],
+            tuple(slot for each in outputs for slot in each.failed_slots),
+            [scored for each in outputs for scored in each.prompt_logprobs if scored.slot not in self._failed_slots],
+            self._failed_slots,
+            self._ran_out,
+        )
+
+
+class _InFlightPiece:
+    """A step, or a piece of one.
 
     Args:
         fetch: tokens where there are sampled slots, then the tensors of `reported`, then `PromptTensors` where there
@@ -155,7 +206,6 @@ class _InFlight:
         self._spans = spans
 
     def wait(self) -> StepOutput:
-        """The step's output, once it is computed."""
         on_host = self._fetch.wait()
         token_ids: TokenIds = on_host[0].astype(np.int32) if len(self._slots) else NO_TOKENS
         prompts = prompt_reports(on_host[-len(PromptTensors._fields) :], self._spans) if self._spans else []

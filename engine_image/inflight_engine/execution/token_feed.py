@@ -65,8 +65,16 @@ def choose_and_feed(
     sampler: Sampler, feed: TokenFeed, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
     """What follows the logits in every step: int64 [N] tokens, the same on all ranks, fed to the next step and counted
-    for it. Arguments as for `Sampler.choose`."""
+    for it. Arguments as for `Sampler.choose`.
+
+    Raises:
+        torch.OutOfMemoryError: before anything is fed or counted; the step can be computed again.
+        MemoryError: later.
+    """
     token_ids = sampler.choose(logits, slots, positions)
-    feed.put(slots, token_ids)
-    sampler.count(slots, token_ids)
+    try:
+        feed.put(slots, token_ids)
+        sampler.count(slots, token_ids)
+    except torch.OutOfMemoryError as error:
+        raise MemoryError(f"no memory to take in sampled tokens: {error}") from error
     return token_ids

@@ -21,9 +21,10 @@ from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.config import SchedulerConfig
 
 HEADER_TAG = "inflight-engine schedule"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Raised when an older program could not replay what is written. A reader refuses versions newer than its own, and
-reads all older ones: in format 1 no step was planned ahead, in format 2 time changed no decision."""
+reads all older ones: in format 1 no step was planned ahead, in format 2 time changed no decision, in format 3 steps
+failed as a whole."""
 
 MAX_INT32 = 2**31 - 1
 
@@ -115,6 +116,13 @@ class TimePassed(msgspec.Struct, frozen=True, array_like=True, tag="time"):
     now: float
 
 
+class ChunksFailed(msgspec.Struct, frozen=True, array_like=True, tag="nomemory"):
+    """Of the step in the next line of a step, the chunks of these slots were not computed. Their requests are cancelled
+    behind that line."""
+
+    slots: list[Slot]
+
+
 class BlocksFilled(msgspec.Struct, frozen=True, array_like=True, tag="blocks"):
     """The content of a request's next full blocks, behind those of earlier lines: written when it is known, which is
     after the steps that filled them."""
@@ -196,6 +204,7 @@ Event: TypeAlias = (
     | RatesChanged
     | PrefillCostChanged
     | TimePassed
+    | ChunksFailed
     | BlocksFilled
     | Step
     | Repeated

@@ -16,6 +16,7 @@ from inflight_engine.recording.lines import (
     MAX_INT32,
     Added,
     BlocksFilled,
+    ChunksFailed,
     Event,
     Header,
     Repeated,
@@ -82,6 +83,8 @@ class Recording:
                     raise RecordingError(f"has step {event.step} in line {number}, where step {following} should be")
                 following = event.step + 1
                 self._check_slots(event, number)
+            elif isinstance(event, ChunksFailed):
+                self._check_slot_ids(event.slots, number)
             elif isinstance(event, Repeated):
                 if following is None:
                     raise RecordingError(f"repeats a step in line {number}, but there was none before")
@@ -114,11 +117,14 @@ class Recording:
                 raise RecordingError(f"is damaged after line {number}: {error}") from error
 
     def _check_slots(self, step: Step, number: int) -> None:
-        num_slots = self.header.config.capacity.max_num_seqs
         slots = [*step.releases, *step.decodes]
         slots += [each.slot for each in step.preemptions]
         slots += [each.slot for each in step.starts]
         slots += [each.slot for each in step.chunks]
+        self._check_slot_ids(slots, number)
+
+    def _check_slot_ids(self, slots: list[int], number: int) -> None:
+        num_slots = self.header.config.capacity.max_num_seqs
         if slots and max(slots) >= num_slots:
             raise RecordingError(f"names slot {max(slots)} in line {number}, but its engine had {num_slots}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -25,6 +25,7 @@ from inflight_engine.recording.lines import (
     Added,
     BlocksFilled,
     Cancelled,
+    ChunksFailed,
     Event,
     Header,
     LimitsChanged,
@@ -158,6 +159,10 @@ class Recorder(EngineObserver):
         self._unflushed_seconds += seconds
         if self._unflushed_seconds >= FLUSH_SECONDS:
             self.flush()
+
+    def chunks_failed(self, slots: Sequence[int]) -> None:
+        if self._sink is not None:
+            self._write(ChunksFailed(list(slots)))
 
     def failed(self, plan: StepPlan, seconds: float, *, ahead: bool = False) -> None:
         if self._sink is not None:

@@ -17,6 +17,7 @@ from inflight_engine.recording.lines import (
     Added,
     BlocksFilled,
     Cancelled,
+    ChunksFailed,
     Ended,
     Event,
     LimitsChanged,
@@ -76,6 +77,8 @@ class _Replayer:
         self._now = -math.inf
         self._times: deque[TimePassed] = deque()
         """Of steps that are not planned yet: at most this one and the next."""
+        self._failed_slots: list[int] = []
+        """Whose chunks in the next step are not computed."""
 
     def take(self, event: Event) -> Difference | None:
         match event:
@@ -94,6 +97,8 @@ class _Replayer:
                 self._scheduler.prefill_cost = event.cost
             case TimePassed():
                 self._times.append(event)
+            case ChunksFailed():
+                self._failed_slots = event.slots
             case BlocksFilled():
                 pass  # Known from the survey.
             case Step():
@@ -148,6 +153,9 @@ class _Replayer:
             self._tokens.place(plan)
             self._ahead = recorded.ahead
         self._next = self._schedule(number + 1) if self._ahead else None
+        if self._failed_slots:
+            self._scheduler.fail_chunks(plan, self._failed_slots)
+            self._failed_slots = []
         if recorded is None:
             return self._update(plan, number, [])
         if recorded.ended is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 from inflight_engine.request import TokenIds
 from inflight_engine.scheduling.plan import PrefillChunk, StepPlan
 from inflight_engine.scheduling.running import Running
+from inflight_engine.scheduling.spoiled_blocks import SpoiledBlocks
 
 _NO_SLOTS: Set[int] = frozenset()
 
@@ -31,11 +32,11 @@ class PlansInFlight:
         """Slots that reach their length with `counted`."""
         self._discarded: dict[int, set[int]] = {}
         """By the step of a plan: slots whose request finished since it was made."""
-        self._registered: dict[int, list[int]] = {}
-        """By the step of a plan: blocks that can be found since it was made."""
+        self._registered: dict[int, dict[int, list[int]]] = {}
+        """By the step of a plan, and by slot: blocks that can be found since it was made."""
 
-    def add(self, plan: StepPlan, registered: list[int]) -> None:
-        """A plan was made; `registered`: the blocks that it makes findable."""
+    def add(self, plan: StepPlan, registered: dict[int, list[int]]) -> None:
+        """A plan was made; `registered`: by slot, the blocks that it makes findable."""
         self.newest = plan
         if registered:
             self._registered[plan.step] = registered
@@ -83,18 +84,40 @@ class PlansInFlight:
         Returns:
             Those plans, each with the slots whose tokens are discarded; none where the plan fell with an earlier one.
         """
-        plans = [each for each in (self.counted, self.newest) if each is not None]
+        plans = self._plans()
         if all(each.step != plan.step for each in plans):
             return []
         if plan.step != plans[0].step:
             raise AssertionError(f"step {plan.step} cannot fail before step {plans[0].step} is taken in")
         dropped = [(each, self.discarded(each)) for each in plans]
-        for blocks in self._registered.values():
-            self._running.pool.unregister(blocks)
+        for registered in self._registered.values():
+            self._running.pool.unregister([block for blocks in registered.values() for block in blocks])
         self.newest = self.counted = None
         self._discarded.clear()
         self._registered.clear()
         return dropped
+
+    def fail_chunks(self, plan: StepPlan, slots: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Chunks of the older plan are not computed. The blocks that they, and whoever found these blocks, were to
+        fill are forgotten, and so are the tokens of all of them.
+
+        Returns:
+            The slots of the chunks, and those of requests that found such blocks, without those whose request has
+            finished.
+        """
+        plans = self._plans()
+        if not plans or plan.step != plans[0].step:
+            raise AssertionError(f"step {plan.step} is not the older one in flight")
+        failed = [slot for slot in slots if slot not in self.discarded(plan)]
+        misled: list[int] = []
+        spoiled = SpoiledBlocks(self._running.pool.block_size)
+        for each in plans:
+            found = spoiled.follow(each, self._registered.get(each.step, {}), slots if each is plan else ())
+            misled += [slot for slot in found if slot not in self.discarded(each)]
+        self._running.pool.unregister(sorted(spoiled.blocks))
+        for slot in failed + misled:
+            self.discard(slot)
+        return failed, misled
 
     def discard(self, slot: int) -> None:
         """A slot's request finishes: the tokens that plans in flight sample for it are discarded."""
@@ -105,6 +128,10 @@ class PlansInFlight:
     def discarded(self, plan: StepPlan) -> Set[int]:
         """Slots whose requests finished since the plan was made."""
         return self._discarded.get(plan.step, _NO_SLOTS)
+
+    def _plans(self) -> list[StepPlan]:
+        """Older first."""
+        return [each for each in (self.counted, self.newest) if each is not None]
 
     def _count(self, plan: StepPlan) -> list[int]:
         """The plan is computed before whatever is planned from now on. Returns the slots that are complete with it."""

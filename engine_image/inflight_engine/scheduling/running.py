@@ -32,7 +32,7 @@ class Running:
     found once their request leaves.
 
     Attributes:
-        registered: blocks that can be found since the list was last taken.
+        registered: by slot, the blocks of chunks that can be found since the dictionary was last taken.
         releases: slots that were left since the list was last taken.
         num_uncomputed_tokens: of the slots in prefill.
     """
@@ -45,7 +45,7 @@ class Running:
         self.decodes = DecodeGroup(self.table, config.block_size, None if contents else NoTokens(longest))
         self.stops = StopTokens()
         self.phases = Phases(self.table.num_slots)
-        self.registered: list[int] = []
+        self.registered: dict[int, list[int]] = {}
         self.releases: list[int] = []
         self.num_uncomputed_tokens = 0
         self._prefix_caching = config.prefix_caching
@@ -81,7 +81,9 @@ class Running:
         request = self.table.request(slot)
         remaining = request.num_tokens - start
         length = min(remaining, budget)
-        self.registered += self._register(request, slot, start + length)
+        registered = self._register(request, slot, start + length)
+        if registered:
+            self.registered[slot] = registered
         return PrefillChunk(slot, start, length, samples=length == remaining)
 
     def count_chunk(self, chunk: PrefillChunk) -> bool:

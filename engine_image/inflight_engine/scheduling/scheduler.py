@@ -4,7 +4,7 @@ mixed with decodes, Sarathi-Serve, Agrawal et al. 2024)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 import numpy as np
 
@@ -357,6 +357,25 @@ class Scheduler:
             self._put_back(request, RequestState.PREEMPTED)
         return lost
 
+    def fail_chunks(self, plan: StepPlan, slots: Sequence[int]) -> list[Request]:
+        """Chunks of a plan in flight, the older one of two, are not computed, and their slots get no tokens of it. All
+        else in it is. To be called before its `update`.
+
+        Requests that found blocks which these chunks were to fill have computed nothing of use: they are queued to be
+        computed from the start.
+
+        Returns:
+            The requests of the chunks, without those that have ended. The caller has to end them after `update` and
+            before anything else.
+        """
+        failed, misled = self._in_flight.fail_chunks(plan, slots)
+        self._changed = True
+        for slot in misled:
+            request = self._running.table.request(slot)
+            self._running.leave(request)
+            self._put_back(request, RequestState.PREEMPTED)
+        return [self._running.table.request(slot) for slot in failed]
+
     def _requests_in(self, plan: StepPlan, discarded: Set[int]) -> list[Request]:
         slots = [*plan.decode_slots.tolist(), *(chunk.slot for chunk in plan.prefills)]
         swapped_out = [self._requests.get(each.request_id) for each in plan.preemptions if each.swapped]
@@ -410,7 +429,7 @@ class Scheduler:
         self._num_steps += 1
         self._preemptions.clear()
         running.releases.clear()
-        running.registered = []
+        running.registered = {}
         return plan
 
     def _runs_out(self) -> bool:

@@ -144,4 +144,12 @@ def _engine_error(reason: FinishReason) -> ApiError | None:
     """What a client is told when the engine, by itself, ended its request."""
     if reason in (FinishReason.STOP, FinishReason.LENGTH):
         return None
+    if reason is FinishReason.OUT_OF_MEMORY:
+        return ApiError(
+            503,
+            "the device had no memory to compute this request; try again, and if it happens again, start the engine "
+            "with a smaller --gpu-memory-utilization or --max-num-batched-tokens",
+            code="out_of_memory",
+            retry_after=1.0,
+        )
     return ApiError(500, "the engine ended this request with an error; its log says why", code="engine_error")

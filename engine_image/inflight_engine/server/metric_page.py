@@ -76,6 +76,11 @@ def _counters(page: Families, metrics: EngineMetrics, now: Gauges) -> None:
         "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", since_start.prefix_queries
     )
     page.counter("vllm:prefix_cache_hits", "Of them, tokens that were found there.", since_start.prefix_hits)
+    page.counter(
+        "inflight_step_out_of_memory",
+        "Steps for which the device had no memory: computed in pieces, or failed.",
+        since_start.num_out_of_memory,
+    )
     page.counters(
         "vllm:request_success",
         "Requests that ended, by why.",

@@ -63,6 +63,7 @@ class SinceStart(NamedTuple):
     num_preemptions: int
     prefix_queries: int
     prefix_hits: int
+    num_out_of_memory: int
 
 
 class EngineMetrics(Collector):
@@ -90,7 +91,7 @@ class EngineMetrics(Collector):
         self._decoding = StepWork(0, 0, 0, 0)
         """What the decodes of the latest step were."""
         self._classes = {service_class.name: ClassCounts(service_class, ttft_per_token) for service_class in classes}
-        self._before = SinceStart(0, 0, 0)
+        self._before = SinceStart(0, 0, 0, 0)
         self.step_cost: StepCost | None = None
         self.output_lengths = OutputLengths()
         self.arrived_requests = self.arrived_prompt_tokens = self.arrived_prompt_tokens_squared = 0
@@ -163,6 +164,7 @@ class EngineMetrics(Collector):
             before.num_preemptions + stats.num_preemptions,
             before.prefix_queries + stats.prefix_queries,
             before.prefix_hits + stats.prefix_hits,
+            before.num_out_of_memory + stats.num_out_of_memory,
         )
 
     def collect(self) -> list[Metric]:

@@ -30,7 +30,9 @@ def one_shot(monkeypatch):
     monkeypatch.setattr(symmetric_memory, "empty", torch.empty)
     monkeypatch.setattr(symmetric_memory, "rendezvous", lambda tensor, group: shared.append(tensor))
     monkeypatch.setattr(torch.ops.symm_mem, "one_shot_all_reduce_copy", one_shot_all_reduce_copy)
-    return OneShotSum(4, CPU)
+    one_shot = OneShotSum(4, CPU)
+    one_shot.meet()
+    return one_shot
 
 
 def test_small_tensors_are_summed_and_stay_as_they_are(one_shot):
@@ -58,11 +60,34 @@ def test_all_ranks_use_it_or_none(one_shot, monkeypatch, here, there):
     made = []
     monkeypatch.setattr(OneShotSum, "why_not", lambda size, device: None if here else "it needs GPUs")
     monkeypatch.setattr(OneShotSum, "__init__", lambda self, size, device: made.append(self))
+    monkeypatch.setattr(OneShotSum, "meet", lambda self: None)
     monkeypatch.setattr(TorchDistributed, "minimum", lambda self, value: min(value, int(there)))
     group = TorchDistributed.__new__(TorchDistributed)
     group.size = 4
     assert (group._make_one_shot(GPU) is not None) == (here and there)
     assert len(made) == (here and there)
+
+
+@pytest.mark.parametrize("here", [False, True], ids=["on another rank", "on this rank"])
+def test_no_rank_waits_for_one_that_has_no_memory_to_share(one_shot, monkeypatch, here):
+    agreed = []
+
+    def make(self, size, device):
+        if here:
+            raise RuntimeError("no memory")
+
+    def minimum(self, value):
+        agreed.append(value)
+        return value if here or len(agreed) < 2 else 0
+
+    monkeypatch.setattr(OneShotSum, "why_not", lambda size, device: None)
+    monkeypatch.setattr(OneShotSum, "__init__", make)
+    monkeypatch.setattr(OneShotSum, "meet", lambda self: pytest.fail("it would wait for ever"))
+    monkeypatch.setattr(TorchDistributed, "minimum", minimum)
+    group = TorchDistributed.__new__(TorchDistributed)
+    group.size = 4
+    assert group._make_one_shot(GPU) is None
+    assert agreed == [1, int(not here)], "each rank asks as often"
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from inflight_engine.models.parallel import ALONE
 from inflight_engine.models.source import ModelFiles
 from inflight_engine.models.weights import open_weights
 from inflight_engine.request import SamplingParams
+from inflight_engine.scheduling.plan import SlotStart
 from tests.engine.execution.driver import make_plan
 from tests.engine.execution.parallel_session import generate
 from tests.engine.execution.tiny_model import VOCAB, make_model, prompts_for
@@ -235,6 +236,16 @@ def test_plans_come_out_as_they_went_in_and_unchanged_slots_are_the_same_object(
     assert [plan.releases for plan in out] == [(0,), (1,), ()]
     assert [plan.decode_slots.tolist() for plan in out] == [[1, 5], [1, 5], [1]]
     assert out[0].decode_slots is out[1].decode_slots
+
+
+def test_other_ranks_are_not_asked_for_log_probabilities():
+    asking, plain = (SamplingParams(max_tokens=1, seed=7, logprobs=count) for count in (2, None))
+    start = SlotStart(0, 5, np.array([1], np.int32), 1, 0, asking, np.array([3], np.int32), ())
+    plan = make_plan(starts=[start, msgspec.structs.replace(start, slot=1, sampling=plain)])
+    there = PlanDecoder().decode(PlanEncoder().encode(plan))
+    assert [each.sampling for each in there.starts] == [plain, plain]
+    assert [each.slot for each in there.starts] == [0, 1]
+    assert plan.starts[0].sampling is asking
 
 
 class Log:

@@ -8,8 +8,8 @@ from tests.engine.scheduling.model_runner import ModelSequence
 class CacheRules:
     """Full blocks are found by content: those of a prompt once a step is planned that computes them, by whoever is
     admitted after that, in the same step or later; all others once their request gives up its slot. What a step was to
-    compute that gives no tokens is not found any more. What nobody owns is given out in this order: blocks without
-    findable content, then the least recently used, of one table the last block first.
+    compute that gives no tokens, or none for a chunk, is not found any more. What nobody owns is given out in this
+    order: blocks without findable content, then the least recently used, of one table the last block first.
 
     A stamp says all that came before, so the stamp of a block's last entry names the block's content.
 
@@ -76,6 +76,14 @@ class CacheRules:
                 if block in self._evictable:
                     del self._evictable[block]
                     self._num_empty += 1
+
+    def forget(self, blocks: set[int]) -> None:
+        """They do not hold what they are found by."""
+        for block in blocks & self._content.keys():
+            del self._holder[self._content.pop(block)]
+            if block in self._evictable:
+                del self._evictable[block]
+                self._num_empty += 1
 
     def _offer(self, sequence: ModelSequence, num_tokens: int) -> list[int]:
         """Its full blocks of so many tokens can be found from now on. Of equal ones only the first, even if it goes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,16 +15,21 @@ from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
-from tests.engine.scheduling.model_runner import ModelRunner, reference_output
+from tests.engine.scheduling.model_runner import Computed, ModelRunner, reference_output
 from tests.engine.scheduling.rules import Rules
 
 SMALL = SchedulerConfig(Limits(4, 16), num_blocks=16, block_size=4, max_model_len=64)
 
 Fails: TypeAlias = Callable[[StepPlan], bool]
+FailingChunks: TypeAlias = Callable[[StepPlan], Set[int]]
 
 
 def never(plan: StepPlan) -> bool:
     return False
+
+
+def no_chunks(plan: StepPlan) -> Set[int]:
+    return frozenset()
 
 
 def nothing() -> None:
@@ -38,14 +43,18 @@ class Launched:
     Attributes:
         owners: request of each slot it computes, as it was planned.
         token_ids: that it sampled; None where its launch broke. written: entries of blocks that it computed.
+        computed: by request, in the plan's order.
         breaks: it gives no tokens.
+        put_back: slots whose requests were put back since.
     """
 
     plan: StepPlan
     owners: dict[int, int]
     token_ids: TokenIds | None
     written: list[tuple[int, int]]
+    computed: list[Computed]
     breaks: bool
+    put_back: set[int] = field(default_factory=set)
 
     @property
     def breaks_in_launch(self) -> bool:
@@ -71,7 +80,8 @@ class Driver:
         under_way: with lookahead, the step that is launched and not taken in.
         unscored: of requests that ask for log-probabilities of their prompts, the positions that were not computed yet.
         late_tokens: sampled for requests that had ended. put_back: requests that a broken step before theirs cost
-            their slot. waited: how often nothing was planned before the tokens of the step under way.
+            their slot. misled: those that found blocks of chunks which were not computed. waited: how often nothing was
+            planned before the tokens of the step under way.
     """
 
     def __init__(
@@ -97,7 +107,7 @@ class Driver:
         self.lookahead = lookahead
         self.now = 0.0
         self.under_way: Launched | None = None
-        self.late_tokens = self.put_back = self.waited = 0
+        self.late_tokens = self.put_back = self.misled = self.waited = 0
         self.unscored: dict[int, set[int]] = {}
         self._domains: dict[tuple[str, str] | int, int] = {}
 
@@ -148,12 +158,14 @@ class Driver:
             self.rules.check_counters(self.scheduler)
         return known
 
-    def step(self, fails: Fails = never, meanwhile: Callable[[], None] = nothing) -> StepPlan | None:
+    def step(
+        self, fails: Fails = never, meanwhile: Callable[[], None] = nothing, failing_chunks: FailingChunks = no_chunks
+    ) -> StepPlan | None:
         """One iteration, of the plan that is returned: with lookahead the next one is launched before it is taken in.
 
         Where `fails` says so the runner breaks in a step, and the requests that it was for end: it breaks when it is
         launched, and with lookahead every other time when its tokens are collected. `meanwhile` happens while steps are
-        under way.
+        under way. `failing_chunks`: slots whose chunk finds no memory, where the step does not break.
         """
         self.plans = []
         step = self.under_way or self._launch(fails, ahead=False)
@@ -164,7 +176,7 @@ class Driver:
             self.rules.counted(step.plan)
             self.under_way = self._launch(fails, ahead=True)
         meanwhile()
-        self._take_in(step)
+        self._take_in(step, failing_chunks)
         return step.plan
 
     def _launch(self, fails: Fails, *, ahead: bool) -> Launched | None:
@@ -179,29 +191,33 @@ class Driver:
         attended = sum(len(each.stamps) for each in self.runner.running if each.slot in decoding)
         assert self.scheduler.num_attended_tokens == attended, "num_attended_tokens is wrong"
         breaks = fails(plan)
-        token_ids, written = None, []
+        token_ids, written, computed = None, [], []
         self.plans.append(plan)
         if breaks and not (self.lookahead and plan.step % 2):
             self.runner.fail(plan)
             self.rules.failed(plan)
         else:
             token_ids = self.runner.execute(plan)
-            written = list(self.runner.written)
+            written, computed = list(self.runner.written), self.runner.computed
             self.rules.after(plan)
         for start in plan.starts:
             self.slot_owner[start.slot] = start.request_id
             self.admission_order.append(start.request_id)
         computing = plan.decode_slots.tolist() + [chunk.slot for chunk in plan.prefills]
-        return Launched(plan, {slot: self.slot_owner[slot] for slot in computing}, token_ids, written, breaks)
+        owners = {slot: self.slot_owner[slot] for slot in computing}
+        return Launched(plan, owners, token_ids, written, computed, breaks)
 
-    def _take_in(self, step: Launched) -> None:
+    def _take_in(self, step: Launched, failing_chunks: FailingChunks) -> None:
         plan = step.plan
-        left = {slot for slot, request_id in step.owners.items() if request_id in self.finished}
+        left = {slot for slot, request_id in step.owners.items() if request_id in self.finished} | step.put_back
         assert self.scheduler.discarded_slots(plan) & step.owners.keys() == left, "discarded_slots is not who has ended"
         if step.breaks:
             self._fail(step)
             return
         assert step.token_ids is not None
+        failing = failing_chunks(plan)
+        failed = self._fail_chunks(step, failing) if failing else []
+        left |= failing | step.put_back
         complete = set()
         for chunk in plan.prefills:
             if chunk.slot not in left:
@@ -230,14 +246,49 @@ class Driver:
             assert request.finish_reason == (FinishReason.STOP if stopped else FinishReason.LENGTH)
             self._end(request.request_id, request.finish_reason)
         assert ended == complete, "requests must end with their last token, and no others"
+        for request_id in failed:
+            self.cancel(request_id, FinishReason.OUT_OF_MEMORY)
         self.rules.check_counters(self.scheduler)
+
+    def _fail_chunks(self, step: Launched, failing: Set[int]) -> list[int]:
+        """Chunks of these slots were not computed: what they should have written holds nothing, and what was computed
+        from that is worth nothing. Returns the requests to be ended."""
+        steps = [step] if self.under_way is None else [step, self.under_way]
+        slots = [slot for slot in step.owners if slot in failing]
+        failed = [step.owners[slot] for slot in slots]
+        spoiled, lost = set(failed), set()
+        misled: dict[int, None] = {}
+        for each in steps:
+            for computed in each.computed:
+                if computed.slot in each.put_back:  # by a failure before this one
+                    lost |= computed.written
+                elif computed.request_id in spoiled or not lost.isdisjoint(computed.read):
+                    spoiled.add(computed.request_id)
+                    lost |= computed.written
+                    if computed.request_id not in {*failed, *self.finished}:
+                        misled[computed.request_id] = None
+                else:
+                    lost -= computed.written
+        for each in steps:
+            each.put_back |= {slot for slot, request_id in each.owners.items() if request_id in misled}
+        failed = [request_id for request_id in failed if request_id not in self.finished]
+        returned = [request.request_id for request in self.scheduler.fail_chunks(step.plan, slots)]
+        assert returned == failed, "fail_chunks does not return the requests of the chunks"
+        self.runner.lose(lost)
+        self.rules.chunks_failed(spoiled, lost)
+        for request_id in misled:
+            self.rules.put_back(request_id)
+            self.runner.put_back(request_id)
+        self.misled += len(misled)
+        return failed
 
     def _fail(self, step: Launched) -> None:
         """The step breaks, and the one that was launched after it with it."""
         plan, later = step.plan, self.under_way
         self.under_way = None
         copied_out = [preemption.request_id for preemption in plan.preemptions if preemption.host_block_ids]
-        lost = [each for each in (*step.owners.values(), *copied_out) if each not in self.finished]
+        owners = [request_id for slot, request_id in step.owners.items() if slot not in step.put_back]
+        lost = [each for each in (*owners, *copied_out) if each not in self.finished]
         assert [request.request_id for request in self.scheduler.fail(plan)] == lost, (
             "fail does not return what a failed step may have left without its keys and values"
         )
@@ -247,11 +298,10 @@ class Driver:
                     self.runner.spoil(each.plan, each.written)
                 self.rules.broken(each.plan)
         if later is not None:
-            sampling = {chunk.slot for chunk in later.plan.prefills if chunk.samples and later.token_ids is not None}
-            for slot, request_id in later.owners.items():
+            for request_id in later.owners.values():
                 if request_id not in self.finished and request_id not in lost:
                     self.rules.put_back(request_id)
-                    self.runner.put_back(request_id, sampled=slot in sampling)
+                    self.runner.put_back(request_id)
                     self.put_back += 1
         for request_id in lost:
             self.cancel(request_id, FinishReason.ERROR)

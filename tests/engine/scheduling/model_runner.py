@@ -39,6 +39,31 @@ def reference_output(prompt: Sequence[int], max_tokens: int, stop_token_ids: tup
     return output
 
 
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a step computed of one request: tokens [begin, end), in its blocks then."""
+
+    slot: int
+    request_id: int
+    blocks: tuple[int, ...]
+    block_size: int
+    begin: int
+    end: int
+
+    @property
+    def read(self) -> set[tuple[int, int]]:
+        """(block, offset) of each entry that was there before."""
+        return self._entries(0, self.begin)
+
+    @property
+    def written(self) -> set[tuple[int, int]]:
+        """(block, offset) of each entry that it computed."""
+        return self._entries(self.begin, self.end)
+
+    def _entries(self, first: int, last: int) -> set[tuple[int, int]]:
+        return {(self.blocks[at // self.block_size], at % self.block_size) for at in range(first, last)}
+
+
 @dataclass(slots=True, eq=False)
 class ModelSequence:
     """What the model knows of a request.
@@ -93,6 +118,7 @@ class ModelRunner:
         num_host_owned: host blocks that hold swapped requests.
         hit_tokens: tokens that starts found in the cache.
         written: (block, offset) of each entry that the last plan executed computed.
+        computed: by that plan, of each request, in the plan's order.
     """
 
     def __init__(self, max_num_seqs: int, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
@@ -112,6 +138,7 @@ class ModelRunner:
         self.hit_tokens = 0
         self.owed_releases: set[int] = set()
         self.written: list[tuple[int, int]] = []
+        self.computed: list[Computed] = []
 
     @property
     def num_host_owned(self) -> int:
@@ -139,7 +166,11 @@ class ModelRunner:
         """Checks the plan, does what it says, and returns the sampled tokens."""
         self._apply(plan)
         decodes = plan.decode_slots.tolist()
+        before = {slot: sequence.computed for slot, sequence in self.slots.items()}
         self._write(plan, decodes)
+        self.computed = [
+            self._computed(slot, before[slot]) for slot in decodes + [chunk.slot for chunk in plan.prefills]
+        ]
         return self._read_and_sample(plan, decodes)
 
     def fail(self, plan: StepPlan) -> None:
@@ -168,11 +199,16 @@ class ModelRunner:
             for block in start.block_ids[: len(start.host_block_ids)].tolist():
                 self.memory[block][:] = nothing
 
-    def put_back(self, request_id: int, *, sampled: bool) -> None:
-        """A request loses its slot outside a plan, to be computed from its tokens again. `sampled`: the last of them
-        is of a step that broke, and never was."""
+    def lose(self, entries: Iterable[tuple[int, int]]) -> None:
+        """These (block, offset) hold nothing."""
+        for block, offset in entries:
+            self.memory[block][offset] = UNWRITTEN
+
+    def put_back(self, request_id: int) -> None:
+        """A request loses its slot outside a plan, to be computed from its tokens again. What it sampled since its
+        start is of steps that broke for it, and never was."""
         sequence = self.sequences[request_id]
-        if sampled:
+        for _ in range(sequence.samples):
             sequence.token_ids.pop()
             sequence.stamps.pop()
         sequence.computed = sequence.confirmed = 0
@@ -313,6 +349,11 @@ class ModelRunner:
                 memory[sequence.blocks[position // size]][position % size] = sequence.stamps[position]
                 written.append((sequence.blocks[position // size], position % size))
             sequence.computed = end
+
+    def _computed(self, slot: int, begin: int) -> Computed:
+        sequence = self.slots[slot]
+        blocks = tuple(sequence.blocks)
+        return Computed(slot, sequence.request_id, blocks, self.block_size, begin, sequence.computed)
 
     def _read_and_sample(self, plan: StepPlan, decodes: list[int]) -> TokenIds:
         sampled = []

@@ -11,6 +11,7 @@ of a plan in between is said by `counted` and `confirmed`.
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from dataclasses import dataclass
 
 from inflight_cost.model import CostModel, StepWork
@@ -23,6 +24,9 @@ from inflight_engine.scheduling.scheduler import Scheduler
 from tests.engine.scheduling.cache_rules import CacheRules
 from tests.engine.scheduling.model_runner import ModelRunner, ModelSequence
 from tests.engine.scheduling.queue_rules import Known, QueueRules
+
+NOBODY = -1
+"""No request's id."""
 
 
 @dataclass(slots=True)
@@ -120,6 +124,16 @@ class Rules:
             self.queues.decode_ends(known)
         self._cache.leave(sequence)
         self.queues.pause(known)
+        known.ending = False
+
+    def chunks_failed(self, request_ids: Set[int], lost: Set[tuple[int, int]]) -> None:
+        """The plans under way have computed nothing for these requests. `lost`: (block, offset) of all the entries that
+        hold nothing though they should."""
+        self._cache.forget({block for block, _ in lost})
+        for under_way in self._under_way.values():
+            for slot, (request_id, _) in under_way.computed.items():
+                if request_id in request_ids:
+                    under_way.computed[slot] = (NOBODY, 0)
 
     # One step.
 

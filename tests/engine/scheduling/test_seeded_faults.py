@@ -256,6 +256,22 @@ def finds_what_failed_steps_were_to_compute(scheduler: Scheduler, patch: Patch) 
     patch.setattr(scheduler._running.pool, "unregister", lambda blocks: None)
 
 
+def finds_what_failed_chunks_were_to_compute(scheduler: Scheduler, patch: Patch) -> None:
+    fail_chunks, pool = scheduler.fail_chunks, scheduler._running.pool
+
+    def forgetting_nothing(plan, slots):
+        with pytest.MonkeyPatch.context() as silent:
+            silent.setattr(pool, "unregister", lambda blocks: None)
+            return fail_chunks(plan, slots)
+
+    patch.setattr(scheduler, "fail_chunks", forgetting_nothing)
+
+
+def lets_the_misled_go_on(scheduler: Scheduler, patch: Patch) -> None:
+    fail_chunks = scheduler._in_flight.fail_chunks
+    patch.setattr(scheduler._in_flight, "fail_chunks", lambda plan, slots: (fail_chunks(plan, slots)[0], []))
+
+
 def finds_only_what_is_computed(scheduler: Scheduler, patch: Patch) -> None:
     running = scheduler._running
     plan_chunk, end_chunk, register = running.plan_chunk, running.end_chunk, running._register
@@ -556,6 +572,13 @@ FAULTS = {
         finds_what_failed_steps_were_to_compute,
         "tokens are in the prefix cache|lost though|used less recently|do not hold its tokens",
         LOOKAHEAD,
+    ),
+    "what a failed chunk was to compute is found": Fault(
+        finds_what_failed_chunks_were_to_compute,
+        "tokens are in the prefix cache|lost though|used less recently|do not hold its tokens|is put back is wrong",
+    ),
+    "who found what a failed chunk was to compute goes on": Fault(
+        lets_the_misled_go_on, "the state of a request that is put back is wrong", LOOKAHEAD
     ),
     "what is planned is not found before it is computed": Fault(
         finds_only_what_is_computed,

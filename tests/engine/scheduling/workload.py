@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -20,7 +20,7 @@ from inflight_engine.scheduling.config import PREEMPTION_MODES, ServiceClass
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
-from tests.engine.scheduling.driver import Driver, Fails, never, nothing
+from tests.engine.scheduling.driver import Driver, FailingChunks, Fails, never, no_chunks, nothing
 from tests.engine.scheduling.model_runner import VOCAB
 
 TENANTS = ("", "", "", "a", "b")
@@ -107,8 +107,9 @@ class Workload:
 
     def __init__(self, seed: int, **fixed: Any) -> None:
         self.random, self.failures = Random(seed), Random(f"failures {seed}")
-        self.deadlines = Random(f"deadlines {seed}")
+        self.deadlines, self.memory = Random(f"deadlines {seed}"), Random(f"memory {seed}")
         self.scoring = Random(f"scoring {seed}")
+        self.short_of_memory = self.memory.random() < 0.5
         self.fields = random_fields(self.random, self.deadlines) | fixed
         self.driver = Driver(**self.fields)
         self.counts: Counter[str] = Counter()
@@ -135,7 +136,7 @@ class Workload:
         while random.random() < self.load and self.driver.scheduler.num_waiting < self.most_waiting:
             self._add()
         self._interfere()
-        self._step(self._fails, self._meanwhile)
+        self._step(self._fails, self._meanwhile, self._failing_chunks)
 
     def finish(self) -> None:
         """Steps until nothing is left."""
@@ -165,18 +166,46 @@ class Workload:
         self.counts["failed_copies"] += fails and copies
         return fails
 
-    def _step(self, fails: Fails = never, meanwhile: Callable[[], None] = nothing) -> None:
+    def _failing_chunks(self, plan: StepPlan) -> Set[int]:
+        """Slots whose chunk finds no memory, in half of all configurations; oftener where others have found its
+        blocks."""
+        if not self.short_of_memory:
+            return frozenset()
+        found = {
+            block
+            for each in (plan, *self.driver.plans)
+            for start in each.starts
+            for block in start.block_ids[: start.num_computed_tokens // self.driver.config.block_size].tolist()
+        }
+        slots = [chunk.slot for chunk in plan.prefills if self.memory.random() < 0.01]
+        for chunk in plan.prefills:
+            sequence = self.driver.runner.slots.get(chunk.slot)
+            begin = chunk.start // self.driver.config.block_size
+            if sequence is not None and found.intersection(sequence.blocks[begin:]) and self.memory.random() < 0.8:
+                slots.append(chunk.slot)
+        failing = frozenset(slots)
+        if not failing:
+            return failing
+        self.counts["failed_chunks"] += len(failing)
+        self.events.append(("no memory for the chunks of slots", *failing))
+        return failing
+
+    def _step(
+        self, fails: Fails = never, meanwhile: Callable[[], None] = nothing, failing_chunks: FailingChunks = no_chunks
+    ) -> None:
         driver = self.driver
         swapped, hits, throttled = driver.rules.num_swaps, driver.runner.hit_tokens, driver.rules.num_throttled
         late_starts = driver.rules.queues.num_late
         late_tokens, put_back, waited = driver.late_tokens, driver.put_back, driver.waited
+        misled = driver.misled
         counts = self.counts
-        if driver.step(fails, meanwhile) is None:
+        if driver.step(fails, meanwhile, failing_chunks) is None:
             counts["idle"] += 1
         counts["steps"] += 1
         counts["late_starts"] += driver.rules.queues.num_late - late_starts
         counts["late_tokens"] += driver.late_tokens - late_tokens
         counts["put_back"] += driver.put_back - put_back
+        counts["misled"] += driver.misled - misled
         counts["waited"] += driver.waited - waited
         counts["throttled"] += driver.rules.num_throttled - throttled
         counts["swaps"] += driver.rules.num_swaps - swapped

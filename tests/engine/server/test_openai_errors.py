@@ -246,13 +246,17 @@ async def test_body_above_the_bound_is_413(make_fake, monkeypatch, chunked):
     assert (answer.status_code, answer.json()["error"]["type"]) == (413, "invalid_request_error")
 
 
-async def test_engine_error_is_500_in_the_same_shape(make_fake):
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [(FinishReason.ERROR, (500, "engine_error")), (FinishReason.OUT_OF_MEMORY, (503, "out_of_memory"))],
+)
+async def test_engine_error_is_500_and_no_memory_is_503_in_the_same_shape(make_fake, reason, says):
     fake = await make_fake()
     call = asyncio.create_task(fake.post("/v1/completions", prompt="a"))
     await until(lambda: fake.engine.requests)
-    fake.engine.answer(0, "x", reason=FinishReason.ERROR)
+    fake.engine.answer(0, "x", reason=reason)
     answer = await call
-    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_error")
+    assert (answer.status_code, answer.json()["error"]["code"]) == says
 
 
 MANY = 1000

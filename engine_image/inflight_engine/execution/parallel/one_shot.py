@@ -17,21 +17,29 @@ class OneShotSum:
     """A sum takes the ranks in their order, element by element, whatever the tensor's shape: it is the same bits as
     adding the ranks' tensors one after another. It can be part of a CUDA graph.
 
-    All ranks of the group make theirs at the same time, after `why_not` was asked on each.
+    Each rank asks `why_not` and makes its own. Once all of them have one, all `meet`.
 
     Raises:
-        RuntimeError: the memory cannot be shared.
+        RuntimeError: there is no memory that could be shared.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
         import torch.distributed._symmetric_memory as symmetric_memory  # not before it is needed
 
+        self._meet = symmetric_memory.rendezvous
         self._most_bytes = _MOST_BYTES[size]
         world = dist.group.WORLD
         assert world is not None, "the process group comes first"
         self._group = world.group_name
         self._buffer = symmetric_memory.empty(self._most_bytes, dtype=torch.uint8, device=device)
-        symmetric_memory.rendezvous(self._buffer, self._group)
+
+    def meet(self) -> None:
+        """Exchange the memory with all other ranks, which this waits for.
+
+        Raises:
+            RuntimeError: theirs cannot be read here.
+        """
+        self._meet(self._buffer, self._group)
 
     @staticmethod
     def why_not(size: int, device: torch.device) -> str | None:

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import msgspec
 import numpy as np
 
-from inflight_engine.scheduling.plan import Slots, StepPlan
+from inflight_engine.scheduling.plan import Slots, SlotStart, StepPlan
 
 _SAME_SLOTS: Slots = np.empty(0, np.intp)
 
 
 class PlanEncoder:
-    """Plans as bytes. Their slots are sent when they change; while they do not, all plans share one array, before and
-    after."""
+    """Plans as bytes, without what only rank 0 computes. Their slots are sent when they change; while they do not, all
+    plans share one array, before and after."""
 
     def __init__(self) -> None:
         self._slots: Slots | None = None
 
     def encode(self, plan: StepPlan) -> bytes:
+        if any(start.sampling.logprobs is not None for start in plan.starts):
+            plan = msgspec.structs.replace(plan, starts=tuple(map(_without_logprobs, plan.starts)))
         if plan.decode_slots is self._slots:
             plan = msgspec.structs.replace(plan, decode_slots=_SAME_SLOTS)
             return b"=" + pickle.dumps(plan, pickle.HIGHEST_PROTOCOL)
         self._slots = plan.decode_slots
         return b"+" + pickle.dumps(plan, pickle.HIGHEST_PROTOCOL)
+
+
+def _without_logprobs(start: SlotStart) -> SlotStart:
+    return msgspec.structs.replace(start, sampling=replace(start.sampling, logprobs=None))
 
 
 class PlanDecoder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -73,17 +74,24 @@ class TorchDistributed:
         return int(smallest)
 
     def _make_one_shot(self, device: torch.device) -> OneShotSum | None:
-        """None: on some rank it cannot be used, so on none it is."""
-        reason = OneShotSum.why_not(self.size, device)
-        one_shot = None
-        if self.minimum(int(reason is None)):
+        """None: on some rank it cannot be used, so on none it is. They agree after each stage: a rank that went on
+        alone would wait for the others for ever."""
+        made: list[OneShotSum] = []
+        stages: tuple[Callable[[], str | None], ...] = (
+            lambda: OneShotSum.why_not(self.size, device),
+            lambda: made.append(OneShotSum(self.size, device)),
+            lambda: made[0].meet(),
+        )
+        for stage in stages:
             try:
-                one_shot = OneShotSum(self.size, device)
+                reason = stage()
             except RuntimeError as error:
                 reason = str(error)
-        if reason is not None:
-            log.info("sums of decode steps by symmetric memory cannot be used: %s", reason)
-        return one_shot if self.minimum(int(one_shot is not None)) else None
+            if reason is not None:
+                log.info("sums of decode steps by symmetric memory cannot be used: %s", reason)
+            if not self.minimum(int(reason is None)):
+                return None
+        return made[0]
 
     def _everyones(self, x: torch.Tensor) -> torch.Tensor:
         """[size, *shape of x]."""
