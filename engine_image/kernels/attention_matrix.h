@@ -45,41 +45,41 @@ inline ValueSpans find_value_spans(const Columns& columns, int64_t begin, int64_
   return spans;
 }
 
-// scores[r] = q[r] . keys of tokens begin .. end - 1, and of what fills the last two columns, for TILES * 16 rows.
+// scores[r] = q[r] . keys of tokens begin .. end - 1, and of what fills the last two columns, for HEIGHT * 16 rows.
 //
 // q: bfloat16 rows of head_dim, a multiple of kTileInputs. scores: rows of kPiece. begin: a multiple of kSpan.
-template <int TILES>
+template <int HEIGHT>
 inline void score_matrix(TileScope& tiles, const uint16_t* q, const Columns& columns, int64_t begin, int64_t end,
                          float* scores) {
   const int64_t head_dim = columns.head_dim, stride = columns.key_stride;
   for (int64_t token = begin; token < end; token += 2 * kLanes) {
     const uint8_t* const* keys = columns.keys + token / kLanes;
-    zero_sums<TILES>(tiles);
+    zero_sums<HEIGHT>(tiles);
     for (int64_t d = 0; d < head_dim; d += kTileInputs) {
       const int64_t at = d / 2 * stride;
-      load_step<TILES>(tiles, q + d, 2 * head_dim, keys[0] + at, keys[1] + at, stride);
-      multiply_bf16<TILES>(tiles);
+      load_step<HEIGHT>(tiles, q + d, 2 * head_dim, keys[0] + at, keys[1] + at, stride);
+      multiply_bf16<HEIGHT>(tiles);
     }
-    store_sums<TILES>(tiles, scores + token, kPiece * sizeof(float));
+    store_sums<HEIGHT>(tiles, scores + token, kPiece * sizeof(float));
   }
 }
 
-// mixed[r] = sum over tokens begin .. end - 1 of the piece, of weights[r] * values, for TILES * 16 rows.
+// mixed[r] = sum over tokens begin .. end - 1 of the piece, of weights[r] * values, for HEIGHT * 16 rows.
 //
 // weights: bfloat16 rows of kPiece, zeros from `end` to the end of its span. begin: a multiple of kSpan. mixed: rows of
 // head_dim, a multiple of kTileInputs.
-template <int TILES>
+template <int HEIGHT>
 inline void mix_matrix(TileScope& tiles, const uint16_t* weights, const ValueSpans& values, int64_t begin, int64_t end,
                        int64_t head_dim, float* mixed) {
   const int64_t stride = head_dim * 4;
   for (int64_t d = 0; d < head_dim; d += 2 * kLanes) {
-    zero_sums<TILES>(tiles);
+    zero_sums<HEIGHT>(tiles);
     for (int64_t token = begin; token < end; token += kSpan) {
       const uint8_t* from = values.at[token / kSpan] + d * 4;
-      load_step<TILES>(tiles, weights + token, kPiece * sizeof(uint16_t), from, from + kLanes * 4, stride);
-      multiply_bf16<TILES>(tiles);
+      load_step<HEIGHT>(tiles, weights + token, kPiece * sizeof(uint16_t), from, from + kLanes * 4, stride);
+      multiply_bf16<HEIGHT>(tiles);
     }
-    store_sums<TILES>(tiles, mixed + d, stride);
+    store_sums<HEIGHT>(tiles, mixed + d, stride);
   }
 }
 

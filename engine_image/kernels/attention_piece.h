@@ -95,20 +95,20 @@ void attend_rows(const Job& job, const Scratch& scratch, int64_t piece, int64_t 
   add_piece(job, scratch, piece, first, ROWS, weighed);
 }
 
-// Rows first .. first + count - 1 over one piece, TILES * 16 at most.
-template <int TILES>
+// Rows first .. first + count - 1 over one piece, HEIGHT * 16 at most.
+template <int HEIGHT>
 void attend_tiles(const Job& job, const Scratch& scratch, TileScope* tiles, int64_t piece, int64_t first, int count,
                   const Columns& columns, const ValueSpans& values) {
   const Range tokens = tokens_seen(job, piece, first, count);
   if (tokens.begin >= tokens.end) return;
   const int64_t head_dim = job.cache.head_dim;
-  score_matrix<TILES>(*tiles, scratch.rounded_queries + first * head_dim, columns, tokens.begin, tokens.end,
+  score_matrix<HEIGHT>(*tiles, scratch.rounded_queries + first * head_dim, columns, tokens.begin, tokens.end,
                       scratch.weights);
   const auto weighed = weigh<kSquareRows>(job, piece, first, count, tokens, scratch.weights);
   for (int r = 0; r < count; r++)
     for (int64_t i = tokens.begin; i < whole(tokens.end, kSpan); i += kLanes)
       store_bf16(scratch.rounded_weights + r * kPiece + i, load<f32v>(scratch.weights + r * kPiece + i));
-  mix_matrix<TILES>(*tiles, scratch.rounded_weights, values, tokens.begin, tokens.end, head_dim, scratch.piece_mixed);
+  mix_matrix<HEIGHT>(*tiles, scratch.rounded_weights, values, tokens.begin, tokens.end, head_dim, scratch.piece_mixed);
   add_piece(job, scratch, piece, first, count, weighed);
 }
 
@@ -132,7 +132,7 @@ void attend_piece(const Job& job, const Scratch& scratch, int64_t piece, const C
 }
 
 inline void attend_piece_by_tiles(const Job& job, const Scratch& scratch, TileScope* tiles, int64_t piece,
-                           const Columns& columns) {
+                                  const Columns& columns) {
   const int64_t num_rows = job.num_rows();
   const Range seen = tokens_seen(job, piece, 0, num_rows);
   const ValueSpans values = find_value_spans(columns, seen.begin, seen.end, scratch.values);

@@ -7,38 +7,13 @@
 #include <vector>
 
 #include "attention.h"
+#include "decoder.h"
 #include "decoder_rows.h"
 #include "gemm.h"
 #include "matrix.h"
 #include "team.h"
 
 namespace inflight {
-
-// As execution/cpu_decoder.py fills it, in this order. Biases are padded to whole panels; null: none.
-struct Layer {
-  const float* input_norm;
-  Matrix qkv;
-  const float* qkv_bias;
-  const float* query_norm;  // [head_dim], with key_norm; null: heads are not normalised
-  const float* key_norm;
-  Matrix output;
-  const float* output_bias;
-  const float* mlp_norm;
-  Matrix gate_up;  // interleaved
-  const float* gate_up_bias;
-  Matrix down;
-  const float* down_bias;
-};
-
-struct Decoder {
-  int64_t hidden, intermediate, num_layers, num_heads, num_kv_heads, head_dim, num_positions;
-  float eps;
-  Matrix embedding;
-  Matrix head;
-  const Layer* layers;
-  const float* final_norm;
-  const float* rotation;  // [num_positions, head_dim]: cosines of head_dim / 2 angles, then sines
-};
 
 namespace {
 
@@ -77,6 +52,7 @@ class DecoderRun {
       if (token_ids[t] < 0 || token_ids[t] >= d_.embedding.outputs) return EINVAL;
       if (positions[t] < 0 || positions[t] >= d_.num_positions) return EINVAL;
     }
+    if (sampled == nullptr && num_sampled != 0 && num_sampled != num_tokens) return EINVAL;
     for (int64_t i = 0; sampled != nullptr && i < num_sampled; i++)
       if (sampled[i] < 0 || sampled[i] >= num_tokens) return EINVAL;
     if (num_tokens == 0) return 0;
@@ -283,9 +259,9 @@ INFLIGHT_EXPORT int inflight_decoder_new(inflight::Team* team, const inflight::D
 INFLIGHT_EXPORT void inflight_decoder_free(DecoderRun* run) { delete run; }
 
 // All layers for num_tokens packed tokens -> out [num_sampled, hidden], after the final norm: of the tokens `sampled`
-// [num_sampled], or of all in order where it is null. EINVAL: a token or a position that the model does not have, a
-// sampled token that the step does not have, or a step of another team or number of tokens. ENOMEM: no memory for the
-// activations.
+// [num_sampled]; where it is null, of all in order (num_sampled is num_tokens) or of none (0). EINVAL: a token or a
+// position that the model does not have, a sampled token that the step does not have, another number of rows for null,
+// or a step of another team or number of tokens. ENOMEM: no memory for the activations.
 INFLIGHT_EXPORT int inflight_decoder_forward(DecoderRun* run, inflight::AttentionStep* step, const int64_t* token_ids,
                                              const int64_t* positions, int64_t num_tokens, const int64_t* sampled,
                                              int64_t num_sampled, float* out) {

@@ -86,7 +86,7 @@ struct InputRows {
   void take(Workspace* workspace, const Matrix& m, int64_t num_rows) {
     count = num_rows;
     if (!m.rounds()) return exact.take(workspace, count, m.inputs);
-    exact = {nullptr, padded(m.inputs)};
+    exact = {nullptr, padded(m.padded_inputs())};
     rounded = workspace->take<uint8_t>((count + kSpareRows) * exact.stride * m.rounded_bytes());
     scales = workspace->take<float>(count * m.num_groups());
     offsets = workspace->take<uint32_t>(count * m.num_groups());

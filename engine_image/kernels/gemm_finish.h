@@ -5,9 +5,9 @@
 
 namespace inflight {
 
-// Zeros after a row's last of `columns`, for tile products to read.
+// Zeros after a row's last of `columns`, which are even, as far as products read.
 inline void pad_rounded(uint16_t* end, int64_t columns) {
-  if (kTiles && columns % kTileInputs != 0) memset(end, 0, 2 * (kTileInputs - columns % kTileInputs));
+  if (kBf16Unit > 2 && columns % kBf16Unit != 0) memset(end, 0, 2 * (kBf16Unit - columns % kBf16Unit));
 }
 
 INFLIGHT_INLINE f32v silu(f32v x) { return x / (exp(-x) + 1.0f); }

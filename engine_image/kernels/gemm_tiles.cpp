@@ -30,7 +30,7 @@ struct Ahead {
   }
 };
 
-// Bytes to fetch in each of `steps` by each of the tiles that `rows` fill, whole lines.
+// Bytes to fetch in each of `steps` by each of the squares that `rows` fill, whole lines.
 int64_t fetch_step(int64_t bytes, int64_t steps, int rows) {
   const int64_t fetches = steps * ((rows + kSquareRows - 1) / kSquareRows);
   return (bytes + fetches * kCacheLine - 1) / (fetches * kCacheLine) * kCacheLine;

@@ -1,56 +1,15 @@
 // Products in vector registers, for every format and any number of rows.
 #include "gemm_finish.h"
 #include "gemm_part.h"
+#include "gemm_vector_tile.h"
+#include "mmla.h"
 
 namespace inflight {
 
 namespace {
 
-// A tile is this many rows by one panel: its sums, a panel's two registers and a broadcast fill the registers.
-constexpr int kTileRows = kVectorBlockRows / 8;
 // Inputs at a time; so many of a panel stay in the first or second cache.
 constexpr int64_t kBlockInputs = 768;
-
-// R rows, `stride` apart. Three rows share a pointer, so that addresses (pointer, + stride, + 2 stride) need no more
-// registers than there are; the compiler must not know how the pointers hang together, or it undoes that.
-template <class T, int R>
-struct RowPointers {
-  const T* at[(R + 2) / 3];
-  int64_t stride;
-
-  INFLIGHT_INLINE RowPointers(const T* first, int64_t stride_) : stride(stride_) {
-    for (int i = 0; i < (R + 2) / 3; i++) at[i] = first + 3 * i * stride;
-  }
-  INFLIGHT_INLINE void advance(int64_t columns) {
-    for (int i = 0; i < (R + 2) / 3; i++) {
-      at[i] += columns;
-      asm("" : "+r"(at[i]));
-    }
-  }
-  INFLIGHT_INLINE const T* row(int r) const { return at[r / 3] + r % 3 * stride; }
-};
-
-// What to fetch into the cache on the way: the panel after this one, a share of it with each tile.
-struct Ahead {
-  const uint8_t* at;
-  int64_t step;  // bytes for one register pair of weights
-
-  INFLIGHT_INLINE void go() {
-    prefetch_far(at);
-    if (step > kCacheLine) prefetch_far(at + kCacheLine);
-    at += step;
-  }
-};
-
-struct Tile {
-  const Input* x;
-  int64_t row;
-  const uint8_t* weights;  // from input `begin` on
-  int64_t begin, end;      // inputs
-  Ahead ahead;
-  float* sums;  // [rows, kPanel]: the result, and what it starts from unless `first`
-  bool first;
-};
 
 // Add to the sums what one input's two registers of weights give.
 template <int R>
@@ -249,8 +208,6 @@ void tile_int4(const Tile& t) {
   }
 }
 
-using TileFunction = void (*)(const Tile&);
-
 template <int R>
 constexpr TileFunction bfloat16_function() {
   if constexpr (!kTiles) return kHasDotBf16 ? tile_bfloat16_pairs<R> : tile_bfloat16<R>;
@@ -261,8 +218,9 @@ constexpr TileFunction bfloat16_function() {
 // By number of rows.
 template <int R = 1>
 TileFunction tile_function(Format format, int rows) {
-  if constexpr (R <= kTileRows) {
+  if constexpr (R <= kVectorTileRows) {
     if (rows > R) return tile_function<R + 1>(format, rows);
+    if constexpr (kMmla) return format == Format::float32 ? tile_float32<R> : mmla_function(format, rows);
     switch (format) {
       case Format::float32:
         return tile_float32<R>;
@@ -282,7 +240,7 @@ TileFunction tile_function(Format format, int rows) {
 void multiply_by_vectors(const ProductPart& part) {
   const auto& [m, x, out, row, rows, begin, end] = part;
   alignas(kCacheLine) float sums[kVectorBlockRows * kPanel];
-  const int tiles = (rows + kTileRows - 1) / kTileRows;
+  const int tiles = (rows + kVectorTileRows - 1) / kVectorTileRows;
   const int64_t inputs = m.quantized() ? m.inputs : m.padded_inputs();
   const int64_t block = m.quantized() ? inputs : kBlockInputs;
   const int64_t input_bytes = m.quantized() ? 0 : m.panel_bytes() / inputs;

@@ -52,24 +52,32 @@ void pack_float32(const Matrix& m, const Columns& from, float* to) {
 }
 
 void pack_bfloat16(const Matrix& m, const Columns& from, uint16_t* to) {
-  for (int64_t i = 0; i < m.inputs; i += 2, to += 2 * kPanel)
+  for (int64_t i = 0; i < m.inputs; i += kBf16Run, to += kBf16Run * kPanel)
     for (int c = 0; c < kPanel; c++) {
       if (!from.row[c]) continue;
-      if (from.source == Source::bfloat16) {
-        memcpy(to + 2 * c, from.row[c] + 2 * i, 4);
+      uint16_t* run = to + kBf16Run * c;
+      if (from.source == Source::bfloat16 && i + kBf16Run <= m.inputs) {
+        memcpy(run, from.row[c] + 2 * i, 2 * kBf16Run);
       } else {
-        to[2 * c] = narrow(from.value(c, i));
-        to[2 * c + 1] = narrow(from.value(c, i + 1));
+        for (int64_t j = i; j < i + kBf16Run && j < m.inputs; j++) run[j - i] = narrow(from.value(c, j));
       }
     }
 }
+
+// Where input i of a column lies: in a panel an element of bfloat16, in a group a byte of int8 or half a byte of int4.
+constexpr int64_t at_element(int64_t i, int column) {
+  return (i / kBf16Run * kPanel + column) * kBf16Run + i % kBf16Run;
+}
+constexpr int64_t at_byte(int64_t i, int column) { return (i / kRun * kPanel + column) * kRun + i % kRun; }
+constexpr int64_t at_half(int64_t i, int column) { return (i / (2 * kRun) * kPanel + column) * kRun + i % kRun; }
+constexpr bool in_lower_half(int64_t i) { return i % (2 * kRun) < kRun; }
 
 void pack_int8_group(const float* values, int count, uint8_t* group, int column) {
   float largest = 0;
   for (int i = 0; i < count; i++) largest = std::fabs(values[i]) > largest ? std::fabs(values[i]) : largest;
   const float scale = largest / 127, inverse = largest > 0 ? 127 / largest : 0;
   for (int i = 0; i < count; i++)
-    group[(i / 4 * kPanel + column) * 4 + i % 4] = uint8_t(128 + int(std::nearbyint(values[i] * inverse)));
+    group[at_byte(i, column)] = uint8_t(128 + int(std::nearbyint(values[i] * inverse)));
   memcpy(group + kInt8Group * kPanel + 4 * column, &scale, 4);
 }
 
@@ -85,7 +93,7 @@ void pack_int4_group(const float* values, int count, uint8_t* group, int column)
   for (int i = 0; i < count; i++) {
     const float q = std::nearbyint((values[i] - minimum) * inverse);
     const int bounded = q < 0 ? 0 : q > 15 ? 15 : int(q);
-    group[i / 8 * kPanel * 4 + column * 4 + i % 4] |= uint8_t(bounded << (i % 8 < 4 ? 0 : 4));
+    group[at_half(i, column)] |= uint8_t(bounded << (in_lower_half(i) ? 0 : 4));
   }
   memcpy(group + kInt4Group / 2 * kPanel + 4 * column, halves, 4);
 }
@@ -143,15 +151,14 @@ void Matrix::read_row(int64_t output, float* row) const {
       return;
     case Format::bfloat16:
       for (int64_t i = 0; i < inputs; i++)
-        row[i] = widen(reinterpret_cast<const uint16_t*>(from)[(i / 2 * kPanel + column) * 2 + i % 2]);
+        row[i] = widen(reinterpret_cast<const uint16_t*>(from)[at_element(i, column)]);
       return;
     case Format::int8:
       for (int64_t i = 0; i < inputs; i++) {
         const uint8_t* group = from + i / kInt8Group * (kInt8Group * kPanel + 4 * kPanel);
         float scale;
         memcpy(&scale, group + kInt8Group * kPanel + 4 * column, 4);
-        const int64_t j = i % kInt8Group;
-        row[i] = scale * (group[(j / 4 * kPanel + column) * 4 + j % 4] - 128);
+        row[i] = scale * (group[at_byte(i % kInt8Group, column)] - 128);
       }
       return;
     case Format::int4:
@@ -159,9 +166,8 @@ void Matrix::read_row(int64_t output, float* row) const {
         const uint8_t* group = from + i / kInt4Group * (kInt4Group / 2 * kPanel + 4 * kPanel);
         uint16_t halves[2];
         memcpy(halves, group + kInt4Group / 2 * kPanel + 4 * column, 4);
-        const int64_t j = i % kInt4Group;
-        const uint8_t both = group[j / 8 * kPanel * 4 + column * 4 + j % 4];
-        row[i] = from_half(halves[0]) * (j % 8 < 4 ? both & 15 : both >> 4) + from_half(halves[1]);
+        const uint8_t both = group[at_half(i % kInt4Group, column)];
+        row[i] = from_half(halves[0]) * (in_lower_half(i % kInt4Group) ? both & 15 : both >> 4) + from_half(halves[1]);
       }
       return;
   }

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "dot_bf16.h"
+#include "mmla.h"
 #include "simd.h"
 #include "tiles.h"
 
@@ -15,14 +16,19 @@ enum class Format : int32_t { float32 = 0, bfloat16 = 1, int8 = 2, int4 = 3 };
 constexpr int kPanel = 2 * kLanes;
 constexpr int kInt8Group = 64;
 constexpr int kInt4Group = 32;
+// Bytes of one output's weights that lie side by side: as many as an instruction multiplies for it.
+constexpr int kRun = kMmla ? 8 : 4;
+constexpr int kBf16Run = kRun / 2;
+// Inputs of bfloat16 are filled up to a multiple of this.
+constexpr int kBf16Unit = kTiles ? kTileInputs : kBf16Run;
 
 // Panels follow each other. Within one, by format:
 //   float32   [inputs][kPanel]
-//   bfloat16  [padded_inputs / 2][kPanel][2], inputs even
-//   int8      groups of 64 inputs: [16][kPanel][4] bytes w + 128, then [kPanel] float32 scales
-//   int4      groups of 32 inputs: [4][2][kLanes][4] bytes, of which the lower halves are inputs 8 i .. 8 i + 3 and the
-//             upper ones 8 i + 4 .. 8 i + 7 of one of the panel's two registers; then [kPanel][2] float16: scale and
-//             minimum, w = scale * q + minimum
+//   bfloat16  [padded_inputs / kBf16Run][kPanel][kBf16Run], inputs even
+//   int8      groups of 64 inputs: [64 / kRun][kPanel][kRun] bytes w + 128, then [kPanel] float32 scales
+//   int4      groups of 32 inputs: [16 / kRun][kPanel][kRun] bytes, of which the lower halves are inputs 2 kRun i ..
+//             2 kRun i + kRun - 1 and the upper ones the kRun after those; then [kPanel][2] float16: scale and minimum,
+//             w = scale * q + minimum
 // Missing outputs are zero; so are missing inputs and their activations.
 struct Matrix {
   Format format;
@@ -37,11 +43,11 @@ struct Matrix {
   int group() const { return format == Format::int8 ? kInt8Group : kInt4Group; }
   bool quantized() const { return format == Format::int8 || format == Format::int4; }
   // Products take activations in fewer bits than float32, see `round_row`.
-  bool rounds() const { return quantized() || ((kTiles || kHasDotBf16) && format == Format::bfloat16); }
-  // With those that fill the last group, or the last tile's rows.
+  bool rounds() const { return quantized() || ((kTiles || kHasDotBf16 || kMmla) && format == Format::bfloat16); }
+  // With those that fill the last group or the last product.
   int64_t padded_inputs() const {
     if (quantized()) return num_groups() * group();
-    return kTiles && format == Format::bfloat16 ? (inputs + kTileInputs - 1) / kTileInputs * kTileInputs : inputs;
+    return format == Format::bfloat16 ? (inputs + kBf16Unit - 1) / kBf16Unit * kBf16Unit : inputs;
   }
   int64_t rounded_bytes() const { return quantized() ? 1 : 2; }
   int64_t num_groups() const { return quantized() ? (inputs + group() - 1) / group() : 0; }

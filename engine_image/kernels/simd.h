@@ -25,7 +25,7 @@ constexpr int kLanes = 4;
 #endif
 
 // Vectors that the CPU's registers hold at a time.
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kRegisters = 32;
 #elif defined(INFLIGHT_EMULATE_TILES)
 constexpr int kRegisters = 8;

@@ -13,7 +13,7 @@ import torch
 
 log = logging.getLogger(__name__)
 
-VARIANTS = ("amx", "avx512bf16", "avx512", "avx2", "generic")
+VARIANTS = ("amx", "avx512bf16", "avx512", "avx2", "bf16mmla", "generic")
 """Names of the compiled libraries, fastest first where the CPU is good at what each is for."""
 EMULATED = "amxemulated"
 """Computes the bits of `amx` on any CPU with AVX2, slowly: for tests, and only where it is asked for by name."""
@@ -25,10 +25,11 @@ _UNITS = {
     "avx512bf16": "products of bfloat16 in 512 bits",
     "avx512": "512 bits",
     "avx2": "256 bits",
+    "bf16mmla": "products of small matrices",
     "generic": "128 bits",
     EMULATED: "emulated matrix tiles",
 }
-_MEASURED = ("amx", "avx512bf16")
+_MEASURED = ("amx", "avx512bf16", "bf16mmla")
 """Variants whose use is decided by a measurement, as their instructions may be slow, or emulated by a hypervisor."""
 _WORTHWHILE_GAIN = 1.3
 """Activations are rounded for products in bfloat16, so the gain has to be worth it. In vectors it is 0.5 or 2, by CPU;
@@ -37,7 +38,7 @@ in tiles some 15."""
 _FOLDER = Path(__file__).parent / "lib"
 _AVX2 = {"avx2", "fma", "f16c", "bmi2"}
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
-_X86_FLAGS = {
+_X86 = {
     "amx": _AVX512 | {"amx_tile", "amx_bf16", "amx_int8"},
     "avx512bf16": _AVX512 | {"avx512_bf16"},
     "avx512": _AVX512,
@@ -45,6 +46,9 @@ _X86_FLAGS = {
     "generic": set[str](),
     EMULATED: _AVX2,
 }
+_ARM = {"bf16mmla": {"asimdrdm", "atomics", "crc32", "bf16", "i8mm"}, "generic": set[str]()}
+_FLAGS = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _ARM}
+"""The CPU's flags that a variant needs, by machine; on others only `generic` is compiled."""
 
 
 class KernelError(RuntimeError):
@@ -58,8 +62,8 @@ def runnable_variants() -> list[str]:
 
 def is_runnable(variant: str) -> bool:
     """Whether it is compiled, and this CPU has its instructions."""
-    x86 = platform.machine() in ("x86_64", "AMD64")
-    fits = _cpu_flags() >= _X86_FLAGS[variant] if x86 else variant == "generic"
+    needs = _FLAGS.get(platform.machine(), {"generic": set[str]()}).get(variant)
+    fits = needs is not None and _cpu_flags() >= needs
     return fits and (_FOLDER / f"libinflight-{variant}.so").is_file()
 
 
@@ -146,7 +150,7 @@ def _cpu_flags() -> set[str]:
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
             for line in lines:
-                if line.startswith("flags"):
+                if line.startswith(("flags", "Features")):  # of x86 and of Arm
                     return set(line.partition(":")[2].split())
     except OSError:
         pass

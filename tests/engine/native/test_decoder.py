@@ -1,5 +1,7 @@
 """The forward pass in the CPU kernels: against transformers, against the torch forward pass, and against itself."""
 
+import errno
+import functools
 import random
 from itertools import pairwise
 
@@ -205,6 +207,16 @@ def test_what_the_model_does_not_have_is_refused(tmp_path):
     for row in (-1, 1):
         with pytest.raises(KernelError):
             bench.logits([(0, 0, [0])], sampled_rows=[row])
+
+
+def test_without_a_choice_the_rows_are_all_or_none(tmp_path):
+    make_model(tmp_path, "llama-mqa")
+    bench = Bench(tmp_path)
+    bench.logits([(0, 0, [0, 0])])
+    zeros, positions, out = torch.zeros(2, dtype=torch.int64), torch.arange(2), torch.empty((3, SIZES["hidden_size"]))
+    forward = functools.partial(bench.model._kernels.inflight_decoder_forward, bench.model._run, bench.attention.step)
+    for num_rows, error in ((0, 0), (1, errno.EINVAL), (2, 0), (3, errno.EINVAL)):
+        assert forward(zeros.data_ptr(), positions.data_ptr(), 2, None, num_rows, out.data_ptr()) == error
 
 
 def test_a_step_that_was_not_prepared_for_these_tokens_is_refused(tmp_path, monkeypatch):
