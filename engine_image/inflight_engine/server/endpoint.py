@@ -13,7 +13,8 @@ from fastapi import Depends, Request
 from inflight_engine.server.call import Call
 from inflight_engine.server.errors import ApiError, bad_request
 from inflight_engine.server.fields import Conversation, GenerationFields, PlainText, Prompt
-from inflight_engine.server.generation import GenerationRequest, Inbox
+from inflight_engine.server.generation import GenerationRequest
+from inflight_engine.server.inbox import Inbox
 from inflight_engine.server.prepare import TOO_LONG, Tokenizer, choice_seed, prepare
 from inflight_engine.server.scheduling_request import scheduling_of
 from inflight_engine.server.service import Service
@@ -70,7 +71,7 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
                     streaming=bool(body.stream),
                 )
             )
-    inbox = Inbox()
+    inbox = Inbox(service.deliveries)
     return Call(service.submit(requests, arrived, inbox), inbox, sum(map(len, token_ids.values())), n)
 
 
