@@ -1,13 +1,14 @@
 """What one API process carries: tokens/s and streams, with an engine process that computes nothing.
 
-    python -m bench.api_process [--streams N ...] [--tokens N] [--step-ms MS | --rate N | --saturated] [--whole]
-        [--profile]
+    python -m bench.api_process [--streams N ...] [--tokens N] [--step-ms MS | --rate N | --saturated] [--together N]
+        [--whole] [--profile]
 
 A stand-in for the engine process sends a token for each stream in every step, over the real socket and in the real
 messages; clients in a process of their own read the answers. By default steps are so slow that every token is an event
 of its own, as under a real engine that the API process keeps up with. `--rate` offers so many tokens/s to all streams
 together. With `--saturated` steps are sent as fast as the API process reads them, which is then always behind: tokens
-of a stream that are there together share an event.
+of a stream that are there together share an event. `--together` sends so many steps at once, as they are there after
+the API process was busy with other streams for so long: what an event of so many tokens costs.
 
 The figure is the CPU time of the API process for each token, and tokens/s is what a core of its own carries at that;
 unlike seconds on the clock it means something while others use the machine. The CPU time of a request is all that
@@ -112,8 +113,8 @@ class _Engine:
         limits = Limits(slots, max(slots, 8192))
         self._send(EngineReady(limits, RunnerInfo(1 << 20, 16, 8192, 1, 49152, "none", "none", "none", 0.0)))
 
-    def _send(self, message: EngineReady | StepReport) -> None:
-        self._socket.sendall(encode(message))
+    def _send(self, *messages: EngineReady | StepReport) -> None:
+        self._socket.sendall(b"".join(map(encode, messages)))
 
     def admit(self, count: int) -> list[int]:
         """Take the next requests, and give each a slot, in their order. Returns their ids."""
@@ -126,15 +127,22 @@ class _Engine:
                 elif not isinstance(message, CancelRequest):
                     raise AssertionError(f"the bench does not answer {message}")
             ids += [admission.request_id for admission in came]
-            self.step(b"", b"", came, ())
+            self._send(self._report(b"", b"", came))
         return ids
 
-    def step(self, slots: bytes, tokens: bytes, admitted: Sequence[Admission], finished: Sequence[Finished]) -> None:
-        """Report a step."""
+    def decode(self, token_ids: Sequence[int], ids: Sequence[int], *, last: bool) -> None:
+        """Report some steps at once; each gives the same token to every slot. `last`: the requests end."""
+        slots = np.arange(len(ids), dtype=np.int32).tobytes()
+        steps = [self._report(slots, np.full(len(ids), token_id, np.int32).tobytes(), ()) for token_id in token_ids]
+        if last:
+            steps[-1].finished.extend(Finished(request_id, FinishReason.LENGTH) for request_id in ids)
+        self._send(*steps)
+
+    def _report(self, slots: bytes, tokens: bytes, admitted: Sequence[Admission]) -> StepReport:
         running = len(slots) // 4
         stats = StepStats(running, 0, 0, 0.5, 0, 0, 0, 0, 0, running, 0.01, 0.0)
-        self._send(StepReport(self._steps, list(admitted), slots, tokens, [], list(finished), stats))
         self._steps += 1
+        return StepReport(self._steps, list(admitted), slots, tokens, [], [], stats)
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -166,9 +174,17 @@ class Cost(NamedTuple):
     events: float
 
 
-def measure(streams: int, tokens: int, step_seconds: float, *, whole: bool = False, profile: bool = False) -> Cost:
-    """What `streams` answers of `tokens` cost. `step_seconds`: from one step to the next; 0: no longer than it takes to
-    send one. `whole`: answers are not streamed."""
+def measure(
+    streams: int, tokens: int, step_seconds: float, *, together: int = 1, whole: bool = False, profile: bool = False
+) -> Cost:
+    """What `streams` answers of `tokens` cost.
+
+    Args:
+        step_seconds: from one step to the next; 0: no longer than it takes to send one.
+        together: steps that are sent at once.
+        whole: answers are not streamed.
+        profile: print where the API process spends its time.
+    """
     text = load_tokenizer(resolve(MODEL)).encode(_TEXT)
     ours, theirs = socket.socketpair()
     listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
@@ -186,17 +202,10 @@ def measure(streams: int, tokens: int, step_seconds: float, *, whole: bool = Fal
     clients.start()
     ids = engine.admit(streams)
     begin, began = _cpu_seconds(api.pid), time.monotonic()
-    slots = np.arange(streams, dtype=np.int32).tobytes()
-    for number in range(tokens):
-        now = np.full(streams, text[number % len(text)], np.int32).tobytes()
-        last = number == tokens - 1
-        engine.step(
-            slots,
-            now,
-            (),
-            [Finished(request_id, FinishReason.LENGTH) for request_id in ids] if last else (),
-        )
-        time.sleep(max(0.0, began + (number + 1) * step_seconds - time.monotonic()))
+    for first in range(0, tokens, together):
+        end = min(first + together, tokens)
+        engine.decode([text[number % len(text)] for number in range(first, end)], ids, last=end == tokens)
+        time.sleep(max(0.0, began + end * step_seconds - time.monotonic()))
     clients.join()
     spent = _cpu_seconds(api.pid) - begin
     os.kill(api.pid, signal.SIGTERM)
@@ -212,6 +221,7 @@ def main() -> None:
     pace.add_argument("--step-ms", type=float, default=None, help="between two steps (default: 0.25 for each stream)")
     pace.add_argument("--rate", type=float, help="tokens/s of all streams together")
     pace.add_argument("--saturated", action="store_true", help="as fast as the API process reads")
+    parser.add_argument("--together", type=int, default=1, help="steps that are sent at once")
     parser.add_argument("--whole", action="store_true", help="answers are not streamed")
     parser.add_argument("--profile", action="store_true", help="print where the API process spends its time")
     flags = parser.parse_args()
@@ -219,7 +229,7 @@ def main() -> None:
     print(f"{'streams':>8}{'us of CPU a request':>22}{'a token':>10}{'tokens/s of a core':>20}{'events a token':>18}")
     for streams in flags.streams:
         step = _step_seconds(flags, streams)
-        cost = measure(streams, flags.tokens, step, whole=flags.whole, profile=flags.profile)
+        cost = measure(streams, flags.tokens, step, together=flags.together, whole=flags.whole, profile=flags.profile)
         print(
             f"{streams:>8}{cost.request * 1e6:>22.0f}{cost.token * 1e6:>10.1f}{1 / cost.token:>20,.0f}"
             f"{cost.events:>18.2f}"

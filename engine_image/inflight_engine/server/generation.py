@@ -263,7 +263,9 @@ class Generation:
             return
         new = self.token_ids[self._num_decoded :]
         self._num_decoded = len(self.token_ids)
-        decoded = self._detokenizer.push([token_id for token_id in new if token_id not in self._stop_token_ids])
+        if not self._stop_token_ids.isdisjoint(new):
+            new = [token_id for token_id in new if token_id not in self._stop_token_ids]
+        decoded = self._detokenizer.push(new)
         self._decoded += len(decoded)
         self._let_go(decoded if len(self.token_ids) <= self._min_tokens else self._stop.push(decoded))
 

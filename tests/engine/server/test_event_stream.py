@@ -64,7 +64,7 @@ def make():
         def done(self):
             return choice.done
 
-    return choice, client, EventStream(Call(), Plain(), client.send)
+    return choice, client, EventStream(Call(), Plain(), client.send, client.send)
 
 
 def say(stream, choice, text, *, done=False):
