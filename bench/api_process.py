@@ -29,7 +29,6 @@ import socket
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -146,8 +145,8 @@ class _Engine:
 
 
 def _cpu_seconds(pid: int) -> float:
-    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
+    # The process's CPU clock (clock_getcpuclockid(3)): threads that ended count too.
+    return time.clock_gettime((~pid << 3) | 2)
 
 
 def _wait_ready(address: tuple[str, int]) -> None:
