@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 END_SECONDS = 10
 PYTEST = (sys.executable, "-m", "pytest", "--durations=5", "--durations-min=5")
+# A file's tests in one process: they share servers and models.
+IN_PARALLEL = ("-n", "auto", "--maxprocesses=4", "--dist=loadfile")
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ IN_FRONT = (
     Check("lint", (str(BIN / "ruff"), "check", ".")),
     Check("import rules", (str(BIN / "lint-imports"),)),
     Check("types", (str(BIN / "mypy"),)),
-    Check("unit tests", (*PYTEST, "-m", "not contract and not cluster")),
+    Check("unit tests", (*PYTEST, *IN_PARALLEL, "-m", "not contract and not cluster")),
 )
 IN_BACKGROUND = (
     Check("promtool", (sys.executable, "-m", "e2e.cluster", "promtool-path")),

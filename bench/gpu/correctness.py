@@ -7,7 +7,9 @@ import gc
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,15 +18,21 @@ import torch
 
 from bench.engine.in_process import Generated, InProcessEngine
 from bench.gpu.draws import FILTERS, MOST_EXCESS, excess, probabilities
-from bench.gpu.reference import GREEDY, Scale, distances, logits_of, make_prompts, make_reference
+from bench.gpu.quantized import product_check, product_speeds, write_checkpoint
+from bench.gpu.reference import GREEDY, Scale, distances, logits_of, make_prompts, make_reference, save_stretched
 from inflight_engine.config import EngineConfig
 from inflight_engine.execution.attention import BACKENDS
 from inflight_engine.request import SamplingParams
 
-_WORST, _MEAN = 0.125, 0.005
+_EXACT = (0.125, 0.005)
 """In standard deviations of a position's logits: how far below the best logit a token may be, and all of them on
 average. transformers itself in bfloat16 was measured at 0.05 and 0.0003 from its float32; positions that are 2% off at
 0.9 and 0.06, a key that is missing at 3.9 and 0.3."""
+_KV_IN_FP8 = (0.25, 0.01)
+"""The same where keys and values have 8 bits. Emulated on a CPU, calibrated scales were measured at 0.09 and 0.004,
+scales that cut off at half of the largest at 0.4 and 0.02, and keys and values without scales at 3.6 and 1.2."""
+_ROUNDED = (0.75, 0.05)
+"""The same where activations are rounded to float8; 0.30 and 0.012 were measured, on a CPU."""
 _SIZES = {"max_num_seqs": 32, "max_num_batched_tokens": 4096, "num_kv_blocks": 512}
 _SMALL_POOL: dict[str, Any] = {"kv_headroom": 0.0, "preemption": "swap", "swap_space": 64 << 20, "block_size": 16}
 _SWAPPED_TOKENS = 64
@@ -75,6 +83,7 @@ class Checks:
         self._folder = folder / "reference"
         self._model = make_reference(self._folder, device, scale)
         self._windowed_folder = folder / "windowed"
+        self._stretched_folder = folder / "stretched"
         self._prompts = make_prompts(scale)
         self._lengths = [scale.output_tokens] * len(self._prompts)
 
@@ -99,9 +108,13 @@ class Checks:
             name = f"attention {backend.name}"
             options = {"attention_backend": backend.name}
             yield _attempt(name, lambda n=name, o=options: self._same(n, whole, o), may_be_missing=True)  # type: ignore[misc]
-        yield _attempt("keys and values in fp8", self._fp8, may_be_missing=True)
+        yield _attempt("keys and values in fp8", lambda: self._fp8(whole), may_be_missing=True)
+        yield from self._quantized()
         yield _attempt("one rank of tensor parallelism", lambda: self._one_rank(whole))
-        yield _attempt("batch-invariant: alone as in a batch, bit for bit", self._invariant, may_be_missing=True)
+        name = "batch-invariant: alone as in a batch, bit for bit"
+        yield _attempt(name, lambda: self._invariant(name, self._folder), may_be_missing=True)
+        of_4_bits = f"{name}, weights in 4 bits"
+        yield _attempt(of_4_bits, lambda: self._invariant(of_4_bits, self._quantized_folder(4)), may_be_missing=True)
 
     def _engine(self, **options: Any) -> InProcessEngine:
         config: dict[str, Any] = {"dtype": "bfloat16", "device": self._device, "prefix_caching": False}
@@ -122,6 +135,7 @@ class Checks:
         *,
         model: Any = None,
         sampling: tuple[SamplingParams, ...] = (GREEDY,),
+        tolerance: tuple[float, float] = _EXACT,
     ) -> Check:
         """Within the tolerance of transformers; how many outputs equal those of another way to compute is told."""
         prompts = self._prompts[: len(generated.outputs)]
@@ -134,11 +148,12 @@ class Checks:
             ]
         )
         worst, mean = float(far.max()), float(far.mean())
-        detail = f"below the best logit by at most {worst:.3f}, on average {mean:.5f} ({_WORST} and {_MEAN} allowed)"
+        most, most_mean = tolerance
+        detail = f"below the best logit by at most {worst:.3f}, on average {mean:.5f} ({most} and {most_mean} allowed)"
         if other is not None:
             same = sum(map(list.__eq__, generated.outputs, other.outputs))
             detail += f"; {same} of {len(prompts)} outputs the same"
-        return Check(name, worst <= _WORST and mean <= _MEAN, detail)
+        return Check(name, worst <= most and mean <= most_mean, detail)
 
     def _same(self, name: str, whole: Generated, options: dict[str, Any], steps_between: int = 0) -> Check:
         return self._near(name, self._generate(steps_between=steps_between, **options), whole)
@@ -225,11 +240,32 @@ class Checks:
         detail = f"chi-square of {count} draws {over:+.1f} deviations from its mean ({MOST_EXCESS:.0f} allowed)"
         return Check(name, over <= MOST_EXCESS, detail)
 
-    def _fp8(self) -> Check:
-        """In fewer bits no tolerance is known; all tokens must come."""
-        name = "keys and values in fp8"
-        near = self._near(name, self._generate(kv_cache_dtype="fp8"))
-        return near if near.detail == _INCOMPLETE else Check(name, True, near.detail)
+    def _fp8(self, whole: Generated) -> Check:
+        """With keys and values that fp8 does not hold without scales, here calibrated ones."""
+        save_stretched(self._model, self._stretched_folder)
+        generated = self._generate(model=str(self._stretched_folder), kv_cache_dtype="fp8")
+        return self._near("keys and values in fp8", generated, whole, tolerance=_KV_IN_FP8)
+
+    def _quantized(self) -> Iterator[Check]:
+        """Checkpoints with fewer bits against the reference with the same weights in float32; then products alone."""
+        for bits, kind in ((4, "4 bits"), (8, "float8")):
+            name = f"a checkpoint in {kind}"
+            yield _attempt(name, lambda n=name, b=bits: self._quantized_checkpoint(n, b))  # type: ignore[misc]
+            for what, check in (("right", product_check), ("speed", product_speeds)):
+                name = f"products with weights in {kind}: {what}"
+                found = partial(check, self._device, bits)
+                yield _attempt(name, lambda n=name, f=found: Check(n, *f()), may_be_missing=True)  # type: ignore[misc]
+
+    def _quantized_checkpoint(self, name: str, bits: int) -> Check:
+        folder = self._quantized_folder(bits)
+        meant = write_checkpoint(self._folder, folder, bits)
+        model = deepcopy(self._model)
+        model.load_state_dict(meant)
+        generated = self._generate(model=str(folder), steps_between=_STEPS_BETWEEN)
+        return self._near(name, generated, model=model, tolerance=_ROUNDED if bits == 8 else _EXACT)
+
+    def _quantized_folder(self, bits: int) -> Path:
+        return self._folder.with_name(f"quantized-{bits}")
 
     def _one_rank(self, whole: Generated) -> Check:
         """A process group of one: its collectives are launched, and captured, as among many."""
@@ -252,11 +288,10 @@ class Checks:
                 if torch.distributed.is_initialized():
                     torch.distributed.destroy_process_group()
 
-    def _invariant(self) -> Check:
-        name = "batch-invariant: alone as in a batch, bit for bit"
+    def _invariant(self, name: str, folder: Path) -> Check:
         chosen = slice(2, 7)
-        together = self._generate(batch_invariant=True, steps_between=_STEPS_BETWEEN)
-        engine = self._engine(batch_invariant=True)
+        together = self._generate(model=str(folder), batch_invariant=True, steps_between=_STEPS_BETWEEN)
+        engine = self._engine(model=str(folder), batch_invariant=True)
         alone = [engine.generate([prompt], [self._scale.output_tokens]).outputs[0] for prompt in self._prompts[chosen]]
         return Check(name, alone == together.outputs[chosen], f"{len(alone)} prompts of {len(self._prompts)}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -12,6 +13,8 @@ import torch
 from inflight_engine.request import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=1)
+_STRETCH = 1024.0
+"""A power of two; in 8 bits without scales, keys beyond 448 become 448, and values below 0.001 become 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,17 @@ def make_reference(folder: Path, device: str, scale: Scale, window: int | None =
     model = model.to(torch.bfloat16).eval()
     model.save_pretrained(folder)
     return model.to(device, torch.float32)
+
+
+def save_stretched(model: Any, folder: Path) -> None:
+    """Save a model in bfloat16 that computes the same as another, of `make_reference`, to the last bit, with keys
+    `_STRETCH` times as large and values as many times as small."""
+    stretched = deepcopy(model).to(torch.bfloat16)
+    for layer in stretched.model.layers:
+        attention = layer.self_attn
+        for projection, factor in (("k", _STRETCH), ("q", 1 / _STRETCH), ("v", 1 / _STRETCH), ("o", _STRETCH)):
+            getattr(attention, f"{projection}_proj").weight.data.mul_(factor)
+    stretched.save_pretrained(folder)
 
 
 def make_prompts(scale: Scale) -> list[list[int]]:

@@ -84,6 +84,9 @@ class RandomWeights:
     def part(self, name: str, dim: int, start: int, end: int) -> torch.Tensor:
         return self.get(name).narrow(dim, start, end - start)
 
+    def matrix(self, name: str, dim: int = 0, part: range | None = None) -> torch.Tensor:
+        return self.get(name) if part is None else self.part(name, dim, part.start, part.stop)
+
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:
     """What the engine and its peers look for in a folder; the weights' file is empty."""

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from inflight_cost.model import CostModel
-from inflight_engine.output import TokenLogprobs
+from inflight_engine.output import PromptLogprobs, TokenLogprobs
 from inflight_engine.request import DEFAULT_CLASS, FinishReason, SamplingParams
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.limits import Limits
@@ -165,6 +165,8 @@ class StepReport(msgspec.Struct, frozen=True, tag=True):
             request ended while the step was under way is not among them.
         logprobs: of the tokens whose requests asked for them.
         finished: after the tokens of this step; a finishing request's last token is among them.
+        prompt_logprobs: of the prompts whose requests asked for them. All of a prompt are reported with its first token
+            or before; after a preemption some may be reported again.
     """
 
     step: int
@@ -174,6 +176,7 @@ class StepReport(msgspec.Struct, frozen=True, tag=True):
     logprobs: list[TokenLogprobs]
     finished: list[Finished]
     stats: StepStats
+    prompt_logprobs: list[PromptLogprobs] = []
 
 
 class Configured(msgspec.Struct, frozen=True, tag=True):

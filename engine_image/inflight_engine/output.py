@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -23,6 +24,26 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[float]
 
 
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of n consecutive tokens of a prompt, each after those before it, natural logarithm, for a
+    request that asked for them. Little-endian bytes.
+
+    Attributes:
+        first: index of the first of them in the prompt, at least 1.
+        logprobs: float32 [n].
+        ranks: int32 [n]: places among all tokens by falling log-probability, then by rising id; the first is 1.
+        top_token_ids, top_logprobs: int32 and float32 [n, count]: the likeliest tokens, likeliest first, as many as
+            `SamplingParams.prompt_logprobs`.
+    """
+
+    slot: int
+    first: int
+    logprobs: bytes
+    ranks: bytes
+    top_token_ids: bytes
+    top_logprobs: bytes
+
+
 class StepOutput(NamedTuple):
     """What a step that succeeded has computed.
 
@@ -30,8 +51,10 @@ class StepOutput(NamedTuple):
         token_ids: int32, one for each of `plan.sampled_slots`.
         logprobs: for those slots that asked for them.
         failed_slots: sampled slots for which there was no memory to compute what they alone asked for.
+        prompt_logprobs: of chunks whose requests asked for them.
     """
 
     token_ids: TokenIds
     logprobs: list[TokenLogprobs]
     failed_slots: tuple[int, ...] = ()
+    prompt_logprobs: Sequence[PromptLogprobs] = ()

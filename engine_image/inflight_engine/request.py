@@ -62,6 +62,8 @@ class SamplingParams:
             The server adds the model's end-of-sequence tokens here unless the request ignores them.
         logprobs: report each token's log-probability and those of this many likeliest tokens; None: report nothing.
             They are the model's own: taken before temperature, penalties and filters.
+        prompt_logprobs: the same for each token of the prompt after the first. Such a request finds no cached prefix of
+            others, because all of its prompt has to be computed, and others find none of its own.
     """
 
     max_tokens: int
@@ -77,6 +79,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     min_tokens: int = 0
+    prompt_logprobs: int | None = None
 
 
 @dataclass(slots=True, eq=False)

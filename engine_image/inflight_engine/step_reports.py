@@ -51,10 +51,12 @@ class StepReports:
             kept = ~np.isin(slots, list(discarded))
             slots, token_ids = slots[kept], token_ids[kept]
             logprobs = [each for each in logprobs if each.slot not in discarded]
+        prompts = [each for each in output.prompt_logprobs if each.slot not in discarded]
         if slots is not self._slots:  # the same object in steady decode
             self._slots, self._slots_bytes = slots, slots.astype(np.int32).tobytes()
         stats = self._stats(work, step_seconds, schedule_seconds)
-        return StepReport(plan.step, admitted, self._slots_bytes, token_ids.tobytes(), logprobs, ended, stats)
+        slots_bytes = self._slots_bytes
+        return StepReport(plan.step, admitted, slots_bytes, token_ids.tobytes(), logprobs, ended, stats, prompts)
 
     def _stats(self, work: StepWork, step_seconds: float, schedule_seconds: float) -> StepStats:
         scheduler = self._scheduler

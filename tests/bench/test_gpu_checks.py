@@ -15,12 +15,16 @@ from bench.gpu.correctness import Check, Checks
 from bench.gpu.draws import MOST_EXCESS, excess, probabilities
 from bench.gpu.idle import busy_share
 from bench.gpu.part import run
+from bench.gpu.quantized import product_check
 from bench.gpu.reference import SMALL, distances
 from bench.gpu.shapes import LLAMA, QWEN, TINY, RandomWeights, parameter_shapes
 from bench.gpu.speed import batches
 from bench.gpu.workload import Workload, nano
+from inflight_engine.execution import build
 from inflight_engine.execution.attention import BACKENDS
+from inflight_engine.models.linear import LinearMaker
 from inflight_engine.request import SamplingParams
+from tests.engine.execution.fp8_backend import emulate_fp8
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +52,13 @@ def test_every_check_holds_on_a_cpu_or_says_why_it_cannot_be_had(checks):
         "draws, top_p 0.7",
         "draws, a seed alone as in a batch",
         "one rank of tensor parallelism",
+        "a checkpoint in 4 bits",
+        "a checkpoint in float8",
+        "products with weights in 4 bits: right",
+        "products with weights in float8: right",
     ):
         assert found[name].ok
+    assert found["products with weights in 4 bits: speed"].detail == "speeds are those of a GPU"
 
 
 def test_a_way_to_compute_that_breaks_is_wrong_and_holds_up_no_other(checks, monkeypatch):
@@ -77,6 +86,20 @@ def test_a_way_to_compute_that_breaks_is_wrong_and_holds_up_no_other(checks, mon
     assert found["batch-invariant: alone as in a batch, bit for bit"].ok is False
 
 
+@pytest.mark.parametrize("are_right", [True, False])
+def test_fp8_holds_with_calibrated_scales_and_not_with_wrong_ones(checks, monkeypatch, are_right):
+    emulate_fp8(monkeypatch)
+    generate, calibrate = checks._generate, build.calibrate
+    monkeypatch.setattr(checks, "_generate", lambda **options: generate(attention_backend="torch-sdpa", **options))
+    if not are_right:
+        monkeypatch.setattr(build, "calibrate", lambda model, spec: calibrate(model, spec) / 8)
+    short = checks._prompts[:6]
+    monkeypatch.setattr(checks, "_prompts", short)
+    monkeypatch.setattr(checks, "_lengths", checks._lengths[: len(short)])
+    found = checks._fp8(Generated([[]] * len(short)))
+    assert found.ok == are_right, found.detail
+
+
 def test_without_the_first_tokens_nothing_else_is_checked(checks, monkeypatch):
     def generate(prompts=None, **options):
         raise RuntimeError("no kernel")
@@ -91,6 +114,14 @@ def test_a_wrong_token_is_seen(checks):
     best = int(checks._model(ids).logits[0, -1].argmax())
     assert distances(checks._model, prompt, [best])[0] == 0
     assert distances(checks._model, prompt, [(best + 1) % 1024])[0] > 0.125
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_products_that_are_two_percent_off_are_seen(monkeypatch, bits):
+    make = LinearMaker.make
+    monkeypatch.setattr(LinearMaker, "make", lambda *arguments: lambda x: 1.02 * make(*arguments)(x))
+    right, _ = product_check("cpu", bits)
+    assert not right
 
 
 def test_penalties_that_are_left_out_are_seen(checks):

@@ -291,7 +291,7 @@ def test_the_monitor_selects_what_exists(helm, kind, field):
     )
     monitor = objects[(kind, "prod-operator")]
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
-    assert monitor["spec"][field] == [{"port": "metrics", "interval": "15s"}]
+    assert monitor["spec"][field] == [{"port": "metrics", "interval": "15s", "honorLabels": True}]
     selected = monitor["spec"]["selector"]["matchLabels"].items()
     target = objects[("Service", "prod-operator-metrics")] if kind == "ServiceMonitor" else pod_of(objects)
     assert selected <= target["metadata"]["labels"].items()

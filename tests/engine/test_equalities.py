@@ -4,7 +4,8 @@ limited meanwhile; and a seeded sample is the same alone and in a full batch."""
 
 import random
 import time
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -49,22 +50,29 @@ def max_tokens(prompts):
 
 
 @pytest.fixture(scope="module")
-def expected(prompts, max_tokens):
-    """What transformers generates for each prompt alone."""
+def reference():
+    """The model in transformers."""
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
     files = resolve(MODEL, "main")
-    model = AutoModelForCausalLM.from_pretrained(
+    return AutoModelForCausalLM.from_pretrained(
         files.folder,
         gguf_file=files.gguf.name,
         quantization_config=GgufConfig(dequantize=True),
         dtype=torch.float32,
     ).eval()
+
+
+@pytest.fixture(scope="module")
+def expected(reference, prompts, max_tokens):
+    """What transformers generates for each prompt alone."""
+    import torch
+
     outputs = []
     with torch.inference_mode():
         for prompt, count in zip(prompts, max_tokens, strict=True):
-            output = model.generate(
+            output = reference.generate(
                 torch.tensor([prompt]), do_sample=False, max_new_tokens=count, min_new_tokens=count, pad_token_id=0
             )
             outputs.append(output[0, len(prompt) :].tolist())
@@ -80,6 +88,8 @@ class Run:
     most_swapped_blocks: int = 0
     prefix_hits: int = 0
     prefill_steps: int = 0
+    prompt_logprobs: dict[int, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
+    """By request, of each token of its prompt by its position."""
 
 
 def make_engine(**config):
@@ -106,6 +116,9 @@ def run(engine, prompts, sampling, order=None, *, change_limits=None, **fields):
         slots, token_ids = np.frombuffer(report.slots, np.int32), np.frombuffer(report.token_ids, np.int32)
         for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True):
             result.outputs[owner[slot]].append(token)
+        for each in report.prompt_logprobs:
+            values = np.frombuffer(each.logprobs, np.float32).tolist()
+            result.prompt_logprobs[owner[each.slot]].update(enumerate(values, each.first))
         result.preemptions, result.prefix_hits = report.stats.num_preemptions, report.stats.prefix_hits
         result.most_swapped_blocks = max(result.most_swapped_blocks, report.stats.num_swapped_blocks)
         result.prefill_steps += report.stats.num_prefill_tokens > 0
@@ -162,6 +175,21 @@ def test_prefix_hits_under_preemption_by_recompute_and_swap_change_no_token(prom
     assert result.preemptions > 0
     assert result.prefix_hits > 0
     assert result.outputs == cold.outputs
+
+
+def test_log_probabilities_of_prompts_equal_those_of_transformers_whatever_is_cached_or_preempted(reference, prompts):
+    import torch
+
+    some = [prompts[5][:150], prompts[5][:100], *prompts[1:4]]
+    engine, _ = make_engine(**SMALL_POOL | {"num_kv_blocks": 64}, preemption="recompute")
+    run(engine, some[:1], [SamplingParams(max_tokens=1)])
+    result = run(engine, some, [SamplingParams(max_tokens=12, prompt_logprobs=0)] * len(some))
+    assert result.preemptions > 0
+    for request_id, prompt in enumerate(some):
+        with torch.inference_mode():
+            logits = reference(torch.tensor([prompt])).logits[0, :-1]
+        of_prompt = logits.log_softmax(dim=-1).gather(1, torch.tensor(prompt[1:])[:, None])[:, 0].tolist()
+        assert result.prompt_logprobs[request_id] == pytest.approx(dict(enumerate(of_prompt, 1)), abs=1e-3)
 
 
 @pytest.mark.parametrize("policy", ["sjf", "priority", "fair"])

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from inflight_engine.request import TokenIds
 
 HASH_SIZE = 16
-_LENGTH_SIZE = 8
+_LENGTH_SIZE = _NUMBER_SIZE = 8
 
 
 def root_hash(tenant: str, salt: str) -> bytes:
@@ -28,6 +28,15 @@ def root_hash(tenant: str, salt: str) -> bytes:
     root.update(name)
     root.update(salt.encode("utf-8", "surrogatepass"))
     return root.digest()
+
+
+def private_root_hash(number: int) -> bytes:
+    """As `root_hash`, for one request that shares no blocks. Different for any two numbers, and from any shared one.
+
+    Returns:
+        16 bytes.
+    """
+    return blake2b(number.to_bytes(_NUMBER_SIZE, "little"), digest_size=HASH_SIZE, person=b"private root").digest()
 
 
 def block_hashes(token_ids: TokenIds, block_size: int, parent: bytes) -> list[bytes]:

@@ -7,11 +7,25 @@ import numpy as np
 import numpy.typing as npt
 
 from inflight_engine.execution.attention.base import AttentionBatch, ChunkSpan
+from inflight_engine.execution.sampling.prompt_logprobs import PromptSpan
 from inflight_engine.request import TokenIds
-from inflight_engine.scheduling.plan import Slots, SlotStart, StepPlan
+from inflight_engine.scheduling.plan import PrefillChunk, Slots, SlotStart, StepPlan
 
 IntArray = npt.NDArray[np.int64]
 _NO_CELLS: IntArray = np.empty(0, np.int64)
+
+
+class PromptRows(msgspec.Struct, frozen=True, eq=False):
+    """The M prompt tokens of a step whose log-probabilities are asked for, span by span.
+
+    Attributes:
+        rows: int64 [M]: packed tokens that they follow; none of them is sampled from.
+        token_ids: int64 [M].
+    """
+
+    rows: IntArray
+    token_ids: IntArray
+    spans: tuple[PromptSpan, ...]
 
 
 class PackedStep(msgspec.Struct, frozen=True, eq=False):
@@ -25,6 +39,7 @@ class PackedStep(msgspec.Struct, frozen=True, eq=False):
         sampled_rows: int64 [N]: packed tokens whose successor is sampled; None when all of them are, in order.
         sampled_slots: intp [N]: whose they are.
         sampled_positions: int64 [N]: index of each token to sample in its sequence.
+        prompts: None: nobody asks for log-probabilities of prompt tokens.
     """
 
     token_slots: Slots
@@ -34,6 +49,7 @@ class PackedStep(msgspec.Struct, frozen=True, eq=False):
     sampled_rows: IntArray | None
     sampled_slots: Slots
     sampled_positions: IntArray
+    prompts: PromptRows | None = None
 
 
 class _Decodes(msgspec.Struct, frozen=True, eq=False):
@@ -62,6 +78,8 @@ class PersistentBatch:
         """Of the flattened block table, since the last packed step."""
         self._num_tokens = np.zeros(max_num_seqs, np.int64)
         self._known_tokens: dict[int, TokenIds] = {}
+        self._scored_prompts: dict[int, tuple[int, int]] = {}
+        """Of slots that ask for log-probabilities of their prompts: its length, and how many likeliest tokens."""
         self._decodes: _Decodes | None = None
         """Of the last plan. While the same slots decode, each step follows from the one before."""
 
@@ -69,6 +87,7 @@ class PersistentBatch:
         """Edit the rows that the plan names."""
         for slot in plan.releases:
             self._known_tokens.pop(slot, None)
+            self._scored_prompts.pop(slot, None)
         for start in plan.starts:
             self._start(start)
         growth = plan.growth
@@ -98,6 +117,8 @@ class PersistentBatch:
         kv_slots = [decodes.kv_slots]
         chunks = []
         sampled_rows = []
+        prompt_rows: list[IntArray] = []
+        spans: list[PromptSpan] = []
         first = num_decodes
         for chunk in plan.prefills:
             end = chunk.start + chunk.length
@@ -107,6 +128,10 @@ class PersistentBatch:
             positions.append(chunk_positions)
             kv_slots.append(self._kv_slots(blocks, chunk_positions))
             chunks.append(ChunkSpan(chunk.slot, first, chunk.length, chunk.start))
+            span = self._scored_span(chunk)
+            if span is not None:
+                spans.append(span)
+                prompt_rows.append(np.arange(first, first + span.length))
             first += chunk.length
             if chunk.samples:
                 sampled_rows.append(first - 1)
@@ -123,7 +148,22 @@ class PersistentBatch:
             sampled_rows=np.concatenate([np.arange(num_decodes), np.array(sampled_rows, np.int64)]),
             sampled_slots=sampled_slots,
             sampled_positions=sampled_positions,
+            prompts=self._prompts(prompt_rows, spans) if spans else None,
         )
+
+    def _scored_span(self, chunk: PrefillChunk) -> PromptSpan | None:
+        """The prompt tokens that follow a chunk's, where they are asked for; behind a preempted request's prompt comes
+        what it has generated."""
+        scored = self._scored_prompts.get(chunk.slot)
+        if scored is None:
+            return None
+        num_prompt_tokens, num_top = scored
+        length = min(chunk.length, num_prompt_tokens - 1 - chunk.start)
+        return PromptSpan(chunk.slot, chunk.start + 1, length, num_top) if length > 0 else None
+
+    def _prompts(self, rows: list[IntArray], spans: list[PromptSpan]) -> PromptRows:
+        token_ids = [self._known_tokens[span.slot][span.first : span.first + span.length] for span in spans]
+        return PromptRows(np.concatenate(rows), np.concatenate(token_ids).astype(np.int64), tuple(spans))
 
     def _attention(self, decodes: _Decodes, kv_slots: IntArray, chunks: tuple[ChunkSpan, ...]) -> AttentionBatch:
         changed, self._changed_cells = self._changed_cells, []
@@ -157,6 +197,10 @@ class PersistentBatch:
     def _start(self, start: SlotStart) -> None:
         slot, token_ids, num_blocks = start.slot, start.token_ids, len(start.block_ids)
         self._known_tokens[slot] = token_ids
+        # A step that failed half-way may have lost the release.
+        self._scored_prompts.pop(slot, None)
+        if start.sampling.prompt_logprobs is not None:
+            self._scored_prompts[slot] = (start.num_prompt_tokens, start.sampling.prompt_logprobs)
         self._num_tokens[slot] = len(token_ids)
         self._block_table[slot, :num_blocks] = start.block_ids
         self._changed_cells.append(np.arange(num_blocks) + slot * self._block_table.shape[1])

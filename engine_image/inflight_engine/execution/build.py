@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from inflight_engine.execution.device import choose_device, choose_dtype
 from inflight_engine.execution.forward import Forward
 from inflight_engine.execution.graphs import Capture, CudaCapture, StepGraphs
 from inflight_engine.execution.host_cache import HostCache
+from inflight_engine.execution.kv_calibration import calibrate
 from inflight_engine.execution.load import ModelConfig, is_in_kernels, load_config, load_model
 from inflight_engine.execution.memory.kv_size import HostMemory, KVDemand, is_given, num_host_blocks, num_kv_blocks
 from inflight_engine.execution.memory.numa import interleave_memory, nodes_of
@@ -28,11 +30,14 @@ from inflight_engine.execution.runner import Runner, StepParts
 from inflight_engine.execution.sampling.sampler import make_sampler
 from inflight_engine.execution.step_shapes import chunk_shapes, decode_shapes
 from inflight_engine.execution.token_feed import TokenFeed
+from inflight_engine.models.kv_scales import load_kv_scales
 from inflight_engine.models.parallel import ALONE, Parallel
 from inflight_engine.models.protocol import Model
 from inflight_engine.models.source import ModelFiles, resolve
 from inflight_engine.models.transformers_config import TransformersConfig
 from inflight_engine.runner_info import RunnerInfo
+
+log = logging.getLogger(__name__)
 
 
 def build_runner(config: EngineConfig, parallel: Parallel = ALONE) -> Runner:
@@ -50,6 +55,7 @@ def build_runner(config: EngineConfig, parallel: Parallel = ALONE) -> Runner:
     target = choose_target(config)
     backend, spec = choose_attention(config, target, parallel)  # before the weights, which may take minutes
     model = load_model(config, target.files, target.model_config, target.dtype, target.device, parallel)
+    spec = choose_kv_scales(target, spec, model, parallel)
     graph_shapes = choose_graph_shapes(config, target.device, backend)
     spec = size_cache(config, spec, model, backend, graph_shapes, parallel)
     attention = backend(spec)
@@ -128,6 +134,27 @@ def choose_attention(
     )
     backend = choose_backend(config.attention_backend, spec)
     return backend, backend.with_block_size(spec)
+
+
+def choose_kv_scales(target: Target, spec: AttentionSpec, model: Model, parallel: Parallel) -> AttentionSpec:
+    """`spec` with the scales of a cache in fp8: the checkpoint's, else calibrated; any other cache has none.
+
+    Raises:
+        ValueError: as `load_kv_scales` and `calibrate`.
+    """
+    if spec.cache_dtype != torch.float8_e4m3fn:
+        return spec
+    shape = target.model_config.shape
+    stored = load_kv_scales(target.files, shape.num_layers, shape.num_kv_heads)
+    if stored is None:
+        scales, source = calibrate(model, spec), "calibrated with random tokens"
+    else:
+        first = parallel.rank * shape.num_kv_heads // parallel.size
+        scales = stored[:, :, first : first + spec.shape.num_kv_heads].contiguous().to(spec.device)
+        source = "of the checkpoint"
+    keys, values = (f"{part.min():.3g} to {part.max():.3g}" for part in scales.unbind(1))
+    log.info("KV cache in fp8: scales %s, of keys %s, of values %s", source, keys, values)
+    return replace(spec, kv_scales=scales)
 
 
 def choose_graph_shapes(

@@ -1,5 +1,5 @@
 """One forward pass of a step, launched kernel by kernel or captured in a graph: from inputs on the device to the hidden
-states of the tokens whose successors are sampled."""
+states of the tokens whose successors are sampled, or are prompt tokens to score."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from inflight_engine.models.protocol import Model
 
 
 class StepInputs(NamedTuple):
-    """A `PackedStep` on the device, int64; with padding, if any, behind its T tokens and its N sampled ones."""
+    """A `PackedStep` on the device, int64; with padding, if any, behind its T tokens and its N sampled ones.
+    `hidden_rows`: the tokens whose hidden states are wanted, `sampled_rows` and then those of `prompts`."""
 
     token_slots: torch.Tensor
     positions: torch.Tensor
     sampled_slots: torch.Tensor
     sampled_positions: torch.Tensor
     token_ids: torch.Tensor | None
-    sampled_rows: torch.Tensor | None
+    hidden_rows: torch.Tensor | None
 
 
 class Forward:
@@ -45,7 +46,10 @@ class Forward:
         sampled ones have the slot that is nobody's."""
         arrays: list[npt.NDArray[Any]] = [packed.token_slots, packed.positions, packed.sampled_positions]
         if packed.token_ids is not None and packed.sampled_rows is not None:
-            arrays += [packed.sampled_slots, packed.token_ids, packed.sampled_rows]
+            prompts, hidden_rows = packed.prompts, packed.sampled_rows
+            if prompts is not None:
+                hidden_rows = np.concatenate([hidden_rows, prompts.rows])
+            arrays += [packed.sampled_slots, packed.token_ids, hidden_rows]
         if shape is not None:
             tokens, sampled, nobody = shape.num_tokens, shape.num_sequences, self._feed.padding_slot
             fills = [(tokens, nobody), (tokens, 0), (sampled, 0), (sampled, nobody), (tokens, 0), (sampled, 0)]
@@ -57,9 +61,10 @@ class Forward:
         return StepInputs(token_slots, positions, rest[0], sampled_positions, rest[1], rest[2])
 
     def run(self, inputs: StepInputs) -> torch.Tensor:
-        """[N, hidden_size], for the inputs that were sent last. All it launches depends on their shape alone."""
+        """[N, hidden_size], of the `hidden_rows` of the inputs that were sent last. All it launches depends on their
+        shape alone."""
         token_ids = self._feed.take(inputs.token_slots, inputs.token_ids)
-        return self._model.hidden_states(token_ids, inputs.positions, self._attention, inputs.sampled_rows)
+        return self._model.hidden_states(token_ids, inputs.positions, self._attention, inputs.hidden_rows)
 
 
 def _padded(array: npt.NDArray[Any], size: int, fill: int) -> npt.NDArray[np.int64]:

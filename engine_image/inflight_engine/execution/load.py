@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from typing import TypeAlias
 
 import torch
 
 from inflight_engine.config import EngineConfig
 from inflight_engine.execution.cpu_decoder import NativeDecoder
-from inflight_engine.models.config import DecoderConfig, UnsupportedModelError, load_model_config
+from inflight_engine.models.config import (
+    DecoderConfig,
+    UnsupportedModelError,
+    UnsupportedWeightsError,
+    load_model_config,
+)
+from inflight_engine.models.fp8_weights import Fp8Weights
+from inflight_engine.models.linear import NONE_KEPT, KeptFormats
 from inflight_engine.models.llama import LlamaModel
 from inflight_engine.models.ops import Ops, TorchOps
+from inflight_engine.models.packed_weights import PackedWeights
 from inflight_engine.models.parallel import Parallel
 from inflight_engine.models.protocol import Model
 from inflight_engine.models.source import ModelFiles
 from inflight_engine.models.transformers_config import TransformersConfig, load_transformers_config
 from inflight_engine.models.transformers_model import TransformersModel
 from inflight_engine.models.weights import open_weights
+
+log = logging.getLogger(__name__)
 
 ModelConfig: TypeAlias = DecoderConfig | TransformersConfig
 
@@ -31,6 +42,8 @@ def load_config(files: ModelFiles) -> ModelConfig:
     """
     try:
         return load_model_config(files)
+    except UnsupportedWeightsError:
+        raise
     except UnsupportedModelError as error:
         if files.gguf is not None:
             raise
@@ -67,18 +80,49 @@ def load_model(
     weights = open_weights(files, model_config)
     reason = NativeDecoder.why_not(config, model_config, dtype, device)
     if reason is None:
+        if isinstance(weights, Fp8Weights | PackedWeights):
+            log.info("quantized weights of the checkpoint are dequantized: the CPU kernels have formats of their own")
         return NativeDecoder(model_config, weights, dtype, config.quantization, max_model_len)
     if config.quantization != "none":
         raise ValueError(f"quantization {config.quantization}: the native CPU decoder cannot be used: {reason}")
-    return LlamaModel(model_config, weights, dtype, device, _small_operators(device), max_model_len, parallel)
+    has_triton = importlib.util.find_spec("triton") is not None
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    kept = kept_formats(capability, dtype, has_triton=has_triton, batch_invariant=config.batch_invariant)
+    ops = _operators(config, device, has_triton)
+    return LlamaModel(model_config, weights, dtype, device, ops, max_model_len, parallel, kept)
 
 
-def _small_operators(device: torch.device) -> Ops:
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+def kept_formats(
+    capability: tuple[int, int] | None, dtype: torch.dtype, *, has_triton: bool, batch_invariant: bool
+) -> KeptFormats:
+    """Which quantized weights of a checkpoint stay as they are.
+
+    Args:
+        capability: of the GPU, as CUDA counts; None: it is a CPU.
+    """
+    if capability is None:
+        return NONE_KEPT
+    if dtype == torch.float32:
+        return KeptFormats(*["their products give bfloat16 or float16, and dtype is float32"] * 2)
+    why_not_fp8 = why_not_int4 = None
+    this = f"this GPU has {capability[0]}.{capability[1]}"
+    if capability < (8, 9):
+        why_not_fp8 = f"float8 products need compute capability 8.9 ({this})"
+    elif batch_invariant:
+        why_not_fp8 = "batch_invariant: float8 products add in an order that depends on the number of tokens"
+    if not has_triton:
+        why_not_int4 = "products with weights of 4 bits need the package triton"
+    elif capability < (8, 0):
+        why_not_int4 = f"products with weights of 4 bits need compute capability 8.0 ({this})"
+    return KeptFormats(why_not_fp8, why_not_int4)
+
+
+def _operators(config: EngineConfig, device: torch.device, has_triton: bool) -> Ops:
+    if device.type != "cuda" or not has_triton:
         return TorchOps()
     from inflight_engine.execution.triton_ops import TritonOps  # not before it is needed: Triton takes a second
 
-    return TritonOps()
+    return TritonOps(batch_invariant=config.batch_invariant)
 
 
 def refuse_options(config: EngineConfig, model_config: ModelConfig) -> None:

@@ -21,6 +21,8 @@ from inflight_engine.execution.forward import Forward
 from inflight_engine.execution.graphs import CudaCapture, StepGraphs
 from inflight_engine.execution.memory.kv_size import GpuMemory
 from inflight_engine.execution.memory.staging import Staging, step_bytes
+from inflight_engine.execution.sampling.logprobs import rows_at_once
+from inflight_engine.execution.sampling.prompt_logprobs import score_prompts
 from inflight_engine.execution.sampling.sampler import Sampler, make_sampler
 from inflight_engine.execution.token_feed import TokenFeed
 from inflight_engine.models.protocol import Model
@@ -28,7 +30,15 @@ from inflight_engine.request import NO_TOKENS, SamplingParams
 from inflight_engine.scheduling.plan import SlotStart, StepPlan
 
 _LARGEST_SAMPLING = SamplingParams(
-    1, temperature=1.0, min_p=0.01, top_p=0.9, top_k=50, presence_penalty=0.1, logprobs=20, logit_bias=((0, 1.0),)
+    1,
+    temperature=1.0,
+    min_p=0.01,
+    top_p=0.9,
+    top_k=50,
+    presence_penalty=0.1,
+    logprobs=20,
+    logit_bias=((0, 1.0),),
+    prompt_logprobs=20,
 )
 
 
@@ -89,7 +99,7 @@ def largest_batch(spec: AttentionSpec) -> AttentionBatch:
 @torch.inference_mode()
 def run_largest_step(model: Model, attention: AttentionBackend, sampler: Sampler, spec: AttentionSpec) -> None:
     """Forward `max_num_batched_tokens` tokens, draw for every slot from filtered and penalised logits and report the
-    log-probabilities of each, which takes the most."""
+    log-probabilities of each, which takes the most; then score a slice of prompt tokens."""
     batch = largest_batch(spec)
     positions = torch.from_numpy(batch.kv_slots).to(spec.device)
     attention.prepare(batch)
@@ -103,6 +113,9 @@ def run_largest_step(model: Model, attention: AttentionBackend, sampler: Sampler
     slots_on_device = torch.from_numpy(slots).to(spec.device)
     token_ids = sampler.choose(logits, slots_on_device, slots_on_device)
     sampler.report(logits, token_ids, slots)
+    vocab_size = spec.shape.vocab_size
+    prompt = np.zeros(min(rows_at_once(vocab_size), len(hidden)), np.int64)
+    score_prompts(model.logits, hidden[: len(prompt)], prompt, _LARGEST_SAMPLING.prompt_logprobs or 0, vocab_size)
 
 
 def _measure_graphs(

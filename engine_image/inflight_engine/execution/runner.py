@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +16,7 @@ from inflight_engine.execution.graphs import Sampled, StepGraphs
 from inflight_engine.execution.host_cache import HostCache
 from inflight_engine.execution.memory.fetch import Fetch
 from inflight_engine.execution.sampling.logprobs import Reported, token_logprobs
+from inflight_engine.execution.sampling.prompt_logprobs import PromptSpan, PromptTensors, prompt_reports, score_prompts
 from inflight_engine.execution.sampling.sampler import Sampler
 from inflight_engine.execution.token_feed import TokenFeed, choose_and_feed
 from inflight_engine.models.protocol import Model
@@ -22,7 +25,7 @@ from inflight_engine.request import NO_TOKENS, TokenIds
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.plan import Slots, StepPlan
 
-_NOTHING = StepOutput(NO_TOKENS, [])
+_NO_SLOTS: Slots = np.empty(0, np.intp)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,50 +93,77 @@ class Runner:
             if start.host_block_ids:
                 parts.host_cache.copy_in(start.host_block_ids, start.block_ids[: len(start.host_block_ids)].tolist())
         if plan.num_tokens == 0:
-            return _InFlight(Fetch((), parts.on_gpu))
+            return _InFlight(Fetch((), parts.on_gpu), _NO_SLOTS)
         packed = parts.batch.pack(plan)
-        sampled = self._sample(packed)
-        if sampled is None:
-            return _InFlight(Fetch((), parts.on_gpu))
-        reported = parts.sampler.report(sampled.logits, sampled.token_ids, packed.sampled_slots)
-        tensors = () if reported is None or reported.tensors is None else reported.tensors
-        return _InFlight(Fetch((sampled.token_ids, *tensors), parts.on_gpu), packed.sampled_slots, reported)
+        return self._fetch(packed, self._run(packed))
 
-    def _sample(self, packed: PackedStep) -> Sampled | None:
-        """The step's logits and tokens, by replaying a graph where one holds it, else launched kernel by kernel; None:
-        the step samples nothing."""
-        parts = self._parts
-        samples = len(packed.sampled_slots) > 0
-        replayed = parts.graphs.replay(packed) if parts.graphs is not None else None
+    def _run(self, packed: PackedStep) -> _Computed:
+        """The step, by replaying a graph where one holds it, else launched kernel by kernel. Prompts are scored without
+        graphs."""
+        parts, prompts, num_sampled = self._parts, packed.prompts, len(packed.sampled_slots)
+        replayed = parts.graphs.replay(packed) if parts.graphs is not None and prompts is None else None
         if replayed is not None:
-            return replayed if samples else None
+            return _Computed(replayed if num_sampled else None)
         inputs = parts.forward.send(packed)
         hidden = parts.forward.run(inputs)
-        if not samples:
-            return None
-        logits = parts.model.logits(hidden)
+        scored = None
+        if prompts is not None:
+            count = max(span.num_top for span in prompts.spans)
+            # First: on a CPU each call overwrites the logits of the one before, and those of sampled rows are needed.
+            scored = score_prompts(
+                parts.model.logits, hidden[num_sampled:], prompts.token_ids, count, self.info.vocab_size
+            )
+        if not num_sampled:
+            return _Computed(None, scored)
+        logits = parts.model.logits(hidden[:num_sampled])
         slots, positions = inputs.sampled_slots, inputs.sampled_positions
-        return Sampled(logits, choose_and_feed(parts.sampler, parts.feed, logits, slots, positions))
+        return _Computed(Sampled(logits, choose_and_feed(parts.sampler, parts.feed, logits, slots, positions)), scored)
+
+    def _fetch(self, packed: PackedStep, computed: _Computed) -> _InFlight:
+        """Begin to bring what was computed to the host."""
+        parts, slots, sampled, scored = self._parts, packed.sampled_slots, computed.sampled, computed.scored
+        tensors, reported = [], None
+        if sampled is not None:
+            reported = parts.sampler.report(sampled.logits, sampled.token_ids, slots)
+            tensors = [sampled.token_ids]
+            tensors += () if reported is None or reported.tensors is None else reported.tensors
+        spans = packed.prompts.spans if packed.prompts is not None else ()
+        return _InFlight(Fetch([*tensors, *(scored or ())], parts.on_gpu), slots, reported, spans)
+
+
+class _Computed(NamedTuple):
+    """Of a step. `sampled`: None: it samples nothing. `scored`: of its prompt tokens to score, None: there are none."""
+
+    sampled: Sampled | None
+    scored: PromptTensors | None = None
 
 
 class _InFlight:
-    """A launched step."""
+    """A launched step.
 
-    def __init__(self, fetch: Fetch, slots: Slots | None = None, reported: Reported | None = None) -> None:
+    Args:
+        fetch: tokens where there are sampled slots, then the tensors of `reported`, then `PromptTensors` where there
+            are spans.
+    """
+
+    def __init__(
+        self, fetch: Fetch, slots: Slots, reported: Reported | None = None, spans: Sequence[PromptSpan] = ()
+    ) -> None:
         self._fetch = fetch
         self._slots = slots
         self._reported = reported
+        self._spans = spans
 
     def wait(self) -> StepOutput:
         """The step's output, once it is computed."""
         on_host = self._fetch.wait()
-        if self._slots is None:
-            return _NOTHING
-        token_ids: TokenIds = on_host[0].astype(np.int32)
-        if self._reported is None:
-            return StepOutput(token_ids, [])
-        if self._reported.tensors is None:
-            return StepOutput(token_ids, [], tuple(self._reported.slots.tolist()))
-        sampled, top_token_ids, top = on_host[1:]
-        reports = token_logprobs(sampled, top_token_ids, top, self._reported.slots, self._reported.num_top)
-        return StepOutput(token_ids, reports)
+        token_ids: TokenIds = on_host[0].astype(np.int32) if len(self._slots) else NO_TOKENS
+        prompts = prompt_reports(on_host[-len(PromptTensors._fields) :], self._spans) if self._spans else []
+        reported = self._reported
+        if reported is None:
+            return StepOutput(token_ids, [], prompt_logprobs=prompts)
+        if reported.tensors is None:
+            return StepOutput(token_ids, [], tuple(reported.slots.tolist()), prompts)
+        sampled, top_token_ids, top = on_host[1:4]
+        reports = token_logprobs(sampled, top_token_ids, top, reported.slots, reported.num_top)
+        return StepOutput(token_ids, reports, prompt_logprobs=prompts)

@@ -10,10 +10,16 @@ import torch
 import triton
 import triton.language as tl
 
+from inflight_engine.execution import int4_matmul
+from inflight_engine.models.matrices import Int4Matrix
+from inflight_engine.models.ops import FP8_LEAST_SCALE, FP8_MAX
+
 _MAX_WARPS = 8
 """Warps: a row of 4096 is then 16 elements a thread."""
 _COLUMNS = 1024
 """Of one program of `silu_mul`."""
+_MOST_COLUMNS = 4096
+"""That a program of `quantize_rows` has at once; longer rows are read twice."""
 
 
 @triton.jit
@@ -103,8 +109,43 @@ def silu_mul_kernel(
     tl.store(mixed + row * WIDTH + columns, (silu * up).to(mixed.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def quantize_rows_kernel(
+    x: tl.tensor,
+    rows: tl.tensor,
+    scales: tl.tensor,
+    x_stride: tl.tensor,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    LARGEST: tl.constexpr,
+    LEAST_SCALE: tl.constexpr,
+) -> None:
+    """One program finds the scale of one row and rounds the row."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, COLUMNS)
+    from_ = x + row * x_stride
+    greatest = tl.zeros((COLUMNS,), tl.float32)
+    for start in range(0, WIDTH, COLUMNS):
+        values = tl.load(from_ + start + columns, mask=start + columns < WIDTH, other=0.0).to(tl.float32)
+        greatest = tl.maximum(greatest, tl.abs(values))
+    scale = tl.maximum(tl.max(greatest, axis=0) / LARGEST, LEAST_SCALE)
+    tl.store(scales + row, scale)
+    for start in range(0, WIDTH, COLUMNS):
+        mask = start + columns < WIDTH
+        values = tl.load(from_ + start + columns, mask=mask, other=0.0).to(tl.float32)
+        rounded = tl.clamp(values / scale, -LARGEST, LARGEST).to(rows.dtype.element_ty)
+        tl.store(rows + row * WIDTH + start + columns, rounded, mask=mask)
+
+
 class TritonOps:
-    """See `Ops`. Tensors are on a GPU, their last dimension contiguous."""
+    """See `Ops`. Tensors are on a GPU, their last dimension contiguous.
+
+    Args:
+        batch_invariant: products compute a row in one way, however many there are.
+    """
+
+    def __init__(self, *, batch_invariant: bool = False) -> None:
+        self._batch_invariant = batch_invariant
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return _rms_norm(x, None, weight, eps)
@@ -157,6 +198,28 @@ class TritonOps:
                 gate_up, mixed, gate_up.stride(0), WIDTH=width, COLUMNS=_COLUMNS, enable_fp_fusion=True
             )
         return mixed
+
+    def quantize_rows(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        count, width = x.shape
+        rows, scales = x.new_empty(count, width, dtype=torch.float8_e4m3fn), x.new_empty(count, 1, dtype=torch.float32)
+        if count:
+            columns = min(_MOST_COLUMNS, triton.next_power_of_2(width))
+            quantize_rows_kernel[(count,)](
+                x,
+                rows,
+                scales,
+                x.stride(0),
+                WIDTH=width,
+                COLUMNS=columns,
+                LARGEST=FP8_MAX,
+                LEAST_SCALE=FP8_LEAST_SCALE,
+                num_warps=min(_MAX_WARPS, max(1, columns // 512)),
+                enable_fp_fusion=True,
+            )
+        return rows, scales
+
+    def int4_linear(self, x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None) -> torch.Tensor:
+        return int4_matmul.int4_linear(x, matrix, bias, batch_invariant=self._batch_invariant)
 
 
 def _rms_norm(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:

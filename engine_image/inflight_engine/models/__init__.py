@@ -8,7 +8,8 @@ For the API process, without torch:
 For the engine process:
 
 - `config.load_model_config(files) -> DecoderConfig`; `config.UnsupportedModelError`.
-- `llama.LlamaModel`, filled from `weights.open_weights(files, config)`.
+- `llama.LlamaModel`, filled from `weights.open_weights(files, config)`; `linear` has its products with plain and with
+  quantized weights.
 - for every other architecture `transformers_config.load_transformers_config(files) -> TransformersConfig` and
   `transformers_model.TransformersModel`.
 """

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from inflight_engine.models.gguf import GGUFFile, read_gguf
+from inflight_engine.models.quantization_scheme import UnsupportedQuantizationError, read_scheme
 from inflight_engine.models.shape import ModelShape
 from inflight_engine.models.source import ModelFiles
 
@@ -24,11 +25,12 @@ _DEFAULT_HEAD_DIM = {"Qwen3ForCausalLM": 128}
 heads."""
 
 
-_FP8_METHODS = ("compressed-tensors", "fbgemm_fp8", "fp8")
-
-
 class UnsupportedModelError(ValueError):
     """The model's architecture, or an option of it, has no forward pass here; the message names it."""
+
+
+class UnsupportedWeightsError(UnsupportedModelError):
+    """The architecture has a native forward pass, but nothing reads its weights as they are quantized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,10 @@ def config_from_hf(raw: dict[str, Any]) -> DecoderConfig:
     if raw.get("hidden_act", "silu") != "silu":
         raise UnsupportedModelError(f"hidden_act {raw['hidden_act']} is not supported; supported: silu")
     if raw.get("quantization_config"):
-        _refuse_quantization(raw["quantization_config"])
+        try:
+            read_scheme(raw["quantization_config"])
+        except UnsupportedQuantizationError as error:
+            raise UnsupportedWeightsError(str(error)) from error
     num_heads = int(raw["num_attention_heads"])
     rope = _rope_from_hf(raw)
     # Only these two families make the attention's biases an option; Qwen2 has three of the four, Mistral none. In
@@ -160,22 +165,6 @@ def config_from_hf(raw: dict[str, Any]) -> DecoderConfig:
         qk_norm=architecture == "Qwen3ForCausalLM",
         sliding_windows=_sliding_windows(architecture, raw),
     )
-
-
-def _refuse_quantization(quantization: dict[str, Any]) -> None:
-    """All but what `fp8_weights` reads."""
-    method = quantization.get("quant_method", "unknown")
-    if method not in _FP8_METHODS:
-        raise UnsupportedModelError(
-            f"weights quantized by {method} are not supported; give the unquantized model or one in fp8"
-        )
-    for group in quantization.get("config_groups", {}).values():
-        weights = group.get("weights") or {}
-        if (weights.get("type"), weights.get("num_bits")) != ("float", 8):
-            kind = f"{weights.get('num_bits')}-bit {weights.get('type')}"
-            raise UnsupportedModelError(
-                f"weights quantized by {method} to {kind} are not supported; give the unquantized model or one in fp8"
-            )
 
 
 def config_from_gguf(gguf: GGUFFile) -> DecoderConfig:

@@ -12,22 +12,13 @@ import torch
 import torch.nn.functional as F
 
 from inflight_engine.models.config import DecoderConfig
+from inflight_engine.models.linear import NONE_KEPT, KeptFormats, Linear, LinearMaker
+from inflight_engine.models.matrices import Matrix
 from inflight_engine.models.ops import Ops
 from inflight_engine.models.parallel import Parallel
 from inflight_engine.models.protocol import Attention
 from inflight_engine.models.rope import rotation_table
 from inflight_engine.models.weight_source import WeightSource
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Linear:
-    """weight [out, in], bias [out] or None."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,6 +44,7 @@ class LlamaModel:
     Args:
         weights: read once, tensor by tensor; with peers only this rank's parts.
         max_model_len: longest sequence in tokens that will be served.
+        kept: which quantized weights stay so; by default none.
 
     Raises:
         ValueError: a tensor is missing, or its shape is not what `config` says; or its parts would not be equal.
@@ -67,12 +59,13 @@ class LlamaModel:
         ops: Ops,
         max_model_len: int,
         parallel: Parallel,
+        kept: KeptFormats = NONE_KEPT,
     ) -> None:
         self.config = config
         self._ops = ops
         self._parallel = parallel
         self._shape = config.shape.for_rank(parallel.size)
-        reader = _Reader(weights, dtype, device, parallel)
+        reader = _Reader(weights, dtype, device, parallel, LinearMaker(dtype, device, ops, kept))
 
         hidden, intermediate, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
         queries, keys = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
@@ -112,6 +105,7 @@ class LlamaModel:
         self._final_norm = reader.tensor("model.norm.weight", hidden)
         self._lm_head = self._head_part(reader)
         self._rotation_table = rotation_table(config, max_model_len).to(device)
+        reader.linears.log_counts()
 
     def hidden_states(
         self,
@@ -166,7 +160,15 @@ class LlamaModel:
 class _Reader:
     """Reads tensors as a configuration describes them, cut for this rank."""
 
-    def __init__(self, weights: WeightSource, dtype: torch.dtype, device: torch.device, parallel: Parallel) -> None:
+    def __init__(
+        self,
+        weights: WeightSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        parallel: Parallel,
+        linears: LinearMaker,
+    ) -> None:
+        self.linears = linears
         self._weights = weights
         self._dtype = dtype
         self._device = device
@@ -181,12 +183,7 @@ class _Reader:
 
     def tensor(self, name: str, *shape: int, dim: int = 0, part: range | None = None) -> torch.Tensor:
         """All of a tensor of this shape, or a part of one dimension."""
-        found = self._weights.shape(name)
-        if found != shape:
-            raise ValueError(
-                f"tensor {name} has the shape {list(found)}, but the model's configuration asks for "
-                f"{list(shape)}: weights and configuration are of different models"
-            )
+        self._check_shape(name, shape)
         if part is None or len(part) == shape[dim]:
             tensor = self._weights.get(name)
         else:
@@ -195,15 +192,25 @@ class _Reader:
 
     def by_columns(self, has_bias: bool, inputs: int, outputs: dict[str, tuple[int, range]]) -> Linear:
         """One product for several projections: `outputs` are their names, whole sizes, and parts of this rank."""
-
-        def joined(kind: str, *rest: int) -> torch.Tensor:
-            return torch.cat(
-                [self.tensor(f"{name}.{kind}", size, *rest, part=part) for name, (size, part) in outputs.items()]
-            )
-
-        return Linear(joined("weight", inputs), joined("bias") if has_bias else None)
+        matrices = [
+            self._matrix(f"{name}.weight", (size, inputs), dim=0, part=part) for name, (size, part) in outputs.items()
+        ]
+        biases = [self.tensor(f"{name}.bias", size, part=part) for name, (size, part) in outputs.items() if has_bias]
+        return self.linears.make(matrices, torch.cat(biases) if has_bias else None)
 
     def by_rows(self, has_bias: bool, inputs: int, part: range, name: str, outputs: int) -> Linear:
         """A product whose result is a summand of the whole; the bias is the first rank's."""
         bias = self.tensor(f"{name}.bias", outputs) if has_bias and self._parallel.rank == 0 else None
-        return Linear(self.tensor(f"{name}.weight", outputs, inputs, dim=1, part=part), bias)
+        return self.linears.make([self._matrix(f"{name}.weight", (outputs, inputs), dim=1, part=part)], bias)
+
+    def _matrix(self, name: str, shape: tuple[int, int], dim: int, part: range) -> Matrix:
+        self._check_shape(name, shape)
+        return self._weights.matrix(name, dim, None if len(part) == shape[dim] else part)
+
+    def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        found = self._weights.shape(name)
+        if found != shape:
+            raise ValueError(
+                f"tensor {name} has the shape {list(found)}, but the model's configuration asks for "
+                f"{list(shape)}: weights and configuration are of different models"
+            )

@@ -1,4 +1,5 @@
-"""The small operators between a decoder's matrix products, which memory bandwidth bounds: each is worth fusing.
+"""The operators of a decoder that are worth a kernel of their own: the small ones between matrix products, which memory
+bandwidth bounds, and what products with quantized weights need.
 
 `Ops` is the interface; `TorchOps` computes it with plain torch on any device, and is the reference for the others.
 """
@@ -9,6 +10,13 @@ from typing import Protocol
 
 import torch
 import torch.nn.functional as F
+
+from inflight_engine.models.matrices import Int4Matrix
+
+FP8_MAX = 448.0
+"""Largest finite float8_e4m3fn."""
+FP8_LEAST_SCALE = 1 / (FP8_MAX * 512)
+"""As vLLM has it: rows of zeros have a scale too."""
 
 
 class Ops(Protocol):
@@ -52,6 +60,14 @@ class Ops(Protocol):
         """silu(gate) * up: [T, n] of [T, 2 n], the gate first."""
         ...
 
+    def quantize_rows(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [T, n] as float8_e4m3fn [T, n] times float32 [T, 1]: each row's largest magnitude becomes 448."""
+        ...
+
+    def int4_linear(self, x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None) -> torch.Tensor:
+        """[T, out] of x [T, in]; weights are rounded to x's dtype, as if they had been dequantized to it."""
+        ...
+
 
 class TorchOps:
     """See `Ops`."""
@@ -88,3 +104,11 @@ class TorchOps:
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
+
+    def quantize_rows(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        wide = x.float()
+        scales = (wide.abs().amax(1, keepdim=True) / FP8_MAX).clamp(min=FP8_LEAST_SCALE)
+        return (wide / scales).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scales
+
+    def int4_linear(self, x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None) -> torch.Tensor:
+        return F.linear(x, matrix.dequantized(x.dtype), bias)

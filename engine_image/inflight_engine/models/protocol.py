@@ -31,8 +31,8 @@ class Model(Protocol):
             token_ids: int64 [T], packed.
             positions: int64 [T], of each token in its own sequence.
             attention: its `prepare` has been called for these tokens.
-            sampled_rows: int64 [N], the packed tokens whose hidden states are wanted; None: all, in order. The keys
-                and values of every token are written in any case.
+            sampled_rows: int64 [N], the packed tokens whose hidden states are wanted, those that are sampled from and
+                those that are scored; None: all, in order. The keys and values of every token are written in any case.
 
         Returns:
             [N, hidden_size], after the final norm.

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import torch
 
+from inflight_engine.models.matrices import Matrix
+
 
 class WeightSource(Protocol):
     """Where a model's tensors come from, one at a time, so that no second copy of the model is ever in memory."""
@@ -22,3 +24,7 @@ class WeightSource(Protocol):
 
     def part(self, name: str, dim: int, start: int, end: int) -> torch.Tensor:
         """Rows (`dim` 0) or columns (`dim` 1) from `start` to `end` of a tensor alone. Raises ValueError as `get`."""
+
+    def matrix(self, name: str, dim: int = 0, part: range | None = None) -> Matrix:
+        """A product's weights, or a part of them along `dim`, as the file has them: quantized ones stay so where a
+        product can read them. Raises ValueError as `get`."""

@@ -1,4 +1,4 @@
-"""Weights by their Hugging Face names, from safetensors (mapped, read tensor by tensor) or GGUF, dequantized."""
+"""Weights by their Hugging Face names, from safetensors (mapped, read tensor by tensor) or GGUF."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from safetensors import safe_open
 from inflight_engine.models.config import DecoderConfig, read_json
 from inflight_engine.models.fp8_weights import Fp8Weights
 from inflight_engine.models.gguf import GGUFFile, read_gguf
+from inflight_engine.models.packed_weights import PackedWeights
+from inflight_engine.models.quantization_scheme import Fp8Scheme, read_scheme
 from inflight_engine.models.source import ModelFiles
 from inflight_engine.models.weight_source import WeightSource
 from inflight_engine.native.dequantize import can_dequantize, dequantize
@@ -49,6 +51,12 @@ class SafetensorsWeights:
         tensor: torch.Tensor = part[start:end] if dim == 0 else part[:, start:end]
         return tensor
 
+    def matrix(self, name: str, dim: int = 0, part: range | None = None) -> torch.Tensor:
+        return self.get(name) if part is None else self.part(name, dim, part.start, part.stop)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._shard_of
+
     def _shard(self, name: str) -> Any:
         shard = self._shard_of.get(name)
         if shard is None:
@@ -57,7 +65,7 @@ class SafetensorsWeights:
 
 
 class GGUFWeights:
-    """A GGUF file of llama.cpp's `llama` architecture."""
+    """A GGUF file of llama.cpp's `llama` architecture, dequantized."""
 
     def __init__(self, gguf: GGUFFile, config: DecoderConfig) -> None:
         self._gguf = gguf
@@ -75,6 +83,9 @@ class GGUFWeights:
     def part(self, name: str, dim: int, start: int, end: int) -> torch.Tensor:
         tensor = self.get(name)
         return tensor[start:end] if dim == 0 else tensor[:, start:end]
+
+    def matrix(self, name: str, dim: int = 0, part: range | None = None) -> torch.Tensor:
+        return self.get(name) if part is None else self.part(name, dim, part.start, part.stop)
 
     def _read(self, gguf_name: str) -> torch.Tensor:
         info = self._gguf.tensors[gguf_name]
@@ -98,7 +109,10 @@ def open_weights(files: ModelFiles, config: DecoderConfig) -> WeightSource:
         return GGUFWeights(read_gguf(files.gguf), config)
     stored = SafetensorsWeights(files.folder)
     quantization = read_json(files.folder / "config.json").get("quantization_config")
-    return Fp8Weights(stored, quantization) if quantization else stored
+    if not quantization:
+        return stored
+    scheme = read_scheme(quantization)
+    return Fp8Weights(stored, scheme) if isinstance(scheme, Fp8Scheme) else PackedWeights(stored, scheme)
 
 
 _PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}

@@ -9,7 +9,7 @@ import numpy as np
 from inflight_engine.cache.block_counter import BlockCounter
 from inflight_engine.cache.block_ids import BlockIds
 from inflight_engine.cache.block_pool import BlockPool
-from inflight_engine.cache.prefix import block_hashes, root_hash
+from inflight_engine.cache.prefix import block_hashes, private_root_hash, root_hash
 from inflight_engine.request import Request, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.decodes import DecodeGroup
@@ -194,6 +194,14 @@ def all_tokens(request: Request) -> TokenIds:
 def hash_blocks(request: Request, num_tokens: int, block_size: int) -> None:
     """Extend `block_hashes` to all full blocks of the request's first `num_tokens` tokens."""
     hashed = len(request.block_hashes)
-    parent = request.block_hashes[-1] if hashed else root_hash(request.tenant, request.cache_salt)
+    parent = request.block_hashes[-1] if hashed else _root(request)
     tokens = all_tokens(request)[hashed * block_size : num_tokens]
     request.block_hashes += block_hashes(tokens, block_size, parent)
+
+
+def _root(request: Request) -> bytes:
+    if request.sampling.prompt_logprobs is None:
+        return root_hash(request.tenant, request.cache_salt)
+    # What others have computed would leave out prompt tokens whose log-probabilities are asked for. Of what the request
+    # itself had computed before a preemption they are reported, so it may go on from there.
+    return private_root_hash(request.order)

@@ -94,6 +94,10 @@ class Dispatcher:
                 if not admitted.wait_counted:
                     admitted.wait_counted = True
                     self._metrics.queue_time.observe(admitted.timings.admitted - admitted.timings.arrived)
+        for prompt_logprobs in report.prompt_logprobs:
+            owner = self._slots[prompt_logprobs.slot]
+            if owner is not None and not owner.done:
+                owner.add_prompt_logprobs(prompt_logprobs)
         if report.slots:
             slots = np.frombuffer(report.slots, np.int32).tolist()
             token_ids = np.frombuffer(report.token_ids, np.int32).tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -49,8 +49,9 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
     tokenizer, facts = service.model
     named = {body.prompt_field if len(prompts) == 1 else f"{body.prompt_field}.{i}": p for i, p in enumerate(prompts)}
     token_ids = await encode(tokenizer, named)
+    echoes = await _texts(tokenizer, prompts, [*token_ids.values()]) if body.echoes() else [None] * len(prompts)
     requests: list[GenerationRequest] = []
-    for field, prompt in token_ids.items():
+    for (field, prompt), echo in zip(token_ids.items(), echoes, strict=True):
         try:
             sampling = prepare(body, prompt, facts, field)
         except ApiError as error:
@@ -69,6 +70,8 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
                     scheduling=scheduling,
                     stop=body.stop_strings(),
                     streaming=bool(body.stream),
+                    echo=echo,
+                    prompt_only=body.asked_max_tokens() == 0,
                 )
             )
     inbox = Inbox(service.deliveries)
@@ -84,6 +87,18 @@ async def encode(tokenizer: Tokenizer, prompts: Mapping[str, Prompt]) -> dict[st
     if sum(map(_size, prompts.values())) < LONG_TEXT:
         return _encode_all(tokenizer, prompts)
     return await asyncio.to_thread(_encode_all, tokenizer, prompts)
+
+
+async def _texts(tokenizer: Tokenizer, prompts: Sequence[Prompt], token_ids: Sequence[list[int]]) -> list[str]:
+    """Prompts as text: as they were given, or what their token ids spell. `token_ids`: of each."""
+
+    def texts() -> list[str]:
+        return [
+            prompt.text if isinstance(prompt, PlainText) else tokenizer.spell(ids)
+            for prompt, ids in zip(prompts, token_ids, strict=True)
+        ]
+
+    return texts() if sum(map(len, token_ids)) < LONG_TEXT else await asyncio.to_thread(texts)
 
 
 def _size(prompt: Prompt) -> int:

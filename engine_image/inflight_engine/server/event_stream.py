@@ -105,7 +105,7 @@ class EventStream:
         ended = complete = False
         for generation in changed:
             piece = generation.take()
-            if piece.text or piece.tokens:
+            if not piece.empty:
                 chunks.append(self._answer.piece(generation, piece))
                 generation.logprobs.clear()
             if generation.done:

@@ -158,5 +158,14 @@ class GenerationFields(SamplingFields, SchedulingFields):
     def num_logprobs(self) -> int | None:
         """As `SamplingParams.logprobs`."""
 
+    def num_prompt_logprobs(self) -> int | None:
+        """As `SamplingParams.prompt_logprobs`."""
+        return None
+
+    def echoes(self) -> bool:
+        """Whether an answer begins with its prompt."""
+        return False
+
     def asked_max_tokens(self) -> int | None:
+        """0: nothing but the prompt is asked for."""
         return self.max_tokens

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from inflight_engine.output import TokenLogprobs
+from inflight_engine.output import PromptLogprobs, TokenLogprobs
 from inflight_engine.request import FinishReason, SamplingParams
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.inbox import Inbox
+from inflight_engine.server.prompt_scores import PromptScores
 from inflight_engine.server.stop import StopStrings
 
 
@@ -41,6 +42,8 @@ class GenerationRequest:
         index: which of the call's answers this is.
         stop: stop strings, found here; stop token ids are in `sampling` and found by the engine.
         streaming: tokens are handed over as they come, not at the end.
+        echo: the prompt's text, with which the answer begins; None: it does not.
+        prompt_only: what the engine samples is not part of the answer.
     """
 
     request_id: int
@@ -50,6 +53,8 @@ class GenerationRequest:
     scheduling: Scheduling
     stop: tuple[str, ...]
     streaming: bool
+    echo: str | None = None
+    prompt_only: bool = False
 
 
 class ScoredToken(NamedTuple):
@@ -61,10 +66,25 @@ class ScoredToken(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A part of an answer. `tokens`: those whose text begins in this part, where log-probabilities were asked for."""
+    """A part of an answer.
+
+    Attributes:
+        tokens: those whose text begins in this part, where log-probabilities were asked for.
+        prompt: in the first part, where log-probabilities of the prompt were asked for.
+    """
 
     text: str
     tokens: list[ScoredToken]
+    prompt: PromptScores | None = None
+
+    @property
+    def num_scored(self) -> int:
+        """Tokens with log-probabilities."""
+        return len(self.tokens) + (0 if self.prompt is None else len(self.prompt))
+
+    @property
+    def empty(self) -> bool:
+        return not (self.text or self.num_scored)
 
 
 @dataclass(slots=True)
@@ -97,6 +117,7 @@ class Generation:
         "_min_tokens",
         "_num_decoded",
         "_placed",
+        "_prompt_scores",
         "_stop",
         "_stop_token_ids",
         "_streaming",
@@ -162,10 +183,11 @@ class Generation:
         self._placed = self.scored or bool(request.stop)
         # Of `token_ids`, how many are decoded.
         self._num_decoded = 0
-        self._text = ""
+        self._text = request.echo or ""
         # Characters of the text: decoded, and of them not held back as a possible stop string.
-        self._decoded = self._let_out = 0
+        self._decoded = self._let_out = len(self._text)
         self._untaken: list[ScoredToken] = []
+        self._prompt_scores = self._no_prompt_scores()
 
     def restart(self, detokenizer: Detokenizer) -> None:
         """Forget its tokens: it is submitted again, and waits again. Nothing of it was delivered."""
@@ -179,9 +201,10 @@ class Generation:
         self._detokenizer = detokenizer
         self._stop = StopStrings(self.request.stop)
         self._num_decoded = 0
-        self._text = ""
-        self._decoded = self._let_out = 0
+        self._text = self.request.echo or ""
+        self._decoded = self._let_out = len(self._text)
         self._untaken = []
+        self._prompt_scores = self._no_prompt_scores()
 
     @property
     def done(self) -> bool:
@@ -209,8 +232,15 @@ class Generation:
         first, finished, after_first = self.timings.first_token, self.timings.finished, len(self.token_ids) - 1
         return None if first is None or finished is None or after_first < 1 else (finished - first) / after_first
 
+    def add_prompt_logprobs(self, report: PromptLogprobs) -> None:
+        """Take those of some prompt tokens."""
+        if self._prompt_scores is not None:
+            self._prompt_scores.add(report)
+
     def add_token(self, token_id: int, logprobs: TokenLogprobs | None) -> bool:
         """Take one sampled token. True when it completes a stop string: the engine has to be told to stop."""
+        if self.request.prompt_only:
+            return False
         self.token_ids.append(token_id)
         if self._placed:
             self._place(token_id, logprobs)
@@ -222,7 +252,8 @@ class Generation:
         """The last thing that happens to it; what comes later is ignored. `error`: what the client is told."""
         if self.done:
             return
-        self.finish_reason = reason
+        stopped_early = self.request.prompt_only and reason is FinishReason.STOP
+        self.finish_reason = FinishReason.LENGTH if stopped_early else reason
         self.error = error
         self.timings.finished = now
         if self.timer is not None:
@@ -237,9 +268,17 @@ class Generation:
             self._let_go(self._stop.push(self._detokenizer.flush()))
             self._let_go(self._stop.flush())
         text, self._text = self._text, ""
-        piece = Piece(text, self._take_tokens(all_out=all_out) if self._untaken else [])
-        self.delivered = self.delivered or bool(piece.text or piece.tokens)
+        # One that failed, or that nobody waits for, may have had no time for all of its prompt.
+        prompt = self._prompt_scores if self.finish_reason in (None, FinishReason.STOP, FinishReason.LENGTH) else None
+        self._prompt_scores = None
+        piece = Piece(text, self._take_tokens(all_out=all_out) if self._untaken else [], prompt)
+        self.delivered = self.delivered or not piece.empty
         return piece
+
+    def _no_prompt_scores(self) -> PromptScores | None:
+        if self.request.sampling.prompt_logprobs is None:
+            return None
+        return PromptScores(self.request.prompt_token_ids)
 
     def _take_tokens(self, *, all_out: bool) -> list[ScoredToken]:
         """Of a stop string, and after it, there are none."""
@@ -254,7 +293,8 @@ class Generation:
             if logprobs is None:
                 raise AssertionError(f"request {self.request.request_id}: a token came without its log-probabilities")
             self.logprobs.append(logprobs)
-            if token_id not in self._stop_token_ids:
+            # Evaluation harnesses leave out the last entry of an echoed answer, as that of the token they must ask for.
+            if token_id not in self._stop_token_ids or self.request.echo is not None:
                 self._untaken.append(ScoredToken(token_id, self._decoded, logprobs))
         self._decode()
 

@@ -46,6 +46,7 @@ async def _answer(
             usage=body.include_usage,
             continuous_usage=body.continuous_usage,
             token_ids=bool(body.return_token_ids),
+            prompt_logprobs=body.prompt_logprobs,
         ),
     )
     return GenerationResponse(service, call, answer)

@@ -13,11 +13,12 @@ import msgspec
 
 from inflight_engine.server.call import Call
 from inflight_engine.server.generation import Generation, Piece
-from inflight_engine.server.logprobs import chat_logprobs, completion_logprobs
+from inflight_engine.server.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs, with_prompt
 from inflight_engine.server.prepare import Tokenizer
+from inflight_engine.server.prompt_scores import PromptScores
 
 _encode = msgspec.json.encode
-_NOTHING: Mapping[str, list[int]] = MappingProxyType({})
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Shown:
         usage: a chunk with the token counts ends the stream.
         continuous_usage: every chunk has those of its choice.
         token_ids: those of prompt and output.
+        prompt_logprobs: how many of the likeliest tokens with each token of the prompt; None: no log-probabilities.
     """
 
     model: str
@@ -37,6 +39,7 @@ class Shown:
     usage: bool = False
     continuous_usage: bool = False
     token_ids: bool = False
+    prompt_logprobs: int | None = None
 
 
 class _Answer(ABC):
@@ -58,16 +61,18 @@ class _Answer(ABC):
         self._around: dict[int, list[bytes]] = {}
         self._sent = [0] * len(call.choices)
         """Token ids of each choice that are written."""
+        self._begun: set[int] = set()
+        """Choices of a stream that have a chunk with what there is beside the text."""
 
     def whole(self, pieces: Sequence[Piece]) -> bytes:
         choices = [
             self._whole_choice(choice.request.index, piece.text, self._scores(choice, piece), _finish_reason(choice))
             | self._new_token_ids(choice)
-            | self._prompt_in_choice(choice)
+            | self._prompt_in_choice(choice, piece.prompt)
             for choice, piece in zip(self._call.choices, pieces, strict=True)
         ]
         body = {**self._head, "object": self.whole_object, "choices": choices, "usage": self._usage()}
-        return _encode(body | self._prompt_in_body())
+        return _encode(body | self._prompt_in_body(pieces[0].prompt))
 
     def piece(self, choice: Generation, piece: Piece) -> bytes:
         index = choice.request.index
@@ -87,14 +92,15 @@ class _Answer(ABC):
 
     def _news(self, choice: Generation, written: dict[str, Any]) -> bytes:
         """A chunk with what there is beside a choice's text; its first has the prompt."""
-        prompt = {} if self._sent[choice.request.index] else self._prompt_in_choice(choice)
+        prompt = {} if choice.request.index in self._begun else self._prompt_in_choice(choice)
+        self._begun.add(choice.request.index)
         return self._chunk([written | prompt | self._new_token_ids(choice)], self._usage_of(choice))
 
     def _chunk(
         self,
         choices: list[dict[str, Any]],
         usage: dict[str, Any] | None = None,
-        more: Mapping[str, list[int]] = _NOTHING,
+        more: Mapping[str, Any] = _NOTHING,
     ) -> bytes:
         body: dict[str, Any] = {**self._head, "object": self.chunk_object, "choices": choices, **more}
         if self._shown.usage:
@@ -109,14 +115,23 @@ class _Answer(ABC):
         begin, self._sent[index] = self._sent[index], len(choice.token_ids)
         return {"token_ids": choice.token_ids[begin:]}
 
-    def _prompt_in_choice(self, choice: Generation) -> dict[str, list[int]]:
+    def _prompt_in_choice(self, choice: Generation, scores: PromptScores | None = None) -> dict[str, Any]:
         return {}
 
-    def _prompt_in_body(self) -> dict[str, list[int]]:
+    def _prompt_in_body(self, scores: PromptScores | None = None) -> dict[str, Any]:
         return {}
+
+    def _prompt(self, choice: Generation, scores: PromptScores | None) -> dict[str, Any]:
+        """What is shown of a choice's prompt beside its text."""
+        shown: dict[str, Any] = {}
+        if self._shown.token_ids:
+            shown["prompt_token_ids"] = choice.request.prompt_token_ids
+        if self._shown.prompt_logprobs is not None and scores is not None:
+            shown["prompt_logprobs"] = prompt_logprobs(scores, self._shown.prompt_logprobs, self._tokenizer.token_bytes)
+        return shown
 
     def _scores(self, choice: Generation, piece: Piece) -> dict[str, Any] | None:
-        return self._logprobs(piece) if choice.scored else None
+        return self._logprobs(choice, piece) if choice.scored else None
 
     def _usage(self) -> dict[str, Any]:
         """Token counts; `completion_tokens` counts what was sampled, a stop token included, as OpenAI does."""
@@ -131,7 +146,7 @@ class _Answer(ABC):
         return _counts(len(choice.request.prompt_token_ids), len(choice.token_ids))
 
     @abstractmethod
-    def _logprobs(self, piece: Piece) -> dict[str, Any]: ...
+    def _logprobs(self, choice: Generation, piece: Piece) -> dict[str, Any]: ...
 
     @abstractmethod
     def _whole_choice(
@@ -162,11 +177,10 @@ class ChatAnswer(_Answer):
             for choice in self._call.choices
         )
 
-    def _prompt_in_body(self) -> dict[str, list[int]]:
-        prompt = self._call.choices[0].request.prompt_token_ids
-        return {"prompt_token_ids": prompt} if self._shown.token_ids else {}
+    def _prompt_in_body(self, scores: PromptScores | None = None) -> dict[str, Any]:
+        return self._prompt(self._call.choices[0], scores)
 
-    def _logprobs(self, piece: Piece) -> dict[str, Any]:
+    def _logprobs(self, choice: Generation, piece: Piece) -> dict[str, Any]:
         return chat_logprobs(piece.tokens, self._tokenizer.token_bytes)
 
     def _whole_choice(
@@ -188,14 +202,18 @@ class CompletionAnswer(_Answer):
     id_prefix = "cmpl"
     whole_object = chunk_object = "text_completion"
 
-    def _prompt_in_choice(self, choice: Generation) -> dict[str, list[int]]:
-        return {"prompt_token_ids": choice.request.prompt_token_ids} if self._shown.token_ids else {}
+    def _prompt_in_choice(self, choice: Generation, scores: PromptScores | None = None) -> dict[str, Any]:
+        return self._prompt(choice, scores)
 
     def first(self) -> bytes:
         return b""
 
-    def _logprobs(self, piece: Piece) -> dict[str, Any]:
-        return completion_logprobs(piece.tokens, self._tokenizer.token_bytes)
+    def _logprobs(self, choice: Generation, piece: Piece) -> dict[str, Any]:
+        token_bytes, request = self._tokenizer.token_bytes, choice.request
+        scores = completion_logprobs(piece.tokens, token_bytes)
+        if request.echo is None or piece.prompt is None:
+            return scores
+        return with_prompt(scores, piece.prompt, request.echo, request.sampling.logprobs or 0, token_bytes)
 
     def _whole_choice(
         self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str

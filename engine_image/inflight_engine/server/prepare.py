@@ -89,7 +89,8 @@ def prepare(fields: GenerationFields, prompt_token_ids: list[int], facts: ModelF
     _check_vocabulary([token_id for token_id, _ in logit_bias], facts, "logit_bias")
     max_tokens = _max_tokens(fields, len(prompt_token_ids), facts, field)
     return SamplingParams(
-        max_tokens=max_tokens,
+        # The engine's requests sample at least one token; nobody is shown that of a prompt asked for alone.
+        max_tokens=max(1, max_tokens),
         min_tokens=_min_tokens(fields, max_tokens),
         temperature=_number(fields.temperature, defaults.temperature),
         top_p=_number(fields.top_p, defaults.top_p),
@@ -102,6 +103,7 @@ def prepare(fields: GenerationFields, prompt_token_ids: list[int], facts: ModelF
         logit_bias=logit_bias,
         stop_token_ids=_stop_token_ids(fields, facts),
         logprobs=fields.num_logprobs(),
+        prompt_logprobs=fields.num_prompt_logprobs(),
     )
 
 

@@ -66,7 +66,7 @@ class GenerationResponse(Response):
             await send_error(send, call.error)
         elif not call.abandoned:
             pieces = [generation.take() for generation in call.choices]
-            if sum(len(piece.tokens) for piece in pieces) < _MANY_SCORED_TOKENS:
+            if sum(piece.num_scored for piece in pieces) < _MANY_SCORED_TOKENS:
                 body = self._answer.whole(pieces)
             else:
                 body = await asyncio.to_thread(self._answer.whole, pieces)

@@ -57,7 +57,8 @@ class OpenAIFields(GenerationFields):
 
     `user` is the caller's own note of whom it asks for; it changes no answer, at OpenAI's as here. `best_of` above `n`
     would choose among answers, which this server does not. `return_token_ids` (vLLM's): the answer holds the token ids
-    of prompt and output too.
+    of prompt and output too. `prompt_logprobs` (vLLM's): how many of the likeliest tokens to show for each token of the
+    prompt. `max_tokens`: 0 asks for the prompt alone.
     """
 
     model: str | None = None
@@ -66,6 +67,8 @@ class OpenAIFields(GenerationFields):
 
     best_of: Annotated[int, Field(ge=1)] | None = None
     return_token_ids: bool | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     def check(self) -> None:
         """What concerns several fields.
@@ -81,6 +84,14 @@ class OpenAIFields(GenerationFields):
         if self.best_of is not None and self.best_of != (self.n or 1):
             message = "best_of: this server chooses no best answers; only best_of equal to n is supported"
             raise bad_request(message, "best_of", "unsupported_parameter")
+        if self.prompt_logprobs is not None and self.stream:
+            raise bad_request("prompt_logprobs: not available in a stream; leave out stream", "prompt_logprobs")
+        if self.max_tokens == 0 and not self.echoes() and self.prompt_logprobs is None:
+            message = "max_tokens: must be at least 1; 0 is only allowed together with echo or prompt_logprobs"
+            raise bad_request(message, "max_tokens")
+
+    def num_prompt_logprobs(self) -> int | None:
+        return self.prompt_logprobs
 
     @property
     def include_usage(self) -> bool:
@@ -92,14 +103,15 @@ class OpenAIFields(GenerationFields):
 
 
 class CompletionRequest(OpenAIFields):
-    """Body of /v1/completions. Several prompts make several answers, those of the first prompt first."""
+    """Body of /v1/completions. Several prompts make several answers, those of the first prompt first. `echo`: answers
+    begin with their prompt, and its log-probabilities where `logprobs` are asked for."""
 
     default_max_tokens: ClassVar[int | None] = COMPLETION_MAX_TOKENS
 
     prompt: Text | TokenIdList | Annotated[list[Text], FIRST_ERROR] | Annotated[list[TokenIdList], FIRST_ERROR]
     logprobs: Annotated[int, Field(ge=0, le=COMPLETION_MAX_LOGPROBS)] | None = None
 
-    echo: Annotated[object, only(False)] = None
+    echo: bool | None = None
     suffix: Annotated[object, only("")] = None
 
     def prompts(self) -> list[Prompt]:
@@ -111,3 +123,11 @@ class CompletionRequest(OpenAIFields):
 
     def num_logprobs(self) -> int | None:
         return self.logprobs
+
+    def num_prompt_logprobs(self) -> int | None:
+        """As many as are shown anywhere: an echoed prompt has those of `logprobs`."""
+        counts = (self.prompt_logprobs, self.logprobs if self.echo else None)
+        return max((count for count in counts if count is not None), default=None)
+
+    def echoes(self) -> bool:
+        return bool(self.echo)

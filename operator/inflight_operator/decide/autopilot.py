@@ -245,6 +245,27 @@ def unsized_demand(view: DemandView, policy: AutopilotPolicy | None = None) -> A
     return Ask(1, Reason("NoDemand"))
 
 
+class Sizing(NamedTuple):
+    """Demand against capacity.
+
+    Attributes:
+        rate: requests a second that are expected when a replica ordered now is ready.
+        each: requests a second that one replica sustains within the targets.
+        need: replicas that carry `rate`, without margin.
+    """
+
+    rate: float
+    each: float
+    need: float
+
+
+def sizing_of(reason: Reason) -> Sizing | None:
+    """The numbers behind the reason that `decide_replicas` gives; None for any other."""
+    if reason.code != "Demand":
+        return None
+    return Sizing(*(float(reason.numbers[name]) for name in Sizing._fields))
+
+
 class Capacity(NamedTuple):
     """What one replica carries.
 

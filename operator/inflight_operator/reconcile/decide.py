@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from inflight_operator.api.status import Decision as RecordedDecision
-from inflight_operator.decide.autopilot import DemandMemory, decide_replicas, unsized_demand
+from inflight_operator.decide.autopilot import DemandMemory, Sizing, decide_replicas, sizing_of, unsized_demand
 from inflight_operator.decide.conditions import Finding, Metrics, Status, find_conditions, held
 from inflight_operator.decide.decision import Decision, Reason
 from inflight_operator.decide.draining import deletion_costs
 from inflight_operator.decide.foreign_fit import ForeignFit
-from inflight_operator.decide.pods import Pods, classify, count_replicas
+from inflight_operator.decide.pods import Pods, Replicas, classify, count_replicas
 from inflight_operator.decide.scaling import Ask, ScalingDecision, ScalingObservation, decide_scaling
 from inflight_operator.decide.sentences import sentence
 from inflight_operator.decide.tuning import TuningMode, decide_tuning
@@ -49,6 +49,16 @@ SAME_ADVICE = 1.2
 
 
 @dataclass(frozen=True, slots=True)
+class _Scaled:
+    """Replicas to be ordered, and what they were decided from."""
+
+    decision: ScalingDecision
+    memory: Memory
+    counts: Replicas
+    sizing: Sizing | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Tuned:
     """Limits to be in force, the changes that led to them, and why they are what they are."""
 
@@ -67,8 +77,9 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
         snapshot.at.timestamp(),
     )
     shown = measured(snapshot)
-    scaling, memory = _replicas(snapshot, memory, pods, shown)
-    tuned = _limits(snapshot, memory)
+    scaled = _replicas(snapshot, memory, pods, shown)
+    scaling = scaled.decision
+    tuned = _limits(snapshot, scaled.memory)
     memory, rendered = _children(snapshot, tuned.memory)
     template = decide_template(snapshot, memory, rendered.children, rolled_out=_rolled_out(snapshot, memory, pods))
     moving = (memory.moving or len(pods.ready)) if template.state == "Moving" else None
@@ -86,6 +97,8 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
         findings=_findings(snapshot, memory, pods, scaling, template, {pod.uid for pod, _ in behind}),
         memory=memory,
         measured=shown,
+        counts=scaled.counts,
+        sizing=scaled.sizing,
         tell=behind,
         deletion_costs=_deletion_costs(snapshot, memory),
         decisions=_decisions(snapshot, memory, scaling, tuned),
@@ -111,7 +124,7 @@ def _brought_up_to(snapshot: Snapshot, memory: Memory) -> Memory:
     return replace(memory, startups=startups, routed_since=since if listed else None)
 
 
-def _replicas(snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured) -> tuple[ScalingDecision, Memory]:
+def _replicas(snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured) -> _Scaled:
     policy = snapshot.policy
     ordered = memory.replicas
     if policy.external and policy.replicas is not None:
@@ -126,14 +139,14 @@ def _replicas(snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured) -
     if not by_model:
         targets = replace(policy.fallback_targets, ttft_p95=mean_slo(policy, memory.demand).ttft_p95)
     decision = decide_scaling(observation, targets, policy.behavior, policy.bounds, memory.scaling, capacity)
+    wanted, history = decision.replicas, decision.history
     if policy.external:
         # Whoever scales has windows of its own; the operator begins with what is there when it takes over again.
-        history = replace(decision.history, lowest=(), highest=())
-        return decision, replace(memory, replicas=ordered, scaling=history)
-    wanted = decision.replicas
-    if any(field.startswith(_SCALING) for field in snapshot.unread):
+        wanted, history = ordered, replace(history, lowest=(), highest=())
+    elif any(field.startswith(_SCALING) for field in snapshot.unread):
         wanted = max(wanted, ordered)  # bounds that cannot be read are no reason to remove replicas
-    return decision, replace(memory, replicas=wanted, scaling=decision.history)
+    sizing = sizing_of(capacity.reason) if capacity is not None else None
+    return _Scaled(decision, replace(memory, replicas=wanted, scaling=history), replicas, sizing)
 
 
 def _capacity(

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from inflight_operator.decide.autopilot import Sizing
 from inflight_operator.decide.conditions import Finding
 from inflight_operator.decide.decision import Decision
+from inflight_operator.decide.pods import Replicas
 from inflight_operator.limits import LimitsInForce
 from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.memory import CanaryInForce, Memory
@@ -38,6 +40,8 @@ class Plan:
     upgrade: where the service stands with a newer engine release; None without one.
     memory: for the next round.
     measured: over the window, for the status.
+    counts: what the ordered replicas count for.
+    sizing: demand against what a replica carries; None while no cost model sizes it.
     """
 
     replicas: int
@@ -49,6 +53,8 @@ class Plan:
     findings: tuple[Finding, ...]
     memory: Memory
     measured: Measured
+    counts: Replicas
+    sizing: Sizing | None = None
     canary: CanaryInForce | None = None
     tell: tuple[tuple[PodView, LimitsInForce], ...] = ()
     deletion_costs: Mapping[str, int] = field(default_factory=dict)

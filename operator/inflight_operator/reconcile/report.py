@@ -125,7 +125,7 @@ def build_status(
     findings = plan.findings
     if outcome.failures:
         findings = stuck(findings, "ApplyFailed", "; ".join(sorted(set(outcome.failures.values()))))
-    replicas = [pod for pod in snapshot.pods if not pod.deleting and pod.phase not in ("Failed", "Succeeded")]
+    replicas = snapshot.replicas
     return InferenceServiceStatus(
         observed_generation=service.metadata.generation,
         conditions=[_condition(finding, service, snapshot.at) for finding in findings],

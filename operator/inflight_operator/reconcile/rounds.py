@@ -20,7 +20,8 @@ from inflight_operator.clock import Clock
 from inflight_operator.decide.conditions import unreadable
 from inflight_operator.decide.tuning_types import TuningPolicy
 from inflight_operator.engines import EngineTeller
-from inflight_operator.metrics import OperatorMetrics, Shown
+from inflight_operator.metrics import OperatorMetrics
+from inflight_operator.observe.attainment import Attainment
 from inflight_operator.observe.cache import ClusterCache, ServiceKey
 from inflight_operator.observe.scrape import ScrapePool, Target
 from inflight_operator.reconcile.decide import decide
@@ -30,6 +31,7 @@ from inflight_operator.reconcile.plan import Plan
 from inflight_operator.reconcile.policy import Policy, policy_of
 from inflight_operator.reconcile.report import spec_problem, unreadable_status
 from inflight_operator.reconcile.reporter import ReportApi, Reported, Reporter
+from inflight_operator.reconcile.shown import shown_of
 from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
 from inflight_operator.reconcile.upgrades import UpgradePace
 from inflight_operator.render import Manifest, Settings, child_names
@@ -87,6 +89,7 @@ class _Known:
 
     reading: _Reading
     memory: Memory
+    attainment: Attainment = field(default_factory=Attainment)
     written: Written = field(default_factory=Written)
     reported: Reported = field(default_factory=Reported)
 
@@ -154,7 +157,7 @@ class Rounds:
         self._pace.note(key, plan.upgrade)
         outcome = await self._executor.execute(key, snapshot, plan, known.written)
         reported = await self._reporter.report(key, snapshot, plan, outcome, known.reported)
-        self._show(key, snapshot, plan)
+        self._show(key, known, snapshot, plan)
         return reported and not outcome.failed
 
     def _read(self, key: ServiceKey, body: Manifest) -> _Known:
@@ -208,21 +211,14 @@ class Rounds:
         live = self._cache.child(key, "Deployment", child_names(key.name).main)
         return live if live is not None and owner_uid(live) == uid else None
 
-    def _show(self, key: ServiceKey, snapshot: Snapshot, plan: Plan) -> None:
+    def _show(self, key: ServiceKey, known: _Known, snapshot: Snapshot, plan: Plan) -> None:
         for decision in plan.decisions:
             self._metrics.decisions.labels(decision.kind, decision.reason.code).inc()
-        fresh = snapshot.fresh.values()
-        shown = Shown(
-            desired=plan.desired,
-            replicas=plan.replicas,
-            ready=sum(pod.serves for pod in snapshot.pods),
-            waiting=sum(one.waiting for one in fresh),
-            running=sum(one.running for one in fresh),
-            kv_utilization=sum(one.kv_usage for one in fresh) / len(fresh) if fresh else 0.0,
-            limits=plan.limits.limits,
-            scrape_age=snapshot.window.oldest_age(snapshot.now),
+        shown = shown_of(snapshot, plan)
+        known.attainment = known.attainment.with_samples(
+            snapshot.fresh, {pod.uid for pod in snapshot.pods}, shown.ttft_target, shown.tpot_target
         )
-        self._metrics.show(key, shown)
+        self._metrics.of_services.show(key, shown, known.attainment, plan.decisions)
 
     def _forget(self, key: ServiceKey) -> None:
         self._pool.forget(key)
@@ -232,7 +228,7 @@ class Rounds:
         if self._recorder is not None:
             self._recorder.forget(key)
         if self._known.pop(key, None) is not None:
-            self._metrics.forget(key)
+            self._metrics.of_services.forget(key)
 
     async def _report_unreadable(self, key: ServiceKey, record: ServiceRecord, problem: str) -> bool:
         """Says in the status what is wrong with a spec of which nothing can be used; all stays as it is."""
@@ -240,5 +236,6 @@ class Rounds:
         self._pool.forget(key)
         pods = self._cache.pods(key)
         findings = unreadable(sum(pod.serves for pod in pods), problem)
+        self._metrics.of_services.found(key, findings)
         status = unreadable_status(record, findings, pods, self._clock.calendar())
         return await self._reporter.write(key, record, status, self._unreadable.setdefault(key, Reported()))

@@ -68,6 +68,11 @@ class Snapshot:
         return int(self.deployment["spec"].get("replicas", 0)) if self.deployment is not None else 0
 
     @property
+    def replicas(self) -> tuple[PodView, ...]:
+        """Pods that neither leave nor have ended."""
+        return tuple(pod for pod in self.pods if not pod.deleting and pod.phase not in ("Failed", "Succeeded"))
+
+    @property
     def image(self) -> str:
         """Engine image of the live pod template; empty without one."""
         return "" if self.deployment is None else str(engine_container(self.deployment)["image"])

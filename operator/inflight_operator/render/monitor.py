@@ -25,6 +25,14 @@ def pod_monitor(service: InferenceService) -> Manifest:
         "metadata": child_metadata(service, child_names(name).main),
         "spec": {
             "selector": {"matchLabels": pod_labels(name)},
-            "podMetricsEndpoints": [{"port": port, "path": "/metrics", "interval": SCRAPE_INTERVAL}],
+            "podMetricsEndpoints": [
+                {
+                    "port": port,
+                    "path": "/metrics",
+                    "interval": SCRAPE_INTERVAL,
+                    # With `namespace`, which Prometheus adds, the labels of the operator's own series of a service.
+                    "relabelings": [{"targetLabel": "name", "replacement": name}],
+                }
+            ],
         },
     }

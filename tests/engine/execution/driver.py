@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from inflight_engine.output import StepOutput, TokenLogprobs
+from inflight_engine.output import PromptLogprobs, StepOutput, TokenLogprobs
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import BlockGrowth, Preemption, PrefillChunk, SlotStart, StepPlan
 
@@ -34,6 +34,7 @@ class Sequence:
     host_blocks: list[int] = field(default_factory=list)
     output: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
 
     @property
     def tokens(self) -> list[int]:
@@ -165,14 +166,16 @@ class Driver:
             sequence.computed += 1
         for sequence in sampled:
             sequence.output.append(NOT_KNOWN)
-        self.in_flight.append([(s, s.slot, len(s.output) - 1) for s in sampled])
+        chunks = {chunk.slot for chunk in plan.prefills}
+        scored = {s.slot: s for s in self.sequences if s.slot in chunks and s.sampling.prompt_logprobs is not None}
+        self.in_flight.append(([(s, s.slot, len(s.output) - 1) for s in sampled], scored))
         if not self.runner.lookahead:
             self._collect(0)
 
     def _collect(self, leave):
         """Collect launched steps, but the last `leave`."""
         while len(self.in_flight) > leave:
-            sampled = self.in_flight.pop(0)
+            sampled, scored = self.in_flight.pop(0)
             output = self.runner.collect()
             assert isinstance(output, StepOutput)
             assert output.token_ids.dtype == np.int32
@@ -184,6 +187,8 @@ class Driver:
             ], "each sampled slot that asks for them reports its log-probabilities, and no other"
             for entry in output.logprobs:
                 owners[entry.slot].logprobs.append(entry)
+            for report in output.prompt_logprobs:
+                scored[report.slot].prompt_logprobs.append(report)
 
     def _start(self, sequence):
         sequence.slot = self.free_slots.pop()
@@ -227,7 +232,10 @@ class Driver:
         sequence.blocks, sequence.computed, sequence.slot = [], 0, -1
 
     def _hit(self, sequence):
-        """Kept blocks of the sequence's beginning, at least one token short of its end."""
+        """Kept blocks of the sequence's beginning, at least one token short of its end; none where all of its prompt
+        has to be computed."""
+        if sequence.sampling.prompt_logprobs is not None:
+            return []
         size, hit = self.runner.info.block_size, []
         for end in range(size, len(sequence.tokens), size):
             block = self.kept.get(tuple(sequence.tokens[:end]))

@@ -4,8 +4,9 @@ in a process of its own, because whether Triton interprets is settled when it is
 import pytest
 import torch
 
-from inflight_engine.execution import invariant_matmul
+from inflight_engine.execution import int4_matmul, invariant_matmul
 from inflight_engine.execution.triton_ops import TritonOps
+from inflight_engine.models.matrices import GroupedMatrix, pack_int4
 from inflight_engine.models.ops import TorchOps
 
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -65,7 +66,54 @@ def test_silu_mul_equals_torchs(dtype, width):
     assert_close(fused.silu_mul(gate_up), plain.silu_mul(gate_up), dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [80, 5000])
+def test_rows_are_rounded_to_float8_as_torch_does(dtype, width):
+    """Numbers that are float8 after scaling: the interpreter rounds to float8 unlike the hardware."""
+    values = (100 * random(4, width)).clamp(-448, 448).to(torch.float8_e4m3fn)
+    values[:, width // 2] = -448.0
+    values[3] = 0
+    scales = torch.tensor([2**-9, 1.0, 64.0, 0.0])[:, None]
+    x = (values.float() * scales).to(dtype)
+    found, found_scales = fused.quantize_rows(x)
+    expected, expected_scales = plain.quantize_rows(x)
+    assert torch.equal(found_scales, expected_scales)
+    assert torch.equal(found_scales[:3], scales[:3])
+    assert found_scales[3] > 0
+    assert torch.equal(found.float(), values.float())
+    assert torch.equal(expected.float(), values.float())
+
+
+def int4_matrix(outputs, inputs, group_size):
+    rng = torch.Generator().manual_seed(outputs)
+    groups = inputs // group_size
+    matrix = GroupedMatrix(
+        torch.randint(0, 16, (outputs, inputs), generator=rng, dtype=torch.uint8),
+        torch.rand(outputs, groups, generator=rng).half() / 16,
+        torch.randint(0, 17, (outputs, groups), generator=rng, dtype=torch.int16),
+        torch.arange(inputs) // group_size,
+        4,
+    )
+    return pack_int4([matrix])[0]
+
+
+@pytest.mark.parametrize("rows", [1, 20, 67, int4_matmul.MOST_ROWS + 1])
+@pytest.mark.parametrize(("outputs", "inputs", "group_size"), [(70, 128, 32), (33, 512, 256)])
+def test_products_with_weights_of_4_bits_equal_those_with_dequantized_weights(rows, outputs, inputs, group_size):
+    dtype = torch.float16
+    matrix, bias = int4_matrix(outputs, inputs, group_size), random(outputs, dtype=dtype)
+    x = random(rows, inputs + 8, dtype=dtype)[:, :inputs]
+    tolerance = 20 * TOLERANCES[dtype]
+    for each in (None, bias):
+        expected = plain.int4_linear(x, matrix, each)
+        torch.testing.assert_close(fused.int4_linear(x, matrix, each), expected, atol=tolerance, rtol=tolerance)
+    assert torch.equal(int4_matmul.dequantized(matrix, dtype), matrix.dequantized(dtype))
+
+
 def test_no_tokens_are_no_fault():
+    rows, scales = fused.quantize_rows(random(0, 48))
+    assert (rows.shape, scales.shape) == ((0, 48), (0, 1))
+    assert fused.int4_linear(random(0, 64), int4_matrix(8, 64, 32), None).shape == (0, 8)
     assert fused.rms_norm(random(0, 48), random(48), 1e-5).shape == (0, 48)
     assert fused.silu_mul(random(0, 96)).shape == (0, 48)
     assert [
@@ -93,12 +141,16 @@ def test_a_row_alone_is_the_row_in_a_batch_bit_for_bit():
     x, weight = random(67, 200, dtype=dtype), random(96, 200, dtype=dtype, seed=2)
     norm, table = random(200, dtype=dtype, seed=3), random(67, 20)
     positions = torch.arange(67)
+    int4, wide = int4_matrix(32, 256, 128), random(67, 256, dtype=dtype, seed=4)
+    invariant = TritonOps(batch_invariant=True)
 
     def computed(rows):
         product = invariant_matmul.matmul(x[rows], weight.t())
         normed = fused.rms_norm(x[rows], norm, 1e-5)
         rotated = fused.rotary(x[rows].clone(), positions[rows], table, 6, 2, None, 0.0)
-        return [product, normed, *rotated, fused.silu_mul(x[rows])]
+        quantized, scales = fused.quantize_rows(x[rows])
+        of_4_bits = invariant.int4_linear(wide[rows], int4, None)
+        return [product, normed, *rotated, fused.silu_mul(x[rows]), quantized.float(), scales, of_4_bits]
 
     together = computed(slice(None))
     for row in (0, 63, 64, 66):

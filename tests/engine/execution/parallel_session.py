@@ -19,10 +19,12 @@ from inflight_engine.request import SamplingParams
 
 
 def generate(engine, requests):
-    """Tokens of each request, and how many preemptions and swapped blocks there were at most."""
+    """Tokens and log-probabilities of the prompt of each request, and how many preemptions and swapped blocks there
+    were at most."""
     for request_id, (prompt, sampling) in enumerate(requests):
         engine.handle(AddRequest(request_id, np.array(prompt, np.int32).tobytes(), sampling, float(request_id)))
     outputs = [[] for _ in requests]
+    scores = [{} for _ in requests]
     owner, preemptions, swapped, chunked = {}, 0, 0, 0
     while engine.has_work:
         report = engine.step()
@@ -30,10 +32,20 @@ def generate(engine, requests):
         slots, token_ids = np.frombuffer(report.slots, np.int32), np.frombuffer(report.token_ids, np.int32)
         for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True):
             outputs[owner[slot]].append(token)
+        for each in report.prompt_logprobs:
+            values = np.frombuffer(each.logprobs, np.float32).tolist()
+            scores[owner[each.slot]].update(enumerate(values, each.first))
         preemptions = report.stats.num_preemptions
         swapped = max(swapped, report.stats.num_swapped_blocks)
         chunked += report.stats.num_prefill_tokens > 0 and not report.slots
-    return {"outputs": outputs, "preemptions": preemptions, "swapped": swapped, "chunked": chunked}
+    prompts = [[own[position] for position in sorted(own)] for own in scores]
+    return {
+        "outputs": outputs,
+        "prompt_logprobs": prompts,
+        "preemptions": preemptions,
+        "swapped": swapped,
+        "chunked": chunked,
+    }
 
 
 if __name__ == "__main__":

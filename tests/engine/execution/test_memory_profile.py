@@ -67,7 +67,7 @@ def test_the_largest_step_fills_the_budget_with_sequences_of_full_length(
     logits = model.logits
     model.logits = lambda hidden: drawn.append(len(hidden)) or logits(hidden)
     run_largest_step(model, PaddedBackend(spec), DeviceSampler(max_num_seqs, spec.shape.vocab_size, CPU), spec)
-    assert drawn == [min(max_num_seqs, sum(lengths))]
+    assert drawn == [min(max_num_seqs, sum(lengths)), sum(lengths)], "rows that are sampled from, then rows to score"
 
 
 def test_the_first_graph_takes_the_pool_and_the_second_stands_for_all_others():

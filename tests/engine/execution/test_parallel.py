@@ -138,7 +138,13 @@ def requests():
     return [
         (
             prompt,
-            SamplingParams(max_tokens=12, temperature=0.8 * (i % 2), seed=i, repetition_penalty=1 + 0.3 * (i % 3 == 2)),
+            SamplingParams(
+                max_tokens=12,
+                temperature=0.8 * (i % 2),
+                seed=i,
+                repetition_penalty=1 + 0.3 * (i % 3 == 2),
+                prompt_logprobs=i if i % 4 == 0 else None,
+            ),
         )
         for i, prompt in enumerate(prompts_for(rng, 10))
     ]
@@ -170,6 +176,9 @@ def test_two_processes_give_the_tokens_of_one_chunked_and_swapped_and_end_togeth
     alone = generate(engine, requests())
     shared = json.loads(session.stdout.readline())
     assert shared["outputs"] == alone["outputs"]
+    assert sum(map(bool, alone["prompt_logprobs"])) > 1
+    for found, expected in zip(shared["prompt_logprobs"], alone["prompt_logprobs"], strict=True):
+        assert found == pytest.approx(expected, abs=1e-3)
     assert min(shared["preemptions"], shared["swapped"], shared["chunked"]) > 0
     (worker,) = shared["workers"]
     os.kill(worker, signal.SIGKILL)  # nobody computes: rank 0 must notice all the same

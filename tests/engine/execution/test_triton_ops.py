@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from inflight_engine.execution import invariant_matmul, triton_ops
+from inflight_engine.execution import int4_matmul, invariant_matmul, triton_ops
 from inflight_engine.execution.sampling import gumbel_triton, triton_filters, triton_logits
+from inflight_engine.models.ops import FP8_LEAST_SCALE, FP8_MAX
 from tests.engine.execution.tiny_model import make_model
 from tests.engine.execution.triton_compile import ARCHITECTURES, compile_kernel
 
@@ -77,6 +78,41 @@ def test_the_invariant_product_compiles_to_tensor_cores(architecture, dtype):
     )
     if dtype == "bf16":
         assert ("wgmma" if architecture == 90 else "mma.sync") in compiled.asm["ptx"]
+
+
+@pytest.mark.parametrize(("architecture", "dtype"), [(89, "fp16"), (90, "bf16")])
+def test_rounding_rows_to_float8_compiles(architecture, dtype):
+    compiled = compile_kernel(
+        triton_ops.quantize_rows_kernel,
+        architecture,
+        {"x": f"*{dtype}", "rows": "*fp8e4nv", "scales": "*fp32", "x_stride": "i32"},
+        {"WIDTH": 14336, "COLUMNS": 4096, "LARGEST": FP8_MAX, "LEAST_SCALE": FP8_LEAST_SCALE},
+        num_warps=8,
+    )
+    assert "cvt.rn.satfinite.e4m3x2" in compiled.asm["ptx"]
+
+
+INT4 = {"packed": "*u8", "scales": "*fp16", "zeros": "*u8", "N": "i32", "K": "i32"}
+
+
+@pytest.mark.parametrize(("architecture", "tile"), [(80, (64, 64)), (90, (16, 32)), (90, (64, 64))])
+def test_products_with_weights_of_4_bits_compile_to_tensor_cores(architecture, tile):
+    compiled = compile_kernel(
+        int4_matmul.int4_matmul_kernel,
+        architecture,
+        INT4 | dict.fromkeys(("a", "bias", "c"), "*bf16") | {"M": "i32", "a_stride": "i32"},
+        {"HALF": 32, "GROUP_SIZE": 64, "TILE_M": tile[0], "TILE_N": tile[1], "HAS_BIAS": True},
+        num_warps=4,
+        num_stages=3,
+    )
+    assert ("wgmma" if (architecture, tile[0]) == (90, 64) else "mma.sync") in compiled.asm["ptx"]
+    compile_kernel(
+        int4_matmul.int4_dequantize_kernel,
+        architecture,
+        INT4 | {"weights": "*fp16"},
+        {"HALF": 128, "GROUP_SIZE": 128, "TILE_N": 32},
+        num_warps=4,
+    )
 
 
 TABLE = {"numbers": "*fp64", "integers": "*i64", "bias_tokens": "*i32", "bias_values": "*fp32", "met": "*i16"}

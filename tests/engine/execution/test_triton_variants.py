@@ -3,7 +3,7 @@ one. So what changes from step to step is among the numbers that a kernel is not
 
 import pytest
 
-from inflight_engine.execution import invariant_matmul, triton_ops
+from inflight_engine.execution import int4_matmul, invariant_matmul, triton_ops
 from inflight_engine.execution.attention import triton_cache, triton_decode, triton_prefill
 from inflight_engine.execution.sampling import gumbel_triton, triton_filters, triton_logits
 
@@ -15,6 +15,9 @@ FIXED = {
     triton_ops.rms_norm_kernel: {"x_stride", "eps"},
     triton_ops.rotary_kernel: {"qkv_stride", "eps"},
     triton_ops.silu_mul_kernel: {"gate_up_stride"},
+    triton_ops.quantize_rows_kernel: {"x_stride"},
+    int4_matmul.int4_matmul_kernel: {"N", "K", "a_stride"},
+    int4_matmul.int4_dequantize_kernel: {"N", "K"},
     invariant_matmul.matmul_kernel: {"N", "K", "a_stride_m", "a_stride_k", "b_stride_k", "b_stride_n"},
     triton_logits.peak_kernel: {"stride", "vocab_size"},
     triton_filters.top_k_kernel: {"stride", "vocab_size"},
@@ -30,7 +33,7 @@ TENSORS = {
     *("partial_stats", "x", "residual", "weight", "normed", "qkv", "positions", "table", "query_norm", "key_norm"),
     *("gate_up", "mixed", "a", "b", "bias", "c", "logits", "numbers", "integers", "bias_tokens", "bias_values", "met"),
     *("peaks", "histograms", "states", "top_k_histograms", "top_k_states", "top_p_histograms", "top_p_states"),
-    *("scores", "tokens", "chosen", "token_ids"),
+    *("scores", "tokens", "chosen", "token_ids", "kv_scales", "rows", "scales", "packed", "zeros", "weights"),
 }
 
 
@@ -38,3 +41,9 @@ TENSORS = {
 def test_a_kernel_is_specialised_on_nothing_that_changes_from_step_to_step(kernel):
     specialised = {each.name for each in kernel.params if not each.is_constexpr and not each.do_not_specialize}
     assert specialised - TENSORS == FIXED[kernel]
+
+
+@pytest.mark.parametrize("kernel", [kernel for kernel in FIXED if "kv_scales" in kernel.arg_names])
+def test_layers_whose_scales_begin_at_other_addresses_share_a_variant(kernel):
+    (scales,) = (each for each in kernel.params if each.name == "kv_scales")
+    assert scales.do_not_specialize_on_alignment

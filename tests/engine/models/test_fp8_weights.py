@@ -1,12 +1,16 @@
 """Checkpoints in float8 give the numbers that their scales say, whole and in parts."""
 
 import json
+import logging
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from inflight_engine.models.config import load_model_config
+from inflight_engine.models.fp8_weights import Fp8Weights
+from inflight_engine.models.matrices import Fp8Matrix
+from inflight_engine.models.quantization_scheme import Fp8Scheme
 from inflight_engine.models.source import ModelFiles
 from inflight_engine.models.weights import open_weights
 from tests.engine.execution.tiny_model import make_model
@@ -36,8 +40,9 @@ def spread(scale, shape, size=32):
 
 
 GROUP = {"weights": {"num_bits": 8, "type": "float"}}
+ROUNDING = GROUP | {"input_activations": {"num_bits": 8, "type": "float", "dynamic": True}}
 KINDS = {
-    "compressed-tensors by tensor": (by_tensor, "_scale", {"config_groups": {"group_0": GROUP}}),
+    "compressed-tensors by tensor": (by_tensor, "_scale", {"config_groups": {"group_0": ROUNDING}}),
     "compressed-tensors by row": (by_row, "_scale", {"config_groups": {"group_0": GROUP}}),
     "fbgemm_fp8 by row": (by_row, "_scale", {}),
     "fp8 by tensor": (by_tensor, "_scale", {}),
@@ -81,6 +86,34 @@ def test_a_part_is_cut_from_the_whole(checkpoint, dim):
     whole = expected[PROJECTION]
     start, end = 5, whole.shape[dim] - 3
     assert torch.equal(weights.part(PROJECTION, dim, start, end), whole.narrow(dim, start, end - start))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_matrices_stay_float8_where_scales_are_of_rows_and_activations_were_rounded(checkpoint, request, dim):
+    weights, expected = checkpoint
+    kind = request.node.callspec.params["checkpoint"]
+    start, end = 16, expected[PROJECTION].shape[dim] - 16
+    matrix = weights.matrix(PROJECTION, dim, range(start, end))
+    is_kept = kind not in ("compressed-tensors by row", "fp8 by block")
+    assert isinstance(matrix, Fp8Matrix) == is_kept
+    dequantized = matrix.dequantized(torch.float32) if is_kept else matrix
+    assert torch.equal(dequantized, expected[PROJECTION].narrow(dim, start, end - start))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "reason"),
+    [
+        (Fp8Scheme("_scale_inv", (128, 128), rounds_activations=True), "each block of them has a scale"),
+        (Fp8Scheme("_scale", None, rounds_activations=False), "for activations that are not quantized"),
+        (Fp8Scheme("_scale", None, rounds_activations=True), None),
+    ],
+)
+def test_the_log_says_why_a_checkpoint_is_dequantized(scheme, reason, caplog):
+    with caplog.at_level(logging.INFO):
+        Fp8Weights(None, scheme)
+    expected = [] if reason is None else [reason]
+    assert len(caplog.messages) == len(expected)
+    assert all(each in message for each, message in zip(expected, caplog.messages, strict=True))
 
 
 def test_a_scale_that_does_not_fit_is_named(checkpoint):

@@ -40,6 +40,7 @@ class Workload:
     def __init__(self, config: SchedulerConfig = CONFIG, seed: int = 0, sink=None, lookahead=False, **recorder):
         self.random = random.Random(seed)
         self.costs = random.Random(seed)
+        self.scoring = random.Random(seed)
         self.scheduler = Scheduler(config)
         self.config = config
         self.lookahead = lookahead
@@ -100,7 +101,11 @@ class Workload:
         request = Request(
             self.next_id,
             np.array(prompt, np.int32),
-            SamplingParams(max_tokens=pick.randrange(1, 32), stop_token_ids=pick.choice([(), STOPS])),
+            SamplingParams(
+                max_tokens=pick.randrange(1, 32),
+                stop_token_ids=pick.choice([(), STOPS]),
+                prompt_logprobs=1 if self.scoring.random() < 0.1 else None,
+            ),
             arrival_time=self.now,
             priority=pick.randrange(4),
             service_class=pick.choice(self.config.classes).name,

@@ -69,6 +69,7 @@ class Driver:
         plan: what the scheduler gave last, also when it broke a rule.
         plans: launched in the last iteration; two where no step was under way before it, with lookahead.
         under_way: with lookahead, the step that is launched and not taken in.
+        unscored: of requests that ask for log-probabilities of their prompts, the positions that were not computed yet.
         late_tokens: sampled for requests that had ended. put_back: requests that a broken step before theirs cost
             their slot. waited: how often nothing was planned before the tokens of the step under way.
     """
@@ -97,16 +98,28 @@ class Driver:
         self.now = 0.0
         self.under_way: Launched | None = None
         self.late_tokens = self.put_back = self.waited = 0
-        self._domains: dict[tuple[str, str], int] = {}
+        self.unscored: dict[int, set[int]] = {}
+        self._domains: dict[tuple[str, str] | int, int] = {}
 
     def add(
-        self, request_id: int, prompt: Sequence[int], max_tokens: int, stop: tuple[int, ...] = (), **fields: Any
+        self,
+        request_id: int,
+        prompt: Sequence[int],
+        max_tokens: int,
+        stop: tuple[int, ...] = (),
+        *,
+        scored: bool = False,
+        **fields: Any,
     ) -> Request:
-        """`fields`: of `Request`, such as `arrival_time` (0 unless given), `priority`, `tenant`."""
-        sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop)
+        """`scored`: it asks for log-probabilities of its prompt. `fields`: of `Request`, such as `arrival_time` (0
+        unless given), `priority`, `tenant`."""
+        sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop, prompt_logprobs=1 if scored else None)
         request = Request(request_id, np.array(prompt, np.int32), sampling, **{"arrival_time": 0.0, **fields})
         self.scheduler.add(request)
-        domain = self._domains.setdefault((request.tenant, request.cache_salt), len(self._domains))
+        shared = (request.tenant, request.cache_salt)
+        domain = self._domains.setdefault(request_id if scored else shared, len(self._domains))
+        if scored:
+            self.unscored[request_id] = set(range(1, len(prompt)))
         self.runner.add(request_id, prompt, domain)
         self.rules.added(request)
         self.outputs[request_id] = []
@@ -190,11 +203,19 @@ class Driver:
             return
         assert step.token_ids is not None
         complete = set()
+        for chunk in plan.prefills:
+            if chunk.slot not in left:
+                # A token is scored with the one before it.
+                computed = range(chunk.start + 1, chunk.start + chunk.length + 1)
+                self.unscored.get(step.owners[chunk.slot], set()).difference_update(computed)
         for slot, token in zip(plan.sampled_slots.tolist(), step.token_ids.tolist(), strict=True):
             if slot in left:
                 self.late_tokens += 1
                 continue
             request_id = step.owners[slot]
+            assert not self.unscored.get(request_id), (
+                f"request {request_id} has tokens, and not all of its prompt is scored"
+            )
             output, expected = self.outputs[request_id], self.expected[request_id]
             assert token == expected[len(output)], f"request {request_id} generates another token than alone"
             output.append(token)

@@ -263,6 +263,17 @@ def test_tenants_and_salts_share_no_prefix(difference):
     assert driver.scheduler.prefix_hits == 0
 
 
+def test_a_request_that_asks_for_log_probabilities_of_its_prompt_computes_all_of_it():
+    driver = Driver(max_num_batched_tokens=64)
+    for request_id in range(3):
+        driver.add(request_id, list(range(9)), 1, scored=request_id > 0)
+        driver.run()
+    assert driver.scheduler.prefix_hits == 0
+    driver.add(3, list(range(9)), 1)
+    driver.run()
+    assert driver.scheduler.prefix_hits == 8, "others still share"
+
+
 def test_the_oldest_running_request_is_never_preempted_even_if_it_is_the_longest():
     driver = Driver(num_blocks=8, block_size=2, max_model_len=16, preemption_victim="longest_first")
     for request_id in range(4):

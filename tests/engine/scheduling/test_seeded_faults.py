@@ -397,6 +397,10 @@ FAULTS = {
         with_hashes(lambda parent: parent, roots=lambda tenant, salt: b""),
         "do not hold its tokens|the content of block",
     ),
+    "a prompt to be scored takes what others computed": Fault(
+        lambda scheduler, patch: patch.setattr(running_module, "private_root_hash", lambda number: root_hash("", "")),
+        "do not hold its tokens|the content of block|not all of its prompt is scored",
+    ),
     "what was used last is evicted first": Fault(
         wrap("_running.pool", "_push_cached", lambda push, blocks: push(blocks[::-1])), "used less recently"
     ),

@@ -108,6 +108,7 @@ class Workload:
     def __init__(self, seed: int, **fixed: Any) -> None:
         self.random, self.failures = Random(seed), Random(f"failures {seed}")
         self.deadlines = Random(f"deadlines {seed}")
+        self.scoring = Random(f"scoring {seed}")
         self.fields = random_fields(self.random, self.deadlines) | fixed
         self.driver = Driver(**self.fields)
         self.counts: Counter[str] = Counter()
@@ -215,6 +216,7 @@ class Workload:
             "tenant": random.choice(self.tenants),
             "cache_salt": "salt" if random.random() < 0.1 else "",
             "predicted_tokens": random.choice((None, random.randint(1, 30))),
+            "scored": self.scoring.random() < 0.1,
         }
         stop = tuple(random.sample(range(VOCAB), random.choice((0, 0, 0, 1, 3))))
         most = self.longest - len(prompt)

@@ -37,7 +37,7 @@ CHAT = [
     ("web_search_options", {}),
     ("echo", False),
 ]
-COMPLETION = [("top_logprobs", 1), ("echo", True), ("suffix", "end"), ("tools", [])]
+COMPLETION = [("top_logprobs", 1), ("suffix", "end"), ("tools", [])]
 UNSUPPORTED = (
     [(path, *case) for path in BODIES for case in BOTH]
     + [("/v1/chat/completions", *case) for case in CHAT]

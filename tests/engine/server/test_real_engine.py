@@ -113,8 +113,8 @@ def test_sdk_errors(sdk):
     with pytest.raises(openai.NotFoundError, match="'smollm2'"):
         sdk.chat.completions.create(model="gpt-4", messages=QUESTION)
     with pytest.raises(openai.BadRequestError) as refused:
-        sdk.completions.create(model="smollm2", prompt="a", echo=True)
-    assert (refused.value.param, refused.value.code) == ("echo", "unsupported_parameter")
+        sdk.completions.create(model="smollm2", prompt="a", suffix="b")
+    assert (refused.value.param, refused.value.code) == ("suffix", "unsupported_parameter")
     with pytest.raises(openai.BadRequestError) as refused:
         sdk.completions.create(model="smollm2", prompt="word " * 2000)
     assert refused.value.code == "context_length_exceeded"

@@ -45,6 +45,7 @@ def test_a_pod_monitor_is_built_only_where_the_api_exists():
     with_api = replace(SETTINGS, available_apis=POD_MONITOR)
     assert {manifest["kind"] for manifest in render(make(), PLAN, with_api)} == set(CHILD_KINDS)
     (endpoint,) = child("PodMonitor", make(), settings=with_api)["spec"]["podMetricsEndpoints"]
+    assert endpoint.pop("relabelings") == [{"targetLabel": "name", "replacement": "chat"}]
     assert endpoint == {"port": "http", "path": "/metrics", "interval": "15s"}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
 import msgspec
@@ -29,6 +29,8 @@ class AttentionSpec:
         max_num_seqs, max_num_batched_tokens: capacity: most decodes, most tokens in a step.
         max_model_len: longest sequence in tokens.
         batch_invariant: a sequence's result must not depend on what else is in the batch, bit for bit.
+        kv_scales: of a cache in torch.float8_e4m3fn: float32 [layers, 2, kv_heads] on the device, for keys, then for
+            values; the cache holds them divided by their scale. None: all are 1.
     """
 
     shape: ModelShape
@@ -41,6 +43,7 @@ class AttentionSpec:
     max_num_batched_tokens: int
     max_model_len: int
     batch_invariant: bool = False
+    kv_scales: torch.Tensor | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

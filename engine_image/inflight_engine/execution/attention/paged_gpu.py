@@ -14,8 +14,8 @@ from inflight_engine.execution.memory.zeros import zeros
 
 class PagedGpuBackend(AttentionBackend):
     """A cache in device memory, [layers, num_blocks, 2, kv_heads, block_size, D], keys before values: what one head
-    reads of a block is contiguous. A cache of float8_e4m3fn has a scale of 1; keys and values beyond +-448 are kept as
-    +-448."""
+    reads of a block is contiguous. A cache of float8_e4m3fn holds keys and values divided by the scale of their layer
+    and head (`AttentionSpec.kv_scales`); quotients beyond +-448 are kept as +-448."""
 
     def __init__(self, spec: AttentionSpec, staging: StepStaging) -> None:
         # Triton takes a good part of a second to import, so only who needs it does.
@@ -28,13 +28,17 @@ class PagedGpuBackend(AttentionBackend):
         cache_shape = (shape.num_layers, spec.num_blocks, 2, shape.num_kv_heads, spec.block_size, shape.head_dim)
         self._cache = zeros(cache_shape, spec.cache_dtype, spec.device)
         self._cache_bytes = self._cache.view(torch.uint8)
+        if spec.kv_scales is None:
+            self._kv_scales = torch.ones(shape.num_layers, 2, shape.num_kv_heads, device=spec.device)
+        else:
+            self._kv_scales = spec.kv_scales
         self._staging = staging
 
     def prepare(self, batch: AttentionBatch, shape: StepShape | None = None) -> None:
         self._step = self._staging.send(batch, shape)
 
     def forward(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        self._write_kv(keys, values, self._cache[layer], self._step.kv_slots)
+        self._write_kv(keys, values, self._cache[layer], self._kv_scales[layer], self._step.kv_slots)
         return self._attend(layer, queries, self._step)
 
     def blocks(self) -> torch.Tensor:
@@ -100,7 +104,8 @@ def why_no_flash(spec: AttentionSpec) -> str | None:
     if spec.dtype not in (torch.float16, torch.bfloat16):
         return f"it computes in float16 and bfloat16, not in {spec.dtype}"
     if spec.cache_dtype != spec.dtype:
-        return f"it keeps keys and values in {spec.dtype}, not in {spec.cache_dtype}"
+        # FlashAttention 3 scales keys and values in fp8, but only for queries in fp8, which lose bits in every step.
+        return f"it takes queries, keys and values of one dtype, not {spec.dtype} with {spec.cache_dtype}"
     if shape.head_dim > 256 or shape.head_dim % 8:
         return f"it has heads of up to 256 dimensions, a multiple of 8, not {shape.head_dim}"
     if spec.batch_invariant:

@@ -46,6 +46,15 @@ def attention_options(
 
 
 @triton.jit
+def load_scale(scales: tl.tensor, kv_head: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
+    """By which a head's keys or values in a cache of this dtype are multiplied: only fp8 has scales."""
+    scale = 1.0
+    if dtype == tl.float8e4nv:
+        scale = tl.load(scales + kv_head)
+    return scale
+
+
+@triton.jit
 def load_rows(
     pointers: tl.tensor, inside: tl.tensor, dims: tl.tensor, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr
 ) -> tl.tensor:

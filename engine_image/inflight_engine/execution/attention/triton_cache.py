@@ -11,18 +11,23 @@ FP8_MAX = tl.constexpr(448.0)
 
 
 @triton.jit
-def to_cache(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
-    """Convert; to fp8 with a scale of 1, and what is out of its range is as far as it goes."""
+def to_cache(
+    x: tl.tensor, scales: tl.tensor, heads: tl.tensor, KV_HEADS: tl.constexpr, dtype: tl.constexpr
+) -> tl.tensor:
+    """Convert [heads, dims]; to fp8 divided by each head's scale, and what is out of its range is as far as it goes."""
     if dtype == tl.float8e4nv:
-        x = tl.clamp(x.to(tl.float32), -FP8_MAX, FP8_MAX)
+        scale = tl.load(scales + heads, mask=heads < KV_HEADS, other=1.0)
+        x = tl.clamp(x.to(tl.float32) / scale, -FP8_MAX, FP8_MAX)
     return x.to(dtype)
 
 
-@triton.jit
+# Scales of a layer begin at any multiple of 4 bytes: one variant for all layers.
+@triton.jit(do_not_specialize_on_alignment=["kv_scales"])
 def write_kernel(
     keys: tl.tensor,
     values: tl.tensor,
     cache: tl.tensor,
+    kv_scales: tl.tensor,
     slots: tl.tensor,
     key_stride: tl.tensor,
     value_stride: tl.tensor,
@@ -46,16 +51,25 @@ def write_kernel(
         block = (slot // BLOCK_SIZE).to(tl.int64)
         to = cache + block * (2 * KV_HEADS * BLOCK_SIZE * HEAD_DIM)
         to += (heads * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM + dims
-        tl.store(to, to_cache(key, cache.dtype.element_ty), mask=mask)
-        tl.store(to + KV_HEADS * BLOCK_SIZE * HEAD_DIM, to_cache(value, cache.dtype.element_ty), mask=mask)
+        dtype = cache.dtype.element_ty
+        tl.store(to, to_cache(key, kv_scales, heads, KV_HEADS, dtype), mask=mask)
+        to += KV_HEADS * BLOCK_SIZE * HEAD_DIM
+        tl.store(to, to_cache(value, kv_scales + KV_HEADS, heads, KV_HEADS, dtype), mask=mask)
 
 
-def write_kv(keys: torch.Tensor, values: torch.Tensor, layer_cache: torch.Tensor, slots: torch.Tensor) -> None:
+def write_kv(
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    layer_cache: torch.Tensor,
+    layer_scales: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
     """Write one layer's keys and values.
 
     Args:
         keys, values: [T, kv_heads, D], the last dimension contiguous.
         layer_cache: [num_blocks, 2, kv_heads, block_size, D], contiguous.
+        layer_scales: float32 [2, kv_heads], contiguous: of keys, then of values; read for a cache in fp8 only.
         slots: int32 [T]: block * block_size + offset; -1: not written.
     """
     _, _, kv_heads, block_size, head_dim = layer_cache.shape
@@ -63,6 +77,7 @@ def write_kv(keys: torch.Tensor, values: torch.Tensor, layer_cache: torch.Tensor
         keys,
         values,
         layer_cache,
+        layer_scales,
         slots,
         keys.stride(0),
         values.stride(0),

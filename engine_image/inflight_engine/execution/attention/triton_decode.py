@@ -12,7 +12,13 @@ import torch
 import triton
 import triton.language as tl
 
-from inflight_engine.execution.attention.triton_attend import LOG2_E, LOWEST, attend_tiles, attention_options
+from inflight_engine.execution.attention.triton_attend import (
+    LOG2_E,
+    LOWEST,
+    attend_tiles,
+    attention_options,
+    load_scale,
+)
 from inflight_engine.execution.attention.triton_tiles import SplitPlan, Tiles
 
 _COMBINED_AT_ONCE = 8
@@ -30,10 +36,11 @@ def split_tiles(
     return first, end, tl.maximum(tl.cdiv(end - first, num_splits), min_tiles)
 
 
-@triton.jit(do_not_specialize=["min_tiles"])
+@triton.jit(do_not_specialize=["min_tiles"], do_not_specialize_on_alignment=["kv_scales"])
 def decode_kernel(
     queries: tl.tensor,
     cache: tl.tensor,
+    kv_scales: tl.tensor,
     block_table: tl.tensor,
     slots: tl.tensor,
     context_lens: tl.tensor,
@@ -83,7 +90,7 @@ def decode_kernel(
             context,
             begin,
             stop,
-            scale,
+            scale * load_scale(kv_scales, kv_head, cache.dtype.element_ty),
             True,
             WINDOW,
             SOFTCAP,
@@ -92,6 +99,7 @@ def decode_kernel(
             HEAD_DIM,
             TILE,
         )
+        mixed = mixed * load_scale(kv_scales + KV_HEADS, kv_head, cache.dtype.element_ty)
         head_rows = sequence.to(tl.int64) * (KV_HEADS * GROUP) + heads
         if SPLIT:
             shares = head_rows * tl.num_programs(2) + split
@@ -147,6 +155,7 @@ def combine_kernel(
 def decode(
     queries: torch.Tensor,
     layer_cache: torch.Tensor,
+    layer_scales: torch.Tensor,
     block_table: torch.Tensor,
     slots: torch.Tensor,
     context_lens: torch.Tensor,
@@ -166,6 +175,7 @@ def decode(
     Args:
         queries: [>= rows, heads, D], the last dimension contiguous.
         layer_cache: [num_blocks, 2, kv_heads, block_size, D], contiguous.
+        layer_scales: float32 [2, kv_heads], contiguous: of keys, then of values; read for a cache in fp8 only.
         block_table: int32 [slots, blocks].
         slots: int32 [rows]: each sequence's row of the block table.
         context_lens: int32 [rows]; 0: a padded row, of which no result is written.
@@ -178,6 +188,7 @@ def decode(
     decode_kernel[(layer_cache.shape[2], rows, splits)](
         queries,
         layer_cache,
+        layer_scales,
         block_table,
         slots,
         context_lens,

@@ -71,13 +71,15 @@ class TritonBackend(PagedGpuBackend):
         )
 
     def _attend(self, layer: int, queries: torch.Tensor, step: GpuStep) -> torch.Tensor:
-        cache, window = self._cache[layer], self._spec.shape.sliding_windows[layer] or 0
+        cache, scales = self._cache[layer], self._kv_scales[layer]
+        window = self._spec.shape.sliding_windows[layer] or 0
         num_tokens, heads, head_dim = queries.shape
         out = queries.new_empty(num_tokens, heads * head_dim)
         if step.num_rows and not self._spec.batch_invariant:
             self._decode(
                 queries,
                 cache,
+                scales,
                 step.block_table,
                 step.slots,
                 step.context_lens,
@@ -95,6 +97,7 @@ class TritonBackend(PagedGpuBackend):
             self._prefill(
                 queries,
                 cache,
+                scales,
                 step.block_table,
                 step.query_tiles,
                 out,

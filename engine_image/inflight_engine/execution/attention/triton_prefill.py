@@ -11,14 +11,21 @@ import torch
 import triton
 import triton.language as tl
 
-from inflight_engine.execution.attention.triton_attend import LOG2_E, LOWEST, attend_tiles, attention_options
+from inflight_engine.execution.attention.triton_attend import (
+    LOG2_E,
+    LOWEST,
+    attend_tiles,
+    attention_options,
+    load_scale,
+)
 from inflight_engine.execution.attention.triton_tiles import Tiles
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["kv_scales"])
 def prefill_kernel(
     queries: tl.tensor,
     cache: tl.tensor,
+    kv_scales: tl.tensor,
     block_table: tl.tensor,
     query_tiles: tl.tensor,
     out: tl.tensor,
@@ -71,6 +78,7 @@ def prefill_kernel(
         seen_first = first
         seen_end = first
 
+    scale = scale * load_scale(kv_scales, kv_head, cache.dtype.element_ty)
     mixed = tl.zeros([ROWS, PADDED_DIM], tl.float32)
     maximum = tl.full([ROWS], LOWEST, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -90,6 +98,7 @@ def prefill_kernel(
         mixed, maximum, total, query, positions, head_keys, blocks, context, seen_end, end, scale,
         True, WINDOW, SOFTCAP, KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE
     )  # fmt: skip
+    mixed = mixed * load_scale(kv_scales + KV_HEADS, kv_head, cache.dtype.element_ty)
     mixed = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
     out_rows = tokens * (KV_HEADS * GROUP) + heads
     tl.store(out + out_rows[:, None] * HEAD_DIM + dims[None, :], mixed.to(out.dtype.element_ty), mask=mask)
@@ -98,6 +107,7 @@ def prefill_kernel(
 def prefill(
     queries: torch.Tensor,
     layer_cache: torch.Tensor,
+    layer_scales: torch.Tensor,
     block_table: torch.Tensor,
     query_tiles: torch.Tensor,
     out: torch.Tensor,
@@ -113,6 +123,7 @@ def prefill(
     Args:
         queries: [T, heads, D], the last dimension contiguous.
         layer_cache: [num_blocks, 2, kv_heads, block_size, D], contiguous.
+        layer_scales: float32 [2, kv_heads], contiguous: of keys, then of values; read for a cache in fp8 only.
         block_table: int32 [slots, blocks].
         query_tiles: int32 [N, 4]: slot, first packed token, its position, tokens (at most `tiles.queries(group)`); 0
             tokens: padding.
@@ -122,6 +133,7 @@ def prefill(
     prefill_kernel[(layer_cache.shape[2], len(query_tiles))](
         queries,
         layer_cache,
+        layer_scales,
         block_table,
         query_tiles,
         out,

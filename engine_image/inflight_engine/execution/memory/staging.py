@@ -73,9 +73,9 @@ def staged_bytes(*sizes: int) -> int:
 
 
 def step_bytes(max_num_seqs: int, max_num_batched_tokens: int) -> int:
-    """Capacity for the largest step: of each token three numbers, of each sequence three, 8 bytes each."""
+    """Capacity for the largest step: of each token four numbers, of each sequence two, 8 bytes each."""
     seqs, tokens = 8 * max_num_seqs, 8 * max(max_num_batched_tokens, max_num_seqs)
-    return staged_bytes(tokens, tokens, tokens, seqs, seqs, seqs)
+    return staged_bytes(tokens, tokens, tokens, tokens, seqs, seqs)
 
 
 def upload(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:

@@ -81,6 +81,11 @@ class LogprobRequests:
         return Reported(tensors, slots[rows], num_top)
 
 
+def rows_at_once(vocab_size: int) -> int:
+    """How many rows of logits to take in one chunk."""
+    return max(1, _CHUNK_BYTES // (_BYTES_PER_LOGIT * vocab_size))
+
+
 def gather_logprobs(
     logits: torch.Tensor, rows: npt.NDArray[np.int64], token_ids: torch.Tensor, count: int
 ) -> LogprobTensors:
@@ -93,7 +98,7 @@ def gather_logprobs(
         token_ids: int64 [M]: what was sampled.
         count: how many of the likeliest tokens.
     """
-    size = max(1, _CHUNK_BYTES // (_BYTES_PER_LOGIT * logits.shape[1]))
+    size = rows_at_once(logits.shape[1])
     chunks = [_gather(logits, rows[i : i + size], token_ids, count) for i in range(0, len(rows), size)]
     if len(chunks) == 1:
         return chunks[0]

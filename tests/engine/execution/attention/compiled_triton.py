@@ -16,7 +16,7 @@ BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.floa
 
 
 def compile_kernel(kernel, arch, pointers, scalars, constants, **options):
-    """As the launch does: pointers and strides are multiples of 16."""
+    """As the launch does: pointers and strides are multiples of 16, all but the scales', which are a layer's."""
     signature = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -26,7 +26,7 @@ def compile_kernel(kernel, arch, pointers, scalars, constants, **options):
     aligned = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(kernel.arg_names)
-        if name in pointers or name.endswith("stride")
+        if (name in pointers and name != "kv_scales") or name.endswith("stride")
     }
     source = ASTSource(kernel, signature, constants, aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options | {"enable_fp_fusion": True})
@@ -79,7 +79,8 @@ def test_decode_compiles(arch, head_dim, group, dtype, cache_dtype, window, soft
     tiles = decode_tiles(head_dim, group, dtype.itemsize, SHARED_MEMORY[arch])
     pointers = dict.fromkeys(("queries", "out"), POINTERS[dtype])
     pointers |= dict.fromkeys(("block_table", "slots", "context_lens"), "*i32")
-    pointers |= {"cache": POINTERS[cache_dtype], "partials": "*fp32", "partial_stats": "*fp32"}
+    pointers |= {"cache": POINTERS[cache_dtype]}
+    pointers |= dict.fromkeys(("kv_scales", "partials", "partial_stats"), "*fp32")
     scalars = dict.fromkeys(("query_stride", "query_head_stride", "table_stride", "min_tiles"), "i32") | {
         "scale": "fp32"
     }
@@ -95,7 +96,7 @@ def test_prefill_compiles(arch, head_dim, group, dtype, cache_dtype, window, sof
     tiles = prefill_tiles(head_dim, group, dtype.itemsize, SHARED_MEMORY[arch])
     pointers = dict.fromkeys(("queries", "out"), POINTERS[dtype])
     pointers |= dict.fromkeys(("block_table", "query_tiles"), "*i32")
-    pointers |= {"cache": POINTERS[cache_dtype]}
+    pointers |= {"cache": POINTERS[cache_dtype], "kv_scales": "*fp32"}
     scalars = dict.fromkeys(("query_stride", "query_head_stride", "table_stride"), "i32") | {"scale": "fp32"}
     # The loop of the invariant form is one of those of the other.
     constants = attention_constants(tiles, head_dim, group, window, softcap) | {"INVARIANT": False}
@@ -121,6 +122,7 @@ def test_writing_the_cache_compiles(arch, dtype, cache_dtype):
         "keys": POINTERS[dtype],
         "values": POINTERS[dtype],
         "cache": POINTERS[cache_dtype],
+        "kv_scales": "*fp32",
         "slots": "*i32",
     }
     scalars = dict.fromkeys(("key_stride", "value_stride", "key_head_stride", "value_head_stride"), "i32")

@@ -2,10 +2,12 @@
 in a process of its own, because whether Triton interprets is settled when it is imported."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from triton.runtime import interpreter
 
 from inflight_engine.execution.attention.base import AttentionBatch, StepShape
 from inflight_engine.execution.attention.triton_paged import TritonBackend
@@ -14,6 +16,16 @@ from inflight_engine.execution.block_copies import StagedCopies
 from tests.engine.execution.attention.reference import Workload, make_spec
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3}
+FP8_SCALES = torch.tensor([[[512.0, 64.0], [2.0**-12, 2.0**-9]], [[0.25, 1024.0], [2.0**-14, 8.0]]])
+"""[layers, 2, kv_heads]: without them keys of some 2,000 would be 448, and values of 0.001 would be 0. Powers of two
+give exact quotients, which `Workload` needs."""
+FP8_SCALED = {
+    "layers": 2,
+    "head_dim": 16,
+    "scale": 2.0**-11,
+    "cache_dtype": torch.float8_e4m3fn,
+    "kv_scales": FP8_SCALES,
+}
 
 
 def small_tiles(backend):
@@ -106,6 +118,19 @@ def test_a_decode_split_over_programs_equals_plain_attention():
     check(workload, workload.step(backend, decodes, {}), decodes, {})
 
 
+@pytest.fixture
+def products_of_rows(monkeypatch):
+    """A row of a product does not depend on where in the matrix it lies, as on a GPU; in numpy's BLAS it does on some
+    CPUs."""
+
+    def dot(self, a, b, d, input_precision, max_num_imprecise_acc):
+        product = np.einsum("...mk,...kn->...mn", a.data, b.data, dtype=d.data.dtype)
+        return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
+
+
+@pytest.mark.usefixtures("products_of_rows")
 @pytest.mark.parametrize("window", [None, 17])
 def test_batch_invariant_results_are_the_same_bits_however_a_token_came(window):
     spec = make_spec(head_dim=16, windows=(window,), num_blocks=30, batch_invariant=True)
@@ -202,6 +227,39 @@ def test_blocks_copied_out_and_in_again_hold_the_same_bytes():
     workload.sequences[0].block_ids[:] = free
     decodes = {0: 39}
     check(workload, workload.step(backend, decodes, {}), decodes, {})
+
+
+def distances_of_heads(workload, results, spans):
+    """[layers, heads]: relative to each head's own values, of which some are a thousand times others."""
+    distances = []
+    for layer, result in enumerate(results):
+        expected = torch.cat([workload.expected(layer, sequence, positions) for sequence, positions in spans])
+        distances.append(((result - expected).norm(dim=-1) / expected.norm(dim=-1)).amax(0))
+    return torch.stack(distances)
+
+
+@pytest.mark.parametrize(
+    ("options", "decodes", "num_splits"),
+    [({}, {0: 18}, 2), ({}, {0: 18, 2: 3}, 1), ({"softcap": 0.7, "batch_invariant": True}, {0: 18}, 2)],
+    ids=str,
+)
+def test_keys_and_values_far_from_1_survive_fp8_by_their_scales(options, decodes, num_splits):
+    spec = make_spec(**FP8_SCALED | options)
+    workload = Workload(spec, [19, 6, 4])
+    backend = make_backend(spec)
+    small_tiles(backend)
+    assert backend._plan(len(decodes)).num_splits == num_splits
+    workload.fill(backend, {0: (0, 18), 2: (0, 3)})
+    results = workload.step(backend, decodes, {1: (0, 6)})
+    spans = [(sequence, [position]) for sequence, position in decodes.items()]
+    assert (distances_of_heads(workload, results, [*spans, (1, range(6))]) < 1e-4).all()
+
+
+def test_keys_and_values_far_from_1_do_not_survive_fp8_without_scales():
+    spec = make_spec(**FP8_SCALED)
+    workload = Workload(spec, [6])
+    results = workload.step(make_backend(replace(spec, kv_scales=None)), {}, {0: (0, 6)})
+    assert (distances_of_heads(workload, results, [(0, range(6))]) > 0.05).all()
 
 
 def test_fp8_keeps_what_is_out_of_its_range_as_its_largest():

@@ -26,6 +26,7 @@ def make_spec(
     max_num_batched_tokens=256,
     max_model_len=256,
     batch_invariant=False,
+    kv_scales=None,
     device="cpu",
 ):
     shape = ModelShape(
@@ -42,6 +43,7 @@ def make_spec(
         max_num_batched_tokens,
         max_model_len,
         batch_invariant,
+        kv_scales,
     )
 
 
@@ -56,11 +58,14 @@ class Sequence:
 
 
 class Workload:
-    """Sequences with blocks of their own, shuffled over the cache."""
+    """Sequences with blocks of their own, shuffled over the cache. Keys and values are as large as the scales of the
+    cache are made for."""
 
     def __init__(self, spec, lengths, seed=0):
         self.spec = spec
         shape = spec.shape
+        ones = torch.ones(shape.num_layers, 2, shape.num_kv_heads)
+        self.scales = (ones if spec.kv_scales is None else spec.kv_scales)[:, :, None, :, None]  # [layers, 2, 1, H, 1]
         generator = torch.Generator().manual_seed(seed)
         blocks = np.random.default_rng(seed).permutation(spec.num_blocks)
         self.sequences = []
@@ -75,7 +80,9 @@ class Workload:
                 # What the cache's dtype holds exactly: Triton's interpreter rounds to fp8 unlike the hardware.
                 return torch.randn(size, generator=generator).to(spec.cache_dtype).to(spec.dtype)
 
-            sequence = Sequence(ids, normal(shape.num_heads), normal(shape.num_kv_heads), normal(shape.num_kv_heads))
+            queries, keys, values = map(normal, (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads))
+            keys, values = (x * self.scales[:, i].to(x.dtype) for i, x in enumerate((keys, values)))
+            sequence = Sequence(ids, queries, keys, values)
             assert len(ids) == count, "the cache is too small for the test"
             self.sequences.append(sequence)
 
@@ -100,7 +107,7 @@ class Workload:
         blocks, offsets = slots // self.spec.block_size, slots % self.spec.block_size
         for layer in range(self.spec.shape.num_layers):
             for which, name in enumerate(("keys", "values")):
-                rows = self.packed(layer, name, {}, chunks, 0)
+                rows = self.packed(layer, name, {}, chunks, 0) / self.scales[layer, which]
                 backend._cache[layer][blocks, which, :, offsets] = rows.to(self.spec.cache_dtype)
 
     def batch(self, decodes, chunks):

@@ -90,7 +90,10 @@ def test_the_log_says_how_to_get_a_faster_one(caplog):
     ("options", "reason"),
     [
         ({"dtype": torch.float32}, "it computes in float16 and bfloat16, not in torch.float32"),
-        ({"cache_dtype": FP8}, "it keeps keys and values in torch.bfloat16, not in torch.float8_e4m3fn"),
+        (
+            {"cache_dtype": FP8},
+            "it takes queries, keys and values of one dtype, not torch.bfloat16 with torch.float8_e4m3fn",
+        ),
         ({"head_dim": 288}, "it has heads of up to 256 dimensions, a multiple of 8, not 288"),
         ({"head_dim": 68}, "it has heads of up to 256 dimensions, a multiple of 8, not 68"),
         ({"batch_invariant": True}, "its decodes and its prefill differ in the last bits"),

@@ -1,0 +1,58 @@
+"""Requests that kept their latency targets, counted from the histograms that engines export."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from inflight_operator.observe.histogram import Histogram
+from inflight_operator.observe.metrics import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Observations of one latency, and how many of them were within its target: linear within a bucket, so a number
+    with fractions where the target is no bound of a bucket."""
+
+    total: float = 0.0
+    within: float = 0.0
+
+    def plus(self, grown: Histogram, target: float) -> Counted:
+        """With what a histogram grew by. `target`: seconds."""
+        if not grown.count:
+            return self
+        return Counted(self.total + grown.count, self.within + grown.count * grown.share_within(target))
+
+
+@dataclass(frozen=True, slots=True)
+class Attainment:
+    """Of one service, since the operator first saw its pods.
+
+    Attributes:
+        ttft: first tokens.
+        tpot: finished requests of two tokens or more, by their mean time per output token.
+        seen: histograms of TTFT and TPOT when they were last counted, by the uid of the pod.
+    """
+
+    ttft: Counted = field(default_factory=Counted)
+    tpot: Counted = field(default_factory=Counted)
+    seen: Mapping[str, tuple[Histogram, Histogram]] = field(default_factory=dict)
+
+    def with_samples(
+        self, fresh: Mapping[str, Sample], alive: Collection[str], ttft_target: float, tpot_target: float
+    ) -> Attainment:
+        """With what the pods have counted since their last sample; a pod that is new begins to count with its first.
+
+        Args:
+            fresh: newest samples by uid.
+            alive: uids of the pods there are; others are forgotten.
+            ttft_target, tpot_target: seconds.
+        """
+        ttft, tpot = self.ttft, self.tpot
+        seen = {uid: counted for uid, counted in self.seen.items() if uid in alive}
+        for uid, sample in fresh.items():
+            if (before := seen.get(uid)) is not None:
+                ttft = ttft.plus(sample.ttft.since(before[0]), ttft_target)
+                tpot = tpot.plus(sample.tpot.since(before[1]), tpot_target)
+            seen[uid] = (sample.ttft, sample.tpot)
+        return Attainment(ttft, tpot, seen)

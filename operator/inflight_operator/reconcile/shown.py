@@ -1,0 +1,36 @@
+"""What the operator's metrics show of a service after a round. Pure."""
+
+from __future__ import annotations
+
+from inflight_operator.reconcile.plan import Plan
+from inflight_operator.reconcile.snapshot import Snapshot
+from inflight_operator.reconcile.views import mean_slo
+from inflight_operator.service_metrics import Shown
+
+
+def shown_of(snapshot: Snapshot, plan: Plan) -> Shown:
+    """Live numbers, over the pods with fresh samples; latency targets are those of a prompt of the mean length."""
+    policy, fresh = snapshot.policy, snapshot.fresh.values()
+    targets = mean_slo(policy, plan.memory.demand)
+    ready = sum(pod.serves for pod in snapshot.pods)
+    assert targets.ttft_p95 is not None
+    assert targets.tpot_p95 is not None
+    return Shown(
+        desired=plan.desired,
+        replicas=plan.replicas,
+        ready=ready,
+        unmeasured=ready - len(fresh),
+        blocked=plan.counts.blocked,
+        waiting=sum(one.waiting for one in fresh),
+        running=sum(one.running for one in fresh),
+        kv_utilization=sum(one.kv_usage for one in fresh) / len(fresh) if fresh else 0.0,
+        preemptions_per_minute=plan.measured.preemptions_per_min,
+        limits=plan.limits.limits,
+        scrape_age=snapshot.window.oldest_age(snapshot.now),
+        ttft_target=targets.ttft_p95,
+        tpot_target=targets.tpot_p95,
+        findings=plan.findings,
+        sizing=plan.sizing,
+        cost_per_hour=None if policy.price is None else policy.price * len(snapshot.replicas),
+        currency=policy.currency,
+    )

@@ -1,0 +1,268 @@
+"""What the operator tells about each service, `inflight_operator_service_*`: read when Prometheus asks.
+
+Series of one service have the labels `namespace` and `name`; they end when it is deleted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from inflight_operator.decide.autopilot import Sizing
+from inflight_operator.decide.conditions import Finding
+from inflight_operator.decide.decision import Decision, Kind
+from inflight_operator.limits import Limits
+from inflight_operator.observe.attainment import Attainment
+from inflight_operator.observe.cache import ServiceKey
+
+_LABELS = ("namespace", "name")
+_KINDS: tuple[Kind, ...] = ("Scaling", "Tuning")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a round shows of one service.
+
+    Attributes:
+        desired: replicas the operator finds right; in scaling.mode External only an opinion.
+        replicas: replicas ordered.
+        ready: pods that take requests.
+        unmeasured: of those, pods whose newest sample is missing or stale.
+        blocked: replicas that will not become ready unless something is done about them.
+        waiting, running: requests, over all pods.
+        kv_utilization: share of the KV cache in use, 0 to 1, the mean of pods.
+        preemptions_per_minute: over all pods.
+        limits: in force.
+        scrape_age: seconds since the stalest pod's newest sample.
+        ttft_target, tpot_target: seconds that the 95th percentiles are to keep.
+        findings: all conditions.
+        sizing: demand against capacity; None while no cost model sizes it.
+        cost_per_hour: of the pods there are; None without a price.
+        currency: of the price, empty where it is not known.
+    """
+
+    desired: int
+    replicas: int
+    ready: int
+    unmeasured: int
+    blocked: int
+    waiting: int
+    running: int
+    kv_utilization: float
+    preemptions_per_minute: float
+    limits: Limits
+    scrape_age: float
+    ttft_target: float
+    tpot_target: float
+    findings: tuple[Finding, ...]
+    sizing: Sizing | None = None
+    cost_per_hour: float | None = None
+    currency: str = ""
+
+    def finding(self, kind: str) -> Finding | None:
+        """The condition of a type; None before there is one."""
+        return next((one for one in self.findings if one.type == kind), None)
+
+
+@dataclass(slots=True)
+class _Service:
+    """What is known of one service.
+
+    Attributes:
+        decisions: since the start of this process, by kind.
+    """
+
+    shown: Shown
+    attainment: Attainment
+    decisions: Counter[str] = field(default_factory=Counter)
+
+
+_STUCK = ("ProgressDeadlineExceeded", "PodsRefused", "ApplyFailed", "SpecInvalid")
+"""Reasons of Progressing with which a rollout does not go on unless something is done about it."""
+
+
+def _stuck(shown: Shown) -> float:
+    progressing = shown.finding("Progressing")
+    return float(progressing is not None and progressing.status == "False" and progressing.reason in _STUCK)
+
+
+def _sizing(name: str) -> Callable[[Shown], float | None]:
+    return lambda shown: None if shown.sizing is None else getattr(shown.sizing, name)
+
+
+_GAUGES: tuple[tuple[str, str, Callable[[Shown], float | None]], ...] = (
+    (
+        "inflight_operator_desired_replicas",
+        "Replicas that the operator recommends. In scaling.mode External another scaler decides.",
+        lambda shown: shown.desired,
+    ),
+    ("inflight_operator_service_replicas", "Replicas ordered.", lambda shown: shown.replicas),
+    ("inflight_operator_service_ready_replicas", "Pods that take requests.", lambda shown: shown.ready),
+    (
+        "inflight_operator_service_unmeasured_replicas",
+        "Pods that take requests and have no recent metrics.",
+        lambda shown: shown.unmeasured,
+    ),
+    (
+        "inflight_operator_service_blocked_replicas",
+        "Replicas that will not become ready without intervention.",
+        lambda shown: shown.blocked,
+    ),
+    ("inflight_operator_service_waiting_requests", "Requests waiting, over all pods.", lambda shown: shown.waiting),
+    ("inflight_operator_service_running_requests", "Requests running, over all pods.", lambda shown: shown.running),
+    (
+        "inflight_operator_service_kv_utilization",
+        "Share of the KV cache in use, 0 to 1, the mean of pods.",
+        lambda shown: shown.kv_utilization,
+    ),
+    (
+        "inflight_operator_service_preemptions_per_minute",
+        "Requests preempted a minute, over all pods.",
+        lambda shown: shown.preemptions_per_minute,
+    ),
+    (
+        "inflight_operator_service_max_num_seqs",
+        "Limit in force: most requests an engine runs at once.",
+        lambda shown: shown.limits.max_num_seqs,
+    ),
+    (
+        "inflight_operator_service_max_num_batched_tokens",
+        "Limit in force: most tokens an engine computes in one step.",
+        lambda shown: shown.limits.max_num_batched_tokens,
+    ),
+    (
+        "inflight_operator_service_ttft_target_seconds",
+        "Target of the 95th percentile of time to first token, for a prompt of the mean length.",
+        lambda shown: shown.ttft_target,
+    ),
+    (
+        "inflight_operator_service_tpot_target_seconds",
+        "Target of the 95th percentile of time per output token.",
+        lambda shown: shown.tpot_target,
+    ),
+    (
+        "inflight_operator_service_demand_requests_per_second",
+        "Requests per second expected when a replica ordered now is ready.",
+        _sizing("rate"),
+    ),
+    (
+        "inflight_operator_service_replica_requests_per_second",
+        "Requests per second that one replica sustains within the targets, by the cost model.",
+        _sizing("each"),
+    ),
+    (
+        "inflight_operator_service_needed_replicas",
+        "Replicas that the expected demand needs, without margin.",
+        _sizing("need"),
+    ),
+    (
+        "inflight_operator_service_rollout_stuck",
+        "1 while a rollout does not go on without intervention.",
+        _stuck,
+    ),
+    (
+        "inflight_operator_scrape_age_seconds",
+        "Age of the oldest newest sample among a service's ready pods.",
+        lambda shown: shown.scrape_age,
+    ),
+)
+
+_COUNTERS: tuple[tuple[str, str, Callable[[Attainment], float]], ...] = (
+    ("inflight_operator_service_first_tokens", "First tokens of requests.", lambda of: of.ttft.total),
+    (
+        "inflight_operator_service_first_tokens_in_target",
+        "First tokens within the TTFT target, interpolated from the engines' histograms.",
+        lambda of: of.ttft.within,
+    ),
+    (
+        "inflight_operator_service_outputs",
+        "Finished requests with a time per output token.",
+        lambda of: of.tpot.total,
+    ),
+    (
+        "inflight_operator_service_outputs_in_target",
+        "Finished requests within the TPOT target, interpolated from the engines' histograms.",
+        lambda of: of.tpot.within,
+    ),
+)
+
+
+class ServiceMetrics(Collector):
+    """The services of one operator process."""
+
+    def __init__(self) -> None:
+        self._services: dict[ServiceKey, _Service] = {}
+
+    def show(self, key: ServiceKey, shown: Shown, attainment: Attainment, decisions: Sequence[Decision]) -> None:
+        """What a round found.
+
+        Args:
+            attainment: of the service until now.
+            decisions: of this round.
+        """
+        service = self._services.get(key)
+        if service is None:
+            service = self._services[key] = _Service(shown, attainment)
+        service.shown, service.attainment = shown, attainment
+        service.decisions.update(one.kind for one in decisions)
+
+    def found(self, key: ServiceKey, findings: tuple[Finding, ...]) -> None:
+        """Conditions of a service whose spec cannot be read: its numbers stay what they were."""
+        service = self._services.get(key)
+        if service is not None:
+            service.shown = replace(service.shown, findings=findings)
+
+    def forget(self, key: ServiceKey) -> None:
+        """Ends the series of a deleted service."""
+        self._services.pop(key, None)
+
+    def collect(self) -> Iterator[Metric]:
+        """All families; prometheus_client calls it from its own thread."""
+        services = list(self._services.items())
+        for name, text, of in _GAUGES:
+            yield _gauges(name, text, (), [(key, (), of(one.shown)) for key, one in services])
+        for name, text, count in _COUNTERS:
+            yield _counters(name, text, (), [(key, (), count(one.attainment)) for key, one in services])
+        yield _counters(
+            "inflight_operator_service_decisions",
+            "Changes of replicas (Scaling) and of limits (Tuning).",
+            ("kind",),
+            [(key, (kind,), one.decisions[kind]) for key, one in services for kind in _KINDS],
+        )
+        yield _gauges(
+            "inflight_operator_service_state",
+            "1 for the state of a service: the reason of its condition Ready.",
+            ("state",),
+            [(key, (ready.reason,), 1) for key, one in services if (ready := one.shown.finding("Ready")) is not None],
+        )
+        yield _gauges(
+            "inflight_operator_service_cost_per_hour",
+            "Cost of the pods of a service for an hour, by spec.cost.",
+            ("currency",),
+            [(key, (one.shown.currency,), one.shown.cost_per_hour) for key, one in services],
+        )
+
+
+_Rows = Iterable[tuple[ServiceKey, tuple[str, ...], float | None]]
+"""A service, values of further labels, and the value; None: no series."""
+
+
+def _gauges(name: str, text: str, labels: Sequence[str], rows: _Rows) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=(*_LABELS, *labels))
+    for key, more, value in rows:
+        if value is not None:
+            family.add_metric((*key, *more), value)
+    return family
+
+
+def _counters(name: str, text: str, labels: Sequence[str], rows: _Rows) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text, labels=(*_LABELS, *labels))
+    for key, more, value in rows:
+        if value is not None:
+            family.add_metric((*key, *more), value)
+    return family

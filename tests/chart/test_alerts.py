@@ -1,0 +1,74 @@
+"""Recording rules and alerts: promtool finds nothing to complain of, each alert fires where it should and nowhere else,
+and each has a section in the docs."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client import generate_latest
+
+from e2e import cluster
+from inflight_operator.metrics import OperatorMetrics
+from tests.engine.server.test_measurements import OWN, VLLM
+from tests.operator.test_service_metrics import KEY, shown_with
+
+PROJECT = Path(__file__).parents[2]
+RULES = PROJECT / "helm" / "inflight" / "files" / "rules.yaml"
+UNIT_TESTS = Path(__file__).with_name("alerts_test.yaml")
+
+
+def rules():
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
+def alerts():
+    return [rule for rule in rules() if "alert" in rule]
+
+
+@pytest.fixture(scope="module")
+def promtool():
+    path = shutil.which("promtool") or str(cluster.promtool())
+    return lambda *arguments: subprocess.run([path, *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.timeout(1200)
+def test_promtool_reads_the_rules_and_every_alert_fires_where_it_should(promtool):
+    checked = promtool("check", "rules", "--lint=all", "--lint-fatal", str(RULES))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    tested = promtool("test", "rules", str(UNIT_TESTS))
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+def test_a_unit_test_fires_every_alert():
+    cases = yaml.safe_load(UNIT_TESTS.read_text())["tests"]
+    fired = {one["alertname"] for case in cases for one in case["alert_rule_test"] if one["exp_alerts"]}
+    assert fired == {rule["alert"] for rule in alerts()}
+
+
+def test_every_alert_names_a_section_of_the_docs_and_every_section_is_named():
+    headings = re.findall(r"^## (\w+)$", (PROJECT / "docs" / "alerts.md").read_text(), re.MULTILINE)
+    named = [rule["annotations"]["runbook"] for rule in alerts()]
+    assert set(named) == {f"docs/alerts.md#{heading.lower()}" for heading in headings}
+
+
+def test_the_docs_list_the_metrics_of_the_operator():
+    listed = set(re.findall(r"`(inflight_operator_\w+)", (PROJECT / "docs" / "alerts.md").read_text()))
+    assert listed == exported_by_the_operator()
+
+
+def exported_by_the_operator():
+    metrics = OperatorMetrics()
+    metrics.count_scrapes(lambda: (0, 0))
+    metrics.of_services.show(KEY, *shown_with())
+    page = generate_latest(metrics.registry).decode()
+    return {name for name in re.findall(r"^# TYPE (\w+)", page, re.MULTILINE) if not name.endswith("_created")}
+
+
+def test_rules_name_only_metrics_that_are_exported_or_recorded():
+    exported = exported_by_the_operator() | set(OWN) | set(VLLM)
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    used = {name for rule in rules() for name in re.findall(r"\binflight[_:][\w:]+", rule["expr"])}
+    assert used <= exported | recorded

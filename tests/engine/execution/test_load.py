@@ -1,0 +1,57 @@
+"""Which quantized weights stay quantized, by device and options."""
+
+import logging
+
+import pytest
+import torch
+
+from inflight_engine.config import EngineConfig
+from inflight_engine.execution.load import kept_formats, load_config, load_model
+from inflight_engine.models.linear import NONE_KEPT
+from inflight_engine.models.parallel import ALONE
+from inflight_engine.models.source import ModelFiles
+from tests.engine.execution.tiny_model import make_model
+from tests.engine.models.packed_checkpoint import awq, write_checkpoint
+
+BF16 = torch.bfloat16
+
+
+def kept(capability, dtype=BF16, *, has_triton=True, batch_invariant=False):
+    return kept_formats(capability, dtype, has_triton=has_triton, batch_invariant=batch_invariant)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gpus_since_ada_keep_float8_and_4_bits(dtype):
+    for capability in ((8, 9), (9, 0), (10, 0), (12, 0)):
+        assert (kept(capability, dtype).why_not_fp8, kept(capability, dtype).why_not_int4) == (None, None)
+
+
+def test_a_cpu_keeps_neither():
+    assert kept(None) is NONE_KEPT
+
+
+@pytest.mark.parametrize(
+    ("found", "why_not_fp8", "why_not_int4"),
+    [
+        (kept((8, 0)), "this GPU has 8.0", None),
+        (kept((7, 5)), "this GPU has 7.5", "this GPU has 7.5"),
+        (kept((9, 0), torch.float32), "dtype is float32", "dtype is float32"),
+        (kept((9, 0), has_triton=False), None, "need the package triton"),
+        (kept((9, 0), batch_invariant=True), "batch_invariant", None),
+    ],
+)
+def test_what_a_device_or_an_option_rules_out_is_said(found, why_not_fp8, why_not_int4):
+    for reason, expected in ((found.why_not_fp8, why_not_fp8), (found.why_not_int4, why_not_int4)):
+        assert (reason is None) == (expected is None)
+        assert expected is None or expected in reason
+
+
+@pytest.mark.parametrize("attention", ["auto", "torch-sdpa"])
+def test_on_a_cpu_the_log_says_that_weights_are_dequantized(tmp_path, attention, caplog):
+    """By the CPU kernels, where they are here, and by torch."""
+    make_model(tmp_path, "llama-gqa-untied", {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4})
+    write_checkpoint(tmp_path, awq())
+    files, config = ModelFiles("test", tmp_path), EngineConfig(str(tmp_path), attention_backend=attention)
+    with caplog.at_level(logging.INFO):
+        load_model(config, files, load_config(files), torch.float32, torch.device("cpu"), ALONE)
+    assert len([message for message in caplog.messages if "dequantized" in message]) == 1

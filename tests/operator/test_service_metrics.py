@@ -1,0 +1,105 @@
+"""The series of each service on the operator's metrics page."""
+
+from prometheus_client import generate_latest
+
+from inflight_operator.decide.autopilot import Sizing
+from inflight_operator.decide.conditions import Finding
+from inflight_operator.decide.decision import Decision, Reason
+from inflight_operator.limits import Limits
+from inflight_operator.metrics import OperatorMetrics
+from inflight_operator.observe.attainment import Attainment, Counted
+from inflight_operator.service_metrics import Shown
+from tests.operator.fakes import KEY
+
+SCALED = Decision("Scaling", "replicas", 1, 2, Reason("Demand"))
+
+
+def shown_with(**changes):
+    """What `show` takes of a service with a measured demand and a price."""
+    values = {
+        "desired": 2,
+        "replicas": 2,
+        "ready": 1,
+        "unmeasured": 0,
+        "blocked": 1,
+        "waiting": 3,
+        "running": 4,
+        "kv_utilization": 0.5,
+        "preemptions_per_minute": 0.0,
+        "limits": Limits(16, 512),
+        "scrape_age": 1.0,
+        "ttft_target": 0.5,
+        "tpot_target": 0.05,
+        "findings": (
+            Finding("Ready", "True", "Serving", "1 of 2 replicas takes requests"),
+            Finding("Progressing", "True", "StartingPods", "1 of 2 pods ready"),
+        ),
+        "sizing": Sizing(10.0, 8.0, 1.25),
+        "cost_per_hour": 5.0,
+        "currency": "EUR",
+    }
+    return Shown(**values | changes), Attainment(Counted(10.0, 9.5), Counted(4.0, 4.0)), (SCALED,)
+
+
+class Page:
+    def __init__(self):
+        self.metrics = OperatorMetrics()
+        self.services = self.metrics.of_services
+
+    def value(self, name, **labels):
+        about = {"namespace": KEY.namespace, "name": KEY.name} | labels
+        return self.metrics.registry.get_sample_value(f"inflight_operator_{name}", about)
+
+
+def test_a_service_shows_its_numbers_its_state_and_what_it_was_decided_from():
+    page = Page()
+    page.services.show(KEY, *shown_with())
+    page.services.show(KEY, *shown_with())
+    assert page.value("service_blocked_replicas") == 1
+    assert page.value("service_ttft_target_seconds") == 0.5
+    assert page.value("service_state", state="Serving") == 1
+    assert page.value("service_demand_requests_per_second") == 10
+    assert page.value("service_replica_requests_per_second") == 8
+    assert page.value("service_cost_per_hour", currency="EUR") == 5
+    assert page.value("service_first_tokens_total") == 10
+    assert page.value("service_first_tokens_in_target_total") == 9.5
+    assert page.value("service_decisions_total", kind="Scaling") == 2
+    assert page.value("service_decisions_total", kind="Tuning") == 0
+
+
+def test_what_is_not_known_has_no_series():
+    page = Page()
+    page.services.show(KEY, *shown_with(sizing=None, cost_per_hour=None, findings=()))
+    assert page.value("service_demand_requests_per_second") is None
+    assert page.value("service_cost_per_hour", currency="EUR") is None
+    assert "inflight_operator_service_state{" not in generate_latest(page.metrics.registry).decode()
+
+
+def test_a_rollout_is_stuck_only_where_it_needs_somebody():
+    page = Page()
+    for status, reason, stuck in (
+        ("True", "RollingOut", 0),
+        ("False", "Complete", 0),
+        ("False", "ProgressDeadlineExceeded", 1),
+        ("False", "PodsRefused", 1),
+    ):
+        page.services.show(KEY, *shown_with(findings=(Finding("Progressing", status, reason, "why"),)))
+        assert page.value("service_rollout_stuck") == stuck, reason
+
+
+def test_a_spec_that_cannot_be_read_changes_the_state_and_keeps_the_numbers():
+    page = Page()
+    page.services.found(KEY, ())  # of a service that was never read
+    page.services.show(KEY, *shown_with())
+    page.services.found(KEY, (Finding("Ready", "True", "SpecInvalid", "why"),))
+    assert page.value("service_state", state="SpecInvalid") == 1
+    assert page.value("service_state", state="Serving") is None
+    assert page.value("service_replicas") == 2
+
+
+def test_a_deleted_service_has_no_series():
+    page = Page()
+    page.services.show(KEY, *shown_with())
+    page.services.forget(KEY)
+    assert page.value("service_replicas") is None
+    assert page.value("service_decisions_total", kind="Scaling") is None
