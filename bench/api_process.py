@@ -1,12 +1,18 @@
 """What one API process carries: tokens/s and streams, with an engine process that computes nothing.
 
-    python -m bench.api_process [--streams N ...] [--tokens N] [--step-ms MS] [--profile]
+    python -m bench.api_process [--streams N ...] [--tokens N] [--step-ms MS | --rate N | --saturated] [--together N]
+        [--whole] [--profile]
 
 A stand-in for the engine process sends a token for each stream in every step, over the real socket and in the real
-messages; clients in a process of their own read the streams. Steps are paced, so that every token is an event of its
-own, as under a real engine that the API process keeps up with. The figure is the CPU time of the API process for each
-token, and tokens/s is what a core of its own carries at that; unlike seconds on the clock it means something while
-others use the machine.
+messages; clients in a process of their own read the answers. By default steps are so slow that every token is an event
+of its own, as under a real engine that the API process keeps up with. `--rate` offers so many tokens/s to all streams
+together. With `--saturated` steps are sent as fast as the API process reads them, which is then always behind: tokens
+of a stream that are there together share an event. `--together` sends so many steps at once, as they are there after
+the API process was busy with other streams for so long: what an event of so many tokens costs.
+
+The figure is the CPU time of the API process for each token, and tokens/s is what a core of its own carries at that;
+unlike seconds on the clock it means something while others use the machine. The CPU time of a request is all that
+happens before its first token: accept, parse, tokenize five letters, submit, admit.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ import socket
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -70,20 +76,28 @@ def _serve(sock: socket.socket, listener: socket.socket, profile: bool) -> None:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(35)
 
 
-def _read_streams(address: tuple[str, int], streams: int, tokens: int, events: Connection) -> None:
-    body = f'{{"prompt": "hello", "stream": true, "ignore_eos": true, "max_tokens": {tokens}}}'
-    head = "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+def _read_answers(address: tuple[str, int], streams: int, tokens: int, whole: bool, counted: Connection) -> None:
+    """Sends how many events there were, of tokens: not the end of a choice, and not [DONE]."""
+    stream = str(not whole).lower()
+    body = f'{{"prompt": "hello", "stream": {stream}, "ignore_eos": true, "max_tokens": {tokens}}}'
+    head = "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nConnection: close\r\n"
     request = f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
 
     async def read() -> int:
-        reader, writer = await asyncio.open_connection(*address, limit=1 << 24)
+        reader, writer = await asyncio.open_connection(*address)
         writer.write(request)
-        answer = await reader.readuntil(b"[DONE]")
+        status, events, unread = await reader.readline(), 0, b""
+        if b" 200 " not in status:
+            raise AssertionError(f"the API process answers {status.decode()}")
+        while chunk := await reader.read(1 << 16):
+            answer = unread + chunk
+            events += answer.count(b"data: ")
+            unread = answer[-5:]  # may be where the next one begins
         writer.close()
-        return answer.count(b"data: ") - 2  # the end of the choice, and [DONE]
+        return 0 if whole else events - 2
 
     async def read_all() -> None:
-        events.send(sum(await asyncio.gather(*(read() for _ in range(streams)))))
+        counted.send(sum(await asyncio.gather(*(read() for _ in range(streams)))))
 
     asyncio.run(read_all())
 
@@ -98,8 +112,8 @@ class _Engine:
         limits = Limits(slots, max(slots, 8192))
         self._send(EngineReady(limits, RunnerInfo(1 << 20, 16, 8192, 1, 49152, "none", "none", "none", 0.0)))
 
-    def _send(self, message: EngineReady | StepReport) -> None:
-        self._socket.sendall(encode(message))
+    def _send(self, *messages: EngineReady | StepReport) -> None:
+        self._socket.sendall(b"".join(map(encode, messages)))
 
     def admit(self, count: int) -> list[int]:
         """Take the next requests, and give each a slot, in their order. Returns their ids."""
@@ -112,20 +126,27 @@ class _Engine:
                 elif not isinstance(message, CancelRequest):
                     raise AssertionError(f"the bench does not answer {message}")
             ids += [admission.request_id for admission in came]
-            self.step(b"", b"", came, ())
+            self._send(self._report(b"", b"", came))
         return ids
 
-    def step(self, slots: bytes, tokens: bytes, admitted: Sequence[Admission], finished: Sequence[Finished]) -> None:
-        """Report a step."""
+    def decode(self, token_ids: Sequence[int], ids: Sequence[int], *, last: bool) -> None:
+        """Report some steps at once; each gives the same token to every slot. `last`: the requests end."""
+        slots = np.arange(len(ids), dtype=np.int32).tobytes()
+        steps = [self._report(slots, np.full(len(ids), token_id, np.int32).tobytes(), ()) for token_id in token_ids]
+        if last:
+            steps[-1].finished.extend(Finished(request_id, FinishReason.LENGTH) for request_id in ids)
+        self._send(*steps)
+
+    def _report(self, slots: bytes, tokens: bytes, admitted: Sequence[Admission]) -> StepReport:
         running = len(slots) // 4
         stats = StepStats(running, 0, 0, 0.5, 0, 0, 0, 0, 0, running, 0.01, 0.0)
-        self._send(StepReport(self._steps, list(admitted), slots, tokens, [], list(finished), stats))
         self._steps += 1
+        return StepReport(self._steps, list(admitted), slots, tokens, [], [], stats)
 
 
 def _cpu_seconds(pid: int) -> float:
-    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
+    # The process's CPU clock (clock_getcpuclockid(3)): threads that ended count too.
+    return time.clock_gettime((~pid << 3) | 2)
 
 
 def _wait_ready(address: tuple[str, int]) -> None:
@@ -139,9 +160,30 @@ def _wait_ready(address: tuple[str, int]) -> None:
     raise TimeoutError("the API process is not ready after a minute")
 
 
-def measure(streams: int, tokens: int, step_seconds: float, *, profile: bool = False) -> tuple[float, float]:
-    """CPU seconds of the API process for each token, and how many events a token had: below 1, tokens came so late that
-    some were sent together."""
+class Cost(NamedTuple):
+    """Of the API process.
+
+    Attributes:
+        request, token: CPU seconds for each.
+        events: a token had; below 1, tokens were sent together.
+    """
+
+    request: float
+    token: float
+    events: float
+
+
+def measure(
+    streams: int, tokens: int, step_seconds: float, *, together: int = 1, whole: bool = False, profile: bool = False
+) -> Cost:
+    """What `streams` answers of `tokens` cost.
+
+    Args:
+        step_seconds: from one step to the next; 0: no longer than it takes to send one.
+        together: steps that are sent at once.
+        whole: answers are not streamed.
+        profile: print where the API process spends its time.
+    """
     text = load_tokenizer(resolve(MODEL)).encode(_TEXT)
     ours, theirs = socket.socketpair()
     listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
@@ -151,44 +193,54 @@ def measure(streams: int, tokens: int, step_seconds: float, *, profile: bool = F
     theirs.close()
     engine = _Engine(ours, streams)
     events, counted = context.Pipe(duplex=False)
-    clients = context.Process(target=_read_streams, args=(listener.getsockname(), streams, tokens, counted))
+    clients = context.Process(target=_read_answers, args=(listener.getsockname(), streams, tokens, whole, counted))
     _wait_ready(listener.getsockname())
     listener.close()
+    assert api.pid is not None
+    before = _cpu_seconds(api.pid)
     clients.start()
     ids = engine.admit(streams)
-    assert api.pid is not None
     begin, began = _cpu_seconds(api.pid), time.monotonic()
-    slots = np.arange(streams, dtype=np.int32).tobytes()
-    for number in range(tokens):
-        now = np.full(streams, text[number % len(text)], np.int32).tobytes()
-        last = number == tokens - 1
-        engine.step(
-            slots,
-            now,
-            (),
-            [Finished(request_id, FinishReason.LENGTH) for request_id in ids] if last else (),
-        )
-        time.sleep(max(0.0, began + (number + 1) * step_seconds - time.monotonic()))
+    for first in range(0, tokens, together):
+        end = min(first + together, tokens)
+        engine.decode([text[number % len(text)] for number in range(first, end)], ids, last=end == tokens)
+        time.sleep(max(0.0, began + end * step_seconds - time.monotonic()))
     clients.join()
     spent = _cpu_seconds(api.pid) - begin
     os.kill(api.pid, signal.SIGTERM)
     api.join()
-    return spent / (streams * tokens), events.recv() / (streams * tokens)
+    return Cost((begin - before) / streams, spent / (streams * tokens), events.recv() / (streams * tokens))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 32, 256])
     parser.add_argument("--tokens", type=int, default=100, help="of each stream")
-    parser.add_argument("--step-ms", type=float, default=None, help="between two steps (default: 0.25 for each stream)")
+    pace = parser.add_mutually_exclusive_group()
+    pace.add_argument("--step-ms", type=float, default=None, help="between two steps (default: 0.25 for each stream)")
+    pace.add_argument("--rate", type=float, help="tokens/s of all streams together")
+    pace.add_argument("--saturated", action="store_true", help="as fast as the API process reads")
+    parser.add_argument("--together", type=int, default=1, help="steps that are sent at once")
+    parser.add_argument("--whole", action="store_true", help="answers are not streamed")
     parser.add_argument("--profile", action="store_true", help="print where the API process spends its time")
     flags = parser.parse_args()
     print(cpu_model())
-    print(f"{'streams':>8}{'us of CPU a token':>20}{'tokens/s of a core':>20}{'events a token':>18}")
+    print(f"{'streams':>8}{'us of CPU a request':>22}{'a token':>10}{'tokens/s of a core':>20}{'events a token':>18}")
     for streams in flags.streams:
-        step = (flags.step_ms if flags.step_ms is not None else max(20.0, 0.25 * streams)) / 1e3
-        seconds, events = measure(streams, flags.tokens, step, profile=flags.profile)
-        print(f"{streams:>8}{seconds * 1e6:>20.1f}{1 / seconds:>20,.0f}{events:>18.2f}")
+        step = _step_seconds(flags, streams)
+        cost = measure(streams, flags.tokens, step, together=flags.together, whole=flags.whole, profile=flags.profile)
+        print(
+            f"{streams:>8}{cost.request * 1e6:>22.0f}{cost.token * 1e6:>10.1f}{1 / cost.token:>20,.0f}"
+            f"{cost.events:>18.2f}"
+        )
+
+
+def _step_seconds(flags: argparse.Namespace, streams: int) -> float:
+    if flags.saturated:
+        return 0.0
+    if flags.rate:
+        return float(streams / flags.rate)
+    return (max(20.0, 0.25 * streams) if flags.step_ms is None else float(flags.step_ms)) / 1e3
 
 
 if __name__ == "__main__":

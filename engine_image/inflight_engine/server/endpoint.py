@@ -13,7 +13,8 @@ from fastapi import Depends, Request
 from inflight_engine.server.call import Call
 from inflight_engine.server.errors import ApiError, bad_request
 from inflight_engine.server.fields import Conversation, GenerationFields, PlainText, Prompt
-from inflight_engine.server.generation import GenerationRequest, Inbox
+from inflight_engine.server.generation import GenerationRequest
+from inflight_engine.server.inbox import Inbox
 from inflight_engine.server.prepare import TOO_LONG, Tokenizer, choice_seed, prepare
 from inflight_engine.server.scheduling_request import scheduling_of
 from inflight_engine.server.service import Service
@@ -73,7 +74,7 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
                     prompt_only=body.asked_max_tokens() == 0,
                 )
             )
-    inbox = Inbox()
+    inbox = Inbox(service.deliveries)
     return Call(service.submit(requests, arrived, inbox), inbox, sum(map(len, token_ids.values())), n)
 
 

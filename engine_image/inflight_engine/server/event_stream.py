@@ -46,15 +46,20 @@ class EventStream:
     `write` runs the server's `send` as far as it goes without waiting, which is to its end while the client reads. A
     client that does not is waited for in a task, and what is new meanwhile is written after that, together.
 
+    Args:
+        send: for the head, or for a whole response.
+        send_body: for what follows the head.
+
     Attributes:
         complete: done when all is written, or when nothing more may be.
     """
 
-    def __init__(self, call: Call, answer: AnswerFormat, send: Send) -> None:
+    def __init__(self, call: Call, answer: AnswerFormat, send: Send, send_body: Send) -> None:
         self.complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._call = call
         self._answer = answer
         self._send = send
+        self._send_body = send_body
         self._started = False
         self._sending: asyncio.Task[None] | None = None
         self._unwritten: dict[Generation, None] = {}
@@ -121,7 +126,7 @@ class EventStream:
             self._started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": raw_headers(_EVENT_STREAM)})
         if chunks:
-            await self._send({"type": "http.response.body", "body": b"".join(chunks), "more_body": not complete})
+            await self._send_body({"type": "http.response.body", "body": b"".join(chunks), "more_body": not complete})
         return complete
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from inflight_engine.output import PromptLogprobs, TokenLogprobs
 from inflight_engine.request import FinishReason, SamplingParams
 from inflight_engine.server.errors import ApiError
+from inflight_engine.server.inbox import Inbox
 from inflight_engine.server.prompt_scores import PromptScores
 from inflight_engine.server.stop import StopStrings
 
@@ -96,40 +97,6 @@ class Timings:
     finished: float | None = None
 
 
-class Inbox:
-    """Generations that have something new, for the one who serves their client.
-
-    Whoever reads is called, not woken: a task for each stream would be switched to for each of its tokens.
-    """
-
-    __slots__ = ("_changed", "_reader")
-
-    def __init__(self) -> None:
-        self._changed: dict[Generation, None] = {}
-        self._reader: Callable[[list[Generation]], None] | None = None
-
-    def put(self, generation: Generation) -> None:
-        if not self._changed and self._reader is not None:
-            asyncio.get_running_loop().call_soon(self._deliver)
-        self._changed[generation] = None
-
-    def read(self, reader: Callable[[list[Generation]], None]) -> None:
-        """From now on call `reader`, in the event loop's next round, with those that have news since the last time: at
-        least one, each once, in the order of their first news."""
-        self._reader = reader
-        if self._changed:
-            asyncio.get_running_loop().call_soon(self._deliver)
-
-    def close(self) -> None:
-        """Call nobody any more."""
-        self._reader = None
-
-    def _deliver(self) -> None:
-        changed, self._changed = [*self._changed], {}
-        if changed and self._reader is not None:
-            self._reader(changed)
-
-
 class Generation:
     """State of one running request.
 
@@ -148,12 +115,13 @@ class Generation:
         "_inbox",
         "_let_out",
         "_min_tokens",
+        "_num_decoded",
+        "_placed",
         "_prompt_scores",
         "_stop",
         "_stop_token_ids",
         "_streaming",
         "_text",
-        "_undecoded",
         "_untaken",
         "cached_tokens",
         "counted_tokens",
@@ -211,7 +179,10 @@ class Generation:
         self._stop = StopStrings(request.stop)
         self._min_tokens = request.sampling.min_tokens
         self._stop_token_ids = frozenset(request.sampling.stop_token_ids)
-        self._undecoded: list[int] = []
+        # Whether each token's place in the text matters.
+        self._placed = self.scored or bool(request.stop)
+        # Of `token_ids`, how many are decoded.
+        self._num_decoded = 0
         self._text = request.echo or ""
         # Characters of the text: decoded, and of them not held back as a possible stop string.
         self._decoded = self._let_out = len(self._text)
@@ -229,7 +200,7 @@ class Generation:
         self.last_token_at = -1.0
         self._detokenizer = detokenizer
         self._stop = StopStrings(self.request.stop)
-        self._undecoded = []
+        self._num_decoded = 0
         self._text = self.request.echo or ""
         self._decoded = self._let_out = len(self._text)
         self._untaken = []
@@ -271,18 +242,8 @@ class Generation:
         if self.request.prompt_only:
             return False
         self.token_ids.append(token_id)
-        in_text = token_id not in self._stop_token_ids
-        if self.scored:
-            if logprobs is None:
-                raise AssertionError(f"request {self.request.request_id}: a token came without its log-probabilities")
-            self.logprobs.append(logprobs)
-            # Evaluation harnesses leave out the last entry of an echoed answer, as that of the token they must ask for.
-            if in_text or self.request.echo is not None:
-                self._untaken.append(ScoredToken(token_id, self._decoded, logprobs))
-        if in_text:
-            self._undecoded.append(token_id)
-            if self.request.stop or self.scored:
-                self._decode()
+        if self._placed:
+            self._place(token_id, logprobs)
         if self._streaming:
             self._inbox.put(self)
         return self._stop.found
@@ -327,12 +288,26 @@ class Generation:
         taken, self._untaken = self._untaken[:count], self._untaken[count:]
         return taken
 
+    def _place(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        if self.scored:
+            if logprobs is None:
+                raise AssertionError(f"request {self.request.request_id}: a token came without its log-probabilities")
+            self.logprobs.append(logprobs)
+            # Evaluation harnesses leave out the last entry of an echoed answer, as that of the token they must ask for.
+            if token_id not in self._stop_token_ids or self.request.echo is not None:
+                self._untaken.append(ScoredToken(token_id, self._decoded, logprobs))
+        self._decode()
+
     def _decode(self) -> None:
-        if self._undecoded and not self._stop.found:
-            decoded = self._detokenizer.push(self._undecoded)
-            self._undecoded = []
-            self._decoded += len(decoded)
-            self._let_go(decoded if len(self.token_ids) <= self._min_tokens else self._stop.push(decoded))
+        if self._stop.found or self._num_decoded == len(self.token_ids):
+            return
+        new = self.token_ids[self._num_decoded :]
+        self._num_decoded = len(self.token_ids)
+        if not self._stop_token_ids.isdisjoint(new):
+            new = [token_id for token_id in new if token_id not in self._stop_token_ids]
+        decoded = self._detokenizer.push(new)
+        self._decoded += len(decoded)
+        self._let_go(decoded if len(self.token_ids) <= self._min_tokens else self._stop.push(decoded))
 
     def _let_go(self, text: str) -> None:
         self._text += text

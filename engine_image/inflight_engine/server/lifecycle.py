@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 import time
@@ -90,6 +91,7 @@ class Lifecycle:
             service.fail(f"start-up failed: {error}")
         else:
             self._supervisor.start_seconds = time.monotonic() - self._supervisor.process.started
+            gc.freeze()  # What was imported stays; looking through it for garbage would hold up all streams.
             self._log_facts(ready, self._supervisor.start_seconds)
             config = service.config
             if config.engine.scheduling_policy == "fair" and not config.trust_tenant_header:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.request_id import REQUEST_ID_HEADER, give_request_id
-from inflight_engine.server.send import send_error
+from inflight_engine.server.send import keep_server_send, send_error
 from inflight_engine.server.service import Service
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
@@ -58,6 +58,7 @@ class EdgeMiddleware:
             return
         began, status = time.monotonic(), 0
         request_id = give_request_id(scope)
+        keep_server_send(scope, send)
 
         async def send_edge(message: Message) -> None:
             nonlocal status

@@ -12,7 +12,7 @@ from inflight_engine.server.call import Call
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.event_stream import AnswerFormat, EventStream
 from inflight_engine.server.generation import Generation
-from inflight_engine.server.send import send_all, send_error
+from inflight_engine.server.send import send_all, send_error, server_send
 from inflight_engine.server.service import Service
 
 _MANY_SCORED_TOKENS = 256
@@ -35,7 +35,7 @@ class GenerationResponse(Response):
         watch = asyncio.create_task(self._watch(receive))
         try:
             if self._call.streaming:
-                await self._stream(send)
+                await self._stream(send, server_send(scope))
             else:
                 await self._whole(send)
         finally:
@@ -72,8 +72,8 @@ class GenerationResponse(Response):
                 body = await asyncio.to_thread(self._answer.whole, pieces)
             await send_all(send, 200, {"content-type": "application/json"}, body)
 
-    async def _stream(self, send: Send) -> None:
-        stream = EventStream(self._call, self._answer, send)
+    async def _stream(self, send: Send, send_body: Send) -> None:
+        stream = EventStream(self._call, self._answer, send, send_body)
         self._call.inbox.read(stream.write)
         await stream.complete
 

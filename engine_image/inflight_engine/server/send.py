@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from starlette.types import Send
+from starlette.types import Scope, Send
 
 from inflight_engine.server.errors import ApiError
+
+_SERVER_SEND = "inflight.server_send"
+
+
+def keep_server_send(scope: Scope, send: Send) -> None:
+    """`send` is the server's own, before anything wraps it."""
+    scope[_SERVER_SEND] = send
+
+
+def server_send(scope: Scope) -> Send:
+    """For bodies of streams: all that wraps it looks at heads only, and would be called for every event."""
+    send: Send = scope[_SERVER_SEND]
+    return send
 
 
 async def send_error(send: Send, error: ApiError) -> None:

@@ -33,7 +33,8 @@ from inflight_engine.server.dispatch import Dispatcher
 from inflight_engine.server.engine_calls import EngineCalls
 from inflight_engine.server.engine_link import EngineLink, add_request
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.generation import Generation, GenerationRequest, Inbox
+from inflight_engine.server.generation import Generation, GenerationRequest
+from inflight_engine.server.inbox import Deliveries, Inbox
 from inflight_engine.server.metrics import NO_STATS, EngineMetrics, Gauges
 from inflight_engine.server.phase import Phase, engine_failed, no_engine, shutting_down
 from inflight_engine.server.prepare import ModelFacts, Tokenizer
@@ -62,6 +63,7 @@ class Service:
         engine_ready: the first engine process has loaded the model.
         engine: what the latest engine process said when it was loaded.
         engine_lost: set when another engine process has to be started.
+        deliveries: news of generations, to those who serve their clients.
         lost_at: when the latest engine process was lost, seconds on the monotonic clock.
         record: file to which the engine process records; None: it does not.
     """
@@ -91,6 +93,7 @@ class Service:
         )
         self.link = EngineLink(self._on_message, self.lose_engine)
         self.calls = EngineCalls(self._send)
+        self.deliveries = Deliveries()
         self.runtime = RuntimeConfig(config.engine.classes, self.calls)
         self._tokenizer: Tokenizer | None = None
         self._facts: ModelFacts | None = None

@@ -1,12 +1,15 @@
 """Events are written at once while the client reads; while it does not, what is new is joined and written later."""
 
 import asyncio
+import json
 from types import SimpleNamespace
 
 import pytest
 
+from inflight_engine.request import FinishReason
 from inflight_engine.server.event_stream import EventStream
 from inflight_engine.server.generation import Piece
+from tests.engine.server.fake_engine import until
 
 
 class Choice:
@@ -64,7 +67,7 @@ def make():
         def done(self):
             return choice.done
 
-    return choice, client, EventStream(Call(), Plain(), client.send)
+    return choice, client, EventStream(Call(), Plain(), client.send, client.send)
 
 
 def say(stream, choice, text, *, done=False):
@@ -122,3 +125,18 @@ async def test_a_send_that_fails_fails_the_answer(waits):
         await stream.complete
     say(stream, choice, "b")
     assert len(client.sent) <= 1
+
+
+async def test_tokens_whose_reports_are_read_together_are_one_event(make_fake):
+    fake = await make_fake()
+    asking = asyncio.create_task(fake.post("/v1/completions", prompt="hi", stream=True))
+    await until(lambda: fake.engine.requests)
+    (request_id,) = fake.engine.requests
+    fake.engine.report(admitted=[(request_id, 0)])
+    for token in b"abc":
+        fake.engine.report(tokens={0: token})
+    await until(lambda: fake.service.metrics.generation_tokens == 3)
+    await asyncio.sleep(0.01)
+    fake.engine.report(tokens={0: ord("d")}, finished=[(request_id, FinishReason.LENGTH)])
+    events = [json.loads(line[6:]) for line in (await asking).text.splitlines() if line.startswith("data: {")]
+    assert [event["choices"][0]["text"] for event in events] == ["abc", "d", ""]

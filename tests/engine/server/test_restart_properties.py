@@ -13,7 +13,8 @@ from inflight_engine.request import FinishReason, SamplingParams
 from inflight_engine.server import service as serving
 from inflight_engine.server.admission import QueueBounds
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.generation import GenerationRequest, Inbox, Scheduling
+from inflight_engine.server.generation import GenerationRequest, Scheduling
+from inflight_engine.server.inbox import Inbox
 from inflight_engine.server.metrics import NO_STATS
 from inflight_engine.server.phase import Phase
 from tests.engine.server.fake_engine import CAPACITY, READY, ByteTokenizer, server_config
@@ -84,10 +85,10 @@ class World:
             self.service.new_request_id(), 0, PROMPT, SamplingParams(max_tokens=99), SCHEDULING, (), stream
         )
         if self.service._queue.requests < MAX_QUEUED:
-            self.generations += self.service.submit([request], time.monotonic(), Inbox())
+            self.generations += self.service.submit([request], time.monotonic(), Inbox(self.service.deliveries))
         else:
             with pytest.raises(ApiError, match="queue is full"):
-                self.service.submit([request], time.monotonic(), Inbox())
+                self.service.submit([request], time.monotonic(), Inbox(self.service.deliveries))
 
     def admit(self):
         free = [slot for slot in range(CAPACITY.max_num_seqs) if slot not in self.engine.running]

@@ -1,0 +1,80 @@
+"""News of generations, for those who serve their clients. They are called, not woken: a task for each stream would be
+switched to for each of its tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inflight_engine.server.generation import Generation
+
+READERS_A_ROUND = 32
+"""Writing to so many streams takes about 1 ms. Requests, probes and the engine's reports wait that long, and not until
+all streams are written to."""
+
+
+class Deliveries:
+    """Calls the readers of inboxes that have news: in the order of their first news, a few in each round of the event
+    loop. News of an inbox that waits for its turn are delivered together, so tokens share events, and cost less, while
+    the process is behind the engine."""
+
+    def __init__(self) -> None:
+        self._due: deque[Inbox] = deque()
+        self._scheduled = False
+
+    def add(self, inbox: Inbox) -> None:
+        """`inbox` has news, and is not among those that wait already."""
+        self._due.append(inbox)
+        if not self._scheduled:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        self._scheduled = True
+        asyncio.get_running_loop().call_soon(self._deliver)
+
+    def _deliver(self) -> None:
+        self._scheduled = False
+        due = self._due
+        try:
+            for _ in range(min(len(due), READERS_A_ROUND)):
+                due.popleft().deliver()
+        finally:
+            if due and not self._scheduled:
+                self._schedule()
+
+
+class Inbox:
+    """Generations that have something new, for the one who serves their client."""
+
+    __slots__ = ("_changed", "_deliveries", "_reader")
+
+    def __init__(self, deliveries: Deliveries) -> None:
+        self._changed: dict[Generation, None] = {}
+        self._deliveries = deliveries
+        self._reader: Callable[[list[Generation]], None] | None = None
+
+    def put(self, generation: Generation) -> None:
+        """It has something new."""
+        if not self._changed and self._reader is not None:
+            self._deliveries.add(self)
+        self._changed[generation] = None
+
+    def read(self, reader: Callable[[list[Generation]], None]) -> None:
+        """From now on call `reader`, not before the event loop's next round, with those that have news since the last
+        time: at least one, each once, in the order of their first news."""
+        self._reader = reader
+        if self._changed:
+            self._deliveries.add(self)
+
+    def close(self) -> None:
+        """Call nobody any more."""
+        self._reader = None
+
+    def deliver(self) -> None:
+        """Call the reader."""
+        changed, self._changed = [*self._changed], {}
+        if self._reader is not None:
+            self._reader(changed)
