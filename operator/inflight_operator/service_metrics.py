@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -40,7 +40,6 @@ class Shown:
         limits: in force.
         scrape_age: seconds since the stalest pod's newest sample.
         ttft_target, tpot_target: seconds that the 95th percentiles are to keep.
-        findings: all conditions.
         sizing: demand against capacity; None while no cost model sizes it.
         cost_per_hour: of the pods there are; None without a price.
         currency: of the price, empty where it is not known.
@@ -59,14 +58,9 @@ class Shown:
     scrape_age: float
     ttft_target: float
     tpot_target: float
-    findings: tuple[Finding, ...]
     sizing: Sizing | None = None
     cost_per_hour: float | None = None
     currency: str = ""
-
-    def finding(self, kind: str) -> Finding | None:
-        """The condition of a type; None before there is one."""
-        return next((one for one in self.findings if one.type == kind), None)
 
 
 @dataclass(slots=True)
@@ -74,21 +68,26 @@ class _Service:
     """What is known of one service.
 
     Attributes:
+        findings: all conditions.
+        shown: None before its spec could be read.
+        attainment: None without targets in its spec.
         decisions: since the start of this process, by kind.
     """
 
-    shown: Shown
-    attainment: Attainment
+    findings: tuple[Finding, ...] = ()
+    shown: Shown | None = None
+    attainment: Attainment | None = None
     decisions: Counter[str] = field(default_factory=Counter)
 
+    def finding(self, kind: str) -> Finding | None:
+        """The condition of a type; None before there is one."""
+        return next((one for one in self.findings if one.type == kind), None)
 
-_STUCK = ("ProgressDeadlineExceeded", "PodsRefused", "ApplyFailed", "SpecInvalid")
-"""Reasons of Progressing with which a rollout does not go on unless something is done about it."""
-
-
-def _stuck(shown: Shown) -> float:
-    progressing = shown.finding("Progressing")
-    return float(progressing is not None and progressing.status == "False" and progressing.reason in _STUCK)
+    @property
+    def stuck(self) -> bool:
+        """Whether a rollout does not go on without intervention."""
+        progressing = self.finding("Progressing")
+        return progressing is not None and progressing.status == "False" and progressing.reason != "Complete"
 
 
 def _sizing(name: str) -> Callable[[Shown], float | None]:
@@ -152,18 +151,13 @@ _GAUGES: tuple[tuple[str, str, Callable[[Shown], float | None]], ...] = (
     ),
     (
         "inflight_operator_service_replica_requests_per_second",
-        "Requests per second that one replica sustains within the targets, by the cost model.",
+        "Requests per second that one replica sustains, by the cost model: within the targets if it can keep them.",
         _sizing("each"),
     ),
     (
         "inflight_operator_service_needed_replicas",
         "Replicas that the expected demand needs, without margin.",
         _sizing("need"),
-    ),
-    (
-        "inflight_operator_service_rollout_stuck",
-        "1 while a rollout does not go on without intervention.",
-        _stuck,
     ),
     (
         "inflight_operator_scrape_age_seconds",
@@ -198,24 +192,28 @@ class ServiceMetrics(Collector):
     def __init__(self) -> None:
         self._services: dict[ServiceKey, _Service] = {}
 
-    def show(self, key: ServiceKey, shown: Shown, attainment: Attainment, decisions: Sequence[Decision]) -> None:
+    def show(
+        self,
+        key: ServiceKey,
+        shown: Shown,
+        findings: tuple[Finding, ...],
+        attainment: Attainment | None,
+        decisions: Sequence[Decision],
+    ) -> None:
         """What a round found.
 
         Args:
-            attainment: of the service until now.
+            findings: all conditions.
+            attainment: of the service until now; None without targets in its spec.
             decisions: of this round.
         """
-        service = self._services.get(key)
-        if service is None:
-            service = self._services[key] = _Service(shown, attainment)
-        service.shown, service.attainment = shown, attainment
+        service = self._services.setdefault(key, _Service())
+        service.shown, service.findings, service.attainment = shown, findings, attainment
         service.decisions.update(one.kind for one in decisions)
 
-    def found(self, key: ServiceKey, findings: tuple[Finding, ...]) -> None:
-        """Conditions of a service whose spec cannot be read: its numbers stay what they were."""
-        service = self._services.get(key)
-        if service is not None:
-            service.shown = replace(service.shown, findings=findings)
+    def show_unreadable(self, key: ServiceKey, findings: tuple[Finding, ...]) -> None:
+        """Conditions of a service whose spec cannot be read: its numbers, if it has any, stay what they were."""
+        self._services.setdefault(key, _Service()).findings = findings
 
     def forget(self, key: ServiceKey) -> None:
         """Ends the series of a deleted service."""
@@ -224,27 +222,35 @@ class ServiceMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families; prometheus_client calls it from its own thread."""
         services = list(self._services.items())
+        read = [(key, one, one.shown) for key, one in services if one.shown is not None]
         for name, text, of in _GAUGES:
-            yield _gauges(name, text, (), [(key, (), of(one.shown)) for key, one in services])
+            yield _gauges(name, text, (), [(key, (), of(shown)) for key, _, shown in read])
         for name, text, count in _COUNTERS:
-            yield _counters(name, text, (), [(key, (), count(one.attainment)) for key, one in services])
+            rows = [(key, (), count(one.attainment)) for key, one, _ in read if one.attainment is not None]
+            yield _counters(name, text, (), rows)
         yield _counters(
             "inflight_operator_service_decisions",
             "Changes of replicas (Scaling) and of limits (Tuning).",
             ("kind",),
-            [(key, (kind,), one.decisions[kind]) for key, one in services for kind in _KINDS],
+            [(key, (kind,), one.decisions[kind]) for key, one, _ in read for kind in _KINDS],
+        )
+        yield _gauges(
+            "inflight_operator_service_rollout_stuck",
+            "1 while a rollout does not go on without intervention.",
+            (),
+            [(key, (), one.stuck) for key, one in services],
         )
         yield _gauges(
             "inflight_operator_service_state",
             "1 for the state of a service: the reason of its condition Ready.",
             ("state",),
-            [(key, (ready.reason,), 1) for key, one in services if (ready := one.shown.finding("Ready")) is not None],
+            [(key, (ready.reason,), 1) for key, one in services if (ready := one.finding("Ready")) is not None],
         )
         yield _gauges(
             "inflight_operator_service_cost_per_hour",
             "Cost of the pods of a service for an hour, by spec.cost.",
             ("currency",),
-            [(key, (one.shown.currency,), one.shown.cost_per_hour) for key, one in services],
+            [(key, (shown.currency,), shown.cost_per_hour) for key, _, shown in read],
         )
 
 

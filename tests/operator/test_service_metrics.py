@@ -3,7 +3,7 @@
 from prometheus_client import generate_latest
 
 from inflight_operator.decide.autopilot import Sizing
-from inflight_operator.decide.conditions import Finding
+from inflight_operator.decide.conditions import Finding, unreadable
 from inflight_operator.decide.decision import Decision, Reason
 from inflight_operator.limits import Limits
 from inflight_operator.metrics import OperatorMetrics
@@ -11,10 +11,20 @@ from inflight_operator.observe.attainment import Attainment, Counted
 from inflight_operator.service_metrics import Shown
 from tests.operator.fakes import KEY
 
+UNREADABLE = unreadable(0, "spec.model: field required")
 SCALED = Decision("Scaling", "replicas", 1, 2, Reason("Demand"))
 
 
-def shown_with(**changes):
+FINDINGS = (
+    Finding("Ready", "True", "Serving", "1 of 2 replicas takes requests"),
+    Finding("Progressing", "True", "StartingPods", "1 of 2 pods ready"),
+)
+
+
+ATTAINMENT = Attainment(Counted(10.0, 9.5), Counted(4.0, 4.0))
+
+
+def shown_with(findings=FINDINGS, attainment=ATTAINMENT, **changes):
     """What `show` takes of a service with a measured demand and a price."""
     values = {
         "desired": 2,
@@ -30,15 +40,11 @@ def shown_with(**changes):
         "scrape_age": 1.0,
         "ttft_target": 0.5,
         "tpot_target": 0.05,
-        "findings": (
-            Finding("Ready", "True", "Serving", "1 of 2 replicas takes requests"),
-            Finding("Progressing", "True", "StartingPods", "1 of 2 pods ready"),
-        ),
         "sizing": Sizing(10.0, 8.0, 1.25),
         "cost_per_hour": 5.0,
         "currency": "EUR",
     }
-    return Shown(**values | changes), Attainment(Counted(10.0, 9.5), Counted(4.0, 4.0)), (SCALED,)
+    return Shown(**values | changes), findings, attainment, (SCALED,)
 
 
 class Page:
@@ -69,7 +75,8 @@ def test_a_service_shows_its_numbers_its_state_and_what_it_was_decided_from():
 
 def test_what_is_not_known_has_no_series():
     page = Page()
-    page.services.show(KEY, *shown_with(sizing=None, cost_per_hour=None, findings=()))
+    page.services.show(KEY, *shown_with(sizing=None, cost_per_hour=None, findings=(), attainment=None))
+    assert page.value("service_first_tokens_total") is None
     assert page.value("service_demand_requests_per_second") is None
     assert page.value("service_cost_per_hour", currency="EUR") is None
     assert "inflight_operator_service_state{" not in generate_latest(page.metrics.registry).decode()
@@ -82,6 +89,8 @@ def test_a_rollout_is_stuck_only_where_it_needs_somebody():
         ("False", "Complete", 0),
         ("False", "ProgressDeadlineExceeded", 1),
         ("False", "PodsRefused", 1),
+        ("False", "ApplyFailed", 1),
+        ("False", "SpecNotUnderstood", 1),
     ):
         page.services.show(KEY, *shown_with(findings=(Finding("Progressing", status, reason, "why"),)))
         assert page.value("service_rollout_stuck") == stuck, reason
@@ -89,12 +98,22 @@ def test_a_rollout_is_stuck_only_where_it_needs_somebody():
 
 def test_a_spec_that_cannot_be_read_changes_the_state_and_keeps_the_numbers():
     page = Page()
-    page.services.found(KEY, ())  # of a service that was never read
     page.services.show(KEY, *shown_with())
-    page.services.found(KEY, (Finding("Ready", "True", "SpecInvalid", "why"),))
+    page.services.show_unreadable(KEY, UNREADABLE)
     assert page.value("service_state", state="SpecInvalid") == 1
     assert page.value("service_state", state="Serving") is None
+    assert page.value("service_rollout_stuck") == 1
     assert page.value("service_replicas") == 2
+
+
+def test_a_spec_that_this_process_could_never_read_is_stuck_too():
+    page = Page()
+    page.services.show_unreadable(KEY, UNREADABLE)
+    assert page.value("service_rollout_stuck") == 1
+    assert page.value("service_state", state="SpecInvalid") == 1
+    assert page.value("service_replicas") is None
+    page.services.forget(KEY)
+    assert page.value("service_rollout_stuck") is None
 
 
 def test_a_deleted_service_has_no_series():

@@ -261,7 +261,10 @@ class Generation:
         self._inbox.put(self)
 
     def take(self) -> Piece:
-        """What may be sent now and was not taken before; all that is left when it is done."""
+        """What may be sent now and was not taken before; all that is left when it is done. Nothing before the first
+        token: also of an echoed prompt, so that until then another engine process can take the request."""
+        if not (self.token_ids or self.done):
+            return Piece("", [])
         self._decode()
         all_out = self.done and not self._stop.found
         if all_out:

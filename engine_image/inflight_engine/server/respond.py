@@ -10,13 +10,10 @@ from starlette.types import Receive, Scope, Send
 from inflight_engine.request import FinishReason
 from inflight_engine.server.call import Call
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.event_stream import AnswerFormat, EventStream
+from inflight_engine.server.event_stream import MANY_SCORED_TOKENS, AnswerFormat, EventStream
 from inflight_engine.server.generation import Generation
 from inflight_engine.server.send import send_all, send_error, server_send
 from inflight_engine.server.service import Service
-
-_MANY_SCORED_TOKENS = 256
-"""With 20 likeliest tokens each, writing so many (about 17 ms) would hold up the streams of others."""
 
 
 class GenerationResponse(Response):
@@ -66,7 +63,7 @@ class GenerationResponse(Response):
             await send_error(send, call.error)
         elif not call.abandoned:
             pieces = [generation.take() for generation in call.choices]
-            if sum(piece.num_scored for piece in pieces) < _MANY_SCORED_TOKENS:
+            if sum(piece.num_scored for piece in pieces) < MANY_SCORED_TOKENS:
                 body = self._answer.whole(pieces)
             else:
                 body = await asyncio.to_thread(self._answer.whole, pieces)

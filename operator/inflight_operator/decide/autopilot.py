@@ -250,7 +250,7 @@ class Sizing(NamedTuple):
 
     Attributes:
         rate: requests a second that are expected when a replica ordered now is ready.
-        each: requests a second that one replica sustains within the targets.
+        each: requests a second that one replica sustains, within the targets if it can keep them.
         need: replicas that carry `rate`, without margin.
     """
 

@@ -113,6 +113,13 @@ def recorded(decision: decided.Decision, at: datetime) -> Decision:
     )
 
 
+def findings_after(plan: Plan, outcome: Outcome) -> tuple[Finding, ...]:
+    """All conditions, once it was tried to do what the plan says."""
+    if not outcome.failures:
+        return plan.findings
+    return stuck(plan.findings, "ApplyFailed", "; ".join(sorted(set(outcome.failures.values()))))
+
+
 def build_status(
     snapshot: Snapshot, plan: Plan, outcome: Outcome, unreported: Sequence[Decision]
 ) -> InferenceServiceStatus:
@@ -122,13 +129,10 @@ def build_status(
         unreported: decisions that are in no status yet, those of this plan included.
     """
     service, before = snapshot.service, snapshot.service.status
-    findings = plan.findings
-    if outcome.failures:
-        findings = stuck(findings, "ApplyFailed", "; ".join(sorted(set(outcome.failures.values()))))
     replicas = snapshot.replicas
     return InferenceServiceStatus(
         observed_generation=service.metadata.generation,
-        conditions=[_condition(finding, service, snapshot.at) for finding in findings],
+        conditions=[_condition(finding, service, snapshot.at) for finding in findings_after(plan, outcome)],
         url=service_url(service),
         replicas=len(replicas),
         ready_replicas=sum(pod.ready for pod in replicas),

@@ -27,9 +27,9 @@ from inflight_operator.observe.scrape import ScrapePool, Target
 from inflight_operator.reconcile.decide import decide
 from inflight_operator.reconcile.execute import ExecuteApi, Executor, Written
 from inflight_operator.reconcile.memory import Memory, first_memory
-from inflight_operator.reconcile.plan import Plan
+from inflight_operator.reconcile.plan import Outcome, Plan
 from inflight_operator.reconcile.policy import Policy, policy_of
-from inflight_operator.reconcile.report import spec_problem, unreadable_status
+from inflight_operator.reconcile.report import findings_after, spec_problem, unreadable_status
 from inflight_operator.reconcile.reporter import ReportApi, Reported, Reporter
 from inflight_operator.reconcile.shown import shown_of
 from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
@@ -157,7 +157,7 @@ class Rounds:
         self._pace.note(key, plan.upgrade)
         outcome = await self._executor.execute(key, snapshot, plan, known.written)
         reported = await self._reporter.report(key, snapshot, plan, outcome, known.reported)
-        self._show(key, known, snapshot, plan)
+        self._show(key, known, snapshot, plan, outcome)
         return reported and not outcome.failed
 
     def _read(self, key: ServiceKey, body: Manifest) -> _Known:
@@ -211,24 +211,27 @@ class Rounds:
         live = self._cache.child(key, "Deployment", child_names(key.name).main)
         return live if live is not None and owner_uid(live) == uid else None
 
-    def _show(self, key: ServiceKey, known: _Known, snapshot: Snapshot, plan: Plan) -> None:
+    def _show(self, key: ServiceKey, known: _Known, snapshot: Snapshot, plan: Plan, outcome: Outcome) -> None:
         for decision in plan.decisions:
             self._metrics.decisions.labels(decision.kind, decision.reason.code).inc()
         shown = shown_of(snapshot, plan)
         known.attainment = known.attainment.with_samples(
             snapshot.fresh, {pod.uid for pod in snapshot.pods}, shown.ttft_target, shown.tpot_target
         )
-        self._metrics.of_services.show(key, shown, known.attainment, plan.decisions)
+        # Without spec.slo no latency was promised.
+        attainment = None if snapshot.service.spec.slo is None else known.attainment
+        findings = findings_after(plan, outcome)
+        self._metrics.of_services.show(key, shown, findings, attainment, plan.decisions)
 
     def _forget(self, key: ServiceKey) -> None:
         self._pool.forget(key)
         self._teller.keep(key, ())
         self._pace.forget(key)
         self._unreadable.pop(key, None)
+        self._metrics.of_services.forget(key)
         if self._recorder is not None:
             self._recorder.forget(key)
-        if self._known.pop(key, None) is not None:
-            self._metrics.of_services.forget(key)
+        self._known.pop(key, None)
 
     async def _report_unreadable(self, key: ServiceKey, record: ServiceRecord, problem: str) -> bool:
         """Says in the status what is wrong with a spec of which nothing can be used; all stays as it is."""
@@ -236,6 +239,6 @@ class Rounds:
         self._pool.forget(key)
         pods = self._cache.pods(key)
         findings = unreadable(sum(pod.serves for pod in pods), problem)
-        self._metrics.of_services.found(key, findings)
+        self._metrics.of_services.show_unreadable(key, findings)
         status = unreadable_status(record, findings, pods, self._clock.calendar())
         return await self._reporter.write(key, record, status, self._unreadable.setdefault(key, Reported()))

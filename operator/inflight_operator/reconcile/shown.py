@@ -29,7 +29,6 @@ def shown_of(snapshot: Snapshot, plan: Plan) -> Shown:
         scrape_age=snapshot.window.oldest_age(snapshot.now),
         ttft_target=targets.ttft_p95,
         tpot_target=targets.tpot_p95,
-        findings=plan.findings,
         sizing=plan.sizing,
         cost_per_hour=None if policy.price is None else policy.price * len(snapshot.replicas),
         currency=policy.currency,

@@ -6,9 +6,12 @@ import json
 import numpy as np
 import pytest
 
+from inflight_engine.messages import EngineFailed
 from inflight_engine.output import PromptLogprobs, TokenLogprobs
 from inflight_engine.request import FinishReason
+from inflight_engine.server import event_stream
 from inflight_engine.server.logprobs import with_prompt
+from inflight_engine.server.phase import Phase
 from inflight_engine.server.prompt_scores import PromptScores
 from tests.engine.server.fake_engine import EOS, until
 from tests.engine.server.test_requests import events, usage
@@ -273,6 +276,55 @@ async def test_a_request_that_is_submitted_to_another_engine_process_is_answered
     fake.engine.report(admitted=[(0, 1)], tokens={1: Z}, finished=[(0, FinishReason.LENGTH)], **again)
     choice = (await call).json()["choices"][0]
     assert (choice["text"], choice["logprobs"]["token_logprobs"]) == ("abcZ", [None, -5.0, -6.0, -7.0])
+
+
+async def test_a_stream_whose_first_token_is_lost_with_its_engine_is_answered_by_the_next(make_fake):
+    fake = await make_fake()
+    call = post(fake, prompt="abc", echo=True, logprobs=0, max_tokens=1, stream=True)
+    await engine_has(fake)
+    first = {"prompt_logprobs": [scores(0, 1, [-1.0, -2.0], top=())], "logprobs": [TokenLogprobs(0, -3.0, [], [])]}
+    fake.engine.report(admitted=[(0, 0)], tokens={0: Z}, **first)
+    fake.engine.send(EngineFailed("in the same read as the token"))
+    await until(lambda: fake.service.phase is Phase.RESTARTING)
+    await asyncio.sleep(0.01)
+    await restart(fake)
+    await engine_has(fake)
+    again = {"prompt_logprobs": [scores(1, 1, [-5.0, -6.0], top=())], "logprobs": [TokenLogprobs(1, -7.0, [], [])]}
+    fake.engine.report(admitted=[(0, 1)], tokens={1: Z}, finished=[(0, FinishReason.LENGTH)], **again)
+    said = [json.loads(each)["choices"][0] for each in events((await call).text)[:-1]]
+    assert "".join(choice["text"] for choice in said) == "abcZ"
+    assert said[0]["logprobs"]["token_logprobs"] == [None, -5.0, -6.0, -7.0]
+
+
+async def test_many_log_probabilities_of_a_stream_are_formatted_in_a_thread_and_nothing_is_lost_behind_them(
+    make_fake, monkeypatch
+):
+    fake, formatted, prompt = await make_fake(), [], "a" * 30
+    to_thread = asyncio.to_thread
+
+    async def slowly(function, *arguments):
+        formatted.append(function)
+        done = await to_thread(function, *arguments)
+        await asyncio.sleep(0.05)
+        return done
+
+    monkeypatch.setattr(asyncio, "to_thread", slowly)
+    monkeypatch.setattr(event_stream, "MANY_SCORED_TOKENS", 20)
+    call = post(fake, prompt=prompt, echo=True, logprobs=0, stream=True)
+    await engine_has(fake)
+    formatted.clear()
+    fake.engine.report(admitted=[(0, 0)], prompt_logprobs=[scores(0, 1, [-1.0] * 29, top=())])
+    for token in b"xyz":
+        fake.engine.report(tokens={0: token}, logprobs=[TokenLogprobs(0, -3.0, [], [])])
+        await asyncio.sleep(0.005)
+    fake.engine.report(finished=[(0, FinishReason.LENGTH)])
+    answer = events((await call).text)
+    said = [json.loads(each)["choices"][0] for each in answer[:-1]]
+    assert answer[-1] == "[DONE]"
+    assert "".join(choice["text"] for choice in said) == f"{prompt}xyz"
+    assert [choice["finish_reason"] for choice in said if choice["finish_reason"]] == ["length"]
+    assert len([each for choice in said if choice["logprobs"] for each in choice["logprobs"]["tokens"]]) == 33
+    assert len(formatted) == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

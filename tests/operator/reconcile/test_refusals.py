@@ -14,6 +14,8 @@ async def test_what_stands_in_the_way_is_in_the_status_and_the_round_counts_as_f
     assert "deployments is forbidden" in stuck["message"]
     ready = world.condition("Ready")
     assert (ready["status"], ready["reason"], ready["message"]) == ("False", "ApplyFailed", stuck["message"])
+    about = {"namespace": KEY.namespace, "name": KEY.name}
+    assert world.metrics.registry.get_sample_value("inflight_operator_service_rollout_stuck", about) == 1
 
 
 async def test_pods_that_are_refused_are_told_as_the_deployment_has_it(world):
