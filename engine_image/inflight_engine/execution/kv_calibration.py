@@ -9,10 +9,9 @@ import torch
 
 from inflight_engine.execution.attention.base import AttentionBackend, AttentionBatch, AttentionSpec, ChunkSpan
 from inflight_engine.execution.attention.torch_sdpa import TorchSdpaBackend
+from inflight_engine.models.ops import FP8_MAX
 from inflight_engine.models.protocol import Model
 
-_FP8_MAX = 448.0
-"""Largest finite float8_e4m3fn."""
 _MARGIN = 2.0
 """How much larger than in the calibration keys and values may become before they are clamped. The rotation alone, at
 later positions, makes a number of a key up to 1.4 times as large. A factor of two costs a floating-point format no
@@ -52,7 +51,7 @@ def calibrate(model: Model, spec: AttentionSpec) -> torch.Tensor:
             f"kv_cache_dtype fp8: keys or values of layer {unusable[0]} are not finite in {spec.dtype}; set dtype to "
             "bfloat16 or float32"
         )
-    return torch.where(observer.largest > 0, observer.largest * (_MARGIN / _FP8_MAX), 1.0)
+    return torch.where(observer.largest > 0, observer.largest * (_MARGIN / FP8_MAX), 1.0)
 
 
 def calibration_tokens(length: int, vocab_size: int) -> torch.Tensor:

@@ -111,9 +111,9 @@ def kept_formats(
     elif batch_invariant:
         why_not_fp8 = "batch_invariant: float8 products add in an order that depends on the number of tokens"
     if not has_triton:
-        why_not_int4 = "products with weights of 4 bits need the package triton"
+        why_not_int4 = "4-bit matrix products require the package triton"
     elif capability < (8, 0):
-        why_not_int4 = f"products with weights of 4 bits need compute capability 8.0 ({this})"
+        why_not_int4 = f"4-bit matrix products need compute capability 8.0 ({this})"
     return KeptFormats(why_not_fp8, why_not_int4)
 
 

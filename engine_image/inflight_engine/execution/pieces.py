@@ -91,7 +91,7 @@ class Pieces:
                 continue
             if not piece.attention.chunks:
                 raise torch.OutOfMemoryError(failure)
-            log.error("out of memory for %d tokens, whose request ends: %s", last - first, failure)
+            log.error("out of memory for %d tokens of one chunk; its request is aborted: %s", last - first, failure)
             self.failed_slots.append(piece.attention.chunks[0].slot)
             first = _chunk_end(packed, first)
         if not num_computed:

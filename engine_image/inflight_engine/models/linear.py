@@ -144,11 +144,11 @@ class LinearMaker:
                 return reason
             matrix, order = pack_int4([each.to(self._device) for each in grouped])
             return Int4Linear(matrix, order, bias, self._ops)
-        return "of projections that are computed together only some are quantized"
+        return "only some of the fused projections are quantized"
 
     def _fp8(self, matrix: Fp8Matrix, bias: torch.Tensor | None) -> Linear | str:
         if any(side % _FP8_MULTIPLE for side in matrix.values.shape):
-            return f"their sides {list(matrix.values.shape)} are no multiples of {_FP8_MULTIPLE}"
+            return f"their dimensions {list(matrix.values.shape)} are not multiples of {_FP8_MULTIPLE}"
         return Fp8Linear(matrix.values, matrix.scales[None], bias, self._ops)
 
     def _plain(self, matrix: Matrix) -> torch.Tensor:

@@ -57,7 +57,8 @@ class Layout:
 
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     """uint8 [n, 32 / bits * m] of int32 [n, m], each word from its lowest bits; `bits`: 4 or 8."""
-    octets = words.contiguous().view(torch.uint8)  # machines and checkpoints are little-endian
+    # Machines and checkpoints are little-endian. `contiguous` would leave the strides of a single column as they are.
+    octets = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
     return octets if bits == 8 else torch.stack([octets & 15, octets >> 4], dim=-1).flatten(-2)
 
 

@@ -66,7 +66,7 @@ def read_scheme(quantization: _Settings) -> Scheme:
     if method in ("fp8", "fbgemm_fp8"):
         block = quantization.get("weight_block_size")
         return Fp8Scheme("_scale_inv" if block else "_scale", _pair(block), rounds_activations=True)
-    raise _refusal(method, "nothing here reads them")
+    raise _refusal(method, "the engine cannot read this format")
 
 
 def _awq(quantization: _Settings) -> PackedScheme:
@@ -76,7 +76,7 @@ def _awq(quantization: _Settings) -> PackedScheme:
     if version != "gemm" or quantization.get("backend") == "llm-awq":
         raise _refusal("awq", f"the version is {'llm-awq' if version == 'gemm' else version}")
     if not quantization.get("zero_point", True):
-        raise _refusal("awq", "they have no zero points")
+        raise _refusal("awq", "the checkpoint has no zero points")
     group_size = quantization.get("group_size", quantization.get("q_group_size"))
     return PackedScheme("awq", _bits("awq", bits, (4,)), _group_size("awq", group_size))
 
@@ -96,12 +96,15 @@ def _gptq(quantization: _Settings) -> PackedScheme:
     return PackedScheme("gptq", _bits("gptq", bits, (4, 8)), group_size, zero_offset=int(packing == "gptq"))
 
 
+_DIFFERENT = "modules differ in their settings (config_groups)"
+
+
 def _compressed_tensors(quantization: _Settings) -> Scheme:
-    groups = list(quantization.get("config_groups", {}).values())
+    groups = list((quantization.get("config_groups") or {}).values())
     weights = [group.get("weights") or {} for group in groups]
     for settings in weights:
         if (settings.get("type"), settings.get("num_bits")) not in (("float", 8), ("int", 4), ("int", 8)):
-            raise _refusal(f"compressed-tensors to {_kind(settings)}", "nothing here reads them")
+            raise _refusal(f"compressed-tensors to {_kind(settings)}", "the engine cannot read this format")
     kind = f"compressed-tensors to {' and '.join(sorted({_kind(settings) for settings in weights}))}"
     if (quantization.get("sparsity_config") or {}).get("format", "dense") != "dense":
         raise _refusal(kind, f"they are sparse ({quantization['sparsity_config']['format']})")
@@ -111,6 +114,8 @@ def _compressed_tensors(quantization: _Settings) -> Scheme:
         blocks = [settings["block_structure"] for settings in weights if settings.get("block_structure")]
         rounds = all(group.get("input_activations") for group in groups)
         return Fp8Scheme("_scale", _pair(blocks[-1]) if blocks else None, rounds_activations=rounds)
+    if len({settings["type"] for settings in weights}) > 1:
+        raise _refusal(kind, _DIFFERENT)
     return _pack_quantized(kind, quantization, groups)
 
 
@@ -124,7 +129,7 @@ def _pack_quantized(kind: str, quantization: _Settings, groups: list[_Settings])
     keys = ("num_bits", "group_size", "strategy", "symmetric")
     settings = {tuple(group["weights"].get(key) for key in keys) for group in groups}
     if len(settings) > 1:
-        raise _refusal(kind, "modules differ in their settings (config_groups)")
+        raise _refusal(kind, _DIFFERENT)
     bits, group_size, strategy, symmetric = settings.pop()
     if strategy not in ("group", "channel"):
         raise _refusal(kind, f"the strategy is {strategy}")
@@ -134,7 +139,7 @@ def _pack_quantized(kind: str, quantization: _Settings, groups: list[_Settings])
 
 def _bits(kind: str, value: Any, allowed: tuple[int, ...]) -> int:
     if not isinstance(value, int) or value not in allowed:
-        raise _refusal(kind, "quantization_config does not say bits" if value is None else f"they have {value} bits")
+        raise _refusal(kind, "quantization_config does not say bits" if value is None else f"{value}-bit weights")
     return value
 
 

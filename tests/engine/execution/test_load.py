@@ -36,7 +36,7 @@ def test_a_cpu_keeps_neither():
         (kept((8, 0)), "this GPU has 8.0", None),
         (kept((7, 5)), "this GPU has 7.5", "this GPU has 7.5"),
         (kept((9, 0), torch.float32), "dtype is float32", "dtype is float32"),
-        (kept((9, 0), has_triton=False), None, "need the package triton"),
+        (kept((9, 0), has_triton=False), None, "require the package triton"),
         (kept((9, 0), batch_invariant=True), "batch_invariant", None),
     ],
 )

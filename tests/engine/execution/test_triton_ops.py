@@ -95,16 +95,25 @@ def test_rounding_rows_to_float8_compiles(architecture, dtype):
 INT4 = {"packed": "*u8", "scales": "*fp16", "zeros": "*u8", "N": "i32", "K": "i32"}
 
 
-@pytest.mark.parametrize(("architecture", "tile"), [(80, (64, 64)), (90, (16, 32)), (90, (64, 64))])
-def test_products_with_weights_of_4_bits_compile_to_tensor_cores(architecture, tile):
+@pytest.mark.parametrize(
+    ("architecture", "tile", "half", "shared_memory"),
+    [
+        (80, (64, 64), 32, 163 << 10),
+        (86, (64, 64), 128, 99 << 10),
+        (90, (16, 32), 32, 227 << 10),
+        (90, (64, 64), 32, 227 << 10),
+    ],
+)
+def test_products_with_weights_of_4_bits_compile_to_tensor_cores(architecture, tile, half, shared_memory):
     compiled = compile_kernel(
         int4_matmul.int4_matmul_kernel,
         architecture,
         INT4 | dict.fromkeys(("a", "bias", "c"), "*bf16") | {"M": "i32", "a_stride": "i32"},
-        {"HALF": 32, "GROUP_SIZE": 64, "TILE_M": tile[0], "TILE_N": tile[1], "HAS_BIAS": True},
+        {"HALF": half, "GROUP_SIZE": 2 * half, "TILE_M": tile[0], "TILE_N": tile[1], "HAS_BIAS": True},
         num_warps=4,
         num_stages=3,
     )
+    assert compiled.metadata.shared <= shared_memory
     assert ("wgmma" if (architecture, tile[0]) == (90, 64) else "mma.sync") in compiled.asm["ptx"]
     compile_kernel(
         int4_matmul.int4_dequantize_kernel,

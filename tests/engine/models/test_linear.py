@@ -113,9 +113,9 @@ def whole_and_cut():
     ("matrices", "kept", "reason"),
     [
         ([fp8_matrix(32, 64)], NONE_KEPT, "products with float8 need a GPU"),
-        ([fp8_matrix(32, 72)], ALL_KEPT, r"their sides \[32, 72\] are no multiples of 16"),
-        ([fp8_matrix(40, 64)], ALL_KEPT, r"their sides \[40, 64\] are no multiples of 16"),
-        ([fp8_matrix(32, 64), torch.ones(16, 64)], ALL_KEPT, "only some are quantized"),
+        ([fp8_matrix(32, 72)], ALL_KEPT, r"their dimensions \[32, 72\] are not multiples of 16"),
+        ([fp8_matrix(40, 64)], ALL_KEPT, r"their dimensions \[40, 64\] are not multiples of 16"),
+        ([fp8_matrix(32, 64), torch.ones(16, 64)], ALL_KEPT, "only some of the fused projections"),
         ([grouped_matrix(8, 64)], KeptFormats(None, "no triton"), "no triton"),
         ([grouped_matrix(8, 64, bits=8)], NONE_KEPT, "they have 8 bits"),
         ([grouped_matrix(8, 96)], ALL_KEPT, "96 inputs in groups of 32 are no whole blocks of 64"),

@@ -58,14 +58,14 @@ def test_a_supported_checkpoint_says_how_it_is_stored(quantization, scheme):
 @pytest.mark.parametrize(
     ("quantization", "sentence"),
     [
-        ({"quant_method": "bitsandbytes"}, "by bitsandbytes are not supported: nothing here reads them"),
+        ({"quant_method": "bitsandbytes"}, "by bitsandbytes are not supported: the engine cannot read this format"),
         (AWQ | {"version": "gemv"}, "by awq are not supported: the version is gemv"),
         (AWQ | {"backend": "llm-awq"}, "the version is llm-awq"),
-        (AWQ | {"bits": 3}, "by awq are not supported: they have 3 bits"),
-        (AWQ | {"zero_point": False}, "they have no zero points"),
+        (AWQ | {"bits": 3}, "by awq are not supported: 3-bit weights"),
+        (AWQ | {"zero_point": False}, "the checkpoint has no zero points"),
         (AWQ | {"group_size": None}, "the group size is None"),
-        (GPTQ | {"bits": 2}, "by gptq are not supported: they have 2 bits"),
-        (GPTQ | {"bits": 3}, "they have 3 bits"),
+        (GPTQ | {"bits": 2}, "by gptq are not supported: 2-bit weights"),
+        (GPTQ | {"bits": 3}, "3-bit weights"),
         (GPTQ | {"group_size": 0}, "the group size is 0"),
         (GPTQ | {"checkpoint_format": "marlin"}, "the format is marlin"),
         (GPTQ | {"is_marlin_format": True}, "the format is marlin"),
@@ -75,7 +75,7 @@ def test_a_supported_checkpoint_says_how_it_is_stored(quantization, scheme):
         (compressed(INT4, format="marlin-24"), "to 4-bit int are not supported: the format is marlin-24"),
         (compressed(INT4, activations={"num_bits": 8}), "activations are to be quantized too"),
         (compressed(INT4, INT4 | {"group_size": 32}), r"modules differ in their settings \(config_groups\)"),
-        (compressed(INT4, FLOAT8), "to 4-bit int and 8-bit float are not supported"),
+        (compressed(INT4, FLOAT8), "to 4-bit int and 8-bit float are not supported: modules differ in their settings"),
         (compressed(INT4 | {"strategy": "tensor"}), "the strategy is tensor"),
         (compressed(FLOAT8, sparsity_config={"format": "sparse-24-bitmask"}), "sparse"),
         (compressed(INT4, transform_config={"config_groups": {"R3": {}}}), "transform_config"),
@@ -91,5 +91,5 @@ def test_a_native_model_is_not_tried_through_transformers_which_would_hide_the_r
     make_model(tmp_path, "llama-mqa")
     config = tmp_path / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": AWQ | {"bits": 3}}))
-    with pytest.raises(UnsupportedModelError, match="quantized by awq are not supported: they have 3 bits"):
+    with pytest.raises(UnsupportedModelError, match="quantized by awq are not supported: 3-bit weights"):
         load_config(ModelFiles("test", tmp_path))

@@ -6,8 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
-FP8_MAX = tl.constexpr(448.0)
-"""Largest finite float8_e4m3fn."""
+from inflight_engine.models.ops import FP8_MAX
+
+_FP8_MAX = tl.constexpr(FP8_MAX)
 
 
 @triton.jit
@@ -17,7 +18,7 @@ def to_cache(
     """Convert [heads, dims]; to fp8 divided by each head's scale, and what is out of its range is as far as it goes."""
     if dtype == tl.float8e4nv:
         scale = tl.load(scales + heads, mask=heads < KV_HEADS, other=1.0)
-        x = tl.clamp(x.to(tl.float32) / scale, -FP8_MAX, FP8_MAX)
+        x = tl.clamp(x.to(tl.float32) / scale, -_FP8_MAX, _FP8_MAX)
     return x.to(dtype)
 
 
