@@ -239,7 +239,7 @@ def test_a_fit_that_no_simulation_takes_is_not_written(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "is empty"), (b"hello\n", "is no recording"), (gzip.compress(b"[1]\n"), "is no recording")],
+    [(b"", "is empty"), (b"hello\n", "is no recording"), (gzip.compress(b"[1]\n", mtime=0), "is no recording")],
 )
 def test_what_is_no_recording_is_named_with_exit_status_2(tmp_path, capsys, content, message):
     path = tmp_path / "run.gz"
