@@ -255,7 +255,8 @@ class Driver:
         from that is worth nothing. Returns the requests to be ended."""
         steps = [step] if self.under_way is None else [step, self.under_way]
         slots = [slot for slot in step.owners if slot in failing]
-        failed = [step.owners[slot] for slot in slots]
+        # One that an earlier failure has put back starts anew anyway.
+        failed = [step.owners[slot] for slot in slots if slot not in step.put_back]
         spoiled, lost = set(failed), set()
         misled: dict[int, None] = {}
         for each in steps:
