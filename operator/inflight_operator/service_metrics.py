@@ -260,15 +260,18 @@ _Rows = Iterable[tuple[ServiceKey, tuple[str, ...], float | None]]
 
 def _gauges(name: str, text: str, labels: Sequence[str], rows: _Rows) -> GaugeMetricFamily:
     family = GaugeMetricFamily(name, text, labels=(*_LABELS, *labels))
-    for key, more, value in rows:
-        if value is not None:
-            family.add_metric((*key, *more), value)
+    for values, value in _known(rows):
+        family.add_metric(values, value)
     return family
 
 
 def _counters(name: str, text: str, labels: Sequence[str], rows: _Rows) -> CounterMetricFamily:
     family = CounterMetricFamily(name, text, labels=(*_LABELS, *labels))
-    for key, more, value in rows:
-        if value is not None:
-            family.add_metric((*key, *more), value)
+    for values, value in _known(rows):
+        family.add_metric(values, value)
     return family
+
+
+def _known(rows: _Rows) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Values of all labels, and the value, of the rows that have one."""
+    return (((*key, *more), value) for key, more, value in rows if value is not None)

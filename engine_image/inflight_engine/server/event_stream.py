@@ -108,7 +108,7 @@ class EventStream:
         chunks = [] if self._started else [self._answer.first()]
         ended = complete = False
         pieces = [(generation, generation.take()) for generation in changed]
-        if sum(piece.num_scored for _, piece in pieces) >= MANY_SCORED_TOKENS:
+        if sum(piece.num_scored for _, piece in pieces) >= MANY_SCORED_TOKENS and call.error is None:
             chunks += await asyncio.to_thread(self._format, pieces)
             await self._send_events(chunks, more=True)
             self._unwritten.update(dict.fromkeys(changed))  # also those that have ended: that is to be written

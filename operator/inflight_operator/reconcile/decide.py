@@ -10,7 +10,7 @@ from inflight_operator.decide.conditions import Finding, Metrics, Status, find_c
 from inflight_operator.decide.decision import Decision, Reason
 from inflight_operator.decide.draining import deletion_costs
 from inflight_operator.decide.foreign_fit import ForeignFit
-from inflight_operator.decide.pods import Pods, Replicas, classify, count_replicas
+from inflight_operator.decide.pods import Pods, classify, count_replicas
 from inflight_operator.decide.scaling import Ask, ScalingDecision, ScalingObservation, decide_scaling
 from inflight_operator.decide.sentences import sentence
 from inflight_operator.decide.tuning import TuningMode, decide_tuning
@@ -54,7 +54,7 @@ class _Scaled:
 
     decision: ScalingDecision
     memory: Memory
-    counts: Replicas
+    blocked: int
     sizing: Sizing | None
 
 
@@ -97,7 +97,7 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
         findings=_findings(snapshot, memory, pods, scaling, template, {pod.uid for pod, _ in behind}),
         memory=memory,
         measured=shown,
-        counts=scaled.counts,
+        blocked=scaled.blocked,
         sizing=scaled.sizing,
         tell=behind,
         deletion_costs=_deletion_costs(snapshot, memory),
@@ -146,7 +146,7 @@ def _replicas(snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured) -
     elif any(field.startswith(_SCALING) for field in snapshot.unread):
         wanted = max(wanted, ordered)  # bounds that cannot be read are no reason to remove replicas
     sizing = sizing_of(capacity.reason) if capacity is not None else None
-    return _Scaled(decision, replace(memory, replicas=wanted, scaling=history), replicas, sizing)
+    return _Scaled(decision, replace(memory, replicas=wanted, scaling=history), replicas.blocked, sizing)
 
 
 def _capacity(

@@ -9,7 +9,6 @@ from typing import Literal
 from inflight_operator.decide.autopilot import Sizing
 from inflight_operator.decide.conditions import Finding
 from inflight_operator.decide.decision import Decision
-from inflight_operator.decide.pods import Replicas
 from inflight_operator.limits import LimitsInForce
 from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.memory import CanaryInForce, Memory
@@ -40,7 +39,7 @@ class Plan:
     upgrade: where the service stands with a newer engine release; None without one.
     memory: for the next round.
     measured: over the window, for the status.
-    counts: what the ordered replicas count for.
+    blocked: replicas that will not become ready unless something is done about them.
     sizing: demand against what a replica carries; None while no cost model sizes it.
     """
 
@@ -53,7 +52,7 @@ class Plan:
     findings: tuple[Finding, ...]
     memory: Memory
     measured: Measured
-    counts: Replicas
+    blocked: int
     sizing: Sizing | None = None
     canary: CanaryInForce | None = None
     tell: tuple[tuple[PodView, LimitsInForce], ...] = ()

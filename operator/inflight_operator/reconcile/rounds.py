@@ -89,7 +89,7 @@ class _Known:
 
     reading: _Reading
     memory: Memory
-    attainment: Attainment = field(default_factory=Attainment)
+    attainment: Attainment | None = None
     written: Written = field(default_factory=Written)
     reported: Reported = field(default_factory=Reported)
 
@@ -215,13 +215,14 @@ class Rounds:
         for decision in plan.decisions:
             self._metrics.decisions.labels(decision.kind, decision.reason.code).inc()
         shown = shown_of(snapshot, plan)
-        known.attainment = known.attainment.with_samples(
-            snapshot.fresh, {pod.uid for pod in snapshot.pods}, shown.ttft_target, shown.tpot_target
-        )
-        # Without spec.slo no latency was promised.
-        attainment = None if snapshot.service.spec.slo is None else known.attainment
+        if snapshot.service.spec.slo is None:
+            known.attainment = None  # no latency was promised
+        else:
+            known.attainment = (known.attainment or Attainment()).with_samples(
+                snapshot.fresh, {pod.uid for pod in snapshot.pods}, shown.ttft_target, shown.tpot_target
+            )
         findings = findings_after(plan, outcome)
-        self._metrics.of_services.show(key, shown, findings, attainment, plan.decisions)
+        self._metrics.of_services.show(key, shown, findings, known.attainment, plan.decisions)
 
     def _forget(self, key: ServiceKey) -> None:
         self._pool.forget(key)

@@ -20,7 +20,7 @@ def shown_of(snapshot: Snapshot, plan: Plan) -> Shown:
         replicas=plan.replicas,
         ready=ready,
         unmeasured=ready - len(fresh),
-        blocked=plan.counts.blocked,
+        blocked=plan.blocked,
         waiting=sum(one.waiting for one in fresh),
         running=sum(one.running for one in fresh),
         kv_utilization=sum(one.kv_usage for one in fresh) / len(fresh) if fresh else 0.0,
