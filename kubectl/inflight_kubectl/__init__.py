@@ -1,0 +1,1 @@
+"""`kubectl inflight`: what people ask of a fleet, from a terminal."""
