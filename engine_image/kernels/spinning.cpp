@@ -66,9 +66,11 @@ int64_t run_delay() {
 
 }  // namespace inflight
 
-// The nanoseconds of spinning after so many observations, of a team that begins with them.
-INFLIGHT_EXPORT int64_t inflight_spinning_after(const int64_t* computed, const int64_t* delayed, int64_t count) {
+// The nanoseconds of spinning after so many observations, of a team that begins with them, and after so many waits of
+// the next run that were longer.
+INFLIGHT_EXPORT int64_t inflight_spinning_after(const int64_t* computed, const int64_t* delayed, int64_t count,
+                                                int outlasted) {
   inflight::Spinning spinning;
   for (int64_t i = 0; i < count; i++) spinning.observe(computed[i], delayed[i]);
-  return spinning.nanoseconds();
+  return inflight::Spinning::shortened(spinning.nanoseconds(), outlasted);
 }

@@ -42,11 +42,11 @@ void wake_all(std::atomic<uint32_t>* word) {
 
 }  // namespace
 
-void WaitWord::wait_while(uint32_t old, int64_t spin_nanoseconds) {
+bool WaitWord::wait_while(uint32_t old, int64_t spin_nanoseconds) {
   int64_t begin = 0;
   for (int64_t time = 0; time <= begin + spin_nanoseconds;) {
     for (int i = 0; i < 16; i++) {
-      if (value() != old) return;
+      if (value() != old) return false;
       spin_pause();
     }
     time = now();
@@ -55,6 +55,7 @@ void WaitWord::wait_while(uint32_t old, int64_t spin_nanoseconds) {
   sleepers_.fetch_add(1);
   while (word_.load() == old) sleep_while(&word_, old);
   sleepers_.fetch_sub(1);
+  return true;
 }
 
 void WaitWord::advance() {
@@ -106,6 +107,10 @@ void Team::run_erased(Erased call, const void* fn) {
   if (size_ == 1) return run_part(&workers_[0]);
   const int64_t begin = now();
   observing_ = begin > last_observed_ + kObserveNanoseconds;
+  if (observing_) {
+    outlasted_.store(0, std::memory_order_relaxed);
+    spin_nanoseconds_.store(spinning_.nanoseconds(), std::memory_order_relaxed);
+  }
   start_.advance();
   run_part(&workers_[0]);
   if (observing_) observe(begin);
@@ -117,7 +122,6 @@ void Team::observe(int64_t begin) {
   for (int tid = 0; tid < size_ && delayed >= 0; tid++)
     delayed = workers_[tid].delayed < 0 ? -1 : delayed + workers_[tid].delayed;
   spinning_.observe((last_observed_ - begin) * size_, delayed);
-  spin_nanoseconds_.store(spinning_.nanoseconds(), std::memory_order_relaxed);
 }
 
 void Team::barrier() {
@@ -127,7 +131,9 @@ void Team::barrier() {
     next_.store(0, std::memory_order_relaxed);
     passed_.advance();
   } else {
-    passed_.wait_while(passed, spin_nanoseconds_.load(std::memory_order_relaxed));
+    const int64_t spin = spin_nanoseconds_.load(std::memory_order_relaxed);
+    if (passed_.wait_while(passed, spin))
+      spin_nanoseconds_.store(Spinning::shortened(spin, outlasted_.fetch_add(1) + 1), std::memory_order_relaxed);
   }
 }
 

@@ -14,7 +14,7 @@ namespace inflight {
 class WaitWord {
  public:
   uint32_t value() const { return word_.load(std::memory_order_acquire); }
-  void wait_while(uint32_t old, int64_t spin_nanoseconds);
+  bool wait_while(uint32_t old, int64_t spin_nanoseconds);  // whether it slept
   void advance();  // to the next value; wakes all
 
  private:
@@ -70,6 +70,7 @@ class Team {
   int64_t last_observed_ = 0;  // when such a run ended
   Spinning spinning_;
   std::atomic<int64_t> spin_nanoseconds_{spinning_.nanoseconds()};
+  std::atomic<int> outlasted_{0};  // waits at barriers that ended in a sleep, since the start of the last observed run
   WaitWord start_;
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) WaitWord passed_;

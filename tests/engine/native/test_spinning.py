@@ -16,12 +16,12 @@ STEP = 2 * 12 * MS
 """Two threads in a step of 12 ms."""
 
 
-def spinning_after(observations):
-    """`observations`: (computed, delayed) in nanoseconds."""
+def spinning_after(observations, outlasted=0):
+    """`observations`: (computed, delayed) in nanoseconds. `outlasted`: waits of the next run that were longer."""
     kernels = library()
     kernels.inflight_spinning_after.restype = ctypes.c_int64
     columns = [(ctypes.c_int64 * len(observations))(*column) for column in zip(*observations, strict=True)]
-    return kernels.inflight_spinning_after(*(columns or [None, None]), ctypes.c_int64(len(observations)))
+    return kernels.inflight_spinning_after(*(columns or [None, None]), ctypes.c_int64(len(observations)), outlasted)
 
 
 def test_threads_spin_for_a_little_before_anything_is_known():
@@ -47,6 +47,19 @@ def test_threads_hardly_spin_while_others_compute_on_their_cores_and_long_again_
     assert spinning_after(together + [(STEP, 0)] * 20) == ALONE
 
 
+def test_one_long_wait_in_a_run_is_noise_and_after_two_its_threads_spin_for_a_little():
+    alone = [(STEP, 0)] * 20
+    assert spinning_after(alone, outlasted=1) == ALONE
+    assert spinning_after(alone, outlasted=2) == UNKNOWN
+    assert spinning_after(alone, outlasted=150) == UNKNOWN
+
+
+def test_long_waits_do_not_make_threads_spin_longer():
+    together = [(2 * STEP, STEP)] * 20
+    assert spinning_after(together, outlasted=150) == CROWDED
+    assert spinning_after([], outlasted=150) == UNKNOWN
+
+
 @pytest.mark.parametrize("before", [(STEP, 0), (STEP, STEP // 2)])
 def test_between_the_two_it_stays_as_it_is(before):
     known = [before] * 20
@@ -57,6 +70,6 @@ def test_a_kernel_that_does_not_say_makes_threads_spin_for_a_little():
     assert spinning_after([(STEP, 0)] * 20 + [(STEP, -1)]) == UNKNOWN
 
 
-@given(st.lists(st.tuples(st.integers(1, 10**10), st.integers(-1, 10**10)), max_size=50))
-def test_threads_always_spin_for_one_of_three_times(observations):
-    assert spinning_after(observations) in (UNKNOWN, ALONE, CROWDED)
+@given(st.lists(st.tuples(st.integers(1, 10**10), st.integers(-1, 10**10)), max_size=50), st.integers(0, 200))
+def test_threads_always_spin_for_one_of_three_times(observations, outlasted):
+    assert spinning_after(observations, outlasted) in (UNKNOWN, ALONE, CROWDED)
