@@ -178,7 +178,8 @@ def server_config(**changes):
         "drain_delay": 0.0,
         "drain_timeout": 1.0,
         "limits_file": None,
-        "log_level": "info",
+        "access_log": None,
+        "tracing": None,
     }
     return ServerConfig(**{**values, **changes})
 

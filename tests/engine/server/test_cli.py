@@ -103,7 +103,7 @@ def test_every_flag_reaches_the_configuration():
     assert config.generation_config == "none"
     assert (config.bounds.max_requests, config.bounds.max_tokens) == (6, 77)
     assert (config.shed_after, config.queue_timeout, config.request_timeout) == (8, 1.5, 2.5)
-    assert (config.drain_delay, config.drain_timeout, config.log_level) == (3, 4, "debug")
+    assert (config.drain_delay, config.drain_timeout, config.engine.log_level) == (3, 4, "debug")
 
 
 @pytest.mark.parametrize(
