@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from opentelemetry import propagate
 from opentelemetry.context import Context
@@ -18,6 +19,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, format_span_
 from starlette.types import Scope
 
 from inflight_engine.server.exchange import Exchange
+from inflight_engine.server.generation import Generation
 from inflight_engine.server.observability_flags import PROBE_PATHS
 from inflight_engine.server.request_phases import PREEMPTED, PREFILL, request_phases
 from inflight_engine.server.span_attributes import first_attributes, last_attributes
@@ -28,6 +30,24 @@ MAX_CHOICES = 32
 log = logging.getLogger(__name__)
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
+
+
+class _WallClock:
+    """Moments of the monotonic clock as nanoseconds since the epoch. All moments of a trace go by one instance, so steps
+    of the system's clock while a request runs change no durations."""
+
+    __slots__ = ("_offset",)
+
+    def __init__(self) -> None:
+        self._offset = time.time_ns() - time.monotonic_ns()
+
+    def at(self, seconds: float) -> int:
+        return self._offset + round(seconds * 1e9)
+
+
+class _Traced(NamedTuple):
+    span: Span
+    clock: _WallClock
 
 
 class HeaderGetter(Getter[RawHeaders]):
@@ -58,31 +78,33 @@ class Spans:
         if scope["path"] in PROBE_PATHS:
             return "", ""
         try:
+            clock = _WallClock()
             context = propagate.extract(scope["headers"], Context(), self._getter)
             span = self._tracer.start_span(
                 scope["method"],
                 context,
                 kind=SpanKind.SERVER,
                 attributes=first_attributes(exchange, scope),
-                start_time=_wall_clock(exchange.began, time.monotonic(), time.time_ns()),
+                start_time=clock.at(exchange.began),
             )
         except Exception:
             log.exception("a request has no trace")
             return "", ""
-        exchange.span = span
+        exchange.span = _Traced(span, clock)
         ids = span.get_span_context()
         return format_trace_id(ids.trace_id), format_span_id(ids.span_id)
 
     def end(self, exchange: Exchange, scope: Scope) -> None:
-        span: Span | None = exchange.span
-        if span is None or not span.is_recording():
+        traced: _Traced | None = exchange.span
+        if traced is None or not traced.span.is_recording():
             return
         try:
-            self._end(span, exchange, scope)
+            self._end(traced, exchange, scope)
         except Exception:
             log.exception("a request has no complete trace")
 
-    def _end(self, span: Span, exchange: Exchange, scope: Scope) -> None:
+    def _end(self, traced: _Traced, exchange: Exchange, scope: Scope) -> None:
+        span, clock = traced
         route = getattr(scope.get("route"), "path", None)
         if route is not None:
             span.update_name(f"{scope['method']} {route}")
@@ -90,27 +112,19 @@ class Spans:
         if exchange.failed:
             error = None if exchange.call is None else exchange.call.error
             span.set_status(Status(StatusCode.ERROR, None if error is None else error.message))
-        now, wall = time.monotonic(), time.time_ns()
         if exchange.call is not None:
             context = set_span_in_context(span, Context())
             for choice in exchange.call.choices[:MAX_CHOICES]:
-                self._phases(context, choice.request.index, exchange, now, wall)
-        span.end(_wall_clock(exchange.ended, now, wall))
+                self._phases(context, choice, exchange.ended, clock)
+        span.end(clock.at(exchange.ended))
 
-    def _phases(self, context: Context, index: int, exchange: Exchange, now: float, wall: int) -> None:
-        assert exchange.call is not None
+    def _phases(self, context: Context, choice: Generation, ended: float, clock: _WallClock) -> None:
         resumes = False
-        for phase in request_phases(exchange.call.choices[index], exchange.ended):
-            attributes: dict[str, int | bool] = {"inflight.choice": index}
+        for phase in request_phases(choice, ended):
+            attributes: dict[str, int | bool] = {"inflight.choice": choice.request.index}
             if phase.name == PREFILL and resumes:
                 attributes["inflight.resumed"] = True
             resumes = phase.name == PREEMPTED
-            began = _wall_clock(phase.began, now, wall)
+            began = clock.at(phase.began)
             child = self._tracer.start_span(phase.name, context, attributes=attributes, start_time=began)
-            child.end(_wall_clock(phase.ended, now, wall))
-
-
-def _wall_clock(at: float, now: float, wall: int) -> int:
-    """Nanoseconds since the epoch of a moment on the monotonic clock, which reads `now` while the other reads
-    `wall`."""
-    return wall - round((now - at) * 1e9)
+            child.end(clock.at(phase.ended))

@@ -137,7 +137,7 @@ class FakeEngine(asyncio.Protocol):
     def die(self):
         self._transport.close()
 
-    def report(self, admitted=(), tokens=None, finished=(), logprobs=(), prompt_logprobs=(), **stats):
+    def report(self, admitted=(), tokens=None, finished=(), logprobs=(), prompt_logprobs=(), preempted=(), **stats):
         tokens = tokens or {}
         self._steps += 1
         self.send(
@@ -150,6 +150,7 @@ class FakeEngine(asyncio.Protocol):
                 [Finished(request_id, reason) for request_id, reason in finished],
                 StepStats(**{**dict.fromkeys(StepStats.__struct_fields__, 0), **stats}),
                 list(prompt_logprobs),
+                list(preempted),
             )
         )
 
