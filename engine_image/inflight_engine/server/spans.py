@@ -33,8 +33,8 @@ RawHeaders = Iterable[tuple[bytes, bytes]]
 
 
 class _WallClock:
-    """Moments of the monotonic clock as nanoseconds since the epoch. All moments of a trace go by one instance, so steps
-    of the system's clock while a request runs change no durations."""
+    """Moments of the monotonic clock as nanoseconds since the epoch. All moments of a trace go by one instance, so
+    steps of the system's clock while a request runs change no durations."""
 
     __slots__ = ("_offset",)
 
