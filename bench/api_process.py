@@ -1,14 +1,15 @@
 """What one API process carries: tokens/s and streams, with an engine process that computes nothing.
 
     python -m bench.api_process [--streams N ...] [--tokens N] [--step-ms MS | --rate N | --saturated] [--together N]
-        [--whole] [--profile]
+        [--whole] [--profile] [--server FLAGS]
 
 A stand-in for the engine process sends a token for each stream in every step, over the real socket and in the real
 messages; clients in a process of their own read the answers. By default steps are so slow that every token is an event
 of its own, as under a real engine that the API process keeps up with. `--rate` offers so many tokens/s to all streams
 together. With `--saturated` steps are sent as fast as the API process reads them, which is then always behind: tokens
 of a stream that are there together share an event. `--together` sends so many steps at once, as they are there after
-the API process was busy with other streams for so long: what an event of so many tokens costs.
+the API process was busy with other streams for so long: what an event of so many tokens costs. `--server` gives flags
+to the server, as in `--server="--enable-access-log --log-format json"`.
 
 The figure is the CPU time of the API process for each token, and tokens/s is what a core of its own carries at that;
 unlike seconds on the clock it means something while others use the machine. The CPU time of a request is all that
@@ -24,6 +25,7 @@ import http.client
 import multiprocessing
 import os
 import pstats
+import shlex
 import signal
 import socket
 import time
@@ -35,6 +37,7 @@ import numpy as np
 
 from bench.machine import cpu_model
 from bench.served import MODEL
+from inflight_engine import logs
 from inflight_engine.channel import FrameDecoder, encode
 from inflight_engine.messages import AddRequest, Admission, CancelRequest, EngineReady, Finished, StepReport, StepStats
 from inflight_engine.models.source import resolve
@@ -63,10 +66,12 @@ class _CountingEngine(EngineProcess):
         self.socket.close()
 
 
-def _serve(sock: socket.socket, listener: socket.socket, profile: bool) -> None:
+def _serve(sock: socket.socket, listener: socket.socket, profile: bool, flags: Sequence[str]) -> None:
     parser = argparse.ArgumentParser()
     add_serve_flags(parser)
-    config = server_config(parser.parse_args([MODEL, "--max-queued-requests=100000"]))
+    config = server_config(parser.parse_args([MODEL, "--max-queued-requests=100000", *flags]))
+    if flags:
+        logs.configure(config.engine.log_format, config.engine.log_level)
     profiler = cProfile.Profile()
     if profile:
         profiler.enable()
@@ -174,7 +179,14 @@ class Cost(NamedTuple):
 
 
 def measure(
-    streams: int, tokens: int, step_seconds: float, *, together: int = 1, whole: bool = False, profile: bool = False
+    streams: int,
+    tokens: int,
+    step_seconds: float,
+    *,
+    together: int = 1,
+    whole: bool = False,
+    profile: bool = False,
+    server: Sequence[str] = (),
 ) -> Cost:
     """What `streams` answers of `tokens` cost.
 
@@ -183,12 +195,13 @@ def measure(
         together: steps that are sent at once.
         whole: answers are not streamed.
         profile: print where the API process spends its time.
+        server: flags of the server.
     """
     text = load_tokenizer(resolve(MODEL)).encode(_TEXT)
     ours, theirs = socket.socketpair()
     listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
     context = multiprocessing.get_context("fork")
-    api = context.Process(target=_serve, args=(theirs, listener, profile))
+    api = context.Process(target=_serve, args=(theirs, listener, profile, server))
     api.start()
     theirs.close()
     engine = _Engine(ours, streams)
@@ -223,12 +236,23 @@ def main() -> None:
     parser.add_argument("--together", type=int, default=1, help="steps that are sent at once")
     parser.add_argument("--whole", action="store_true", help="answers are not streamed")
     parser.add_argument("--profile", action="store_true", help="print where the API process spends its time")
+    parser.add_argument(
+        "--server", type=shlex.split, default=[], metavar="FLAGS", help="flags of inflight-engine serve"
+    )
     flags = parser.parse_args()
     print(cpu_model())
     print(f"{'streams':>8}{'us of CPU a request':>22}{'a token':>10}{'tokens/s of a core':>20}{'events a token':>18}")
     for streams in flags.streams:
         step = _step_seconds(flags, streams)
-        cost = measure(streams, flags.tokens, step, together=flags.together, whole=flags.whole, profile=flags.profile)
+        cost = measure(
+            streams,
+            flags.tokens,
+            step,
+            together=flags.together,
+            whole=flags.whole,
+            profile=flags.profile,
+            server=flags.server,
+        )
         print(
             f"{streams:>8}{cost.request * 1e6:>22.0f}{cost.token * 1e6:>10.1f}{1 / cost.token:>20,.0f}"
             f"{cost.events:>18.2f}"

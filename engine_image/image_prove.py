@@ -23,6 +23,8 @@ SERVING_MODULES = (
     "huggingface_hub",
     "jinja2",
     "msgspec",
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "opentelemetry.sdk.trace",
     "prometheus_client",
     "safetensors.torch",
     "tokenizers",

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
+from inflight_engine import logs
 from inflight_engine import placement as placing
 from inflight_engine.server.process import EngineProcess
 
@@ -85,12 +86,7 @@ def _run(arguments: list[str], process: EngineProcess | None) -> int:
 
 def serve(config: ServerConfig, process: EngineProcess) -> int:
     """Serve until told to stop."""
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
-    # Of the libraries below only warnings are news.
-    for name in ("uvicorn", "httpx", "asyncio"):
-        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
+    logs.configure(config.engine.log_format, config.engine.log_level)
     listeners: list[socket.socket] = []
     ports = {"listening": config.port, "admin calls": config.admin_port}
     for what, port in ports.items():
@@ -99,7 +95,7 @@ def serve(config: ServerConfig, process: EngineProcess) -> int:
         try:
             listeners.append(listen(config.host, port))
         except OSError as error:
-            return _failed(f"cannot listen on {config.host} port {port}: {error.strerror or error}")
+            return _failed(config, f"cannot listen on {config.host} port {port}: {error.strerror or error}")
         logging.info("%s on %s port %d", what, *listeners[-1].getsockname()[:2])
     # A text is one piece of work: the tokenizers library computes it in the thread that asks, not in a pool of its own.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -110,7 +106,7 @@ def serve(config: ServerConfig, process: EngineProcess) -> int:
     from inflight_engine.server.run import run
 
     failure = run(config, process, *listeners)
-    status = 0 if failure is None else _failed(failure)
+    status = 0 if failure is None else _failed(config, failure)
     sys.stdout.flush()
     sys.stderr.flush()
     # Not sys.exit: it would wait for threads of libraries that still download a model.
@@ -133,9 +129,13 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
     os._exit(0)
 
 
-def _failed(sentence: str) -> int:
+def _failed(config: ServerConfig, sentence: str) -> int:
     # The last line: Kubernetes shows the end of the log as the reason of a pod's end.
-    print("error:", " ".join(sentence.split()), file=sys.stderr, flush=True)
+    line = " ".join(sentence.split())
+    if config.engine.log_format == "json":
+        logging.getLogger("inflight_engine").critical(line)
+    else:
+        print("error:", line, file=sys.stderr, flush=True)
     return 1
 
 

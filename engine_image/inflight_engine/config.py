@@ -46,6 +46,7 @@ class EngineConfig:
         swap_space: bytes of host memory for the KV cache of preempted requests; 0: they are recomputed.
         record: file to which arrivals and decisions are recorded, to be replayed; None: no recording.
         seed: base of the random streams of requests that bring no seed.
+        log_level, log_format: as in `logs.configure`, of all processes.
     """
 
     model: str
@@ -80,6 +81,8 @@ class EngineConfig:
     prefix_caching: bool = True
     record: str | None = None
     seed: int = 0
+    log_level: str = "info"
+    log_format: str = "text"
 
     @property
     def ttft_per_token(self) -> float:

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from inflight_cost.model import StepWork
+from inflight_engine import logs
 from inflight_engine.cost_fit.online import OnlineFit
 from inflight_engine.measurements import Measurements
 from inflight_engine.messages import (
@@ -145,7 +146,7 @@ class Engine:
         step = self._in_flight or self._launch()
         self._in_flight = None
         if step is None:
-            return self._reports.without_tokens(-1, [], self._take_ended())
+            return self._reports.outside_steps(self._take_ended())
         ahead = self._runner.lookahead and step.error is None
         if ahead:
             self._in_flight = self._launch()
@@ -221,7 +222,7 @@ class Engine:
         self._measurements.observe(step.work, started=step.started, done=done, seconds=seconds, computing=computing)
         self._collected, self._done = collected, done
         for request in failed:
-            self._cancel(request.request_id, FinishReason.OUT_OF_MEMORY)
+            self._end_failed(request, FinishReason.OUT_OF_MEMORY)
         reports = [Finished(each.request_id, FinishReason.OUT_OF_MEMORY) for each in failed]
         reports += [finished(each) for each in ended if each not in failed]
         return self._reports.of(
@@ -265,9 +266,9 @@ class Engine:
                 observer.failed(self._in_flight.plan, 0.0)
         self._in_flight = None
         for request in failed:
-            self._cancel(request.request_id, reason)
+            self._end_failed(request, reason)
         ended = self._take_ended() + [finished(each) for each in failed]
-        return self._reports.without_tokens(plan.step, step.admitted, ended)
+        return self._reports.failed(plan, step.admitted, ended)
 
     def _take_ended(self) -> list[Finished]:
         ended, self._ended = self._ended, []
@@ -284,16 +285,24 @@ class Engine:
             tenant=message.tenant,
             cache_salt=message.cache_salt,
             predicted_tokens=message.predicted_tokens,
+            external_id=message.external_id,
         )
         try:
             self._inputs.add(request)
         except ValueError:
             # The API process checks first, so this is a fault between the two; it costs this request only.
-            log.exception("request %d was refused by the scheduler", message.request_id)
+            number, extra = message.request_id, logs.of_request(message.external_id)
+            log.exception("request %d was refused by the scheduler", number, extra=extra)
             self._ended.append(Finished(message.request_id, FinishReason.ERROR))
             return
         if message.resubmitted:
             self._resubmitted.add(message.request_id)
+
+    def _end_failed(self, request: Request, reason: FinishReason) -> None:
+        """End a request that a step failed on."""
+        extra = logs.of_request(request.external_id)
+        log.error("request %d ends with %s: its part of a step failed", request.request_id, reason, extra=extra)
+        self._cancel(request.request_id, reason)
 
     def _cancel(self, request_id: int, reason: FinishReason) -> bool:
         self._resubmitted.discard(request_id)

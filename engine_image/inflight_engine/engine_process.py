@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from inflight_engine import logs
 from inflight_engine import placement as placing
 from inflight_engine.channel import ChannelClosedError, EngineChannel
 from inflight_engine.config import EngineConfig
@@ -138,6 +139,7 @@ def start(channel: EngineChannel) -> Engine | None:
         if not text:
             raise ChannelClosedError("the API process is gone")
         config = msgspec.json.decode(text, type=EngineConfig)
+        logs.configure(config.log_format, config.log_level, process="engine")
         what = f"model {config.model}"
         placement = placing.here(config.num_threads)
         if placement is not None:
@@ -162,12 +164,16 @@ def main() -> int:
     """Exit 0 when told to leave or left alone, 1 when the engine cannot go on."""
     let_threads_sleep()
     let_segments_grow()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logs.hold()
     sock = socket.socket(fileno=int(sys.argv[1]))
     channel, started = EngineChannel(sock), threading.Event()
     threading.Thread(target=_leave_if_alone, args=[sock, started], daemon=True).start()
     try:
-        engine = start(channel)
+        try:
+            engine = start(channel)
+        finally:
+            if logs.holding():
+                logs.configure(process="engine")
         started.set()
         if engine is None:
             return 1

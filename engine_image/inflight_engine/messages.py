@@ -19,7 +19,8 @@ from inflight_engine.scheduling.limits import Limits
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True):
     """`prompt_token_ids`: int32 little-endian bytes. `arrival_time`: seconds, system-wide monotonic clock.
-    `resubmitted`: an earlier engine process had it; its start is announced by `Starting`. The rest as in `Request`."""
+    `resubmitted`: an earlier engine process had it; its start is announced by `Starting`.
+    `external_id`: the client's id of the request (X-Request-Id), for log lines. The rest as in `Request`."""
 
     request_id: int
     prompt_token_ids: bytes
@@ -31,6 +32,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True):
     cache_salt: str = ""
     predicted_tokens: int | None = None
     resubmitted: bool = False
+    external_id: str = ""
 
 
 class CancelRequest(msgspec.Struct, frozen=True, tag=True):
@@ -169,6 +171,7 @@ class StepReport(msgspec.Struct, frozen=True, tag=True):
         finished: after the tokens of this step; a finishing request's last token is among them.
         prompt_logprobs: of the prompts whose requests asked for them. All of a prompt are reported with its first token
             or before; after a preemption some may be reported again.
+        preempted: requests that lost their slot to others in this step.
     """
 
     step: int
@@ -179,6 +182,7 @@ class StepReport(msgspec.Struct, frozen=True, tag=True):
     finished: list[Finished]
     stats: StepStats
     prompt_logprobs: list[PromptLogprobs] = []
+    preempted: list[int] = []
 
 
 class Configured(msgspec.Struct, frozen=True, tag=True):

@@ -99,6 +99,7 @@ class Request:
         order: place in the order of arrival; the scheduler sets it when the request is added.
         latest_start: until when it must start to keep its TTFT target, on the clock of `arrival_time`; the scheduler
             sets it when the request is added. Infinite: it has no target, or the policy does not order by it.
+        external_id: what its client calls it, for log lines.
         output_token_ids: tokens generated so far, kept here only while the request has no slot.
         num_computed_tokens: tokens whose keys and values are in `host_block_ids`, while SWAPPED; otherwise 0.
         block_hashes: chained content hashes of its leading full blocks, prompt first; empty without a prefix cache.
@@ -113,6 +114,7 @@ class Request:
     tenant: str = ""
     cache_salt: str = ""
     predicted_tokens: int | None = None
+    external_id: str = ""
 
     state: RequestState = RequestState.WAITING
     slot: int = -1

@@ -29,9 +29,14 @@ class StepReports:
         self._slots: Slots | None = None
         self._slots_bytes = b""
 
-    def without_tokens(self, step: int, admitted: list[Admission], ended: list[Finished]) -> StepReport:
-        """Of a step that failed, or of no step (-1)."""
-        return StepReport(step, admitted, b"", b"", [], ended, self._stats(_NO_WORK, 0.0, 0.0))
+    def outside_steps(self, ended: list[Finished]) -> StepReport:
+        """Of no step."""
+        return StepReport(-1, [], b"", b"", [], ended, self._stats(_NO_WORK, 0.0, 0.0))
+
+    def failed(self, plan: StepPlan, admitted: list[Admission], ended: list[Finished]) -> StepReport:
+        """Of a step without tokens."""
+        stats = self._stats(_NO_WORK, 0.0, 0.0)
+        return StepReport(plan.step, admitted, b"", b"", [], ended, stats, preempted=_preempted(plan))
 
     def of(
         self,
@@ -61,7 +66,8 @@ class StepReports:
             self._slots, self._slots_bytes = slots, slots.astype(np.int32).tobytes()
         stats = self._stats(work, step_seconds, schedule_seconds)
         slots_bytes = self._slots_bytes
-        return StepReport(plan.step, admitted, slots_bytes, token_ids.tobytes(), logprobs, ended, stats, prompts)
+        tokens = token_ids.tobytes()
+        return StepReport(plan.step, admitted, slots_bytes, tokens, logprobs, ended, stats, prompts, _preempted(plan))
 
     def _stats(self, work: StepWork, step_seconds: float, schedule_seconds: float) -> StepStats:
         scheduler = self._scheduler
@@ -81,6 +87,10 @@ class StepReports:
             decode_kv_tokens=int(work.decode_kv_tokens),
             num_out_of_memory=self.num_out_of_memory,
         )
+
+
+def _preempted(plan: StepPlan) -> list[int]:
+    return [each.request_id for each in plan.preemptions]
 
 
 def finished(request: Request) -> Finished:

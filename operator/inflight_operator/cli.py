@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import logging
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -14,13 +15,14 @@ from typing import get_args
 
 import uvloop
 
+from inflight_operator import logs
 from inflight_operator.admin_key import KEY_SECRET_NAME
 from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.connect import ConnectError
 from inflight_operator.leader import LEASE_NAME
 from inflight_operator.reconcile.upgrades import UpgradeMode
 from inflight_operator.recording.recorder import DEFAULT_MEBIBYTES
-from inflight_operator.render import Manifest
+from inflight_operator.render import EngineObservability, Manifest
 from inflight_operator.runtime import Options, run_operator
 
 EXAMPLE = """\
@@ -34,9 +36,7 @@ exit codes: 0 ended by SIGTERM or SIGINT, 1 it could not start or lost its Lease
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     arguments = _parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for chatty in ("kopf", "kubernetes"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    logs.configure(arguments.log_format, arguments.log_level)
     options = Options(
         kubeconfig=arguments.kubeconfig,
         namespaces=tuple(dict.fromkeys(arguments.namespace)),
@@ -52,12 +52,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         record_decisions=arguments.record_decisions,
         record_services=tuple(arguments.record_service),
         record_size=arguments.record_size,
+        observability=EngineObservability(
+            traces_endpoint=arguments.engine_traces_endpoint,
+            sampling_ratio=arguments.engine_traces_sampling_ratio,
+            log_format=arguments.engine_log_format,
+            access_log=arguments.engine_access_log,
+        ),
     )
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_until_told(options))
     except (ConnectError, KubeApiError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        if arguments.log_format == "json":
+            logging.getLogger("inflight_operator").critical("%s", error)
+        else:
+            print(f"error: {error}", file=sys.stderr)
         return 1
 
 
@@ -168,7 +177,54 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MIB",
         help=f"most disk space of the recording; the oldest file goes first (default: {DEFAULT_MEBIBYTES})",
     )
+    run.add_argument("--log-format", choices=logs.FORMATS, default="text", help="of log lines (default: text)")
+    run.add_argument(
+        "--log-level", choices=logs.LEVELS, default="info", help="least level of log lines (default: info)"
+    )
+    run.add_argument(
+        "--engine-traces-endpoint",
+        type=_collector,
+        default="",
+        metavar="URL",
+        help="OpenTelemetry collector (OTLP over HTTP) of engines whose service names none in spec.engine.tracing;"
+        " running services move to a change as --engine-upgrade says (default: no traces)",
+    )
+    run.add_argument(
+        "--engine-traces-sampling-ratio",
+        type=_share,
+        default=1.0,
+        metavar="RATIO",
+        help="share of their requests that are traced, 0 to 1 (default: 1)",
+    )
+    run.add_argument(
+        "--engine-log-format",
+        choices=logs.FORMATS,
+        default="text",
+        help="of engines whose service sets none in spec.engine.logs (default: text)",
+    )
+    run.add_argument(
+        "--engine-access-log",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="a log line for each request of engines whose service does not set it in spec.engine.logs",
+    )
     return parser
+
+
+def _collector(text: str) -> str:
+    if text and re.fullmatch(r"https?://[^\s/?#]+(/\S*)?", text) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a URL such as http://collector.observability.svc:4318")
+    return text
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+    return share
 
 
 def _peers(text: str) -> tuple[Manifest, ...]:

@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import kopf
@@ -31,7 +31,7 @@ from inflight_operator.observe.scrape import ScrapePool, metrics_session
 from inflight_operator.reconcile.rounds import Rounds, RoundSettings
 from inflight_operator.reconcile.upgrades import UpgradeMode, UpgradePace
 from inflight_operator.recording.recorder import DEFAULT_MEBIBYTES, MEBIBYTE, DecisionRecorder
-from inflight_operator.render import Manifest, Settings
+from inflight_operator.render import EngineObservability, Manifest, Settings
 from inflight_operator.web import Heartbeat, WebServer
 from inflight_operator.workers import Workers, WorkerSettings
 
@@ -59,6 +59,7 @@ class Options:
         record_decisions: folder to record decisions in; None records none.
         record_services: those to record, as NAMESPACE/NAME; empty records all.
         record_size: MiB of all files of the recording together.
+        observability: traces and logs of engines whose service does not set them.
     """
 
     kubeconfig: str | None
@@ -75,6 +76,7 @@ class Options:
     record_decisions: Path | None = None
     record_services: tuple[str, ...] = ()
     record_size: int = DEFAULT_MEBIBYTES
+    observability: EngineObservability = field(default_factory=EngineObservability)
 
 
 async def run_operator(options: Options) -> int:
@@ -249,6 +251,7 @@ def _settings(options: Options, available_apis: frozenset[str]) -> Settings:
         available_apis=available_apis,
         operator_namespace=os.environ.get("POD_NAMESPACE"),
         admin_peers=options.admin_peers,
+        observability=options.observability,
     )
 
 

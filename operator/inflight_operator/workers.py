@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from time import monotonic
 from zlib import crc32
 
+from inflight_operator import logs
 from inflight_operator.metrics import OperatorMetrics
 from inflight_operator.observe.cache import ServiceKey
 from inflight_operator.workqueue import WorkQueue
@@ -85,11 +86,13 @@ class Workers:
             key = await self._queue.take()
             started = monotonic()
             try:
-                done = await self._round_for(key)
+                with logs.about(key):
+                    done = await self._round_for(key)
                 self._metrics.reconciles.labels("done" if done else "failed").inc()
             except Exception:  # whatever one service does, the others go on, and it has its next round in time
                 self._metrics.reconciles.labels("failed").inc()
-                logger.exception("the round of %s failed", key)
+                with logs.about(key):
+                    logger.exception("the round of %s failed", key)
             finally:
                 self._metrics.reconcile_seconds.observe(monotonic() - started)
                 self._round_done()

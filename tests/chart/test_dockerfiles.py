@@ -243,6 +243,8 @@ def test_the_engine_image_proves_what_it_installs():
     modules = {
         "huggingface-hub": "huggingface_hub",
         "jinja2": "jinja2",
+        "opentelemetry-exporter-otlp-proto-http": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+        "opentelemetry-sdk": "opentelemetry.sdk.trace",
         "prometheus-client": "prometheus_client",
         "pyyaml": "yaml",
         "safetensors": "safetensors.torch",

@@ -18,6 +18,12 @@ VALUES = {
     "engine.upgrade.mode": "engine-upgrade",
     "engine.upgrade.servicesAtOnce": "engine-upgrades-at-once",
     "engine.adminPeers": "admin-peers",
+    "engine.tracing.endpoint": "engine-traces-endpoint",
+    "engine.tracing.samplingRatio": "engine-traces-sampling-ratio",
+    "engine.logs.format": "engine-log-format",
+    "engine.logs.accessLog": "engine-access-log",
+    "logs.format": "log-format",
+    "logs.level": "log-level",
     "watchNamespaces": "namespace",
     "recordDecisions.services": "record-service",
     "recordDecisions.size": "record-size",
@@ -63,7 +69,16 @@ def test_a_value_of_the_chart_and_the_operators_flag_have_one_default(path):
     assert (list(default) if isinstance(default, tuple) else default) == chart_value(path)
 
 
-@pytest.mark.parametrize("path", ["interval", "metrics.port", "engine.upgrade.servicesAtOnce", "recordDecisions.size"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "interval",
+        "metrics.port",
+        "engine.upgrade.servicesAtOnce",
+        "engine.tracing.samplingRatio",
+        "recordDecisions.size",
+    ],
+)
 def test_the_operator_takes_the_least_and_the_most_that_the_chart_takes(path):
     flag, schema = VALUES[path], chart_schema(path)
     for bound in (schema["minimum"], schema["maximum"]):
@@ -71,5 +86,6 @@ def test_the_operator_takes_the_least_and_the_most_that_the_chart_takes(path):
         assert getattr(given, flag.replace("-", "_")) == bound
 
 
-def test_the_operator_takes_every_mode_of_upgrades_that_the_chart_takes():
-    assert list(operator_flags()["engine-upgrade"].choices) == chart_schema("engine.upgrade.mode")["enum"]
+@pytest.mark.parametrize("path", ["engine.upgrade.mode", "engine.logs.format", "logs.format", "logs.level"])
+def test_the_operator_takes_every_word_that_the_chart_takes(path):
+    assert list(operator_flags()[VALUES[path]].choices) == chart_schema(path)["enum"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from inflight_engine.config import EngineConfig
 from inflight_engine.server.admission import QueueBounds
+from inflight_engine.server.tracing_config import TracingConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class ServerConfig:
     drain_delay: seconds after SIGTERM in which requests still come in and are taken.
     drain_timeout: seconds after that in which running requests may finish.
     limits_file: live limits to start with; need not exist.
+    access_log: paths whose requests have no line in the access log; None: no request has one.
+    tracing: where spans of requests go; None: requests have no spans.
     """
 
     engine: EngineConfig
@@ -42,4 +45,5 @@ class ServerConfig:
     drain_delay: float
     drain_timeout: float
     limits_file: Path | None
-    log_level: str
+    access_log: frozenset[str] | None
+    tracing: TracingConfig | None

@@ -11,7 +11,7 @@ from inflight_engine.messages import StepReport
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.request import FinishReason
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.generation import Generation
+from inflight_engine.server.generation import Generation, Preempted
 from inflight_engine.server.metrics import EngineMetrics
 
 
@@ -39,6 +39,8 @@ class Dispatcher:
         self._known: dict[int, Generation] = {}
         self._slots: list[Generation | None] = []
         self._last_tokens_at = math.nan
+        self._resumed: list[Generation] = []
+        """Have a slot again after a preemption, and no token since then."""
 
     def __len__(self) -> int:
         """Requests that the engine has not reported as finished."""
@@ -58,6 +60,7 @@ class Dispatcher:
     def start(self, num_slots: int) -> None:
         """An engine process begins."""
         self._slots = [None] * num_slots
+        self._resumed = []
         self._last_tokens_at = math.nan
 
     def forget(self, generation: Generation) -> None:
@@ -81,6 +84,10 @@ class Dispatcher:
         """`now`: seconds, monotonic, when the report came."""
         self._metrics.step(report.stats)
         began = now - report.stats.step_seconds
+        for request_id in report.preempted:
+            preempted = self._known.get(request_id)
+            if preempted is not None and not preempted.done:
+                preempted.preemptions.append(Preempted(max(began, preempted.progress_at)))
         for admission in report.admitted:
             admitted = self._known.get(admission.request_id)
             self._slots[admission.slot] = admitted
@@ -94,6 +101,10 @@ class Dispatcher:
                 if not admitted.wait_counted:
                     admitted.wait_counted = True
                     self._metrics.queue_time.observe(admitted.timings.admitted - admitted.timings.arrived)
+            elif admitted.preemptions and not admitted.done:
+                latest = admitted.preemptions[-1]
+                latest.resumed = max(began, latest.began)
+                self._resumed.append(admitted)
         for prompt_logprobs in report.prompt_logprobs:
             owner = self._slots[prompt_logprobs.slot]
             if owner is not None and not owner.done:
@@ -136,8 +147,21 @@ class Dispatcher:
                 self._on_stop_string(generation)
         if steady:
             metrics.inter_token_latency.observe(now - last, steady)
+        if self._resumed:
+            self._resumed = [generation for generation in self._resumed if not _caught_up(generation, now)]
         metrics.generation_tokens += count
         self._last_tokens_at = now
+
+
+def _caught_up(generation: Generation, now: float) -> bool:
+    """Whether a resumed request needs no more watching: its next token came now, or it ended or lost its slot again."""
+    latest = generation.preemptions[-1] if generation.preemptions else None
+    if latest is None or latest.resumed is None or generation.done:
+        return True
+    if generation.last_token_at != now:
+        return False
+    latest.next_token = now
+    return True
 
 
 def _engine_error(reason: FinishReason) -> ApiError | None:

@@ -12,6 +12,7 @@ from fastapi import Depends, Request
 
 from inflight_engine.server.call import Call
 from inflight_engine.server.errors import ApiError, bad_request
+from inflight_engine.server.exchange import exchange_of
 from inflight_engine.server.fields import Conversation, GenerationFields, PlainText, Prompt
 from inflight_engine.server.generation import GenerationRequest
 from inflight_engine.server.inbox import Inbox
@@ -44,6 +45,8 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
     scheduling = scheduling_of(
         body, http.headers, config.engine.classes, trust_tenant_header=config.trust_tenant_header
     )
+    exchange = exchange_of(http.scope)
+    exchange.scheduling = scheduling
     prompts, n = body.prompts(), body.n or 1
     service.refuse_if_full(scheduling.service_class, len(prompts) * n)
     tokenizer, facts = service.model
@@ -72,10 +75,13 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
                     streaming=bool(body.stream),
                     echo=echo,
                     prompt_only=body.asked_max_tokens() == 0,
+                    external_id=exchange.request_id,
                 )
             )
     inbox = Inbox(service.deliveries)
-    return Call(service.submit(requests, arrived, inbox), inbox, sum(map(len, token_ids.values())), n)
+    call = Call(service.submit(requests, arrived, inbox), inbox, sum(map(len, token_ids.values())), n)
+    exchange.call = call
+    return call
 
 
 async def encode(tokenizer: Tokenizer, prompts: Mapping[str, Prompt]) -> dict[str, list[int]]:

@@ -75,4 +75,5 @@ def add_request(request: GenerationRequest, arrived: float, *, resubmitted: bool
         # More than it may generate, it will not.
         predicted_tokens=None if predicted is None else min(predicted, sampling.max_tokens),
         resubmitted=resubmitted,
+        external_id=request.external_id,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from inflight_engine.server.observability_flags import tracing_config
+
 
 def wrong_combination(flags: argparse.Namespace) -> str | None:
     """A sentence; None: nothing is."""
@@ -13,4 +15,8 @@ def wrong_combination(flags: argparse.Namespace) -> str | None:
         return "--no-serving-metrics needs --admin-port: /metrics would be nowhere"
     if flags.admin_port and flags.admin_port == flags.port:
         return f"--admin-port and --port are both {flags.port}: give admin calls a port of their own, or none"
+    try:
+        tracing_config(flags)
+    except ValueError as error:
+        return str(error)
     return None

@@ -44,6 +44,7 @@ class GenerationRequest:
         streaming: tokens are handed over as they come, not at the end.
         echo: the prompt's text, with which the answer begins; None: it does not.
         prompt_only: what the engine samples is not part of the answer.
+        external_id: of the HTTP request (X-Request-Id); its answers share it.
     """
 
     request_id: int
@@ -55,6 +56,7 @@ class GenerationRequest:
     streaming: bool
     echo: str | None = None
     prompt_only: bool = False
+    external_id: str = ""
 
 
 class ScoredToken(NamedTuple):
@@ -97,6 +99,21 @@ class Timings:
     finished: float | None = None
 
 
+@dataclass(slots=True)
+class Preempted:
+    """A running request lost its slot to others. Seconds on the monotonic clock; None: has not happened.
+
+    Attributes:
+        began: the step that took the slot away.
+        resumed: the step in which it had a slot again.
+        next_token: its first token after that.
+    """
+
+    began: float
+    resumed: float | None = None
+    next_token: float | None = None
+
+
 class Generation:
     """State of one running request.
 
@@ -132,6 +149,7 @@ class Generation:
         "first_token_counted",
         "last_token_at",
         "logprobs",
+        "preemptions",
         "request",
         "scored",
         "slot",
@@ -160,6 +178,8 @@ class Generation:
         self.counted_tokens = 0
         """Of `token_ids`, how many the estimate of output lengths has counted."""
         self.timings = Timings(arrived)
+        self.preemptions: list[Preempted] = []
+        """In the engine process that runs."""
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         """Of the last of `token_ids`, those that no piece of a stream was written with; empty unless asked for."""
@@ -192,6 +212,7 @@ class Generation:
     def restart(self, detokenizer: Detokenizer) -> None:
         """Forget its tokens: it is submitted again, and waits again. Nothing of it was delivered."""
         self.timings = Timings(self.timings.arrived)
+        self.preemptions = []
         self.token_ids = []
         self.counted_tokens = 0
         self.logprobs = []

@@ -14,6 +14,7 @@ from inflight_engine.server.families import Families
 if TYPE_CHECKING:
     from inflight_engine.messages import StepCost
     from inflight_engine.server.metrics import EngineMetrics, Gauges
+    from inflight_engine.server.span_counts import SpanCounts
 
 _TERMS = {
     "step": "base_s",
@@ -34,6 +35,7 @@ def add_engine_families(page: Families, metrics: EngineMetrics, now: Gauges) -> 
     _limits(page, now)
     _demand(page, metrics)
     _step_cost(page, metrics.step_cost)
+    _traces(page, metrics.spans)
     class_families(page, metrics.classes, now.queued_by_class)
 
 
@@ -182,3 +184,15 @@ def _step_cost(page: Families, cost: StepCost | None) -> None:
     )
     page.gauge("inflight_step_cost_error_ratio", "Median relative error of the fit.", cost.error)
     page.gauge("inflight_step_cost_steps", "Steps behind the fit; forgotten ones count in part.", cost.steps)
+
+
+def _traces(page: Families, spans: SpanCounts | None) -> None:
+    if spans is None:
+        return
+    page.counter("inflight_trace_spans_exported", "Spans that the trace collector took.", spans.exported)
+    page.counters(
+        "inflight_trace_spans_dropped",
+        "Spans that were dropped: too many waited for the collector, or it could not be reached or refused them.",
+        ("reason",),
+        [(("queue_full",), spans.queue_full), (("export_failed",), spans.refused)],
+    )

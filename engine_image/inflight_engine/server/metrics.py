@@ -24,6 +24,7 @@ from inflight_engine.server.families import Families
 from inflight_engine.server.generation import Generation
 from inflight_engine.server.histogram import Histogram
 from inflight_engine.server.metric_page import add_engine_families
+from inflight_engine.server.span_counts import SpanCounts
 
 NO_STATS = StepStats(0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 """Before the first step."""
@@ -93,6 +94,7 @@ class EngineMetrics(Collector):
         self._classes = {service_class.name: ClassCounts(service_class, ttft_per_token) for service_class in classes}
         self._before = SinceStart(0, 0, 0, 0)
         self.step_cost: StepCost | None = None
+        self.spans: SpanCounts | None = None
         self.output_lengths = OutputLengths()
         self.arrived_requests = self.arrived_prompt_tokens = self.arrived_prompt_tokens_squared = 0
         self.prompt_tokens = 0

@@ -1,26 +1,25 @@
-"""Around every request: give it an id, bound the body, count open responses, close connections while draining, log at
-debug."""
+"""Around every request: give it an id and a trace, bound the body, count open responses, close connections while
+draining, log its end."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from inflight_engine import logs
+from inflight_engine.server.access_log import AccessLog
 from inflight_engine.server.errors import ApiError
+from inflight_engine.server.exchange import Exchange, keep_exchange
 from inflight_engine.server.request_id import REQUEST_ID_HEADER, give_request_id
 from inflight_engine.server.send import keep_server_send, send_error
 from inflight_engine.server.service import Service
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 """A prompt of a million tokens as text is 4 MB, as a list of ids 7 MB."""
-
-log = logging.getLogger("inflight_engine.access")
 
 
 class OpenResponses:
@@ -51,19 +50,25 @@ class EdgeMiddleware:
         self._app = app
         self._service = service
         self._responses = responses
+        self._access_log = AccessLog(service.config.access_log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, status = time.monotonic(), 0
         request_id = give_request_id(scope)
+        exchange = Exchange(request_id, time.monotonic())
+        keep_exchange(scope, exchange)
         keep_server_send(scope, send)
+        spans = self._service.spans
+        # Not reset: the server runs each request in a context of its own, and logs there what the application raised.
+        logs.current_request.set(
+            logs.RequestIds(request_id) if spans is None else logs.RequestIds(request_id, *spans.begin(exchange, scope))
+        )
 
         async def send_edge(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                exchange.status = message["status"]
                 headers = MutableHeaders(raw=message["headers"])
                 headers[REQUEST_ID_HEADER] = request_id
                 if self._service.draining:
@@ -79,20 +84,17 @@ class EdgeMiddleware:
                 await send_error(send_edge, too_large())
             else:
                 await self._app(scope, _bounded(receive), send_edge)
+        except Exception:
+            # What is outside of this answers so.
+            exchange.status = exchange.status or 500
+            raise
         finally:
             if counted:
                 self._responses.end()
-            if log.isEnabledFor(logging.DEBUG):
-                took = time.monotonic() - began
-                log.debug(
-                    "%s %s %s %d in %.3f s, request %s",
-                    _peer(scope),
-                    scope["method"],
-                    quote(scope["path"]),  # a client may put a line break into it
-                    status,
-                    took,
-                    request_id,
-                )
+            exchange.ended = time.monotonic()
+            if spans is not None:
+                spans.end(exchange, scope)
+            self._access_log.write(exchange, scope)
 
 
 def too_large() -> ApiError:
@@ -112,8 +114,3 @@ def _bounded(receive: Receive) -> Receive:
         return message
 
     return bounded
-
-
-def _peer(scope: Scope) -> str:
-    client = scope.get("client")
-    return f"{client[0]}:{client[1]}" if client else "-"

@@ -7,6 +7,7 @@ import contextlib
 import signal
 import socket
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
@@ -19,12 +20,20 @@ from inflight_engine.server.middleware import OpenResponses
 from inflight_engine.server.process import EngineProcess
 from inflight_engine.server.service import Service
 
+if TYPE_CHECKING:
+    from inflight_engine.server.trace_export import TraceExport
+    from inflight_engine.server.tracing_config import TracingConfig
+
 KEEP_ALIVE_SECONDS = 120
 """Longer than clients and proxies keep idle connections (Go: 90 s), so that it is they who close: a server that closes
 first now and then cuts off a request on its way."""
 
 LINGER_SECONDS = 5
 """For clients that read their complete response slowly, after the drain."""
+
+
+FLUSH_SECONDS = 3.0
+"""For the last spans to reach the trace collector."""
 
 
 class _Server(uvicorn.Server):
@@ -39,14 +48,29 @@ def run(
     config: ServerConfig, process: EngineProcess, listener: socket.socket, admin_listener: socket.socket | None = None
 ) -> str | None:
     """Serve until drained (None) or failed (a sentence). `admin_listener`: for admin calls; None: `listener`."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, process, listener, admin_listener))
+    try:
+        traces = None if config.tracing is None else _trace_export(config.tracing)
+    except ValueError as error:
+        return f"traces cannot be sent: {error}"
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(config, process, listener, admin_listener, traces))
+    finally:
+        if traces is not None:
+            traces.close(FLUSH_SECONDS)
 
 
 async def _serve(
-    config: ServerConfig, process: EngineProcess, listener: socket.socket, admin_listener: socket.socket | None
+    config: ServerConfig,
+    process: EngineProcess,
+    listener: socket.socket,
+    admin_listener: socket.socket | None,
+    traces: TraceExport | None,
 ) -> str | None:
     service, responses = Service(config), OpenResponses()
+    if traces is not None:
+        service.spans = traces.spans(config.served_model_name)
+        service.metrics.spans = traces.counts
     lifecycle = Lifecycle(service, process, responses)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -59,6 +83,12 @@ async def _serve(
     failure = await lifecycle.run()
     await close(servers)
     return failure
+
+
+def _trace_export(config: TracingConfig) -> TraceExport:
+    from inflight_engine.server.trace_export import TraceExport  # imports opentelemetry
+
+    return TraceExport(config)
 
 
 async def close(servers: Sequence[tuple[uvicorn.Server, asyncio.Task[None]]]) -> None:

@@ -13,6 +13,11 @@ from inflight_engine.models.generation_config import FROM_MODEL
 from inflight_engine.scheduling.config import ServiceClass, default_policy
 from inflight_engine.server.admission import QueueBounds
 from inflight_engine.server.config import ServerConfig
+from inflight_engine.server.observability_flags import (
+    access_log_exclusions,
+    add_observability_flags,
+    tracing_config,
+)
 from inflight_engine.server.scheduling_flags import add_scheduling_flags
 
 DESCRIPTION = """\
@@ -28,8 +33,6 @@ example:
   inflight-engine serve builtin://smollm2 --port 8000
   curl localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{"messages": [{"role": "user", "content": "Name three colors of the rainbow."}], "max_tokens": 32}'"""
-
-LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _count = number(int, 1)
 _seconds = number(float, 0.001)
@@ -217,7 +220,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         default=120.0,
         metavar="S",
     )
-    add("--log-level", "debug adds a line for each request", choices=LOG_LEVELS, default="info")
+    add_observability_flags(add)
 
 
 def server_config(flags: argparse.Namespace) -> ServerConfig:
@@ -242,5 +245,6 @@ def server_config(flags: argparse.Namespace) -> ServerConfig:
         drain_delay=flags.drain_delay,
         drain_timeout=flags.drain_timeout,
         limits_file=flags.limits_file,
-        log_level=flags.log_level,
+        access_log=access_log_exclusions(flags),
+        tracing=tracing_config(flags),
     )

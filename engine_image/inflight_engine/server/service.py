@@ -33,6 +33,7 @@ from inflight_engine.server.dispatch import Dispatcher
 from inflight_engine.server.engine_calls import EngineCalls
 from inflight_engine.server.engine_link import EngineLink, add_request
 from inflight_engine.server.errors import ApiError
+from inflight_engine.server.exchange import RequestSpans
 from inflight_engine.server.generation import Generation, GenerationRequest
 from inflight_engine.server.inbox import Deliveries, Inbox
 from inflight_engine.server.metrics import NO_STATS, EngineMetrics, Gauges
@@ -66,6 +67,7 @@ class Service:
         deliveries: news of generations, to those who serve their clients.
         lost_at: when the latest engine process was lost, seconds on the monotonic clock.
         record: file to which the engine process records; None: it does not.
+        spans: makes the traces of requests; None: they have none.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -94,6 +96,7 @@ class Service:
         self.link = EngineLink(self._on_message, self.lose_engine)
         self.calls = EngineCalls(self._send)
         self.deliveries = Deliveries()
+        self.spans: RequestSpans | None = None
         self.runtime = RuntimeConfig(config.engine.classes, self.calls)
         self._tokenizer: Tokenizer | None = None
         self._facts: ModelFacts | None = None

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 
 from inflight_operator.api.base import SpecModel, rule, validations
 from inflight_operator.api.duration import Duration, duration_field
+from inflight_operator.api.observability import Logs, Tracing
 from inflight_operator.api.scheduling import Scheduling
 from inflight_operator.api.template import INT_OR_STRING, readable_quantity
 
@@ -45,6 +46,10 @@ OWN_FLAGS = (
     "drain-delay",
     "drain-timeout",
     "limits-file",
+    "otlp-traces-endpoint",
+    "traces-sampling-ratio",
+    "log-format",
+    "enable-access-log",
 )
 """Engine flags the operator sets; extraArgs may not repeat them."""
 
@@ -237,6 +242,8 @@ class Engine(SpecModel):
         " admin port. With false, only the admin port has them, and the PodMonitor scrapes that port: allow Prometheus"
         " in the chart's value engine.adminPeers.",
     )
+    tracing: Tracing = Field(default_factory=Tracing, description="OpenTelemetry traces of requests.")
+    logs: Logs = Field(default_factory=Logs, description="Logs of engines.")
     image: str | None = Field(
         default=None,
         min_length=1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -83,11 +84,26 @@ def _memory(pod: PodView, facts: ServiceFacts) -> Problem | None:
 
 
 def _engine_error(pod: PodView, facts: ServiceFacts) -> Problem | None:
-    """The engine's own last sentence (`error: ...`), kept by Kubernetes as the termination message."""
+    """The engine's own last sentence (`error: ...`, or a JSON line of level CRITICAL), kept by Kubernetes as the
+    termination message."""
     if pod.exit_code in (None, 0):
         return None
-    said = _ERROR_LINE.findall(pod.last_message)
+    said = _ERROR_LINE.findall(pod.last_message) or _critical_lines(pod.last_message)
     return Problem(75, "EngineFailed", "load", f"failed to start: {said[-1].strip()}") if said else None
+
+
+def _critical_lines(text: str) -> list[str]:
+    """Messages of level CRITICAL in JSON lines: the last sentence of an engine with logs.format json. Kubernetes keeps
+    the end of a log, so the first line may be cut."""
+    said = []
+    for line in text.splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and record.get("level") == "CRITICAL" and isinstance(record.get("message"), str):
+            said.append(record["message"])
+    return said
 
 
 def _crash(pod: PodView, facts: ServiceFacts) -> Problem | None:

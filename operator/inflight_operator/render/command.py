@@ -9,21 +9,24 @@ from inflight_operator.quantities import parse_quantity
 from inflight_operator.render.drain import PROPAGATION_SECONDS
 from inflight_operator.render.engine_flags import engine_flags
 from inflight_operator.render.flag_values import seconds
+from inflight_operator.render.observability import observability_flags
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
+    from inflight_operator.render.plan import EngineObservability
 
 ENGINE_PORT = 8000
 ADMIN_PORT = 8001
 """For admin calls and metrics; `networkpolicy` says who reaches it."""
 
 
-def engine_command(service: InferenceService, limits_file: str) -> list[str]:
+def engine_command(service: InferenceService, limits_file: str, observability: EngineObservability) -> list[str]:
     """`inflight-engine serve MODEL --flags`, with extraArgs last.
 
     Args:
         service: the service.
         limits_file: path of the file with the limits in force.
+        observability: traces and logs of the service's engines.
     """
     spec = service.spec
     flags: dict[str, str | int] = {
@@ -56,5 +59,6 @@ def engine_command(service: InferenceService, limits_file: str) -> list[str]:
         model_argument(spec.model.source),
         *(f"--{flag}={value}" for flag, value in flags.items()),
         *engine_flags(spec),
+        *observability_flags(observability),
         *spec.engine.extra_args,
     ]

@@ -6,9 +6,9 @@ are signed or carry the token, and users have no way to try one. An operator out
 so its engines' admin port is open. Kubernetes always lets the node reach its own pods, and the kubelet's probes use the
 serving port.
 
-Out: nothing, where the model comes with the image or from a claim: an engine never calls anyone. Models from Hugging
-Face are fetched by the pod itself, through whatever mirror or proxy its environment names, so there the way out stays
-open.
+Out: only DNS and the trace collector, if there is one, where the model comes with the image or from a claim. Models
+from Hugging Face are fetched by the pod itself, through whatever mirror or proxy its environment names, so there the
+way out stays open.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from inflight_operator.render.labels import child_metadata, child_names, pod_labels
+from inflight_operator.render.observability import collector_egress, observability_of
 from inflight_operator.render.plan import Manifest, Settings
 from inflight_operator.render.service import ADMIN_PORT_NAME, PORT_NAME
 
@@ -44,6 +45,7 @@ def network_policy(service: InferenceService, settings: Settings) -> Manifest:
             "podSelector": {"matchLabels": OPERATOR_LABELS},
         }
         admin["from"] = [operator, *settings.admin_peers]
+    egress = collector_egress(observability_of(service, settings))
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -51,6 +53,7 @@ def network_policy(service: InferenceService, settings: Settings) -> Manifest:
         "spec": {
             "podSelector": {"matchLabels": pod_labels(name)},
             "policyTypes": ["Ingress"] if downloads_model(service) else ["Ingress", "Egress"],
+            **({"egress": egress} if egress and not downloads_model(service) else {}),
             "ingress": [{"ports": [{"port": PORT_NAME, "protocol": "TCP"}]}, admin],
         },
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from inflight_operator.limits import LimitsInForce
@@ -27,6 +27,23 @@ class ChildPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineObservability:
+    """Traces and logs of engines.
+
+    Attributes:
+        traces_endpoint: URL of an OpenTelemetry collector; empty: no traces.
+        sampling_ratio: share of requests that are traced, 0 to 1.
+        log_format: `text` or `json`.
+        access_log: a log line for each request.
+    """
+
+    traces_endpoint: str = ""
+    sampling_ratio: float = 1.0
+    log_format: str = "text"
+    access_log: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """How the operator was installed.
 
@@ -36,9 +53,11 @@ class Settings:
         operator_namespace: where the operator's pods are, which may reach the engines' admin port; None when the
             operator does not run in a pod.
         admin_peers: NetworkPolicyPeers that may reach the admin port as well.
+        observability: traces and logs of engines whose service does not set them.
     """
 
     engine_image: str
     available_apis: frozenset[str] = frozenset()
     operator_namespace: str | None = None
     admin_peers: tuple[Manifest, ...] = ()
+    observability: EngineObservability = field(default_factory=EngineObservability)

@@ -14,7 +14,8 @@ from inflight_operator.render.drain import grace_period_seconds
 from inflight_operator.render.labels import child_labels, child_names
 from inflight_operator.render.limits import LIMITS_FILE
 from inflight_operator.render.networkpolicy import downloads_model
-from inflight_operator.render.plan import Manifest, Settings
+from inflight_operator.render.observability import observability_of, trace_environment
+from inflight_operator.render.plan import EngineObservability, Manifest, Settings
 from inflight_operator.render.probes import engine_probes
 from inflight_operator.render.resources import SCRATCH_SIZE, SHARED_MEMORY_SIZE, download_size, engine_resources
 from inflight_operator.render.service import ADMIN_PORT_NAME, PORT_NAME
@@ -84,15 +85,16 @@ def pod_template(service: InferenceService, settings: Settings) -> Manifest:
 
 
 def _container(service: InferenceService, settings: Settings, mounts: list[Manifest]) -> Manifest:
+    observability = observability_of(service, settings)
     return {
         "name": ENGINE_CONTAINER,
         "image": service.spec.engine.image or settings.engine_image,
-        "command": engine_command(service, f"{_LIMITS_FOLDER}/{LIMITS_FILE}"),
+        "command": engine_command(service, f"{_LIMITS_FOLDER}/{LIMITS_FILE}", observability),
         "ports": [
             {"name": PORT_NAME, "containerPort": ENGINE_PORT, "protocol": "TCP"},
             {"name": ADMIN_PORT_NAME, "containerPort": ADMIN_PORT, "protocol": "TCP"},
         ],
-        "env": _environment(service),
+        "env": _environment(service, observability),
         "resources": engine_resources(service),
         **engine_probes(startup_limit_seconds(service)),
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -105,7 +107,7 @@ def _container(service: InferenceService, settings: Settings, mounts: list[Manif
     }
 
 
-def _environment(service: InferenceService) -> list[Manifest]:
+def _environment(service: InferenceService, observability: EngineObservability) -> list[Manifest]:
     variables: dict[str, Manifest] = {
         "HOME": {"value": _SCRATCH},
         "INFLIGHT_ADMIN_TOKEN_FILE": {"value": f"{_TOKEN_FOLDER}/{TOKEN_KEY}"},
@@ -118,4 +120,5 @@ def _environment(service: InferenceService) -> list[Manifest]:
         variables["HF_HOME"] = {"value": f"{_SCRATCH}/huggingface"}
         # The network policy lets nothing out of these pods: a library that asks the hub would wait, not fail.
         variables["HF_HUB_OFFLINE"] = {"value": "1"}
+    variables |= trace_environment(service, observability)
     return [{"name": name, **value} for name, value in variables.items()]

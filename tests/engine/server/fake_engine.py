@@ -137,7 +137,7 @@ class FakeEngine(asyncio.Protocol):
     def die(self):
         self._transport.close()
 
-    def report(self, admitted=(), tokens=None, finished=(), logprobs=(), prompt_logprobs=(), **stats):
+    def report(self, admitted=(), tokens=None, finished=(), logprobs=(), prompt_logprobs=(), preempted=(), **stats):
         tokens = tokens or {}
         self._steps += 1
         self.send(
@@ -150,6 +150,7 @@ class FakeEngine(asyncio.Protocol):
                 [Finished(request_id, reason) for request_id, reason in finished],
                 StepStats(**{**dict.fromkeys(StepStats.__struct_fields__, 0), **stats}),
                 list(prompt_logprobs),
+                list(preempted),
             )
         )
 
@@ -178,7 +179,8 @@ def server_config(**changes):
         "drain_delay": 0.0,
         "drain_timeout": 1.0,
         "limits_file": None,
-        "log_level": "info",
+        "access_log": None,
+        "tracing": None,
     }
     return ServerConfig(**{**values, **changes})
 

@@ -17,6 +17,7 @@ from inflight_engine.config import EngineConfig
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.config_file import parse_with_file
 from inflight_engine.server.serve_flags import EXAMPLE, add_serve_flags, server_config, size
+from inflight_engine.server.tracing_config import TracingConfig
 
 
 def parse(*argv):
@@ -63,6 +64,8 @@ def test_every_flag_reaches_the_configuration():
             "--preemption swap --preemption-victim longest_first --swap-space 1Gi --no-prefix-caching --record r.gz "
             "--quantization int8 --attention-backend triton --tensor-parallel-size 2 --enforce-eager "
             "--no-async-scheduling --batch-invariant --num-threads 6 --kv-cache-dtype fp8 --gpu-memory-utilization 0.8"
+            " --log-format json --enable-access-log --disable-access-log-for-endpoints /health,/v1/models "
+            "--otlp-traces-endpoint http://collector:4318 --traces-sampling-ratio 0.25"
         )
     )
     assert config.engine == EngineConfig(
@@ -97,13 +100,17 @@ def test_every_flag_reaches_the_configuration():
         prefix_caching=False,
         record="r.gz",
         seed=4,
+        log_level="debug",
+        log_format="json",
     )
     assert (config.host, config.port, config.served_model_name, str(config.limits_file)) == ("::1", 9, "n", "l")
     assert (config.admin_port, config.serving_metrics, config.trust_tenant_header) == (10, False, True)
     assert config.generation_config == "none"
     assert (config.bounds.max_requests, config.bounds.max_tokens) == (6, 77)
     assert (config.shed_after, config.queue_timeout, config.request_timeout) == (8, 1.5, 2.5)
-    assert (config.drain_delay, config.drain_timeout, config.log_level) == (3, 4, "debug")
+    assert (config.drain_delay, config.drain_timeout) == (3, 4)
+    assert config.access_log == {"/health", "/v1/models"}
+    assert config.tracing == TracingConfig("http://collector:4318/v1/traces", 0.25)
 
 
 @pytest.mark.parametrize(

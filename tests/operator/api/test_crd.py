@@ -6,8 +6,7 @@ import yaml
 
 from inflight_operator.api.crd import FILES, PROJECT, crd, crd_yaml, main
 from inflight_operator.api.engine import OWN_FLAGS
-from inflight_operator.render.command import engine_command
-from tests.operator.render.services import EVERYTHING, make
+from tests.operator.render.services import EVERYTHING, engine, make
 
 
 def schemas(schema, path="spec"):
@@ -73,5 +72,5 @@ def test_every_rule_has_a_sentence_that_names_a_field():
 
 def test_the_flags_extra_args_may_not_repeat_are_the_ones_the_operator_sets():
     own_fields = {name: value for name, value in EVERYTHING["engine"].items() if name != "extraArgs"}
-    command = engine_command(make(**{**EVERYTHING, "engine": own_fields}), "/limits.json")
+    command = engine(make(**{**EVERYTHING, "engine": own_fields}))["command"]
     assert {argument.removeprefix("--").partition("=")[0] for argument in command[3:]} == set(OWN_FLAGS)

@@ -98,8 +98,15 @@ def test_an_image_that_cannot_be_pulled(reason):
     assert conditions["ModelLoaded"].status == "Unknown"
 
 
-def test_a_model_that_does_not_exist_is_told_in_the_engine_s_words():
-    said = "INFO loading\nerror: model hf://Qwen/Nope does not exist: check model.source\n"
+@pytest.mark.parametrize(
+    "said",
+    [
+        "INFO loading\nerror: model hf://Qwen/Nope does not exist: check model.source\n",
+        'a cut line"}\n{"level": "INFO", "message": "loading"}\n{"level": "CRITICAL", "message": "model hf://Qwen/Nope'
+        ' does not exist: check model.source"}\n',
+    ],
+)
+def test_a_model_that_does_not_exist_is_told_in_the_engine_s_words(said):
     ended = {"exitCode": 1, "reason": "Error", "message": said}
     back_off = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": ended}}
     conditions = found([pod(**container(restarts=3, **back_off))], wanted=1)

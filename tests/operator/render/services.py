@@ -48,6 +48,8 @@ EVERYTHING = {
         "queueTimeout": "500ms",
         "requestTimeout": "1m30s",
         "servingMetrics": False,
+        "tracing": {"endpoint": "http://collector.observability.svc:4318", "samplingRatio": 0.1},
+        "logs": {"format": "json", "accessLog": True},
         "extraArgs": ["--block-size=32"],
     },
     "slo": {"ttftP95": "1500ms", "ttftPerThousandTokens": "60ms"},

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from inflight_engine import logs
 from inflight_engine.config import EngineConfig
 from inflight_engine.cuda_memory import let_segments_grow
 from inflight_engine.execution.parallel.plan_frames import PlanDecoder
@@ -48,12 +49,12 @@ def main() -> int:
     let_threads_sleep()
     let_segments_grow()
     rank, plans, lifeline = (int(argument) for argument in sys.argv[1:4])
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s rank {rank}: %(message)s")
+    config = msgspec.json.decode(sys.argv[5], type=EngineConfig)
+    logs.configure(config.log_format, config.log_level, process=f"rank {rank}")
     # Rank 0 decides when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_leave_with_rank_zero, args=[lifeline], daemon=True).start()
-    config = msgspec.json.decode(sys.argv[5], type=EngineConfig)
     try:
         from inflight_engine.execution.build import build_runner  # Imports torch, as does the next.
         from inflight_engine.execution.parallel.process_group import join

@@ -1,0 +1,50 @@
+"""spec.engine.tracing and spec.engine.logs: what engines tell about single requests."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from inflight_operator.api.base import SpecModel, rule, validations
+
+
+class Tracing(SpecModel):
+    """OpenTelemetry traces of requests."""
+
+    endpoint: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=512,
+        description="URL of an OpenTelemetry collector that takes OTLP over HTTP, such as"
+        " http://collector.observability.svc:4318; a URL without a path gets /v1/traces. Default: that of the chart's"
+        " value engine.tracing.endpoint; where that is empty too, engines send no traces.",
+        json_schema_extra=validations(
+            rule(
+                "self.matches('^https?://([-_.a-zA-Z0-9]+|\\\\[[0-9a-fA-F:]+\\\\])(:[0-9]{1,5})?(/[!-~]*)?$')",
+                "engine.tracing.endpoint must be a URL such as http://collector.observability.svc:4318",
+            )
+        ),
+    )
+    sampling_ratio: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Share of requests that are traced, 0 to 1. A request whose caller sends a W3C trace context"
+        " follows the caller's decision instead. Default: the chart's value engine.tracing.samplingRatio.",
+    )
+
+
+class Logs(SpecModel):
+    """Logs of engines."""
+
+    format: Literal["text", "json"] | None = Field(
+        default=None,
+        description="Format of log lines; json is one JSON object a line. Default: the chart's value"
+        " engine.logs.format.",
+    )
+    access_log: bool | None = Field(
+        default=None,
+        description="Log one line for each request when it ends: status, ids, class, tenant, tokens and times, no"
+        " prompts and no outputs. Default: the chart's value engine.logs.accessLog.",
+    )

@@ -1,0 +1,97 @@
+"""Traces and logs of engines: flags, environment, and the way to the trace collector.
+
+What a service does not set comes from how the operator was installed. A change of that changes pod templates but no
+spec, so running services move to it as to a newer engine release, at their turn.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from inflight_operator.observe.pods import ENGINE_CONTAINER
+from inflight_operator.render.flag_values import number
+from inflight_operator.render.plan import EngineObservability, Manifest, Settings
+
+if TYPE_CHECKING:
+    from inflight_operator.api.types import InferenceService
+
+_DEFAULTS = EngineObservability()
+_DNS_PORTS = ({"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"})
+_PORTS = {"http": 80, "https": 443}
+
+
+def observability_of(service: InferenceService, settings: Settings) -> EngineObservability:
+    """What holds for a service: its own fields, else those of the installation."""
+    tracing, logs, default = service.spec.engine.tracing, service.spec.engine.logs, settings.observability
+    ratio = default.sampling_ratio if tracing.sampling_ratio is None else tracing.sampling_ratio
+    return EngineObservability(
+        traces_endpoint=tracing.endpoint or default.traces_endpoint,
+        sampling_ratio=ratio,
+        log_format=logs.format or default.log_format,
+        access_log=default.access_log if logs.access_log is None else logs.access_log,
+    )
+
+
+def observability_flags(observability: EngineObservability) -> list[str]:
+    """Arguments of `inflight-engine serve`: only what differs from the engine's own defaults."""
+    flags = []
+    if observability.traces_endpoint:
+        flags.append(f"--otlp-traces-endpoint={observability.traces_endpoint}")
+        if observability.sampling_ratio != _DEFAULTS.sampling_ratio:
+            flags.append(f"--traces-sampling-ratio={number(observability.sampling_ratio)}")
+    if observability.log_format != _DEFAULTS.log_format:
+        flags.append(f"--log-format={observability.log_format}")
+    if observability.access_log:
+        flags.append("--enable-access-log")
+    return flags
+
+
+def trace_environment(service: InferenceService, observability: EngineObservability) -> dict[str, Manifest]:
+    """Variables that name the sender of traces; none without traces. `INFLIGHT_POD_UID` is set before them."""
+    if not observability.traces_endpoint:
+        return {}
+    metadata = service.metadata
+    resource = {
+        "service.namespace": metadata.namespace,
+        "k8s.namespace.name": metadata.namespace,
+        "k8s.pod.name": "$(INFLIGHT_POD_NAME)",
+        "k8s.pod.uid": "$(INFLIGHT_POD_UID)",
+        "k8s.container.name": ENGINE_CONTAINER,
+    }
+    return {
+        "INFLIGHT_POD_NAME": {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
+        "OTEL_SERVICE_NAME": {"value": metadata.name},
+        "OTEL_RESOURCE_ATTRIBUTES": {"value": ",".join(f"{key}={value}" for key, value in resource.items())},
+    }
+
+
+def collector_egress(observability: EngineObservability) -> list[Manifest]:
+    """NetworkPolicyEgressRules to DNS and the collector; none without traces.
+
+    A collector that is named as a Service, NAME.NAMESPACE.svc, is any pod of that namespace: policies see the ports of
+    its pods, which may differ from the Service's. An IP address is that address with the URL's port; any other name is
+    any address with that port.
+    """
+    if not observability.traces_endpoint:
+        return []
+    url = urlsplit(observability.traces_endpoint)
+    host, ports = url.hostname or "", [{"port": url.port or _PORTS[url.scheme], "protocol": "TCP"}]
+    labels = host.split(".")
+    if len(labels) >= 3 and labels[2] == "svc":
+        namespace = {"matchLabels": {"kubernetes.io/metadata.name": labels[1]}}
+        to_collector: Manifest = {"to": [{"namespaceSelector": namespace}]}
+    elif block := _ip_block(host):
+        to_collector = {"to": [{"ipBlock": {"cidr": block}}], "ports": ports}
+    else:
+        to_collector = {"ports": ports}
+    return [{"ports": [dict(port) for port in _DNS_PORTS]}, to_collector]
+
+
+def _ip_block(host: str) -> str | None:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    return f"{address}/{address.max_prefixlen}"

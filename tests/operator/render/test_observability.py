@@ -1,0 +1,124 @@
+"""Traces and logs of engines: what a service sets, else what the operator was installed with."""
+
+from dataclasses import replace
+
+import pytest
+from pydantic import ValidationError
+
+from inflight_operator.render import EngineObservability, render
+from inflight_operator.render.deployment import SPEC_DIGEST, TEMPLATE_DIGEST
+from tests.operator.render.services import CPU, PLAN, SETTINGS, make
+
+COLLECTOR = "http://collector.observability.svc:4318"
+
+
+def children(service, **observability):
+    settings = replace(SETTINGS, observability=EngineObservability(**observability))
+    return {child["kind"]: child for child in render(service, PLAN, settings)}
+
+
+def container(service, **observability):
+    return children(service, **observability)["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+
+
+def environment(container):
+    return {each["name"]: each for each in container["env"]}
+
+
+@pytest.mark.parametrize(
+    ("engine", "default", "flags"),
+    [
+        ({}, {}, []),
+        ({}, {"sampling_ratio": 0.5}, []),
+        ({}, {"traces_endpoint": COLLECTOR}, [f"--otlp-traces-endpoint={COLLECTOR}"]),
+        (
+            {},
+            {"traces_endpoint": COLLECTOR, "sampling_ratio": 0.1, "log_format": "json", "access_log": True},
+            [
+                f"--otlp-traces-endpoint={COLLECTOR}",
+                "--traces-sampling-ratio=0.1",
+                "--log-format=json",
+                "--enable-access-log",
+            ],
+        ),
+        (
+            {"tracing": {"endpoint": "https://other/v1/traces", "samplingRatio": 0}},
+            {"traces_endpoint": COLLECTOR, "sampling_ratio": 0.1},
+            ["--otlp-traces-endpoint=https://other/v1/traces", "--traces-sampling-ratio=0"],
+        ),
+        ({"logs": {"format": "text", "accessLog": False}}, {"log_format": "json", "access_log": True}, []),
+        ({"logs": {"format": "json", "accessLog": True}}, {}, ["--log-format=json", "--enable-access-log"]),
+    ],
+)
+def test_flags_of_a_service_and_of_the_installation(engine, default, flags):
+    plain = container(make(**CPU))["command"]
+    assert [each for each in container(make(**CPU, engine=engine), **default)["command"] if each not in plain] == flags
+
+
+def test_spans_say_which_service_and_pod_they_come_from():
+    variables = environment(container(make(**CPU), traces_endpoint=COLLECTOR))
+    assert variables["OTEL_SERVICE_NAME"]["value"] == "chat"
+    assert "k8s.pod.name=$(INFLIGHT_POD_NAME)" in variables["OTEL_RESOURCE_ATTRIBUTES"]["value"]
+    names = list(variables)  # a reference works only to a variable before it
+    assert names.index("INFLIGHT_POD_NAME") < names.index("OTEL_RESOURCE_ATTRIBUTES")
+    assert names.index("INFLIGHT_POD_UID") < names.index("OTEL_RESOURCE_ATTRIBUTES")
+    assert not {name for name in environment(container(make(**CPU))) if name.startswith("OTEL_")}
+
+
+def test_a_user_s_variable_wins():
+    mine = {"env": [{"name": "OTEL_SERVICE_NAME", "value": "mine"}]}
+    variables = environment(container(make(**CPU, template=mine), traces_endpoint=COLLECTOR))
+    assert variables["OTEL_SERVICE_NAME"]["value"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "rule"),
+    [
+        (COLLECTOR, {"to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "observability"}}}]}),
+        (
+            "http://c.o.svc.cluster.local:4318",
+            {"to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "o"}}}]},
+        ),
+        (
+            "http://10.1.2.3:4318/v1/traces",
+            {"to": [{"ipBlock": {"cidr": "10.1.2.3/32"}}], "ports": [{"port": 4318, "protocol": "TCP"}]},
+        ),
+        (
+            "http://[fd00::1]:4318",
+            {"to": [{"ipBlock": {"cidr": "fd00::1/128"}}], "ports": [{"port": 4318, "protocol": "TCP"}]},
+        ),
+        ("https://otel.example.com", {"ports": [{"port": 443, "protocol": "TCP"}]}),
+        ("http://collector", {"ports": [{"port": 80, "protocol": "TCP"}]}),
+    ],
+)
+def test_the_network_policy_lets_engines_reach_dns_and_the_collector_and_nothing_else(endpoint, rule):
+    spec = children(make(**CPU), traces_endpoint=endpoint)["NetworkPolicy"]["spec"]
+    dns = {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]}
+    assert spec["egress"] == [dns, rule]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+
+
+def test_without_traces_nothing_gets_out_and_where_models_are_downloaded_everything_does():
+    assert "egress" not in children(make(**CPU))["NetworkPolicy"]["spec"]
+    downloading = make(model={"source": "hf://Qwen/Qwen3-8B"})
+    spec = children(downloading, traces_endpoint=COLLECTOR)["NetworkPolicy"]["spec"]
+    assert (spec["policyTypes"], "egress" in spec) == (["Ingress"], False)
+
+
+def test_a_change_of_the_installation_is_one_of_the_release_and_a_change_of_the_spec_one_of_the_user():
+    def digests(service, **observability):
+        return children(service, **observability)["Deployment"]["metadata"]["annotations"]
+
+    plain = digests(make(**CPU))
+    release = digests(make(**CPU), traces_endpoint=COLLECTOR)
+    user = digests(make(**CPU, engine={"tracing": {"endpoint": COLLECTOR}}))
+    assert release[SPEC_DIGEST] == plain[SPEC_DIGEST]
+    assert release[TEMPLATE_DIGEST] != plain[TEMPLATE_DIGEST]
+    assert user[SPEC_DIGEST] != plain[SPEC_DIGEST]
+    assert user[TEMPLATE_DIGEST] == release[TEMPLATE_DIGEST]
+
+
+@pytest.mark.parametrize("tracing", [{"samplingRatio": 1.5}, {"endpoint": ""}, {"endpoints": "x"}])
+def test_wrong_fields_are_refused(tracing):
+    with pytest.raises(ValidationError):
+        make(**CPU, engine={"tracing": tracing})
