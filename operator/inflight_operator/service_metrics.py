@@ -15,13 +15,12 @@ from prometheus_client.registry import Collector
 
 from inflight_operator.decide.autopilot import Sizing
 from inflight_operator.decide.conditions import Finding
-from inflight_operator.decide.decision import Decision, Kind
-from inflight_operator.limits import Limits
+from inflight_operator.decide.decision import Decision
+from inflight_operator.limits import Knob, Limits
 from inflight_operator.observe.attainment import Attainment
 from inflight_operator.observe.cache import ServiceKey
 
 _LABELS = ("namespace", "name")
-_KINDS: tuple[Kind, ...] = ("Scaling", "Tuning")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +37,7 @@ class Shown:
         kv_utilization: share of the KV cache in use, 0 to 1, the mean of pods.
         preemptions_per_minute: over all pods.
         limits: in force.
+        modelled: the limits that the cost model found best; None where it was not asked.
         scrape_age: seconds since the stalest pod's newest sample.
         ttft_target, tpot_target: seconds that the 95th percentiles are to keep.
         sizing: demand against capacity; None while no cost model sizes it.
@@ -61,6 +61,7 @@ class Shown:
     sizing: Sizing | None = None
     cost_per_hour: float | None = None
     currency: str = ""
+    modelled: Limits | None = None
 
 
 @dataclass(slots=True)
@@ -71,13 +72,15 @@ class _Service:
         findings: all conditions.
         shown: None before its spec could be read.
         attainment: None without targets in its spec.
-        decisions: since the start of this process, by kind.
+        decisions: since the start of this process, by kind and reason.
+        last: the last decision on each knob, and its time in seconds since the epoch.
     """
 
     findings: tuple[Finding, ...] = ()
     shown: Shown | None = None
     attainment: Attainment | None = None
-    decisions: Counter[str] = field(default_factory=Counter)
+    decisions: Counter[tuple[str, str]] = field(default_factory=Counter)
+    last: dict[str, tuple[Decision, float]] = field(default_factory=dict)
 
     def finding(self, kind: str) -> Finding | None:
         """The condition of a type; None before there is one."""
@@ -92,6 +95,10 @@ class _Service:
 
 def _sizing(name: str) -> Callable[[Shown], float | None]:
     return lambda shown: None if shown.sizing is None else getattr(shown.sizing, name)
+
+
+def _modelled(knob: Knob) -> Callable[[Shown], float | None]:
+    return lambda shown: None if shown.modelled is None else shown.modelled.get(knob)
 
 
 _GAUGES: tuple[tuple[str, str, Callable[[Shown], float | None]], ...] = (
@@ -133,6 +140,16 @@ _GAUGES: tuple[tuple[str, str, Callable[[Shown], float | None]], ...] = (
         "inflight_operator_service_max_num_batched_tokens",
         "Limit in force: most tokens an engine computes in one step.",
         lambda shown: shown.limits.max_num_batched_tokens,
+    ),
+    (
+        "inflight_operator_service_model_max_num_seqs",
+        "The max_num_seqs that is best by the cost model, within the bounds of tuning.",
+        _modelled("max_num_seqs"),
+    ),
+    (
+        "inflight_operator_service_model_max_num_batched_tokens",
+        "The max_num_batched_tokens that is best by the cost model, within the bounds of tuning.",
+        _modelled("max_num_batched_tokens"),
     ),
     (
         "inflight_operator_service_ttft_target_seconds",
@@ -199,6 +216,7 @@ class ServiceMetrics(Collector):
         findings: tuple[Finding, ...],
         attainment: Attainment | None,
         decisions: Sequence[Decision],
+        at: float,
     ) -> None:
         """What a round found.
 
@@ -206,10 +224,12 @@ class ServiceMetrics(Collector):
             findings: all conditions.
             attainment: of the service until now; None without targets in its spec.
             decisions: of this round.
+            at: time of the round, seconds since the epoch.
         """
         service = self._services.setdefault(key, _Service())
         service.shown, service.findings, service.attainment = shown, findings, attainment
-        service.decisions.update(one.kind for one in decisions)
+        service.decisions.update((one.kind, one.reason.code) for one in decisions)
+        service.last |= {one.knob: (one, at) for one in decisions}
 
     def show_unreadable(self, key: ServiceKey, findings: tuple[Finding, ...]) -> None:
         """Conditions of a service whose spec cannot be read: its numbers, if it has any, stay what they were."""
@@ -231,8 +251,18 @@ class ServiceMetrics(Collector):
         yield _counters(
             "inflight_operator_service_decisions",
             "Changes of replicas (Scaling) and of limits (Tuning).",
-            ("kind",),
-            [(key, (kind,), one.decisions[kind]) for key, one, _ in read for kind in _KINDS],
+            ("kind", "reason"),
+            [(key, labels, count) for key, one, _ in read for labels, count in tuple(one.decisions.items())],
+        )
+        yield _gauges(
+            "inflight_operator_service_last_decision_timestamp_seconds",
+            "Time of the last decision on each knob (replicas and limits), with its values and reason.",
+            ("kind", "knob", "from", "to", "reason"),
+            [
+                (key, (last.kind, last.knob, str(last.frm), str(last.to), last.reason.code), at)
+                for key, one, _ in read
+                for last, at in tuple(one.last.values())
+            ],
         )
         yield _gauges(
             "inflight_operator_service_rollout_stuck",
