@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import tempfile
 import time
@@ -14,7 +15,6 @@ import httpx
 import yaml
 
 from e2e.cluster.process import tail
-from e2e.demo_engine import free_port
 
 START_SECONDS = 30
 END_SECONDS = 10
@@ -95,7 +95,7 @@ def started(program: Path, configure: Callable[[Path], Mapping[str, Any]]) -> It
     with tempfile.TemporaryDirectory(prefix="inflight-prometheus-") as name:
         folder = Path(name)
         (folder / "prometheus.yml").write_text(yaml.safe_dump(dict(configure(folder)), sort_keys=False))
-        port = free_port(9090)
+        port = _free_port()
         with (folder / "prometheus.log").open("wb") as log:
             process = subprocess.Popen(_command(program, folder, port), stdout=log, stderr=log, process_group=0)
             prometheus = Prometheus(f"http://127.0.0.1:{port}")
@@ -105,6 +105,11 @@ def started(program: Path, configure: Callable[[Path], Mapping[str, Any]]) -> It
             finally:
                 prometheus.close()
                 _end(process)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def _command(program: Path, folder: Path, port: int) -> Sequence[str]:
