@@ -57,16 +57,16 @@ _CONFIGURATION = {
 
 def typescript(dashboard: Mapping[str, Any]) -> str:
     """The dashboard as constants, each with the type that Grafana gives it."""
-    dashboard = copy.deepcopy(dict(dashboard))
-    panels = [panel for panel in dashboard.pop("panels") if panel["type"] != "row"]
-    for annotation in dashboard["annotations"].get("list", []):
+    whole: dict[str, Any] = copy.deepcopy(dict(dashboard))
+    panels = [panel for panel in whole.pop("panels") if panel["type"] != "row"]
+    for annotation in whole["annotations"].get("list", []):
         for field in ("expr", *OF_PROMETHEUS):  # of the data source, which the schema does not have
             annotation.pop(field, None)
-    for variable in dashboard["templating"]["list"]:
+    for variable in whole["templating"]["list"]:
         for field in _OF_INTERVALS:
             variable.pop(field, None)
     lines = [_HEAD, *(_import(kind) for kind in sorted({panel["type"] for panel in panels}))]
-    lines.append(_constant("dashboard", "Dashboard", dashboard))
+    lines.append(_constant("dashboard", "Dashboard", whole))
     for panel in panels:
         name, kind = f"panel{panel['id']}", _PANELS[panel["type"]]
         options = panel.pop("options", {})

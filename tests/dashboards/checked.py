@@ -12,6 +12,7 @@ NAMES = tuple(DASHBOARDS)
 _VARIABLES = {
     "$__rate_interval": "1m",
     "$__range": "6h",
+    "$__interval": "15s",
     "$namespace": "team",
     "$service": "chat",
     "$pod": "chat-0",

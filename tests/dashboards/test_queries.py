@@ -87,23 +87,29 @@ def test_dashboards_work_without_the_recording_rules_of_the_chart():
     assert not [one for one in queries() if "inflight:" in one.expr]
 
 
+EACH = made.counted_each("m", "", ("reason",)).replace("$__interval", "1m")
+FIRST_IN_MINUTE_8_NEXT_IN_MINUTE_10 = {'m{reason="a", instance="x"}': "_x8 1 1 2+0x12"}
 CASES = {
+    "the first of its reason, at its point of a graph": (EACH, FIRST_IN_MINUTE_8_NEXT_IN_MINUTE_10, [1], "8m"),
+    "none at a point of a graph": (EACH, FIRST_IN_MINUTE_8_NEXT_IN_MINUTE_10, [0], "9m"),
+    "the next of its reason, at its point of a graph": (EACH, FIRST_IN_MINUTE_8_NEXT_IN_MINUTE_10, [1], "10m"),
+    "a restart of the operator at a point of a graph": (EACH, {'m{reason="a"}': "7x5 1x5"}, [0], "6m"),
     "a decision whose reason was never seen before": (
         made.counted("m", "", ("reason",), "5m"),
         {'m{reason="a", instance="x"}': "_x8 1+0x12"},
-        [({"reason": "a"}, 1)],
+        [1],
         "10m",
     ),
     "a decision whose reason was seen before": (
         made.counted("m", "", ("reason",), "5m"),
         {'m{reason="a", instance="x"}': "1x8 2+0x12"},
-        [({"reason": "a"}, 1)],
+        [1],
         "10m",
     ),
     "no decision lately": (
         made.counted("m", "", ("reason",), "5m"),
         {'m{reason="a", instance="x"}': "3x40"},
-        [({"reason": "a"}, 0)],
+        [0],
         "20m",
     ),
 }
@@ -111,8 +117,9 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_decisions_are_counted_from_the_first_on(promtool, tmp_path, case):
-    expr, series, expected, when = CASES[case]
-    assert evaluated(promtool, tmp_path, f"round({expr})", series, expected, when) == ""
+    expr, series, (expected,), when = CASES[case]
+    samples = [({"reason": "a"}, expected)]
+    assert evaluated(promtool, tmp_path, f"round({expr})", series, samples, when) == ""
 
 
 def evaluated(promtool, folder, expr, series, expected, when):
