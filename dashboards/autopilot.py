@@ -11,8 +11,8 @@ from dashboards.panels import Column, Panel, Query, bars, lines, number, rows
 from dashboards.queries import (
     ONE_SERVICE,
     RANGE,
-    RATE,
     counted,
+    counted_each,
     in_target,
     known,
     mean,
@@ -34,11 +34,11 @@ def dashboard() -> Dashboard:
         service_variables(several=False),
         [
             Row("Is it fine", 4, [(4, one) for one in _overview()]),
-            Row("Demand and capacity", 9, [(12, one) for one in _demand()]),
+            Row("Demand and capacity", 11, [(12, one) for one in _demand()]),
             Row("Decisions", 9, [(8, _reasons()), (16, _last_decisions())]),
-            Row("Limits", 9, [(12, one) for one in _limits()]),
+            Row("Limits", 10, [(12, one) for one in _limits()]),
             Row("Cost of steps", 9, [(8, one) for one in _fit()]),
-            Row("Targets", 8, [(12, one) for one in _misses()]),
+            Row("Targets", 9, [(12, one) for one in _misses()]),
         ],
         since="now-6h",
     )
@@ -114,7 +114,7 @@ def _demand() -> list[Panel]:
                 Query(_capacity("replicas"), "Capacity of ordered replicas", style.ORDERED, dashed=True),
             ],
         ),
-        replicas_panel(),
+        replicas_panel(Query(value("needed_replicas"), "Needed for the demand, without margin", style.WAITING)),
     ]
 
 
@@ -123,7 +123,7 @@ def _reasons() -> Panel:
         "Decisions by reason",
         "Changes of replicas (Scaling) and of limits (Tuning), by the reason that led to them.",
         "none",
-        [Query(counted(_DECISIONS, ONE_SERVICE, ("kind", "reason"), RATE), "{{kind}}: {{reason}}")],
+        [Query(counted_each(_DECISIONS, ONE_SERVICE, ("kind", "reason")), "{{kind}}: {{reason}}")],
         bars=True,
         stacked=True,
         calcs=("sum",),
@@ -139,6 +139,7 @@ def _last_decisions() -> Panel:
         {"kind": "Kind", "knob": "Knob", "from": "From", "to": "To", "reason": "Reason"},
         [Column("Time", f"{decided} * 1000", "dateTimeAsIso")],
         sort=("Time", True),
+        widths={"Knob": 200, "Time": 180},
     )
 
 

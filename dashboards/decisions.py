@@ -12,18 +12,20 @@ LABELS = ("kind", "knob", "from", "to", "reason")
 LAST_DECISION = "service_last_decision_timestamp_seconds"
 
 
-class _OfPrometheus(AnnotationQuery):
-    """With the fields of Grafana's Prometheus data source that the SDK's model lacks (`PromAnnotation` in
-    `packages/grafana-prometheus/src/types.ts`)."""
+OF_PROMETHEUS: dict[str, object] = {
+    "step": "15s",
+    "useValueForTime": True,
+    "tagKeys": "kind,reason",
+    "titleFormat": "{{knob}} {{from}} → {{to}}",
+    "textFormat": "{{reason}}",
+}
+"""Fields of an annotation that only Grafana's Prometheus data source knows (`PromAnnotation` in
+`packages/grafana-prometheus/src/types.ts`)."""
 
+
+class _Decided(AnnotationQuery):
     def to_json(self) -> dict[str, object]:
-        return super().to_json() | {
-            "step": "15s",
-            "useValueForTime": True,
-            "tagKeys": "kind,reason",
-            "titleFormat": "{{knob}} {{from}} → {{to}}",
-            "textFormat": "{{reason}}",
-        }
+        return super().to_json() | OF_PROMETHEUS
 
 
 class Decisions(Builder[AnnotationQuery]):
@@ -36,7 +38,7 @@ class Decisions(Builder[AnnotationQuery]):
 
     def __init__(self, kind: str, name: str, color: str) -> None:
         decided = known(LAST_DECISION, f'{ONE_SERVICE}, kind="{kind}"', LABELS)
-        self._annotation = _OfPrometheus(
+        self._annotation = _Decided(
             name=name, datasource=DATASOURCE, enable=True, icon_color=color, expr=f"{decided} * 1000"
         )
 

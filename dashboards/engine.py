@@ -12,12 +12,12 @@ from dashboards.queries import ONE_SERVICE, PODS, RANGE, mean, quantile, rate
 STEP = "inflight_step_duration_seconds"
 TERMS = {
     "step": "Fixed cost of a step",
-    "decode_sequence": "Decode, by sequences",
-    "decode_kv_token": "Decode, reading KV cache",
-    "prefill_token": "Prefill, by tokens",
-    "prefill_context_token": "Prefill, attention to context",
+    "decode_sequence": "Decode: sequences",
+    "decode_kv_token": "Decode: KV reads",
+    "prefill_token": "Prefill: tokens",
+    "prefill_context_token": "Prefill: attention",
     "copied_token": "Swapping",
-    "curve": "Tokens of the step (curve)",
+    "curve": "Curve over tokens",
 }
 """Label `term` of the cost of steps, and its name in legends."""
 
@@ -31,11 +31,11 @@ def dashboard() -> Dashboard:
         [*service_variables(several=False), pods],
         [
             Row("Is it fine", 4, [(4, one) for one in _overview()]),
-            Row("Steps", 9, [(8, one) for one in _steps()]),
-            Row("Batches", 8, [(8, one) for one in _batches()]),
-            Row("Caches", 8, [(8, one) for one in _caches()]),
-            Row("Requests", 8, [(8, one) for one in _requests()]),
-            Row("Processes", 8, [(12, one) for one in _processes()]),
+            Row("Steps", 12, [(8, one) for one in _steps()]),
+            Row("Batches", 9, [(8, one) for one in _batches()]),
+            Row("Caches", 9, [(8, one) for one in _caches()]),
+            Row("Requests", 9, [(8, one) for one in _requests()]),
+            Row("Processes", 9, [(12, one) for one in _processes()]),
         ],
     )
 
@@ -65,20 +65,21 @@ def _overview() -> list[Panel]:
         ),
         number(
             "Requests refused",
-            "Requests per second that these engines refused.",
+            "Requests per second that these engines refused in the last five minutes.",
             "reqps",
-            [Query(rate("inflight_admission_rejections_total", PODS), "Refused")],
+            [Query(rate("inflight_admission_rejections_total", PODS, (), "5m"), "Refused")],
             steps=((None, style.GOOD), (0.1, style.WARNING)),
         ),
         number(
             "Step time p95",
-            "95th percentile of the duration of a step. Each running request gets at most one token in a step, so this "
+            "95th percentile of the duration of a step in the last five minutes. Each running request gets at most "
+            "one token in a step, so this "
             "is close to the time per output token.",
             "s",
-            [Query(quantile(0.95, STEP, PODS), "p95")],
+            [Query(quantile(0.95, STEP, PODS, (), "5m"), "p95")],
         ),
         number(
-            "Slots empty while requests wait",
+            "Slots empty",
             "Share of max_num_seqs without a request although requests wait: the KV cache or a class limit holds them "
             "back, not max_num_seqs.",
             "percentunit",
@@ -102,7 +103,7 @@ def _steps() -> list[Panel]:
             "s",
             [
                 *(Query(part(term), name) for term, name in TERMS.items()),
-                Query(mean(STEP, PODS), "Measured", style.TARGET, dashed=True),
+                Query(mean(STEP, PODS), "Measured", style.MEASURED, dashed=True),
             ],
             stacked=True,
         ),

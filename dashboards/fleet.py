@@ -27,10 +27,10 @@ def dashboard() -> Dashboard:
         [
             Row("Is it fine", 4, [(3, one) for one in _overview()]),
             Row("Which service", 9, [(24, _services())]),
-            Row("Targets", 8, [(12, one) for one in _targets()]),
-            Row("Traffic", 8, [(12, one) for one in _traffic()]),
-            Row("Capacity", 8, [(8, one) for one in _capacity()]),
-            Row("Operator", 7, [(8, one) for one in _operator()]),
+            Row("Targets", 9, [(12, one) for one in _targets()]),
+            Row("Traffic", 9, [(12, one) for one in _traffic()]),
+            Row("Capacity", 9, [(8, one) for one in _capacity()]),
+            Row("Operator", 8, [(8, one) for one in _operator()]),
         ],
     )
 
@@ -39,14 +39,14 @@ def _overview() -> list[Panel]:
     down = f"(({known('service_state', SERVICES)} unless {_READY} > 0) unless {_ORDERED} == 0)"
     return [
         number(
-            "Services down",
+            "Down",
             "Services with no pod that takes requests. Services that are scaled to zero do not count.",
             "none",
             [Query(f"count({down}) or vector(0)", "Down")],
             steps=style.FAULTS,
         ),
         number(
-            "Services degraded",
+            "Degraded",
             "Services whose condition Ready has a reason other than Serving or ScaledToZero: some pods start, wait or "
             "are blocked.",
             "none",
@@ -54,7 +54,7 @@ def _overview() -> list[Panel]:
             steps=((None, style.GOOD), (1, style.WARNING)),
         ),
         number(
-            "Replicas blocked",
+            "Blocked",
             "Replicas that will not become ready without intervention: an image or a model that cannot be loaded, no "
             "node that fits, a quota.",
             "none",
@@ -62,37 +62,38 @@ def _overview() -> list[Panel]:
             steps=style.FAULTS,
         ),
         number(
-            "First tokens in target",
-            "Share of requests whose time to first token was within the target, over all services with targets. "
+            "TTFT in target",
+            "Share of first tokens of the last five minutes within their target, over all services with targets. "
             "Targets are 95th percentiles, so less than 95% is red.",
             "percentunit",
-            [Query(in_target("first_tokens", SERVICES, ()), "TTFT in target")],
+            [Query(in_target("first_tokens", SERVICES, (), "5m"), "TTFT in target")],
             steps=style.IN_TARGET,
             decimals=1,
             none="No requests",
         ),
         number(
-            "Outputs in target",
-            "Share of finished requests whose time per output token was within the target, over all services with "
-            "targets. Targets are 95th percentiles, so less than 95% is red.",
+            "TPOT in target",
+            "Share of finished requests of the last five minutes with a time per output token within their target, "
+            "over all services with targets. Targets are 95th percentiles, so less than 95% is red.",
             "percentunit",
-            [Query(in_target("outputs", SERVICES, ()), "TPOT in target")],
+            [Query(in_target("outputs", SERVICES, (), "5m"), "TPOT in target")],
             steps=style.IN_TARGET,
             decimals=1,
             none="No requests",
         ),
         number(
-            "Requests waiting",
+            "Waiting",
             "Requests without a slot, over all services.",
             "short",
             [Query(added(known("service_waiting_requests", SERVICES)), "Waiting")],
         ),
         number(
-            "Cost per hour",
+            "Cost/hour",
             "Cost of all pods for an hour, by `spec.cost` of the services that set it.",
             "none",
             [Query(added(known("service_cost_per_hour", SERVICES, _COST), ("currency",)), "{{currency}}")],
             decimals=2,
+            labelled=True,
             none="No prices",
         ),
         number(
@@ -228,6 +229,7 @@ def _capacity() -> list[Panel]:
             [Query(f"count by (state) ({_STATE})", "{{state}}")],
             stacked=True,
             colors=style.STATES,
+            decimals=0,
             calcs=("lastNotNull",),
         ),
         lines(
@@ -240,6 +242,7 @@ def _capacity() -> list[Panel]:
                 Query(added(_ORDERED), "Ordered", style.ORDERED, dashed=True),
                 Query(added(known("service_blocked_replicas", SERVICES)), "Blocked", style.BLOCKED),
             ],
+            decimals=0,
         ),
         lines(
             "Cost per hour by service",

@@ -52,6 +52,10 @@ class Column:
     names: Mapping[str, str] | None = None
 
 
+_HEADERS = {"mean": "Mean", "min": "Min", "max": "Max", "sum": "Total", "lastNotNull": "Last *"}
+"""Columns of a legend, by the calculation."""
+
+
 def lines(
     title: str,
     description: str,
@@ -72,7 +76,7 @@ def lines(
         top: end of the axis.
         line: a dashed line at this value, in this colour.
         colors: of series by their names.
-        calcs: columns of the legend.
+        calcs: columns of the legend; series of a label are in the order of the first one, the most remarkable first.
     """
     panel = (
         timeseries.Panel()
@@ -86,14 +90,17 @@ def lines(
         .fill_opacity(70 if bars else 30 if stacked else 8)
         .show_points(look.VisibilityMode.NEVER)
         .tooltip(common.VizTooltipOptions().mode(look.TooltipDisplayMode.MULTI).sort(look.SortOrder.DESCENDING))
-        .legend(
-            common.VizLegendOptions()
-            .display_mode(look.LegendDisplayMode.TABLE)
-            .placement(look.LegendPlacement.BOTTOM)
-            .show_legend(True)
-            .calcs(list(calcs))
-        )
     )
+    legend = (
+        common.VizLegendOptions()
+        .display_mode(look.LegendDisplayMode.TABLE)
+        .placement(look.LegendPlacement.BOTTOM)
+        .show_legend(True)
+        .calcs(list(calcs))
+    )
+    if any("{{" in query.legend for query in queries):
+        legend.sort_by(_HEADERS[calcs[0]]).sort_desc(calcs[0] != "min")
+    panel.legend(legend)
     if stacked:
         panel.stacking(common.StackingConfig().mode(look.StackingMode.NORMAL).group("A"))
     if top is not None:
@@ -122,16 +129,19 @@ def number(
     decimals: int | None = None,
     names: Mapping[str, str] | None = None,
     named: bool = False,
+    labelled: bool = False,
     none: str | None = None,
 ) -> stat.Panel:
-    """The latest value, large, with what it was before behind it.
+    """The value now, large: asked at one time only, so that it is not one from before the traffic stopped.
 
     Args:
         names: text instead of a value.
         named: shows the names of series instead of values; colours go by `style.STATES`, any other name is bad.
+        labelled: shows the name of the series beside its value.
         none: text where there is no value.
     """
-    text = look.BigValueTextMode.NAME if named else look.BigValueTextMode.AUTO
+    text = look.BigValueTextMode.VALUE_AND_NAME if labelled else look.BigValueTextMode.AUTO
+    text = look.BigValueTextMode.NAME if named else text
     panel = (
         stat.Panel()
         .title(title)
@@ -140,7 +150,7 @@ def number(
         .unit(unit)
         .thresholds(style.thresholds(((None, style.BAD),) if named else steps))
         .color_mode(look.BigValueColorMode.VALUE)
-        .graph_mode(look.BigValueGraphMode.NONE if named or names else look.BigValueGraphMode.AREA)
+        .graph_mode(look.BigValueGraphMode.NONE)
         .text_mode(text)
         .justify_mode(look.BigValueJustifyMode.AUTO)
         .orientation(look.VizOrientation.AUTO)
@@ -153,7 +163,7 @@ def number(
     if names is not None:
         panel.mappings([_mapping(names)])
     for query, letter in zip(queries, ascii_uppercase, strict=False):
-        panel.with_target(_instant(query, letter) if named else _range(query, letter))
+        panel.with_target(_instant(query, letter))
         if query.color is not None:
             panel.override_by_query(letter, [_property("color", style.fixed(query.color))])
     if named:
@@ -185,6 +195,10 @@ def bars(
     return panel
 
 
+_COLUMN_WIDTH = 70
+"""Pixels that a column has at least: more, and a table of all numbers of a service is wider than a screen."""
+
+
 def rows(
     title: str,
     description: str,
@@ -194,6 +208,7 @@ def rows(
     sort: tuple[str, bool],
     links: Mapping[str, tuple[str, str]] | None = None,
     colors: Mapping[str, Mapping[str, str]] | None = None,
+    widths: Mapping[str, int] | None = None,
 ) -> table.Panel:
     """A row for each set of labels, with what they are now.
 
@@ -202,6 +217,7 @@ def rows(
         sort: header of a column, and whether from the largest value.
         links: title and address, by the header of the column that carries them.
         colors: of texts, by the header of their column; any other text there is bad.
+        widths: of columns in pixels, by their headers; the others share what is left.
     """
     panel = (
         table.Panel()
@@ -209,6 +225,7 @@ def rows(
         .description(description)
         .datasource(DATASOURCE)
         .filterable(False)
+        .min_width(_COLUMN_WIDTH)
         .sort_by([common.TableSortByFieldState().display_name(sort[0]).desc(sort[1])])
     )
     values = {}
@@ -228,6 +245,8 @@ def rows(
                 _property("custom.cellOptions", {"type": "color-text"}),
             ],
         )
+    for header, width in (widths or {}).items():
+        panel.override_by_name(header, [_property("custom.width", width)])
     order = [*labels, *values]
     organize = {
         "excludeByName": {"Time": True},

@@ -22,10 +22,10 @@ def dashboard() -> Dashboard:
         service_variables(several=False),
         [
             Row("Is it fine", 4, [(3, one) for one in _overview()]),
-            Row("Latency", 9, [(8, one) for one in _latency()]),
-            Row("Load", 8, [(12, one) for one in _load()]),
-            Row("Replicas and limits", 9, [(8, one) for one in _scale()]),
-            Row("Memory", 8, [(8, one) for one in _memory()]),
+            Row("Latency", 10, [(8, one) for one in _latency()]),
+            Row("Load", 9, [(12, one) for one in _load()]),
+            Row("Replicas and limits", 10, [(8, one) for one in _scale()]),
+            Row("Memory and rejections", 9, [(8, one) for one in _memory()]),
             Row("Pods", 7, [(24, _pods())]),
         ],
     )
@@ -41,9 +41,10 @@ def _overview() -> list[Panel]:
     def of_target(title: str, percentile: str, histogram: str, target: str) -> Panel:
         return number(
             title,
-            f"95th percentile of {percentile} over its target. 100% and more: the target is missed.",
+            f"95th percentile of {percentile} in the last five minutes, as a share of its target. Above 100%, the "
+            "target is missed.",
             "percentunit",
-            [Query(f"{quantile(0.95, histogram, ONE_SERVICE)} / {value(target)}", "p95 / target")],
+            [Query(f"{quantile(0.95, histogram, ONE_SERVICE, (), '5m')} / {value(target)}", "p95 / target")],
             steps=style.OF_TARGET,
             decimals=0,
             none="No requests",
@@ -58,7 +59,7 @@ def _overview() -> list[Panel]:
             named=True,
         ),
         number(
-            "Replicas ready",
+            "Ready",
             "Pods that take requests, as a share of the replicas ordered.",
             "percentunit",
             [Query(f"{value('ready_replicas')} / ({value('replicas')} > 0)", "Ready / ordered")],
@@ -66,16 +67,16 @@ def _overview() -> list[Panel]:
             decimals=0,
             none="None ordered",
         ),
-        of_target("TTFT p95 of target", "time to first token", TTFT, "ttft_target_seconds"),
-        of_target("TPOT p95 of target", "time per output token", TPOT, "tpot_target_seconds"),
+        of_target("TTFT / target", "time to first token", TTFT, "ttft_target_seconds"),
+        of_target("TPOT / target", "time per output token", TPOT, "tpot_target_seconds"),
         number(
-            "Requests waiting",
+            "Waiting",
             "Requests without a slot, over all pods.",
             "short",
             [Query(value("waiting_requests"), "Waiting")],
         ),
         number(
-            "Predicted queue time",
+            "Queue time ahead",
             "Seconds until all prompt tokens that wait now are computed, by the measured cost of steps: the pod with "
             "the longest queue.",
             "s",
@@ -90,11 +91,12 @@ def _overview() -> list[Panel]:
             decimals=0,
         ),
         number(
-            "Cost per hour",
+            "Cost/hour",
             "Cost of the pods for an hour, by `spec.cost`.",
             "none",
             [Query(known("service_cost_per_hour", ONE_SERVICE, ("currency",)), "{{currency}}")],
             decimals=2,
+            labelled=True,
             none="No price",
         ),
     ]
@@ -205,8 +207,8 @@ def _scale() -> list[Panel]:
     ]
 
 
-def replicas_panel() -> Panel:
-    """Replicas of the service; decisions mark it."""
+def replicas_panel(*more: Query) -> Panel:
+    """Replicas of the service; decisions mark it. `more`: further lines."""
     return lines(
         "Replicas",
         "Replicas ordered, pods that take requests, the operator's recommendation, and replicas that will not become "
@@ -217,7 +219,9 @@ def replicas_panel() -> Panel:
             Query(value("replicas"), "Ordered", style.ORDERED),
             Query(known("desired_replicas", ONE_SERVICE, ()), "Recommended", style.WANTED, dashed=True),
             Query(value("blocked_replicas"), "Blocked", style.BLOCKED),
+            *more,
         ],
+        decimals=0 if not more else None,
         calcs=("min", "max", "lastNotNull"),
     )
 

@@ -11,6 +11,9 @@ GOOD, WARNING, BAD, NEUTRAL = "green", "orange", "red", "text"
 TARGET = "red"
 """Lines of targets and hard bounds; dashed."""
 
+MEASURED = "text"
+"""A measurement beside what was predicted of it."""
+
 MEDIAN, P95, P99 = "light-blue", "blue", "purple"
 PROMPT, OUTPUT = "purple", "blue"
 """Prompt tokens and prefill; output tokens and decode."""

@@ -89,11 +89,11 @@ def run(options: argparse.Namespace) -> int:
     seconds = options.minutes * 60
     shown = stage.parts(seconds)
     with stage.serving(shown, options.namespace, say), watching(SCRAPE_SECONDS, [options.namespace]) as prometheus:
-        begun = time.time()
+        begun = round(time.time())
         time.sleep(SETTLE_SECONDS)
         with step(say, f"traffic for {options.minutes:g} minutes"):
             stage.run_traffic(shown, options.namespace, seconds, say, image=image)
-        window = Window(begun, time.time(), SCRAPE_SECONDS)
+        window = Window(begun, round(time.time()), SCRAPE_SECONDS)
         found = draw_all(prometheus, window, dashboards, options, say)
     for problem in found:
         print(f"error: {problem}", file=sys.stderr)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dashboards.draw.types import literals
+from dashboards.typecheck import problems
 from e2e.cluster import ClusterError, packages
 from e2e.cluster.files import write_whole
 from e2e.cluster.progress import Progress, step
@@ -51,11 +50,8 @@ def check_types(dashboards: Mapping[str, Mapping[str, Any]]) -> None:
     Raises:
         ClusterError: a key or a word is not Grafana's; the message has the compiler's lines.
     """
-    folder = FOLDER / "types"
-    shutil.rmtree(folder, ignore_errors=True)
-    for name, dashboard in dashboards.items():
-        write_whole(folder / f"{name}.ts", literals(dashboard))
-    _npm("run", "--silent", "types")
+    if said := problems(dashboards):
+        raise ClusterError(f"the dashboards are not of Grafana's types:\n{_shown(said)}")
 
 
 class _unless_done:
@@ -85,6 +81,8 @@ def _npm(*arguments: str) -> None:
         check=False,
     )
     if done.returncode:
-        said = (done.stdout + done.stderr).strip().splitlines()
-        lines = "\n".join(f"  {line[:300]}" for line in said[:_LINES_SHOWN])
-        raise ClusterError(f"`npm {' '.join(arguments)}` failed in {FOLDER}:\n{lines}")
+        raise ClusterError(f"`npm {' '.join(arguments)}` failed in {FOLDER}:\n{_shown(done.stdout + done.stderr)}")
+
+
+def _shown(said: str) -> str:
+    return "\n".join(f"  {line[:300]}" for line in said.strip().splitlines()[:_LINES_SHOWN])

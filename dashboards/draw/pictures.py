@@ -16,9 +16,11 @@ from urllib.parse import urlencode
 
 from dashboards.draw.front_end import FOLDER, PAGE
 from dashboards.live.answers import FOLDER as DASHBOARDS
-from dashboards.live.grafana import Window
+from dashboards.live.grafana import Window, panels
 from e2e.cluster import ClusterError, packages
 
+DRAWN = ("bargauge", "stat", "table", "timeseries")
+"""Panel types of `src/panels.tsx`."""
 WIDTH = 1600
 SECONDS = 180
 
@@ -98,10 +100,11 @@ def problems(report: Mapping[str, Any], dashboard: Mapping[str, Any]) -> list[st
     """What is wrong, in words, by the page's report: broken and empty panels, and errors of the page itself."""
     found = [f"the page failed: {report['fatal'].splitlines()[0]}"] if report.get("fatal") else []
     found += [f"the page failed: {error}" for error in report["errors"]]
-    titles = {panel["id"]: panel for panel in dashboard["panels"] if panel["type"] != "row"}
-    for number, panel in titles.items():
-        seen = report["panels"].get(str(number))
-        if seen is None or seen["state"] not in ("Done", "Error"):
+    for panel in panels(dashboard):
+        seen = report["panels"].get(str(panel["id"]))
+        if panel["type"] not in DRAWN:
+            found.append(f"panel {panel['title']!r} has the type {panel['type']}, which is not drawn")
+        elif seen is None or seen["state"] not in ("Done", "Error"):
             found.append(f"panel {panel['title']!r} was not drawn")
         elif seen.get("error"):
             found.append(f"panel {panel['title']!r} is broken: {seen['error']}")

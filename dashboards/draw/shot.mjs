@@ -14,6 +14,7 @@ try {
   // Tall from the beginning: a panel that is not in view would not be drawn.
   await page.setViewport({ width: Number(width), height: 4000 });
   const errors = [];
+  if (process.env.DEBUG) page.on('console', (message) => console.error(message.type(), message.text().slice(0, 1500)));
   page.on('pageerror', (error) => errors.push(error.message.slice(0, 600)));
   await page.goto(url, { waitUntil: 'load' });
   const done = () => {

@@ -24,7 +24,7 @@ BUSY: Mapping[str, Any] = {
         "quantization": "int8",
         "maxModelLen": 1024,
         "kvCache": {"memory": "40Mi", "swap": "64Mi"},
-        "scheduling": {"shedAfter": "4s"},
+        "maxQueuedRequests": 24,
     },
     "slo": {"ttftP95": "1s", "tpotP95": "100ms"},
     "scaling": {"maxReplicas": 2, "behavior": {"scaleDown": {"stabilizationWindowSeconds": 60}}},

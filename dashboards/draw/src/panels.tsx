@@ -1,4 +1,5 @@
 // The panel types: Grafana's are part of its server and not in npm, so these put its components together again.
+import { useMemo } from 'react';
 import * as D from '@grafana/data';
 import * as U from '@grafana/ui';
 import { Annotations } from './annotations';
@@ -29,11 +30,19 @@ function NoData({ width, height }: D.PanelProps<any>) {
   return <div style={style}>No data</div>;
 }
 
+/** A plot has no place for infinity and 0/0: as in Grafana's panel, there is no point. */
+function finite(frames: D.DataFrame[]): D.DataFrame[] {
+  const value = (one: any) => (Number.isFinite(one) ? one : null);
+  const field = (one: D.Field) => (one.type === D.FieldType.number ? { ...one, values: one.values.map(value) } : one);
+  return frames.map((frame) => ({ ...frame, fields: frame.fields.map(field) }));
+}
+
 function TimeSeries(panel: D.PanelProps<any>) {
-  if (!panel.data.series.length) return <NoData {...panel} />;
+  const frames = useMemo(() => finite(panel.data.series), [panel.data.series]);
+  if (!frames.length) return <NoData {...panel} />;
   return (
     <U.TimeSeries
-      frames={panel.data.series}
+      frames={frames}
       structureRev={panel.data.structureRev}
       timeRange={panel.timeRange}
       timeZone={panel.timeZone}

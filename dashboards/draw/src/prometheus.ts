@@ -81,8 +81,13 @@ class PrometheusDataSource extends D.DataSourceApi<any, any> {
     for (const target of targets) {
       const step = Math.max(request.intervalMs / 1000, settings.scrapeSeconds);
       const window = Math.max(step + settings.scrapeSeconds, 4 * settings.scrapeSeconds);
+      const start = request.range.from.valueOf() / 1000;
+      const end = request.range.to.valueOf() / 1000;
       const scoped = {
         ...request.scopedVars,
+        __range: { value: `${Math.round(end - start)}s`, text: '' },
+        __range_s: { value: `${Math.round(end - start)}`, text: '' },
+        __range_ms: { value: `${(end - start) * 1000}`, text: '' },
         __interval: { value: `${step * 1000}ms`, text: '' },
         __rate_interval: { value: `${window * 1000}ms`, text: '' },
       };
@@ -90,8 +95,6 @@ class PrometheusDataSource extends D.DataSourceApi<any, any> {
       const said: QueryReport = { refId: target.refId, expr, series: 0 };
       report.queries.push(said);
       try {
-        const start = request.range.from.valueOf() / 1000;
-        const end = request.range.to.valueOf() / 1000;
         const answer = target.instant
           ? await ask('query', { query: expr, time: end })
           : await ask('query_range', { query: expr, start, end, step });
