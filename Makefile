@@ -12,7 +12,7 @@ HAVE_CXX := command -v "$${CXX:-c++}" g++ clang++ >/dev/null
 KERNELS := $(wildcard engine_image/kernels/*)
 INSTALL_VENV := { $(APT_INSTALL_VENV) || { apt-get -q update && $(APT_INSTALL_VENV); }; }
 
-.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-scheduler bench-simulator bench-fleet bench-operator bench-autopilot contract e2e e2e-disruptions venv cluster kubeconfig cluster-down dev format crd lock
+.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-scheduler bench-simulator bench-fleet bench-operator bench-autopilot dashboards contract e2e e2e-disruptions venv cluster kubeconfig cluster-down dev format crd dashboards-json lock
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ bench-operator: .venv/kernels.stamp ## The operator with 1,000 services and 5,00
 bench-autopilot: .venv/kernels.stamp ## Goodput of a real engine: fixed limits, and limits found by the operator; a quarter of an hour. ARGS=--help
 	@$(PY) -m bench.autopilot $(ARGS)
 
+dashboards: .venv/tools.stamp ## Pictures of the Grafana dashboards in docs/img, from real services under traffic; a quarter of an hour. ARGS=--help
+	@$(PY) -m dashboards.draw $(ARGS)
+
 contract: .venv/kernels.stamp ## Tests against a real kube-apiserver
 	$(PY) -m pytest -m contract
 
@@ -99,6 +102,9 @@ format: .venv/tools.stamp ## Format and fix what can be fixed
 
 crd: .venv/tools.stamp ## Regenerate the CRD from the operator's API types
 	$(PY) -m inflight_operator.api.crd --write
+
+dashboards-json: .venv/tools.stamp ## Regenerate the JSON of the Grafana dashboards from dashboards/
+	$(PY) -m dashboards --write
 
 lock: .venv/tools.stamp ## Pin again what pyproject.toml's dependencies bring with them
 	$(UV) pip compile -q pyproject.toml --extra engine --extra kubectl --extra operator --extra simulator --extra dev --no-emit-index-url --no-header --no-annotate -o constraints.txt

@@ -1,6 +1,6 @@
 """A real Kubernetes on one machine, for development, the demo and the tests: `python -m e2e.cluster --help`."""
 
-from e2e.cluster.api import build_image, ensure_up, kubeconfig_path, kubectl, promtool
+from e2e.cluster.api import build_image, ensure_up, kubeconfig_path, kubectl, prometheus, promtool
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.throwaway import apiserver_only
 
@@ -11,5 +11,6 @@ __all__ = [
     "ensure_up",
     "kubeconfig_path",
     "kubectl",
+    "prometheus",
     "promtool",
 ]

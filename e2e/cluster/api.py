@@ -78,6 +78,11 @@ def promtool(progress: Progress | None = None) -> Path:
     return promtool_program.ensure(layout.current(), progress or to_stdout())
 
 
+def prometheus(progress: Progress | None = None) -> Path:
+    """The Prometheus server's program, got when first asked for. Raises ClusterError where it cannot be had."""
+    return promtool_program.ensure_server(layout.current(), progress or to_stdout())
+
+
 def preflight(disk_gb: int | None = None) -> str:
     """A sentence that says the cluster can run here, and how. Raises ClusterError where it cannot."""
     kind = choose.current()

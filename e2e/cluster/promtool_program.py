@@ -1,4 +1,4 @@
-"""Prometheus' promtool: the one on PATH, else Debian's, ready made in seconds, else built from its pinned module."""
+"""Prometheus' programs: those on PATH, else Debian's, ready made in seconds; promtool else built from its module."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from e2e.cluster import gobuild, goparts
+from e2e.cluster.errors import ClusterError
 from e2e.cluster.layout import Layout
 from e2e.cluster.locking import exclusive
 from e2e.cluster.progress import Progress, step
@@ -28,6 +29,21 @@ def ensure(layout: Layout, progress: Progress) -> Path:
         return folder / "promtool"
 
 
+def ensure_server(layout: Layout, progress: Progress) -> Path:
+    """Path of the server, `prometheus`.
+
+    Raises:
+        ClusterError: it is not on PATH, and the distribution does not give it.
+    """
+    if on_path := shutil.which("prometheus"):
+        return Path(on_path)
+    unpacked = layout.bin / "prometheus-debian" / "prometheus"
+    with exclusive(layout.locks / "prometheus", "getting prometheus", progress):
+        if unpacked.exists() or _from_debian(unpacked, progress):
+            return unpacked
+    raise ClusterError(f"the program prometheus is missing: install {PACKAGE}, or put it on PATH")
+
+
 def _from_debian(target: Path, progress: Progress) -> bool:
     """Take the program out of the distribution's package, which is not installed: it would start a server.
 
@@ -35,16 +51,16 @@ def _from_debian(target: Path, progress: Progress) -> bool:
     """
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
         return False
-    with step(progress, f"promtool from the package {PACKAGE}"), tempfile.TemporaryDirectory() as folder:
+    with step(progress, f"{target.name} from the package {PACKAGE}"), tempfile.TemporaryDirectory() as folder:
         archives = _download(Path(folder))
         if not archives:
             return False
         subprocess.run(["dpkg-deb", "-x", str(archives[0]), f"{folder}/unpacked"], check=True)
-        program = Path(folder, "unpacked", "usr", "bin", "promtool")
+        program = Path(folder, "unpacked", "usr", "bin", target.name)
         if not program.exists():
             return False
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name("promtool.partial")
+        partial = target.with_name(f"{target.name}.partial")
         shutil.copy2(program, partial)
         partial.rename(target)
     return True

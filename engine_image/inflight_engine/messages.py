@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from inflight_cost.model import CostModel
+from inflight_cost.model import CostModel, StepWork
 from inflight_engine.output import PromptLogprobs, TokenLogprobs
 from inflight_engine.request import DEFAULT_CLASS, FinishReason, SamplingParams
 from inflight_engine.runner_info import RunnerInfo
@@ -105,6 +105,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
             planning happens while the step before is computed.
         decode_kv_tokens: whose keys and values the step's decodes read.
         num_out_of_memory: steps since start for which the device had no memory at once, or none at all.
+        prefill_context_tokens, copied_tokens: as in `StepWork`.
     """
 
     num_running: int
@@ -121,6 +122,19 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     schedule_seconds: float
     decode_kv_tokens: int = 0
     num_out_of_memory: int = 0
+    prefill_context_tokens: int = 0
+    copied_tokens: int = 0
+
+    @property
+    def work(self) -> StepWork:
+        """What the step computed."""
+        return StepWork(
+            self.num_decode_tokens,
+            self.num_prefill_tokens,
+            self.decode_kv_tokens,
+            self.prefill_context_tokens,
+            self.copied_tokens,
+        )
 
 
 SHORT_STEP_SECONDS = 5.0

@@ -86,6 +86,8 @@ class StepReports:
             schedule_seconds=schedule_seconds,
             decode_kv_tokens=int(work.decode_kv_tokens),
             num_out_of_memory=self.num_out_of_memory,
+            prefill_context_tokens=int(work.prefill_context_tokens),
+            copied_tokens=int(work.copied_tokens),
         )
 
 

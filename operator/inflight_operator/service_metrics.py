@@ -6,61 +6,20 @@ Series of one service have the labels `namespace` and `name`; they end when it i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from inflight_operator.decide.autopilot import Sizing
 from inflight_operator.decide.conditions import Finding
-from inflight_operator.decide.decision import Decision, Kind
-from inflight_operator.limits import Limits
+from inflight_operator.decide.decision import Decision
 from inflight_operator.observe.attainment import Attainment
 from inflight_operator.observe.cache import ServiceKey
+from inflight_operator.service_numbers import COUNTERS, GAUGES, Shown
 
 _LABELS = ("namespace", "name")
-_KINDS: tuple[Kind, ...] = ("Scaling", "Tuning")
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What a round shows of one service.
-
-    Attributes:
-        desired: replicas the operator finds right; in scaling.mode External only an opinion.
-        replicas: replicas ordered.
-        ready: pods that take requests.
-        unmeasured: of those, pods whose newest sample is missing or stale.
-        blocked: replicas that will not become ready unless something is done about them.
-        waiting, running: requests, over all pods.
-        kv_utilization: share of the KV cache in use, 0 to 1, the mean of pods.
-        preemptions_per_minute: over all pods.
-        limits: in force.
-        scrape_age: seconds since the stalest pod's newest sample.
-        ttft_target, tpot_target: seconds that the 95th percentiles are to keep.
-        sizing: demand against capacity; None while no cost model sizes it.
-        cost_per_hour: of the pods there are; None without a price.
-        currency: of the price, empty where it is not known.
-    """
-
-    desired: int
-    replicas: int
-    ready: int
-    unmeasured: int
-    blocked: int
-    waiting: int
-    running: int
-    kv_utilization: float
-    preemptions_per_minute: float
-    limits: Limits
-    scrape_age: float
-    ttft_target: float
-    tpot_target: float
-    sizing: Sizing | None = None
-    cost_per_hour: float | None = None
-    currency: str = ""
 
 
 @dataclass(slots=True)
@@ -71,13 +30,15 @@ class _Service:
         findings: all conditions.
         shown: None before its spec could be read.
         attainment: None without targets in its spec.
-        decisions: since the start of this process, by kind.
+        decisions: since the start of this process, by kind and reason.
+        last: the last decision on each knob, and its time in seconds since the epoch.
     """
 
     findings: tuple[Finding, ...] = ()
     shown: Shown | None = None
     attainment: Attainment | None = None
-    decisions: Counter[str] = field(default_factory=Counter)
+    decisions: Counter[tuple[str, str]] = field(default_factory=Counter)
+    last: dict[str, tuple[Decision, float]] = field(default_factory=dict)
 
     def finding(self, kind: str) -> Finding | None:
         """The condition of a type; None before there is one."""
@@ -88,102 +49,6 @@ class _Service:
         """Whether a rollout does not go on without intervention."""
         progressing = self.finding("Progressing")
         return progressing is not None and progressing.status == "False" and progressing.reason != "Complete"
-
-
-def _sizing(name: str) -> Callable[[Shown], float | None]:
-    return lambda shown: None if shown.sizing is None else getattr(shown.sizing, name)
-
-
-_GAUGES: tuple[tuple[str, str, Callable[[Shown], float | None]], ...] = (
-    (
-        "inflight_operator_desired_replicas",
-        "Replicas that the operator recommends. In scaling.mode External another scaler decides.",
-        lambda shown: shown.desired,
-    ),
-    ("inflight_operator_service_replicas", "Replicas ordered.", lambda shown: shown.replicas),
-    ("inflight_operator_service_ready_replicas", "Pods that take requests.", lambda shown: shown.ready),
-    (
-        "inflight_operator_service_unmeasured_replicas",
-        "Pods that take requests and have no recent metrics.",
-        lambda shown: shown.unmeasured,
-    ),
-    (
-        "inflight_operator_service_blocked_replicas",
-        "Replicas that will not become ready without intervention.",
-        lambda shown: shown.blocked,
-    ),
-    ("inflight_operator_service_waiting_requests", "Requests waiting, over all pods.", lambda shown: shown.waiting),
-    ("inflight_operator_service_running_requests", "Requests running, over all pods.", lambda shown: shown.running),
-    (
-        "inflight_operator_service_kv_utilization",
-        "Share of the KV cache in use, 0 to 1, the mean of pods.",
-        lambda shown: shown.kv_utilization,
-    ),
-    (
-        "inflight_operator_service_preemptions_per_minute",
-        "Requests preempted a minute, over all pods.",
-        lambda shown: shown.preemptions_per_minute,
-    ),
-    (
-        "inflight_operator_service_max_num_seqs",
-        "Limit in force: most requests an engine runs at once.",
-        lambda shown: shown.limits.max_num_seqs,
-    ),
-    (
-        "inflight_operator_service_max_num_batched_tokens",
-        "Limit in force: most tokens an engine computes in one step.",
-        lambda shown: shown.limits.max_num_batched_tokens,
-    ),
-    (
-        "inflight_operator_service_ttft_target_seconds",
-        "Target of the 95th percentile of time to first token, for a prompt of the mean length.",
-        lambda shown: shown.ttft_target,
-    ),
-    (
-        "inflight_operator_service_tpot_target_seconds",
-        "Target of the 95th percentile of time per output token.",
-        lambda shown: shown.tpot_target,
-    ),
-    (
-        "inflight_operator_service_demand_requests_per_second",
-        "Requests per second expected when a replica ordered now is ready.",
-        _sizing("rate"),
-    ),
-    (
-        "inflight_operator_service_replica_requests_per_second",
-        "Requests per second that one replica sustains, by the cost model: within the targets if it can keep them.",
-        _sizing("each"),
-    ),
-    (
-        "inflight_operator_service_needed_replicas",
-        "Replicas that the expected demand needs, without margin.",
-        _sizing("need"),
-    ),
-    (
-        "inflight_operator_scrape_age_seconds",
-        "Age of the oldest newest sample among a service's ready pods.",
-        lambda shown: shown.scrape_age,
-    ),
-)
-
-_COUNTERS: tuple[tuple[str, str, Callable[[Attainment], float]], ...] = (
-    ("inflight_operator_service_first_tokens", "First tokens of requests.", lambda of: of.ttft.total),
-    (
-        "inflight_operator_service_first_tokens_in_target",
-        "First tokens within the TTFT target, interpolated from the engines' histograms.",
-        lambda of: of.ttft.within,
-    ),
-    (
-        "inflight_operator_service_outputs",
-        "Finished requests with a time per output token.",
-        lambda of: of.tpot.total,
-    ),
-    (
-        "inflight_operator_service_outputs_in_target",
-        "Finished requests within the TPOT target, interpolated from the engines' histograms.",
-        lambda of: of.tpot.within,
-    ),
-)
 
 
 class ServiceMetrics(Collector):
@@ -199,6 +64,7 @@ class ServiceMetrics(Collector):
         findings: tuple[Finding, ...],
         attainment: Attainment | None,
         decisions: Sequence[Decision],
+        at: float,
     ) -> None:
         """What a round found.
 
@@ -206,10 +72,12 @@ class ServiceMetrics(Collector):
             findings: all conditions.
             attainment: of the service until now; None without targets in its spec.
             decisions: of this round.
+            at: time of the round, seconds since the epoch.
         """
         service = self._services.setdefault(key, _Service())
         service.shown, service.findings, service.attainment = shown, findings, attainment
-        service.decisions.update(one.kind for one in decisions)
+        service.decisions.update((one.kind, one.reason.code) for one in decisions)
+        service.last |= {one.knob: (one, at) for one in decisions}
 
     def show_unreadable(self, key: ServiceKey, findings: tuple[Finding, ...]) -> None:
         """Conditions of a service whose spec cannot be read: its numbers, if it has any, stay what they were."""
@@ -223,16 +91,26 @@ class ServiceMetrics(Collector):
         """All families; prometheus_client calls it from its own thread."""
         services = list(self._services.items())
         read = [(key, one, one.shown) for key, one in services if one.shown is not None]
-        for name, text, of in _GAUGES:
+        for name, text, of in GAUGES:
             yield _gauges(name, text, (), [(key, (), of(shown)) for key, _, shown in read])
-        for name, text, count in _COUNTERS:
+        for name, text, count in COUNTERS:
             rows = [(key, (), count(one.attainment)) for key, one, _ in read if one.attainment is not None]
             yield _counters(name, text, (), rows)
         yield _counters(
             "inflight_operator_service_decisions",
             "Changes of replicas (Scaling) and of limits (Tuning).",
-            ("kind",),
-            [(key, (kind,), one.decisions[kind]) for key, one, _ in read for kind in _KINDS],
+            ("kind", "reason"),
+            [(key, labels, count) for key, one, _ in read for labels, count in tuple(one.decisions.items())],
+        )
+        yield _gauges(
+            "inflight_operator_service_last_decision_timestamp_seconds",
+            "Time of the last decision on each knob (replicas and limits), with its values and reason.",
+            ("kind", "knob", "from", "to", "reason"),
+            [
+                (key, (last.kind, last.knob, str(last.frm), str(last.to), last.reason.code), at)
+                for key, one, _ in read
+                for last, at in tuple(one.last.values())
+            ],
         )
         yield _gauges(
             "inflight_operator_service_rollout_stuck",

@@ -1,8 +1,9 @@
-"""promtool is taken ready made where it can be. Scripts stand in for apt-get and dpkg-deb here."""
+"""promtool and prometheus are taken ready made where it can be. Scripts stand in for apt-get and dpkg-deb here."""
 
 import pytest
 
 from e2e.cluster import promtool_program
+from e2e.cluster.errors import ClusterError
 from e2e.cluster.layout import Layout
 
 APT = """#!/bin/sh
@@ -10,7 +11,8 @@ APT = """#!/bin/sh
 [ "$2" = download ] && [ -e "$LISTS" ] && touch "$3_1_amd64.deb"
 """
 DPKG = """#!/bin/sh
-[ "$1" = -x ] && mkdir -p "$3/usr/bin" && printf '#!/bin/sh\\necho debian' > "$3/usr/bin/promtool"
+[ "$1" = -x ] && mkdir -p "$3/usr/bin" && printf '#!/bin/sh\\necho debian' > "$3/usr/bin/promtool" &&
+  printf '#!/bin/sh\\necho debian' > "$3/usr/bin/prometheus"
 """
 
 
@@ -18,7 +20,7 @@ DPKG = """#!/bin/sh
 def machine(tmp_path, monkeypatch):
     """A machine whose PATH has these programs beside the shell's own; where its promtool comes from."""
 
-    def ensure(**programs):
+    def ensure(get=promtool_program.ensure, **programs):
         for name, text in programs.items():
             program = tmp_path / "bin" / name.replace("_", "-")
             program.parent.mkdir(exist_ok=True)
@@ -31,7 +33,7 @@ def machine(tmp_path, monkeypatch):
         monkeypatch.setattr(promtool_program.shutil, "which", lambda name: real(name) if name in found else None)
         monkeypatch.setattr(promtool_program.gobuild, "ensure_part", lambda part, layout, progress: tmp_path / "built")
         monkeypatch.setattr(promtool_program.gobuild, "drop_caches", lambda layout, progress: None)
-        return promtool_program.ensure(Layout(tmp_path / "cache"), lambda line: None).relative_to(tmp_path)
+        return get(Layout(tmp_path / "cache"), lambda line: None).relative_to(tmp_path)
 
     return ensure
 
@@ -48,3 +50,17 @@ def test_debians_is_taken_out_of_its_package_once(machine):
 def test_without_apt_or_its_package_it_is_built(machine):
     assert str(machine()) == "built/promtool"
     assert str(machine(apt_get="#!/bin/sh\nexit 1", dpkg_deb=DPKG)) == "built/promtool"
+
+
+def test_a_server_on_the_path_is_taken(machine):
+    assert str(machine(promtool_program.ensure_server, prometheus="")) == "bin/prometheus"
+
+
+def test_debians_server_is_taken_out_of_its_package(machine):
+    found = machine(promtool_program.ensure_server, apt_get=APT, dpkg_deb=DPKG)
+    assert str(found) == "cache/bin/prometheus-debian/prometheus"
+
+
+def test_without_a_package_the_server_is_an_error_that_names_it(machine):
+    with pytest.raises(ClusterError, match="prometheus is missing"):
+        machine(promtool_program.ensure_server)

@@ -8,11 +8,12 @@ from inflight_operator.decide.decision import Decision, Reason
 from inflight_operator.limits import Limits
 from inflight_operator.metrics import OperatorMetrics
 from inflight_operator.observe.attainment import Attainment, Counted
-from inflight_operator.service_metrics import Shown
+from inflight_operator.service_numbers import Shown
 from tests.operator.fakes import KEY
 
 UNREADABLE = unreadable(0, "spec.model: field required")
 SCALED = Decision("Scaling", "replicas", 1, 2, Reason("Demand"))
+AT = 1.7e9
 
 
 FINDINGS = (
@@ -43,8 +44,9 @@ def shown_with(findings=FINDINGS, attainment=ATTAINMENT, **changes):
         "sizing": Sizing(10.0, 8.0, 1.25),
         "cost_per_hour": 5.0,
         "currency": "EUR",
+        "modelled": Limits(24, 768),
     }
-    return Shown(**values | changes), findings, attainment, (SCALED,)
+    return Shown(**values | changes), findings, attainment, (SCALED,), AT
 
 
 class Page:
@@ -69,13 +71,32 @@ def test_a_service_shows_its_numbers_its_state_and_what_it_was_decided_from():
     assert page.value("service_cost_per_hour", currency="EUR") == 5
     assert page.value("service_first_tokens_total") == 10
     assert page.value("service_first_tokens_in_target_total") == 9.5
-    assert page.value("service_decisions_total", kind="Scaling") == 2
-    assert page.value("service_decisions_total", kind="Tuning") == 0
+    assert page.value("service_decisions_total", kind="Scaling", reason="Demand") == 2
+    assert page.value("service_max_num_seqs") == 16
+    assert page.value("service_model_max_num_seqs") == 24
+    assert page.value("service_model_max_num_batched_tokens") == 768
+
+
+def test_the_last_decision_on_each_knob_is_shown_with_its_time():
+    page = Page()
+    shown, findings, attainment, decisions, at = shown_with()
+    tuned = Decision("Tuning", "max_num_seqs", 16, 24, Reason("ByCostModel"))
+    page.services.show(KEY, shown, findings, attainment, (*decisions, tuned), at)
+    again = Decision("Scaling", "replicas", 2, 5, Reason("TtftOverTarget"))
+    page.services.show(KEY, shown, findings, attainment, (again,), at + 60)
+    page.services.show(KEY, shown, findings, attainment, (), at + 90)
+    name = "service_last_decision_timestamp_seconds"
+    labels = {"kind": "Scaling", "knob": "replicas"}
+    assert page.value(name, **labels, **{"from": "2", "to": "5"}, reason="TtftOverTarget") == at + 60
+    assert page.value(name, **labels, **{"from": "1", "to": "2"}, reason="Demand") is None
+    limit = {"kind": "Tuning", "knob": "max_num_seqs", "from": "16", "to": "24"}
+    assert page.value(name, **limit, reason="ByCostModel") == at
 
 
 def test_what_is_not_known_has_no_series():
     page = Page()
-    page.services.show(KEY, *shown_with(sizing=None, cost_per_hour=None, findings=(), attainment=None))
+    page.services.show(KEY, *shown_with(sizing=None, cost_per_hour=None, modelled=None, findings=(), attainment=None))
+    assert page.value("service_model_max_num_seqs") is None
     assert page.value("service_first_tokens_total") is None
     assert page.value("service_demand_requests_per_second") is None
     assert page.value("service_cost_per_hour", currency="EUR") is None
@@ -121,4 +142,4 @@ def test_a_deleted_service_has_no_series():
     page.services.show(KEY, *shown_with())
     page.services.forget(KEY)
     assert page.value("service_replicas") is None
-    assert page.value("service_decisions_total", kind="Scaling") is None
+    assert page.value("service_decisions_total", kind="Scaling", reason="Demand") is None

@@ -10,21 +10,13 @@ from typing import TYPE_CHECKING
 
 from inflight_engine.server.class_metrics import class_families
 from inflight_engine.server.families import Families
+from inflight_engine.server.process_memory import memory_families
+from inflight_engine.server.step_parts import TERMS, step_part_families
 
 if TYPE_CHECKING:
     from inflight_engine.messages import StepCost
     from inflight_engine.server.metrics import EngineMetrics, Gauges
     from inflight_engine.server.span_counts import SpanCounts
-
-_TERMS = {
-    "step": "base_s",
-    "decode_sequence": "decode_seq_s",
-    "prefill_token": "prefill_token_s",
-    "decode_kv_token": "decode_kv_token_s",
-    "prefill_context_token": "prefill_context_token_s",
-    "copied_token": "copied_token_s",
-}
-"""Label of `inflight_step_cost_seconds`: field of `CostModel`."""
 
 
 def add_engine_families(page: Families, metrics: EngineMetrics, now: Gauges) -> None:
@@ -36,7 +28,9 @@ def add_engine_families(page: Families, metrics: EngineMetrics, now: Gauges) -> 
     _demand(page, metrics)
     _step_cost(page, metrics.step_cost)
     _traces(page, metrics.spans)
+    step_part_families(page, metrics.step_parts)
     class_families(page, metrics.classes, now.queued_by_class)
+    memory_families(page)
 
 
 def _engine_state(page: Families, metrics: EngineMetrics, now: Gauges) -> None:
@@ -174,7 +168,7 @@ def _step_cost(page: Families, cost: StepCost | None) -> None:
         "inflight_step_cost_seconds",
         "What each of these adds to a step, fitted to the steps of late.",
         ("term",),
-        [((term,), getattr(cost.model, field)) for term, field in _TERMS.items()],
+        [((term,), getattr(cost.model, field)) for term, field in TERMS.items()],
     )
     page.gauges(
         "inflight_step_cost_curve_seconds",

@@ -25,6 +25,7 @@ from inflight_engine.server.generation import Generation
 from inflight_engine.server.histogram import Histogram
 from inflight_engine.server.metric_page import add_engine_families
 from inflight_engine.server.span_counts import SpanCounts
+from inflight_engine.server.step_parts import StepParts
 
 NO_STATS = StepStats(0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 """Before the first step."""
@@ -95,6 +96,7 @@ class EngineMetrics(Collector):
         self._before = SinceStart(0, 0, 0, 0)
         self.step_cost: StepCost | None = None
         self.spans: SpanCounts | None = None
+        self.step_parts = StepParts()
         self.output_lengths = OutputLengths()
         self.arrived_requests = self.arrived_prompt_tokens = self.arrived_prompt_tokens_squared = 0
         self.prompt_tokens = 0
@@ -121,6 +123,7 @@ class EngineMetrics(Collector):
             self.step_duration.observe(stats.step_seconds)
             self.schedule_duration.observe(stats.schedule_seconds)
             self._decoding = StepWork(stats.num_decode_tokens, 0, stats.decode_kv_tokens, 0)
+            self.step_parts.count(stats.work, None if self.step_cost is None else self.step_cost.model)
 
     def arrived(self, num_prompt_tokens: int) -> None:
         """Count a request that is taken."""

@@ -82,7 +82,7 @@ def decide_tuning(
     if model is not None:
         state = replace(state, trial=None)
         return move_by_model(view, limits, bounds, slo, model, state, policy, advise=advise)
-    return step_by_rules(view, limits, bounds, slo, state, policy, advise=advise)
+    return step_by_rules(view, limits, bounds, slo, replace(state, modelled=None), policy, advise=advise)
 
 
 def _still_true(limits: Limits, state: TuningState) -> TuningState:

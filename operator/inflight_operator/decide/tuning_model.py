@@ -57,6 +57,7 @@ def move_by_model(
         model.replica, model.workload, targets, _step_limits(bounds.low), _step_limits(bounds.high), margins=margins
     )
     wanted = Limits(*solved)
+    state = replace(state, modelled=wanted)
     if state.bracket is not None and _differs(state.bracket.wanted, wanted):
         state = replace(state, bracket=None)
     goal = wanted if state.bracket is None else _middle(state.bracket.good, state.bracket.bad)

@@ -314,6 +314,7 @@ class TuningState:
         memory: share of the KV cache that it solves for, of the usual one: requests that preempt each other are longer
             than their mean.
         corrected_until: when `tighten` and `memory` are forgotten.
+        modelled: the limits that the cost model found best when it was last asked; None where rules decide.
     """
 
     window_start: float
@@ -325,6 +326,7 @@ class TuningState:
     tighten: float = 1.0
     memory: float = 1.0
     corrected_until: float = math.inf
+    modelled: Limits | None = None
 
     @property
     def canary(self) -> Canary | None:

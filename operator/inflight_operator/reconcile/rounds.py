@@ -222,7 +222,7 @@ class Rounds:
                 snapshot.fresh, {pod.uid for pod in snapshot.pods}, shown.ttft_target, shown.tpot_target
             )
         findings = findings_after(plan, outcome)
-        self._metrics.of_services.show(key, shown, findings, known.attainment, plan.decisions)
+        self._metrics.of_services.show(key, shown, findings, known.attainment, plan.decisions, snapshot.at.timestamp())
 
     def _forget(self, key: ServiceKey) -> None:
         self._pool.forget(key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from inflight_operator.reconcile.plan import Plan
 from inflight_operator.reconcile.snapshot import Snapshot
 from inflight_operator.reconcile.views import mean_slo
-from inflight_operator.service_metrics import Shown
+from inflight_operator.service_numbers import Shown
 
 
 def shown_of(snapshot: Snapshot, plan: Plan) -> Shown:
@@ -26,6 +26,7 @@ def shown_of(snapshot: Snapshot, plan: Plan) -> Shown:
         kv_utilization=sum(one.kv_usage for one in fresh) / len(fresh) if fresh else 0.0,
         preemptions_per_minute=plan.measured.preemptions_per_min,
         limits=plan.limits.limits,
+        modelled=plan.memory.tuning.modelled,
         scrape_age=snapshot.window.oldest_age(snapshot.now),
         ttft_target=targets.ttft_p95,
         tpot_target=targets.tpot_p95,

@@ -65,6 +65,9 @@ OWN = {
     "inflight_arrived_prompt_tokens_squared_total": "counter",
     "inflight_class_requests_waiting": "gauge",
     "inflight_class_requests_finished_total": "counter",
+    "inflight_step_work_total": "counter",
+    "inflight_step_predicted_seconds_total": "counter",
+    "inflight_process_resident_memory_bytes": "gauge",
 }
 
 
@@ -109,6 +112,9 @@ async def test_every_promised_metric_is_there_with_its_type_help_and_model_name(
                 "inflight_admission_rejections_total": {"reason"},
                 "inflight_class_requests_waiting": {"class"},
                 "inflight_class_requests_finished_total": {"class"},
+                "inflight_step_work_total": {"term"},
+                "inflight_step_predicted_seconds_total": {"term"},
+                "inflight_process_resident_memory_bytes": {"process"},
             }.get(sample.name, {"le"} if sample.name.endswith("_bucket") else set())
             assert set(sample.labels) == {"model_name"} | extra, sample
 

@@ -1,0 +1,33 @@
+// Opens the page in headless Chromium, waits until every panel has its answer, and saves a picture.
+// node shot.mjs CHROMIUM URL PICTURE WIDTH; prints the page's report as JSON.
+import puppeteer from 'puppeteer-core';
+
+const [executablePath, url, picture, width] = process.argv.slice(2);
+const WAIT_MS = 60_000;
+/** Fonts, icons and the last redraw come after the data. */
+const SETTLE_MS = 1500;
+
+const args = ['--no-sandbox', '--disable-gpu', '--force-color-profile=srgb'];
+const browser = await puppeteer.launch({ executablePath, args });
+try {
+  const page = await browser.newPage();
+  // Tall from the beginning: a panel that is not in view would not be drawn.
+  await page.setViewport({ width: Number(width), height: 4000 });
+  const errors = [];
+  if (process.env.DEBUG) page.on('console', (message) => console.error(message.type(), message.text().slice(0, 1500)));
+  page.on('pageerror', (error) => errors.push(error.message.slice(0, 600)));
+  await page.goto(url, { waitUntil: 'load' });
+  const done = () => {
+    const { panels, pending, expected, fatal } = window.__report;
+    return fatal || (expected && !pending && expected.every((id) => ['Done', 'Error'].includes(panels[id]?.state)));
+  };
+  let timedOut = false;
+  await page.waitForFunction(done, { timeout: WAIT_MS }).catch(() => (timedOut = true));
+  await new Promise((resolve) => setTimeout(resolve, SETTLE_MS));
+  const bottom = () => Math.max(0, ...[...document.querySelectorAll('.react-grid-item')].map((one) => one.getBoundingClientRect().bottom));
+  const height = Math.ceil(await page.evaluate(bottom)) + 16;
+  await page.screenshot({ path: picture, clip: { x: 0, y: 0, width: Number(width), height } });
+  console.log(JSON.stringify({ ...(await page.evaluate('window.__report')), errors: [...new Set(errors)], timedOut }));
+} finally {
+  await browser.close();
+}

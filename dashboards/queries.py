@@ -1,0 +1,81 @@
+"""PromQL that several panels need.
+
+Only metrics of the operator and the engines are used, none of the chart's recording rules: dashboards work without
+them. Two operator pods may be scraped while leadership moves, so a value of a service is a `max` over processes.
+"""
+
+from __future__ import annotations
+
+SERVICE = ("namespace", "name")
+RATE = "$__rate_interval"
+RANGE = "$__range"
+
+SERVICES = 'namespace=~"$namespace", name=~"$service"'
+"""Selects where several services may be chosen."""
+
+ONE_SERVICE = 'namespace="$namespace", name="$service"'
+"""Selects where one service is chosen."""
+
+PODS = f'{ONE_SERVICE}, pod=~"$pod"'
+"""Selects chosen pods of one service."""
+
+
+def per(labels: tuple[str, ...]) -> str:
+    """The words ` by (...)`, or nothing."""
+    return f" by ({', '.join(labels)})" if labels else ""
+
+
+def known(metric: str, selector: str, labels: tuple[str, ...] = SERVICE) -> str:
+    """A gauge of the operator."""
+    return f"max{per(labels)} (inflight_operator_{metric}{{{selector}}})"
+
+
+def added(expr: str, labels: tuple[str, ...] = ()) -> str:
+    """The sum of what `expr` gives for each service."""
+    return f"sum{per(labels)} ({expr})"
+
+
+def rate(metric: str, selector: str, labels: tuple[str, ...] = (), window: str = RATE) -> str:
+    """A counter's growth per second."""
+    return f"sum{per(labels)} (rate({metric}{{{selector}}}[{window}]))"
+
+
+def quantile(share: float, histogram: str, selector: str, labels: tuple[str, ...] = (), window: str = RATE) -> str:
+    """A percentile of a histogram; no value without observations."""
+    return f"histogram_quantile({share:g}, {rate(f'{histogram}_bucket', selector, ('le', *labels), window)})"
+
+
+def mean(histogram: str, selector: str, labels: tuple[str, ...] = ()) -> str:
+    """The mean of a histogram's observations."""
+    return f"{rate(f'{histogram}_sum', selector, labels)} / {rate(f'{histogram}_count', selector, labels)}"
+
+
+def in_target(counter: str, selector: str, labels: tuple[str, ...] = SERVICE, window: str = RATE) -> str:
+    """The share of `first_tokens` or `outputs` within the target; no value without requests or without targets."""
+    name = f"inflight_operator_service_{counter}"
+    within, total = (rate(f"{name}{part}_total", selector, labels, window) for part in ("_in_target", ""))
+    return f"{within} / ({total} > 0)"
+
+
+def out_of_target_seconds(counter: str, selector: str) -> str:
+    """Seconds of the time range in which more than 5% of the last five minutes' requests missed the target."""
+    missed = f"{in_target(counter, selector, SERVICE, '5m')} < bool 0.95"
+    return f"sum (sum_over_time(({missed})[{RANGE}:1m])) * 60"
+
+
+def counted_each(counter: str, selector: str, labels: tuple[str, ...]) -> str:
+    """How often something happened between two points of a graph: windows that do not overlap, so that they add up."""
+    total = f"sum{per(labels)} ({counter}{{{selector}}})"
+    before = f"sum{per(labels)} ({counter}{{{selector}}} offset $__interval)"
+    return f"({total} unless {before}) or clamp_min({total} - {before}, 0)"
+
+
+def counted(counter: str, selector: str, labels: tuple[str, ...], window: str) -> str:
+    """How often something happened in a window.
+
+    `increase` misses the first event of a series that begins with it, so a series that was not there when the window
+    began counts in full.
+    """
+    total = f"sum{per(labels)} ({counter}{{{selector}}})"
+    before = f"sum{per(labels)} ({counter}{{{selector}}} offset {window})"
+    return f"({total} unless {before}) or sum{per(labels)} (increase({counter}{{{selector}}}[{window}]))"

@@ -1,0 +1,55 @@
+"""Colours that mean the same thing on every dashboard, and thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from grafana_foundation_sdk.builders import dashboard as build
+from grafana_foundation_sdk.models import dashboard as model
+
+GOOD, WARNING, BAD, NEUTRAL = "green", "orange", "red", "text"
+TARGET = "red"
+"""Lines of targets and hard bounds; dashed."""
+
+MEASURED = "text"
+"""A measurement beside what was predicted of it."""
+
+MEDIAN, P95, P99 = "light-blue", "blue", "purple"
+PROMPT, OUTPUT = "purple", "blue"
+"""Prompt tokens and prefill; output tokens and decode."""
+
+RUNNING, WAITING = "blue", "orange"
+READY, ORDERED, WANTED, BLOCKED = "green", "blue", "purple", "red"
+IN_FORCE, MODELLED = "blue", "purple"
+
+STATES = {
+    "Serving": GOOD,
+    "ScaledToZero": "blue",
+    "Starting": "yellow",
+    "Scheduling": "yellow",
+    "Loading": "yellow",
+    "NotRouted": "yellow",
+}
+"""Reasons of the condition Ready that need nobody; every other is a fault."""
+
+Steps = Sequence[tuple[float | None, str]]
+"""Colour from a value on; None: from the beginning."""
+
+IN_TARGET: Steps = ((None, BAD), (0.95, WARNING), (0.97, GOOD))
+"""Targets are 95th percentiles."""
+OF_TARGET: Steps = ((None, GOOD), (0.8, WARNING), (1.0, BAD))
+"""A latency over its target."""
+FAULTS: Steps = ((None, GOOD), (1, BAD))
+KV_USE: Steps = ((None, GOOD), (0.8, WARNING), (0.9, BAD))
+PLAIN: Steps = ((None, NEUTRAL),)
+
+
+def thresholds(steps: Steps) -> build.ThresholdsConfig:
+    """In the units of the field."""
+    made = [model.Threshold(value=value, color=color) for value, color in steps]
+    return build.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(made)
+
+
+def fixed(color: str) -> dict[str, object]:
+    """The value of the property `color` of a field."""
+    return {"mode": "fixed", "fixedColor": color}

@@ -1,0 +1,44 @@
+"""Resident memory of this process and of the engine's processes, from Linux's /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from inflight_engine.server.families import Families
+
+_PROC = Path("/proc")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def memory_families(page: Families) -> None:
+    """Add the memory of processes; /proc is read only where it was asked for."""
+    page.gauges(
+        "inflight_process_resident_memory_bytes",
+        "Resident memory: process=api serves HTTP, process=engine is the engine process with its workers.",
+        ("process",),
+        (((name,), size) for name, size in resident_bytes(os.getpid())),
+    )
+
+
+def resident_bytes(pid: int, proc: Path = _PROC) -> Iterator[tuple[str, int]]:
+    """Of the API process `pid`, and of all processes below it together. Memory that they share counts in each."""
+    yield "api", _resident(pid, proc)
+    yield "engine", sum(_resident(child, proc) for child in _descendants(pid, proc))
+
+
+def _descendants(pid: int, proc: Path) -> Iterator[int]:
+    for children in proc.glob(f"{pid}/task/*/children"):
+        with contextlib.suppress(OSError):  # the thread is gone
+            for child in map(int, children.read_text().split()):
+                yield child
+                yield from _descendants(child, proc)
+
+
+def _resident(pid: int, proc: Path) -> int:
+    """0 for a process that is gone."""
+    with contextlib.suppress(OSError):
+        return int((proc / str(pid) / "statm").read_text().split()[1]) * _PAGE
+    return 0

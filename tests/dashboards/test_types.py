@@ -1,0 +1,29 @@
+"""The dashboards against Grafana's own types, where the npm packages of `dashboards/draw` are installed."""
+
+import copy
+
+import pytest
+
+from dashboards.typecheck import TSC, problems
+from tests.dashboards.checked import DASHBOARDS
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not TSC.exists(), reason="npm packages of dashboards/draw are not installed (make dashboards)"),
+]
+
+
+def test_dashboards_are_of_grafanas_types():
+    assert problems(DASHBOARDS) == ""
+
+
+def test_faults_are_found():
+    faulty = copy.deepcopy(DASHBOARDS["service"])
+    stat = next(panel for panel in faulty["panels"] if panel["type"] == "stat")
+    lines = next(panel for panel in faulty["panels"] if panel["type"] == "timeseries")
+    stat["options"]["colorMode"] = "colourful"
+    stat["gridPos"]["width"] = 3
+    lines["options"]["legnd"] = {}
+    lines["fieldConfig"]["defaults"]["custom"]["lineWdth"] = 2
+    found = problems({"faulty": faulty})
+    assert all(word in found for word in ("colourful", "width", "legnd", "lineWdth")), found
