@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AwareDatetime, Field, PlainSerializer
+from pydantic import Field
 
-from inflight_operator.api.base import StatusModel
-
-
-def _rfc3339(moment: datetime) -> str:
-    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-Timestamp = Annotated[AwareDatetime, PlainSerializer(_rfc3339, return_type=str, when_used="json")]
-"""A time with its zone, written to the second in RFC 3339 as the Kubernetes API does."""
+from inflight_operator.api.base import StatusModel, Timestamp
 
 MAX_DECISIONS = 10
 
@@ -39,6 +30,20 @@ class CanaryStatus(StatusModel):
     max_num_batched_tokens: int = Field(description="Most tokens it computes in one step.")
 
 
+class LimitsPair(StatusModel):
+    """Both limits of an engine."""
+
+    max_num_seqs: int = Field(description="Most requests an engine runs at once.")
+    max_num_batched_tokens: int = Field(description="Most tokens an engine computes in one step.")
+
+
+class OverrideStatus(StatusModel):
+    """Limits set by hand that are in force now."""
+
+    until: Timestamp = Field(description="When they end.")
+    before: LimitsPair = Field(description="The limits that return then.")
+
+
 class LimitsStatus(StatusModel):
     """The limits engines run with now."""
 
@@ -46,6 +51,19 @@ class LimitsStatus(StatusModel):
     max_num_batched_tokens: int = Field(description="Most tokens an engine computes in one step.")
     revision: int = Field(description="Number of the change that set them.")
     pods_in_force: int = Field(description="Pods that have confirmed this revision.")
+    source: Literal["Capacity", "Tuning", "Override"] | None = Field(
+        default=None,
+        description="What set them. Capacity: engine.maxNumSeqs and engine.maxNumBatchedTokens, which engines start"
+        " with. Tuning: the operator. Override: spec.tuning.override.",
+    )
+    override: OverrideStatus | None = Field(
+        default=None, description="The override in force; tuning is paused until it ends."
+    )
+    modelled: LimitsPair | None = Field(
+        default=None,
+        description="The limits that the cost model finds best for the recent requests, while an override is in force"
+        " or tuning.mode is not Auto.",
+    )
     canary: CanaryStatus | None = Field(
         default=None, description="The pod that tries other limits now and is compared with the rest."
     )

@@ -12,7 +12,7 @@ from inflight_operator.api.engine import Accelerator, Engine, KVCache, Model
 from inflight_operator.api.lenient import read_leniently
 from inflight_operator.api.scaling import Behavior, ScaleDownRules, ScaleUpRules, Scaling, ScalingPolicy, Targets
 from inflight_operator.api.scheduling import ClassSLO, Scheduling, ServiceClass
-from inflight_operator.api.spec import SLO, InferenceServiceSpec, Rollout, SeqsBounds, TokensBounds, Tuning
+from inflight_operator.api.spec import SLO, InferenceServiceSpec, Override, Rollout, SeqsBounds, TokensBounds, Tuning
 from inflight_operator.api.status import (
     MAX_DECISIONS,
     CanaryStatus,
@@ -21,8 +21,10 @@ from inflight_operator.api.status import (
     Decision,
     EngineStatus,
     InferenceServiceStatus,
+    LimitsPair,
     LimitsStatus,
     ObservedStatus,
+    OverrideStatus,
 )
 from inflight_operator.api.template import PodTemplate
 
@@ -121,10 +123,13 @@ __all__ = [
     "InferenceServiceSpec",
     "InferenceServiceStatus",
     "KVCache",
+    "LimitsPair",
     "LimitsStatus",
     "Model",
     "ObjectMeta",
     "ObservedStatus",
+    "Override",
+    "OverrideStatus",
     "PodTemplate",
     "Rollout",
     "ScaleDownRules",

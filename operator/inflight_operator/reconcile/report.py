@@ -18,14 +18,17 @@ from inflight_operator.api.types import (
     Decision,
     EngineStatus,
     InferenceServiceStatus,
+    LimitsPair,
     LimitsStatus,
     ObservedStatus,
+    OverrideStatus,
     ServiceRecord,
 )
 from inflight_operator.decide import decision as decided
 from inflight_operator.decide.conditions import Finding, stuck
 from inflight_operator.decide.decision import Number, Reason
 from inflight_operator.decide.sentences import change_text, sentence
+from inflight_operator.limits import Limits
 from inflight_operator.observe.pods import PodView
 from inflight_operator.quantities import format_price, format_seconds, parse_duration
 from inflight_operator.reconcile.plan import Outcome, Plan
@@ -139,13 +142,7 @@ def build_status(
         desired_replicas=plan.desired,
         selector=selector_string(service.metadata.name),
         engine=_engine(snapshot, plan),
-        limits=LimitsStatus(
-            max_num_seqs=plan.limits.limits.max_num_seqs,
-            max_num_batched_tokens=plan.limits.limits.max_num_batched_tokens,
-            revision=plan.limits.revision,
-            pods_in_force=plan.in_force,
-            canary=_canary(plan),
-        ),
+        limits=_limits(snapshot, plan),
         cost=_cost(snapshot, plan, len(replicas)),
         observed=_unless_same(_observed(snapshot, plan), before.observed),
         decisions=[*before.decisions, *unreported][-MAX_DECISIONS:],
@@ -187,6 +184,7 @@ def is_due(before: InferenceServiceStatus, after: InferenceServiceStatus, since_
         _wording(before) != _wording(after)
         or _moved(before.observed, after.observed)
         or _cost_moved(before.cost, after.cost)
+        or _modelled_moved(before.limits, after.limits)
     )
 
 
@@ -263,6 +261,28 @@ def _observed(snapshot: Snapshot, plan: Plan) -> ObservedStatus | None:
     )
 
 
+def _limits(snapshot: Snapshot, plan: Plan) -> LimitsStatus:
+    limits, before, asked = plan.limits.limits, plan.memory.before_override, snapshot.policy.override
+    override = None
+    if before is not None and asked is not None:
+        override = OverrideStatus(until=asked.until, before=_pair(before))
+    untuned: Literal["Capacity", "Tuning"] = "Capacity" if limits == snapshot.policy.capacity else "Tuning"
+    return LimitsStatus(
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        revision=plan.limits.revision,
+        pods_in_force=plan.in_force,
+        source=untuned if override is None else "Override",
+        override=override,
+        modelled=None if plan.modelled is None else _pair(plan.modelled),
+        canary=_canary(plan),
+    )
+
+
+def _pair(limits: Limits) -> LimitsPair:
+    return LimitsPair(max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens)
+
+
 def _canary(plan: Plan) -> CanaryStatus | None:
     if plan.canary is None:
         return None
@@ -293,6 +313,7 @@ def _news(status: InferenceServiceStatus) -> tuple[Any, ...]:
         status.ready_replicas,
         None if external else status.desired_replicas,
         limits and (limits.max_num_seqs, limits.max_num_batched_tokens, limits.revision, limits.canary),
+        limits and (limits.source, limits.override, limits.modelled is None),
         limits and limits.pods_in_force == status.ready_replicas,
         engine and (engine.image, engine.upgrade),
         status.cost and status.cost.per_hour,
@@ -333,6 +354,15 @@ def _cost_moved(before: CostStatus | None, after: CostStatus | None) -> bool:
     """Whether a million tokens cost more or less by more than steady traffic varies."""
     was, now = (float(one.per_million_tokens or 0) if one is not None else 0.0 for one in (before, after))
     return abs(was - now) > MOVED_SHARE * max(was, now)
+
+
+def _modelled_moved(before: LimitsStatus | None, after: LimitsStatus | None) -> bool:
+    """Whether the cost model finds limits best that differ by more than steady traffic varies."""
+    was, now = (one.modelled if one is not None else None for one in (before, after))
+    if was is None or now is None:
+        return was is not now
+    pairs = ((was.max_num_seqs, now.max_num_seqs), (was.max_num_batched_tokens, now.max_num_batched_tokens))
+    return any(abs(one - other) > MOVED_SHARE * max(one, other) for one, other in pairs)
 
 
 def _seconds(duration: str | None) -> float:
