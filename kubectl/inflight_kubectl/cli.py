@@ -10,6 +10,7 @@ from typing import cast
 import click
 
 COMMANDS = {
+    "limits": "Show the limits of engines, or set them by hand for a limited time.",
     "completion": "Print a completion script for bash, zsh or fish.",
 }
 """Name -> the line in the list of commands. `inflight_kubectl.commands.NAME` has the command as `COMMAND`; it is
