@@ -16,6 +16,7 @@ from inflight_operator.api.types import (
     Condition,
     CostStatus,
     Decision,
+    DemandStatus,
     EngineStatus,
     InferenceServiceStatus,
     LimitsStatus,
@@ -136,6 +137,7 @@ def build_status(
         url=service_url(service),
         replicas=len(replicas),
         ready_replicas=sum(pod.ready for pod in replicas),
+        blocked_replicas=plan.blocked,
         desired_replicas=plan.desired,
         selector=selector_string(service.metadata.name),
         engine=_engine(snapshot, plan),
@@ -146,6 +148,7 @@ def build_status(
             pods_in_force=plan.in_force,
             canary=_canary(plan),
         ),
+        demand=_demand(plan),
         cost=_cost(snapshot, plan, len(replicas)),
         observed=_unless_same(_observed(snapshot, plan), before.observed),
         decisions=[*before.decisions, *unreported][-MAX_DECISIONS:],
@@ -163,7 +166,9 @@ def unreadable_status(
             "conditions": [_condition(finding, record, now) for finding in findings],
             "replicas": len(alive),
             "ready_replicas": sum(pod.ready for pod in alive),
+            "blocked_replicas": None,
             "observed": None,
+            "demand": None,
         }
     )
 
@@ -187,6 +192,7 @@ def is_due(before: InferenceServiceStatus, after: InferenceServiceStatus, since_
         _wording(before) != _wording(after)
         or _moved(before.observed, after.observed)
         or _cost_moved(before.cost, after.cost)
+        or _demand_moved(before.demand, after.demand)
     )
 
 
@@ -247,6 +253,14 @@ def _cost(snapshot: Snapshot, plan: Plan, pods: int) -> CostStatus | None:
     )
 
 
+def _demand(plan: Plan) -> DemandStatus | None:
+    """With three digits; None while no cost model sizes the service."""
+    if plan.sizing is None:
+        return None
+    rate, each, need = (float(f"{number:.3g}") for number in plan.sizing)
+    return DemandStatus(requests_per_second=rate, replica_requests_per_second=each, needed_replicas=need)
+
+
 def _observed(snapshot: Snapshot, plan: Plan) -> ObservedStatus | None:
     """What the engines report together; None without a fresh sample."""
     fresh, measured = snapshot.fresh.values(), plan.measured
@@ -291,6 +305,7 @@ def _news(status: InferenceServiceStatus) -> tuple[Any, ...]:
         status.selector,
         status.replicas,
         status.ready_replicas,
+        status.blocked_replicas,
         None if external else status.desired_replicas,
         limits and (limits.max_num_seqs, limits.max_num_batched_tokens, limits.revision, limits.canary),
         limits and limits.pods_in_force == status.ready_replicas,
@@ -333,6 +348,17 @@ def _cost_moved(before: CostStatus | None, after: CostStatus | None) -> bool:
     """Whether a million tokens cost more or less by more than steady traffic varies."""
     was, now = (float(one.per_million_tokens or 0) if one is not None else 0.0 for one in (before, after))
     return abs(was - now) > MOVED_SHARE * max(was, now)
+
+
+def _demand_moved(before: DemandStatus | None, after: DemandStatus | None) -> bool:
+    """Whether the demand or what one replica sustains differs by more than steady traffic varies."""
+    if before is None or after is None:
+        return before is not after
+    pairs = (
+        (before.requests_per_second, after.requests_per_second),
+        (before.replica_requests_per_second, after.replica_requests_per_second),
+    )
+    return any(abs(was - now) > MOVED_SHARE * max(was, now) for was, now in pairs)
 
 
 def _seconds(duration: str | None) -> float:
