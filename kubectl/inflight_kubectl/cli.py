@@ -10,6 +10,9 @@ from typing import cast
 import click
 
 COMMANDS = {
+    "top": "Show a live view of services and their pods.",
+    "why": "Explain the state of a service and the operator's decisions.",
+    "doctor": "Check the cluster, the installation and your permissions.",
     "completion": "Print a completion script for bash, zsh or fish.",
 }
 """Name -> the line in the list of commands. `inflight_kubectl.commands.NAME` has the command as `COMMAND`; it is

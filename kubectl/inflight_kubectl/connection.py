@@ -117,7 +117,7 @@ class Connection:
         lower = {name.lower(): value for name, value in headers.items()}
         url = ws_client.get_websocket_url(self.host + path)
         try:
-            return ws_client.create_websocket(self._api.configuration, url, lower)
+            return cast(WebSocket, ws_client.create_websocket(self._api.configuration, url, lower))
         except WebSocketBadStatusException as error:
             raise _refusal(error.status_code, error.resp_body or b"", path, self.context) from error
         except (WebSocketException, OSError) as error:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from inflight_kubectl.cluster import Cluster
 
 WATCH_SECONDS = 10
-"""Length of one watch. An API server that vanishes without a word is noticed a few seconds after it should have ended."""
+"""Length of one watch. An API server that vanishes without a word is noticed soon after it should have ended."""
 
 SILENCE_SECONDS = 5.0
 BACKOFF_SECONDS = (1.0, 2.0, 4.0)
@@ -70,7 +70,7 @@ class ServiceFeed:
         failures = 0
         while not self._stopped.is_set():
             try:
-                version = self._list()
+                version: str | None = self._list()
                 failures = 0
                 while version is not None and not self._stopped.is_set():
                     version = self._watch(version)

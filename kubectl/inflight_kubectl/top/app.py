@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from textual.app import App
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
 from textual.message import Message
 
 from inflight_kubectl.feed import View
@@ -32,10 +34,9 @@ class TopApp(App[None]):
     .detail { height: auto; max-height: 6; border-top: solid $primary-darken-1; }
     .filter { height: 1; border: none; padding: 0 1; display: none; }
     .filter.shown { display: block; }
-    Footer { height: 1; }
     """
-    BINDINGS = [
-        Binding("q", "quit", "Quit", priority=False),
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "Quit"),
         Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
         Binding("question_mark,h", "help", "Help", key_display="?"),
     ]
@@ -52,7 +53,11 @@ class TopApp(App[None]):
         self.source = source
         self.interval = interval
         self.view = View()
-        self._feed: Feed = source.follow(lambda view: self.post_message(self.Changed(view)) and None)
+        self._feed: Feed = source.follow(self._changed)
+
+    def _changed(self, view: View) -> None:
+        """Called in the feed's thread."""
+        self.post_message(self.Changed(view))
 
     def on_mount(self) -> None:
         """Shows the services."""

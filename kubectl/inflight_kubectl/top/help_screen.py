@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from textual.app import ComposeResult
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
 TEXT = """[b]Keys[/b]
   ↑ ↓  j k        move            g G   first, last
-  Enter →         open a service  Esc ← back
+  Enter           open a service  Esc   back
   /               filter: words in name, namespace, state or model
   s   r           sort by the next column; reverse the order
   Tab             from pods to decisions and back
@@ -33,9 +35,11 @@ class HelpScreen(ModalScreen[None]):
 
     CSS = """
     HelpScreen { align: center middle; }
-    HelpScreen > Static { width: 72; height: auto; max-height: 100%; padding: 0 2; border: round $primary; background: $surface; }
+    HelpScreen > Static {
+        width: 72; height: auto; max-height: 100%; padding: 0 2; border: round $primary; background: $surface;
+    }
     """
-    BINDINGS = [Binding("escape,q,question_mark,h,enter", "app.pop_screen", "Close")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark,h,enter", "app.pop_screen", "Close")]
 
     def compose(self) -> ComposeResult:
         """The text in a box."""

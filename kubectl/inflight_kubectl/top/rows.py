@@ -86,12 +86,16 @@ def service_cells(service: Service, shown: Sequence[Column], now: datetime, *, w
         "NAME": Cell(service.name),
         "STATE": Cell("Deleting", "warn") if service.deleting else Cell(service.state, _STATE_TONES[service.state]),
         "READY": replicas(service),
-        "QUEUE": Cell("-", "dim") if observed is None else Cell(short(observed.queue), "warn" if observed.queue else ""),
+        "QUEUE": Cell("-", "dim")
+        if observed is None
+        else Cell(short(observed.queue), "warn" if observed.queue else ""),
         "RUN": Cell("-", "dim") if observed is None else Cell(short(observed.running)),
         "KV": share(None if observed is None else observed.kv),
         "TTFT": against(None if observed is None else observed.ttft_p95, service.ttft_target, wide=wide),
         "TPOT": against(None if observed is None else observed.tpot_p95, service.tpot_target, wide=wide),
-        "LIMITS": Cell("-", "dim") if limits is None else Cell(pair(limits.max_num_seqs, limits.max_num_batched_tokens)),
+        "LIMITS": Cell("-", "dim")
+        if limits is None
+        else Cell(pair(limits.max_num_seqs, limits.max_num_batched_tokens)),
         "LAST": Cell(age(last.time, now) if last else "-", "" if last else "dim"),
         "DECISION": Cell(decision_text(last) if last else "", "dim" if last and not last.applied else ""),
     }
@@ -123,8 +127,10 @@ def pod_cells(
     """The cells of one pod. Figures of a pod that does not answer are dimmed: they are of its last answer."""
     one = figures or Figures()
     tone: Tone = "good" if pod.serves else "bad" if _broken(pod) else "warn"
-    bounds = None if one.max_num_seqs is None or one.max_num_batched_tokens is None else (
-        one.max_num_seqs, one.max_num_batched_tokens
+    bounds = (
+        None
+        if one.max_num_seqs is None or one.max_num_batched_tokens is None
+        else (one.max_num_seqs, one.max_num_batched_tokens)
     )
     cells = {
         "POD": Cell(pod.name.removeprefix(f"{service.name}-")),
@@ -143,14 +149,15 @@ def pod_cells(
     stale = one.problem is not None
     measured = ("QUEUE", "RUN", "KV", "TOK/S", "TTFT", "TPOT", "LIMITS")
     return [
-        cut(Cell(cells[column.name].text, "dim") if stale and column.name in measured else cells[column.name], column.width)
+        cut(
+            Cell(cells[column.name].text, "dim") if stale and column.name in measured else cells[column.name],
+            column.width,
+        )
         for column in shown
     ]
 
 
-def arranged(
-    services: Iterable[Service], sort: str, *, reverse: bool, text: str
-) -> list[Service]:
+def arranged(services: Iterable[Service], sort: str, *, reverse: bool, text: str) -> list[Service]:
     """The services whose name, namespace, state or model contains all words of `text`, in order."""
     words = text.lower().split()
     kept = [

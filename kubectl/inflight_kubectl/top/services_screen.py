@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Input, Static
 
@@ -16,7 +16,7 @@ from inflight_kubectl.output import age, latency
 from inflight_kubectl.resources import Service
 from inflight_kubectl.top.rows import SORTS, WIDE, arranged, columns, decision_text, service_cells
 from inflight_kubectl.top.summary import counts
-from inflight_kubectl.top.widgets import Banner, Grid, away, clock, title_line
+from inflight_kubectl.top.widgets import Banner, Grid, ServiceGrid, away, clock, title_line
 
 if TYPE_CHECKING:
     from inflight_kubectl.top.app import TopApp
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 class ServicesScreen(Screen[None]):
     """A row for each service, and below them what the operator last decided for the one under the cursor."""
 
-    BINDINGS = [
-        Binding("enter,right", "open", "Open", key_display="⏎"),
+    BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "Filter", key_display="/"),
         Binding("s", "sort", "Sort"),
         Binding("r", "reverse", "Reverse"),
@@ -50,7 +49,7 @@ class ServicesScreen(Screen[None]):
         """Title, banner, table or a sentence instead of it, detail, filter, keys."""
         yield Static(classes="title")
         yield Banner()
-        yield Grid(id="services")
+        yield ServiceGrid(id="services")
         yield Static(classes="empty", markup=False)
         yield Static(classes="detail", markup=False)
         yield Input(placeholder="filter: words in name, namespace, state or model", classes="filter", compact=True)
@@ -104,7 +103,9 @@ class ServicesScreen(Screen[None]):
         elif view.services:
             sentence = "No service matches the filter. Esc clears it."
         elif source.scope is None:
-            sentence = "There are no InferenceServices in this cluster. `kubectl apply -f examples/chat.yaml` makes one."
+            sentence = (
+                "There are no InferenceServices in this cluster. `kubectl apply -f examples/chat.yaml` makes one."
+            )
         else:
             sentence = f"There are no InferenceServices in namespace {source.scope}. `top -A` shows all namespaces."
         empty = self.query_one(".empty", Static)

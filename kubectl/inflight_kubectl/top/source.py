@@ -7,6 +7,7 @@ from typing import Protocol
 
 from inflight_kubectl.cluster import Cluster
 from inflight_kubectl.engine_metrics import EngineReader, Figures
+from inflight_kubectl.events import Event, pod_events
 from inflight_kubectl.feed import ServiceFeed, View
 from inflight_kubectl.pods import Pod
 from inflight_kubectl.resources import Service
@@ -45,6 +46,8 @@ class Source(Protocol):
 
     def pods(self, service: Service) -> list[Pod]: ...
 
+    def events(self, service: Service, pods: Sequence[Pod]) -> list[Event]: ...
+
     def reader(self) -> Reader: ...
 
 
@@ -71,3 +74,11 @@ class ClusterSource:
     def reader(self) -> Reader:
         """A reader of engines; close it."""
         return EngineReader(self._cluster)
+
+    def events(self, service: Service, pods: Sequence[Pod]) -> list[Event]:
+        """The events of a service's pods.
+
+        Raises:
+            Problem: forbidden, or no answer.
+        """
+        return pod_events(self._cluster, service, pods)

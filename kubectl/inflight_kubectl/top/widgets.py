@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import ClassVar
 
 from rich.text import Text
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
+from textual.coordinate import Coordinate
 from textual.widgets import DataTable, Static
 
 from inflight_kubectl.feed import View
@@ -21,7 +23,7 @@ class Grid(DataTable[Text]):
     """A table whose rows are replaced as a whole; the cursor stays on its row's key, and where that is gone, at its
     place."""
 
-    BINDINGS = [
+    BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j", "cursor_down", show=False),
         Binding("k", "cursor_up", show=False),
         Binding("g", "scroll_top", show=False),
@@ -49,9 +51,10 @@ class Grid(DataTable[Text]):
         if shown == self._shown and list(rows) == list(self._rows):
             for place, (key, cells) in enumerate(rows.items()):
                 before = self._rows[key]
-                for column, cell in enumerate(cells):
-                    if cell != before[column]:
-                        self.update_cell_at((place, column), _text(cell, shown[column], column), update_width=False)  # type: ignore[arg-type]
+                for index, cell in enumerate(cells):
+                    if cell != before[index]:
+                        where = Coordinate(place, index)
+                        self.update_cell_at(where, _text(cell, shown[index], index))
             self._rows = rows
             return
         current, place, top = self.current, self.cursor_row, self.scroll_offset.y
@@ -75,6 +78,12 @@ def _text(cell: Cell, column: Column, index: int) -> Text:
     """A cell of fixed width, with a space before it unless it is the first."""
     padded = cell.text.rjust(column.width) if column.right else cell.text.ljust(column.width)
     return Text((" " if index else "") + padded, style=STYLES[cell.tone], no_wrap=True)
+
+
+class ServiceGrid(Grid):
+    """The table whose rows can be opened."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "Open", key_display="Enter")]
 
 
 class Banner(Static):
