@@ -10,6 +10,9 @@ from typing import cast
 import click
 
 COMMANDS = {
+    "top": "Show a live view of services and their pods.",
+    "why": "Explain the state of a service and the operator's decisions.",
+    "doctor": "Check the cluster, the installation and your permissions.",
     "limits": "Show the limits of engines, or set them by hand for a limited time.",
     "chat": "Chat with a service, or ask it one question.",
     "bench": "Send a load to a service, and report latencies, throughput and attainment.",

@@ -117,7 +117,7 @@ class Connection:
         lower = {name.lower(): value for name, value in headers.items()}
         url = ws_client.get_websocket_url(self.host + path)
         try:
-            return ws_client.create_websocket(self._api.configuration, url, lower)
+            return cast(WebSocket, ws_client.create_websocket(self._api.configuration, url, lower))
         except WebSocketBadStatusException as error:
             raise _refusal(error.status_code, error.resp_body or b"", path, self.context) from error
         except (WebSocketException, OSError) as error:
@@ -227,7 +227,16 @@ def _read(path: str | None) -> Json:
         raise Problem(f"cannot read kubeconfig {where}: {' '.join(str(error).split())}", remedy) from error
     if merged is None:
         raise Problem(missing, remedy)
-    return cast(Json, merged.value)
+    return cast(Json, _plain(merged))
+
+
+def _plain(value: Any) -> Any:
+    """A merged kubeconfig without the nodes in which the `kubernetes` package wraps what it merges."""
+    if isinstance(value, config.kube_config.ConfigNode):
+        return _plain(value.value)
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def _default_files() -> str:

@@ -73,13 +73,15 @@ class PortForward:
         """An `httpx.Client` with `url` as its base; `options` are its own, such as `timeout`."""
         import httpx
 
-        return httpx.Client(**({"base_url": self.url, "trust_env": False} | options))
+        settings: dict[str, Any] = {"base_url": self.url, "trust_env": False} | options
+        return httpx.Client(**settings)
 
     def async_client(self, **options: Any) -> httpx.AsyncClient:
         """The same as an `httpx.AsyncClient`."""
         import httpx
 
-        return httpx.AsyncClient(**({"base_url": self.url, "trust_env": False} | options))
+        settings: dict[str, Any] = {"base_url": self.url, "trust_env": False} | options
+        return httpx.AsyncClient(**settings)
 
     def check(self) -> None:
         """Opens one connection and closes it again.
@@ -237,15 +239,18 @@ def pump(local: socket.socket, remote: WebSocket) -> str:
     from websocket import ABNF, WebSocketException
 
     begun: set[int] = set()
+    below = remote.sock
+    if below is None:
+        return ""
     try:
         while True:
-            readable, _, _ = select.select([local, remote.sock], [], [])
+            readable, _, _ = select.select([local, below], [], [])
             if local in readable:
                 data = local.recv(_CHUNK)
                 if not data:
                     return ""
                 remote.send_binary(bytes((_DATA,)) + data)
-            if remote.sock not in readable:
+            if below not in readable:
                 continue
             more = True
             while more:
@@ -261,7 +266,7 @@ def pump(local: socket.socket, remote: WebSocket) -> str:
                     elif content:
                         local.sendall(content)
                 # What TLS has decrypted already does not show in select().
-                more = isinstance(remote.sock, ssl.SSLSocket) and remote.sock.pending() > 0
+                more = isinstance(below, ssl.SSLSocket) and below.pending() > 0
     except (OSError, ValueError, WebSocketException):
         # Either side went away in the middle; ValueError: its socket was closed before select().
         return ""

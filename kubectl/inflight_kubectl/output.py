@@ -46,18 +46,23 @@ def json_option(function: Any) -> Any:
 
 
 def print_json(value: Any) -> None:
-    """Prints `value` as indented JSON. Dataclasses become objects, times RFC 3339 text."""
+    """Prints `value` as indented JSON. Dataclasses become objects with camelCase names, times RFC 3339 text."""
     click.echo(json.dumps(value, indent=2, default=_plain, ensure_ascii=False))
 
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {_camel(field.name): getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     if isinstance(value, (set, frozenset)):
         return sorted(value)
     raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def _camel(name: str) -> str:
+    first, *more = name.split("_")
+    return first + "".join(word.capitalize() for word in more)
 
 
 def console() -> Console:

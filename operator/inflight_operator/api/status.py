@@ -90,6 +90,16 @@ class ObservedStatus(StatusModel):
     at: Timestamp = Field(description="When this was measured.")
 
 
+class DemandStatus(StatusModel):
+    """Demand against capacity, by the step costs that engines measure."""
+
+    requests_per_second: float = Field(description="Requests per second expected when a replica ordered now is ready.")
+    replica_requests_per_second: float = Field(
+        description="Requests per second that one replica sustains, within the targets if it can keep them."
+    )
+    needed_replicas: float = Field(description="Replicas that the expected demand needs, without margin.")
+
+
 class CostStatus(StatusModel):
     """What the service costs, by spec.cost."""
 
@@ -146,6 +156,9 @@ class InferenceServiceStatus(StatusModel):
     url: str | None = Field(default=None, description="Address of the service inside the cluster.")
     replicas: int | None = Field(default=None, description="Pods there are.")
     ready_replicas: int | None = Field(default=None, description="Pods that take requests.")
+    blocked_replicas: int | None = Field(
+        default=None, description="Replicas that will not become ready without intervention."
+    )
     desired_replicas: int | None = Field(
         default=None, description="Replicas the operator decided on, also in mode External."
     )
@@ -153,6 +166,9 @@ class InferenceServiceStatus(StatusModel):
     engine: EngineStatus | None = Field(default=None, description="The engine release that pods run.")
     limits: LimitsStatus | None = Field(default=None, description="The limits engines run with now.")
     observed: ObservedStatus | None = Field(default=None, description="What the ready engines last reported.")
+    demand: DemandStatus | None = Field(
+        default=None, description="Demand against capacity; once engines have measured what their steps cost."
+    )
     cost: CostStatus | None = Field(default=None, description="What the service costs; with spec.cost alone.")
     decisions: list[Decision] = Field(
         default_factory=list, max_length=MAX_DECISIONS, description="The last decisions, newest last."

@@ -16,6 +16,7 @@ from inflight_operator.api.types import (
     Condition,
     CostStatus,
     Decision,
+    DemandStatus,
     EngineStatus,
     InferenceServiceStatus,
     LimitsPair,
@@ -139,10 +140,12 @@ def build_status(
         url=service_url(service),
         replicas=len(replicas),
         ready_replicas=sum(pod.ready for pod in replicas),
+        blocked_replicas=plan.blocked,
         desired_replicas=plan.desired,
         selector=selector_string(service.metadata.name),
         engine=_engine(snapshot, plan),
         limits=_limits(snapshot, plan),
+        demand=_demand(plan),
         cost=_cost(snapshot, plan, len(replicas)),
         observed=_unless_same(_observed(snapshot, plan), before.observed),
         decisions=[*before.decisions, *unreported][-MAX_DECISIONS:],
@@ -160,7 +163,9 @@ def unreadable_status(
             "conditions": [_condition(finding, record, now) for finding in findings],
             "replicas": len(alive),
             "ready_replicas": sum(pod.ready for pod in alive),
+            "blocked_replicas": None,
             "observed": None,
+            "demand": None,
         }
     )
 
@@ -185,6 +190,7 @@ def is_due(before: InferenceServiceStatus, after: InferenceServiceStatus, since_
         or _moved(before.observed, after.observed)
         or _cost_moved(before.cost, after.cost)
         or _modelled_moved(before.limits, after.limits)
+        or _demand_moved(before.demand, after.demand)
     )
 
 
@@ -243,6 +249,14 @@ def _cost(snapshot: Snapshot, plan: Plan, pods: int) -> CostStatus | None:
         per_million_tokens=format_price(float(numbers["per_million"])) if tokens > 0 else None,
         summary=sentence(Reason("Cost", numbers)),
     )
+
+
+def _demand(plan: Plan) -> DemandStatus | None:
+    """With three digits; None while no cost model sizes the service."""
+    if plan.sizing is None:
+        return None
+    rate, each, need = (float(f"{number:.3g}") for number in plan.sizing)
+    return DemandStatus(requests_per_second=rate, replica_requests_per_second=each, needed_replicas=need)
 
 
 def _observed(snapshot: Snapshot, plan: Plan) -> ObservedStatus | None:
@@ -311,6 +325,7 @@ def _news(status: InferenceServiceStatus) -> tuple[Any, ...]:
         status.selector,
         status.replicas,
         status.ready_replicas,
+        status.blocked_replicas,
         None if external else status.desired_replicas,
         limits and (limits.max_num_seqs, limits.max_num_batched_tokens, limits.revision, limits.canary),
         limits and (limits.source, limits.override, limits.modelled is None),
@@ -363,6 +378,17 @@ def _modelled_moved(before: LimitsStatus | None, after: LimitsStatus | None) -> 
         return was is not now
     pairs = ((was.max_num_seqs, now.max_num_seqs), (was.max_num_batched_tokens, now.max_num_batched_tokens))
     return any(abs(one - other) > MOVED_SHARE * max(one, other) for one, other in pairs)
+
+
+def _demand_moved(before: DemandStatus | None, after: DemandStatus | None) -> bool:
+    """Whether the demand or what one replica sustains differs by more than steady traffic varies."""
+    if before is None or after is None:
+        return before is not after
+    pairs = (
+        (before.requests_per_second, after.requests_per_second),
+        (before.replica_requests_per_second, after.replica_requests_per_second),
+    )
+    return any(abs(was - now) > MOVED_SHARE * max(was, now) for was, now in pairs)
 
 
 def _seconds(duration: str | None) -> float:
