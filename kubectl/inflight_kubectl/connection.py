@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,9 @@ from inflight_kubectl.output import Problem
 
 CONNECT_SECONDS = 4.0
 READ_SECONDS = 15.0
+
+_ECHO = re.compile(r'Invalid value: "(?:[^"\\]|\\.)*": ')
+"""What was sent, repeated in a refusal before the reason: it may be a whole object."""
 
 Json = dict[str, Any]
 
@@ -263,7 +267,8 @@ def _refusal(status: int, body: bytes, path: str, context: str) -> ApiProblem:
         content = {}
     if not isinstance(content, dict):
         content = {}
-    message = " ".join(str(content.get("message") or body.decode(errors="replace")).split())[:500]
+    message = " ".join(str(content.get("message") or body.decode(errors="replace")).split())
+    message = _ECHO.sub("Invalid value: ", message)[:500]
     reason = str(content.get("reason") or "")
     if status == 401:
         whom = f" of context {context}" if context else ""

@@ -136,17 +136,13 @@ def _patch(cluster: Cluster, service: Service, override: dict[str, Any] | None) 
 
 def _refused(problem: Problem) -> Problem:
     """What the API server says against an override, in its own words without what stands around them."""
-    status = getattr(problem, "status", 0)
-    if status == 400 and "unknown field" in problem.what:
+    if "unknown field" in problem.what:
         return Problem(
             "the InferenceService resource of this cluster has no field spec.tuning.override",
             "Upgrade the chart and its CRD, as its notes say",
         )
-    if status == 422:
-        _, found, said = problem.what.rpartition("Invalid value: ")
-        said = said.partition('": ')[2] or said if said.startswith('"') else said
-        return Problem(f"the limits were refused: {said if found else problem.what}")
-    return problem
+    _, refused, why = problem.what.rpartition("Invalid value: ")
+    return Problem(f"the limits were refused: {why}") if refused else problem
 
 
 def _pair(body: dict[str, Any] | None) -> Pair | None:
