@@ -231,16 +231,15 @@ def _read(path: str | None) -> Json:
         raise Problem(f"cannot read kubeconfig {where}: {' '.join(str(error).split())}", remedy) from error
     if merged is None:
         raise Problem(missing, remedy)
-    return cast(Json, _plain(merged))
+    return cast(Json, _unwrapped(merged))
 
 
-def _plain(value: Any) -> Any:
-    """A merged kubeconfig without the nodes in which the `kubernetes` package wraps what it merges."""
-    if isinstance(value, config.kube_config.ConfigNode):
-        return _plain(value.value)
+def _unwrapped(node: Any) -> Any:
+    """The plain value below the library's nodes."""
+    value = getattr(node, "value", node)
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+        return {key: _unwrapped(one) for key, one in value.items()}
+    return [_unwrapped(one) for one in value] if isinstance(value, list) else value
 
 
 def _default_files() -> str:

@@ -65,11 +65,17 @@ def _camel(name: str) -> str:
     return first + "".join(word.capitalize() for word in more)
 
 
-def console() -> Console:
-    """A Rich console on standard output: colours on a terminal only, and wide lines where output goes to a file."""
+def console(most: int = 200) -> Console:
+    """A Rich console on standard output, with colours on a terminal only.
+
+    Args:
+        most: longest line, and the width where output goes to a file.
+    """
     from rich.console import Console
 
-    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 200)
+    found = Console(file=sys.stdout, highlight=False)
+    found.width = min(found.width, most) if sys.stdout.isatty() else most
+    return found
 
 
 def plain_table(*columns: str, right: tuple[str, ...] = ()) -> Table:

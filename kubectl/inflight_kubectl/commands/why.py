@@ -40,7 +40,7 @@ def why(service: str, target: Target, as_json: bool) -> None:
         return
     from inflight_kubectl.why.text import rendered
 
-    console().print(rendered(report))
+    console(most=110).print(rendered(report))
 
 
 COMMAND = why

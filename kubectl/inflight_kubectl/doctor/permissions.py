@@ -66,12 +66,12 @@ def check_operator_rights(cluster: Cluster) -> Iterator[Result]:
     """What the operator needs where it works."""
     for deployment in operators(cluster):
         given = arguments(deployment)
-        namespaces = [one.partition("=")[2] for one in given if one.startswith("--namespace=")] or [None]
+        named: list[str | None] = [one.partition("=")[2] for one in given if one.startswith("--namespace=")]
         namespace = deployment["metadata"]["namespace"]
         account = deployment["spec"]["template"]["spec"].get("serviceAccountName", "default")
         user = f"system:serviceaccount:{namespace}:{account}"
         try:
-            refused = [a for where in namespaces for a, may in _ask(cluster, OPERATING, where, user) if not may]
+            refused = [a for where in named or [None] for a, may in _ask(cluster, OPERATING, where, user) if not may]
         except ApiProblem as problem:
             if problem.status != 403:
                 raise

@@ -36,9 +36,7 @@ def check_accelerators(cluster: Cluster) -> Iterator[Result]:
             yield ok("accelerators", f"{total} {resource} on the nodes, for {names}")
         elif resource == "nvidia.com/gpu":
             install = "helm install gpu-operator nvidia/gpu-operator -n gpu-operator --create-namespace"
-            yield fail(
-                "accelerators", f"no node has {resource}, which {names} asks for: no device plugin runs", install
-            )
+            yield fail("accelerators", f"no node has {resource}, which {names} asks for", install)
         else:
             change = '{"spec":{"accelerator":{"count":0}}}'
             remedy = f"kubectl -n {first.namespace} patch ifsvc {first.name} --type merge -p '{change}'"
