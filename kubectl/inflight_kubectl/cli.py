@@ -16,6 +16,8 @@ COMMANDS = {
     "limits": "Show the limits of engines, or set them by hand for a limited time.",
     "chat": "Chat with a service, or ask it one question.",
     "bench": "Send a load to a service, and report latencies, throughput and attainment.",
+    "record": "Fetch what was recorded of a service into a file.",
+    "replay": "Repeat recorded decisions, and compare.",
     "completion": "Print a completion script for bash, zsh or fish.",
 }
 """Name -> the line in the list of commands. `inflight_kubectl.commands.NAME` has the command as `COMMAND`; it is

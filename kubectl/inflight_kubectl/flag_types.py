@@ -13,7 +13,7 @@ _DURATION = re.compile(r"([0-9]+(\.[0-9]+)?(ms|s|m|h))+")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
 
-class DurationType(click.ParamType):
+class DurationType(click.ParamType[float]):
     """A duration such as `30s`, `10m` or `1h30m`, as seconds.
 
     Args:
@@ -37,7 +37,7 @@ class DurationType(click.ParamType):
         return length
 
 
-class RangeType(click.ParamType):
+class RangeType(click.ParamType[tuple[int, int]]):
     """A whole number from 1 on, or a range of them such as `64-512`, as (lowest, highest)."""
 
     name = "number or range"

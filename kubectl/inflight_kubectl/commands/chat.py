@@ -186,12 +186,12 @@ def _figures(answer: Answer) -> str:
 
 def _numbers(answer: Answer) -> dict[str, Any]:
     return {
-        "finish_reason": answer.finish_reason,
-        "prompt_tokens": answer.prompt_tokens,
-        "cached_tokens": answer.cached_tokens,
-        "completion_tokens": answer.completion_tokens,
-        "ttft_seconds": _rounded(answer.ttft),
-        "tokens_per_second": _rounded(answer.tokens_per_s),
+        "finishReason": answer.finish_reason,
+        "promptTokens": answer.prompt_tokens,
+        "cachedTokens": answer.cached_tokens,
+        "completionTokens": answer.completion_tokens,
+        "ttftSeconds": _rounded(answer.ttft),
+        "tokensPerSecond": _rounded(answer.tokens_per_s),
     }
 
 

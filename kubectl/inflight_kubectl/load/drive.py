@@ -20,6 +20,12 @@ PATH = "/v1/completions"
 REQUEST_SECONDS = 600.0
 """Longest wait for the next byte of an answer."""
 
+KEPT_SECONDS = 60.0
+"""How long a connection without a request stays open: making one takes several round trips to the cluster."""
+
+WARM = 64
+"""Most connections that are made before the load begins."""
+
 PAUSE_SECONDS = 0.2
 """Of a client whose request failed, so that a service that refuses all is not flooded."""
 
@@ -92,9 +98,11 @@ async def drive(
     import httpx
 
     most = shape.concurrency
-    limits = httpx.Limits(max_connections=most, max_keepalive_connections=most)
+    limits = httpx.Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=KEPT_SECONDS)
     timeout = httpx.Timeout(REQUEST_SECONDS, connect=20.0, pool=None)
     async with forward.async_client(limits=limits, timeout=timeout, headers=headers) as http:
+        first = min(most, WARM, shape.requests or most)
+        await asyncio.gather(*(http.get("/health") for _ in range(first)), return_exceptions=True)
         return await _Driver(http, forward, shape, options, stop, progress).run()
 
 
@@ -125,7 +133,8 @@ class _Driver:
         stopped = asyncio.create_task(self._stop.wait())
         whole = asyncio.gather(*workers)
         try:
-            await asyncio.wait([whole, stopped], return_when=asyncio.FIRST_COMPLETED)
+            ends: list[asyncio.Future[Any]] = [whole, stopped]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             self._load.stopped = not whole.done()
         finally:
             for task in (*workers, watch, stopped):

@@ -178,5 +178,5 @@ def _client(load: Load, whole: Sequence[Result], engine: EngineSide | None) -> C
     if late >= LATE_SECONDS:
         said.append(f"requests were sent up to {late * 1000:.0f} ms late (p95): all clients were waiting for answers")
     if added is not None and added >= max(LATE_SECONDS, ADDED_SHARE * sum(seen) / len(seen)):
-        said.append(f"the tunnel and this program added {added * 1000:.0f} ms to the mean TTFT of the engines")
+        said.append(f"{added * 1000:.0f} ms of the mean TTFT were spent between the engines and this program")
     return ClientSide(cpu, lag, late, added, bool(said), "; ".join(said))

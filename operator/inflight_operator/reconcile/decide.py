@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from inflight_operator.api.status import Decision as RecordedDecision
 from inflight_operator.decide.autopilot import DemandMemory, Sizing, decide_replicas, sizing_of, unsized_demand
 from inflight_operator.decide.conditions import Finding, Metrics, Status, find_conditions, held
-from inflight_operator.decide.decision import Decision, Reason
+from inflight_operator.decide.decision import Decision, Number, Reason
 from inflight_operator.decide.draining import deletion_costs
 from inflight_operator.decide.foreign_fit import ForeignFit
 from inflight_operator.decide.override import decide_override
@@ -364,7 +364,11 @@ def _tuning_finding(snapshot: Snapshot, memory: Memory, pods: Pods, behind: set[
         reason = Reason("LimitsNotTaken", {"said": complaint})
     elif held and override is not None:
         limits = memory.limits.limits
-        numbers = {"until": override.end, "seqs": limits.max_num_seqs, "tokens": limits.max_num_batched_tokens}
+        numbers: dict[str, Number] = {
+            "until": override.end,
+            "seqs": limits.max_num_seqs,
+            "tokens": limits.max_num_batched_tokens,
+        }
         reason = Reason("Overridden", numbers)
     elif not pods.ready:
         return Finding("TuningActive", "Unknown", "NoReadyPods", sentence(Reason("NoReadyEngines")))
