@@ -56,7 +56,7 @@ class RangeType(click.ParamType[tuple[int, int]]):
 
 def written(length: float) -> str:
     """A duration as the flags take it: `90s` is `1m30s`."""
-    if length < 1:
+    if 0 < length < 1:
         return f"{round(length * 1000)}ms"
     hours, rest = divmod(round(length), 3600)
     minutes, rest = divmod(rest, 60)
