@@ -100,15 +100,17 @@ def kind_of(path: Path) -> Kind:
 
 
 def _unpacked(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    unpacker = None
-    begun = False
-    for chunk in chunks:
-        if not begun:
-            begun, unpacker = True, zlib.decompressobj(_GZIP) if chunk.startswith(_GZIP_MAGIC) else None
-        if unpacker is None:
-            yield chunk
-            continue
-        try:
-            yield unpacker.decompress(chunk)
-        except zlib.error as error:
-            raise Problem(f"the recording is damaged: {error}") from error
+    pieces, start = iter(chunks), b""
+    while len(start) < len(_GZIP_MAGIC) and (piece := next(pieces, b"")):
+        start += piece
+    if start[: len(_GZIP_MAGIC)] != _GZIP_MAGIC:
+        yield start
+        yield from pieces
+        return
+    unpacker = zlib.decompressobj(_GZIP)
+    try:
+        yield unpacker.decompress(start)
+        for piece in pieces:
+            yield unpacker.decompress(piece)
+    except zlib.error as error:
+        raise Problem(f"the recording is damaged: {error}") from error

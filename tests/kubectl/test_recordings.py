@@ -39,7 +39,7 @@ def recorded(tmp_path, rounds, monkeypatch):
     """A folder as the operator's pod has it: several files, with the rounds of two services mixed."""
     monkeypatch.setattr(files, "FLUSH_BYTES", 1)
     folder = tmp_path / "recording"
-    recorder = DecisionRecorder(folder, max_bytes=60_000)
+    recorder = DecisionRecorder(folder, max_bytes=160_000)
     for one in rounds:
         for key in (CHAT, OTHER):
             recorder.decided(key, one.snapshot, one.memory, one.plan)
