@@ -24,6 +24,7 @@ class Shown:
         kv_utilization: share of the KV cache in use, 0 to 1, the mean of pods.
         preemptions_per_minute: over all pods.
         limits: in force.
+        overridden: whether limits set by hand are in force.
         modelled: the limits that the cost model found best; None where it was not asked.
         scrape_age: seconds since the stalest pod's newest sample.
         ttft_target, tpot_target: seconds that the 95th percentiles are to keep.
@@ -42,6 +43,7 @@ class Shown:
     kv_utilization: float
     preemptions_per_minute: float
     limits: Limits
+    overridden: bool
     scrape_age: float
     ttft_target: float
     tpot_target: float
@@ -98,6 +100,11 @@ GAUGES: tuple[tuple[str, str, Callable[[Shown], float | None]], ...] = (
         "inflight_operator_service_max_num_batched_tokens",
         "Limit in force: most tokens an engine computes in one step.",
         lambda shown: shown.limits.max_num_batched_tokens,
+    ),
+    (
+        "inflight_operator_service_limits_overridden",
+        "1 while limits set by hand (spec.tuning.override) are in force and tuning is paused.",
+        lambda shown: shown.overridden,
     ),
     (
         "inflight_operator_service_model_max_num_seqs",

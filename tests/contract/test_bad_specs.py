@@ -54,6 +54,22 @@ BAD = {
         spec(scaling={"minReplicas": 9}),
         "scaling.maxReplicas must be at least scaling.minReplicas",
     ),
+    "limits by hand above the capacity": (
+        spec(tuning={"override": {"maxNumSeqs": 1000, "until": "2030-01-31T12:00:00Z"}}),
+        "tuning.override.maxNumSeqs must not exceed engine.maxNumSeqs, the capacity an engine starts with",
+    ),
+    "limits by hand without an end": (
+        spec(tuning={"override": {"maxNumSeqs": 8}}),
+        "spec.tuning.override.until: Required value",
+    ),
+    "limits by hand with an end that is no time": (
+        spec(tuning={"override": {"maxNumSeqs": 8, "until": "in ten minutes"}}),
+        "spec.tuning.override.until in body must be of type date-time",
+    ),
+    "limits by hand without a limit": (
+        spec(tuning={"override": {"until": "2030-01-31T12:00:00Z"}}),
+        "tuning.override needs a limit to set: maxNumSeqs, maxNumBatchedTokens, or both",
+    ),
     "no replicas at least": (
         spec(scaling={"minReplicas": 0}),
         "spec.scaling.minReplicas in body should be greater than or equal to 1",

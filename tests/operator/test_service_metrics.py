@@ -38,6 +38,7 @@ def shown_with(findings=FINDINGS, attainment=ATTAINMENT, **changes):
         "kv_utilization": 0.5,
         "preemptions_per_minute": 0.0,
         "limits": Limits(16, 512),
+        "overridden": True,
         "scrape_age": 1.0,
         "ttft_target": 0.5,
         "tpot_target": 0.05,
@@ -68,6 +69,7 @@ def test_a_service_shows_its_numbers_its_state_and_what_it_was_decided_from():
     assert page.value("service_state", state="Serving") == 1
     assert page.value("service_demand_requests_per_second") == 10
     assert page.value("service_replica_requests_per_second") == 8
+    assert page.value("service_limits_overridden") == 1
     assert page.value("service_cost_per_hour", currency="EUR") == 5
     assert page.value("service_first_tokens_total") == 10
     assert page.value("service_first_tokens_in_target_total") == 9.5

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from inflight_operator.api.base import SpecModel, rule, validations
+from inflight_operator.api.base import SpecModel, Timestamp, rule, validations
 from inflight_operator.api.cost import Cost
 from inflight_operator.api.duration import Duration, duration_field, duration_or_zero_field
 from inflight_operator.api.engine import Accelerator, Engine, Model
@@ -66,6 +66,37 @@ class TokensBounds(SpecModel):
     )
 
 
+class Override(SpecModel):
+    """Limits set by hand for a limited time. Tuning is paused while they are in force; at their end the limits before
+    them return."""
+
+    model_config = ConfigDict(
+        json_schema_extra=validations(
+            rule(
+                "has(self.maxNumSeqs) || has(self.maxNumBatchedTokens)",
+                "tuning.override needs a limit to set: maxNumSeqs, maxNumBatchedTokens, or both",
+            )
+        )
+    )
+
+    max_num_seqs: int | None = Field(
+        default=None,
+        ge=1,
+        le=65536,
+        description="max_num_seqs while the override is in force. Unset: the value that was in force before.",
+    )
+    max_num_batched_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=1048576,
+        description="max_num_batched_tokens while the override is in force. Unset: the value that was in force before.",
+    )
+    until: Timestamp = Field(
+        description="When the override ends, such as 2030-01-31T12:00:00Z. An override that has ended has no effect.",
+        json_schema_extra={"maxLength": 40},
+    )
+
+
 class Tuning(SpecModel):
     """How the limits of running engines are kept right."""
 
@@ -77,6 +108,11 @@ class Tuning(SpecModel):
     max_num_seqs: SeqsBounds = Field(default_factory=SeqsBounds, description="Bounds of max_num_seqs.")
     max_num_batched_tokens: TokensBounds = Field(
         default_factory=TokensBounds, description="Bounds of max_num_batched_tokens."
+    )
+    override: Override | None = Field(
+        default=None,
+        description="Limits set by hand for a limited time, in every mode. They may be outside the bounds of tuning,"
+        " and must not exceed the engine's capacity.",
     )
 
 
@@ -117,6 +153,10 @@ def _tuning_rules(knob: str) -> list[dict[str, Any]]:
         rule(
             f"{bounds}.?min.orValue(0) <= {bounds}.?max.orValue({capacity})",
             f"tuning.{knob}.min must not exceed tuning.{knob}.max (default: engine.{knob})",
+        ),
+        rule(
+            f"self.tuning.?override.?{knob}.orValue(0) <= {capacity}",
+            f"tuning.override.{knob} must not exceed engine.{knob}, the capacity an engine starts with",
         ),
     ]
 

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AwareDatetime, Field, PlainSerializer
+from pydantic import Field
 
-from inflight_operator.api.base import StatusModel
-
-
-def _rfc3339(moment: datetime) -> str:
-    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-Timestamp = Annotated[AwareDatetime, PlainSerializer(_rfc3339, return_type=str, when_used="json")]
-"""A time with its zone, written to the second in RFC 3339 as the Kubernetes API does."""
+from inflight_operator.api.base import StatusModel, Timestamp
 
 MAX_DECISIONS = 10
 
@@ -39,6 +30,20 @@ class CanaryStatus(StatusModel):
     max_num_batched_tokens: int = Field(description="Most tokens it computes in one step.")
 
 
+class LimitsPair(StatusModel):
+    """Both limits of an engine."""
+
+    max_num_seqs: int = Field(description="Most requests an engine runs at once.")
+    max_num_batched_tokens: int = Field(description="Most tokens an engine computes in one step.")
+
+
+class OverrideStatus(StatusModel):
+    """Limits set by hand that are in force now."""
+
+    until: Timestamp = Field(description="When they end.")
+    before: LimitsPair = Field(description="The limits that return then.")
+
+
 class LimitsStatus(StatusModel):
     """The limits engines run with now."""
 
@@ -46,6 +51,19 @@ class LimitsStatus(StatusModel):
     max_num_batched_tokens: int = Field(description="Most tokens an engine computes in one step.")
     revision: int = Field(description="Number of the change that set them.")
     pods_in_force: int = Field(description="Pods that have confirmed this revision.")
+    source: Literal["Capacity", "Tuning", "Override"] | None = Field(
+        default=None,
+        description="What set them. Capacity: engine.maxNumSeqs and engine.maxNumBatchedTokens, which engines start"
+        " with. Tuning: the operator. Override: spec.tuning.override.",
+    )
+    override: OverrideStatus | None = Field(
+        default=None, description="The override in force; tuning is paused until it ends."
+    )
+    modelled: LimitsPair | None = Field(
+        default=None,
+        description="The limits that the cost model finds best for the recent requests, while an override is in force"
+        " or tuning.mode is not Auto.",
+    )
     canary: CanaryStatus | None = Field(
         default=None, description="The pod that tries other limits now and is compared with the rest."
     )
@@ -70,6 +88,16 @@ class ObservedStatus(StatusModel):
     )
     preemptions_per_minute: float = Field(description="Requests preempted a minute, over all engines.")
     at: Timestamp = Field(description="When this was measured.")
+
+
+class DemandStatus(StatusModel):
+    """Demand against capacity, by the step costs that engines measure."""
+
+    requests_per_second: float = Field(description="Requests per second expected when a replica ordered now is ready.")
+    replica_requests_per_second: float = Field(
+        description="Requests per second that one replica sustains, within the targets if it can keep them."
+    )
+    needed_replicas: float = Field(description="Replicas that the expected demand needs, without margin.")
 
 
 class CostStatus(StatusModel):
@@ -128,6 +156,9 @@ class InferenceServiceStatus(StatusModel):
     url: str | None = Field(default=None, description="Address of the service inside the cluster.")
     replicas: int | None = Field(default=None, description="Pods there are.")
     ready_replicas: int | None = Field(default=None, description="Pods that take requests.")
+    blocked_replicas: int | None = Field(
+        default=None, description="Replicas that will not become ready without intervention."
+    )
     desired_replicas: int | None = Field(
         default=None, description="Replicas the operator decided on, also in mode External."
     )
@@ -135,6 +166,9 @@ class InferenceServiceStatus(StatusModel):
     engine: EngineStatus | None = Field(default=None, description="The engine release that pods run.")
     limits: LimitsStatus | None = Field(default=None, description="The limits engines run with now.")
     observed: ObservedStatus | None = Field(default=None, description="What the ready engines last reported.")
+    demand: DemandStatus | None = Field(
+        default=None, description="Demand against capacity; once engines have measured what their steps cost."
+    )
     cost: CostStatus | None = Field(default=None, description="What the service costs; with spec.cost alone.")
     decisions: list[Decision] = Field(
         default_factory=list, max_length=MAX_DECISIONS, description="The last decisions, newest last."

@@ -12,17 +12,20 @@ from inflight_operator.api.engine import Accelerator, Engine, KVCache, Model
 from inflight_operator.api.lenient import read_leniently
 from inflight_operator.api.scaling import Behavior, ScaleDownRules, ScaleUpRules, Scaling, ScalingPolicy, Targets
 from inflight_operator.api.scheduling import ClassSLO, Scheduling, ServiceClass
-from inflight_operator.api.spec import SLO, InferenceServiceSpec, Rollout, SeqsBounds, TokensBounds, Tuning
+from inflight_operator.api.spec import SLO, InferenceServiceSpec, Override, Rollout, SeqsBounds, TokensBounds, Tuning
 from inflight_operator.api.status import (
     MAX_DECISIONS,
     CanaryStatus,
     Condition,
     CostStatus,
     Decision,
+    DemandStatus,
     EngineStatus,
     InferenceServiceStatus,
+    LimitsPair,
     LimitsStatus,
     ObservedStatus,
+    OverrideStatus,
 )
 from inflight_operator.api.template import PodTemplate
 
@@ -115,16 +118,20 @@ __all__ = [
     "Cost",
     "CostStatus",
     "Decision",
+    "DemandStatus",
     "Engine",
     "EngineStatus",
     "InferenceService",
     "InferenceServiceSpec",
     "InferenceServiceStatus",
     "KVCache",
+    "LimitsPair",
     "LimitsStatus",
     "Model",
     "ObjectMeta",
     "ObservedStatus",
+    "Override",
+    "OverrideStatus",
     "PodTemplate",
     "Rollout",
     "ScaleDownRules",

@@ -175,7 +175,15 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
     "CanaryEnded": lambda n: f"pod {n['pod']} goes back: there is nothing to compare it with any more",
     "MoveTakenBack": lambda n: f"taken back: {_kept(n)} before{_tokens(n)}",
     "IntoBounds": lambda n: "the bounds of spec.tuning or the capacity end there",
+    "ByHand": lambda n: f"set by hand in spec.tuning.override until {n['until']}",
+    "OverrideEnded": lambda n: f"the override ended at {n['until']}: the limits before it return",
+    "OverrideRemoved": lambda n: "the override was removed: the limits before it return",
     # Limits: what leaves them as they are.
+    "Overridden": lambda n: (
+        f"tuning is paused until {n['until']}: spec.tuning.override holds max_num_seqs {n['seqs']} and"
+        f" max_num_batched_tokens {n['tokens']}"
+    ),
+    "OverrideExpired": lambda n: f"spec.tuning.override ended at {n['until']} and has no effect: it can be removed",
     "Off": lambda n: "tuning.mode is Off: engines run at their capacities",
     "Measuring": lambda n: f"measuring the limits in force for {n['seconds']} s more",
     "Draining": lambda n: (

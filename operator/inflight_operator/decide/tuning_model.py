@@ -52,11 +52,8 @@ def move_by_model(
 ) -> TuningDecision:
     """The next limits where no move is being measured."""
     state = replace(_corrected(view, limits, slo, model, state, policy), window_start=view.time)
-    targets, margins = _targets(slo, state), Margins(kv=Margins().kv * state.memory)
-    solved = best_limits(
-        model.replica, model.workload, targets, _step_limits(bounds.low), _step_limits(bounds.high), margins=margins
-    )
-    wanted = Limits(*solved)
+    targets, margins = _targets(slo, state), _margins(state)
+    wanted = modelled_limits(bounds, slo, model, state)
     state = replace(state, modelled=wanted)
     if state.bracket is not None and _differs(state.bracket.wanted, wanted):
         state = replace(state, bracket=None)
@@ -92,6 +89,19 @@ def move_by_model(
         return TuningDecision(goal, _changes(limits, goal, reason), reason, state)
     first = Reason("Canary", {"pod": canary.name}, held=reason)
     return TuningDecision(limits, _changes(limits, goal, first), first, state)
+
+
+def modelled_limits(bounds: LimitsBounds, slo: Slo, model: TuningModel, state: TuningState) -> Limits:
+    """The limits that the cost model finds best within `bounds`, with the corrections that measurements made to it."""
+    solved = best_limits(
+        model.replica,
+        model.workload,
+        _targets(slo, state),
+        _step_limits(bounds.low),
+        _step_limits(bounds.high),
+        margins=_margins(state),
+    )
+    return Limits(*solved)
 
 
 def _outgrown(model: TuningModel, limits: Limits, wanted: Limits, tpot: float) -> bool:
@@ -195,6 +205,10 @@ def _corrected(
 
 def _targets(slo: Slo, state: TuningState) -> Targets:
     return replace(slo.targets, tpot=None if slo.tpot_p95 is None else slo.tpot_p95 * state.tighten)
+
+
+def _margins(state: TuningState) -> Margins:
+    return Margins(kv=Margins().kv * state.memory)
 
 
 def _canary(view: TuningView, goal: Limits, policy: TuningPolicy) -> Canary | None:

@@ -7,16 +7,17 @@ from dataclasses import dataclass, replace
 from inflight_operator.api.status import Decision as RecordedDecision
 from inflight_operator.decide.autopilot import DemandMemory, Sizing, decide_replicas, sizing_of, unsized_demand
 from inflight_operator.decide.conditions import Finding, Metrics, Status, find_conditions, held
-from inflight_operator.decide.decision import Decision, Reason
+from inflight_operator.decide.decision import Decision, Number, Reason
 from inflight_operator.decide.draining import deletion_costs
 from inflight_operator.decide.foreign_fit import ForeignFit
+from inflight_operator.decide.override import decide_override
 from inflight_operator.decide.pods import Pods, classify, count_replicas
 from inflight_operator.decide.scaling import Ask, ScalingDecision, ScalingObservation, decide_scaling
 from inflight_operator.decide.sentences import sentence
 from inflight_operator.decide.tuning import TuningMode, decide_tuning
-from inflight_operator.decide.tuning_model import end_canary
-from inflight_operator.decide.tuning_types import TuningDecision, TuningState
-from inflight_operator.limits import LimitsInForce
+from inflight_operator.decide.tuning_model import end_canary, modelled_limits
+from inflight_operator.decide.tuning_types import TuningState
+from inflight_operator.limits import Limits, LimitsBounds, LimitsInForce
 from inflight_operator.observe.metrics import Sample
 from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.memory import CanaryInForce, Memory, Rendered
@@ -25,6 +26,7 @@ from inflight_operator.reconcile.snapshot import Snapshot, deployment_view
 from inflight_operator.reconcile.template import Template, decide_template
 from inflight_operator.reconcile.views import (
     Measured,
+    bounds_of_tuning,
     demand_view,
     limits_bounds,
     mean_slo,
@@ -77,7 +79,8 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
         snapshot.at.timestamp(),
     )
     shown = measured(snapshot)
-    scaled = _replicas(snapshot, memory, pods, shown)
+    by_hand = _override(snapshot, memory)
+    scaled = _replicas(snapshot, by_hand.memory, pods, shown)
     scaling = scaled.decision
     tuned = _limits(snapshot, scaled.memory)
     memory, rendered = _children(snapshot, tuned.memory)
@@ -101,7 +104,8 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
         sizing=scaled.sizing,
         tell=behind,
         deletion_costs=_deletion_costs(snapshot, memory),
-        decisions=_decisions(snapshot, memory, scaling, tuned),
+        decisions=_decisions(snapshot, memory, scaling, (*by_hand.changes, *tuned.changes)),
+        modelled=_modelled(snapshot, memory),
         upgrade=template.state,
     )
 
@@ -124,6 +128,27 @@ def _brought_up_to(snapshot: Snapshot, memory: Memory) -> Memory:
     return replace(memory, startups=startups, routed_since=since if listed else None)
 
 
+def _override(snapshot: Snapshot, memory: Memory) -> _Tuned:
+    """Limits by hand as they begin, change and end, before all that depends on the limits in force. A canary ends when
+    they begin."""
+    limits, before = memory.limits.limits, memory.before_override
+    decision = decide_override(snapshot.policy.override, snapshot.at, limits, before, snapshot.policy.capacity)
+    if (decision.limits, decision.before) == (limits, before):
+        return _Tuned(memory)
+    state = replace(memory.tuning, trial=None, move=None, window_start=snapshot.now)
+    memory = replace(_told(memory, decision.limits, state), before_override=decision.before, tuning_reason=None)
+    return _Tuned(memory, decision.changes)
+
+
+def _modelled(snapshot: Snapshot, memory: Memory) -> Limits | None:
+    """What the cost model finds best, where tuning does not set the limits by it."""
+    policy, model = snapshot.policy, tuning_model(snapshot, memory.demand)
+    tuned = policy.tuning is TuningMode.AUTO and memory.before_override is None
+    if tuned or model is None or not snapshot.fresh:
+        return None
+    return modelled_limits(bounds_of_tuning(policy), mean_slo(policy, memory.demand), model, memory.tuning)
+
+
 def _replicas(snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured) -> _Scaled:
     policy = snapshot.policy
     ordered = memory.replicas
@@ -131,7 +156,9 @@ def _replicas(snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured) -
         ordered = policy.replicas
     deployment = deployment_view(snapshot.deployment, ordered)
     replicas = count_replicas(pods, ordered, deployment.refused if deployment is not None else "")
-    observation = scaling_observation(snapshot, replicas, ordered, shown, memory.limits.limits)
+    observation = scaling_observation(
+        snapshot, replicas, ordered, shown, memory.limits.limits, fixed=memory.before_override is not None
+    )
     memory = replace(memory, demand=with_demand(snapshot, memory.demand))
     capacity, memory = _capacity(snapshot, memory, pods, observation)
     by_model = capacity is not None and memory.demand.workload is not None
@@ -160,21 +187,25 @@ def _capacity(
         return unsized_demand(view), memory
     policy = snapshot.policy
     bounds = limits_bounds(policy)
-    if policy.tuning is TuningMode.RECOMMEND:
+    if memory.before_override is not None:
+        bounds = LimitsBounds(memory.limits.limits, memory.limits.limits)
+    elif policy.tuning is TuningMode.RECOMMEND:
         bounds = bounds.up_to(memory.limits.limits)
     replicas, reason, needed = decide_replicas(view, policy.slo.targets, bounds, memory.needed)
     return Ask(replicas, reason), replace(memory, needed=needed)
 
 
 def _limits(snapshot: Snapshot, memory: Memory) -> _Tuned:
-    """Unchanged while no ready engine tells its limits, but that a canary ends then."""
+    """Unchanged under an override, and while no ready engine tells its limits, but that a canary ends then."""
+    if memory.before_override is not None:
+        return _Tuned(memory)
     tunable = {pod.uid: pod.name for pod in _tunable(snapshot)}
     state = memory.tuning
     if not tunable:
         if memory.canary is None:
             return _Tuned(memory)
         ended = end_canary(memory.limits.limits, state, snapshot.now)
-        return _Tuned(_told(memory, ended), ended.changes)
+        return _Tuned(_told(memory, ended.limits, ended.state), ended.changes)
     mode = snapshot.policy.tuning
     if any(field.startswith(_TUNING) for field in snapshot.unread):
         mode = TuningMode.RECOMMEND
@@ -191,21 +222,21 @@ def _limits(snapshot: Snapshot, memory: Memory) -> _Tuned:
     )
     if decision.reason.code != "Measuring" or memory.tuning_reason is None:
         memory = replace(memory, tuning_reason=decision.reason)
-    return _Tuned(_told(memory, decision), decision.changes)
+    return _Tuned(_told(memory, decision.limits, decision.state), decision.changes)
 
 
-def _told(memory: Memory, decision: TuningDecision) -> Memory:
+def _told(memory: Memory, wanted: Limits, state: TuningState) -> Memory:
     """With what the service and a canary are to be told. What differs from what was told before gets the next revision;
     so do the limits of all once a canary ends, as it would refuse theirs otherwise."""
-    limits, revision, was, now = memory.limits, memory.revision, memory.canary, decision.state.canary
+    limits, revision, was, now = memory.limits, memory.revision, memory.canary, state.canary
     begun = now is not None and (was is None or (was.uid, was.in_force.limits) != (now.uid, now.limits))
     canary = was if now is not None else None
-    if decision.limits != limits.limits or (was is not None and now is None):
+    if wanted != limits.limits or (was is not None and now is None):
         revision += 1
-        limits = LimitsInForce(decision.limits, revision)
+        limits = LimitsInForce(wanted, revision)
     if now is not None and begun:
         canary = CanaryInForce(now.uid, now.name, LimitsInForce(now.limits, revision + 1))
-    return replace(memory, limits=limits, canary=canary, tuning=decision.state)
+    return replace(memory, limits=limits, canary=canary, tuning=state)
 
 
 def _tunable(snapshot: Snapshot) -> list[PodView]:
@@ -263,13 +294,15 @@ def _deletion_costs(snapshot: Snapshot, memory: Memory) -> dict[str, int]:
     return deletion_costs(snapshot.pods, {uid: pod_load(sample) for uid, sample in snapshot.fresh.items()})
 
 
-def _decisions(snapshot: Snapshot, memory: Memory, scaling: ScalingDecision, tuned: _Tuned) -> tuple[Decision, ...]:
+def _decisions(
+    snapshot: Snapshot, memory: Memory, scaling: ScalingDecision, tuned: tuple[Decision, ...]
+) -> tuple[Decision, ...]:
     """What is worth recording. The same advice is recorded once, not for each window."""
     made = []
     if scaling.change is not None and scaling.replicas == memory.replicas and not snapshot.policy.external:
         made.append(scaling.change)
     recorded = snapshot.service.status.decisions
-    made += [change for change in tuned.changes if not _advised_already(recorded, change)]
+    made += [change for change in tuned if not _advised_already(recorded, change)]
     return tuple(made)
 
 
@@ -324,10 +357,19 @@ def _tuning_finding(snapshot: Snapshot, memory: Memory, pods: Pods, behind: set[
     """Complaints of pods that do not run with their limits come first: every other reason would be moot."""
     complaint = next((one.complaint for uid, one in snapshot.told.items() if one.complaint and uid in behind), "")
     status: Status = "False"
-    if snapshot.policy.tuning is TuningMode.OFF:
+    override, held = snapshot.policy.override, memory.before_override is not None
+    if snapshot.policy.tuning is TuningMode.OFF and not held:
         reason = Reason("Off")
     elif complaint:
         reason = Reason("LimitsNotTaken", {"said": complaint})
+    elif held and override is not None:
+        limits = memory.limits.limits
+        numbers: dict[str, Number] = {
+            "until": override.end,
+            "seqs": limits.max_num_seqs,
+            "tokens": limits.max_num_batched_tokens,
+        }
+        reason = Reason("Overridden", numbers)
     elif not pods.ready:
         return Finding("TuningActive", "Unknown", "NoReadyPods", sentence(Reason("NoReadyEngines")))
     elif not any(sample.limits is not None for sample in snapshot.fresh.values()):
@@ -336,4 +378,7 @@ def _tuning_finding(snapshot: Snapshot, memory: Memory, pods: Pods, behind: set[
         reason = Reason("NoAdminPort")
     else:
         status, reason = "True", memory.tuning_reason or Reason("Measuring", {"seconds": snapshot.tuning.window})
-    return Finding("TuningActive", status, reason.code, sentence(reason))
+    message = sentence(reason)
+    if override is not None and not held:
+        message += f"; {sentence(Reason('OverrideExpired', {'until': override.end}))}"
+    return Finding("TuningActive", status, reason.code, message)

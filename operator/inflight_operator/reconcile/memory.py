@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from inflight_operator.api.types import InferenceService
+from inflight_operator.api.types import InferenceService, LimitsPair
 from inflight_operator.decide.autopilot import DemandMemory
 from inflight_operator.decide.behavior import ScalingHistory
 from inflight_operator.decide.decision import Reason
@@ -53,6 +53,7 @@ class Memory:
         engine: `Policy.engine` that the tuning state belongs to.
         replicas: ordered from the Deployment.
         limits: in force on the engines.
+        before_override: the limits that return at the end of an override; None while none is in force.
         canary: the pod that tries others, with those, under a revision of their own; None while there is none.
         first_revision: what the revision is raised to, once, when engines are found to have a newer one: seconds of
             the calendar at the start, which are past any revision that an operator gave before.
@@ -76,6 +77,7 @@ class Memory:
     scaling: ScalingHistory = field(default_factory=ScalingHistory)
     demand: DemandHistory = field(default_factory=DemandHistory)
     needed: DemandMemory = field(default_factory=DemandMemory)
+    before_override: Limits | None = None
     canary: CanaryInForce | None = None
     tuning_reason: Reason | None = None
     startups: StartUps = field(default_factory=StartUps)
@@ -102,9 +104,10 @@ def first_memory(service: InferenceService, policy: Policy, ordered: int | None,
     if status.limits is not None:
         known = status.limits
         limits = LimitsInForce(Limits(known.max_num_seqs, known.max_num_batched_tokens), known.revision)
+        override = known.override
     else:
         # Engines that run without a status to tell their revision: seconds of the calendar are past any they have.
-        limits = LimitsInForce(policy.capacity, int(at.timestamp()) if ordered else 0)
+        limits, override = LimitsInForce(policy.capacity, int(at.timestamp()) if ordered else 0), None
     kept = status.desired_replicas or service.spec.scaling.min_replicas
     ready = any(one.type == "Ready" and one.status == "True" for one in status.conditions)
     return Memory(
@@ -112,8 +115,13 @@ def first_memory(service: InferenceService, policy: Policy, ordered: int | None,
         engine=policy.engine,
         replicas=kept if ordered is None else ordered,
         limits=limits,
+        before_override=None if override is None else _pair(override.before),
         first_revision=int(at.timestamp()),
         tuning=TuningState(window_start=now),
         routed_since=float("-inf") if ready else None,
         moving=1 if status.engine is not None and status.engine.upgrade == "Moving" else None,
     )
+
+
+def _pair(limits: LimitsPair) -> Limits:
+    return Limits(limits.max_num_seqs, limits.max_num_batched_tokens)

@@ -9,7 +9,7 @@ from typing import Literal
 from inflight_operator.decide.autopilot import Sizing
 from inflight_operator.decide.conditions import Finding
 from inflight_operator.decide.decision import Decision
-from inflight_operator.limits import LimitsInForce
+from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.memory import CanaryInForce, Memory
 from inflight_operator.reconcile.views import Measured
@@ -29,6 +29,7 @@ class Plan:
     desired: what the operator finds right; in `scaling.mode: External` only an opinion.
     limits: in force.
     canary: the pod that tries others; None while there is none.
+    modelled: limits that the cost model finds best, where tuning does not set them; None without a model.
     in_force: ready pods that run with them.
     children: as they are to be, without the Deployment where `hold_template` says so.
     hold_template: leave the live Deployment's pod template as it is, and set only its replicas.
@@ -55,6 +56,7 @@ class Plan:
     blocked: int
     sizing: Sizing | None = None
     canary: CanaryInForce | None = None
+    modelled: Limits | None = None
     tell: tuple[tuple[PodView, LimitsInForce], ...] = ()
     deletion_costs: Mapping[str, int] = field(default_factory=dict)
     decisions: tuple[Decision, ...] = ()

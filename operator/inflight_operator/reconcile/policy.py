@@ -6,8 +6,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from inflight_operator.api.resolve import capacity, tuning_bounds
-from inflight_operator.api.types import SLO, InferenceService, InferenceServiceSpec, ScaleDownRules, ScaleUpRules
+from inflight_operator.api.types import (
+    SLO,
+    InferenceService,
+    InferenceServiceSpec,
+    ScaleDownRules,
+    ScaleUpRules,
+    Tuning,
+)
 from inflight_operator.decide.behavior import Behavior, ScalingPolicy, ScalingRules
+from inflight_operator.decide.override import Override
 from inflight_operator.decide.pod_problems import ServiceFacts
 from inflight_operator.decide.scaling import ScalingBounds, ScalingTargets
 from inflight_operator.decide.tuning import TuningMode
@@ -38,6 +46,7 @@ class Policy:
         slo: latencies to keep, seconds.
         ordered: engines serve first what can still keep its TTFT target.
         tuning: its mode.
+        override: limits set by hand; None without any. It may have ended.
         tuning_bounds: of the limits.
         capacity: what engines are started with.
         facts: what sentences about pods name.
@@ -57,6 +66,7 @@ class Policy:
     slo: Slo
     ordered: bool
     tuning: TuningMode
+    override: Override | None
     tuning_bounds: LimitsBounds
     capacity: Limits
     facts: ServiceFacts
@@ -89,6 +99,7 @@ def policy_of(service: InferenceService, settings: Settings) -> Policy:
         slo=Slo(ttft, tpot, parse_duration(slo.ttft_per_thousand_tokens) / 1000),
         ordered=ttft_target(spec) is not None,
         tuning=TuningMode(spec.tuning.mode),
+        override=_override(spec.tuning),
         tuning_bounds=tuning_bounds(spec),
         capacity=capacity(spec),
         facts=_facts(service, settings),
@@ -96,6 +107,11 @@ def policy_of(service: InferenceService, settings: Settings) -> Policy:
         engine=digest(_engine(spec)),
         template_inputs=template_inputs(spec),
     )
+
+
+def _override(tuning: Tuning) -> Override | None:
+    asked = tuning.override
+    return None if asked is None else Override(asked.max_num_seqs, asked.max_num_batched_tokens, asked.until)
 
 
 def _engine(spec: InferenceServiceSpec) -> list[Any]:

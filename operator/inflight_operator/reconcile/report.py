@@ -16,16 +16,20 @@ from inflight_operator.api.types import (
     Condition,
     CostStatus,
     Decision,
+    DemandStatus,
     EngineStatus,
     InferenceServiceStatus,
+    LimitsPair,
     LimitsStatus,
     ObservedStatus,
+    OverrideStatus,
     ServiceRecord,
 )
 from inflight_operator.decide import decision as decided
 from inflight_operator.decide.conditions import Finding, stuck
 from inflight_operator.decide.decision import Number, Reason
 from inflight_operator.decide.sentences import change_text, sentence
+from inflight_operator.limits import Limits
 from inflight_operator.observe.pods import PodView
 from inflight_operator.quantities import format_price, format_seconds, parse_duration
 from inflight_operator.reconcile.plan import Outcome, Plan
@@ -136,16 +140,12 @@ def build_status(
         url=service_url(service),
         replicas=len(replicas),
         ready_replicas=sum(pod.ready for pod in replicas),
+        blocked_replicas=plan.blocked,
         desired_replicas=plan.desired,
         selector=selector_string(service.metadata.name),
         engine=_engine(snapshot, plan),
-        limits=LimitsStatus(
-            max_num_seqs=plan.limits.limits.max_num_seqs,
-            max_num_batched_tokens=plan.limits.limits.max_num_batched_tokens,
-            revision=plan.limits.revision,
-            pods_in_force=plan.in_force,
-            canary=_canary(plan),
-        ),
+        limits=_limits(snapshot, plan),
+        demand=_demand(plan),
         cost=_cost(snapshot, plan, len(replicas)),
         observed=_unless_same(_observed(snapshot, plan), before.observed),
         decisions=[*before.decisions, *unreported][-MAX_DECISIONS:],
@@ -163,7 +163,9 @@ def unreadable_status(
             "conditions": [_condition(finding, record, now) for finding in findings],
             "replicas": len(alive),
             "ready_replicas": sum(pod.ready for pod in alive),
+            "blocked_replicas": None,
             "observed": None,
+            "demand": None,
         }
     )
 
@@ -187,6 +189,8 @@ def is_due(before: InferenceServiceStatus, after: InferenceServiceStatus, since_
         _wording(before) != _wording(after)
         or _moved(before.observed, after.observed)
         or _cost_moved(before.cost, after.cost)
+        or _modelled_moved(before.limits, after.limits)
+        or _demand_moved(before.demand, after.demand)
     )
 
 
@@ -247,6 +251,14 @@ def _cost(snapshot: Snapshot, plan: Plan, pods: int) -> CostStatus | None:
     )
 
 
+def _demand(plan: Plan) -> DemandStatus | None:
+    """With three digits; None while no cost model sizes the service."""
+    if plan.sizing is None:
+        return None
+    rate, each, need = (float(f"{number:.3g}") for number in plan.sizing)
+    return DemandStatus(requests_per_second=rate, replica_requests_per_second=each, needed_replicas=need)
+
+
 def _observed(snapshot: Snapshot, plan: Plan) -> ObservedStatus | None:
     """What the engines report together; None without a fresh sample."""
     fresh, measured = snapshot.fresh.values(), plan.measured
@@ -261,6 +273,28 @@ def _observed(snapshot: Snapshot, plan: Plan) -> ObservedStatus | None:
         preemptions_per_minute=round(measured.preemptions_per_min, 1),
         at=snapshot.at,
     )
+
+
+def _limits(snapshot: Snapshot, plan: Plan) -> LimitsStatus:
+    limits, before, asked = plan.limits.limits, plan.memory.before_override, snapshot.policy.override
+    override = None
+    if before is not None and asked is not None:
+        override = OverrideStatus(until=asked.until, before=_pair(before))
+    untuned: Literal["Capacity", "Tuning"] = "Capacity" if limits == snapshot.policy.capacity else "Tuning"
+    return LimitsStatus(
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        revision=plan.limits.revision,
+        pods_in_force=plan.in_force,
+        source=untuned if override is None else "Override",
+        override=override,
+        modelled=None if plan.modelled is None else _pair(plan.modelled),
+        canary=_canary(plan),
+    )
+
+
+def _pair(limits: Limits) -> LimitsPair:
+    return LimitsPair(max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens)
 
 
 def _canary(plan: Plan) -> CanaryStatus | None:
@@ -291,8 +325,10 @@ def _news(status: InferenceServiceStatus) -> tuple[Any, ...]:
         status.selector,
         status.replicas,
         status.ready_replicas,
+        status.blocked_replicas,
         None if external else status.desired_replicas,
         limits and (limits.max_num_seqs, limits.max_num_batched_tokens, limits.revision, limits.canary),
+        limits and (limits.source, limits.override, limits.modelled is None),
         limits and limits.pods_in_force == status.ready_replicas,
         engine and (engine.image, engine.upgrade),
         status.cost and status.cost.per_hour,
@@ -333,6 +369,26 @@ def _cost_moved(before: CostStatus | None, after: CostStatus | None) -> bool:
     """Whether a million tokens cost more or less by more than steady traffic varies."""
     was, now = (float(one.per_million_tokens or 0) if one is not None else 0.0 for one in (before, after))
     return abs(was - now) > MOVED_SHARE * max(was, now)
+
+
+def _modelled_moved(before: LimitsStatus | None, after: LimitsStatus | None) -> bool:
+    """Whether the cost model finds limits best that differ by more than steady traffic varies."""
+    was, now = (one.modelled if one is not None else None for one in (before, after))
+    if was is None or now is None:
+        return was is not now
+    pairs = ((was.max_num_seqs, now.max_num_seqs), (was.max_num_batched_tokens, now.max_num_batched_tokens))
+    return any(abs(one - other) > MOVED_SHARE * max(one, other) for one, other in pairs)
+
+
+def _demand_moved(before: DemandStatus | None, after: DemandStatus | None) -> bool:
+    """Whether the demand or what one replica sustains differs by more than steady traffic varies."""
+    if before is None or after is None:
+        return before is not after
+    pairs = (
+        (before.requests_per_second, after.requests_per_second),
+        (before.replica_requests_per_second, after.replica_requests_per_second),
+    )
+    return any(abs(was - now) > MOVED_SHARE * max(was, now) for was, now in pairs)
 
 
 def _seconds(duration: str | None) -> float:

@@ -27,6 +27,7 @@ def shown_of(snapshot: Snapshot, plan: Plan) -> Shown:
         preemptions_per_minute=plan.measured.preemptions_per_min,
         limits=plan.limits.limits,
         modelled=plan.memory.tuning.modelled,
+        overridden=plan.memory.before_override is not None,
         scrape_age=snapshot.window.oldest_age(snapshot.now),
         ttft_target=targets.ttft_p95,
         tpot_target=targets.tpot_p95,

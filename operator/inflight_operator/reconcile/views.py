@@ -53,13 +53,14 @@ def pod_load(sample: Sample) -> PodLoad:
 
 
 def scaling_observation(
-    snapshot: Snapshot, replicas: Replicas, ordered: int, measured: Measured, limits: Limits
+    snapshot: Snapshot, replicas: Replicas, ordered: int, measured: Measured, limits: Limits, *, fixed: bool
 ) -> ScalingObservation:
     """What the scaling decision sees.
 
     Args:
         ordered: replicas ordered from the child now.
         limits: in force.
+        fixed: whether an override holds them.
     """
     low = snapshot.policy.tuning_bounds.low
     return ScalingObservation(
@@ -69,7 +70,7 @@ def scaling_observation(
         loads=tuple(pod_load(sample) for sample in snapshot.fresh.values()),
         ttft_p95=measured.ttft_p95,
         tpot_p95=measured.tpot_p95,
-        limits_spent=snapshot.policy.tuning is not TuningMode.AUTO or limits.at_most(low) == limits,
+        limits_spent=fixed or snapshot.policy.tuning is not TuningMode.AUTO or limits.at_most(low) == limits,
         window=snapshot.window.span,
         blocked=replicas.blocked,
         cause=replicas.cause,
@@ -125,7 +126,14 @@ def demand_view(
 def limits_bounds(policy: Policy) -> LimitsBounds:
     """The bounds of `spec.tuning`; in mode Off what engines are started with. Each engine gets at most its own capacity
     of it, so one that has less does not limit the others."""
-    high = policy.capacity if policy.tuning is TuningMode.OFF else policy.tuning_bounds.high.at_most(policy.capacity)
+    if policy.tuning is TuningMode.OFF:
+        return LimitsBounds(policy.tuning_bounds.low.at_most(policy.capacity), policy.capacity)
+    return bounds_of_tuning(policy)
+
+
+def bounds_of_tuning(policy: Policy) -> LimitsBounds:
+    """The bounds of `spec.tuning` in any mode, within the capacity."""
+    high = policy.tuning_bounds.high.at_most(policy.capacity)
     return LimitsBounds(policy.tuning_bounds.low.at_most(high), high)
 
 

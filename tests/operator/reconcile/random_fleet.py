@@ -116,6 +116,17 @@ def specs(draw, tuning=("Auto", "Recommend", "Off")):
     return spec
 
 
+@st.composite
+def overridden(draw):
+    """A spec with limits set by hand that end during a course, or after it."""
+    spec, limits = draw(specs()), {}
+    limits["maxNumSeqs"] = draw(st.sampled_from([1, 6, 64]))
+    if draw(st.booleans()):
+        limits["maxNumBatchedTokens"] = draw(st.sampled_from([16, 700, 2048]))
+    spec["tuning"]["override"] = {**limits, "until": _moment(draw(st.sampled_from([-9.0, 10.0, 60.0, 1e6])))}
+    return spec
+
+
 @dataclass
 class FluidEngine:
     """Requests as an amount that flows, a step as `COST` says."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 from hypothesis import HealthCheck, assume, given, settings
@@ -20,7 +21,16 @@ from inflight_operator.recording.differences import differences
 from inflight_operator.recording.reader import Recording
 from inflight_operator.recording.recorder import DecisionRecorder
 from tests.operator.fakes import KEY
-from tests.operator.reconcile.random_fleet import CAPACITY, STALE_AFTER, FluidEngine, RandomFleet, Tick, specs, ticks
+from tests.operator.reconcile.random_fleet import (
+    CAPACITY,
+    STALE_AFTER,
+    FluidEngine,
+    RandomFleet,
+    Tick,
+    overridden,
+    specs,
+    ticks,
+)
 
 RECOVERY = 30.0
 REPLICA_RATE = FluidEngine(running=CAPACITY.max_num_seqs).rate
@@ -97,6 +107,23 @@ def test_limits_stay_within_the_bounds_of_tuning_once_they_were_moved(spec, tick
         if one.plan.limits != one.memory.limits:
             assert bounds["min"] <= one.plan.limits.limits.max_num_seqs <= bounds["max"]
             assert 1 <= one.plan.limits.limits.max_num_batched_tokens <= CAPACITY.max_num_batched_tokens
+
+
+@some
+@given(overridden(), ticks, start_ups)
+def test_limits_by_hand_hold_until_their_end_and_no_other_decision_moves_them(spec, ticks, start_up):
+    asked = spec["tuning"]["override"]
+    for one in course(spec, ticks, start_up=start_up):
+        tuned = [decision.reason.code for decision in one.plan.decisions if decision.kind == "Tuning"]
+        held = one.snapshot.at < datetime.fromisoformat(asked["until"])
+        assert (one.plan.memory.before_override is not None) == held
+        if held:
+            limits, before = one.plan.limits.limits, one.plan.memory.before_override
+            assert limits.max_num_seqs == asked["maxNumSeqs"]
+            assert limits.max_num_batched_tokens == asked.get("maxNumBatchedTokens", before.max_num_batched_tokens)
+            assert set(tuned) <= {"ByHand"}
+            assert one.plan.canary is None
+        assert one.plan.limits.revision >= one.memory.limits.revision
 
 
 @some
@@ -179,7 +206,7 @@ def test_a_load_of_120_s_orders_no_more_than_it_needs_while_pods_start(rate, sta
 
 
 @settings(some, max_examples=25)
-@given(specs(), ticks, start_ups, st.sampled_from([(), ("spec.rollout.surge is unknown",)]))
+@given(st.one_of(specs(), overridden()), ticks, start_ups, st.sampled_from([(), ("spec.rollout.surge is unknown",)]))
 def test_every_decision_can_be_repeated_from_its_recording(spec, ticks, start_up, unread):
     rounds = course(spec, ticks, start_up=start_up, unread=unread)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,0 +1,121 @@
+"""Streamed answers of the OpenAI API, as server-sent events: text, token counts and times."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from inflight_kubectl.output import Problem
+
+
+class AnswerError(Problem):
+    """An answer that is an error, or that ends before it is whole."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer while it is read. Times are seconds on the caller's steady clock.
+
+    Attributes:
+        began: when the request was sent.
+        first, last: when the first and the last piece of text came; None before.
+        finish_reason: None before the end.
+        prompt_tokens, completion_tokens, cached_tokens: as the engine counts them; 0 before the end.
+        done: whether the stream was closed in order.
+    """
+
+    began: float
+    text: str = ""
+    first: float | None = None
+    last: float | None = None
+    finish_reason: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    done: bool = False
+
+    def take(self, line: str, now: float) -> str:
+        """Takes one line of the stream; returns the text in it.
+
+        Raises:
+            AnswerError: the engine reports an error in the stream, or the line is no event.
+        """
+        if not line.startswith("data:"):
+            return ""
+        data = line.removeprefix("data:").strip()
+        if data == "[DONE]":
+            self.done = True
+            return ""
+        event = _object(data)
+        if "error" in event:
+            raise AnswerError(f"the engine ended the answer: {error_message(event)}")
+        usage = event.get("usage")
+        if usage:
+            self.prompt_tokens = usage.get("prompt_tokens") or 0
+            self.completion_tokens = usage.get("completion_tokens") or 0
+            self.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        choice = (event.get("choices") or [{}])[0]
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        piece: str = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+        if piece or choice.get("finish_reason"):
+            # A token may complete no character: the event that ends the answer is one as well.
+            self.first, self.last = now if self.first is None else self.first, now
+        self.text += piece
+        return piece
+
+    def check_whole(self) -> None:
+        """
+        Raises:
+            AnswerError: the stream ended before the answer did.
+        """
+        if not self.done or self.finish_reason is None:
+            raise AnswerError("the connection ended in the middle of the answer")
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds until the first token."""
+        return None if self.first is None else self.first - self.began
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds per token after the first; None for fewer than two tokens."""
+        if self.first is None or self.last is None or self.completion_tokens < 2:
+            return None
+        return (self.last - self.first) / (self.completion_tokens - 1)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens a second after the first; None for fewer than two tokens."""
+        return 1 / self.tpot if self.tpot else None
+
+
+def error_message(body: Any) -> str:
+    """The message of an error in OpenAI's form, else the body as it is."""
+    error = body.get("error") if isinstance(body, dict) else None
+    if isinstance(error, dict) and error.get("message"):
+        return str(error["message"])
+    return str(error or body)
+
+
+def refusal(status: int, body: bytes) -> AnswerError:
+    """An HTTP answer other than 200, in the words of the engine."""
+    try:
+        said = error_message(json.loads(body))
+    except ValueError:
+        said = body.decode(errors="replace").strip()
+    remedy = {
+        429: "The engine's queue is full: try again later, or add replicas",
+        503: "No engine takes requests now: see `kubectl inflight why SERVICE`",
+    }.get(status, "")
+    return AnswerError(f"the engine answers {status}: {' '.join(said.split())[:500] or 'without a reason'}", remedy)
+
+
+def _object(data: str) -> dict[str, Any]:
+    try:
+        event = json.loads(data)
+    except ValueError as error:
+        raise AnswerError(f"the engine sent an event that is no JSON: {data[:100]}") from error
+    if not isinstance(event, dict):
+        raise AnswerError(f"the engine sent an event that is no object: {data[:100]}")
+    return event

@@ -1,0 +1,1 @@
+"""The checks of `kubectl inflight doctor`, one file for each area. `run.CHECKS` has them in order."""

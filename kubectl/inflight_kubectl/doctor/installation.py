@@ -1,0 +1,151 @@
+"""Cluster, CustomResourceDefinition, operator and its leader."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import version as package_version
+from typing import Any
+
+from inflight_kubectl.cluster import Cluster, Json, services_path
+from inflight_kubectl.connection import ApiProblem
+from inflight_kubectl.doctor.result import Result, fail, ok, warn
+from inflight_kubectl.pods import moment
+from inflight_kubectl.resources import GROUP, PLURAL
+
+LEAST_MINOR = 30
+"""Kubernetes 1.30: the resource's validation needs optionalOldSelf."""
+
+INSTALL = "helm install inflight helm/inflight -n inflight-system --create-namespace"
+OPERATOR_SELECTOR = "app.kubernetes.io/name=inflight-operator"
+
+_STATUS_FIELDS = frozenset({"blockedReplicas", "conditions", "decisions", "demand", "limits", "observed"})
+"""Fields of the status that the commands read."""
+
+_RESTARTED_LATELY = timedelta(hours=1)
+
+
+def check_cluster(cluster: Cluster) -> Iterator[Result]:
+    """Reachable, and new enough."""
+    found = cluster.list("/version")
+    name = found.get("gitVersion", "?")
+    minor = int(re.sub(r"\D.*", "", str(found.get("minor", "0"))) or 0)
+    where = f"{cluster.connection.host} runs Kubernetes {name}"
+    if int(found.get("major", 1) or 1) == 1 and minor < LEAST_MINOR:
+        yield fail("cluster", where, f"upgrade the cluster to Kubernetes 1.{LEAST_MINOR} or newer")
+    else:
+        yield ok("cluster", where)
+
+
+def check_crd(cluster: Cluster) -> Iterator[Result]:
+    """The resource is served, and has the fields that the commands read."""
+    try:
+        crd = cluster.get(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{PLURAL}.{GROUP}")
+    except ApiProblem as problem:
+        if problem.status != 403:
+            raise
+        cluster.list(services_path(cluster.namespace), limit="1")
+        yield ok("crd", f"InferenceServices are served ({GROUP}/v1alpha1); you may not read the definition itself")
+        return
+    if crd is None:
+        yield fail("crd", f"the CustomResourceDefinition {PLURAL}.{GROUP} is not installed", INSTALL)
+        return
+    versions = {one["name"]: one for one in crd["spec"]["versions"] if one.get("served")}
+    upgrade = "kubectl apply --server-side --force-conflicts -f crds/inflight.dev_inferenceservices.yaml"
+    if "v1alpha1" not in versions:
+        yield fail("crd", f"version v1alpha1 is not served, but {', '.join(versions) or 'none'}", upgrade)
+        return
+    schema = versions["v1alpha1"].get("schema", {}).get("openAPIV3Schema", {})
+    fields = schema.get("properties", {}).get("status", {}).get("properties", {})
+    missing = sorted(_STATUS_FIELDS - fields.keys())
+    if missing:
+        found = f"the CustomResourceDefinition is older than this program: it has no status.{', status.'.join(missing)}"
+        yield warn("crd", found, upgrade)
+    else:
+        yield ok("crd", f"{PLURAL}.{GROUP} v1alpha1 is installed and has all fields")
+
+
+def check_operator(cluster: Cluster) -> Iterator[Result]:
+    """A Deployment with ready pods that do not restart, a version like this program's, and a leader."""
+    found = operators(cluster)
+    if not found:
+        yield fail("operator", "the operator is not installed", INSTALL)
+        return
+    for deployment in found:
+        yield _running(deployment)
+        yield from _pods(cluster, deployment)
+        yield from _leader(cluster, deployment)
+
+
+def operators(cluster: Cluster) -> list[Json]:
+    """The Deployments of operators in this cluster.
+
+    Raises:
+        Problem: forbidden, or no answer.
+    """
+    return list(cluster.list("/apis/apps/v1/deployments", labelSelector=OPERATOR_SELECTOR)["items"])
+
+
+def arguments(deployment: Json) -> list[str]:
+    """Arguments of the operator's container."""
+    return list(deployment["spec"]["template"]["spec"]["containers"][0].get("args") or [])
+
+
+def _running(deployment: Json) -> Result:
+    namespace, name = deployment["metadata"]["namespace"], deployment["metadata"]["name"]
+    wanted, available = deployment["spec"].get("replicas", 1), deployment.get("status", {}).get("availableReplicas", 0)
+    installed = (deployment["metadata"].get("labels") or {}).get("app.kubernetes.io/version", "?")
+    what = f"{namespace}/{name} {installed}"
+    if not wanted:
+        return fail(
+            "operator", f"{what} is scaled to 0", f"kubectl -n {namespace} scale deployment {name} --replicas=1"
+        )
+    if not available:
+        return fail(
+            "operator", f"{what} has no ready pod", f"kubectl -n {namespace} describe pods -l {OPERATOR_SELECTOR}"
+        )
+    if available < wanted:
+        found = f"{what}: {available} of {wanted} pods are ready"
+        return warn("operator", found, f"kubectl -n {namespace} describe pods -l {OPERATOR_SELECTOR}")
+    mine = package_version("inflight")
+    if installed not in ("?", mine):
+        found = f"{what} runs, and this program is of version {mine}"
+        return warn("operator", found, f"helm upgrade inflight helm/inflight -n {namespace} --reuse-values")
+    return ok("operator", f"{what}: {available} of {wanted} pods are ready")
+
+
+def _pods(cluster: Cluster, deployment: Json) -> Iterator[Result]:
+    namespace = deployment["metadata"]["namespace"]
+    pods = cluster.list(f"/api/v1/namespaces/{namespace}/pods", labelSelector=OPERATOR_SELECTOR)["items"]
+    for pod in pods:
+        for container in pod.get("status", {}).get("containerStatuses", []):
+            ended: dict[str, Any] = container.get("lastState", {}).get("terminated") or {}
+            at = moment(ended.get("finishedAt"))
+            if at is None or datetime.now(UTC) - at > _RESTARTED_LATELY:
+                continue
+            name = pod["metadata"]["name"]
+            found = f"{name} restarted {container['restartCount']} times, last {ended.get('reason', 'Error')}"
+            yield warn("operator restarts", found, f"kubectl -n {namespace} logs {name} --previous")
+
+
+def _leader(cluster: Cluster, deployment: Json) -> Iterator[Result]:
+    namespace = deployment["metadata"]["namespace"]
+    given = arguments(deployment)
+    if "--no-leader-elect" in given:
+        yield ok("leader", "leader election is off: the one pod acts")
+        return
+    name = next((one.partition("=")[2] for one in given if one.startswith("--lease-name=")), "inflight-operator")
+    lease = cluster.get(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}")
+    logs = f"kubectl -n {namespace} logs deploy/{deployment['metadata']['name']}"
+    spec = (lease or {}).get("spec") or {}
+    holder, renewed = spec.get("holderIdentity"), moment(spec.get("renewTime"))
+    if not holder or renewed is None:
+        yield fail("leader", f"nobody holds the Lease {namespace}/{name}: no operator acts", logs)
+        return
+    since = (datetime.now(UTC) - renewed).total_seconds()
+    # The clocks of this machine and the leader's differ: twice the lease's length is not a matter of clocks.
+    if since > 2 * spec.get("leaseDurationSeconds", 15):
+        yield fail("leader", f"{holder} has not renewed the Lease {namespace}/{name} for {since:.0f} s", logs)
+    else:
+        yield ok("leader", f"{holder} leads")

@@ -1,0 +1,127 @@
+"""What services need of the cluster: accelerators, images and claims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+from inflight_kubectl.cluster import Cluster, Json
+from inflight_kubectl.doctor.result import Result, fail, ok, warn
+from inflight_kubectl.events import Event
+from inflight_kubectl.resources import Service
+
+PART = "app.kubernetes.io/name in (inflight-engine, inflight-operator)"
+_IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
+_LATELY = timedelta(hours=1)
+_DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
+
+
+def check_accelerators(cluster: Cluster) -> Iterator[Result]:
+    """For each resource that services ask for, whether a node has it."""
+    services = cluster.services()
+    nodes = cluster.list("/api/v1/nodes")["items"]
+    needed: dict[str, list[Service]] = {}
+    for service in services:
+        accelerator = service.spec.get("accelerator") or {}
+        if accelerator.get("count", 1):
+            needed.setdefault(accelerator.get("resource", "nvidia.com/gpu"), []).append(service)
+    if not needed:
+        total = _allocatable(nodes, "nvidia.com/gpu")
+        found = f"{total} nvidia.com/gpu on the nodes" if total else "no node has GPUs"
+        yield ok("accelerators", f"{found}; no service asks for accelerators")
+    for resource, users in sorted(needed.items()):
+        total, first = _allocatable(nodes, resource), users[0]
+        names = f"{first.namespace}/{first.name}" + (f" and {len(users) - 1} more" if len(users) > 1 else "")
+        if total:
+            yield ok("accelerators", f"{total} {resource} on the nodes, for {names}")
+        elif resource == "nvidia.com/gpu":
+            install = "helm install gpu-operator nvidia/gpu-operator -n gpu-operator --create-namespace"
+            yield fail("accelerators", f"no node has {resource}, which {names} asks for", install)
+        else:
+            change = '{"spec":{"accelerator":{"count":0}}}'
+            remedy = f"kubectl -n {first.namespace} patch ifsvc {first.name} --type merge -p '{change}'"
+            yield fail("accelerators", f"no node has {resource}, which {names} asks for", remedy)
+
+
+def check_images(cluster: Cluster) -> Iterator[Result]:
+    """Pods of engines and operator whose image cannot be pulled, now or within the last hour."""
+    path = "/api/v1" if cluster.scope is None else f"/api/v1/namespaces/{cluster.scope}"
+    pods = {one["metadata"]["name"]: one for one in cluster.list(f"{path}/pods", labelSelector=PART)["items"]}
+    bad = [(name, problem) for name, pod in pods.items() if (problem := _pull_problem(pod))]
+    for name, problem in bad:
+        yield fail("images", f"{name} cannot pull its image: {problem}", _other_image(pods[name]))
+    if bad:
+        return
+    events = [Event.of(one) for one in cluster.list(f"{path}/events", fieldSelector="reason=Failed")["items"]]
+    since = datetime.now(UTC) - _LATELY
+    lately = [
+        one
+        for one in events
+        if one.about[1] in pods and "pull" in one.message.lower() and one.at is not None and one.at > since
+    ]
+    if lately:
+        last = lately[-1]
+        namespace = pods[last.about[1]]["metadata"]["namespace"]
+        found = f"{last.about[1]} had its image at last, after: {last.message}"
+        yield warn("images", found, f"kubectl -n {namespace} describe pod {last.about[1]}")
+    else:
+        yield ok("images", f"no image of {len(pods)} pods failed to be pulled")
+
+
+def check_storage(cluster: Cluster) -> Iterator[Result]:
+    """The claims that services name, and a default StorageClass for those that need one."""
+    claims = sorted(
+        {
+            (service.namespace, service.model.removeprefix("pvc://").partition("/")[0])
+            for service in cluster.services()
+            if service.model.startswith("pvc://")
+        }
+    )
+    if not claims:
+        yield ok("storage", "no service names a claim")
+    for namespace, name in claims:
+        yield _claim(cluster, namespace, name)
+
+
+def _claim(cluster: Cluster, namespace: str, name: str) -> Result:
+    claim = cluster.get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}")
+    if claim is None:
+        found = f"the claim {namespace}/{name} does not exist"
+        return fail("storage", found, f"kubectl -n {namespace} apply -f CLAIM.yaml, with metadata.name {name}")
+    if claim.get("status", {}).get("phase") == "Bound":
+        return ok("storage", f"the claim {namespace}/{name} is bound")
+    classes = cluster.list("/apis/storage.k8s.io/v1/storageclasses")["items"]
+    wanted = claim["spec"].get("storageClassName")
+    if not wanted and not any(_is_default(one) for one in classes):
+        first = classes[0]["metadata"]["name"] if classes else "NAME"
+        change = f'{{"metadata":{{"annotations":{{"{_DEFAULT_CLASS}":"true"}}}}}}'
+        found = f"the claim {namespace}/{name} names no StorageClass, and there is no default one"
+        return fail("storage", found, f"kubectl patch storageclass {first} -p '{change}'")
+    return warn(
+        "storage", f"the claim {namespace}/{name} is not bound yet", f"kubectl -n {namespace} describe pvc {name}"
+    )
+
+
+def _is_default(storage_class: Json) -> bool:
+    return (storage_class["metadata"].get("annotations") or {}).get(_DEFAULT_CLASS) == "true"
+
+
+def _allocatable(nodes: list[Json], resource: str) -> int:
+    return sum(int(node.get("status", {}).get("allocatable", {}).get(resource, 0)) for node in nodes)
+
+
+def _pull_problem(pod: Json) -> str:
+    for container in pod.get("status", {}).get("containerStatuses", []):
+        waiting = container.get("state", {}).get("waiting") or {}
+        if waiting.get("reason") in _IMAGE_REASONS:
+            return " ".join(str(waiting.get("message") or waiting["reason"]).split())
+    return ""
+
+
+def _other_image(pod: Json) -> str:
+    namespace, labels = pod["metadata"]["namespace"], pod["metadata"].get("labels") or {}
+    service = labels.get("inflight.dev/service")
+    if service is None:
+        return f"helm upgrade inflight helm/inflight -n {namespace} --reuse-values --set image.repository=REPOSITORY"
+    change = '{"spec":{"engine":{"image":"REPOSITORY:TAG"}}}'
+    return f"kubectl -n {namespace} patch ifsvc {service} --type merge -p '{change}'"

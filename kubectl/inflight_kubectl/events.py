@@ -1,0 +1,55 @@
+"""Kubernetes events about a service's pods and its Deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from inflight_kubectl.cluster import Cluster
+from inflight_kubectl.pods import Pod, moment
+from inflight_kubectl.resources import Service
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Attributes:
+    warning: whether its type is Warning.
+    about: kind and name of its object.
+    at: when it was last seen.
+    """
+
+    warning: bool
+    reason: str
+    message: str
+    about: tuple[str, str]
+    at: datetime | None
+    count: int
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Event:
+        """From a v1 Event, whichever API wrote it."""
+        series, about = body.get("series") or {}, body.get("involvedObject") or body.get("regarding") or {}
+        seen = series.get("lastObservedTime") or body.get("lastTimestamp") or body.get("eventTime")
+        return cls(
+            warning=body.get("type") == "Warning",
+            reason=body.get("reason", ""),
+            message=" ".join(str(body.get("message") or body.get("note") or "").split()),
+            about=(about.get("kind", ""), about.get("name", "")),
+            at=moment(seen or body.get("metadata", {}).get("creationTimestamp")),
+            count=series.get("count") or body.get("count") or 1,
+        )
+
+
+def pod_events(cluster: Cluster, service: Service, pods: Sequence[Pod]) -> list[Event]:
+    """Events about the pods there are, newest last.
+
+    Raises:
+        Problem: forbidden, or no answer.
+    """
+    names = {pod.name for pod in pods}
+    path = f"/api/v1/namespaces/{service.namespace}/events"
+    found = [Event.of(item) for item in cluster.list(path, fieldSelector="involvedObject.kind=Pod")["items"]]
+    mine = [one for one in found if one.about[1] in names]
+    return sorted(mine, key=lambda one: one.at.timestamp() if one.at else 0.0)

@@ -1,0 +1,128 @@
+"""The services of a cluster as they change: a list, then a watch, and again from the start after every failure."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from inflight_kubectl.cluster import services_path
+from inflight_kubectl.output import Problem
+from inflight_kubectl.resources import Service
+
+if TYPE_CHECKING:
+    from inflight_kubectl.cluster import Cluster
+
+WATCH_SECONDS = 10
+"""Length of one watch. An API server that vanishes without a word is noticed soon after it should have ended."""
+
+SILENCE_SECONDS = 5.0
+BACKOFF_SECONDS = (1.0, 2.0, 4.0)
+
+_EXPIRED = 410
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Attributes:
+    services: by namespace and name.
+    at: when the API server last answered; None before the first answer.
+    problem: why it does not answer now; None while it does. `services` is then what was last seen.
+    """
+
+    services: tuple[Service, ...] = ()
+    at: datetime | None = None
+    problem: str | None = None
+
+
+class ServiceFeed:
+    """Follows the services of `cluster.scope` in a thread of its own.
+
+    Args:
+        changed: called in that thread with each new view.
+    """
+
+    def __init__(self, cluster: Cluster, changed: Callable[[View], None]) -> None:
+        self._cluster = cluster
+        self._changed = changed
+        self._known: dict[tuple[str, str], Service] = {}
+        self._view = View()
+        self._stopped = threading.Event()
+        self._again = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="services", daemon=True)
+
+    def start(self) -> None:
+        """Begins to follow."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends without waiting for a call that is under way."""
+        self._stopped.set()
+        self._again.set()
+
+    def retry(self) -> None:
+        """Tries now rather than after the pause, if the API server is away."""
+        self._again.set()
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._stopped.is_set():
+            try:
+                version: str | None = self._list()
+                failures = 0
+                while version is not None and not self._stopped.is_set():
+                    version = self._watch(version)
+            except Problem as problem:
+                self._tell(replace(self._view, problem=problem.what))
+                self._again.wait(BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS) - 1)])
+                self._again.clear()
+                failures += 1
+
+    def _list(self) -> str:
+        """All services; returns the resourceVersion to watch from."""
+        found = self._cluster.list(services_path(self._cluster.scope))
+        services = [Service.of(item) for item in found["items"]]
+        self._known = {service.key: service for service in services}
+        self._tell_known()
+        return str(found["metadata"]["resourceVersion"])
+
+    def _watch(self, version: str) -> str | None:
+        """Changes after `version`; returns the version to go on from, None to list again."""
+        query = {
+            "watch": "1",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_SECONDS),
+        }
+        path = services_path(self._cluster.scope)
+        with self._cluster.connection.stream(path, query, WATCH_SECONDS + SILENCE_SECONDS) as changes:
+            for change in changes:
+                if self._stopped.is_set():
+                    return None
+                body: dict[str, Any] = change["object"]
+                if change["type"] == "ERROR":
+                    if body.get("code") == _EXPIRED:
+                        return None
+                    raise Problem(f"the API server ended the watch: {body.get('message', 'without a reason')}")
+                version = str(body["metadata"]["resourceVersion"])
+                if change["type"] == "BOOKMARK":
+                    continue
+                service = Service.of(body)
+                if change["type"] == "DELETED":
+                    self._known.pop(service.key, None)
+                else:
+                    self._known[service.key] = service
+                self._tell_known()
+        self._tell_known()
+        return version
+
+    def _tell_known(self) -> None:
+        services = tuple(service for _, service in sorted(self._known.items()))
+        self._tell(View(services, datetime.now(UTC)))
+
+    def _tell(self, view: View) -> None:
+        self._view = view
+        if not self._stopped.is_set():
+            self._changed(view)

@@ -1,0 +1,64 @@
+"""Values of flags: durations, and ranges of whole numbers."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from inflight_kubectl.resources import seconds
+
+_DURATION = re.compile(r"([0-9]+(\.[0-9]+)?(ms|s|m|h))+")
+_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+
+
+class DurationType(click.ParamType[float]):
+    """A duration such as `30s`, `10m` or `1h30m`, as seconds.
+
+    Args:
+        least, most: allowed, in seconds.
+    """
+
+    name = "duration"
+
+    def __init__(self, least: float, most: float) -> None:
+        self.least, self.most = least, most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Seconds; usage errors name the form and the bounds."""
+        if isinstance(value, float):
+            return value
+        length = seconds(value) if _DURATION.fullmatch(value) else None
+        if length is None:
+            self.fail(f"{value!r} is no duration: write a number with its unit, such as 30s, 10m or 1h30m", param, ctx)
+        if not self.least <= length <= self.most:
+            self.fail(f"{value} is not between {written(self.least)} and {written(self.most)}", param, ctx)
+        return length
+
+
+class RangeType(click.ParamType[tuple[int, int]]):
+    """A whole number from 1 on, or a range of them such as `64-512`, as (lowest, highest)."""
+
+    name = "number or range"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        """Both ends; usage errors name the form."""
+        if isinstance(value, tuple):
+            return value
+        match = _RANGE.fullmatch(value)
+        low = int(match[1]) if match else 0
+        high = int(match[2] or low) if match else 0
+        if not 1 <= low <= high:
+            self.fail(f"{value!r} is neither a number from 1 on nor a range such as 64-512", param, ctx)
+        return low, high
+
+
+def written(length: float) -> str:
+    """A duration as the flags take it: `90s` is `1m30s`."""
+    if 0 < length < 1:
+        return f"{round(length * 1000)}ms"
+    hours, rest = divmod(round(length), 3600)
+    minutes, rest = divmod(rest, 60)
+    parts = ((hours, "h"), (minutes, "m"), (rest, "s"))
+    return "".join(f"{number}{unit}" for number, unit in parts if number) or "0s"

@@ -1,0 +1,217 @@
+"""Sends a load and times each answer, and watches whether this program itself keeps up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from inflight_kubectl.answers import Answer, AnswerError, refusal
+from inflight_kubectl.load.shape import Draw, Shape, draws
+
+if TYPE_CHECKING:
+    import httpx
+
+    from inflight_kubectl.engine_access import PortForward
+
+PATH = "/v1/completions"
+REQUEST_SECONDS = 600.0
+"""Longest wait for the next byte of an answer."""
+
+KEPT_SECONDS = 60.0
+"""How long a connection without a request stays open: making one takes several round trips to the cluster."""
+
+WARM = 64
+"""Most connections that are made before the load begins."""
+
+PAUSE_SECONDS = 0.2
+"""Of a client whose request failed, so that a service that refuses all is not flooded."""
+
+_TICK = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One request that ended. Times are seconds after the start of the load.
+
+    Attributes:
+        due: when it should have been sent: latencies count from here, so that waiting for a free client shows.
+        sent: when it was.
+        ended: when the last byte came, or when it failed.
+        ttft, tpot: seconds; None for a failed request, and TPOT for an answer of one token.
+        error: what went wrong, in few words; empty for a whole answer.
+    """
+
+    due: float
+    sent: float
+    ended: float
+    ttft: float | None
+    tpot: float | None
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    error: str = ""
+
+    @property
+    def latency(self) -> float:
+        """End to end."""
+        return self.ended - self.due
+
+
+@dataclass(slots=True)
+class Load:
+    """A load while it runs, and after.
+
+    Attributes:
+        seconds: since its start; of the whole load once it has ended.
+        cpu: processor seconds that this program used.
+        lags: how late the event loop woke up, seconds.
+        stopped: whether it was ended early.
+    """
+
+    results: list[Result] = field(default_factory=list)
+    in_flight: int = 0
+    seconds: float = 0.0
+    cpu: float = 0.0
+    lags: list[float] = field(default_factory=list)
+    stopped: bool = False
+
+
+async def drive(
+    forward: PortForward,
+    shape: Shape,
+    options: dict[str, Any],
+    headers: dict[str, str],
+    stop: asyncio.Event,
+    progress: Callable[[Load], None],
+) -> Load:
+    """Sends a whole load; every request that was sent is in the results, but for those in flight at an early end.
+
+    Args:
+        options: fields of each request, such as `model`.
+        headers: of each request.
+        stop: set from outside, it ends the load early.
+        progress: called a few times a second.
+    """
+    import httpx
+
+    most = shape.concurrency
+    limits = httpx.Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=KEPT_SECONDS)
+    timeout = httpx.Timeout(REQUEST_SECONDS, connect=20.0, pool=None)
+    async with forward.async_client(limits=limits, timeout=timeout, headers=headers) as http:
+        first = min(most, WARM, shape.requests or most)
+        await asyncio.gather(*(http.get("/health") for _ in range(first)), return_exceptions=True)
+        return await _Driver(http, forward, shape, options, stop, progress).run()
+
+
+class _Driver:
+    def __init__(
+        self,
+        http: httpx.AsyncClient,
+        forward: PortForward,
+        shape: Shape,
+        options: dict[str, Any],
+        stop: asyncio.Event,
+        progress: Callable[[Load], None],
+    ) -> None:
+        self._http = http
+        self._forward = forward
+        self._shape = shape
+        self._options = options
+        self._stop = stop
+        self._progress = progress
+        self._load = Load()
+        self._started = 0.0
+
+    async def run(self) -> Load:
+        self._started, cpu = time.monotonic(), time.process_time()
+        requests = draws(self._shape)
+        workers = [asyncio.create_task(self._work(requests)) for _ in range(self._shape.concurrency)]
+        watch = asyncio.create_task(self._watch())
+        stopped = asyncio.create_task(self._stop.wait())
+        whole = asyncio.gather(*workers)
+        try:
+            ends: list[asyncio.Future[Any]] = [whole, stopped]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            self._load.stopped = not whole.done()
+        finally:
+            for task in (*workers, watch, stopped):
+                task.cancel()
+            ended = await asyncio.gather(*workers, watch, stopped, return_exceptions=True)
+        for one in ended:
+            if isinstance(one, BaseException) and not isinstance(one, asyncio.CancelledError):
+                raise one
+        self._load.seconds = self._now()
+        self._load.cpu = time.process_time() - cpu
+        return self._load
+
+    def _now(self) -> float:
+        return time.monotonic() - self._started
+
+    async def _work(self, requests: Iterator[Draw]) -> None:
+        """One client: takes the next request when the last one is answered, and sends it when it is due."""
+        for draw in requests:
+            if self._shape.rate is not None:
+                await asyncio.sleep(max(0.0, draw.due - self._now()))
+            elif self._shape.seconds is not None and self._now() >= self._shape.seconds:
+                return
+            self._load.in_flight += 1
+            try:
+                result = await self._request(draw)
+            finally:
+                self._load.in_flight -= 1
+            self._load.results.append(result)
+            if result.error and self._shape.rate is None:
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _request(self, draw: Draw) -> Result:
+        sent = self._now()
+        due = draw.due if self._shape.rate is not None else sent
+        answer, error = Answer(self._started + due), ""
+        try:
+            await self._read(draw, answer)
+        except AnswerError as problem:
+            error = problem.what
+        except OSError as problem:  # httpx passes on what its transport did not expect
+            error = f"{type(problem).__name__}: {problem}"
+        failed = bool(error)
+        return Result(
+            due=due,
+            sent=sent,
+            ended=self._now(),
+            ttft=None if failed else answer.ttft,
+            tpot=None if failed else answer.tpot,
+            prompt_tokens=answer.prompt_tokens,
+            cached_tokens=answer.cached_tokens,
+            output_tokens=answer.completion_tokens,
+            error=error,
+        )
+
+    async def _read(self, draw: Draw, answer: Answer) -> None:
+        import httpx
+
+        try:
+            async with self._http.stream("POST", PATH, json=draw.body(self._options)) as response:
+                if response.status_code != httpx.codes.OK:
+                    raise refusal(response.status_code, await response.aread())
+                async for line in response.aiter_lines():
+                    answer.take(line, time.monotonic())
+        except httpx.HTTPError as error:
+            problem = self._forward.problem
+            said = problem.what if problem is not None else f"connection: {type(error).__name__}"
+            raise AnswerError(said) from error
+        answer.check_whole()
+
+    async def _watch(self) -> None:
+        """How late the event loop is, and the progress."""
+        number = 0
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(_TICK)
+            self._load.lags.append(time.monotonic() - before - _TICK)
+            number += 1
+            if number % 5 == 0:
+                self._load.seconds = self._now()
+                self._progress(self._load)

@@ -1,0 +1,62 @@
+"""What engines measured of a load: the mean TTFT of the requests between two reads of their metrics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from inflight_kubectl.load.report import EngineSide
+from inflight_kubectl.output import Problem
+
+if TYPE_CHECKING:
+    from inflight_kubectl.cluster import Cluster
+    from inflight_kubectl.pods import Pod
+
+_NAME = "vllm:time_to_first_token_seconds"
+_LINE = re.compile(rf"^{_NAME}_(sum|count)(?:\{{[^}}\n]*\}})? +(\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class TtftTotals:
+    """Of all pods since their start.
+
+    Attributes:
+        pods: uids of the pods that were read.
+        seconds, requests: sum and number of the times to first token.
+    """
+
+    pods: frozenset[str]
+    seconds: float
+    requests: float
+
+
+def read_totals(cluster: Cluster, pods: Sequence[Pod]) -> TtftTotals | None:
+    """Totals of the pods that serve; None where one of them cannot be read."""
+    import httpx
+
+    from inflight_kubectl.engine_access import forward_to_pod
+
+    serving = [pod for pod in pods if pod.serves]
+    totals = {"sum": 0.0, "count": 0.0}
+    for pod in serving:
+        # Where `servingMetrics` is off, only the admin port has the page, and it always has.
+        with forward_to_pod(cluster, pod, pod.admin_port or pod.http_port) as forward:
+            try:
+                with forward.client(timeout=5.0) as http:
+                    page = http.get("/metrics").raise_for_status().text
+            except (httpx.HTTPError, Problem):
+                return None
+        for kind, number in _LINE.findall(page):
+            totals[kind] += float(number)
+    return TtftTotals(frozenset(pod.uid for pod in serving), totals["sum"], totals["count"])
+
+
+def between(before: TtftTotals | None, after: TtftTotals | None, requests: int) -> EngineSide | None:
+    """What the engines saw of `requests` requests; None where pods came or went, or others sent requests too."""
+    if before is None or after is None or before.pods != after.pods or not requests:
+        return None
+    if after.requests - before.requests != requests:
+        return None
+    return EngineSide((after.seconds - before.seconds) / requests)

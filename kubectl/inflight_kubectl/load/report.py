@@ -1,0 +1,182 @@
+"""What a load showed: percentiles, throughput, errors, attainment, and whether the client was the limit. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from inflight_kubectl.load.drive import Load, Result
+
+BUSY_SHARE = 0.85
+"""Of one processor core: Python uses one at a time, so past this the client decides what is measured."""
+
+LATE_SECONDS = 0.02
+"""Lag of the client's event loop, or what the tunnel adds to TTFT, from which it is told."""
+
+ADDED_SHARE = 0.2
+"""Of the mean TTFT that the client saw: what the tunnel and the client may add to it without being told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Of the service, in seconds.
+
+    Attributes:
+        per_token: that each token of a prompt adds to its TTFT target.
+        own: whether the service sets them, else they are the operator's defaults.
+    """
+
+    ttft: float
+    tpot: float
+    per_token: float
+    own: bool
+
+    def ttft_of(self, prompt_tokens: int) -> float:
+        """The TTFT target of a prompt."""
+        return self.ttft + self.per_token * prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A distribution in seconds; nearest-rank percentiles."""
+
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread | None:
+        """None without values."""
+        if not values:
+            return None
+        ordered = sorted(values)
+        p50, p90, p95, p99 = (percentile(ordered, share) for share in (0.5, 0.9, 0.95, 0.99))
+        return cls(sum(ordered) / len(ordered), p50, p90, p95, p99, ordered[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Attainment:
+    """Shares of all requests, failed ones included, that kept a target."""
+
+    targets: Targets
+    ttft: float
+    tpot: float
+    both: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSide:
+    """What the engines measured of the same requests; None in place of it where other clients sent requests too.
+
+    Attributes:
+        ttft_mean: seconds, from a request's arrival in the engine.
+    """
+
+    ttft_mean: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSide:
+    """Whether the numbers are the service's or this program's.
+
+    Attributes:
+        cpu_share: of one core.
+        loop_lag_p95: seconds that the program came to an answer late.
+        late_p95: seconds after their time that requests were sent, at a rate.
+        added_ttft: seconds that the tunnel and the client added to the mean TTFT; None where that is not known.
+        limited: whether the service may have been faster than what is reported.
+        said: why, in words; empty where nothing is wrong.
+    """
+
+    cpu_share: float
+    loop_lag_p95: float
+    late_p95: float
+    added_ttft: float | None
+    limited: bool
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Attributes:
+    seconds: of the load, until its last answer.
+    stopped: whether it was ended early.
+    errors: what went wrong, and how often.
+    """
+
+    seconds: float
+    stopped: bool
+    requests: int
+    succeeded: int
+    errors: dict[str, int]
+    requests_per_s: float
+    prompt_tokens_per_s: float
+    output_tokens_per_s: float
+    cached_share: float
+    ttft: Spread | None
+    tpot: Spread | None
+    latency: Spread | None
+    attainment: Attainment | None
+    client: ClientSide
+
+
+def report(load: Load, targets: Targets, engine: EngineSide | None) -> Report:
+    """The report of a load that has ended."""
+    whole = [one for one in load.results if not one.error]
+    prompts, outputs = sum(one.prompt_tokens for one in whole), sum(one.output_tokens for one in whole)
+    per_s = 1 / load.seconds if load.seconds > 0 else 0.0
+    return Report(
+        seconds=load.seconds,
+        stopped=load.stopped,
+        requests=len(load.results),
+        succeeded=len(whole),
+        errors=dict(Counter(one.error for one in load.results if one.error).most_common()),
+        requests_per_s=len(whole) * per_s,
+        prompt_tokens_per_s=prompts * per_s,
+        output_tokens_per_s=outputs * per_s,
+        cached_share=sum(one.cached_tokens for one in whole) / prompts if prompts else 0.0,
+        ttft=Spread.of([one.ttft for one in whole if one.ttft is not None]),
+        tpot=Spread.of([one.tpot for one in whole if one.tpot is not None]),
+        latency=Spread.of([one.latency for one in whole]),
+        attainment=_attainment(load.results, targets),
+        client=_client(load, whole, engine),
+    )
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value below or at which `share` of the values lie (nearest rank); `ordered` is not empty."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def _attainment(results: Sequence[Result], targets: Targets) -> Attainment | None:
+    if not results:
+        return None
+    ttft = [one.ttft is not None and one.ttft <= targets.ttft_of(one.prompt_tokens) for one in results]
+    tpot = [not one.error and (one.tpot is None or one.tpot <= targets.tpot) for one in results]
+    both = [first and then for first, then in zip(ttft, tpot, strict=True)]
+    shares = [sum(kept) / len(results) for kept in (ttft, tpot, both)]
+    return Attainment(targets, *shares)
+
+
+def _client(load: Load, whole: Sequence[Result], engine: EngineSide | None) -> ClientSide:
+    cpu = load.cpu / load.seconds if load.seconds > 0 else 0.0
+    lag = percentile(sorted(load.lags), 0.95) if load.lags else 0.0
+    late = percentile(sorted(one.sent - one.due for one in whole), 0.95) if whole else 0.0
+    # From when they were sent: waiting for a free client is no matter of the tunnel.
+    seen = [one.ttft - (one.sent - one.due) for one in whole if one.ttft is not None]
+    added = max(0.0, sum(seen) / len(seen) - engine.ttft_mean) if engine is not None and seen else None
+    said = []
+    if cpu >= BUSY_SHARE:
+        said.append(f"this program used {cpu:.0%} of a core, and cannot use more than one")
+    if lag >= LATE_SECONDS:
+        said.append(f"this program came to answers up to {lag * 1000:.0f} ms late (p95)")
+    if late >= LATE_SECONDS:
+        said.append(f"requests were sent up to {late * 1000:.0f} ms late (p95): all clients were waiting for answers")
+    if added is not None and added >= max(LATE_SECONDS, ADDED_SHARE * sum(seen) / len(seen)):
+        said.append(f"{added * 1000:.0f} ms of the mean TTFT were spent between the engines and this program")
+    return ClientSide(cpu, lag, late, added, bool(said), "; ".join(said))

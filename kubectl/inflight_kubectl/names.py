@@ -1,0 +1,28 @@
+"""Names for completion: contexts, namespaces and services. A name that cannot be had completes to nothing."""
+
+from __future__ import annotations
+
+from inflight_kubectl.cluster import Target, services_path
+from inflight_kubectl.output import Problem
+
+SECONDS = 2.0
+"""Longest wait for the API server: a person waits with a finger on the Tab key."""
+
+
+def candidates(kind: str, target: Target, incomplete: str) -> list[str]:
+    """Names of `contexts`, `namespaces` or `services` that begin with `incomplete`."""
+    try:
+        return [name for name in _names(kind, target) if name.startswith(incomplete)]
+    except Problem:
+        return []
+
+
+def _names(kind: str, target: Target) -> list[str]:
+    if kind == "contexts":
+        from inflight_kubectl.connection import contexts
+
+        return contexts(target.kubeconfig)
+    cluster = target.connect()
+    path = "/api/v1/namespaces" if kind == "namespaces" else services_path(cluster.namespace)
+    items = cluster.connection.request("GET", path, seconds=SECONDS)["items"]
+    return sorted(item["metadata"]["name"] for item in items)

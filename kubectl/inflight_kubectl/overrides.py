@@ -1,0 +1,160 @@
+"""Limits set by hand (`spec.tuning.override`): written to the API server, and read back from the status."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from inflight_kubectl.cluster import services_path
+from inflight_kubectl.output import Problem
+from inflight_kubectl.pods import moment
+from inflight_kubectl.resources import Service
+
+if TYPE_CHECKING:
+    from inflight_kubectl.cluster import Cluster
+
+FIELD_MANAGER = "inflight-limits"
+"""Owner of the field. GitOps controllers take fields back from managers whose names begin with `kubectl`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Both limits of an engine."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """A pod that tries other limits."""
+
+    pod: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsView:
+    """Limits of a service, and what they come from.
+
+    Attributes:
+        in_force: None before the operator has written a status.
+        pods_in_force: pods that have confirmed them.
+        source: Capacity, Tuning or Override; None where the operator does not say.
+        until: when an override in force ends.
+        before: the limits that return then.
+        asked: `spec.tuning.override`, whether it is in force or not.
+        modelled: what the cost model would set; None while tuning follows it, or without a measured model.
+        low, high: bounds of tuning.
+        capacity: what engines start with.
+        tuning: the condition TuningActive in words.
+        reason: of that condition.
+    """
+
+    namespace: str
+    service: str
+    mode: str
+    in_force: Pair | None
+    pods_in_force: int
+    ready_replicas: int
+    source: str | None
+    until: datetime | None
+    before: Pair | None
+    asked: dict[str, Any] | None
+    modelled: Pair | None
+    canary: Canary | None
+    low: Pair | None
+    high: Pair | None
+    capacity: Pair | None
+    reason: str
+    tuning: str
+
+
+def limits_view(service: Service) -> LimitsView:
+    """From the resource as the API server gives it."""
+    status, tuning = service.status.get("limits") or {}, service.spec.get("tuning") or {}
+    override, canary = status.get("override"), status.get("canary")
+    capacity = _pair(service.spec.get("engine"))
+    low, high = _bounds(tuning, capacity)
+    condition = service.condition("TuningActive")
+    return LimitsView(
+        namespace=service.namespace,
+        service=service.name,
+        mode=tuning.get("mode", "Auto"),
+        in_force=_pair(status),
+        pods_in_force=status.get("podsInForce", 0),
+        ready_replicas=service.ready,
+        source=status.get("source"),
+        until=moment(override["until"]) if override else None,
+        before=_pair(override["before"]) if override else None,
+        asked=tuning.get("override"),
+        modelled=_pair(status.get("modelled")),
+        canary=Canary(canary["pod"], canary["maxNumSeqs"], canary["maxNumBatchedTokens"]) if canary else None,
+        low=low,
+        high=high,
+        capacity=capacity,
+        reason=condition.reason if condition is not None else "",
+        tuning=condition.message if condition is not None else "the operator has written no status yet",
+    )
+
+
+def set_override(cluster: Cluster, service: Service, seqs: int | None, tokens: int | None, until: datetime) -> Service:
+    """Replaces the override of a service; None keeps the value of a limit from before it.
+
+    Raises:
+        Problem: the API server refuses it, forbidden, or no answer.
+    """
+    end = until.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return _patch(cluster, service, {"maxNumSeqs": seqs, "maxNumBatchedTokens": tokens, "until": end})
+
+
+def clear_override(cluster: Cluster, service: Service) -> Service:
+    """Removes the override of a service.
+
+    Raises:
+        Problem: forbidden, or no answer.
+    """
+    return _patch(cluster, service, None)
+
+
+def _patch(cluster: Cluster, service: Service, override: dict[str, Any] | None) -> Service:
+    from inflight_kubectl.connection import ApiProblem
+
+    path = f"{services_path(service.namespace)}/{service.name}"
+    query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+    body = {"spec": {"tuning": {"override": override}}}
+    try:
+        answer = cluster.connection.request(
+            "PATCH", path, query=query, body=body, content_type="application/merge-patch+json"
+        )
+    except ApiProblem as problem:
+        raise _refused(problem) from problem
+    return Service.of(answer)
+
+
+def _refused(problem: Problem) -> Problem:
+    """What the API server says against an override, in its own words without what stands around them."""
+    if "unknown field" in problem.what:
+        return Problem(
+            "the InferenceService resource of this cluster has no field spec.tuning.override",
+            "Upgrade the chart and its CRD, as its notes say",
+        )
+    _, refused, why = problem.what.rpartition("Invalid value: ")
+    return Problem(f"the limits were refused: {why}") if refused else problem
+
+
+def _pair(body: dict[str, Any] | None) -> Pair | None:
+    if not body or "maxNumSeqs" not in body or "maxNumBatchedTokens" not in body:
+        return None
+    return Pair(body["maxNumSeqs"], body["maxNumBatchedTokens"])
+
+
+def _bounds(tuning: dict[str, Any], capacity: Pair | None) -> tuple[Pair | None, Pair | None]:
+    """Bounds of tuning with the defaults that the schema leaves to the operator."""
+    if capacity is None:
+        return None, None
+    seqs, tokens = tuning.get("maxNumSeqs") or {}, tuning.get("maxNumBatchedTokens") or {}
+    high = Pair(seqs.get("max", capacity.max_num_seqs), tokens.get("max", capacity.max_num_batched_tokens))
+    return Pair(seqs.get("min", 1), tokens.get("min", min(64, high.max_num_batched_tokens))), high

@@ -1,0 +1,120 @@
+"""An engine's pod as the commands see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+ENGINE_CONTAINER = "engine"
+HTTP_PORT = 8000
+"""Of a container that declares no port named `http`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """Attributes:
+    ready: whether it takes requests.
+    deleting: whether it is being removed.
+    state: in one word, as `kubectl get pods` shows it: Running, Pending, ImagePullBackOff, Terminating, ...
+    detail: why it is not ready, as Kubernetes says it; empty where it is, or where nothing is said.
+    http_port: of the OpenAI API.
+    admin_port: None for an engine without one.
+    started: when its container started.
+    """
+
+    name: str
+    namespace: str
+    uid: str
+    node: str
+    phase: str
+    ready: bool
+    deleting: bool
+    state: str
+    detail: str
+    restarts: int
+    image: str
+    http_port: int
+    admin_port: int | None
+    created: datetime | None
+    started: datetime | None
+
+    @property
+    def serves(self) -> bool:
+        """Whether it takes requests and stays."""
+        return self.ready and not self.deleting
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Pod:
+        """From a v1 Pod as the API gives it in JSON."""
+        metadata, spec, status = body["metadata"], body.get("spec", {}), body.get("status", {})
+        declared = _engine(spec.get("containers", []))
+        container = _engine(status.get("containerStatuses", []))
+        ports = {one.get("name"): one.get("containerPort") for one in declared.get("ports", [])}
+        ready = _condition(status, "Ready").get("status") == "True"
+        deleting = "deletionTimestamp" in metadata
+        state, detail = _state(status, container, ready=ready, deleting=deleting)
+        return cls(
+            name=metadata["name"],
+            namespace=metadata.get("namespace", ""),
+            uid=metadata.get("uid", ""),
+            node=spec.get("nodeName", ""),
+            phase=status.get("phase", "Unknown"),
+            ready=ready,
+            deleting=deleting,
+            state=state,
+            detail=detail,
+            restarts=container.get("restartCount", 0),
+            image=declared.get("image", ""),
+            http_port=ports.get("http") or HTTP_PORT,
+            admin_port=ports.get("admin"),
+            created=moment(metadata.get("creationTimestamp")),
+            started=moment(container.get("state", {}).get("running", {}).get("startedAt")),
+        )
+
+
+def moment(text: str | None) -> datetime | None:
+    """A time of the Kubernetes API; None where there is none."""
+    return datetime.fromisoformat(text) if text else None
+
+
+def _state(status: Mapping[str, Any], container: Mapping[str, Any], *, ready: bool, deleting: bool) -> tuple[str, str]:
+    scheduled = _condition(status, "PodScheduled")
+    waiting = container.get("state", {}).get("waiting", {})
+    ended = container.get("state", {}).get("terminated") or {}
+    if deleting:
+        return "Terminating", ""
+    if ready:
+        return "Running", ""
+    if scheduled.get("status") == "False":
+        return "Pending", str(scheduled.get("message", "no node fits"))
+    if waiting.get("reason"):
+        last = container.get("lastState", {}).get("terminated") or {}
+        return waiting["reason"], _words(waiting.get("message", ""), last)
+    if ended:
+        return ended.get("reason", "Error"), _words("", ended)
+    if status.get("phase") == "Failed":
+        return status.get("reason") or "Failed", status.get("message", "")
+    if container.get("state", {}).get("running"):
+        return "Starting", "the engine loads its model"
+    return status.get("phase", "Unknown"), ""
+
+
+def _words(message: str, ended: Mapping[str, Any]) -> str:
+    """What is said about a container that does not run, and its own last line."""
+    said = [" ".join(message.split())] if message else []
+    if ended:
+        lines = [line for line in str(ended.get("message", "")).splitlines() if line.strip()]
+        last = f": {lines[-1].strip()}" if lines else ""
+        said.append(f"last exit code {ended.get('exitCode', '?')} ({ended.get('reason', 'Error')}){last}")
+    return "; ".join(said)
+
+
+def _engine(containers: list[dict[str, Any]]) -> dict[str, Any]:
+    named = [one for one in containers if one.get("name") == ENGINE_CONTAINER]
+    return (named or containers or [{}])[0]
+
+
+def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    return next((one for one in status.get("conditions", []) if one.get("type") == kind), {})

@@ -1,0 +1,242 @@
+"""An InferenceService as the commands see it, read leniently: what a field's absence means is said here.
+
+The plugin knows the resource by its schema alone; it does not import the operator.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from inflight_kubectl.pods import moment
+
+GROUP = "inflight.dev"
+API_VERSION = f"{GROUP}/v1alpha1"
+KIND = "InferenceService"
+PLURAL = "inferenceservices"
+
+DEFAULT_TTFT_TARGET = 0.5
+DEFAULT_TPOT_TARGET = 0.05
+"""Seconds that tuning and scaling aim at where `spec.slo` is not set."""
+
+State = Literal["Ready", "Degraded", "Updating", "Starting", "Stopped", "Failing", "Unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    type: str
+    status: str
+    reason: str
+    message: str
+    since: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Attributes:
+    kind: Scaling or Tuning.
+    code: the reason in one word.
+    numbers: what was measured, and what it was held against.
+    change: such as `replicas 1 -> 2`.
+    applied: False for advice.
+    """
+
+    time: datetime | None
+    kind: str
+    knob: str
+    before: int | None
+    after: int | None
+    code: str
+    numbers: Mapping[str, float]
+    change: str
+    reason: str
+    applied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Attributes:
+    pods_in_force: pods that have confirmed them.
+    canary: the pod that tries others, with those; None without one.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    pods_in_force: int
+    canary: tuple[str, int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What all engines reported together; latencies in seconds, None where there was no request."""
+
+    queue: int
+    running: int
+    kv: float
+    ttft_p95: float | None
+    tpot_p95: float | None
+    preemptions_per_minute: float
+    at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Attributes:
+    ordered: replicas that there shall be; None before the operator has decided.
+    replicas: pods there are; ready: those that take requests.
+    blocked: replicas that will not become ready without intervention; None where the operator does not say.
+    ttft_target, tpot_target: seconds.
+    has_slo: whether the targets are the user's, else they are the defaults.
+    decisions: oldest first.
+    raw: the object as the API server gave it.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    created: datetime | None
+    deleting: bool
+    generation: int
+    observed_generation: int | None
+    model: str
+    ordered: int | None
+    replicas: int
+    ready: int
+    blocked: int | None
+    ttft_target: float
+    tpot_target: float
+    has_slo: bool
+    limits: Limits | None
+    observed: Observed | None
+    conditions: tuple[Condition, ...]
+    decisions: tuple[Decision, ...]
+    raw: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name."""
+        return self.namespace, self.name
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The spec as it is stored, the schema's defaults included."""
+        return self.raw.get("spec") or {}
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        """The status as it is stored."""
+        return self.raw.get("status") or {}
+
+    def condition(self, kind: str) -> Condition | None:
+        """The condition of a type; None before the operator has written it."""
+        return next((one for one in self.conditions if one.type == kind), None)
+
+    @property
+    def state(self) -> State:
+        """Where it stands, in one word."""
+        ready, progressing = self.condition("Ready"), self.condition("Progressing")
+        if ready is None:
+            return "Unknown"
+        stuck = progressing is not None and progressing.status == "False" and progressing.reason != "Complete"
+        if ready.status == "True":
+            if stuck or ready.reason != "Serving":
+                return "Degraded"
+            moving = progressing is not None and progressing.status == "True"
+            return "Updating" if moving and progressing is not None and progressing.reason == "RollingOut" else "Ready"
+        if ready.reason == "ScaledToZero":
+            return "Stopped"
+        on_the_way = ready.reason in ("Starting", "Scheduling", "Loading", "NotRouted")
+        return "Starting" if on_the_way and not stuck else "Failing"
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Service:
+        """From what the API server returns."""
+        metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
+        slo, external = spec.get("slo") or {}, (spec.get("scaling") or {}).get("mode") == "External"
+        ordered = spec.get("replicas") if external else status.get("desiredReplicas")
+        return cls(
+            namespace=metadata.get("namespace", ""),
+            name=metadata["name"],
+            uid=metadata.get("uid", ""),
+            created=moment(metadata.get("creationTimestamp")),
+            deleting="deletionTimestamp" in metadata,
+            generation=metadata.get("generation", 1),
+            observed_generation=status.get("observedGeneration"),
+            model=(spec.get("model") or {}).get("source", ""),
+            ordered=ordered,
+            replicas=status.get("replicas") or 0,
+            ready=status.get("readyReplicas") or 0,
+            blocked=status.get("blockedReplicas"),
+            ttft_target=seconds(slo.get("ttftP95")) or DEFAULT_TTFT_TARGET,
+            tpot_target=seconds(slo.get("tpotP95")) or DEFAULT_TPOT_TARGET,
+            has_slo=bool(slo),
+            limits=_limits(status.get("limits")),
+            observed=_observed(status.get("observed")),
+            conditions=tuple(_condition(one) for one in status.get("conditions") or ()),
+            decisions=tuple(_decision(one) for one in status.get("decisions") or ()),
+            raw=body,
+        )
+
+
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def seconds(duration: str | None) -> float | None:
+    """Seconds of a duration such as `500ms` or `1m30s`; None where it is none."""
+    parts = _DURATION_PART.findall(duration or "")
+    return sum(float(number) * _UNITS[unit] for number, unit in parts) if parts else None
+
+
+def _condition(body: Mapping[str, Any]) -> Condition:
+    return Condition(
+        type=body.get("type", ""),
+        status=body.get("status", "Unknown"),
+        reason=body.get("reason", ""),
+        message=body.get("message", ""),
+        since=moment(body.get("lastTransitionTime")),
+    )
+
+
+def _decision(body: Mapping[str, Any]) -> Decision:
+    return Decision(
+        time=moment(body.get("time")),
+        kind=body.get("kind", ""),
+        knob=body.get("knob") or "",
+        before=body.get("from"),
+        after=body.get("to"),
+        code=body.get("code") or "",
+        numbers=dict(body.get("numbers") or {}),
+        change=body.get("change", ""),
+        reason=body.get("reason", ""),
+        applied=body.get("applied", True),
+    )
+
+
+def _limits(body: Mapping[str, Any] | None) -> Limits | None:
+    if not body:
+        return None
+    canary = body.get("canary")
+    return Limits(
+        max_num_seqs=body["maxNumSeqs"],
+        max_num_batched_tokens=body["maxNumBatchedTokens"],
+        pods_in_force=body.get("podsInForce", 0),
+        canary=(canary["pod"], canary["maxNumSeqs"], canary["maxNumBatchedTokens"]) if canary else None,
+    )
+
+
+def _observed(body: Mapping[str, Any] | None) -> Observed | None:
+    if not body:
+        return None
+    return Observed(
+        queue=body.get("queueDepth", 0),
+        running=body.get("running", 0),
+        kv=body.get("kvUtilization", 0.0),
+        ttft_p95=seconds(body.get("ttftP95")),
+        tpot_p95=seconds(body.get("tpotP95")),
+        preemptions_per_minute=body.get("preemptionsPerMinute", 0.0),
+        at=moment(body.get("at")),
+    )

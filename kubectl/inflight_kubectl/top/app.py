@@ -1,0 +1,94 @@
+"""The application: follows the services, and hands each new view to the screens."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import App
+from textual.binding import Binding, BindingType
+from textual.message import Message
+
+from inflight_kubectl.feed import View
+from inflight_kubectl.top.services_screen import ServicesScreen
+from inflight_kubectl.top.source import Feed, Source
+
+
+class TopApp(App[None]):
+    """`kubectl inflight top`.
+
+    Args:
+        interval: seconds between two updates of ages, and of the pods' figures.
+    """
+
+    ENABLE_COMMAND_PALETTE = False
+    TITLE = "inflight"
+    CSS = """
+    Screen { layers: base; }
+    .title { height: 1; background: $primary-darken-2; color: $text; }
+    .banner { height: auto; max-height: 3; background: $error; color: $text; display: none; padding: 0 1; }
+    .banner.shown { display: block; }
+    .empty { height: 1fr; content-align: center middle; color: $text-muted; display: none; padding: 0 4; }
+    .empty.shown { display: block; }
+    DataTable { height: 1fr; scrollbar-size-vertical: 1; scrollbar-size-horizontal: 0; }
+    DataTable > .datatable--header { text-style: bold; }
+    .detail { height: auto; max-height: 6; border-top: solid $primary-darken-1; }
+    .filter { height: 1; border: none; padding: 0 1; display: none; }
+    .filter.shown { display: block; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
+        Binding("question_mark,h", "help", "Help", key_display="?"),
+    ]
+
+    class Changed(Message):
+        """The services changed, or the API server went away or came back."""
+
+        def __init__(self, view: View) -> None:
+            self.view = view
+            super().__init__()
+
+    def __init__(self, source: Source, interval: float) -> None:
+        super().__init__()
+        self.source = source
+        self.interval = interval
+        self.view = View()
+        self._feed: Feed = source.follow(self._changed)
+
+    def _changed(self, view: View) -> None:
+        """Called in the feed's thread."""
+        self.post_message(self.Changed(view))
+
+    def on_mount(self) -> None:
+        """Shows the services."""
+        self.push_screen(ServicesScreen())
+        self._feed.start()
+
+    def on_unmount(self) -> None:
+        """Ends the feed."""
+        self._feed.stop()
+
+    def on_top_app_changed(self, message: Changed) -> None:
+        """Hands the view to the screen in front; the others look when they come to the front."""
+        self.view = message.view
+        for screen in self.screen_stack:
+            if isinstance(screen, ServicesScreen):
+                screen.view_changed()
+        self.call_later(self._tell_front)
+
+    def _tell_front(self) -> None:
+        from inflight_kubectl.top.service_screen import ServiceScreen
+
+        if isinstance(self.screen, ServiceScreen):
+            self.screen.view_changed()
+
+    def action_help(self) -> None:
+        """All keys."""
+        from inflight_kubectl.top.help_screen import HelpScreen
+
+        if not isinstance(self.screen, HelpScreen):
+            self.push_screen(HelpScreen())
+
+    def retry(self) -> None:
+        """Asks an API server that is away again at once."""
+        self._feed.retry()

@@ -1,0 +1,208 @@
+"""The view of one service: its pods with their own figures, and its decisions."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.message import Message
+from textual.screen import Screen
+from textual.widgets import Footer, Static
+
+from inflight_kubectl.engine_metrics import Figures
+from inflight_kubectl.output import Problem, age
+from inflight_kubectl.pods import Pod
+from inflight_kubectl.resources import Service
+from inflight_kubectl.top.rows import against, pod_cells, pod_columns, replicas, share
+from inflight_kubectl.top.widgets import STYLES, Banner, Grid, away, clock, title_line
+
+if TYPE_CHECKING:
+    from inflight_kubectl.top.app import TopApp
+    from inflight_kubectl.top.rows import Cell
+
+
+class ServiceScreen(Screen[None]):
+    """Stays with what was last seen when its service is deleted.
+
+    Args:
+        service: as it is known now.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "app.pop_screen", "Back", key_display="Esc"),
+        Binding("tab", "app.focus_next", "Pods/decisions", key_display="Tab"),
+        Binding("w", "why", "Why"),
+        Binding("ctrl+r", "retry", show=False),
+    ]
+    CSS = """
+    ServiceScreen .head { height: auto; max-height: 7; padding: 0 1; }
+    ServiceScreen Grid { height: auto; max-height: 50%; }
+    ServiceScreen .decisions { height: 1fr; border-top: solid $primary-darken-1; scrollbar-size-vertical: 1; }
+    ServiceScreen .decisions:focus { border-top: solid $accent; }
+    """
+
+    class Read(Message):
+        """The pods were read, or could not be."""
+
+        def __init__(self, pods: list[Pod] | None, figures: dict[str, Figures], problem: str | None) -> None:
+            self.pods, self.figures, self.problem = pods, figures, problem
+            super().__init__()
+
+    def __init__(self, service: Service) -> None:
+        super().__init__()
+        self._service = service
+        self._gone: datetime | None = None
+        self._pods: list[Pod] = []
+        self._figures: dict[str, Figures] = {}
+        self._problem: str | None = None
+        self._done = threading.Event()
+
+    @property
+    def top(self) -> TopApp:
+        """The application, with its own type."""
+        return cast("TopApp", self.app)
+
+    def compose(self) -> ComposeResult:
+        """Title, banner, facts, pods, decisions, keys."""
+        yield Static(classes="title")
+        yield Banner()
+        yield Static(classes="head")
+        yield Grid(id="pods")
+        with VerticalScroll(classes="decisions"):
+            yield Static(id="history")
+        yield Footer(show_command_palette=False, compact=True)
+
+    def on_mount(self) -> None:
+        """Begins to read the pods."""
+        self.set_interval(self.top.interval, self.draw)
+        self.query_one(Grid).focus()
+        self.draw()
+        self.run_worker(self._read, thread=True, exclusive=True, exit_on_error=False)
+
+    def on_unmount(self) -> None:
+        """Ends the reads; one that is under way ends on its own."""
+        self._done.set()
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Chooses the columns that fit."""
+        self.call_after_refresh(self.draw)
+
+    def _read(self) -> None:
+        reader = self.top.source.reader()
+        try:
+            while not self._done.is_set():
+                try:
+                    pods = self.top.source.pods(self._service)
+                except Problem as problem:
+                    self.post_message(self.Read(None, {}, problem.what))
+                else:
+                    # Pods are shown before their figures: a port-forward may take a while.
+                    self.post_message(self.Read(pods, self._figures, None))
+                    self.post_message(self.Read(pods, reader.read(pods), None))
+                self._done.wait(self.top.interval)
+        finally:
+            reader.close()
+
+    def on_service_screen_read(self, message: Read) -> None:
+        """Draws what was read; without an answer the old pods stay."""
+        self._problem = message.problem
+        if message.pods is not None:
+            self._pods, self._figures = message.pods, message.figures
+        self.draw()
+
+    def view_changed(self) -> None:
+        """Takes the newest state of the service."""
+        view = self.top.view
+        found = next((one for one in view.services if one.key == self._service.key), None)
+        if found is not None:
+            self._service, self._gone = found, None
+        elif view.problem is None and view.at is not None and self._gone is None:
+            self._gone = view.at
+        self.draw()
+
+    def on_screen_resume(self) -> None:
+        """Takes what changed while another screen was in front."""
+        self.view_changed()
+
+    def draw(self) -> None:
+        """Draws all parts."""
+        if not self.is_mounted or self.size.width == 0:
+            return
+        service, now = self._service, datetime.now(UTC)
+        parts = ["inflight", f"{service.namespace}/{service.name}", service.model]
+        self.query_one(".title", Static).update(title_line(parts, clock(now), self.size.width))
+        self.query_one(Banner).tell(self._trouble(now))
+        self.query_one(".head", Static).update(head(service, now))
+        shown = pod_columns(self.size.width - 1)
+        rows = {pod.uid: pod_cells(service, pod, self._figures.get(pod.name), shown, now) for pod in self._pods}
+        self.query_one(Grid).fill(shown, rows)
+        self.query_one("#history", Static).update(history(service, now))
+
+    def _trouble(self, now: datetime) -> str | None:
+        if self._gone is not None:
+            return f"{self._service.name} was deleted at {clock(self._gone)}. Shown as last seen; Esc goes back"
+        silent = [one for one in self._figures.values() if one.problem is not None]
+        figures = f"no figures of {len(silent)} of {len(self._figures)} pods: {silent[0].problem}" if silent else None
+        return away(self.top.view, now) or self._problem or figures
+
+    def action_why(self) -> None:
+        """Shows its conditions in full."""
+        from inflight_kubectl.top.why_screen import WhyScreen
+
+        self.app.push_screen(WhyScreen(self._service))
+
+    def action_retry(self) -> None:
+        """Asks an API server that is away again."""
+        self.top.retry()
+
+
+def head(service: Service, now: datetime) -> Text:
+    """State, measurements against targets, and limits."""
+    lines = Text()
+    ready, scaling = service.condition("Ready"), service.condition("ScalingActive")
+    lines.append(f"{service.state}", style="bold")
+    lines.append(f"  {ready.message if ready is not None else 'not seen by the operator yet'}\n")
+    seen = service.observed
+    if seen is not None:
+        _labelled(lines, "ready", replicas(service))
+        lines.append(f"  queue {seen.queue}  run {seen.running}  ")
+        _labelled(lines, "KV", share(seen.kv))
+        _labelled(lines, "  TTFT", against(seen.ttft_p95, service.ttft_target, wide=True))
+        _labelled(lines, "  TPOT", against(seen.tpot_p95, service.tpot_target, wide=True))
+        lines.append("\n")
+    if service.limits is not None:
+        limits = service.limits
+        lines.append(f"limits {limits.max_num_seqs} seqs, {limits.max_num_batched_tokens} tokens", style="dim")
+        lines.append(f" in force in {limits.pods_in_force} of {service.ready} pods", style="dim")
+        if limits.canary is not None:
+            pod, seqs, tokens = limits.canary
+            lines.append(f"; {pod} tries {seqs}/{tokens}", style="yellow")
+        lines.append("\n")
+    if scaling is not None:
+        lines.append(f"scaling: {scaling.message}", style="dim")
+    return lines
+
+
+def history(service: Service, now: datetime) -> Group:
+    """All decisions of the status, newest first."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(justify="right", width=4)
+    table.add_column(ratio=1)
+    for one in reversed(service.decisions):
+        text = Text("" if one.applied else "advice: ").append(one.change, style="bold").append(f"  {one.reason}")
+        table.add_row(Text(age(one.time, now), style="cyan"), text)
+    if not service.decisions:
+        return Group(Text("No decision yet.", style="dim"))
+    return Group(Text(f"Decisions, the last {len(service.decisions)}", style="bold"), table)
+
+
+def _labelled(lines: Text, label: str, cell: Cell) -> None:
+    lines.append(f"{label} ").append(cell.text, style=STYLES[cell.tone])

@@ -1,0 +1,84 @@
+"""Where the live view gets its data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from inflight_kubectl.cluster import Cluster
+from inflight_kubectl.engine_metrics import EngineReader, Figures
+from inflight_kubectl.events import Event, pod_events
+from inflight_kubectl.feed import ServiceFeed, View
+from inflight_kubectl.pods import Pod
+from inflight_kubectl.resources import Service
+
+
+class Feed(Protocol):
+    """What is needed of `ServiceFeed`."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def retry(self) -> None: ...
+
+
+class Reader(Protocol):
+    """What is needed of `EngineReader`."""
+
+    def read(self, pods: Sequence[Pod]) -> dict[str, Figures]: ...
+
+    def close(self) -> None: ...
+
+
+class Source(Protocol):
+    """A cluster as the live view needs it.
+
+    Attributes:
+        context: its name; empty inside a pod.
+        scope: the namespace that is shown; None for all.
+    """
+
+    context: str
+    scope: str | None
+
+    def follow(self, changed: Callable[[View], None]) -> Feed: ...
+
+    def pods(self, service: Service) -> list[Pod]: ...
+
+    def events(self, service: Service, pods: Sequence[Pod]) -> list[Event]: ...
+
+    def reader(self) -> Reader: ...
+
+
+class ClusterSource:
+    """The data of a real cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.context = cluster.context
+        self.scope = cluster.scope
+
+    def follow(self, changed: Callable[[View], None]) -> Feed:
+        """A feed of the services, not started yet."""
+        return ServiceFeed(self._cluster, changed)
+
+    def pods(self, service: Service) -> list[Pod]:
+        """The pods of a service.
+
+        Raises:
+            Problem: forbidden, or no answer.
+        """
+        return self._cluster.pods(service)
+
+    def reader(self) -> Reader:
+        """A reader of engines; close it."""
+        return EngineReader(self._cluster)
+
+    def events(self, service: Service, pods: Sequence[Pod]) -> list[Event]:
+        """The events of a service's pods.
+
+        Raises:
+            Problem: forbidden, or no answer.
+        """
+        return pod_events(self._cluster, service, pods)

@@ -1,0 +1,191 @@
+"""Conversations: what is sent, what is remembered, and how answers end, with a stand-in for the engine."""
+
+import json
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from inflight_kubectl.answers import Answer, AnswerError, refusal
+from inflight_kubectl.commands.chat import COMMAND, _Session
+from inflight_kubectl.conversation import Conversation, served_name
+from inflight_kubectl.output import Problem
+from inflight_kubectl.resources import Service
+from tests.kubectl.objects import body
+
+
+class Forward:
+    """Stands in for `PortForward`."""
+
+    problem = None
+
+    def __init__(self, http=None):
+        self.http = http
+
+    def client(self, **_):
+        return self.http
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def events(*pieces, end="stop", usage=True, done=True):
+    """An answer as a stream of events."""
+    lines = [{"choices": [{"delta": {"content": piece}, "finish_reason": None}]} for piece in pieces]
+    lines.append({"choices": [{"delta": {}, "finish_reason": end}]})
+    if usage:
+        lines.append({"choices": [], "usage": {"prompt_tokens": 12, "completion_tokens": len(pieces)}})
+    text = "".join(f"data: {json.dumps(one)}\n\n" for one in lines)
+    return text + "data: [DONE]\n\n" * done
+
+
+class Engine:
+    """Stands in for an engine: answers in turn with what it is given."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.bodies = []
+        self.http = httpx.Client(transport=httpx.MockTransport(self._answer), base_url="http://engine")
+
+    def _answer(self, request):
+        self.bodies.append(json.loads(request.content))
+        answer = self.answers.pop(0)
+        return answer if isinstance(answer, httpx.Response) else httpx.Response(200, text=answer)
+
+
+def asked(conversation, engine, question, show=lambda piece: None):
+    return conversation.ask(engine.http, Forward(), question, show)
+
+
+def test_an_answer_is_shown_as_it_comes_and_the_next_question_has_it():
+    engine, shown = Engine(events("Blue", "."), events("Yes")), []
+    conversation = Conversation({"model": "chat"}, "Be brief.")
+    answer, whole = asked(conversation, engine, "A colour?", shown.append)
+    assert (answer.text, whole, shown) == ("Blue.", True, ["Blue", "."])
+    assert (answer.prompt_tokens, answer.completion_tokens, answer.finish_reason) == (12, 2, "stop")
+    asked(conversation, engine, "Sure?")
+    assert engine.bodies[1]["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "A colour?"},
+        {"role": "assistant", "content": "Blue."},
+        {"role": "user", "content": "Sure?"},
+    ]
+    conversation.reset()
+    assert (conversation.messages, conversation.system) == ([], "Be brief.")
+
+
+def test_ctrl_c_ends_the_answer_and_keeps_what_came():
+    def interrupt(piece):
+        raise KeyboardInterrupt
+
+    conversation = Conversation({})
+    answer, whole = asked(conversation, Engine(events("Blue", ".")), "A colour?", interrupt)
+    assert (answer.text, whole) == ("Blue", False)
+    assert conversation.messages[-1] == {"role": "assistant", "content": "Blue"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (events("Blue", done=False), "ended in the middle"),
+        ('data: {"error": {"message": "the engine restarts"}}\n\n', "the engine restarts"),
+        (httpx.Response(503, json={"error": {"message": "draining"}}), "503: draining. No engine takes requests now"),
+        ("data: nonsense\n\n", "no JSON"),
+    ],
+    ids=["cut", "error event", "refused", "no event"],
+)
+def test_a_question_that_is_not_answered_is_not_remembered(answer, said):
+    conversation = Conversation({})
+    with pytest.raises(AnswerError, match=said):
+        asked(conversation, Engine(answer), "A colour?")
+    assert conversation.messages == []
+
+
+def test_times_are_of_the_first_and_of_later_tokens():
+    answer = Answer(began=10.0)
+    lines = [line for line in events("a", "b", "c").splitlines() if line]
+    for number, line in enumerate(lines):
+        answer.take(line, 10.5 + number * 0.1)
+    assert answer.ttft == pytest.approx(0.5)
+    assert answer.tpot == pytest.approx(0.15)  # the event that ends the answer counts as its last token
+    assert Answer(0.0).tokens_per_s is None
+
+
+def test_a_refusal_without_json_is_shown_as_it_is():
+    assert refusal(404, b"<html>not here</html>").what == "the engine answers 404: <html>not here</html>"
+
+
+def test_requests_name_the_model_as_the_service_serves_it():
+    assert served_name(Service.of(body(spec={"model": {"source": "hf://a/b"}}))) == "chat"
+    assert served_name(Service.of(body(spec={"model": {"source": "hf://a/b", "servedName": "b"}}))) == "b"
+
+
+@pytest.fixture
+def run(monkeypatch):
+    def run(engine, *flags, stdin=None):
+        class Cluster:
+            """Stands in for a cluster."""
+
+            def service(self, name):
+                return Service.of(body(name))
+
+        monkeypatch.setattr("inflight_kubectl.cluster.Target.connect", lambda target: Cluster())
+        monkeypatch.setattr("inflight_kubectl.engine_access.forward_to_service", lambda *_: Forward(engine.http))
+        return CliRunner().invoke(COMMAND, ["chat", *flags], input=stdin)
+
+    return run
+
+
+def test_one_question_from_a_flag_or_from_standard_input_prints_the_answer_alone(run):
+    assert run(Engine(events("Blue", ".")), "-m", "A colour?").stdout == "Blue.\n"
+    engine = Engine(events("Blue"))
+    assert run(engine, "--max-tokens", "9", "--class", "batch", stdin="A colour?\n").stdout == "Blue\n"
+    sent = engine.bodies[0]
+    assert (sent["max_tokens"], sent["class"], sent["messages"][0]["content"]) == (9, "batch", "A colour?")
+    assert "temperature" not in sent
+
+
+def test_one_question_as_json_has_the_answer_and_its_figures(run):
+    answer = json.loads(run(Engine(events("Blue", ".")), "-m", "A colour?", "--json").stdout)
+    assert (answer["answer"], answer["completionTokens"], answer["finishReason"]) == ("Blue.", 2, "stop")
+
+
+def test_no_question_at_all_is_an_error(run):
+    done = run(Engine(), stdin="  \n")
+    assert (done.exit_code, "no question on standard input" in done.output) == (1, True)
+
+
+def test_a_session_goes_on_after_errors_and_ends_with_ctrl_d(monkeypatch, capsys):
+    engine = Engine(httpx.Response(503, json={"error": "busy"}), events("Blue"), events("Hello"))
+    lines = iter(["A colour?", "Again", "/system Be kind.", "/stats", "Hi", "/nonsense", "/help", "/reset", ""])
+
+    def typed(prompt):
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", typed)
+    conversation = Conversation({})
+    _Session(conversation, engine.http, Forward(), "chat", stats=False).run()
+    out, err = capsys.readouterr()
+    assert out.split() == ["Blue", "Hello"]
+    assert "the engine answers 503: busy" in err
+    assert "There is no command /nonsense" in err
+    assert "finish reason stop" in err
+    assert engine.bodies[2]["messages"][0] == {"role": "system", "content": "Be kind."}
+    assert conversation.messages == []
+
+
+def test_problems_of_the_forward_come_before_those_of_the_connection():
+    def fail(request):
+        raise httpx.ReadError("")
+
+    http = httpx.Client(transport=httpx.MockTransport(fail), base_url="http://engine")
+    forward = Forward()
+    forward.problem = Problem("no pod is ready to take requests")
+    with pytest.raises(Problem, match="no pod is ready"):
+        Conversation({}).ask(http, forward, "Hi", lambda piece: None)
