@@ -51,6 +51,7 @@ def test_default_values_render_exactly_these_objects(helm):
         ("ValidatingAdmissionPolicy", "inflight-system-prod-operator-pods"),
         ("ValidatingAdmissionPolicyBinding", "inflight-system-prod-operator-pods"),
         ("Service", "prod-operator-metrics"),
+        ("NetworkPolicy", "prod-operator"),
         OPERATOR,
         ("Pod", "prod-operator-test"),
     }
@@ -91,6 +92,18 @@ def test_images_take_the_chart_version_unless_a_tag_is_given(helm):
     assert pod_of(objects)["spec"]["containers"][0]["image"] == "registry.example:5000/team/operator:dev"
     assert objects[("Pod", "prod-operator-test")]["spec"]["containers"][0]["image"].endswith("operator:dev")
     assert "--engine-image=inflight-engine:dev" in arguments_of(objects)
+
+
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+
+
+def test_a_digest_takes_precedence_over_the_tag(helm):
+    objects = helm.objects(
+        "--set", f"image.tag=dev,image.digest={DIGEST},engine.image.tag=dev,engine.image.digest={DIGEST}"
+    )
+    assert pod_of(objects)["spec"]["containers"][0]["image"] == f"inflight-operator@{DIGEST}"
+    assert objects[("Pod", "prod-operator-test")]["spec"]["containers"][0]["image"] == f"inflight-operator@{DIGEST}"
+    assert flag(objects, "engine-image") == [f"inflight-engine@{DIGEST}"]
 
 
 PEERS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
@@ -315,6 +328,9 @@ def test_every_value_reaches_an_object(helm):
     """A value that changes nothing would be one a user sets in vain."""
     changes = {
         "image.pullPolicy": '"Always"',
+        "image.digest": f'"{DIGEST}"',
+        "engine.image.digest": f'"{DIGEST}"',
+        "engine.image.pullPolicy": '"Always"',
         "imagePullSecrets": '[{"name":"registry"}]',
         "engine.image.repository": '"other"',
         "engine.upgrade.mode": '"Held"',
@@ -335,13 +351,30 @@ def test_every_value_reaches_an_object(helm):
         "nodeSelector": '{"a":"b"}',
         "tolerations": '[{"operator":"Exists"}]',
         "affinity": '{"nodeAffinity":{"a":1}}',
+        "topologySpreadConstraints": '[{"maxSkew":1,"topologyKey":"zone","whenUnsatisfiable":"DoNotSchedule"}]',
         "priorityClassName": '"high"',
+        "priorityClass.create": "true",
+        "networkPolicy.enabled": "false",
+        "networkPolicy.metricsPeers": '[{"podSelector":{}}]',
+        "networkPolicy.egress.enabled": "true",
+        "extraEnv": '[{"name":"A","value":"b"}]',
+        "terminationGracePeriodSeconds": "60",
     }
     default = helm.objects()
     for path, value in changes.items():
         assert helm.objects("--set-json", f"{path}={value}") != default, path
-    two = helm.objects("--set", "replicas=2")
-    assert helm.objects("--set", "replicas=2,podDisruptionBudget.maxUnavailable=50%") != two
+    for given, path, value in (
+        ("replicas=2", "podDisruptionBudget.maxUnavailable", '"50%"'),
+        ("priorityClass.create=true", "priorityClass.value", "5"),
+        ("networkPolicy.egress.enabled=true", "networkPolicy.egress.apiServerPorts", "[8443]"),
+        (
+            "networkPolicy.egress.enabled=true",
+            "networkPolicy.egress.apiServerPeers",
+            '[{"ipBlock":{"cidr":"10.0.0.1/32"}}]',
+        ),
+        ("networkPolicy.egress.enabled=true", "networkPolicy.egress.extraRules", '[{"ports":[{"port":4318}]}]'),
+    ):
+        assert helm.objects("--set", given, "--set-json", f"{path}={value}") != helm.objects("--set", given), path
 
 
 @pytest.mark.parametrize(
@@ -360,6 +393,13 @@ def test_every_value_reaches_an_object(helm):
         ("engine.upgrade.mode=Slow", "engine.upgrade.mode: engine.upgrade.mode must be one of the following"),
         ("engine.upgrade.servicesAtOnce=0", "engine.upgrade.servicesAtOnce: Must be greater than or equal to 1"),
         ("engine.adminPeers[0].namespace=a", "engine.adminPeers.0: Additional property namespace is not allowed"),
+        ("image.digest=0123", "image.digest: Does not match pattern"),
+        ("engine.image.pullPolicy=Sometimes", "engine.image.pullPolicy must be one of the following"),
+        ("extraEnv[0].name=POD_NAME", "extraEnv.0.name: Must not validate the schema"),
+        ("networkPolicy.egress.apiServerPorts={0}", "apiServerPorts.0: Must be greater than or equal to 1"),
+        ("priorityClass.value=1000000001", "priorityClass.value: Must be less than or equal to 1e+09"),
+        ("topologySpreadConstraints[0].maxSkew=1", "topologySpreadConstraints.0: topologyKey is required"),
+        ("terminationGracePeriodSeconds=0", "terminationGracePeriodSeconds: Must be greater than or equal to 1"),
         ("image=null", "image is required"),
     ],
 )
