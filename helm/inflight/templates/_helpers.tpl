@@ -62,10 +62,10 @@ Checks of checkov that the chart's pods do not pass, each with the reason. Furth
 */}}
 {{- define "inflight.checkovSkips" -}}
 checkov.io/skip1: CKV_K8S_11=A CPU limit throttles the operator in bursts, when it has to renew its Lease and to read metrics; the request bounds its share.
-checkov.io/skip2: CKV_K8S_15=Releases have a tag of their own, so a pulled image is the right one, and pods start while the registry is down.
-checkov.io/skip3: CKV_K8S_38=The pod calls the API server; its account has only the rights in the chart.
+checkov.io/skip2: CKV_K8S_38=The pod calls the API server; its account has only the rights in the chart.
 {{- if not .Values.image.digest }}
-checkov.io/skip4: CKV_K8S_43=The digest is that of the image in your registry; set image.digest.
+checkov.io/skip3: CKV_K8S_43=The digest is that of the image in your registry; set image.digest.
+checkov.io/skip4: CKV_K8S_15=Releases have a tag of their own, so a pulled image is the right one, and pods start while the registry is down.
 {{- end }}
 {{- end -}}
 
