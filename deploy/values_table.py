@@ -56,9 +56,9 @@ def descriptions() -> dict[str, str]:
     return found
 
 
-def default(path: str) -> Any:
-    """The default of a value."""
-    node = yaml.safe_load((CHART / "values.yaml").read_text())
+def default(path: str, defaults: dict[str, Any]) -> Any:
+    """The default of a value, of all that values.yaml has."""
+    node: Any = defaults
     for name in path.split("."):
         node = node[name]
     return node
@@ -109,14 +109,26 @@ def type_in_words(node: dict[str, Any], schema: dict[str, Any]) -> str:
 
 def values() -> list[Value]:
     """All values in the order of values.yaml, groups before their members."""
-    schema, described = load_schema(), descriptions()
+    schema, found = load_schema(), list[Value]()
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    described = {path: text for path, text in descriptions().items() if not _in_a_map(path, schema)}
     groups = {path.rpartition(".")[0] for path in described}
-    return [
-        Value(path, text, None, "group")
-        if path in groups
-        else Value(path, text, default(path), type_in_words(schema_of(path, schema), schema))
-        for path, text in described.items()
-    ]
+    for path, text in described.items():
+        if path in groups:
+            found.append(Value(path, text, None, "group"))
+        else:
+            found.append(Value(path, text, default(path, defaults), type_in_words(schema_of(path, schema), schema)))
+    return found
+
+
+def _in_a_map(path: str, schema: dict[str, Any]) -> bool:
+    """Whether it is an entry of a value that is a map, such as a label."""
+    parent = path.rpartition(".")[0]
+    while parent:
+        if _in_a_map(parent, schema) or "properties" not in schema_of(parent, schema):
+            return True
+        parent = parent.rpartition(".")[0]
+    return False
 
 
 def table() -> str:

@@ -73,14 +73,6 @@ def test_the_definition_can_be_left_out_or_given_up_to_uninstall(helm):
     assert "annotations" not in helm.objects("--set", "crds.keep=false")[crd]["metadata"]
 
 
-def test_chart_and_project_have_one_version(helm):
-    import tomllib
-
-    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert (chart["version"], chart["appVersion"]) == (project, project)
-
-
 def test_images_take_the_chart_version_unless_a_tag_is_given(helm):
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
     objects = helm.objects()
@@ -322,59 +314,6 @@ def test_labels_of_the_user_cannot_take_the_pods_out_of_their_selector(helm):
     labels = pod_of(objects)["metadata"]["labels"]
     assert labels["team"] == "a"
     assert objects[OPERATOR]["spec"]["selector"]["matchLabels"].items() <= labels.items()
-
-
-def test_every_value_reaches_an_object(helm):
-    """A value that changes nothing would be one a user sets in vain."""
-    changes = {
-        "image.pullPolicy": '"Always"',
-        "image.digest": f'"{DIGEST}"',
-        "engine.image.digest": f'"{DIGEST}"',
-        "engine.image.pullPolicy": '"Always"',
-        "imagePullSecrets": '[{"name":"registry"}]',
-        "engine.image.repository": '"other"',
-        "engine.upgrade.mode": '"Held"',
-        "engine.upgrade.servicesAtOnce": "2",
-        "engine.adminPeers": '[{"podSelector":{}}]',
-        "watchNamespaces": '["team"]',
-        "admissionPolicy.enabled": "false",
-        "fullnameOverride": '"other"',
-        "interval": "9",
-        "serviceAccount.name": '"other"',
-        "serviceAccount.create": "false",
-        "serviceAccount.annotations": '{"a":"b"}',
-        "rbac.create": "false",
-        "metrics.port": "9090",
-        "resources": '{"limits":{"memory":"1Gi"}}',
-        "podAnnotations": '{"a":"b"}',
-        "podLabels": '{"a":"b"}',
-        "nodeSelector": '{"a":"b"}',
-        "tolerations": '[{"operator":"Exists"}]',
-        "affinity": '{"nodeAffinity":{"a":1}}',
-        "topologySpreadConstraints": '[{"maxSkew":1,"topologyKey":"zone","whenUnsatisfiable":"DoNotSchedule"}]',
-        "priorityClassName": '"high"',
-        "priorityClass.create": "true",
-        "networkPolicy.enabled": "false",
-        "networkPolicy.metricsPeers": '[{"podSelector":{}}]',
-        "networkPolicy.egress.enabled": "true",
-        "extraEnv": '[{"name":"A","value":"b"}]',
-        "terminationGracePeriodSeconds": "60",
-    }
-    default = helm.objects()
-    for path, value in changes.items():
-        assert helm.objects("--set-json", f"{path}={value}") != default, path
-    for given, path, value in (
-        ("replicas=2", "podDisruptionBudget.maxUnavailable", '"50%"'),
-        ("priorityClass.create=true", "priorityClass.value", "5"),
-        ("networkPolicy.egress.enabled=true", "networkPolicy.egress.apiServerPorts", "[8443]"),
-        (
-            "networkPolicy.egress.enabled=true",
-            "networkPolicy.egress.apiServerPeers",
-            '[{"ipBlock":{"cidr":"10.0.0.1/32"}}]',
-        ),
-        ("networkPolicy.egress.enabled=true", "networkPolicy.egress.extraRules", '[{"ports":[{"port":4318}]}]'),
-    ):
-        assert helm.objects("--set", given, "--set-json", f"{path}={value}") != helm.objects("--set", given), path
 
 
 @pytest.mark.parametrize(

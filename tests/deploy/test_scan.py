@@ -75,6 +75,7 @@ def test_failures_are_listed_and_end_the_command_with_1(monkeypatch, capsys):
     from deploy import scan as module
 
     finding = module.Finding("CKV_K8S_16", "Container should not be privileged", "Pod.a.b", "engines.yaml")
+    monkeypatch.setattr(module, "installations", dict)
     monkeypatch.setattr(module, "scan", lambda parts: module.Report(7, 2, (finding,)))
     assert main([]) == 1
     assert capsys.readouterr().out == (
