@@ -61,7 +61,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 Checks of checkov that the chart's pods do not pass, each with the reason. Further ones have numbers from 5.
 */}}
 {{- define "inflight.checkovSkips" -}}
-checkov.io/skip1: CKV_K8S_11=A CPU limit throttles the operator in bursts, when it has to renew its Lease and to read metrics; the request bounds its share.
+checkov.io/skip1: CKV_K8S_11=A CPU limit throttles in bursts, also while the node is idle; under contention the request bounds the share.
 checkov.io/skip2: CKV_K8S_38=The pod calls the API server; its account has only the rights in the chart.
 {{- if not .Values.image.digest }}
 checkov.io/skip3: CKV_K8S_43=The digest is that of the image in your registry; set image.digest.
