@@ -12,7 +12,7 @@ HAVE_CXX := command -v "$${CXX:-c++}" g++ clang++ >/dev/null
 KERNELS := $(wildcard engine_image/kernels/*)
 INSTALL_VENV := { $(APT_INSTALL_VENV) || { apt-get -q update && $(APT_INSTALL_VENV); }; }
 
-.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-scheduler bench-simulator bench-fleet bench-operator bench-autopilot dashboards contract e2e e2e-disruptions venv cluster kubeconfig cluster-down dev format crd dashboards-json lock
+.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-scheduler bench-simulator bench-fleet bench-operator bench-autopilot dashboards contract e2e e2e-disruptions venv cluster kubeconfig cluster-down dev format crd dashboards-json chart-files scan lock
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -106,8 +106,16 @@ crd: .venv/tools.stamp ## Regenerate the CRD from the operator's API types
 dashboards-json: .venv/tools.stamp ## Regenerate the JSON of the Grafana dashboards from dashboards/
 	$(PY) -m dashboards --write
 
+chart-files: .venv/tools.stamp ## Regenerate the table of the chart's values and the manifest for kustomize
+	$(PY) -m deploy.values_table --write
+	$(PY) -m deploy.manifest --write
+
+scan: .venv/tools.stamp ## checkov over what the chart and the operator render; installs checkov beside .venv at first
+	@$(PY) -m deploy.scan
+
 lock: .venv/tools.stamp ## Pin again what pyproject.toml's dependencies bring with them
 	$(UV) pip compile -q pyproject.toml --extra engine --extra kubectl --extra operator --extra simulator --extra dev --no-emit-index-url --no-header --no-annotate -o constraints.txt
+	echo "checkov==3.3.30" | $(UV) pip compile -q - --no-emit-index-url --no-header --no-annotate --universal --python-version 3.11 -o deploy/checkov.txt
 
 # Two steps: the demo needs no torch on this machine, only in the image. What is said goes to standard error, so that
 # $(make -s kubeconfig) is the path alone. A .venv that was cut before it had pip is made anew.

@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         key_secret=arguments.key_secret,
         metrics_port=arguments.metrics_port,
         engine_image=arguments.engine_image,
+        engine_pull_policy=arguments.engine_image_pull_policy,
         interval=arguments.interval,
         admin_peers=arguments.admin_peers,
         upgrade=arguments.engine_upgrade,
@@ -106,6 +107,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     run.add_argument("--engine-image", required=True, metavar="IMAGE", help="image of services whose spec names none")
+    run.add_argument(
+        "--engine-image-pull-policy",
+        default="",
+        choices=["Always", "IfNotPresent", "Never"],
+        help="when nodes pull the image of engine pods (default: Always for the tag latest, else IfNotPresent)",
+    )
     run.add_argument("--kubeconfig", metavar="FILE", help="default: the service account of the pod it runs in")
     run.add_argument(
         "--namespace",

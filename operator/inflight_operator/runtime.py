@@ -52,6 +52,7 @@ class Options:
         key_secret: name of the Secret with the key of the engines' admin tokens.
         metrics_port: for /metrics and /healthz.
         engine_image: of services whose spec names none.
+        engine_pull_policy: of all engine pods; empty takes the default of Kubernetes.
         interval: seconds between two looks at a service, and between two scrapes of a pod.
         admin_peers: NetworkPolicyPeers that may reach the engines' admin port beside the operator.
         upgrade: how services move to a newer engine release.
@@ -70,6 +71,7 @@ class Options:
     metrics_port: int
     engine_image: str
     interval: float
+    engine_pull_policy: str = ""
     admin_peers: tuple[Manifest, ...] = ()
     upgrade: UpgradeMode = "Paced"
     upgrades_at_once: int = 1
@@ -248,6 +250,7 @@ async def _beat(heartbeat: Heartbeat, rounds_due: Callable[[], bool]) -> None:
 def _settings(options: Options, available_apis: frozenset[str]) -> Settings:
     return Settings(
         engine_image=options.engine_image,
+        engine_pull_policy=options.engine_pull_policy,
         available_apis=available_apis,
         operator_namespace=os.environ.get("POD_NAMESPACE"),
         admin_peers=options.admin_peers,

@@ -20,11 +20,12 @@ pytestmark = pytest.mark.contract
 def release(cluster_helm, kubectl):
     """The chart installed as `inflight` in a namespace that enforces `restricted`; gone afterwards."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/warn": "restricted"}
-    created = kubectl.create(
+    objects = (
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM, "labels": labels}},
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": SYSTEM}},
     )
-    assert created.returncode == 0, created.stderr
+    # Applied, not created: another file's tests may have left the namespace.
+    kubectl.ok("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=yaml.safe_dump_all(objects))
     done = cluster_helm.run("install", "inflight", str(CHART), "--namespace", SYSTEM, "--set", "replicas=2")
     assert done.returncode == 0, done.stderr
     kubectl.ok("wait", "--for=condition=Established", "--timeout=30s", f"crd/{CRD}")

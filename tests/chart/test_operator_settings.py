@@ -24,6 +24,7 @@ VALUES = {
     "engine.logs.accessLog": "engine-access-log",
     "logs.format": "log-format",
     "logs.level": "log-level",
+    "engine.image.pullPolicy": "engine-image-pull-policy",
     "watchNamespaces": "namespace",
     "recordDecisions.services": "record-service",
     "recordDecisions.size": "record-size",
@@ -89,3 +90,8 @@ def test_the_operator_takes_the_least_and_the_most_that_the_chart_takes(path):
 @pytest.mark.parametrize("path", ["engine.upgrade.mode", "engine.logs.format", "logs.format", "logs.level"])
 def test_the_operator_takes_every_word_that_the_chart_takes(path):
     assert list(operator_flags()[VALUES[path]].choices) == chart_schema(path)["enum"]
+
+
+def test_the_operator_takes_every_pull_policy_that_the_chart_takes():
+    policies = chart_schema("engine.image.pullPolicy")["enum"]
+    assert ["", *operator_flags()["engine-image-pull-policy"].choices] == policies

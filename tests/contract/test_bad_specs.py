@@ -370,6 +370,39 @@ BAD = {
         template(volumes=[{"name": "inflight-limits", "emptyDir": {}}]),
         "template.volumes cannot have a name that begins with inflight-",
     ),
+    "a spread over something that is no label": (
+        template(topologySpreadConstraints=[{"topologyKey": "zone of the node"}]),
+        "template.topologySpreadConstraints.topologyKey must be the key of a label, such as",
+    ),
+    "a spread over nothing": (
+        template(topologySpreadConstraints=[{"maxSkew": 1}]),
+        "spec.template.topologySpreadConstraints[0].topologyKey: Required value",
+    ),
+    "a spread that allows no pod": (
+        template(topologySpreadConstraints=[{"topologyKey": "zone", "maxSkew": 0}]),
+        "spec.template.topologySpreadConstraints[0].maxSkew in body should be greater than or equal to 1",
+    ),
+    "a spread of an unknown kind": (
+        template(topologySpreadConstraints=[{"topologyKey": "zone", "whenUnsatisfiable": "Try"}]),
+        'Unsupported value: "Try": supported values: "DoNotSchedule", "ScheduleAnyway"',
+    ),
+    "a number of zones where any spread will do": (
+        template(topologySpreadConstraints=[{"topologyKey": "zone", "minDomains": 3}]),
+        "template.topologySpreadConstraints.minDomains needs whenUnsatisfiable DoNotSchedule",
+    ),
+    "the same spread twice": (
+        template(topologySpreadConstraints=[{"topologyKey": "zone"}, {"topologyKey": "zone", "maxSkew": 2}]),
+        "template.topologySpreadConstraints has two entries of one topologyKey and whenUnsatisfiable",
+    ),
+    "a runtime class that can have no such name": (
+        template(runtimeClassName="NVIDIA"),
+        "template.runtimeClassName must be the name of a RuntimeClass, such as nvidia",
+    ),
+    "no scheduler": (template(schedulerName=""), "spec.template.schedulerName in body should be at least 1 chars long"),
+    "more time to start than a day": (
+        spec(rollout={"startupTimeout": "25h"}),
+        "rollout.startupTimeout must be between 10s and 24h",
+    ),
     "a mount over the operator's": (
         template(volumeMounts=[{"name": "x", "mountPath": "/etc/inflight/limits"}]),
         "template.volumeMounts cannot use /tmp, /dev/shm, /models, /etc/inflight: the operator mounts them",
@@ -448,6 +481,17 @@ GOOD = {
         "chat",
         spec(engine={"scheduling": {"policy": "deadline", "classes": [{"name": "chat", "slo": {"ttftP95": "1s"}}]}}),
     ),
+    "a spread over zones and one over nodes": (
+        "chat",
+        template(
+            topologySpreadConstraints=[
+                {"topologyKey": "topology.kubernetes.io/zone", "minDomains": 3, "whenUnsatisfiable": "DoNotSchedule"},
+                {"topologyKey": "topology.kubernetes.io/zone", "maxSkew": 2},
+                {"topologyKey": "kubernetes.io/hostname"},
+            ]
+        ),
+    ),
+    "a runtime class and a scheduler": ("chat", template(runtimeClassName="nvidia", schedulerName="volcano")),
     "scaling down disabled": ("chat", spec(scaling={"behavior": {"scaleDown": {"selectPolicy": "Disabled"}}})),
 }
 

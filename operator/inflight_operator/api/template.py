@@ -8,6 +8,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from inflight_operator.api.base import SpecModel, rule, validations
+from inflight_operator.api.spread import TopologySpreadConstraint
 from inflight_operator.quantities import parse_quantity
 
 Name = Annotated[str, Field(min_length=1, max_length=253)]
@@ -248,3 +249,29 @@ class PodTemplate(SpecModel):
         default_factory=list, max_length=16, description="Secrets to pull the engine image with."
     )
     priority_class_name: Name | None = Field(default=None, description="PriorityClass of the pods.")
+    topology_spread_constraints: list[TopologySpreadConstraint] = Field(
+        default_factory=list,
+        max_length=8,
+        description="How the pods are spread over zones, nodes or other parts of the cluster.",
+        json_schema_extra=validations(
+            rule(
+                "self.all(a, self.exists_one(b, a.topologyKey == b.topologyKey"
+                " && a.whenUnsatisfiable == b.whenUnsatisfiable))",
+                "template.topologySpreadConstraints has two entries of one topologyKey and whenUnsatisfiable: remove"
+                " one of them",
+            )
+        ),
+    )
+    runtime_class_name: Name | None = Field(
+        default=None,
+        description="RuntimeClass of the pods, such as nvidia; it must exist in the cluster.",
+        json_schema_extra=validations(
+            rule(
+                "self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')",
+                "template.runtimeClassName must be the name of a RuntimeClass, such as nvidia",
+            )
+        ),
+    )
+    scheduler_name: Name | None = Field(
+        default=None, description="Scheduler that places the pods. Default: the cluster's default-scheduler."
+    )

@@ -49,6 +49,7 @@ class Settings:
 
     Attributes:
         engine_image: image of engines whose service names none.
+        engine_pull_policy: when the kubelet pulls the engines' images; empty takes the default of Kubernetes.
         available_apis: optional APIs the cluster has, as `GROUP/VERSION/KIND`.
         operator_namespace: where the operator's pods are, which may reach the engines' admin port; None when the
             operator does not run in a pod.
@@ -57,6 +58,7 @@ class Settings:
     """
 
     engine_image: str
+    engine_pull_policy: str = ""
     available_apis: frozenset[str] = frozenset()
     operator_namespace: str | None = None
     admin_peers: tuple[Manifest, ...] = ()

@@ -89,6 +89,7 @@ def _container(service: InferenceService, settings: Settings, mounts: list[Manif
     return {
         "name": ENGINE_CONTAINER,
         "image": service.spec.engine.image or settings.engine_image,
+        **({"imagePullPolicy": settings.engine_pull_policy} if settings.engine_pull_policy else {}),
         "command": engine_command(service, f"{_LIMITS_FOLDER}/{LIMITS_FILE}", observability),
         "ports": [
             {"name": PORT_NAME, "containerPort": ENGINE_PORT, "protocol": "TCP"},

@@ -5,10 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from inflight_operator.quantities import parse_quantity
+from inflight_operator.render.labels import SERVICE_LABEL, pod_labels
 from inflight_operator.render.plan import Manifest
 
 if TYPE_CHECKING:
     from inflight_operator.api.template import PodTemplate
+
+
+_AS_GIVEN = (
+    "nodeSelector",
+    "tolerations",
+    "affinity",
+    "serviceAccountName",
+    "imagePullSecrets",
+    "priorityClassName",
+    "runtimeClassName",
+    "schedulerName",
+)
 
 
 def merge_template(pod: Manifest, template: PodTemplate) -> Manifest:
@@ -29,16 +42,23 @@ def merge_template(pod: Manifest, template: PodTemplate) -> Manifest:
     metadata = {**pod["metadata"], "labels": {**user["labels"], **pod["metadata"]["labels"]}}
     if user["annotations"]:
         metadata["annotations"] = user["annotations"]
-    direct = ("nodeSelector", "tolerations", "affinity", "serviceAccountName", "imagePullSecrets", "priorityClassName")
     return {
         "metadata": metadata,
         "spec": {
             **pod["spec"],
-            **{key: user[key] for key in direct if user.get(key)},
+            **{key: user[key] for key in _AS_GIVEN if user.get(key)},
+            **_spread(user["topologySpreadConstraints"], pod["metadata"]["labels"]),
             "containers": [merged_engine, *others],
             "volumes": pod["spec"]["volumes"] + user["volumes"],
         },
     }
+
+
+def _spread(constraints: list[Manifest], labels: dict[str, str]) -> Manifest:
+    """The constraints, each of them over the pods of this service."""
+    selector = {"matchLabels": pod_labels(labels[SERVICE_LABEL])}
+    given = [{key: value for key, value in one.items() if value != []} for one in constraints]
+    return {"topologySpreadConstraints": [{**one, "labelSelector": selector} for one in given]} if given else {}
 
 
 def _merge_resources(ours: Manifest, users: Manifest) -> Manifest:

@@ -1,9 +1,11 @@
 """The engine's pod: restricted, self-contained, and ended only after it has drained."""
 
+from dataclasses import replace
+
 import pytest
 
 from inflight_operator.render.drain import grace_period_seconds
-from tests.operator.render.services import CPU, EVERYTHING, child, engine, make, pod
+from tests.operator.render.services import CPU, EVERYTHING, SETTINGS, child, engine, make, pod
 
 
 def flags(service):
@@ -312,3 +314,37 @@ def test_a_limit_below_the_default_request_and_a_request_above_the_default_limit
     assert engine(small)["resources"] == {"requests": {"cpu": "250m"}, "limits": {"memory": "200Mi"}}
     large = make(**CPU, template={"resources": {"requests": {"memory": "16Gi"}}})
     assert engine(large)["resources"] == {"requests": {"cpu": "250m", "memory": "16Gi"}}
+
+
+def test_pods_are_spread_counting_those_of_the_service():
+    zones = {"topologyKey": "topology.kubernetes.io/zone"}
+    nodes = {
+        "topologyKey": "kubernetes.io/hostname",
+        "maxSkew": 2,
+        "whenUnsatisfiable": "DoNotSchedule",
+        "minDomains": 3,
+        "nodeAffinityPolicy": "Ignore",
+        "nodeTaintsPolicy": "Honor",
+        "matchLabelKeys": ["pod-template-hash"],
+    }
+    service = make(template={"topologySpreadConstraints": [zones, nodes]})
+    selector = {"matchLabels": {"app.kubernetes.io/name": "inflight-engine", "inflight.dev/service": "chat"}}
+    assert pod(service)["spec"]["topologySpreadConstraints"] == [
+        {**zones, "maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": selector},
+        {**nodes, "labelSelector": selector},
+    ]
+    assert selector["matchLabels"].items() <= pod(service)["metadata"]["labels"].items()
+    assert "topologySpreadConstraints" not in pod(make())["spec"]
+
+
+def test_runtime_class_and_scheduler_are_the_services():
+    spec = pod(make(template={"runtimeClassName": "nvidia", "schedulerName": "volcano"}))["spec"]
+    assert (spec["runtimeClassName"], spec["schedulerName"]) == ("nvidia", "volcano")
+    assert not {"runtimeClassName", "schedulerName"} & set(pod(make())["spec"])
+
+
+def test_the_pull_policy_of_the_installation_holds_for_every_engine_image():
+    always = replace(SETTINGS, engine_pull_policy="Always")
+    assert engine(make(), always)["imagePullPolicy"] == "Always"
+    assert engine(make(engine={"image": "mine"}), always)["imagePullPolicy"] == "Always"
+    assert "imagePullPolicy" not in engine(make())

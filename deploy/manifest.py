@@ -1,0 +1,55 @@
+"""The chart with its default values as one plain manifest, for kustomize and `kubectl apply`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import yaml
+
+from deploy import generated
+from deploy.chart import ROOT, Manifest, rendered
+
+FILE = ROOT / "deploy" / "kustomize" / "base" / "inflight.yaml"
+
+_HEADER = """\
+# Generated from the chart by `python -m deploy.manifest --write`. Apply it with `kubectl apply --server-side`: a
+# client-side apply would copy the CustomResourceDefinition into an annotation of itself.
+"""
+
+_OF_HELM = ("helm.sh/", "meta.helm.sh/")
+
+
+def manifest() -> str:
+    """The manifest as YAML."""
+    plain = [_without_helm(one) for one in rendered("--no-hooks")]
+    return _HEADER + yaml.dump_all(plain, Dumper=_PlainDumper, sort_keys=False, width=120, allow_unicode=True)
+
+
+def _without_helm(node: Any) -> Any:
+    """Without labels and annotations that mean Helm; what manages the objects is kubectl."""
+    if isinstance(node, list):
+        return [_without_helm(one) for one in node]
+    if not isinstance(node, dict):
+        return node
+    plain: Manifest = {
+        key: _without_helm(value)
+        for key, value in node.items()
+        if not (isinstance(key, str) and key.startswith(_OF_HELM))
+    }
+    if plain.get("app.kubernetes.io/managed-by") == "Helm":
+        plain["app.kubernetes.io/managed-by"] = "kubectl"
+    if plain.get("annotations") == {}:
+        del plain["annotations"]
+    return plain
+
+
+class _PlainDumper(yaml.SafeDumper):
+    """YAML without anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+if __name__ == "__main__":
+    sys.exit(generated.run("deploy.manifest", __doc__, {FILE: manifest()}))

@@ -1,0 +1,172 @@
+"""Scans what the chart and the operator render with checkov, which runs in an environment of its own.
+
+Four installations: the chart with default values, with production values and pinned images, the manifest for kustomize,
+and the objects of engines. Checks that do not hold are annotations `checkov.io/skipN` with the reason: those of the
+operator are in the chart's `_helpers.tpl`, those of engines are below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from deploy.chart import PRODUCTION_VALUES, ROOT, HelmError, Manifest, rendered
+from inflight_operator.api import InferenceService
+from inflight_operator.limits import Limits, LimitsInForce
+from inflight_operator.render import ChildPlan, Settings, render
+
+CHECKOV = "checkov==3.3.30"
+CONSTRAINTS = ROOT / "deploy" / "checkov.txt"
+"""All that checkov brings with it, pinned: `uv pip compile` of CHECKOV."""
+
+KUSTOMIZE_FILE = ROOT / "deploy" / "kustomize" / "base" / "inflight.yaml"
+
+_DIGEST = "sha256:" + "0" * 64
+
+ENGINE_EXCEPTIONS = {
+    "CKV_K8S_11": "A CPU limit throttles steps in bursts; the engine takes the cores that are idle, and its request"
+    " bounds its share.",
+    "CKV_K8S_13": "With accelerators, how much host memory loading takes depends on the model; template.resources sets"
+    " a limit. Pods on CPU have one.",
+    "CKV_K8S_15": "Releases have a tag of their own, and pulling gigabytes again would delay every start;"
+    " engine.image.pullPolicy of the chart changes it.",
+    "CKV_K8S_43": "The digest is that of the image in the user's registry; engine.image.digest of the chart sets it.",
+}
+"""Checks that engine pods do not pass, with the reasons."""
+
+ENGINES = {
+    "cpu": {"model": {"source": "builtin://smollm2"}, "accelerator": {"count": 0}},
+    "gpu": {"model": {"source": "hf://Qwen/Qwen3-8B"}},
+    "claim": {"model": {"source": "pvc://models/qwen3-8b"}},
+}
+"""Specs whose objects are scanned."""
+
+
+class ScanError(Exception):
+    """checkov did not run; the message has its complaint."""
+
+
+class NotInstalledError(ScanError):
+    """checkov could not be installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One failed check."""
+
+    check: str
+    name: str
+    resource: str
+    file: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.resource}: {self.check} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What checkov found, over all installations."""
+
+    passed: int
+    skipped: int
+    failed: tuple[Finding, ...]
+
+
+def engine_objects() -> list[Manifest]:
+    """The objects of some services, with the exceptions as annotations of their Deployments."""
+    settings = Settings(engine_image="inflight-engine:scan", operator_namespace="inflight-system")
+    plan = ChildPlan(replicas=2, limits=LimitsInForce(Limits(64, 1024), 1), admin_token="scan")
+    objects = [
+        child
+        for name, spec in ENGINES.items()
+        for child in render(
+            InferenceService.from_dict({"metadata": {"name": name, "namespace": "team", "uid": name}, "spec": spec}),
+            plan,
+            settings,
+        )
+    ]
+    for deployment in (one for one in objects if one["kind"] == "Deployment"):
+        skips = enumerate(ENGINE_EXCEPTIONS.items(), start=1)
+        deployment["metadata"]["annotations"] |= {f"checkov.io/skip{n}": f"{check}={why}" for n, (check, why) in skips}
+    return objects
+
+
+def installations() -> dict[str, list[Manifest]]:
+    """What is scanned, by the name of its file.
+
+    Raises:
+        HelmError: Helm is missing, or refused the values.
+    """
+    pinned = ("--set", f"image.digest={_DIGEST},engine.image.digest={_DIGEST}")
+    return {
+        "default-values": rendered(),
+        "production-values": rendered("--values", str(PRODUCTION_VALUES), *pinned),
+        "kustomize": [one for one in yaml.safe_load_all(KUSTOMIZE_FILE.read_text()) if one],
+        "engines": engine_objects(),
+    }
+
+
+def checkov(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run checkov in its own environment, which uv makes at first and keeps in its cache."""
+    uv = Path(sys.executable).with_name("uv")
+    command = [str(uv), "tool", "run", "--quiet", "--from", CHECKOV, "--constraints", str(CONSTRAINTS), "checkov"]
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+
+
+def scan(parts: dict[str, list[Manifest]]) -> Report:
+    """Scan each part by itself, in one run of checkov.
+
+    Raises:
+        NotInstalledError: checkov could not be installed.
+        ScanError: it ran and gave no report.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for name, objects in parts.items():
+            Path(folder, f"{name}.yaml").write_text(yaml.safe_dump_all(objects))
+        # `--skip-download`: descriptions of checks from the vendor's server, which nothing here needs.
+        done = checkov(
+            *("--directory", folder, "--framework", "kubernetes"), *("--output", "json", "--compact", "--skip-download")
+        )
+        try:
+            report = json.loads(done.stdout)
+        except ValueError as error:
+            failed = ScanError if checkov("--version").returncode == 0 else NotInstalledError
+            raise failed(done.stderr.strip()[-2000:]) from error
+    if report["summary"]["parsing_errors"]:
+        raise ScanError(f"checkov could not read {', '.join(report['results']['parsing_errors'])}")
+    return Report(
+        passed=report["summary"]["passed"],
+        skipped=report["summary"]["skipped"],
+        failed=tuple(
+            Finding(one["check_id"], one["check_name"], one["resource"], one["file_path"].removeprefix("/"))
+            for one in report["results"]["failed_checks"]
+        ),
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit 0 where no check fails, 1 where one does or checkov does not run."""
+    argparse.ArgumentParser(
+        prog="python -m deploy.scan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args(arguments)
+    try:
+        report = scan(installations())
+    except (HelmError, ScanError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for finding in report.failed:
+        print(finding)
+    print(f"{report.passed} checks passed, {len(report.failed)} failed, {report.skipped} skipped with a reason")
+    return 1 if report.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

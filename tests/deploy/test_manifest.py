@@ -1,0 +1,66 @@
+"""The plain manifest has what the chart renders, and kustomize builds it."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy import generated, manifest
+from deploy.chart import ROOT, HelmError, rendered
+
+KUSTOMIZE = ROOT / "deploy" / "kustomize"
+
+
+def built(folder):
+    beside = Path(sys.executable).with_name("kubectl")
+    program = str(beside) if beside.exists() else shutil.which("kubectl")
+    done = subprocess.run([program, "kustomize", str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(done.stdout)}
+
+
+def test_the_manifest_is_up_to_date():
+    assert manifest.FILE.read_text() == manifest.manifest(), "run `python -m deploy.manifest --write`"
+
+
+def test_it_has_all_objects_of_the_chart_but_the_test_and_nothing_that_means_helm():
+    objects = {(one["kind"], one["metadata"]["name"]) for one in rendered("--no-hooks")}
+    text = manifest.FILE.read_text()
+    assert {(one["kind"], one["metadata"]["name"]) for one in yaml.safe_load_all(text)} == objects
+    assert "helm" not in text.partition("apiVersion")[2].lower()
+
+
+def test_kustomize_builds_the_base_with_a_namespace_that_enforces_restricted_pods():
+    objects = built(KUSTOMIZE / "base")
+    namespace = objects.pop(("Namespace", "inflight-system"))
+    assert namespace["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
+    assert len(objects) == len(rendered("--no-hooks"))
+
+
+def test_the_overlay_sets_both_images_and_the_replicas():
+    deployment = built(KUSTOMIZE / "registry")[("Deployment", "inflight-operator")]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    version = yaml.safe_load((ROOT / "helm" / "inflight" / "Chart.yaml").read_text())["appVersion"]
+    assert container["image"] == f"registry.example.com/inflight-operator:{version}"
+    engine = [argument for argument in container["args"] if argument.startswith("--engine-image=")]
+    assert engine == [f"--engine-image=registry.example.com/inflight-engine:{version}"]
+    assert deployment["spec"]["replicas"] == 2
+
+
+def test_values_that_the_chart_refuses_are_an_error():
+    with pytest.raises(HelmError, match="replica"):
+        rendered("--set", "replica=2")
+
+
+def test_check_names_the_files_that_differ_and_write_mends_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(generated, "ROOT", tmp_path)
+    files = {tmp_path / "a" / "one.md": "one\n", tmp_path / "two.md": "two\n"}
+    (tmp_path / "two.md").write_text("two\n")
+    assert generated.run("deploy.x", None, files, ["--check"]) == 1
+    assert capsys.readouterr().err == "a/one.md is out of date: run `python -m deploy.x --write`\n"
+    assert generated.run("deploy.x", None, files, ["--write"]) == 0
+    assert generated.run("deploy.x", None, files, ["--check"]) == 0
+    assert (tmp_path / "a" / "one.md").read_text() == "one\n"
