@@ -33,7 +33,7 @@ exit codes: 0 ended by SIGTERM or SIGINT, 1 it could not start or lost its Lease
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for chatty in ("kopf", "kubernetes"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -81,7 +81,7 @@ async def _until_told(options: Options) -> int:
         return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="inflight-operator",
         description="Keeps InferenceServices what their specs say: replicas, limits of running engines, status.",

@@ -23,7 +23,7 @@ from inflight_simulator.trace_files import FORMATS
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 1 the thing asked for failed (standard error says why), 2 wrong usage or a bad file."""
-    flags = _parser().parse_args(argv)
+    flags = build_parser().parse_args(argv)
     try:
         status: int = flags.run(flags)
     except InputError as error:
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="inflight-simulate",
         description="Run Inflight's scheduler on a virtual clock: what would these requests see?",
