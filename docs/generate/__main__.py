@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from docs.generate import diagrams, flags, metrics, resource
+from docs.generate.parsers import kubectl_inflight
 
 DOCS = Path(__file__).resolve().parents[1]
 
@@ -17,6 +18,7 @@ FILES: dict[str, Callable[[], str]] = {
     "reference/inflight-operator.md": flags.operator_page,
     "reference/inflight-simulate.md": flags.simulator_page,
     "reference/metrics.md": metrics.page,
+    **({"reference/kubectl-inflight.md": flags.kubectl_page} if kubectl_inflight() else {}),
     **{f"img/{name}.svg": picture for name, picture in diagrams.PICTURES.items()},
 }
 """Path below `docs`, and what makes its text."""
@@ -37,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     found = stale()
     if chosen.check:
         for name in found:
-            print(f"stale: docs/{name}; run: python -m docs.generate --write", file=sys.stderr)
+            print(f"stale: docs/{name}; run: make docs-reference", file=sys.stderr)
         return 1 if found else 0
     for name in found:
         (DOCS / name).parent.mkdir(parents=True, exist_ok=True)

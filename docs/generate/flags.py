@@ -31,6 +31,7 @@ def simulator_page() -> str:
 def kubectl_page() -> str:
     """`kubectl inflight`."""
     command = kubectl_inflight()
+    assert command is not None
     top = GENERATED + "# kubectl inflight\n"
     return top + "".join(_click_sections(command, click.Context(command, info_name="kubectl inflight")))
 

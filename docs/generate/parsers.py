@@ -30,8 +30,7 @@ def flags_of(parser: argparse.ArgumentParser) -> set[str]:
     return {flag for action in parser._actions for flag in action.option_strings}
 
 
-def kubectl_inflight() -> click.Command:
-    """The command of `kubectl inflight`."""
-    command = kubectl_cli.main
-    assert isinstance(command, click.Command)
-    return command
+def kubectl_inflight() -> click.Command | None:
+    """The command of `kubectl inflight`; None while it has none."""
+    command = getattr(kubectl_cli, "cli", None)
+    return command if isinstance(command, click.Command) else None
