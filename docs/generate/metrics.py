@@ -18,8 +18,8 @@ from inflight_operator.metrics import OperatorMetrics
 INTRODUCTION = """\
 # Metrics
 
-Histograms have the suffixes `_bucket`, `_count` and `_sum`. [The engine](../engine.md#cost-of-steps-and-demand) explains
-the cost of steps, [Alerts](../alerts.md) the recording rules.
+Histograms have the suffixes `_bucket`, `_count` and `_sum`. See [The engine](../engine.md#cost-of-steps-and-demand) for
+the cost of steps, and [Alerts](../alerts.md) for recording rules.
 
 """
 ENGINE = """\

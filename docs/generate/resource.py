@@ -1,4 +1,4 @@
-"""The reference of the InferenceService: every field of the CRD's schema, with type, default, validation, description."""
+"""The reference of the InferenceService: every field of the CRD, with type, default, validation and description."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def _sections(path: str, schema: Schema) -> Iterator[str]:
     if "description" in schema:
         parts.append(prose(schema["description"]) + "\n\n")
     required = schema.get("required", ())
-    parts.append(table(_HEADER, [_row(path, name, one, name in required) for name, one in schema["properties"].items()]))
+    parts.append(
+        table(_HEADER, [_row(path, name, one, name in required) for name, one in schema["properties"].items()])
+    )
     rules = [rule["message"] for rule in schema.get("x-kubernetes-validations", ())]
     if rules:
         parts.append("\nRules:\n\n" + "".join(f"- {prose(rule)}\n" for rule in rules))

@@ -38,7 +38,9 @@ class OperatorMetrics:
             ["kind", "reason"],
             registry=self.registry,
         )
-        self.services = Gauge("inflight_operator_services", "InferenceServices that the operator serves.", registry=self.registry)
+        self.services = Gauge(
+            "inflight_operator_services", "InferenceServices that the operator serves.", registry=self.registry
+        )
         self.leader = Gauge("inflight_operator_leader", "1 in the process that leads.", registry=self.registry)
         self.of_services = ServiceMetrics()
         self.registry.register(self.of_services)
