@@ -155,7 +155,7 @@ async def test_before_the_demand_is_known_no_replica_goes_and_an_idle_service_th
     for _ in range(int(AutopilotPolicy().level / 3) - 1):
         await world.round()
         assert world.replicas() == 3
-    assert "not watched for long enough" in world.condition("ScalingActive")["message"]
+    assert "not enough requests have been observed yet" in world.condition("ScalingActive")["message"]
     for _ in range(3):
         await world.round()
     assert world.replicas() == 1
