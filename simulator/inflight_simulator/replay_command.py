@@ -9,8 +9,8 @@ HELP = """\
 `inflight-operator run --record-decisions FOLDER` (chart value recordDecisions.enabled) makes a recording. Each round in
 it has the inputs of the decision (spec, pods, Deployment, samples of the engines), the memory of earlier rounds, and
 the plan. `decide` of this version gets the same inputs, and the plans are compared field by field, including the memory
-for the next round. Each file can be replayed alone. A file that is still being written, or was truncated, is replayed up
-to its end.
+for the next round. Each file can be replayed alone. A file that is still being written, or was truncated, is replayed
+up to its end.
 
 Prints the decisions with their reasons, and `no difference` (exit status 0) or the first differences (exit status 1).
 A file of another version ends with 2 and names the version.

@@ -1,4 +1,4 @@
-"""Limits from the measured cost of steps: when they move, on which pods, what is taken back, and where that ends."""
+"""Limits from the measured cost of steps: when they move, on which pods, what is reverted, and where that ends."""
 
 from dataclasses import replace
 
