@@ -39,11 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         process.kill()
 
 
-def _run(arguments: list[str], process: EngineProcess | None) -> int:
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
     # Imported only now, as the engine process has been started.
     from inflight_engine.recording import command as replay
-    from inflight_engine.server.config_file import parse_with_file
-    from inflight_engine.server.serve_flags import DESCRIPTION, EXAMPLE, add_serve_flags, server_config
+    from inflight_engine.server.serve_flags import DESCRIPTION, EXAMPLE, add_serve_flags
 
     parser = argparse.ArgumentParser(
         prog="inflight-engine",
@@ -62,6 +62,7 @@ def _run(arguments: list[str], process: EngineProcess | None) -> int:
         allow_abbrev=False,
     )
     add_serve_flags(serve_parser)
+    serve_parser.set_defaults(parser=serve_parser)
     replay_parser = commands.add_parser(
         "replay",
         help=replay.SUMMARY,
@@ -71,11 +72,21 @@ def _run(arguments: list[str], process: EngineProcess | None) -> int:
         allow_abbrev=False,
     )
     replay.add_flags(replay_parser)
+    return parser
+
+
+def _run(arguments: list[str], process: EngineProcess | None) -> int:
+    from inflight_engine.recording import command as replay
+    from inflight_engine.server.config_file import parse_with_file
+    from inflight_engine.server.serve_flags import server_config
+
+    parser = build_parser()
     # The top parser answers --help, --version and unknown commands, and parses `replay`; the flags of `serve` may also
     # come from a file, so its own parser does the rest.
     chosen = parser.parse_args(arguments[:1] if arguments[:1] == ["serve"] else arguments)
     if chosen.command == "replay":
         return replay.run(chosen.file, as_json=chosen.json)
+    serve_parser: argparse.ArgumentParser = chosen.parser
     flags = parse_with_file(serve_parser, arguments[1:])
     if flags.model is None:
         serve_parser.error("MODEL is missing; for example: inflight-engine serve builtin://smollm2")

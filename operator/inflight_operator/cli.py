@@ -29,13 +29,13 @@ EXAMPLE = """\
 example, from outside a cluster:
   inflight-operator run --kubeconfig ~/.kube/config --engine-image localhost/inflight-engine:dev --no-leader-elect
 
-exit codes: 0 ended by SIGTERM or SIGINT, 1 it could not start or lost its Lease, 2 wrong usage
+exit codes: 0 ended by SIGTERM or SIGINT, 1 could not start or lost its Lease, 2 wrong usage
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = build_parser().parse_args(argv)
     logs.configure(arguments.log_format, arguments.log_level)
     options = Options(
         kubeconfig=arguments.kubeconfig,
@@ -91,43 +91,47 @@ async def _until_told(options: Options) -> int:
         return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="inflight-operator",
-        description="Keeps InferenceServices what their specs say: replicas, limits of running engines, status.",
+        description="Reconciles InferenceServices: replicas, limits of running engines, status.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser(
         "run",
-        help="run the operator until it is told to stop",
+        help="run the operator",
         description="Runs the operator until SIGTERM or SIGINT.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    run.add_argument("--engine-image", required=True, metavar="IMAGE", help="image of services whose spec names none")
+    run.add_argument(
+        "--engine-image", required=True, metavar="IMAGE", help="engine image of services without spec.engine.image"
+    )
     run.add_argument(
         "--engine-image-pull-policy",
         default="",
         choices=["Always", "IfNotPresent", "Never"],
         help="when nodes pull the image of engine pods (default: Always for the tag latest, else IfNotPresent)",
     )
-    run.add_argument("--kubeconfig", metavar="FILE", help="default: the service account of the pod it runs in")
+    run.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig (default: the service account of the pod)")
     run.add_argument(
         "--namespace",
         action="append",
         default=[],
         metavar="NAME",
-        help="look after this namespace only; give it several times for several (default: all)",
+        help="serve this namespace only; repeat it for several (default: all)",
     )
     run.add_argument(
         "--leader-elect",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="act only while holding a Lease, so that several operators can stand by",
+        help="act only while holding a Lease, so that other operators can take over",
     )
-    run.add_argument("--lease-name", default=LEASE_NAME, metavar="NAME", help=f"of that Lease (default: {LEASE_NAME})")
+    run.add_argument(
+        "--lease-name", default=LEASE_NAME, metavar="NAME", help=f"name of the Lease (default: {LEASE_NAME})"
+    )
     run.add_argument(
         "--key-secret",
         default=KEY_SECRET_NAME,
@@ -136,10 +140,14 @@ def _parser() -> argparse.ArgumentParser:
         f" missing (default: {KEY_SECRET_NAME})",
     )
     run.add_argument(
-        "--metrics-port", type=_port, default=8080, metavar="PORT", help="for /metrics and /healthz (default: 8080)"
+        "--metrics-port", type=_port, default=8080, metavar="PORT", help="port of /metrics and /healthz (default: 8080)"
     )
     run.add_argument(
-        "--interval", type=_interval, default=3.0, metavar="SECONDS", help="between two looks at a service (default: 3)"
+        "--interval",
+        type=_interval,
+        default=3.0,
+        metavar="SECONDS",
+        help="time between two rounds of a service (default: 3)",
     )
     run.add_argument(
         "--admin-peers",
@@ -167,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
         "--record-decisions",
         type=Path,
         metavar="FOLDER",
-        help="record what each decision saw and what it gave, for `inflight-simulate replay-decisions`",
+        help="record inputs and result of each decision, for `inflight-simulate replay-decisions`",
     )
     run.add_argument(
         "--record-service",
@@ -175,14 +183,14 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         type=_service,
         metavar="NAMESPACE/NAME",
-        help="record this service only; give it several times for several (default: all)",
+        help="record this service only; repeat it for several (default: all)",
     )
     run.add_argument(
         "--record-size",
         type=_positive,
         default=DEFAULT_MEBIBYTES,
         metavar="MIB",
-        help=f"most disk space of the recording; the oldest file goes first (default: {DEFAULT_MEBIBYTES})",
+        help=f"disk space of the recording; the oldest file is deleted first (default: {DEFAULT_MEBIBYTES})",
     )
     run.add_argument("--log-format", choices=logs.FORMATS, default="text", help="of log lines (default: text)")
     run.add_argument(

@@ -1,4 +1,4 @@
-"""What the operator tells about itself, with Prometheus names `inflight_operator_*`."""
+"""Metrics of the operator, `inflight_operator_*`."""
 
 from __future__ import annotations
 
@@ -22,24 +22,26 @@ class OperatorMetrics:
         self.registry = CollectorRegistry()
         self.reconciles = Counter(
             "inflight_operator_reconcile",
-            "Rounds for one service, by how they ended.",
+            "Reconcile rounds of services, by result: done or failed.",
             ["result"],
             registry=self.registry,
         )
         self.reconcile_seconds = Histogram(
             "inflight_operator_reconcile_duration_seconds",
-            "How long a round for one service took.",
+            "Duration of a reconcile round of one service.",
             buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
             registry=self.registry,
         )
         self.decisions = Counter(
             "inflight_operator_decisions",
-            "Changes decided on, by kind (Scaling, Tuning) and reason.",
+            "Decisions over all services, by kind (Scaling, Tuning) and reason.",
             ["kind", "reason"],
             registry=self.registry,
         )
-        self.services = Gauge("inflight_operator_services", "Services known.", registry=self.registry)
-        self.leader = Gauge("inflight_operator_leader", "1 while this process acts.", registry=self.registry)
+        self.services = Gauge(
+            "inflight_operator_services", "InferenceServices that the operator serves.", registry=self.registry
+        )
+        self.leader = Gauge("inflight_operator_leader", "1 in the process that leads.", registry=self.registry)
         self.of_services = ServiceMetrics()
         self.registry.register(self.of_services)
 
@@ -54,7 +56,7 @@ class _Scrapes(Collector):
 
     def collect(self) -> list[CounterMetricFamily]:
         family = CounterMetricFamily(
-            "inflight_operator_scrapes", "Scrapes of engines, by how they ended.", labels=["result"]
+            "inflight_operator_scrapes", "Scrapes of engines, by result: done or failed.", labels=["result"]
         )
         for result, count in zip(("done", "failed"), self._counts(), strict=True):
             family.add_metric([result], count)

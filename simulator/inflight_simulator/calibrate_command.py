@@ -18,7 +18,7 @@ def add_calibrate_flags(parser: argparse.ArgumentParser) -> None:
         "recording",
         type=Path,
         metavar="RECORDING",
-        help="what `inflight-engine serve --record` wrote of a varied load",
+        help="recording of a varied load by `inflight-engine serve --record`",
     )
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="write the cost model, for `engine --cost`")
 

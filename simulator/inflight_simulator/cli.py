@@ -23,7 +23,7 @@ from inflight_simulator.trace_files import FORMATS
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 1 the thing asked for failed (standard error says why), 2 wrong usage or a bad file."""
-    flags = _parser().parse_args(argv)
+    flags = build_parser().parse_args(argv)
     try:
         status: int = flags.run(flags)
     except InputError as error:
@@ -33,10 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="inflight-simulate",
-        description="Run Inflight's scheduler on a virtual clock: what would these requests see?",
+        description="Run Inflight's scheduler and autopilot on a virtual clock.",
         epilog="example: inflight-simulate compare simulator/examples/four.csv",
         allow_abbrev=False,
     )
@@ -55,14 +55,14 @@ def _parser() -> argparse.ArgumentParser:
 
     engine = command(
         "engine",
-        "one engine on a virtual clock, from a file of arrivals",
+        "simulate one engine that serves a file of arrivals",
         f"{FORMATS}\n\nexample: inflight-simulate engine simulator/examples/four.csv --plot four.png",
     )
     add_engine_command_flags(engine)
     engine.set_defaults(run=run_engine)
     compare = command(
         "compare",
-        "static batching and continuous batching, without and with chunked prefill, side by side",
+        "compare static batching with continuous batching, without and with chunked prefill",
         f"{FORMATS}\n\nexample: inflight-simulate compare simulator/examples/burst.csv --cost unit --max-num-seqs 8",
     )
     add_common_flags(compare)
@@ -77,28 +77,28 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.set_defaults(run=run_calibrate)
     fleet = command(
         "fleet",
-        "a fleet of replicas under a scaler, from a file of arrivals",
+        "simulate a fleet of replicas under an autoscaler, for a file of arrivals",
         FLEET_EPILOG,
     )
     add_fleet_command_flags(fleet)
     fleet.set_defaults(run=run_fleet_command)
     fleet_compare = command(
         "fleet-compare",
-        "a fleet under each of the field's autoscalers, side by side",
+        "compare public autoscalers on the same arrivals",
         FLEET_COMPARE_EPILOG,
     )
     add_fleet_compare_flags(fleet_compare)
     fleet_compare.set_defaults(run=run_fleet_compare)
     planned = command(
         "plan",
-        "how many replicas some traffic needs, with which limits, at what cost, and what breaks first when it doubles",
+        "plan capacity for this traffic: replicas, limits, cost, and the first bottleneck at twice the load",
         PLAN_EPILOG,
     )
     add_plan_flags(planned)
     planned.set_defaults(run=run_plan)
     replay = command(
         "replay-decisions",
-        "take the operator's recorded decisions again and compare",
+        "repeat recorded decisions of the operator and compare",
         REPLAY_HELP,
     )
     add_replay_flags(replay)

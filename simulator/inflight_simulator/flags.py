@@ -76,12 +76,12 @@ def add_trace_flags(parser: argparse.ArgumentParser) -> None:
     """ARRIVALS, and what to change about it."""
     parser.add_argument("arrivals", type=Path, metavar="ARRIVALS", help="file of requests, in one of the formats below")
     group = parser.add_argument_group("what to take of ARRIVALS, in this order")
-    group.add_argument("--duration", type=finite(0.001), metavar="S", help="requests of its first S seconds")
-    group.add_argument("--every", type=number(int, 1), default=1, metavar="N", help="every Nth request")
+    group.add_argument("--duration", type=finite(0.001), metavar="S", help="use the first S seconds only")
+    group.add_argument("--every", type=number(int, 1), default=1, metavar="N", help="use every Nth request only")
     for name, text in (
         ("--scale-prompt", "multiply prompt lengths by F"),
         ("--scale-output", "multiply output lengths by F"),
-        ("--speed", "let requests come F times as fast"),
+        ("--speed", "divide the times between arrivals by F"),
     ):
         group.add_argument(name, type=finite(1e-6), default=1.0, metavar="F", help=text)
 
@@ -101,18 +101,18 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     count = number(int, 1)
     add("--max-num-seqs", "most requests running at once", type=number(int, 1, _MOST_SEQS), metavar="N")
     add("--max-num-batched-tokens", "most tokens computed in one step", type=count, metavar="N")
-    blocks = "blocks of the KV cache (default: never short)"
+    blocks = "blocks of the KV cache (default: unlimited)"
     add("--num-kv-blocks", blocks, type=number(int, 1, _MOST_BLOCKS), metavar="N")
     add("--block-size", "tokens in a KV block", type=number(int, 1, _MOST_BLOCK_TOKENS), metavar="N")
-    add("--max-model-len", "longest prompt plus output (default: the longest request's)", type=count, metavar="N")
+    add("--max-model-len", "longest prompt plus output (default: that of the longest request)", type=count, metavar="N")
     add("--kv-headroom", "share of the KV cache left to running requests", type=number(float, 0, 0.9), metavar="SHARE")
     policy = "order of waiting requests; sjf knows the output lengths (default: deadline with --ttft-target, else fcfs)"
     group.add_argument("--scheduling-policy", help=policy, choices=tuple(POLICIES))
-    add("--priority-aging", "seconds of waiting worth one step of priority", type=finite(1e-6), metavar="S")
+    add("--priority-aging", "seconds of waiting that count as one step of priority", type=finite(1e-6), metavar="S")
     add("--ttft-target", "seconds to the first token, for deadline (default: none)", type=finite(0.001), metavar="S")
     grows = "seconds that each 1,000 tokens of a prompt add to it"
     add("--ttft-per-1k-tokens", grows, type=number(float, 0, 60), metavar="S")
-    late = "share of the picks that deadline gives to those that cannot keep it any more"
+    late = "share of picks that deadline gives to late requests"
     add("--late-share", late, type=number(float, 0.001, 1), metavar="SHARE")
     add(
         "--class-weight",
@@ -121,18 +121,18 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=WEIGHT",
         action="append",
     )
-    add("--preemption", "what becomes of the KV cache of a request that gives way", choices=PREEMPTION_MODES)
-    add("--preemption-victim", "who gives way", choices=tuple(VICTIMS))
+    add("--preemption", "what happens to the KV cache of a preempted request", choices=PREEMPTION_MODES)
+    add("--preemption-victim", "request that is preempted when the KV cache is full", choices=tuple(VICTIMS))
     add(
         "--swap-space-blocks",
-        "blocks of host memory for requests that gave way (default 0)",
+        "blocks of host memory for preempted requests (default 0)",
         type=number(int, 0, _MOST_BLOCKS),
         metavar="N",
     )
-    add("--no-prefix-caching", "compute shared prefixes anew", action="store_const", const=True)
+    add("--no-prefix-caching", "disable the prefix cache", action="store_const", const=True)
     add(
         "--no-chunked-prefill",
-        "whole prompts in steps of their own, for which decodes wait",
+        "compute whole prompts in separate steps, for which decodes wait",
         action="store_const",
         const=True,
     )

@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 
 HELP = """\
-A recording is made by `inflight-operator run --record-decisions FOLDER` (chart value recordDecisions.enabled). Each
-round in it has what the decision saw (spec, pods, Deployment, samples of the engines), what was remembered from the
-rounds before, and the plan that came out. This version's `decide` gets the same here, and the plans are compared
-field by field, the memory for the next round included. Each file can be replayed alone; one that is still being
-written, or was cut short by a kill, is replayed as far as it goes.
+`inflight-operator run --record-decisions FOLDER` (chart value recordDecisions.enabled) makes a recording. Each round in
+it has the inputs of the decision (spec, pods, Deployment, samples of the engines), the memory of earlier rounds, and
+the plan. `decide` of this version gets the same inputs, and the plans are compared field by field, including the memory
+for the next round. Each file can be replayed alone. A file that is still being written, or was truncated, is replayed
+up to its end.
 
 Prints the decisions with their reasons, and `no difference` (exit status 0) or the first differences (exit status 1).
 A file of another version ends with 2 and names the version.
@@ -21,7 +21,9 @@ example:
 
 
 def add_replay_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recordings", type=Path, nargs="+", metavar="FILE", help="of a recording, the oldest first")
+    parser.add_argument(
+        "recordings", type=Path, nargs="+", metavar="FILE", help="files of a recording, the oldest first"
+    )
     parser.add_argument(
         "--decisions", action="store_true", help="list all decisions, not only the last of each service"
     )
@@ -30,7 +32,7 @@ def add_replay_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAMESPACE/NAME",
-        help="replay this service only; give it several times for several (default: all)",
+        help="replay this service only; repeat it for several (default: all)",
     )
 
 

@@ -13,21 +13,16 @@ GUIDE = (ROOT / "docs" / "simulator.md").read_text()
 
 def test_the_table_in_the_guide_is_what_its_command_prints(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    block = GUIDE.partition("    $ inflight-simulate ")[2]
-    command, _, rest = block.partition("\n")
-    lines = []
-    for line in rest.splitlines():
-        if line and not line.startswith("    "):
-            break
-        lines.append(line.removeprefix("    "))
+    command, _, shown = GUIDE.partition("```console\n$ inflight-simulate ")[2].partition("\n")
     assert main(shlex.split(command)) == 0
-    assert capsys.readouterr().out.rstrip() == "\n".join(lines).rstrip()
+    assert capsys.readouterr().out.rstrip() == shown.partition("\n```")[0].rstrip()
 
 
 @pytest.mark.parametrize("name", ["four", "long_prompt", "burst"])
 def test_the_commands_of_the_pictures_run(name, monkeypatch, tmp_path):
-    block = next(part for part in GUIDE.split("\n\n") if f"{name}.csv" in part and "--plot" in part)
-    words = shlex.split(block.strip().replace("\\\n", " "))
+    blocks = [part.partition("```")[0] for part in GUIDE.split("```bash\n")[1:]]
+    block = next(block for block in blocks if f"{name}.csv" in block and "--plot" in block)
+    words = shlex.split(block.replace("\\\n", " "))
     assert words[0] == "inflight-simulate"
     words[2] = str(ROOT / words[2])
     monkeypatch.chdir(tmp_path)

@@ -13,15 +13,15 @@ from pathlib import Path
 SUMMARY = "replay a recording of scheduling decisions"
 
 DESCRIPTION = """\
-Replay a recording that `inflight-engine serve --record FILE` wrote: give the same arrivals to this program's scheduler
-and compare every decision. Prints "no difference" and exits with 0, or the first difference, with its step and request,
-and exits with 1. A file that is still being written, or was cut short by a kill, is replayed as far as it goes.
+Replay a recording of `inflight-engine serve --record FILE`: feed the same arrivals to the scheduler of this version and
+compare every decision. Prints "no difference" and exits with 0, or the first difference with its step and request, and
+exits with 1. A file that is still being written, or was truncated, is replayed up to its end.
 
-A recording is gzip with one JSON array a line: zcat shows it, and one that was changed by hand can be replayed, packed
-or not. A step's line has: its number, microseconds, slots given up, preemptions [request, slot, swapped out], starts
+A recording is gzip with one JSON array a line: zcat shows it, and an edited one can be replayed, compressed or not. The
+line of a step has: its number, microseconds, released slots, preemptions [request, slot, swapped out], starts
 [request, slot, tokens cached or swapped in, swapped in], prefill chunks [slot, first token, length], slots that joined
-or left the decodes, tokens computed, and who ended. No prompt or output is in it. What comes from outside is told
-again, not compared: arrivals, cancels, changes, and that a model sampled a stop token."""
+or left the decodes, tokens computed, and finished requests. It contains no prompt and no output. External events are
+inputs of the replay and not compared: arrivals, cancellations, changes of limits, and sampled stop tokens."""
 
 EXAMPLE = """\
 example:

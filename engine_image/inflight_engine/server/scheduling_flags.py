@@ -40,31 +40,28 @@ def add_scheduling_flags(add: Callable[..., None]) -> None:
     default = {field.name: field.default for field in fields(EngineConfig)}
     add(
         "--scheduling-policy",
-        "who is next within a class: fcfs, the first to come; sjf, the fewest output tokens by expected_output_tokens, "
-        "else max_tokens; priority, the smallest number, of the request or its class, with aging; fair, the tenant "
-        "(header X-Inflight-Tenant, see --trust-tenant-header) that was served least; deadline, the first to come that "
-        "can still keep its TTFT target. Under another policy such hints are taken and change nothing (default: "
-        "deadline where there is a TTFT target, else fcfs)",
+        "order of waiting requests within a class: fcfs, by arrival; sjf, by expected_output_tokens, else max_tokens; "
+        "priority, by the number of the request or its class, with aging; fair, by tokens served to the tenant (header "
+        "X-Inflight-Tenant, see --trust-tenant-header); deadline, by arrival among requests that can still keep their "
+        "TTFT target. Hints for other policies are ignored (default: deadline where there is a TTFT target, else fcfs)",
         choices=tuple(POLICIES),
     )
     add(
         "--ttft-target",
-        "seconds from a request's arrival to its first token, of classes without their own: what deadline orders by",
+        "target of time to first token, in seconds, of classes without their own; policy deadline orders by it",
         type=number(float, 0.001, 1e6),
         metavar="SECONDS",
     )
     add(
         "--ttft-per-1k-tokens",
-        "seconds that each 1,000 tokens of a prompt add to its TTFT target, that of its class or of all: a long prompt "
-        "takes time",
+        "seconds that each 1,000 tokens of a prompt add to its TTFT target",
         type=number(float, 0, 60),
         default=default["ttft_per_1k_tokens"],
         metavar="SECONDS",
     )
     add(
         "--late-share",
-        "share of the picks that deadline gives to requests that cannot keep their target any more, so that they are "
-        "served too",
+        "share of picks that deadline gives to late requests, which prevents starvation",
         type=number(float, 0.001, 1),
         default=default["late_share"],
         metavar="SHARE",
@@ -78,10 +75,10 @@ def add_scheduling_flags(add: Callable[..., None]) -> None:
     )
     add(
         "--service-class",
-        "a kind of traffic with its own queue; may be given again. weight: its share while several classes wait; "
-        "priority: of requests without one; ttft, tpot: targets in seconds, which are measured, and deadline orders by "
-        "ttft; max_queued: most that wait, beyond it 503; shed_after, request_timeout: as the flags. Requests name it "
-        "as `class`; the first is the default (default: one class, `default`)",
+        "a class of requests with its own queue; repeatable. weight: share of tokens while several classes wait; "
+        "priority: of requests without one; ttft, tpot: targets in seconds, counted in metrics, and policy deadline "
+        "orders by ttft; max_queued: waiting requests, beyond it 503; shed_after, request_timeout: as the flags. "
+        "Requests name it as `class`; the first is the default (default: one class, `default`)",
         type=_service_class,
         action=AppendClass,
         dest="classes",
@@ -89,27 +86,27 @@ def add_scheduling_flags(add: Callable[..., None]) -> None:
     )
     add(
         "--preemption",
-        "what becomes of the KV cache of a request that gives way: it is computed again, or swapped to host memory; "
-        "auto: what is faster here",
+        "what happens to the KV cache of a preempted request: recompute, or swap to host memory; auto: the faster by "
+        "measurement",
         choices=PREEMPTION_MODES,
         default=default["preemption"],
     )
     add(
         "--preemption-victim",
-        "who gives way when the KV cache is full",
+        "request that is preempted when the KV cache is full",
         choices=tuple(VICTIMS),
         default=default["preemption_victim"],
     )
     add(
         "--swap-space",
-        "host memory for the KV cache of requests that gave way, as in 4Gi; 0: none",
+        "host memory for the KV cache of preempted requests, as in 4Gi; 0: none",
         type=partial(size, least=0),
         default=default["swap_space"],
         metavar="SIZE",
     )
     add(
         "--no-prefix-caching",
-        "do not keep the KV cache of prompts that others may begin with too",
+        "disable the prefix cache",
         action="store_false",
         dest="prefix_caching",
     )

@@ -163,7 +163,7 @@ def _ready(deployment: DeploymentView | None, alive: _Alive) -> Finding:
     problem, ready, total = alive.problem, alive.ready, len(alive.pods)
     wanted = deployment.replicas if deployment is not None else 1
     if wanted == 0 and not ready:
-        return Finding("Ready", "False", "ScaledToZero", "no replicas are wanted: spec.replicas is 0")
+        return Finding("Ready", "False", "ScaledToZero", "spec.replicas is 0")
     if not ready:
         if problem is None and deployment is not None and deployment.refused:
             return Finding("Ready", "False", "PodsRefused", _refused(deployment))
@@ -206,7 +206,7 @@ def _progressing(deployment: DeploymentView | None, alive: _Alive) -> Finding:
     problem, total = alive.problem, len(alive.pods)
     if deployment.deadline_exceeded:
         why = f"; {_sentence(problem, total)}" if problem is not None else ""
-        message = f"the rollout made no progress for too long: {deployment.deadline_exceeded}{why}"
+        message = f"the rollout exceeded its progress deadline: {deployment.deadline_exceeded}{why}"
         return Finding("Progressing", "False", "ProgressDeadlineExceeded", message)
     wanted = deployment.replicas
     if deployment.refused and deployment.updated < wanted:
@@ -225,10 +225,10 @@ def _progressing(deployment: DeploymentView | None, alive: _Alive) -> Finding:
 
 def _metrics_available(metrics: Metrics) -> Finding:
     if metrics.ready == 0:
-        return Finding("MetricsAvailable", "Unknown", "NoReadyPods", "no pod is ready to be measured")
+        return Finding("MetricsAvailable", "Unknown", "NoReadyPods", "no pod is ready")
     if metrics.fresh < metrics.ready:
         error = f": {metrics.error}" if metrics.error else ""
-        message = f"{metrics.ready - metrics.fresh} of {metrics.ready} ready pods not measured lately{error}"
+        message = f"{metrics.ready - metrics.fresh} of {metrics.ready} ready pods without recent metrics{error}"
         return Finding("MetricsAvailable", "False", "ScrapeFailed", message)
     return Finding("MetricsAvailable", "True", "Measured", f"{_pods(metrics.ready)} measured")
 

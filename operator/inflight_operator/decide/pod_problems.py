@@ -111,7 +111,7 @@ def _crash(pod: PodView, facts: ServiceFacts) -> Problem | None:
         return None
     times = f"{pod.restarts} restart{'s' if pod.restarts != 1 else ''}"
     last = _one_line(pod.last_message)[-_TAIL:]
-    words = f"; its last words: {last}" if last else f"; see kubectl logs {pod.name} --previous"
+    words = f"; its last output: {last}" if last else f"; see kubectl logs {pod.name} --previous"
     return Problem(70, "EngineCrashes", "load", f"ended with exit code {pod.exit_code} ({times}){words}")
 
 

@@ -104,11 +104,11 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
         f"p95 TTFT {_seconds(n['ttft'])} over target {_seconds(n['ttft_target'])}"
         + (f" while {_wait(n['waiting'])}" if "waiting" in n else f", {_room(n)}")
     ),
-    "TtftWithinTarget": lambda n: f"p95 TTFT holds the target {_seconds(n['ttft_target'])}",
+    "TtftWithinTarget": lambda n: f"p95 TTFT keeps the target {_seconds(n['ttft_target'])}",
     "TpotBeyondLimits": lambda n: (
-        f"p95 TPOT {_seconds(n['tpot'])} over target {_seconds(n['tpot_target'])}, and no limit is left to lower it"
+        f"p95 TPOT {_seconds(n['tpot'])} over target {_seconds(n['tpot_target'])}, and no limit can be lowered further"
     ),
-    "TpotWithinTarget": lambda n: f"p95 TPOT holds the target {_seconds(n['tpot_target'])}",
+    "TpotWithinTarget": lambda n: f"p95 TPOT keeps the target {_seconds(n['tpot_target'])}",
     "Concurrency": lambda n: f"{n['concurrency']:.1f} requests in each replica, {n['target']:g} is the target",
     "Demand": lambda n: (
         f"{count(n['replicas'], 'replica')}: {_rate(n['rate'])} of {n['prompt']:,.0f} + {n['output']:,.0f} tokens need"
@@ -119,10 +119,10 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
     "LatelyNeeded": lambda n: f"{n['lately']:.1f} were needed lately",
     "SeasonNeeded": lambda n: f"{n['lately']:.1f} were needed at this time yesterday or a week ago",
     "TargetsOutOfReach": lambda n: (
-        "by its cost model no engine keeps spec.slo at any load: capacity is counted without"
+        "by the cost model no engine can keep spec.slo at any load: capacity is computed without the targets"
     ),
-    "NoDemand": lambda n: "no request came since the operator watches",
-    "DemandNotKnown": lambda n: "demand was not watched for long enough: not scaling down",
+    "NoDemand": lambda n: "no request has arrived since the operator started",
+    "DemandNotKnown": lambda n: "not enough requests have been observed yet: not scaling down",
     "BelowMinReplicas": lambda n: f"minReplicas is {n['bound']}",
     "AboveMaxReplicas": lambda n: f"maxReplicas is {n['bound']}",
     "Cost": lambda n: (
@@ -133,31 +133,31 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
     "NoTargets": lambda n: "no scaling target is set: replicas stay as they are",
     "NoReadyPods": lambda n: "no pod is ready yet: replicas stay as they are",
     "MetricsMissing": lambda n: (
-        f"{n['stale']} of {count(n['ready'], 'ready pod')} show no fresh metrics: not scaling down"
+        f"{n['stale']} of {count(n['ready'], 'ready pod')} have no recent metrics: not scaling down"
         if n["stale"] != n["ready"]
-        else f"none of {count(n['ready'], 'ready pod')} shows fresh metrics: replicas stay as they are"
+        else f"none of {count(n['ready'], 'ready pod')} has recent metrics: replicas stay as they are"
     ),
-    "AsDesired": lambda n: f"{count(n['replicas'], 'replica')} {'is' if n['replicas'] == 1 else 'are'} right",
-    "Settling": lambda n: "waiting for the effect of the last change",
+    "AsDesired": lambda n: f"{count(n['replicas'], 'replica')} {'is' if n['replicas'] == 1 else 'are'} sufficient",
+    "Settling": lambda n: "measuring the effect of the last change",
     "ScaleUpWindow": lambda n: f"held by the scale-up window for {n['seconds']} s more",
     "ScaleDownWindow": lambda n: f"held by the scale-down window for {n['seconds']} s more",
     "ScalingDisabled": lambda n: f"behavior.{n['direction']}.selectPolicy is Disabled",
-    "RateLimited": lambda n: f"{n['wanted']} are wanted, behavior.{n['direction']}.policies allow {n['allowed']} now",
+    "RateLimited": lambda n: f"{n['wanted']} are needed, behavior.{n['direction']}.policies allow {n['allowed']} now",
     "MaxReplicas": lambda n: f"maxReplicas {n['bound']} is reached",
     "MinReplicas": lambda n: f"minReplicas is {n['bound']}",
-    "Blocked": lambda n: f"{_pods_blocked(n)} ({n['cause']}) and {'counts' if n['blocked'] == 1 else 'count'} as none",
+    "Blocked": lambda n: f"{_pods_blocked(n)} ({n['cause']}) and not counted as capacity",
     "BlockedNoMore": lambda n: (
-        f"{_pods_blocked(n)} ({n['cause']}): no further replica is ordered while that lasts, {n['wanted']} are wanted"
+        f"{_pods_blocked(n)} ({n['cause']}): no further replica is ordered until then, {n['wanted']} are needed"
     ),
     "StartingLate": lambda n: (
-        f"{count(n['late'], 'replica')} {'starts' if n['late'] == 1 else 'start'} for longer than usual and"
-        f" {'counts' if n['late'] == 1 else 'count'} as none"
+        f"{count(n['late'], 'replica')} {'takes' if n['late'] == 1 else 'take'} longer than usual to start and"
+        f" {'is' if n['late'] == 1 else 'are'} not counted as capacity"
     ),
-    "NoMoreWhileLate": lambda n: f"no further replica is ordered while that lasts, {n['wanted']} are wanted",
-    "External": lambda n: f"spec.replicas counts; the operator finds {n['replicas']} right",
+    "NoMoreWhileLate": lambda n: f"no further replica is ordered until then, {n['wanted']} are needed",
+    "External": lambda n: f"spec.replicas decides; the operator recommends {n['replicas']}",
     "ReplicasUnset": lambda n: (
         f"spec.replicas is not set: {count(n['kept'], 'replica')} {'is' if n['kept'] == 1 else 'are'} kept; the"
-        f" operator finds {n['replicas']} right"
+        f" operator recommends {n['replicas']}"
     ),
     # Limits: steps.
     "Preemptions": lambda n: f"{n['preemptions']:.0f} preemptions/min, KV cache {n['kv']:.0%} full",
@@ -165,16 +165,16 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
         f"{_tpot(n)} over target {_seconds(n['tpot_target'])}" + (", prefill fills the steps" if n["prefill"] else "")
     ),
     "RequestsWait": lambda n: f"{n['waiting']:.0f} requests wait, {_room(n)}",
-    "TakenBack": lambda n: f"taken back, {_since(n)}",
+    "TakenBack": lambda n: f"reverted, {_since(n)}",
     "ByCostModel": lambda n: (
         f"{_full_step(n)}; {n['rate']:.3g} requests/s under overload, {n['rate_now']:.3g} with the limits in force"
     ),
     "Canary": lambda n: f"on pod {n['pod']} first, to be compared with the others",
     "CanaryHeld": lambda n: f"all pods follow {n['pod']}, {_kept(n)} on the others",
-    "CanaryLost": lambda n: f"pod {n['pod']} goes back: {_kept(n)} on the others{_tokens(n)}",
-    "CanaryEnded": lambda n: f"pod {n['pod']} goes back: there is nothing to compare it with any more",
-    "MoveTakenBack": lambda n: f"taken back: {_kept(n)} before{_tokens(n)}",
-    "IntoBounds": lambda n: "the bounds of spec.tuning or the capacity end there",
+    "CanaryLost": lambda n: f"pod {n['pod']} returns to the previous limits: {_kept(n)} on the others{_tokens(n)}",
+    "CanaryEnded": lambda n: f"pod {n['pod']} returns to the previous limits: no other pod is left to compare with",
+    "MoveTakenBack": lambda n: f"reverted: {_kept(n)} before{_tokens(n)}",
+    "IntoBounds": lambda n: "moved into the bounds of spec.tuning and the capacity",
     "ByHand": lambda n: f"set by hand in spec.tuning.override until {n['until']}",
     "OverrideEnded": lambda n: f"the override ended at {n['until']}: the limits before it return",
     "OverrideRemoved": lambda n: "the override was removed: the limits before it return",
@@ -187,27 +187,27 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
     "Off": lambda n: "tuning.mode is Off: engines run at their capacities",
     "Measuring": lambda n: f"measuring the limits in force for {n['seconds']} s more",
     "Draining": lambda n: (
-        f"waiting for max_num_seqs to take hold: {n['running']} requests still run, {n['limit']} is the limit"
+        f"waiting until requests fall below max_num_seqs: {n['running']} still run, {n['limit']} is the limit"
     ),
     "NoTraffic": lambda n: "no traffic: limits stay as they are",
     "InDeadBand": lambda n: (
-        f"p95 TPOT {_seconds(n['tpot'])}, target {_seconds(n['tpot_target'])}: no step would help"
+        f"p95 TPOT {_seconds(n['tpot'])}, target {_seconds(n['tpot_target'])}: no change would help"
         if "tpot" in n
-        else f"{n['running']:.0f} requests run, {n['waiting']:.0f} wait: no limit is in the way"
+        else f"{n['running']:.0f} requests run, {n['waiting']:.0f} wait: no limit binds"
     ),
     "AsModelled": lambda n: f"the limits are right: {_full_step(n)}",
-    "BracketClosed": lambda n: f"the limits around these served worse: {_full_step(n)}",
-    "Kept": lambda n: f"the last change stays: {_kept(n)} before",
-    "NoWayBack": lambda n: f"{_since(n)}, but the bounds allow no way back",
+    "BracketClosed": lambda n: f"nearby limits performed worse: {_full_step(n)}",
+    "Kept": lambda n: f"the last change is kept: {_kept(n)} before",
+    "NoWayBack": lambda n: f"{_since(n)}, but the bounds do not allow the previous limits",
     "Recommending": lambda n: f"would change {n['knob']} {n['from']} -> {n['to']}",
     "NoLimits": lambda n: "no ready engine reports its limits",
-    "NoReadyEngines": lambda n: "no engine is ready to be tuned",
+    "NoReadyEngines": lambda n: "no engine is ready for tuning",
     "NoAdminPort": lambda n: "engines of an earlier release keep their limits until their release is upgraded",
     "LimitsNotTaken": lambda n: str(n["said"]),
     # The pod template.
     "SpecNotUnderstood": lambda n: (
-        f"{n['said']}. Pods stay as they are, scaling and tuning go on: correct the spec, or upgrade the operator if"
-        " it is older than the CustomResourceDefinition"
+        f"{n['said']}. The pod template is kept, scaling and tuning continue: correct the spec, or upgrade the operator"
+        " if it is older than the CustomResourceDefinition"
     ),
     "EngineUpgrade": lambda n: "pods are moving to a newer engine release",
     "EngineUpgradePending": lambda n: (

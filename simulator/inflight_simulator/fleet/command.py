@@ -38,13 +38,15 @@ examples:
 
 def add_fleet_command_flags(parser: argparse.ArgumentParser) -> None:
     add_fleet_flags(parser)
-    parser.add_argument("--scaler", required=True, metavar="SCALER", help="who orders replicas, see below")
+    parser.add_argument("--scaler", required=True, metavar="SCALER", help="autoscaler, see below")
     output = parser.add_argument_group("what to print")
     add_json_flag(output)
     output.add_argument(
         "--plot", type=Path, metavar="FILE.png", help="draw replicas, arrivals, share in target and queue over time"
     )
-    output.add_argument("--decisions", action="store_true", help="list what the operator decided, and why")
+    output.add_argument(
+        "--decisions", action="store_true", help="list the decisions of the operator with their reasons"
+    )
 
 
 def run_fleet_command(flags: argparse.Namespace) -> int:

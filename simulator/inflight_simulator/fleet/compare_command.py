@@ -24,7 +24,7 @@ DEFAULT_SCALERS = (*SPECIAL, *COMPARED)
 
 EPILOG = f"""\
 Scalers are {", ".join(NAMES)}.
-Each runs with the defaults of its source; docs/simulator.md says what stands in for signals that the simulation lacks.
+Each runs with the defaults of its source; docs/simulator.md lists replacements of signals that the simulation lacks.
 The table has those first that keep 99% of the requests in target, the cheapest first, and then the others, the best
 first. The oracle knows what will come, and is simulated up to {MOST_RUNS} times to find its schedule.
 
@@ -44,10 +44,10 @@ def add_fleet_compare_flags(parser: argparse.ArgumentParser) -> None:
         type=lambda text: tuple(name.strip() for name in text.split(",")),
         default=DEFAULT_SCALERS,
         metavar="A,B,C",
-        help=f"who orders replicas (default {','.join(DEFAULT_SCALERS)})",
+        help=f"autoscalers to compare (default {','.join(DEFAULT_SCALERS)})",
     )
     parser.add_argument(
-        "--processes", type=number(int, 1, 1024), default=1, metavar="N", help="simulate so many at once (default 1)"
+        "--processes", type=number(int, 1, 1024), default=1, metavar="N", help="simulations to run at once (default 1)"
     )
     output = parser.add_argument_group("what to print")
     add_json_flag(output)

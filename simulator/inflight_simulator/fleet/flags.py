@@ -55,7 +55,10 @@ def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
     )
     fleet = parser.add_argument_group("fleet")
     fleet.add_argument(
-        "--replica", type=Path, metavar="FILE", help="what a replica is (default: the reference replica, see below)"
+        "--replica",
+        type=Path,
+        metavar="FILE",
+        help="JSON file that describes a replica (default: the reference replica, see below)",
     )
     fleet.add_argument(
         "--limits",
@@ -79,7 +82,11 @@ def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
         " targets)",
     )
     fleet.add_argument(
-        "--start-up", type=seconds, default=60.0, metavar="S", help="from a pod's order to ready (default 60)"
+        "--start-up",
+        type=seconds,
+        default=60.0,
+        metavar="S",
+        help="time from the order of a pod until it is ready (default 60)",
     )
     fleet.add_argument("--min-replicas", type=count, default=1, metavar="N", help="(default 1)")
     fleet.add_argument(

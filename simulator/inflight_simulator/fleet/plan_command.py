@@ -26,8 +26,8 @@ _MOST_REPLICAS = 1000
 EPILOG = f"""\
 For each replica file: limits by the cost model (or the same with a larger token budget, where that keeps more requests
 in target in a simulation), replicas by the capacity model, and the smallest number of fixed replicas that keeps the
-targets in a simulation, with its cost. Then what runs out first as the load grows, and what these replicas would do at
-twice the load. Each file takes 4 to 12 simulations of ARRIVALS.
+targets in a simulation, with its cost. Then the first bottleneck as the load grows, and the attainment of these
+replicas at twice the load. Each file takes 4 to 12 simulations of ARRIVALS.
 
 Without --replica: the reference replica of `inflight-simulate fleet`. Examples from data sheets, not measured, are in
 simulator/examples/replicas. `inflight-simulate calibrate` measures the cost model of an engine of your own.
@@ -46,10 +46,17 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
         "arrivals", type=Path, metavar="ARRIVALS", help="file of requests, in one of the formats below; may be gzipped"
     )
     parser.add_argument(
-        "--replica", type=Path, metavar="FILE", action="append", help="what a replica is; may be repeated to compare"
+        "--replica",
+        type=Path,
+        metavar="FILE",
+        action="append",
+        help="JSON file that describes a replica; repeat it to compare several",
     )
     parser.add_argument(
-        "--price", type=number(float, 0, 1e9), metavar="P", help="of a replica-hour, in place of the files' prices"
+        "--price",
+        type=number(float, 0, 1e9),
+        metavar="P",
+        help="price of a replica-hour; overrides the prices in the files",
     )
     parser.add_argument(
         "--attainment",
@@ -63,7 +70,7 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
         type=number(int, 1, 100_000),
         default=_MOST_REPLICAS,
         metavar="N",
-        help="most that are tried (default %(default)s)",
+        help="largest number of replicas to try (default %(default)s)",
     )
     parser.add_argument(
         "--routing", choices=ROUTINGS, default=_DEFAULTS.routing, help="as in `fleet` (default %(default)s)"

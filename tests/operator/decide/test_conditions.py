@@ -127,7 +127,7 @@ def test_a_crash_tells_its_exit_code_and_last_words():
     ended = {"exitCode": 139, "reason": "Error", "message": "Segmentation fault"}
     running = {"state": {"running": {}}, "lastState": {"terminated": ended}}
     problem = pod_problem(pod(**container(restarts=2, **running)), FACTS)
-    assert problem.text == "ended with exit code 139 (2 restarts); its last words: Segmentation fault"
+    assert problem.text == "ended with exit code 139 (2 restarts); its last output: Segmentation fault"
 
 
 def test_a_crash_without_words_says_where_to_look():
@@ -204,7 +204,7 @@ def test_a_rollout_on_its_way_and_one_that_is_stuck():
 
 def test_scrapes_that_fail_say_what_went_wrong():
     condition = found([READY, READY], metrics=Metrics(2, 1, "chat-2 did not answer"))["MetricsAvailable"]
-    assert condition.message == "1 of 2 ready pods not measured lately: chat-2 did not answer"
+    assert condition.message == "1 of 2 ready pods without recent metrics: chat-2 did not answer"
 
 
 def test_a_ready_pod_that_the_service_does_not_route_to_yet_is_not_ready_for_clients():

@@ -273,7 +273,7 @@ def test_what_policies_hold_back_is_said():
     behavior = Behavior(ScalingRules(0.0, (ScalingPolicy("Pods", 1, 60.0),)), ScalingRules(300.0))
     decision = decide_scaling(seen(1, [30]), WAITING, behavior, BOUNDS, ScalingHistory())
     assert decision.replicas == 2
-    assert said(decision).endswith("8 are wanted, behavior.scaleUp.policies allow 2 now")
+    assert said(decision).endswith("8 are needed, behavior.scaleUp.policies allow 2 now")
 
 
 # --- the capacity model and targets of a user's own ---
@@ -343,7 +343,7 @@ def test_a_time_per_token_that_limits_cannot_mend_orders_one_replica_and_waits_f
     spent = slow(2, limits_spent=True)
     decision = decide_scaling(spent, target, AT_ONCE, BOUNDS, settled)
     assert decision.replicas == 3
-    assert said(decision).endswith("p95 TPOT 200ms over target 100ms, and no limit is left to lower it")
+    assert said(decision).endswith("p95 TPOT 200ms over target 100ms, and no limit can be lowered further")
     soon = decide_scaling(slow(3, ready=2, limits_spent=True), target, AT_ONCE, BOUNDS, decision.history)
     assert soon.replicas == 3
     assert decide_scaling(slow(2), target, AT_ONCE, BOUNDS, settled).replicas <= 2

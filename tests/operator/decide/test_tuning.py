@@ -237,7 +237,7 @@ def test_a_step_up_that_breaks_the_target_is_taken_back_and_the_next_goes_half_o
     worse = replace(before, time=116.0, tpot_p95=0.06, itl_mean=0.06, running=24.0, running_now=24)
     back = decide(worse, first.limits, first.state)
     assert back.limits.max_num_seqs == 16
-    assert said(back) == "max_num_seqs 24 -> 16: taken back, 60ms a token since, over target 50ms"
+    assert said(back) == "max_num_seqs 24 -> 16: reverted, 60ms a token since, over target 50ms"
     slow = {"tpot_p95": 0.06, "itl_mean": 0.06}
     second = decide(replace(before, time=132.0), back.limits, back.state)
     assert second.limits.max_num_seqs == 20
@@ -257,7 +257,7 @@ def test_a_step_down_that_only_costs_throughput_is_taken_back():
     useless = replace(SLOW, time=116.0, tokens_per_s=200.0, running=47.0, running_now=47)
     back = decide(useless, first.limits, first.state)
     assert back.limits.max_num_seqs == 64
-    assert "taken back, 300 -> 200 tokens/s since" in said(back)
+    assert "reverted, 300 -> 200 tokens/s since" in said(back)
 
 
 def test_a_target_that_one_request_alone_would_miss_costs_no_further_slots():
@@ -291,7 +291,7 @@ def test_a_lowered_slot_limit_is_judged_only_once_it_holds():
 
 def test_limits_outside_new_bounds_come_in_at_once():
     decision = decide(replace(CALM, span=0.0), Limits(500, 2048))
-    assert said(decision) == "max_num_seqs 500 -> 128: the bounds of spec.tuning or the capacity end there"
+    assert said(decision) == "max_num_seqs 500 -> 128: moved into the bounds of spec.tuning and the capacity"
 
 
 def run(engine, arrivals, until, slo, bounds, tick=3.0):

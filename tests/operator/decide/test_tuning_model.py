@@ -1,4 +1,4 @@
-"""Limits from the measured cost of steps: when they move, on which pods, what is taken back, and where that ends."""
+"""Limits from the measured cost of steps: when they move, on which pods, what is reverted, and where that ends."""
 
 from dataclasses import replace
 
@@ -151,7 +151,7 @@ def test_a_move_of_all_pods_that_lost_requests_in_target_is_taken_back():
     moved = decide(seen(100.0), BAD)
     back = decide(seen(140.0, POOR), moved.limits, moved.state)
     assert back.limits == BAD
-    assert "taken back: 50% of requests keep their targets, 99% before" in said(back)
+    assert "reverted: 50% of requests keep their targets, 99% before" in said(back)
 
 
 def test_a_move_is_not_blamed_for_more_load_or_other_replicas():

@@ -155,11 +155,11 @@ async def test_before_the_demand_is_known_no_replica_goes_and_an_idle_service_th
     for _ in range(int(AutopilotPolicy().level / 3) - 1):
         await world.round()
         assert world.replicas() == 3
-    assert "not watched for long enough" in world.condition("ScalingActive")["message"]
+    assert "not enough requests have been observed yet" in world.condition("ScalingActive")["message"]
     for _ in range(3):
         await world.round()
     assert world.replicas() == 1
-    assert "no request came" in world.status["decisions"][-1]["reason"]
+    assert "no request has arrived" in world.status["decisions"][-1]["reason"]
 
 
 async def test_an_engine_that_tells_no_cost_is_scaled_by_its_queue_until_its_histograms_told_it(world):

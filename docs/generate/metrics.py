@@ -1,0 +1,87 @@
+"""The reference of the metrics: every family that an engine and the operator export, from their own collectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import Metric
+
+from docs.generate.markdown import GENERATED, cell, code, table
+from inflight_cost.model import CostModel
+from inflight_engine.messages import EngineReady, StepCost
+from inflight_engine.runner_info import RunnerInfo
+from inflight_engine.scheduling.config import ServiceClass
+from inflight_engine.scheduling.limits import Limits
+from inflight_engine.server.metrics import NO_STATS, EngineMetrics, Gauges
+from inflight_operator.metrics import OperatorMetrics
+
+INTRODUCTION = """\
+# Metrics
+
+Histograms have the suffixes `_bucket`, `_count` and `_sum`. See [The engine](../engine.md#cost-of-steps-and-demand) for
+the cost of steps, and [Alerts](../alerts.md) for recording rules.
+
+"""
+ENGINE = """\
+## Engine metrics
+
+`GET /metrics` of each pod. Names, types and meanings of `vllm:*` are those of vLLM. Every series has the label
+`model_name`. `?name[]=NAME`, repeated, returns only these families or samples.
+
+"""
+OPERATOR = """\
+## Operator metrics
+
+`GET /metrics` of the leading operator pod, port 8080. Series of a service have the labels `namespace` and `name`, and
+end when the service is deleted.
+
+"""
+_HEADER = ("metric", "type", "labels", "meaning")
+_SERVICE = ("namespace", "name")
+
+
+def page() -> str:
+    """The whole page."""
+    engine, operator = _table(engine_families()), _table(operator_families())
+    return GENERATED + INTRODUCTION + ENGINE + engine + "\n" + OPERATOR + operator
+
+
+def engine_families() -> list[Metric]:
+    """All families of an engine that has measured its steps and serves a class with targets."""
+    ready = EngineReady(Limits(1, 1, 0), RunnerInfo(1, 1, 1, 1, 1, "cpu", "float32", "native", 0.0))
+    target = ServiceClass(ttft_target=1.0, tpot_target=1.0)
+    now = Gauges(NO_STATS, ready.capacity, ready, 0, {target.name: 0}, 0, draining=False)
+    metrics = EngineMetrics("", [target], lambda: now)
+    metrics.step_cost = StepCost(CostModel(0.0, 0.0, 0.0, 0.0, 0.0, curve=((1.0, 0.0),)), 0.0, 0.0)
+    metrics.output_lengths.generated(0, 1)
+    metrics.output_lengths.ended(1)
+    return metrics.collect()
+
+
+def operator_families() -> list[Metric]:
+    """All families of an operator: its own, then those of services."""
+    metrics = OperatorMetrics()
+    metrics.count_scrapes(lambda: (0, 0))
+    metrics.reconciles.labels("done")
+    metrics.decisions.labels("Scaling", "")
+    return sorted(metrics.registry.collect(), key=_is_of_services)
+
+
+def _is_of_services(family: Metric) -> bool:
+    return _labels(family)[: len(_SERVICE)] == list(_SERVICE)
+
+
+def _table(families: Iterable[Metric]) -> str:
+    return table(_HEADER, [_row(family) for family in families if not family.name.endswith("_created")])
+
+
+def _row(family: Metric) -> list[str]:
+    name = family.name + ("_total" if family.type == "counter" else "")
+    labels = [label for label in _labels(family) if label not in ("model_name", "le")]
+    return [code(name), family.type, ", ".join(map(code, labels)), cell(family.documentation)]
+
+
+def _labels(family: Metric) -> list[str]:
+    """Labels in their order: of the family, or of its samples where it does not know them."""
+    own: Iterable[str] = getattr(family, "_labelnames", ())
+    return list(own) or list(dict.fromkeys(label for sample in family.samples for label in sample.labels))

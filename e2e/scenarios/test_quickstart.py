@@ -1,0 +1,42 @@
+"""The quickstart as a stranger does it: its shell blocks run as they stand, in order, in one shell."""
+
+import os
+import subprocess
+
+import pytest
+
+from e2e.cluster import kubectl
+from e2e.install import ROOT
+from tests.docs.blocks import blocks_of
+
+SECONDS = 240
+BLOCKS = [block for block in blocks_of(ROOT / "docs" / "quickstart.md") if block.language == "bash"]
+"""Those with a note need a registry; tests/docs/test_quickstart.py checks them."""
+
+
+@pytest.fixture
+def without_chat():
+    """No service `chat` of an earlier run, and none left behind."""
+    remove = ("-n", "default", "delete", "ifsvc", "chat", "--ignore-not-found", "--wait")
+    kubectl(*remove)
+    yield
+    kubectl(*remove)
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_the_blocks_of_the_quickstart_run_in_order(without_chat):
+    script = "set -euo pipefail\n" + "\n".join(block.text for block in BLOCKS if not block.note)
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, env=stranger(), capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "condition met" in done.stdout
+    assert "Paris" in done.stdout
+    assert "Ready: 1 of 1 replicas takes requests" in done.stdout
+    assert kubectl("-n", "default", "get", "ifsvc", "chat", "--ignore-not-found") == ""
+
+
+def stranger():
+    """The environment of a login shell: nothing of the test session."""
+    kept = ("HOME", "USER", "LANG", "TERM", "INFLIGHT_KUBECONFIG", "INFLIGHT_CACHE", "XDG_CACHE_HOME")
+    return {name: os.environ[name] for name in (*kept, "PATH") if name in os.environ}
