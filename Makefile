@@ -12,7 +12,7 @@ HAVE_CXX := command -v "$${CXX:-c++}" g++ clang++ >/dev/null
 KERNELS := $(wildcard engine_image/kernels/*)
 INSTALL_VENV := { $(APT_INSTALL_VENV) || { apt-get -q update && $(APT_INSTALL_VENV); }; }
 
-.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-scheduler bench-simulator bench-fleet bench-operator bench-autopilot contract e2e e2e-disruptions venv cluster kubeconfig cluster-down dev format crd chart-files scan lock
+.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-scheduler bench-simulator bench-fleet bench-operator bench-autopilot contract e2e e2e-disruptions venv cluster kubeconfig cluster-down dev format crd lock
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,19 +93,20 @@ cluster-down: .venv/tools.stamp ## Stop the local cluster and clean up after it
 dev: .venv/tools.stamp ## Rebuild what changed and roll it in the running local cluster
 	@$(PY) -m e2e.install
 
-format: .venv/tools.stamp ## Format and fix what can be fixed
-	.venv/bin/ruff format .
-	.venv/bin/ruff check --fix .
-
-crd: .venv/tools.stamp ## Regenerate the CRD from the operator's API types
-	$(PY) -m inflight_operator.api.crd --write
-
+.PHONY: chart-files scan
 chart-files: .venv/tools.stamp ## Regenerate the table of the chart's values and the manifest for kustomize
 	$(PY) -m deploy.values_table --write
 	$(PY) -m deploy.manifest --write
 
 scan: .venv/tools.stamp ## checkov over what the chart and the operator render; installs checkov beside .venv at first
 	@$(PY) -m deploy.scan
+
+format: .venv/tools.stamp ## Format and fix what can be fixed
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+crd: .venv/tools.stamp ## Regenerate the CRD from the operator's API types
+	$(PY) -m inflight_operator.api.crd --write
 
 lock: .venv/tools.stamp ## Pin again what pyproject.toml's dependencies bring with them
 	$(UV) pip compile -q pyproject.toml --extra engine --extra kubectl --extra operator --extra simulator --extra dev --no-emit-index-url --no-header --no-annotate -o constraints.txt

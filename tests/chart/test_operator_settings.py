@@ -12,13 +12,13 @@ from inflight_operator import cli
 CHART = Path(__file__).parents[2] / "helm" / "inflight"
 
 VALUES = {
+    "engine.image.pullPolicy": "engine-image-pull-policy",
     "interval": "interval",
     "metrics.port": "metrics-port",
     "leaderElection.enabled": "leader-elect",
     "engine.upgrade.mode": "engine-upgrade",
     "engine.upgrade.servicesAtOnce": "engine-upgrades-at-once",
     "engine.adminPeers": "admin-peers",
-    "engine.image.pullPolicy": "engine-image-pull-policy",
     "watchNamespaces": "namespace",
     "recordDecisions.services": "record-service",
     "recordDecisions.size": "record-size",
@@ -72,7 +72,10 @@ def test_the_operator_takes_the_least_and_the_most_that_the_chart_takes(path):
         assert getattr(given, flag.replace("-", "_")) == bound
 
 
-def test_the_operator_takes_every_mode_of_upgrades_and_every_pull_policy_that_the_chart_takes():
+def test_the_operator_takes_every_mode_of_upgrades_that_the_chart_takes():
     assert list(operator_flags()["engine-upgrade"].choices) == chart_schema("engine.upgrade.mode")["enum"]
+
+
+def test_the_operator_takes_every_pull_policy_of_engines_that_the_chart_takes():
     policies = chart_schema("engine.image.pullPolicy")["enum"]
     assert ["", *operator_flags()["engine-image-pull-policy"].choices] == policies

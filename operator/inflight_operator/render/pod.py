@@ -87,7 +87,6 @@ def _container(service: InferenceService, settings: Settings, mounts: list[Manif
     return {
         "name": ENGINE_CONTAINER,
         "image": service.spec.engine.image or settings.engine_image,
-        **({"imagePullPolicy": settings.engine_pull_policy} if settings.engine_pull_policy else {}),
         "command": engine_command(service, f"{_LIMITS_FOLDER}/{LIMITS_FILE}"),
         "ports": [
             {"name": PORT_NAME, "containerPort": ENGINE_PORT, "protocol": "TCP"},
@@ -97,6 +96,7 @@ def _container(service: InferenceService, settings: Settings, mounts: list[Manif
         "resources": engine_resources(service),
         **engine_probes(startup_limit_seconds(service)),
         "terminationMessagePolicy": "FallbackToLogsOnError",
+        **({"imagePullPolicy": settings.engine_pull_policy} if settings.engine_pull_policy else {}),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
