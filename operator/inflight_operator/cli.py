@@ -98,13 +98,13 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     run.add_argument("--engine-image", required=True, metavar="IMAGE", help="image of services whose spec names none")
+    run.add_argument("--kubeconfig", metavar="FILE", help="default: the service account of the pod it runs in")
     run.add_argument(
         "--engine-image-pull-policy",
         default="",
         choices=["Always", "IfNotPresent", "Never"],
         help="when nodes pull the image of engine pods (default: Always for the tag latest, else IfNotPresent)",
     )
-    run.add_argument("--kubeconfig", metavar="FILE", help="default: the service account of the pod it runs in")
     run.add_argument(
         "--namespace",
         action="append",
