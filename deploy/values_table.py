@@ -86,7 +86,10 @@ def _resolved(node: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     reference = node.get("$ref")
     if reference is None:
         return node
-    return {**schema["definitions"][reference.removeprefix("#/definitions/")], **node}
+    target: Any = schema
+    for name in reference.removeprefix("#/").split("/"):
+        target = target[name]
+    return {**target, **node}
 
 
 def type_in_words(node: dict[str, Any], schema: dict[str, Any]) -> str:

@@ -42,6 +42,15 @@ CHANGES = {
     "networkPolicy.egress.apiServerPorts": [8443],
     "networkPolicy.egress.apiServerPeers": PEERS,
     "networkPolicy.egress.extraRules": [{"ports": [{"port": 4318}]}],
+    "dashboards.namespace": "monitoring",
+    "dashboards.labels": TEXT,
+    "dashboards.annotations": TEXT,
+    "engine.tracing.endpoint": "http://collector:4318",
+    "engine.tracing.samplingRatio": 0.5,
+    "engine.logs.format": "json",
+    "engine.logs.accessLog": True,
+    "logs.format": "json",
+    "logs.level": "debug",
     "resources": {"limits": {"memory": "1Gi"}},
     "podDisruptionBudget.maxUnavailable": "50%",
     "extraEnv": [{"name": "A", "value": "b"}],
@@ -58,20 +67,19 @@ CHANGES = {
 """Another value for each, but for booleans: those are turned round."""
 
 NEEDS = {
-    "recordDecisions.services": "recordDecisions.enabled",
-    "recordDecisions.size": "recordDecisions.enabled",
-    "metrics.monitor.": "metrics.monitor.enabled",
-    "metrics.rules.labels": "metrics.rules.enabled",
-    "networkPolicy.egress.": "networkPolicy.egress.enabled",
-    "priorityClass.value": "priorityClass.create",
+    "recordDecisions.": "recordDecisions.enabled=true",
+    "metrics.monitor.": "metrics.monitor.enabled=true",
+    "metrics.rules.": "metrics.rules.enabled=true",
+    "dashboards.": "dashboards.enabled=true",
+    "networkPolicy.egress.": "networkPolicy.egress.enabled=true",
+    "podDisruptionBudget.": "replicas=2",
+    "priorityClass.": "priorityClass.create=true",
 }
-"""The switch without which a value, or all with a prefix, has no effect."""
+"""What values with a prefix need to have an effect."""
 
 
-def switched_on(path):
-    switch = next((switch for prefix, switch in NEEDS.items() if path.startswith(prefix) and path != switch), None)
-    switches = [] if switch is None else [f"{switch}=true"]
-    return [*switches, "replicas=2"] if path.startswith("podDisruptionBudget") else switches
+def needed(path):
+    return [need for prefix, need in NEEDS.items() if path.startswith(prefix) and not need.startswith(f"{path}=")]
 
 
 def test_every_value_has_a_change_here():
@@ -81,7 +89,7 @@ def test_every_value_has_a_change_here():
 
 @pytest.mark.parametrize("path", LEAVES)
 def test_a_value_reaches_an_object(helm, path):
-    flags = [argument for switch in switched_on(path) for argument in ("--set", switch)]
+    flags = [argument for need in needed(path) for argument in ("--set", need)]
     default = LEAVES[path]
     given = not default if isinstance(default, bool) else CHANGES[path]
     changed = helm.template(*flags, "--set-json", f"{path}={json.dumps(given)}")

@@ -36,6 +36,8 @@ def test_two_operators_on_different_nodes_survive_a_drain_and_are_not_preempted_
 def test_it_is_observed_and_restricted(objects, pod):
     kinds = {kind for kind, _ in objects}
     assert kinds >= {"ServiceMonitor", "PrometheusRule", "NetworkPolicy"}
+    dashboards = {f"prod-dashboard-{name}" for name in ("fleet", "service", "engine", "autopilot")}
+    assert {name for kind, name in objects if kind == "ConfigMap"} == dashboards
     assert objects[("NetworkPolicy", OPERATOR)]["spec"]["policyTypes"] == ["Ingress", "Egress"]
     (container,) = pod["containers"]
     assert set(container["resources"]) == {"requests", "limits"}
