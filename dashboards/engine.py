@@ -7,19 +7,29 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from dashboards import style
 from dashboards.frame import Row, assemble, query_variable, service_variables
 from dashboards.panels import Panel, Query, lines, number
-from dashboards.queries import ONE_SERVICE, PODS, RANGE, mean, quantile, rate
+from dashboards.queries import ONE_SERVICE, PODS, RANGE, RATE, mean, quantile, rate, ratio
 
 STEP = "inflight_step_duration_seconds"
 TERMS = {
-    "step": "Fixed cost of a step",
-    "decode_sequence": "Decode: sequences",
-    "decode_kv_token": "Decode: KV reads",
-    "prefill_token": "Prefill: tokens",
-    "prefill_context_token": "Prefill: attention",
-    "copied_token": "Swapping",
-    "curve": "Curve over tokens",
+    "step": ("Fixed cost of a step", "yellow"),
+    "decode_sequence": ("Decode: sequences", "blue"),
+    "decode_kv_token": ("Decode: KV reads", "light-blue"),
+    "prefill_token": ("Prefill: tokens", "purple"),
+    "prefill_context_token": ("Prefill: attention", "light-purple"),
+    "copied_token": ("Swapping", "orange"),
+    "curve": ("Curve over tokens", "green"),
 }
-"""Label `term` of the cost of steps, and its name in legends."""
+"""Label `term` of the cost of steps: its name in legends, and its colour."""
+
+_FINISHED = {
+    "stop": style.GOOD,
+    "length": "blue",
+    "abort": style.WARNING,
+    "timeout": "purple",
+    "error": style.BAD,
+    "out_of_memory": "dark-red",
+}
+"""Colours of reasons for which requests end."""
 
 
 def dashboard() -> Dashboard:
@@ -38,6 +48,12 @@ def dashboard() -> Dashboard:
             Row("Processes", 9, [(12, one) for one in _processes()]),
         ],
     )
+
+
+def per_term(counter: str, selector: str, term: str, window: str = RATE) -> str:
+    """What a counter of one term grows by with each step."""
+    grown = rate(counter, f'{selector}, term="{term}"', (), window)
+    return ratio(grown, rate(f"{STEP}_count", selector, (), window))
 
 
 def _overview() -> list[Panel]:
@@ -92,8 +108,7 @@ def _overview() -> list[Panel]:
 
 def _steps() -> list[Panel]:
     def part(term: str) -> str:
-        predicted = rate("inflight_step_predicted_seconds_total", f'{PODS}, term="{term}"')
-        return f"{predicted} / {rate(f'{STEP}_count', PODS)}"
+        return per_term("inflight_step_predicted_seconds_total", PODS, term)
 
     return [
         lines(
@@ -102,7 +117,7 @@ def _steps() -> list[Panel]:
             "between both is the error of the fit.",
             "s",
             [
-                *(Query(part(term), name) for term, name in TERMS.items()),
+                *(Query(part(term), name, color) for term, (name, color) in TERMS.items()),
                 Query(mean(STEP, PODS), "Measured", style.MEASURED, dashed=True),
             ],
             stacked=True,
@@ -132,8 +147,7 @@ def _steps() -> list[Panel]:
 
 def _batches() -> list[Panel]:
     def work(term: str) -> str:
-        made = rate("inflight_step_work_total", f'{PODS}, term="{term}"')
-        return f"{made} / {rate(f'{STEP}_count', PODS)}"
+        return per_term("inflight_step_work_total", PODS, term)
 
     tokens = "vllm:iteration_tokens_total"
     return [
@@ -180,7 +194,7 @@ def _caches() -> list[Panel]:
             "Prefix cache hits",
             "Share of prompt tokens that were found in the prefix cache and not computed again.",
             "percentunit",
-            [Query(f"{hits} / ({rate('vllm:prefix_cache_queries_total', PODS)} > 0)", "Hits", style.READY)],
+            [Query(ratio(hits, rate("vllm:prefix_cache_queries_total", PODS)), "Hits", style.READY)],
             top=1,
         ),
         lines(
@@ -218,6 +232,7 @@ def _requests() -> list[Panel]:
             "reqps",
             [Query(rate("vllm:request_success_total", PODS, ("finished_reason",)), "{{finished_reason}}")],
             stacked=True,
+            colors=_FINISHED,
         ),
         lines(
             "Aborted and resubmitted requests",

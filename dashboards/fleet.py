@@ -6,8 +6,9 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from dashboards import style
 from dashboards.frame import Row, assemble, service_variables, uid
-from dashboards.panels import Column, Panel, Query, lines, number, rows
+from dashboards.panels import Panel, Query, lines, number
 from dashboards.queries import SERVICE, SERVICES, added, in_target, known, quantile, rate
+from dashboards.tables import Column, rows
 
 _NAME = "{{namespace}}/{{name}}"
 _SHOWN = 20
@@ -229,6 +230,7 @@ def _capacity() -> list[Panel]:
             [Query(f"count by (state) ({_STATE})", "{{state}}")],
             stacked=True,
             colors=style.STATES,
+            otherwise=style.BAD,
             decimals=0,
             calcs=("lastNotNull",),
         ),
@@ -264,7 +266,6 @@ def _operator() -> list[Panel]:
             "refusals of the API server.",
             "ops",
             [Query(rate("inflight_operator_reconcile_total", "", ("result",)), "{{result}}")],
-            stacked=True,
             colors={"done": style.GOOD, "failed": style.BAD},
         ),
         lines(
@@ -282,7 +283,6 @@ def _operator() -> list[Panel]:
             "not scaled down.",
             "ops",
             [Query(rate("inflight_operator_scrapes_total", "", ("result",)), "{{result}}")],
-            stacked=True,
             colors={"done": style.GOOD, "failed": style.BAD},
         ),
     ]
