@@ -5,7 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from dashboards import decisions, style
-from dashboards.engine import STEP, TERMS
+from dashboards.engine import STEP, TERMS, per_term
 from dashboards.frame import Row, assemble, service_variables
 from dashboards.panels import Column, Panel, Query, bars, lines, number, rows
 from dashboards.queries import (
@@ -18,6 +18,7 @@ from dashboards.queries import (
     mean,
     out_of_target_seconds,
     rate,
+    ratio,
 )
 from dashboards.service import limits_panel, replicas_panel, value
 from inflight_operator.decide.demand import MAX_ERROR
@@ -67,7 +68,7 @@ def _overview() -> list[Panel]:
             "Load of ready replicas",
             "Expected demand as a share of what the ready replicas sustain within the targets.",
             "percentunit",
-            [Query(f"{value('demand_requests_per_second')} / ({_capacity('ready_replicas')} > 0)", "Load")],
+            [Query(ratio(value("demand_requests_per_second"), _capacity("ready_replicas")), "Load")],
             steps=((None, style.GOOD), (0.85, style.WARNING), (1, style.BAD)),
             decimals=0,
             none="Not measured",
@@ -160,7 +161,7 @@ def _fit() -> list[Panel]:
             [
                 Query(mean(STEP, ONE_SERVICE), "Measured", style.OUTPUT),
                 Query(
-                    f"{rate('inflight_step_predicted_seconds_total', ONE_SERVICE)} / {steps}",
+                    ratio(rate("inflight_step_predicted_seconds_total", ONE_SERVICE), steps),
                     *("Predicted", style.MODELLED),
                     dashed=True,
                 ),
@@ -180,8 +181,7 @@ def _fit() -> list[Panel]:
             "s",
             [
                 Query(
-                    rate("inflight_step_predicted_seconds_total", f'{ONE_SERVICE}, term="{term}"', (), "5m")
-                    + f" / {rate(f'{STEP}_count', ONE_SERVICE, (), '5m')}",
+                    per_term("inflight_step_predicted_seconds_total", ONE_SERVICE, term, "5m"),
                     name,
                     style.MODELLED,
                 )
@@ -211,8 +211,10 @@ def _misses() -> list[Panel]:
             "short",
             [
                 Query(
-                    f"{rate('inflight_arrived_prompt_tokens_total', ONE_SERVICE)} / "
-                    f"({rate('inflight_arrived_requests_total', ONE_SERVICE)} > 0)",
+                    ratio(
+                        rate("inflight_arrived_prompt_tokens_total", ONE_SERVICE),
+                        rate("inflight_arrived_requests_total", ONE_SERVICE),
+                    ),
                     *("Prompt", style.PROMPT),
                 ),
                 Query(f"avg(inflight_output_tokens_mean{{{ONE_SERVICE}}})", "Output", style.OUTPUT),

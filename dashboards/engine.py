@@ -7,7 +7,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from dashboards import style
 from dashboards.frame import Row, assemble, query_variable, service_variables
 from dashboards.panels import Panel, Query, lines, number
-from dashboards.queries import ONE_SERVICE, PODS, RANGE, mean, quantile, rate
+from dashboards.queries import ONE_SERVICE, PODS, RANGE, RATE, mean, quantile, rate, ratio
 
 STEP = "inflight_step_duration_seconds"
 TERMS = {
@@ -38,6 +38,12 @@ def dashboard() -> Dashboard:
             Row("Processes", 9, [(12, one) for one in _processes()]),
         ],
     )
+
+
+def per_term(counter: str, selector: str, term: str, window: str = RATE) -> str:
+    """What a counter of one term grows by with each step."""
+    grown = rate(counter, f'{selector}, term="{term}"', (), window)
+    return ratio(grown, rate(f"{STEP}_count", selector, (), window))
 
 
 def _overview() -> list[Panel]:
@@ -92,8 +98,7 @@ def _overview() -> list[Panel]:
 
 def _steps() -> list[Panel]:
     def part(term: str) -> str:
-        predicted = rate("inflight_step_predicted_seconds_total", f'{PODS}, term="{term}"')
-        return f"{predicted} / {rate(f'{STEP}_count', PODS)}"
+        return per_term("inflight_step_predicted_seconds_total", PODS, term)
 
     return [
         lines(
@@ -132,8 +137,7 @@ def _steps() -> list[Panel]:
 
 def _batches() -> list[Panel]:
     def work(term: str) -> str:
-        made = rate("inflight_step_work_total", f'{PODS}, term="{term}"')
-        return f"{made} / {rate(f'{STEP}_count', PODS)}"
+        return per_term("inflight_step_work_total", PODS, term)
 
     tokens = "vllm:iteration_tokens_total"
     return [
@@ -180,7 +184,7 @@ def _caches() -> list[Panel]:
             "Prefix cache hits",
             "Share of prompt tokens that were found in the prefix cache and not computed again.",
             "percentunit",
-            [Query(f"{hits} / ({rate('vllm:prefix_cache_queries_total', PODS)} > 0)", "Hits", style.READY)],
+            [Query(ratio(hits, rate("vllm:prefix_cache_queries_total", PODS)), "Hits", style.READY)],
             top=1,
         ),
         lines(

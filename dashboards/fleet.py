@@ -229,6 +229,7 @@ def _capacity() -> list[Panel]:
             [Query(f"count by (state) ({_STATE})", "{{state}}")],
             stacked=True,
             colors=style.STATES,
+            otherwise=style.BAD,
             decimals=0,
             calcs=("lastNotNull",),
         ),
@@ -264,7 +265,6 @@ def _operator() -> list[Panel]:
             "refusals of the API server.",
             "ops",
             [Query(rate("inflight_operator_reconcile_total", "", ("result",)), "{{result}}")],
-            stacked=True,
             colors={"done": style.GOOD, "failed": style.BAD},
         ),
         lines(
@@ -282,7 +282,6 @@ def _operator() -> list[Panel]:
             "not scaled down.",
             "ops",
             [Query(rate("inflight_operator_scrapes_total", "", ("result",)), "{{result}}")],
-            stacked=True,
             colors={"done": style.GOOD, "failed": style.BAD},
         ),
     ]

@@ -8,6 +8,7 @@ from string import ascii_uppercase
 from typing import TypeAlias
 
 from grafana_foundation_sdk.builders import bargauge, common, prometheus, stat, table, timeseries
+from grafana_foundation_sdk.builders.dashboard import FieldColor
 from grafana_foundation_sdk.models import common as look
 from grafana_foundation_sdk.models import dashboard as model
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
@@ -67,6 +68,7 @@ def lines(
     top: float | None = None,
     line: tuple[float, str] | None = None,
     colors: Mapping[str, str] | None = None,
+    otherwise: str | None = None,
     calcs: Sequence[str] = ("mean", "max", "lastNotNull"),
     decimals: int | None = None,
 ) -> timeseries.Panel:
@@ -76,6 +78,7 @@ def lines(
         top: end of the axis.
         line: a dashed line at this value, in this colour.
         colors: of series by their names.
+        otherwise: colour of all other series, in shades.
         calcs: columns of the legend; series of a label are in the order of the first one, the most remarkable first.
     """
     panel = (
@@ -86,8 +89,8 @@ def lines(
         .unit(unit)
         .min(0)
         .draw_style(look.GraphDrawStyle.BARS if bars else look.GraphDrawStyle.LINE)
-        .line_width(1 if stacked or bars else 2)
-        .fill_opacity(70 if bars else 30 if stacked else 8)
+        .line_width(0 if stacked else 1 if bars else 2)
+        .fill_opacity(70 if bars else 45 if stacked else 8)
         .show_points(look.VisibilityMode.NEVER)
         .tooltip(common.VizTooltipOptions().mode(look.TooltipDisplayMode.MULTI).sort(look.SortOrder.DESCENDING))
     )
@@ -114,6 +117,8 @@ def lines(
         panel.with_target(_range(query, letter))
         if properties := _properties(query):
             panel.override_by_query(letter, properties)
+    if otherwise is not None:
+        panel.color_scheme(FieldColor().mode(model.FieldColorModeId.SHADES).fixed_color(otherwise))
     for name, color in (colors or {}).items():
         panel.override_by_name(name, [_property("color", style.fixed(color))])
     return panel

@@ -41,20 +41,25 @@ def rate(metric: str, selector: str, labels: tuple[str, ...] = (), window: str =
 
 
 def quantile(share: float, histogram: str, selector: str, labels: tuple[str, ...] = (), window: str = RATE) -> str:
-    """A percentile of a histogram; no value without observations."""
-    return f"histogram_quantile({share:g}, {rate(f'{histogram}_bucket', selector, ('le', *labels), window)})"
+    """A percentile of a histogram; no value (instead of NaN) without observations."""
+    return f"(histogram_quantile({share:g}, {rate(f'{histogram}_bucket', selector, ('le', *labels), window)}) >= 0)"
+
+
+def ratio(part: str, whole: str) -> str:
+    """No value where `whole` is 0."""
+    return f"{part} / ({whole} > 0)"
 
 
 def mean(histogram: str, selector: str, labels: tuple[str, ...] = ()) -> str:
-    """The mean of a histogram's observations."""
-    return f"{rate(f'{histogram}_sum', selector, labels)} / {rate(f'{histogram}_count', selector, labels)}"
+    """The mean of a histogram's observations; no value without any."""
+    return ratio(rate(f"{histogram}_sum", selector, labels), rate(f"{histogram}_count", selector, labels))
 
 
 def in_target(counter: str, selector: str, labels: tuple[str, ...] = SERVICE, window: str = RATE) -> str:
     """The share of `first_tokens` or `outputs` within the target; no value without requests or without targets."""
     name = f"inflight_operator_service_{counter}"
     within, total = (rate(f"{name}{part}_total", selector, labels, window) for part in ("_in_target", ""))
-    return f"{within} / ({total} > 0)"
+    return ratio(within, total)
 
 
 def out_of_target_seconds(counter: str, selector: str) -> str:

@@ -7,7 +7,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from dashboards import decisions, style
 from dashboards.frame import Row, assemble, service_variables, uid
 from dashboards.panels import Column, Panel, Query, lines, number, rows
-from dashboards.queries import ONE_SERVICE, in_target, known, quantile, rate
+from dashboards.queries import ONE_SERVICE, in_target, known, quantile, rate, ratio
 
 TTFT = "vllm:time_to_first_token_seconds"
 TPOT = "vllm:request_time_per_output_token_seconds"
@@ -62,7 +62,7 @@ def _overview() -> list[Panel]:
             "Ready",
             "Pods that take requests, as a share of the replicas ordered.",
             "percentunit",
-            [Query(f"{value('ready_replicas')} / ({value('replicas')} > 0)", "Ready / ordered")],
+            [Query(ratio(value("ready_replicas"), value("replicas")), "Ready / ordered")],
             steps=((None, style.BAD), (0.5, style.WARNING), (1, style.GOOD)),
             decimals=0,
             none="None ordered",
@@ -76,7 +76,7 @@ def _overview() -> list[Panel]:
             [Query(value("waiting_requests"), "Waiting")],
         ),
         number(
-            "Queue time ahead",
+            "Queue ahead",
             "Seconds until all prompt tokens that wait now are computed, by the measured cost of steps: the pod with "
             "the longest queue.",
             "s",
