@@ -25,7 +25,11 @@ try {
   };
   let timedOut = false;
   await page.waitForFunction(done, { timeout: WAIT_MS }).catch(() => (timedOut = true));
-  const drawn = () => document.querySelectorAll('[data-viz-panel-key]').length >= (window.__report.expected ?? []).length;
+  const drawn = () => {
+    const contents = [...document.querySelectorAll('[data-testid="data-testid panel content"]')];
+    const filled = contents.filter((one) => one.innerText.trim() || one.querySelector('canvas'));
+    return filled.length >= (window.__report.expected ?? []).length;
+  };
   await page.waitForFunction(drawn, { timeout: WAIT_MS }).catch(() => (timedOut = true));
   const bottom = () => Math.max(0, ...[...document.querySelectorAll('.react-grid-item')].map((one) => one.getBoundingClientRect().bottom));
   let previous = '';
