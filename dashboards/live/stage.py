@@ -69,8 +69,8 @@ def parts(seconds: float) -> list[Part]:
             "chat",
             BUSY,
             (
-                load(0, 1, "--clients=16", "--rate=1.5", "--prompt-words=50", "--max-tokens=32"),
-                load(0.25, 0.6, "--clients=40", "--rate=6", "--prompt-words=60", "--max-tokens=64", "--seed=1"),
+                load(0, 1, "--clients=16", "--rate=1", "--prompt-words=50", "--max-tokens=32"),
+                load(0.25, 0.6, "--clients=40", "--rate=4", "--prompt-words=60", "--max-tokens=48", "--seed=1"),
             ),
         ),
         Part(
