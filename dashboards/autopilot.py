@@ -7,7 +7,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from dashboards import decisions, style
 from dashboards.engine import STEP, TERMS, per_term
 from dashboards.frame import Row, assemble, service_variables
-from dashboards.panels import Column, Panel, Query, bars, lines, number, rows
+from dashboards.panels import Panel, Query, bars, lines, number
 from dashboards.queries import (
     ONE_SERVICE,
     RANGE,
@@ -20,7 +20,8 @@ from dashboards.queries import (
     rate,
     ratio,
 )
-from dashboards.service import limits_panel, replicas_panel, value
+from dashboards.scaling import limits_panel, replicas_panel, value
+from dashboards.tables import Column, rows
 from inflight_operator.decide.demand import MAX_ERROR
 
 _DECISIONS = "inflight_operator_service_decisions_total"
@@ -182,10 +183,9 @@ def _fit() -> list[Panel]:
             [
                 Query(
                     per_term("inflight_step_predicted_seconds_total", ONE_SERVICE, term, "5m"),
-                    name,
-                    style.MODELLED,
+                    *(name, color),
                 )
-                for term, name in TERMS.items()
+                for term, (name, color) in TERMS.items()
             ],
         ),
     ]

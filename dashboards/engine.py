@@ -11,15 +11,25 @@ from dashboards.queries import ONE_SERVICE, PODS, RANGE, RATE, mean, quantile, r
 
 STEP = "inflight_step_duration_seconds"
 TERMS = {
-    "step": "Fixed cost of a step",
-    "decode_sequence": "Decode: sequences",
-    "decode_kv_token": "Decode: KV reads",
-    "prefill_token": "Prefill: tokens",
-    "prefill_context_token": "Prefill: attention",
-    "copied_token": "Swapping",
-    "curve": "Curve over tokens",
+    "step": ("Fixed cost of a step", "yellow"),
+    "decode_sequence": ("Decode: sequences", "blue"),
+    "decode_kv_token": ("Decode: KV reads", "light-blue"),
+    "prefill_token": ("Prefill: tokens", "purple"),
+    "prefill_context_token": ("Prefill: attention", "light-purple"),
+    "copied_token": ("Swapping", "orange"),
+    "curve": ("Curve over tokens", "green"),
 }
-"""Label `term` of the cost of steps, and its name in legends."""
+"""Label `term` of the cost of steps: its name in legends, and its colour."""
+
+_FINISHED = {
+    "stop": style.GOOD,
+    "length": "blue",
+    "abort": style.WARNING,
+    "timeout": "purple",
+    "error": style.BAD,
+    "out_of_memory": "dark-red",
+}
+"""Colours of reasons for which requests end."""
 
 
 def dashboard() -> Dashboard:
@@ -107,7 +117,7 @@ def _steps() -> list[Panel]:
             "between both is the error of the fit.",
             "s",
             [
-                *(Query(part(term), name) for term, name in TERMS.items()),
+                *(Query(part(term), name, color) for term, (name, color) in TERMS.items()),
                 Query(mean(STEP, PODS), "Measured", style.MEASURED, dashed=True),
             ],
             stacked=True,
@@ -222,6 +232,7 @@ def _requests() -> list[Panel]:
             "reqps",
             [Query(rate("vllm:request_success_total", PODS, ("finished_reason",)), "{{finished_reason}}")],
             stacked=True,
+            colors=_FINISHED,
         ),
         lines(
             "Aborted and resubmitted requests",

@@ -6,8 +6,9 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from dashboards import style
 from dashboards.frame import Row, assemble, service_variables, uid
-from dashboards.panels import Column, Panel, Query, lines, number, rows
+from dashboards.panels import Panel, Query, lines, number
 from dashboards.queries import SERVICE, SERVICES, added, in_target, known, quantile, rate
+from dashboards.tables import Column, rows
 
 _NAME = "{{namespace}}/{{name}}"
 _SHOWN = 20

@@ -11,7 +11,6 @@ from grafana_foundation_sdk.builders import bargauge, common, prometheus, stat, 
 from grafana_foundation_sdk.builders.dashboard import FieldColor
 from grafana_foundation_sdk.models import common as look
 from grafana_foundation_sdk.models import dashboard as model
-from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from dashboards import style
 
@@ -34,23 +33,6 @@ class Query:
     legend: str
     color: str | None = None
     dashed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table: the value of an instant query, joined to the other columns by their common labels.
-
-    Attributes:
-        steps: colours of the text.
-        names: text instead of a value.
-    """
-
-    header: str
-    expr: str
-    unit: str
-    decimals: int | None = None
-    steps: style.Steps = style.PLAIN
-    names: Mapping[str, str] | None = None
 
 
 _HEADERS = {"mean": "Mean", "min": "Min", "max": "Max", "sum": "Total", "lastNotNull": "Last *"}
@@ -120,7 +102,7 @@ def lines(
     if otherwise is not None:
         panel.color_scheme(FieldColor().mode(model.FieldColorModeId.SHADES).fixed_color(otherwise))
     for name, color in (colors or {}).items():
-        panel.override_by_name(name, [_property("color", style.fixed(color))])
+        panel.override_by_name(name, [field_property("color", style.fixed(color))])
     return panel
 
 
@@ -166,14 +148,14 @@ def number(
     if none is not None:
         panel.no_value(none)
     if names is not None:
-        panel.mappings([_mapping(names)])
+        panel.mappings([mapping(names)])
     for query, letter in zip(queries, ascii_uppercase, strict=False):
         panel.with_target(_instant(query, letter))
         if query.color is not None:
-            panel.override_by_query(letter, [_property("color", style.fixed(query.color))])
+            panel.override_by_query(letter, [field_property("color", style.fixed(query.color))])
     if named:
         for state, color in style.STATES.items():
-            panel.override_by_name(state, [_property("color", style.fixed(color))])
+            panel.override_by_name(state, [field_property("color", style.fixed(color))])
     return panel
 
 
@@ -196,112 +178,30 @@ def bars(
     for query, letter in zip(queries, ascii_uppercase, strict=False):
         panel.with_target(_instant(query, letter))
         if query.color is not None:
-            panel.override_by_query(letter, [_property("color", style.fixed(query.color))])
+            panel.override_by_query(letter, [field_property("color", style.fixed(query.color))])
     return panel
 
 
-_COLUMN_WIDTH = 70
-"""Pixels that a column has at least: more, and a table of all numbers of a service is wider than a screen."""
-
-
-def rows(
-    title: str,
-    description: str,
-    labels: Mapping[str, str],
-    columns: Sequence[Column],
-    *,
-    sort: tuple[str, bool],
-    links: Mapping[str, tuple[str, str]] | None = None,
-    colors: Mapping[str, Mapping[str, str]] | None = None,
-    widths: Mapping[str, int] | None = None,
-) -> table.Panel:
-    """A row for each set of labels, with what they are now.
-
-    Args:
-        labels: names of labels, in the order of their columns, and headers.
-        sort: header of a column, and whether from the largest value.
-        links: title and address, by the header of the column that carries them.
-        colors: of texts, by the header of their column; any other text there is bad.
-        widths: of columns in pixels, by their headers; the others share what is left.
-    """
-    panel = (
-        table.Panel()
-        .title(title)
-        .description(description)
-        .datasource(DATASOURCE)
-        .filterable(False)
-        .min_width(_COLUMN_WIDTH)
-        .sort_by([common.TableSortByFieldState().display_name(sort[0]).desc(sort[1])])
-    )
-    values = {}
-    for column, letter in zip(columns, ascii_uppercase, strict=False):
-        name = f"Value #{letter}" if len(columns) > 1 else "Value"
-        values[name] = column.header
-        query = prometheus.Dataquery().expr(column.expr).ref_id(letter).instant().format(PromQueryFormat.TABLE)
-        panel.with_target(query)
-        panel.override_by_name(column.header, _cells(column))
-    for header, (text, address) in (links or {}).items():
-        panel.override_by_name(header, [_property("links", [{"title": text, "url": address}])])
-    for header, texts in (colors or {}).items():
-        panel.override_by_name(
-            header,
-            [
-                _property("mappings", [_colored(texts), _OTHERWISE_BAD]),
-                _property("custom.cellOptions", {"type": "color-text"}),
-            ],
-        )
-    for header, width in (widths or {}).items():
-        panel.override_by_name(header, [_property("custom.width", width)])
-    order = [*labels, *values]
-    organize = {
-        "excludeByName": {"Time": True},
-        "indexByName": {name: index for index, name in enumerate(order)},
-        "renameByName": {**labels, **values},
-    }
-    if len(columns) > 1:
-        panel.with_transformation(model.DataTransformerConfig(id_val="merge", options={}))
-    return panel.with_transformation(model.DataTransformerConfig(id_val="organize", options=organize))
-
-
-def _cells(column: Column) -> list[model.DynamicConfigValue]:
-    properties = [_property("unit", column.unit)]
-    if column.decimals is not None:
-        properties.append(_property("decimals", column.decimals))
-    if column.names is not None:
-        properties.append(_property("mappings", [_mapping(column.names)]))
-    if column.steps is not style.PLAIN:
-        properties.append(_property("thresholds", style.thresholds(column.steps).build()))
-        properties.append(_property("custom.cellOptions", {"type": "color-text"}))
-    return properties
-
-
-def _mapping(names: Mapping[str, str]) -> model.ValueMap:
+def mapping(names: Mapping[str, str]) -> model.ValueMap:
+    """Texts that stand for values."""
     results = {value: model.ValueMappingResult(text=text) for value, text in names.items()}
     return model.ValueMap(options=results)
-
-
-def _colored(texts: Mapping[str, str]) -> model.ValueMap:
-    return model.ValueMap(options={text: model.ValueMappingResult(color=color) for text, color in texts.items()})
-
-
-_OTHERWISE_BAD = model.RegexMap(
-    options=model.DashboardRegexMapOptions(pattern=".+", result=model.ValueMappingResult(color=style.BAD))
-)
 
 
 def _properties(query: Query) -> list[model.DynamicConfigValue]:
     properties = []
     if query.color is not None:
-        properties.append(_property("color", style.fixed(query.color)))
+        properties.append(field_property("color", style.fixed(query.color)))
     if query.dashed:
-        properties.append(_property("custom.lineStyle", {"fill": "dash", "dash": [10, 10]}))
-        properties.append(_property("custom.lineWidth", 2))
-        properties.append(_property("custom.fillOpacity", 0))
-        properties.append(_property("custom.stacking", {"group": "A", "mode": "none"}))
+        properties.append(field_property("custom.lineStyle", {"fill": "dash", "dash": [10, 10]}))
+        properties.append(field_property("custom.lineWidth", 2))
+        properties.append(field_property("custom.fillOpacity", 0))
+        properties.append(field_property("custom.stacking", {"group": "A", "mode": "none"}))
     return properties
 
 
-def _property(name: str, value: object) -> model.DynamicConfigValue:
+def field_property(name: str, value: object) -> model.DynamicConfigValue:
+    """One property of an override."""
     return model.DynamicConfigValue(id_val=name, value=value)
 
 

@@ -6,8 +6,10 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from dashboards import decisions, style
 from dashboards.frame import Row, assemble, service_variables, uid
-from dashboards.panels import Column, Panel, Query, lines, number, rows
+from dashboards.panels import Panel, Query, lines, number
 from dashboards.queries import ONE_SERVICE, in_target, known, quantile, rate, ratio
+from dashboards.scaling import limits_panel, replicas_panel, value
+from dashboards.tables import Column, rows
 
 TTFT = "vllm:time_to_first_token_seconds"
 TPOT = "vllm:request_time_per_output_token_seconds"
@@ -30,11 +32,6 @@ def dashboard() -> Dashboard:
         ],
     )
     return made.annotation(decisions.SCALING).annotation(decisions.TUNING)
-
-
-def value(name: str) -> str:
-    """A gauge of the service."""
-    return known(f"service_{name}", ONE_SERVICE, ())
 
 
 def _overview() -> list[Panel]:
@@ -205,44 +202,6 @@ def _scale() -> list[Panel]:
             "Tokens that one engine computes in a step.",
         ),
     ]
-
-
-def replicas_panel(*more: Query) -> Panel:
-    """Replicas of the service; decisions mark it. `more`: further lines."""
-    return lines(
-        "Replicas",
-        "Replicas ordered, pods that take requests, the operator's recommendation, and replicas that will not become "
-        "ready without intervention. Marks are decisions with their reasons.",
-        "none",
-        [
-            Query(value("ready_replicas"), "Ready", style.READY),
-            Query(value("replicas"), "Ordered", style.ORDERED),
-            Query(known("desired_replicas", ONE_SERVICE, ()), "Recommended", style.WANTED, dashed=True),
-            Query(value("blocked_replicas"), "Blocked", style.BLOCKED),
-            *more,
-        ],
-        decimals=0 if not more else None,
-        calcs=("min", "max", "lastNotNull"),
-    )
-
-
-def limits_panel(limit: str, title: str, description: str) -> Panel:
-    """A limit of engines: in force, best by the cost model, and the engines' capacity."""
-    return lines(
-        title,
-        f"{description} In force: the limit set by the operator. Best by cost model: the limit at which the targets "
-        "are kept with the most requests per second; the operator approaches it step by step, and a limit that served "
-        "worse is taken back. Capacity: the most that the engines accept.",
-        "short",
-        [
-            Query(value(limit), "In force", style.IN_FORCE),
-            Query(value(f"model_{limit}"), "Best by cost model", style.MODELLED, dashed=True),
-            Query(
-                f"min(inflight_{limit}_capacity{{{ONE_SERVICE}}})", "Capacity of the engines", style.TARGET, dashed=True
-            ),
-        ],
-        calcs=("min", "max", "lastNotNull"),
-    )
 
 
 def _memory() -> list[Panel]:

@@ -167,7 +167,8 @@ def test_a_request_is_admitted_answered_and_finished_through_reports():
     assert admission.request_id == 7
     assert [tokens(report)[admission.slot] for report in reports] == reference_output([1, 2, 3], 4)
     assert [(f.request_id, f.reason) for f in reports[-1].finished] == [(7, FinishReason.LENGTH)]
-    assert reports[0].stats.num_prefill_tokens == 3
+    assert reports[0].stats.work == StepWork(0, 3, 0, 1 + 2 + 3)
+    assert reports[1].stats.work == StepWork(1, 0, 4, 0)
     assert reports[-1].stats.num_running == 0
 
 

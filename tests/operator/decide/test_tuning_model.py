@@ -58,6 +58,13 @@ def test_one_pod_alone_goes_to_the_models_limits_in_one_move(start):
     assert {change.knob for change in decision.changes} == {"max_num_seqs", "max_num_batched_tokens"}
 
 
+def test_what_the_model_found_best_is_remembered_until_rules_decide():
+    held = decide(seen(100.0), Limits(184, 1088))
+    assert near(held.state.modelled, BEST)
+    assert near(decide(seen(100.0), BAD, mode=TuningMode.RECOMMEND).state.modelled, BEST)
+    assert decide(seen(200.0), Limits(184, 1088), state=held.state, model=None).state.modelled is None
+
+
 def test_the_reason_says_what_a_full_step_takes_and_what_is_won():
     said_ = said(decide(seen(100.0), Limits(512, 8192)))
     assert said_.startswith("max_num_seqs 512 -> ")

@@ -1,5 +1,6 @@
 """Rounds of a service whose engines tell what their steps cost: replicas by capacity, through to status and events."""
 
+from datetime import datetime
 from itertools import pairwise
 from random import Random
 
@@ -60,6 +61,11 @@ async def test_demand_above_the_capacity_of_one_pod_orders_replicas_and_says_why
     assert "requests/s of 200 + 30 tokens need" in decision["reason"]
     assert any(event[2] == "Scaled" and "tokens need" in event[3] for event in world.api.of("event"))
     assert world.condition("ScalingActive")["status"] == "True"
+    (family,) = (one for one in world.metrics.of_services.collect() if one.name.endswith("timestamp_seconds"))
+    shown = {sample.labels["knob"]: sample for sample in family.samples}["replicas"]
+    assert shown.labels["reason"] == "Demand"
+    assert shown.labels["to"] == str(decision["to"])
+    assert shown.value == pytest.approx(datetime.fromisoformat(decision["time"]).timestamp(), abs=1)
 
 
 async def test_no_more_is_ordered_while_replicas_start(world):
