@@ -100,6 +100,7 @@ def problems(report: Mapping[str, Any], dashboard: Mapping[str, Any]) -> list[st
     """What is wrong, in words, by the page's report: broken and empty panels, and errors of the page itself."""
     found = [f"the page failed: {report['fatal'].splitlines()[0]}"] if report.get("fatal") else []
     found += [f"the page failed: {error}" for error in report["errors"]]
+    found += ["the page was not complete in time"] if report["timedOut"] else []
     for panel in panels(dashboard):
         seen = report["panels"].get(str(panel["id"]))
         if panel["type"] not in DRAWN:

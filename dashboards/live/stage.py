@@ -9,12 +9,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from e2e.cluster import kubectl
+from e2e.cluster import ClusterError, kubectl
 from e2e.cluster.progress import Progress
 from e2e.service import Service
 from e2e.traffic.pod import driver_pod
 
 READY_SECONDS = 240
+MARK, MARKED = "made-for", "dashboards"
+"""Label of a namespace that may be deleted."""
 
 # A small KV cache with swap, and a short queue: requests are preempted, swapped and rejected under load.
 BUSY: Mapping[str, Any] = {
@@ -69,8 +71,8 @@ def parts(seconds: float) -> list[Part]:
             "chat",
             BUSY,
             (
-                load(0, 1, "--clients=16", "--rate=1.5", "--prompt-words=50", "--max-tokens=32"),
-                load(0.25, 0.6, "--clients=40", "--rate=6", "--prompt-words=60", "--max-tokens=64", "--seed=1"),
+                load(0, 1, "--clients=16", "--rate=1", "--prompt-words=50", "--max-tokens=32"),
+                load(0.25, 0.6, "--clients=40", "--rate=4", "--prompt-words=60", "--max-tokens=48", "--seed=1"),
             ),
         ),
         Part(
@@ -102,8 +104,7 @@ def serving(shown: Sequence[Part], namespace: str, progress: Progress) -> Iterat
         ClusterError: the cluster refuses something.
         TimeoutError: a service does not become Ready.
     """
-    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
-    kubectl("apply", "-f", "-", input=json.dumps(body))
+    _new_namespace(namespace)
     try:
         for part in shown:
             kubectl("apply", "-f", "-", input=json.dumps(manifest(part, namespace)))
@@ -117,7 +118,22 @@ def serving(shown: Sequence[Part], namespace: str, progress: Progress) -> Iterat
             )
         yield services
     finally:
-        kubectl("delete", "namespace", namespace, "--wait=false")
+        kubectl("delete", "namespace", namespace, "--ignore-not-found", "--wait=false")
+
+
+def _new_namespace(name: str) -> None:
+    """An empty namespace, in place of one that an earlier run has left.
+
+    Raises:
+        ClusterError: there is one that is somebody's.
+    """
+    marked = f"jsonpath={{.metadata.labels.{MARK}}}"
+    if kubectl("get", "namespace", name, "--ignore-not-found", "-o", "name"):
+        if kubectl("get", "namespace", name, "-o", marked) != MARKED:
+            raise ClusterError(f"the cluster has a namespace {name} already: choose another one with --namespace")
+        kubectl("delete", "namespace", name, "--ignore-not-found", "--wait")
+    metadata = {"name": name, "labels": {MARK: MARKED}}
+    kubectl("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}))
 
 
 def run_traffic(shown: Sequence[Part], namespace: str, seconds: float, progress: Progress, *, image: str) -> None:

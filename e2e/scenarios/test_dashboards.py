@@ -1,7 +1,7 @@
 """Under load every query of every panel of the chart's dashboards returns data, from a real Prometheus."""
 
-import sys
 import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -14,7 +14,10 @@ from e2e.traffic.pod import driver_pod
 
 SCRAPE_SECONDS = 1.0
 LONGEST_SECONDS = 100
-TRAFFIC = ("--clients=48", "--requests=100000", "--seconds=300", "--prompt-words=60", "--max-tokens=48")
+LIGHT = ("--clients=8", "--rate=2", "--requests=100000", "--seconds=300", "--prompt-words=30", "--max-tokens=16")
+HEAVY = ("--clients=40", "--requests=100000", "--seconds=20", "--prompt-words=60", "--max-tokens=48")
+HEAVY_AFTER_SECONDS = 8
+"""The cost of steps is fitted first. The overload that follows preempts, swaps, rejects, scales and tunes."""
 
 
 @pytest.fixture(scope="module")
@@ -22,25 +25,24 @@ def answers(namespace, client_image):
     """Of each dashboard, as soon as all have data, or after `LONGEST_SECONDS` of load."""
     service = apply("seen", namespace, **stage.BUSY)
     service.wait("Ready", lambda view: view.ready, seconds=180)
-    wanted = {"namespace": namespace, "service": service.name}
-    dashboards = load()
-    with (
-        watching(SCRAPE_SECONDS, [namespace]) as prometheus,
-        driver_pod(service, "load", list(TRAFFIC), image=client_image),
-    ):
-        begun, found = time.time(), {}
-        while time.time() < begun + LONGEST_SECONDS:
-            time.sleep(3)
-            window = Window(begun, time.time(), SCRAPE_SECONDS)
-            try:
-                found = {name: ask(prometheus, dashboard, window, wanted) for name, dashboard in dashboards.items()}
-            except ValueError:
-                continue  # a variable without values: nothing has been scraped yet
-            if not any(one.problems for one in found.values()):
+    with ExitStack() as running:
+        prometheus = running.enter_context(watching(SCRAPE_SECONDS, [namespace]))
+        running.enter_context(driver_pod(service, "light", list(LIGHT), image=client_image))
+        begun = round(time.time())
+        time.sleep(HEAVY_AFTER_SECONDS)
+        running.enter_context(driver_pod(service, "heavy", list(HEAVY), image=client_image))
+        while True:
+            window = Window(begun, round(time.time()), SCRAPE_SECONDS)
+            found = {name: ask(prometheus, one, window, wanted(service)) for name, one in load().items()}
+            if time.time() > begun + LONGEST_SECONDS or not any(one.problems for one in found.values()):
                 break
-        print(f"asked after {time.time() - begun:.0f} s of load", file=sys.stderr)
+            time.sleep(3)
         assert not prometheus.targets_down()
         return found
+
+
+def wanted(service):
+    return {"namespace": service.namespace, "service": service.name}
 
 
 @pytest.mark.parametrize("name", sorted(load()))

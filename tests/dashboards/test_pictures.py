@@ -10,7 +10,7 @@ DASHBOARD = {"title": "D", "panels": [{"id": 1, "type": "row", "title": "r"}, PA
 
 
 def report(**panel):
-    return {"errors": [], "panels": {"2": {"state": "Done", "frames": 1} | panel}}
+    return {"errors": [], "timedOut": False, "panels": {"2": {"state": "Done", "frames": 1} | panel}}
 
 
 def test_a_picture_with_data_in_every_panel_has_no_problem():
@@ -23,8 +23,9 @@ def test_a_picture_with_data_in_every_panel_has_no_problem():
         (report(frames=0), "panel 'Replicas' is empty"),
         (report(state="Error", error="parse error"), "panel 'Replicas' is broken: parse error"),
         (report(state="Loading"), "panel 'Replicas' was not drawn"),
-        ({"errors": [], "panels": {}}, "panel 'Replicas' was not drawn"),
+        ({"errors": [], "timedOut": False, "panels": {}}, "panel 'Replicas' was not drawn"),
         (report() | {"errors": ["no such icon"]}, "the page failed: no such icon"),
+        (report() | {"timedOut": True}, "the page was not complete in time"),
         (report() | {"fatal": "Error: broken\n  at x"}, "the page failed: Error: broken"),
     ],
 )
