@@ -71,14 +71,14 @@ def columns(width: int, *, namespaces: bool) -> list[Column]:
     wide = is_wide(width, namespaces=namespaces)
     found = [
         *([Column("NAMESPACE", 12)] if namespaces else []),
-        Column("NAME", 24 if wide else 0),
+        Column("NAME", 18 if wide else 0),
         Column("STATE", 8),
         Column("READY", 7, right=True),
         Column("QUEUE", 5, right=True),
         Column("RUN", 4, right=True),
         Column("KV", 4, right=True),
-        Column("TTFT", 12 if wide else 6, right=True),
-        Column("TPOT", 12 if wide else 6, right=True),
+        Column("TTFT", 11 if wide else 6, right=True),
+        Column("TPOT", 11 if wide else 6, right=True),
         Column("LIMITS", 9, right=True),
         Column("LAST", 4, right=True),
         *([Column("DECISION", 0)] if wide else []),
