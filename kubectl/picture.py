@@ -1,13 +1,14 @@
 """The picture of `kubectl inflight top` in the README, from a real cluster: `make picture-top`.
 
 It shows the namespace that is given, or all of them, as the live view does at that moment. Textual draws the screen as
-SVG; nothing in it is made up.
+SVG; nothing in it is made up. The web font that it would load is taken out.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 from pathlib import Path
 
 from inflight_kubectl.cluster import Target
@@ -15,7 +16,8 @@ from inflight_kubectl.top.app import TopApp
 from inflight_kubectl.top.source import ClusterSource
 
 FILE = Path(__file__).parents[1] / "docs" / "img" / "top.svg"
-SIZE = (132, 22)
+FONT_FACE = re.compile(r"@font-face \{[^}]*\}\s*")
+SIZE = (128, 18)
 
 
 async def picture(target: Target, seconds: float, service: str | None, size: tuple[int, int]) -> str:
@@ -30,12 +32,12 @@ async def picture(target: Target, seconds: float, service: str | None, size: tup
         if service is not None:
             await pilot.press("slash", *service, "enter", "enter")
         await pilot.pause(seconds)
-        return app.export_screenshot(title="kubectl inflight top")
+        return FONT_FACE.sub("", app.export_screenshot(title="kubectl inflight top")).replace("Fira Code", "monospace")
 
 
 def main() -> None:
     """Writes the picture."""
-    parser = argparse.ArgumentParser(prog="python -m kubectl.picture", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python kubectl/picture.py", description=__doc__)
     parser.add_argument("--namespace", help="default: all")
     parser.add_argument("--service", help="open this one")
     parser.add_argument("--seconds", type=float, default=4.0, help="how long to watch before the picture")

@@ -81,8 +81,7 @@ async def test_enter_opens_a_service_and_escape_goes_back():
     source.pods_are([pod("code-1"), pod("code-2", ready=False)])
     async with Running(source) as top:
         await top.press("down", "enter")
-        shown = await top.sees("default/code", "POD", "300ms", "Starting", "replicas 1 -> 2")
-        assert "120" in shown
+        await top.sees("default/code", "POD", "300ms", "120", "Starting", "replicas 1 -> 2")
         await top.press("escape")
         assert isinstance(top.app.screen, ServicesScreen)
     assert source.closed

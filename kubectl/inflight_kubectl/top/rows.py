@@ -71,7 +71,7 @@ def columns(width: int, *, namespaces: bool) -> list[Column]:
     wide = is_wide(width, namespaces=namespaces)
     found = [
         *([Column("NAMESPACE", 12)] if namespaces else []),
-        Column("NAME", 24 if wide else 0),
+        Column("NAME", 18 if wide else 0),
         Column("STATE", 8),
         Column("READY", 7, right=True),
         Column("QUEUE", 5, right=True),

@@ -85,13 +85,12 @@ class ServicesScreen(Screen[None]):
 
     def _draw_title(self, found: int, now: datetime) -> None:
         view, source = self.top.view, self.top.source
-        where = "all namespaces" if source.scope is None else source.scope
+        where = "all namespaces" if source.scope is None else f"namespace {source.scope}"
         text = self.query_one(Input).value.strip()
-        parts = ["inflight", *([source.context] if source.context else []), where, counts(view.services)]
-        if text:
-            parts.append(f"{found} match “{text}”")
+        parts = [f"{found} of {len(view.services)} match “{text}”" if text else counts(view.services)]
         if self._sort or self._reverse:
             parts.append(f"by {SORTS[self._sort]}{' ↑' if self._reverse else ''}")
+        parts += [where, *([f"context {source.context}"] if source.context else [])]
         self.query_one(".title", Static).update(title_line(parts, clock(now), self.size.width))
 
     def _draw_empty(self, any_found: bool) -> None:
