@@ -12,7 +12,7 @@ HAVE_CXX := command -v "$${CXX:-c++}" g++ clang++ >/dev/null
 KERNELS := $(wildcard engine_image/kernels/*)
 INSTALL_VENV := { $(APT_INSTALL_VENV) || { apt-get -q update && $(APT_INSTALL_VENV); }; }
 
-.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-scheduler bench-simulator bench-fleet bench-operator bench-autopilot contract e2e e2e-disruptions venv cluster kubeconfig cluster-down dev format crd lock
+.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-scheduler bench-simulator bench-fleet bench-operator bench-autopilot contract e2e e2e-disruptions venv cluster kubeconfig cluster-down dev format crd picture-top lock
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,6 +99,9 @@ format: .venv/tools.stamp ## Format and fix what can be fixed
 
 crd: .venv/tools.stamp ## Regenerate the CRD from the operator's API types
 	$(PY) -m inflight_operator.api.crd --write
+
+picture-top: .venv/tools.stamp ## The picture of `kubectl inflight top` from the running local cluster. ARGS=--help
+	@KUBECONFIG=$$($(MAKE) -s kubeconfig) $(PY) kubectl/picture.py $(ARGS)
 
 lock: .venv/tools.stamp ## Pin again what pyproject.toml's dependencies bring with them
 	$(UV) pip compile -q pyproject.toml --extra engine --extra kubectl --extra operator --extra simulator --extra dev --no-emit-index-url --no-header --no-annotate -o constraints.txt

@@ -26,15 +26,19 @@ SEARCH_PATH = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"
 """Debian keeps administration programs in folders that are not on every user's PATH."""
 
 
-def missing_packages(is_there: Mapping[str, bool]) -> list[str]:
-    """Packages to install, from which of `NEEDED` are there."""
-    return sorted(NEEDED[name] for name, there in is_there.items() if not there)
+def missing_packages(is_there: Mapping[str, bool], needed: Mapping[str, str] = NEEDED) -> list[str]:
+    """Packages to install, from which of `needed` are there."""
+    return sorted(needed[name] for name, there in is_there.items() if not there)
 
 
-def ensure(progress: Progress) -> None:
-    """Install what is missing. Raises ClusterError with the list where that cannot be done from here."""
+def ensure(progress: Progress, needed: Mapping[str, str] = NEEDED) -> None:
+    """Install what is missing. Raises ClusterError with the list where that cannot be done from here.
+
+    Args:
+        needed: programs or paths, each with its package.
+    """
     missing = missing_packages(
-        {name: Path("/", name).exists() if name.startswith("/") else find(name) is not None for name in NEEDED}
+        {name: Path("/", name).exists() if name.startswith("/") else find(name) is not None for name in needed}, needed
     )
     if not missing:
         return

@@ -31,6 +31,9 @@ class TopApp(App[None]):
     .empty.shown { display: block; }
     DataTable { height: 1fr; scrollbar-size-vertical: 1; scrollbar-size-horizontal: 0; }
     DataTable > .datatable--header { text-style: bold; }
+    DataTable > .datatable--cursor, DataTable:focus > .datatable--cursor {
+        background: $primary-darken-3; color: $text; text-style: bold;
+    }
     .detail { height: auto; max-height: 6; border-top: solid $primary-darken-1; }
     .filter { height: 1; border: none; padding: 0 1; display: none; }
     .filter.shown { display: block; }

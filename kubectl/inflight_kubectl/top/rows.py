@@ -19,6 +19,11 @@ WIDE = 110
 """From this width on, latencies stand beside their targets and decisions have their reason."""
 
 
+LEAST_NAME = 12
+_DISPENSABLE = ("LIMITS", "NODE", "RST", "RUN", "LAST", "AGE", "NAMESPACE", "KV", "TOK/S", "QUEUE", "TPOT")
+"""Columns that a narrow terminal goes without, the first of them first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     text: str
@@ -52,29 +57,48 @@ _STATE_TONES: dict[str, Tone] = {
 }
 
 
+def is_wide(width: int, *, namespaces: bool) -> bool:
+    """Whether there is room for targets and reasons."""
+    return width - 13 * namespaces >= WIDE
+
+
 def columns(width: int, *, namespaces: bool) -> list[Column]:
     """The columns that fit into `width` characters, one space between two.
 
     Args:
         namespaces: whether services of several namespaces are shown.
     """
-    wide = width >= WIDE
+    wide = is_wide(width, namespaces=namespaces)
     found = [
         *([Column("NAMESPACE", 12)] if namespaces else []),
-        Column("NAME", 24 if wide else 0),
+        Column("NAME", 18 if wide else 0),
         Column("STATE", 8),
         Column("READY", 7, right=True),
         Column("QUEUE", 5, right=True),
         Column("RUN", 4, right=True),
         Column("KV", 4, right=True),
-        Column("TTFT", 12 if wide else 6, right=True),
-        Column("TPOT", 12 if wide else 6, right=True),
-        *([Column("LIMITS", 9, right=True)] if wide or not namespaces else []),
+        Column("TTFT", 11 if wide else 6, right=True),
+        Column("TPOT", 11 if wide else 6, right=True),
+        Column("LIMITS", 9, right=True),
         Column("LAST", 4, right=True),
         *([Column("DECISION", 0)] if wide else []),
     ]
-    rest = width - sum(one.width for one in found) - (len(found) - 1)
-    return [Column(one.name, max(8, rest), one.right) if one.width == 0 else one for one in found]
+    return fitted(found, width)
+
+
+def fitted(found: list[Column], width: int) -> list[Column]:
+    """The columns with the room that is left in the one without a width; where that is too little for a name, columns
+    go in the order of `_DISPENSABLE`."""
+    for name in _DISPENSABLE:
+        if _rest(found, width) >= LEAST_NAME:
+            break
+        found = [one for one in found if one.name != name]
+    rest = max(LEAST_NAME, _rest(found, width))
+    return [Column(one.name, rest, one.right) if one.width == 0 else one for one in found]
+
+
+def _rest(found: list[Column], width: int) -> int:
+    return width - sum(one.width for one in found) - (len(found) - 1)
 
 
 def service_cells(service: Service, shown: Sequence[Column], now: datetime, *, wide: bool) -> list[Cell]:
@@ -111,14 +135,13 @@ def pod_columns(width: int) -> list[Column]:
         Column("QUEUE", 5, right=True),
         Column("RUN", 4, right=True),
         Column("KV", 4, right=True),
-        *([Column("TOK/S", 6, right=True)] if width >= 80 else []),
+        Column("TOK/S", 5, right=True),
         Column("TTFT", 6, right=True),
         Column("TPOT", 6, right=True),
         *([Column("LIMITS", 10, right=True), Column("NODE", 16)] if width >= WIDE else []),
         Column("AGE", 4, right=True),
     ]
-    rest = width - sum(one.width for one in found) - (len(found) - 1)
-    return [Column(one.name, max(8, rest), one.right) if one.width == 0 else one for one in found]
+    return fitted(found, width)
 
 
 def pod_cells(

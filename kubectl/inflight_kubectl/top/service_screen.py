@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -137,10 +138,10 @@ class ServiceScreen(Screen[None]):
         if not self.is_mounted or self.size.width == 0:
             return
         service, now = self._service, datetime.now(UTC)
-        parts = ["inflight", f"{service.namespace}/{service.name}", service.model]
+        parts = [f"{service.namespace}/{service.name}", service.model]
         self.query_one(".title", Static).update(title_line(parts, clock(now), self.size.width))
         self.query_one(Banner).tell(self._trouble(now))
-        self.query_one(".head", Static).update(head(service, now))
+        self.query_one(".head", Static).update(head(service, self._figures, now))
         shown = pod_columns(self.size.width - 1)
         rows = {pod.uid: pod_cells(service, pod, self._figures.get(pod.name), shown, now) for pod in self._pods}
         self.query_one(Grid).fill(shown, rows)
@@ -164,8 +165,9 @@ class ServiceScreen(Screen[None]):
         self.top.retry()
 
 
-def head(service: Service, now: datetime) -> Text:
-    """State, measurements against targets, and limits."""
+def head(service: Service, figures: Mapping[str, Figures], now: datetime) -> Text:
+    """State, measurements against targets, and limits. Queue, running requests and KV cache are those of the engines
+    once they were read; latencies are the service's, from its status."""
     lines = Text()
     ready, scaling = service.condition("Ready"), service.condition("ScalingActive")
     lines.append(f"{service.state}", style="bold")
@@ -173,8 +175,9 @@ def head(service: Service, now: datetime) -> Text:
     seen = service.observed
     if seen is not None:
         _labelled(lines, "ready", replicas(service))
-        lines.append(f"  queue {seen.queue}  run {seen.running}  ")
-        _labelled(lines, "KV", share(seen.kv))
+        queue, running, kv = _now(figures) or (seen.queue, seen.running, seen.kv)
+        lines.append(f"  queue {queue}  run {running}  ")
+        _labelled(lines, "KV", share(kv))
         _labelled(lines, "  TTFT", against(seen.ttft_p95, service.ttft_target, wide=True))
         _labelled(lines, "  TPOT", against(seen.tpot_p95, service.tpot_target, wide=True))
         lines.append("\n")
@@ -202,6 +205,15 @@ def history(service: Service, now: datetime) -> Group:
     if not service.decisions:
         return Group(Text("No decision yet.", style="dim"))
     return Group(Text(f"Decisions, the last {len(service.decisions)}", style="bold"), table)
+
+
+def _now(figures: Mapping[str, Figures]) -> tuple[int, int, float] | None:
+    """Waiting and running requests of all engines, and the mean use of their caches; None unless all were read."""
+    read = [one for one in figures.values() if one.problem is None and one.kv is not None]
+    if not read or len(read) < len(figures):
+        return None
+    queue, running = sum(one.waiting or 0 for one in read), sum(one.running or 0 for one in read)
+    return queue, running, sum(one.kv or 0.0 for one in read) / len(read)
 
 
 def _labelled(lines: Text, label: str, cell: Cell) -> None:

@@ -14,7 +14,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from inflight_kubectl.output import age, latency
 from inflight_kubectl.resources import Service
-from inflight_kubectl.top.rows import SORTS, WIDE, arranged, columns, decision_text, service_cells
+from inflight_kubectl.top.rows import SORTS, arranged, columns, decision_text, is_wide, service_cells
 from inflight_kubectl.top.summary import counts
 from inflight_kubectl.top.widgets import Banner, Grid, ServiceGrid, away, clock, title_line
 
@@ -75,7 +75,7 @@ class ServicesScreen(Screen[None]):
         shown = columns(width, namespaces=namespaces)
         found = arranged(view.services, SORTS[self._sort], reverse=self._reverse, text=self.query_one(Input).value)
         self._services = {f"{one.namespace}/{one.name}": one for one in found}
-        wide = self.size.width > WIDE
+        wide = is_wide(width, namespaces=namespaces)
         rows = {key: service_cells(one, shown, now, wide=wide) for key, one in self._services.items()}
         self.query_one(Grid).fill(shown, rows)
         self.query_one(Banner).tell(away(view, now))
@@ -85,13 +85,12 @@ class ServicesScreen(Screen[None]):
 
     def _draw_title(self, found: int, now: datetime) -> None:
         view, source = self.top.view, self.top.source
-        where = "all namespaces" if source.scope is None else source.scope
+        where = "all namespaces" if source.scope is None else f"namespace {source.scope}"
         text = self.query_one(Input).value.strip()
-        parts = ["inflight", *([source.context] if source.context else []), where, counts(view.services)]
-        if text:
-            parts.append(f"{found} match “{text}”")
+        parts = [f"{found} of {len(view.services)} match “{text}”" if text else counts(view.services)]
         if self._sort or self._reverse:
             parts.append(f"by {SORTS[self._sort]}{' ↑' if self._reverse else ''}")
+        parts += [where, *([f"context {source.context}"] if source.context else [])]
         self.query_one(".title", Static).update(title_line(parts, clock(now), self.size.width))
 
     def _draw_empty(self, any_found: bool) -> None:
@@ -191,7 +190,7 @@ def detail_lines(service: Service, now: datetime) -> Text:
     """The state of a service with its reason, its targets, and the last decision."""
     ready = service.condition("Ready")
     lines = Text()
-    lines.append(service.name, style="bold")
+    lines.append(f"{service.namespace}/{service.name}", style="bold")
     lines.append(f"  {ready.message if ready is not None else 'the operator has not seen this service yet'}\n")
     slo = f"targets TTFT {latency(service.ttft_target)}, TPOT {latency(service.tpot_target)}"
     lines.append(slo + ("" if service.has_slo else " (defaults)"), style="dim")

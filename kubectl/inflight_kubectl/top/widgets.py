@@ -31,7 +31,7 @@ class Grid(DataTable[Text]):
     ]
 
     def __init__(self, *, id: str) -> None:
-        super().__init__(id=id, cursor_type="row", zebra_stripes=False, cell_padding=0)
+        super().__init__(id=id, cursor_type="row", cursor_foreground_priority="renderable", cell_padding=0)
         self._shown: list[Column] = []
         self._rows: dict[str, list[Cell]] = {}
 
@@ -62,8 +62,7 @@ class Grid(DataTable[Text]):
         self.clear(columns=shown != self._shown)
         if shown != self._shown:
             for index, column in enumerate(shown):
-                title = Text(column.name, justify="right" if column.right else "left")
-                self.add_column(title if index == 0 else Text(" ").append(title), width=column.width + (index > 0))
+                self.add_column(_text(Cell(column.name), column, index), width=column.width + (index > 0))
         for key, cells in rows.items():
             self.add_row(*(_text(cell, shown[index], index) for index, cell in enumerate(cells)), key=key)
         self._shown, self._rows = shown, rows

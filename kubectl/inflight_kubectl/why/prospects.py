@@ -54,7 +54,8 @@ def _demand(service: Service) -> list[str]:
 def _targets(service: Service) -> list[str]:
     """Thresholds for each replica, and where the service stands."""
     targets, seen = (service.spec.get("scaling") or {}).get("targets") or {}, service.observed
-    sized = bool(service.status.get("demand"))
+    # An operator that writes no blockedReplicas writes no demand either: which targets count is not known then.
+    sized = bool(service.status.get("demand")) or service.blocked is None
     waiting = targets.get("waitingRequests", None if sized else FALLBACK_WAITING)
     kv = targets.get("kvUtilization", None if sized else FALLBACK_KV)
     concurrency = targets.get("concurrency")

@@ -271,3 +271,20 @@ async def test_without_a_cost_model_first_tokens_are_late_by_the_target_of_a_mea
     assert world.replicas() == replicas
     reasons = [one["reason"] for one in world.status["decisions"]]
     assert any("over target 10ms" in one for one in reasons) == (replicas == 2), reasons
+
+
+async def test_the_status_holds_demand_against_capacity_once_costs_are_known(world):
+    world.service(spec=spec())
+    engine = world.pod(1)
+    await world.round()
+    assert "demand" not in world.status
+    traffic = Traffic(world)
+    engine.model.told = engine.model.true_cost
+    for _ in range(60):
+        await traffic.round(2.0)
+    demand = world.status["demand"]
+    assert demand["requestsPerSecond"] == pytest.approx(2.0, rel=0.5)
+    assert demand["neededReplicas"] == pytest.approx(
+        demand["requestsPerSecond"] / demand["replicaRequestsPerSecond"], rel=0.02
+    )
+    assert world.status["blockedReplicas"] == 0

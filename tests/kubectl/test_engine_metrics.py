@@ -1,0 +1,78 @@
+import math
+
+import pytest
+
+from inflight_kubectl.engine_metrics import EngineReader, figures, parse_page, percentile
+from inflight_kubectl.output import Problem
+from tests.kubectl.objects import pod
+
+PAGE = """# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{model_name="chat"} 6.0
+vllm:num_requests_waiting{model_name="chat"} 2.0
+vllm:kv_cache_usage_perc{model_name="chat"} 0.25
+vllm:generation_tokens_total{model_name="chat"} %d
+vllm:num_preemptions_total{model_name="chat"} 1.0
+inflight_max_num_seqs 169.0
+inflight_max_num_seqs_capacity 256.0
+inflight_max_num_batched_tokens 1342.0
+vllm:time_to_first_token_seconds_bucket{le="0.1",model_name="chat"} %d
+vllm:time_to_first_token_seconds_bucket{le="1.0",model_name="chat"} %d
+vllm:time_to_first_token_seconds_bucket{le="+Inf",model_name="chat"} %d
+"""
+
+
+def test_a_page_gives_figures_of_what_happened_between_two_reads():
+    pages = [parse_page(PAGE % (100, 10, 10, 10), 0.0), parse_page(PAGE % (400, 10, 20, 20), 2.0)]
+    found = figures(pages)
+    assert (found.running, found.waiting, found.kv) == (6, 2, 0.25)
+    assert (found.max_num_seqs, found.max_num_batched_tokens) == (169, 1342)
+    assert found.tokens_per_s == 150.0
+    assert found.ttft_p95 == pytest.approx(0.955)
+    assert found.tpot_p95 is None
+
+
+def test_the_first_read_of_an_engine_has_no_rate_and_no_percentile():
+    found = figures([parse_page(PAGE % (100, 10, 10, 10), 0.0)])
+    assert (found.tokens_per_s, found.ttft_p95) == (None, None)
+
+
+def test_an_engine_process_that_started_anew_counts_from_its_start():
+    found = figures([parse_page(PAGE % (400, 10, 20, 20), 0.0), parse_page(PAGE % (10, 1, 1, 1), 2.0)])
+    assert found.tokens_per_s is None
+
+
+def test_another_page_is_refused():
+    with pytest.raises(ValueError, match="not an engine"):
+        parse_page("up 1\n", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("buckets", "expected"),
+    [
+        ({0.1: 95.0, 1.0: 100.0, math.inf: 100.0}, 0.1),
+        ({0.1: 0.0, 1.0: 0.0, math.inf: 5.0}, 1.0),
+        ({0.1: 0.0, math.inf: 0.0}, None),
+        ({}, None),
+    ],
+)
+def test_percentiles_are_those_of_histogram_quantile(buckets, expected):
+    assert percentile(buckets, {}, 0.95) == (None if expected is None else pytest.approx(expected))
+
+
+class Silent:
+    """Stands in for a cluster that forwards no port."""
+
+    class connection:
+        @staticmethod
+        def websocket(path, protocol):
+            raise Problem("forbidden: cannot create pods/portforward")
+
+
+def test_a_pod_that_cannot_be_reached_has_the_reason_beside_its_name():
+    reader = EngineReader(Silent())
+    try:
+        found = reader.read([pod("chat-1"), pod("chat-2", ready=False)])
+    finally:
+        reader.close()
+    assert list(found) == ["chat-1"]
+    assert found["chat-1"].problem == "forbidden: cannot create pods/portforward"
