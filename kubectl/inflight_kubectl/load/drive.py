@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,8 @@ REQUEST_SECONDS = 600.0
 KEPT_SECONDS = 60.0
 """How long a connection without a request stays open: making one takes several round trips to the cluster."""
 
-WARM = 64
-"""Most connections that are made before the load begins."""
+WARM, WARM_AT_RATE = 64, 16
+"""Most connections that are made before the load begins; at a rate most of the clients may never be needed."""
 
 PAUSE_SECONDS = 0.2
 """Of a client whose request failed, so that a service that refuses all is not flooded."""
@@ -95,28 +96,65 @@ async def drive(
         stop: set from outside, it ends the load early.
         progress: called a few times a second.
     """
-    import httpx
+    async with AsyncExitStack() as stack:
+        clients = _Clients(forward, headers, shape.concurrency, stack)
+        first = min(shape.concurrency, shape.requests or shape.concurrency)
+        await clients.warm(min(first, WARM if shape.rate is None else WARM_AT_RATE))
+        return await _Driver(clients, forward, shape, options, stop, progress).run()
 
-    most = shape.concurrency
-    limits = httpx.Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=KEPT_SECONDS)
-    timeout = httpx.Timeout(REQUEST_SECONDS, connect=20.0, pool=None)
-    async with forward.async_client(limits=limits, timeout=timeout, headers=headers) as http:
-        first = min(most, WARM, shape.requests or most)
-        await asyncio.gather(*(http.get("/health") for _ in range(first)), return_exceptions=True)
-        return await _Driver(http, forward, shape, options, stop, progress).run()
+
+class _Clients:
+    """Clients with one connection each, made when they are needed, the last one used first.
+
+    One client with many connections will not do: httpx looks at all of them for each request, which takes longer than
+    everything else from a few dozen on.
+    """
+
+    def __init__(self, forward: PortForward, headers: dict[str, str], most: int, stack: AsyncExitStack) -> None:
+        self._forward = forward
+        self._headers = headers
+        self._free = asyncio.Semaphore(most)
+        self._idle: list[httpx.AsyncClient] = []
+        self._stack = stack
+
+    async def take(self) -> httpx.AsyncClient:
+        """A client that is free, as soon as one is."""
+        await self._free.acquire()
+        return self._idle.pop() if self._idle else await self._made()
+
+    def give(self, client: httpx.AsyncClient) -> None:
+        """It is free again."""
+        self._idle.append(client)
+        self._free.release()
+
+    async def warm(self, number: int) -> None:
+        """Makes that many connections. One that cannot be made shows when a request needs it."""
+        clients = [await self.take() for _ in range(number)]
+        await asyncio.gather(*(client.get("/health") for client in clients), return_exceptions=True)
+        for client in clients:
+            self.give(client)
+
+    async def _made(self) -> httpx.AsyncClient:
+        import httpx
+
+        limits = httpx.Limits(max_connections=1, keepalive_expiry=KEPT_SECONDS)
+        timeout = httpx.Timeout(REQUEST_SECONDS, connect=20.0)
+        # Plain HTTP to this machine: without `verify` no certificates are read for it.
+        client = self._forward.async_client(limits=limits, timeout=timeout, headers=self._headers, verify=False)
+        return await self._stack.enter_async_context(client)
 
 
 class _Driver:
     def __init__(
         self,
-        http: httpx.AsyncClient,
+        clients: _Clients,
         forward: PortForward,
         shape: Shape,
         options: dict[str, Any],
         stop: asyncio.Event,
         progress: Callable[[Load], None],
     ) -> None:
-        self._http = http
+        self._clients = clients
         self._forward = forward
         self._shape = shape
         self._options = options
@@ -127,19 +165,16 @@ class _Driver:
 
     async def run(self) -> Load:
         self._started, cpu = time.monotonic(), time.process_time()
-        requests = draws(self._shape)
-        workers = [asyncio.create_task(self._work(requests)) for _ in range(self._shape.concurrency)]
+        sending, stopped = asyncio.create_task(self._send()), asyncio.create_task(self._stop.wait())
         watch = asyncio.create_task(self._watch())
-        stopped = asyncio.create_task(self._stop.wait())
-        whole = asyncio.gather(*workers)
+        ends: list[asyncio.Task[Any]] = [sending, stopped]
         try:
-            ends: list[asyncio.Future[Any]] = [whole, stopped]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            self._load.stopped = not whole.done()
+            self._load.stopped = not sending.done()
         finally:
-            for task in (*workers, watch, stopped):
+            for task in (*ends, watch):
                 task.cancel()
-            ended = await asyncio.gather(*workers, watch, stopped, return_exceptions=True)
+            ended = await asyncio.gather(*ends, watch, return_exceptions=True)
         for one in ended:
             if isinstance(one, BaseException) and not isinstance(one, asyncio.CancelledError):
                 raise one
@@ -150,28 +185,35 @@ class _Driver:
     def _now(self) -> float:
         return time.monotonic() - self._started
 
-    async def _work(self, requests: Iterator[Draw]) -> None:
-        """One client: takes the next request when the last one is answered, and sends it when it is due."""
-        for draw in requests:
-            if self._shape.rate is not None:
-                await asyncio.sleep(max(0.0, draw.due - self._now()))
-            elif self._shape.seconds is not None and self._now() >= self._shape.seconds:
-                return
-            self._load.in_flight += 1
-            try:
-                result = await self._request(draw)
-            finally:
-                self._load.in_flight -= 1
-            self._load.results.append(result)
-            if result.error and self._shape.rate is None:
-                await asyncio.sleep(PAUSE_SECONDS)
+    async def _send(self) -> None:
+        """Sends each request when it is due, or when a client is free for it."""
+        async with asyncio.TaskGroup() as under_way:
+            for draw in draws(self._shape):
+                if self._shape.rate is not None:
+                    await asyncio.sleep(max(0.0, draw.due - self._now()))
+                client = await self._clients.take()
+                seconds = self._shape.seconds
+                if self._shape.rate is None and seconds is not None and self._now() >= seconds:
+                    return
+                under_way.create_task(self._serve(client, draw))
 
-    async def _request(self, draw: Draw) -> Result:
+    async def _serve(self, client: httpx.AsyncClient, draw: Draw) -> None:
+        self._load.in_flight += 1
+        try:
+            result = await self._request(client, draw)
+        finally:
+            self._load.in_flight -= 1
+        self._load.results.append(result)
+        if result.error and self._shape.rate is None:
+            await asyncio.sleep(PAUSE_SECONDS)
+        self._clients.give(client)
+
+    async def _request(self, client: httpx.AsyncClient, draw: Draw) -> Result:
         sent = self._now()
         due = draw.due if self._shape.rate is not None else sent
         answer, error = Answer(self._started + due), ""
         try:
-            await self._read(draw, answer)
+            await self._read(client, draw, answer)
         except AnswerError as problem:
             error = problem.what
         except OSError as problem:  # httpx passes on what its transport did not expect
@@ -189,11 +231,11 @@ class _Driver:
             error=error,
         )
 
-    async def _read(self, draw: Draw, answer: Answer) -> None:
+    async def _read(self, client: httpx.AsyncClient, draw: Draw, answer: Answer) -> None:
         import httpx
 
         try:
-            async with self._http.stream("POST", PATH, json=draw.body(self._options)) as response:
+            async with client.stream("POST", PATH, json=draw.body(self._options)) as response:
                 if response.status_code != httpx.codes.OK:
                     raise refusal(response.status_code, await response.aread())
                 async for line in response.aiter_lines():

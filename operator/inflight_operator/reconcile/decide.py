@@ -371,7 +371,7 @@ def _tuning_finding(snapshot: Snapshot, memory: Memory, pods: Pods, behind: set[
         }
         reason = Reason("Overridden", numbers)
     elif not pods.ready:
-        return Finding("TuningActive", "Unknown", "NoReadyPods", sentence(Reason("NoReadyEngines")))
+        status, reason = "Unknown", Reason("NoReadyEngines")
     elif not any(sample.limits is not None for sample in snapshot.fresh.values()):
         reason = Reason("NoLimits")
     elif not _tunable(snapshot):
@@ -381,4 +381,5 @@ def _tuning_finding(snapshot: Snapshot, memory: Memory, pods: Pods, behind: set[
     message = sentence(reason)
     if override is not None and not held:
         message += f"; {sentence(Reason('OverrideExpired', {'until': override.end}))}"
-    return Finding("TuningActive", status, reason.code, message)
+    code = "NoReadyPods" if status == "Unknown" else reason.code
+    return Finding("TuningActive", status, code, message)
