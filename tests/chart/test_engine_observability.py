@@ -6,7 +6,7 @@ from inflight_operator.cli import _parser
 
 TRACED = (
     "--set=engine.tracing.endpoint=http://collector.observability.svc:4318",
-    "--set=engine.tracing.samplingRatio=0.05",
+    "--set-json=engine.tracing.samplingRatio=0.05",  # --set makes a string of a fraction
 )
 
 
