@@ -352,8 +352,27 @@ BAD = {
             "--preemption=swap",
             "--preemption-victim=longest_first",
             "--service-class=chat",
+            "--otlp-traces-endpoint=http://collector:4318",
+            "--traces-sampling-ratio=0.5",
+            "--log-format=json",
+            "--enable-access-log",
         )
     },
+    **{
+        f"traces to {endpoint}": (
+            spec(engine={"tracing": {"endpoint": endpoint}}),
+            "engine.tracing.endpoint must be a URL such as http://collector.observability.svc:4318",
+        )
+        for endpoint in ("collector:4318", "grpc://collector:4317", "http://user:secret@collector", "http://a b")
+    },
+    "more traces than requests": (
+        spec(engine={"tracing": {"endpoint": "http://[fd00::1]:4318/v1/traces", "samplingRatio": 2}}),
+        "spec.engine.tracing.samplingRatio in body should be less than or equal to 1",
+    ),
+    "an unknown format of log lines": (
+        spec(engine={"logs": {"format": "yaml"}}),
+        'spec.engine.logs.format: Unsupported value: "yaml"',
+    ),
     "a label the Service finds pods by": (
         template(labels={"inflight.dev/service": "other"}),
         "template.labels cannot set inflight.dev/... or app.kubernetes.io/name, instance and managed-by",

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from inflight_operator.render import EngineObservability
 from tests.operator.fakes import KEY, service_body
 from tests.operator.reconcile.world import OTHER, SMALL
 
@@ -82,6 +83,23 @@ async def test_a_newer_engine_release_waits_for_its_turn_and_then_moves(world):
     await world.round()
     await world.round()
     assert world.status["engine"] == {"image": "engine:next"}
+
+
+async def test_traces_and_logs_that_the_installation_changes_wait_for_their_turn_too(world):
+    world.service(spec=SMALL)
+    world.pod(1)
+    for _ in range(3):
+        await world.round()
+    world.pace.note(OTHER, "Moving")
+    logs = EngineObservability(traces_endpoint="http://collector:4318", log_format="json")
+    world.settings = replace(world.settings, observability=logs)
+    for _ in range(3):
+        await world.round()
+    assert "--log-format=json" not in world.command()
+    assert world.status["engine"]["upgrade"] == "Pending"
+    world.pace.note(OTHER, None)
+    await world.round()
+    assert {"--log-format=json", "--otlp-traces-endpoint=http://collector:4318"} <= {*world.command()}
 
 
 async def test_a_changed_spec_moves_at_once_with_the_newest_release(world):

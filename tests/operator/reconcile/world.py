@@ -85,7 +85,13 @@ class World:
         return self.cache.service(KEY).get("status", {})
 
     def image(self):
-        return self.cache.child(KEY, "Deployment", "chat")["spec"]["template"]["spec"]["containers"][0]["image"]
+        return self._engine()["image"]
+
+    def command(self):
+        return self._engine()["command"]
+
+    def _engine(self):
+        return self.cache.child(KEY, "Deployment", "chat")["spec"]["template"]["spec"]["containers"][0]
 
     def rolled_out(self):
         """What its controller says of the Deployment once all pods are of the newest template."""

@@ -76,6 +76,10 @@ def test_every_field_of_the_engine_reaches_the_command():
         "--service-class=interactive:weight=4,priority=-1,ttft=0.5,tpot=0.05,max_queued=8,shed_after=4,request_timeout=1200",
         "--service-class=batch:weight=0.5",
         "--service-class=rest",
+        "--otlp-traces-endpoint=http://collector.observability.svc:4318",
+        "--traces-sampling-ratio=0.1",
+        "--log-format=json",
+        "--enable-access-log",
         "--block-size=32",
     ]
 
