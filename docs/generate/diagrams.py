@@ -75,7 +75,7 @@ AUTOPILOT = Drawing(
     {
         "steps": Box(10, 8, 16, 6, "steps measured\nby each engine", _GREEN),
         "cost": Box(33, 8, 17, 6, "cost model\nseconds of a step", _GREEN),
-        "limits": Box(57, 8, 18, 6, "limits\nthat hold the targets", _AMBER),
+        "limits": Box(57, 8, 18, 6, "limits\nthat keep the targets", _AMBER),
         "capacity": Box(84, 8, 18, 6, "capacity\nrequests/s a replica", _AMBER),
         "arrivals": Box(10, 23, 16, 6, "arrivals, lengths\nof each engine", _GREEN),
         "demand": Box(40, 23, 22, 6, "demand when a replica\nordered now is ready", _AMBER),
@@ -96,7 +96,7 @@ ROUND = Drawing(
     104,
     34,
     {
-        "round": Box(66, 17, 72, 14, "a round, for one service", frame=True),
+        "round": Box(66, 17, 72, 14, "round of one service", frame=True),
         "kubernetes": Box(12, 6, 17, 5, "Kubernetes API"),
         "engines": Box(12, 29, 17, 5, "engine pods", _GREEN),
         "inputs": Box(12, 17, 17, 6, "observe\ncache, scrape", _GREY),

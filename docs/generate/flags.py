@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 from collections.abc import Iterator
 
 import click
@@ -87,12 +88,12 @@ def _click_sections(command: click.Command, context: click.Context) -> Iterator[
 
 
 def _paragraphs(text: str) -> str:
-    """Indented parts stay as they are, as code; the rest is prose."""
+    """Indented parts, and those that click is told to leave alone, stay as they are, as code; the rest is prose."""
     parts = []
-    for block in text.replace("\b", "").strip("\n").split("\n\n"):
+    for block in inspect.cleandoc(text).split("\n\n"):
         lines = [line for line in block.splitlines() if line.strip()]
-        if lines and all(line.startswith("  ") for line in lines):
-            parts.append(fenced("\n".join(line.removeprefix("  ") for line in lines)))
+        if lines and (lines[0] == "\b" or all(line.startswith("  ") for line in lines)):
+            parts.append(fenced("\n".join(line.removeprefix("  ") for line in lines if line != "\b")))
         elif lines:
             parts.append("\n".join(map(prose, lines)) + "\n")
     return "\n".join(parts)

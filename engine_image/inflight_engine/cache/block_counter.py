@@ -20,7 +20,7 @@ class BlockCounter:
     """Stands in for `BlockPool` where no prefix cache is: counts what is free, and gives every block the id 0.
 
     Attributes:
-        num_free: blocks that nobody owns.
+        num_free: blocks without owner.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:

@@ -27,14 +27,14 @@ class OutOfBlocksError(RuntimeError):
 class BlockPool:
     """Block ids 0..num_blocks-1, each with the number of its owners and, once registered, the hash of its content.
 
-    A block nobody owns is free: empty, or cached, which means that its content can still be found and shared.
+    A block without owner is free: empty, or cached, which means that its content can still be found and shared.
     Allocation takes empty blocks first (last freed, first taken), then cached ones, least recently freed first. The
     order is deterministic, so equal histories give equal tables.
 
     Calls that name blocks take an int32 array or any sequence of ids, all different.
 
     Attributes:
-        num_free: blocks that nobody owns, cached ones included.
+        num_free: blocks without owner, including cached ones.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:

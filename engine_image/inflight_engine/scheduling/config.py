@@ -56,7 +56,7 @@ class SchedulerConfig:
         classes: at least one; a request that names none belongs to the first.
         preemption: one of `PREEMPTION_MODES`: `recompute`, `swap` (recompute where host memory is full), or `auto` (the
             cheaper by `SwapRates`).
-        preemption_victim: who gives way when blocks run out, of the requests of least weight and, for the `priority`
+        preemption_victim: which request to preempt: of the requests of least weight and, for the `priority`
             policy, of largest priority number; a name of `victims.VICTIMS`.
         num_host_blocks: blocks of host memory for swapped requests; 0: none.
         prefix_caching: keep full blocks of requests that ended, to be found again by content.

@@ -161,7 +161,7 @@ class Scheduler:
 
     @property
     def kv_usage(self) -> float:
-        """Share of KV blocks that requests hold, 0..1. What is cached but held by nobody is as good as free."""
+        """Share of KV blocks that requests hold, 0..1. Cached blocks without owner are as good as free."""
         return self._running.pool.usage
 
     @property
@@ -409,7 +409,7 @@ class Scheduler:
                 break
             chunks.append(running.plan_chunk(slot, budget))
             budget -= chunks[-1].length
-        # A step that had to preempt admits nobody: the victim would bounce straight back.
+        # A step that had to preempt admits no request: the victim would bounce straight back.
         self._changed = bool(self._preemptions)
         starts = [] if self._preemptions else self._admit(budget, chunks, now)
         self._changed |= bool(running.prefilling)

@@ -1,4 +1,4 @@
-"""Who gives way when the KV blocks run out: a new rule is a function here and a line in `VICTIMS`.
+"""Selection of the request to preempt when KV blocks run out: a new rule is a function here and a line in `VICTIMS`.
 
 The scheduler never offers the oldest running request, whatever its class and priority. So every request ends that is
 admitted: once all older ones have ended it is the oldest, and nothing takes its blocks any more.

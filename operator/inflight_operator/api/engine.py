@@ -198,7 +198,7 @@ class Engine(SpecModel):
     )
     quantization: Literal["none", "int8", "int4"] = Field(
         default="none",
-        description="Weights in 8 or 4 bits, on CPU: several times as fast, at a small loss of accuracy.",
+        description="Quantization of weights to 8 or 4 bits, on CPU: several times as fast, slightly less accurate.",
     )
     max_model_len: int | None = Field(
         default=None, ge=1, le=16777216, description="Longest prompt plus output, in tokens. Default: the model's own."
@@ -207,13 +207,13 @@ class Engine(SpecModel):
         default=256,
         ge=1,
         le=65536,
-        description="Capacity: most requests an engine runs at once. The limit in force moves below it while it runs.",
+        description="Capacity: requests that an engine runs at once. Tuning sets the limit in force below it.",
     )
     max_num_batched_tokens: int = Field(
         default=8192,
         ge=1,
         le=1048576,
-        description="Capacity: most tokens an engine computes in one step. The limit in force moves below it.",
+        description="Capacity: tokens that an engine computes in one step. Tuning sets the limit in force below it.",
     )
     kv_cache: KVCache = Field(default_factory=KVCache, description="Memory for keys and values of requests.")
     scheduling: Scheduling = Field(
@@ -224,7 +224,7 @@ class Engine(SpecModel):
         default=512,
         ge=1,
         le=1000000,
-        description="Requests that may wait in an engine; more are answered 503 with Retry-After.",
+        description="Requests that may wait in an engine; further ones get 503 with Retry-After.",
     )
     queue_timeout: Duration = duration_field(
         "engine.queueTimeout", "How long a request may wait before it is answered 504.", "60s", ("1ms", "240h")

@@ -17,15 +17,15 @@ class Targets(SpecModel):
         default=None,
         ge=1,
         le=1000000,
-        description="Waiting requests for each replica. While engines tell no step costs, 4 counts if it is unset.",
+        description="Waiting requests for each replica. Until engines export step costs, 4 applies if unset.",
     )
     concurrency: int | None = Field(
         default=None, ge=1, le=1000000, description="Running and waiting requests for each replica."
     )
     kv_utilization: float | None = Field(
         default=None,
-        description="Share of the KV cache in use, above 0 and at most 1. While engines tell no step costs, 0.8 counts"
-        " if it is unset.",
+        description="Share of the KV cache in use, above 0 and at most 1. Until engines export step costs, 0.8 applies"
+        " if unset.",
         json_schema_extra=validations(
             rule(
                 "self > 0.0 && self <= 1.0", "scaling.targets.kvUtilization must be above 0 and at most 1, such as 0.8"
@@ -46,10 +46,10 @@ class ScaleUpRules(SpecModel):
     """How replicas are added. Terms as in autoscaling/v2."""
 
     stabilization_window_seconds: int = Field(
-        default=0, ge=0, le=3600, description="Go only as high as every recommendation within this window did."
+        default=0, ge=0, le=3600, description="Scale up only to the lowest recommendation within this window."
     )
     select_policy: Literal["Max", "Min", "Disabled"] = Field(
-        default="Max", description="Which policy counts: the one that allows most, least, or no change at all."
+        default="Max", description="Policy in effect: Max allows the largest change, Min the smallest, Disabled none."
     )
     policies: list[ScalingPolicy] = Field(
         default=[
@@ -66,10 +66,10 @@ class ScaleDownRules(SpecModel):
     """How replicas are removed. Terms as in autoscaling/v2."""
 
     stabilization_window_seconds: int = Field(
-        default=60, ge=0, le=3600, description="Go only as low as every recommendation within this window did."
+        default=60, ge=0, le=3600, description="Scale down only to the highest recommendation within this window."
     )
     select_policy: Literal["Max", "Min", "Disabled"] = Field(
-        default="Max", description="Which policy counts: the one that allows most, least, or no change at all."
+        default="Max", description="Policy in effect: Max allows the largest change, Min the smallest, Disabled none."
     )
     policies: list[ScalingPolicy] = Field(
         default=[ScalingPolicy(type="Percent", value=100, period_seconds=15)],
@@ -97,5 +97,5 @@ class Scaling(SpecModel):
     )
     min_replicas: int = Field(default=1, ge=1, le=10000, description="Fewest replicas in mode Operator.")
     max_replicas: int = Field(default=8, ge=1, le=10000, description="Most replicas in mode Operator.")
-    targets: Targets = Field(default_factory=Targets, description="What one replica should carry.")
+    targets: Targets = Field(default_factory=Targets, description="Load that one replica should carry.")
     behavior: Behavior = Field(default_factory=Behavior, description="How fast replicas change.")

@@ -119,7 +119,7 @@ class Scheduling(SpecModel):
     )
     classes: Annotated[list[ServiceClass], Field(max_length=32)] = Field(
         default_factory=list,
-        description="Kinds of traffic with queues of their own. A request that names none belongs to the first."
+        description="Classes of requests, each with its own queue. A request without a class belongs to the first."
         " Default: one class for all.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )

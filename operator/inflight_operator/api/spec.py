@@ -240,7 +240,7 @@ class InferenceServiceSpec(SpecModel):
         description="The latency the service should keep. Default: 500ms and 50ms for tuning and scaling; engines then"
         " have no target to order requests by.",
     )
-    scaling: Scaling = Field(default_factory=Scaling, description="How many replicas there are.")
+    scaling: Scaling = Field(default_factory=Scaling, description="Scaling of replicas.")
     cost: Cost | None = Field(default=None, description="What a replica costs.")
     tuning: Tuning = Field(default_factory=Tuning, description="How the limits of running engines are kept right.")
     rollout: Rollout = Field(default_factory=Rollout, description="How pods are replaced.")

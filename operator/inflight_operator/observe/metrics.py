@@ -91,7 +91,7 @@ MAX_CURVE = 32
 """Most points of the curve in a cost model."""
 
 MAX_STEP_SECONDS = 3600.0
-"""Largest coefficient of a cost model: an engine whose step takes longer serves nobody."""
+"""Largest accepted coefficient of a cost model: slower engines cannot serve requests."""
 
 MAX_LIMITS = Limits(65_536, 1_048_576)
 """Largest limits and capacities, those of the InferenceService's schema."""

@@ -69,7 +69,7 @@ def main() -> int:
 
 def _leave_with_rank_zero(lifeline: int) -> None:
     os.read(lifeline, 1)  # Returns when the other end is closed; nothing is ever written.
-    os._exit(0)  # The main thread may wait in a sum for ever.
+    os._exit(0)  # The main thread may be blocked in a collective operation.
 
 
 if __name__ == "__main__":
