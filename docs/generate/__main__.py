@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from docs.generate import diagrams, flags, metrics, resource
-from docs.generate.parsers import kubectl_inflight
 
 DOCS = Path(__file__).resolve().parents[1]
 
@@ -18,7 +17,7 @@ FILES: dict[str, Callable[[], str]] = {
     "reference/inflight-operator.md": flags.operator_page,
     "reference/inflight-simulate.md": flags.simulator_page,
     "reference/metrics.md": metrics.page,
-    **({"reference/kubectl-inflight.md": flags.kubectl_page} if kubectl_inflight() else {}),
+    "reference/kubectl-inflight.md": flags.kubectl_page,
     **{f"img/{name}.svg": picture for name, picture in diagrams.PICTURES.items()},
 }
 """Path below `docs`, and what makes its text."""

@@ -31,10 +31,10 @@ def simulator_page() -> str:
 
 def kubectl_page() -> str:
     """`kubectl inflight`."""
-    command = kubectl_inflight()
-    assert command is not None
     top = GENERATED + "# kubectl inflight\n"
-    return top + "".join(_click_sections(command, click.Context(command, info_name="kubectl inflight")))
+    return top + "".join(
+        _click_sections(kubectl_inflight, click.Context(kubectl_inflight, info_name="kubectl inflight"))
+    )
 
 
 def _argparse_page(program: str) -> str:

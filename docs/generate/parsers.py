@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-import click
-
 from inflight_engine.cli import build_parser as engine_parser
-from inflight_kubectl import cli as kubectl_cli
+from inflight_kubectl.cli import cli as kubectl_inflight
 from inflight_operator.cli import build_parser as operator_parser
 from inflight_simulator.cli import build_parser as simulator_parser
+
+__all__ = ["PARSERS", "flags_of", "kubectl_inflight", "subcommands"]
 
 PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
     "inflight-engine": engine_parser,
@@ -28,9 +28,3 @@ def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
 def flags_of(parser: argparse.ArgumentParser) -> set[str]:
     """Every flag of a parser, excluding those of its commands."""
     return {flag for action in parser._actions for flag in action.option_strings}
-
-
-def kubectl_inflight() -> click.Command | None:
-    """The command of `kubectl inflight`; None while it has none."""
-    command = getattr(kubectl_cli, "cli", None)
-    return command if isinstance(command, click.Command) else None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from inflight_operator.cli import _parser
+from inflight_operator.cli import build_parser
 
 TRACED = (
     "--set=engine.tracing.endpoint=http://collector.observability.svc:4318",
@@ -12,7 +12,7 @@ TRACED = (
 
 def flags_of(objects):
     arguments = objects[("Deployment", "prod-operator")]["spec"]["template"]["spec"]["containers"][0]["args"]
-    return _parser().parse_args(arguments)
+    return build_parser().parse_args(arguments)
 
 
 def test_by_default_engines_send_no_traces_and_all_logs_are_text(helm):

@@ -72,8 +72,7 @@ def problems(words):
     if program in PARSERS:
         return found + _argparse_problems(PARSERS[program](), rest)
     if program == "inflight" or (program == "kubectl" and rest[:1] == ["inflight"]):
-        command = kubectl_inflight()
-        return found + (_click_problems(command, rest[program == "kubectl" :]) if command else [])
+        return found + _click_problems(kubectl_inflight, rest[program == "kubectl" :])
     check = {"make": _make_problems, "kubectl": _kubectl_problems, "helm": _helm_problems, "python": _python_problems}
     if program in check:
         return found + check[program](rest)
