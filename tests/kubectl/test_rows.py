@@ -91,3 +91,8 @@ def test_filter_looks_at_namespace_name_state_and_model():
     found = [service("chat", "team-a"), service("code", "team-b")]
     for words, names in (("team-a", ["chat"]), ("smollm", ["chat", "code"]), ("READY co", ["code"]), ("x", [])):
         assert [one.name for one in arranged(found, "name", reverse=False, text=words)] == names
+
+
+def test_a_latency_and_its_target_fit_their_column_on_a_wide_terminal():
+    width = next(one.width for one in columns(120, namespaces=False) if one.name == "TPOT")
+    assert len(against(0.999, 0.998, wide=True).text) <= width
