@@ -182,6 +182,12 @@ def test_what_stops_services_fails_with_the_command_that_mends_it(changed, check
             "pods/portforward",
             "clusterrole=edit",
         ),
+        (
+            {"refused": [("caller", "patch", "inferenceservices")]},
+            "your rights to set limits",
+            "may not patch inferenceservices.inflight.dev",
+            "clusterrole=edit",
+        ),
         ({"/apis/monitoring.coreos.com/v1": None}, "prometheus", "no Prometheus operator", "helm install monitoring"),
         (
             {"/apis/monitoring.coreos.com/v1/prometheuses": items(prometheus({"matchLabels": {"release": "x"}}, {}))},

@@ -26,6 +26,9 @@ READING: tuple[Access, ...] = (
 REACHING: tuple[Access, ...] = (("get", "", "pods/portforward"), ("create", "", "pods/portforward"))
 """For figures of pods, and for all that talks to engines; the role `edit` has them."""
 
+CHANGING: tuple[Access, ...] = (("patch", GROUP, "inferenceservices"),)
+"""For limits by hand; the role `edit` has it."""
+
 OPERATING: tuple[Access, ...] = (
     ("list", GROUP, "inferenceservices"),
     ("watch", GROUP, "inferenceservices"),
@@ -54,6 +57,7 @@ def check_caller(cluster: Cluster) -> Iterator[Result]:
     for name, needed, role, worse in (
         ("your reading rights", READING, "view", fail),
         ("your port-forward rights", REACHING, "edit", warn),
+        ("your rights to set limits", CHANGING, "edit", warn),
     ):
         refused = [access for access, may in _ask(cluster, needed, cluster.scope, None) if not may]
         if not refused:

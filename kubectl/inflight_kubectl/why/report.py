@@ -100,7 +100,12 @@ def _good(condition: Condition) -> bool | None:
         return None
     if condition.type == "Progressing":
         return condition.status == "True" or condition.reason == "Complete"
-    if condition.type in ("ScalingActive", "TuningActive") and condition.reason in ("External", "Off", "ReplicasUnset"):
+    if condition.type in ("ScalingActive", "TuningActive") and condition.reason in (
+        "External",
+        "Off",
+        "Overridden",
+        "ReplicasUnset",
+    ):
         return None
     if condition.type == "Ready" and condition.status == "True":
         return condition.reason == "Serving"
