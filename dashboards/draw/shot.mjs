@@ -36,7 +36,9 @@ try {
   for (let look = 0; look < LOOKS; look++) {
     await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
     const height = Math.ceil(await page.evaluate(bottom)) + 16;
-    const image = Buffer.from(await page.screenshot({ clip: { x: 0, y: 0, width: Number(width), height } }));
+    const clip = { x: 0, y: 0, width: Number(width), height };
+    // Beyond the viewport would lay the page out again, and catch panels that are just being made.
+    const image = Buffer.from(await page.screenshot({ clip, captureBeyondViewport: false }));
     const seen = image.toString('base64');
     writeFileSync(picture, image);
     if (seen === previous) break;
