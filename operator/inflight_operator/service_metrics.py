@@ -114,19 +114,19 @@ class ServiceMetrics(Collector):
         )
         yield _gauges(
             "inflight_operator_service_rollout_stuck",
-            "1 while a rollout does not go on without intervention.",
+            "1 while a rollout cannot continue without intervention.",
             (),
             [(key, (), one.stuck) for key, one in services],
         )
         yield _gauges(
             "inflight_operator_service_state",
-            "1 for the state of a service: the reason of its condition Ready.",
+            "1 for the reason of the condition Ready, such as Serving or Loading.",
             ("state",),
             [(key, (ready.reason,), 1) for key, one in services if (ready := one.finding("Ready")) is not None],
         )
         yield _gauges(
             "inflight_operator_service_cost_per_hour",
-            "Cost of the pods of a service for an hour, by spec.cost.",
+            "Cost per hour of the pods; with spec.cost.",
             ("currency",),
             [(key, (shown.currency,), shown.cost_per_hour) for key, _, shown in read],
         )

@@ -69,7 +69,7 @@ GAUGES: tuple[tuple[str, str, Callable[[Shown], float | None]], ...] = (
     ("inflight_operator_service_ready_replicas", "Pods that take requests.", lambda shown: shown.ready),
     (
         "inflight_operator_service_unmeasured_replicas",
-        "Pods that take requests and have no recent metrics.",
+        "Ready pods without recent metrics.",
         lambda shown: shown.unmeasured,
     ),
     (
@@ -77,26 +77,26 @@ GAUGES: tuple[tuple[str, str, Callable[[Shown], float | None]], ...] = (
         "Replicas that will not become ready without intervention.",
         lambda shown: shown.blocked,
     ),
-    ("inflight_operator_service_waiting_requests", "Requests waiting, over all pods.", lambda shown: shown.waiting),
-    ("inflight_operator_service_running_requests", "Requests running, over all pods.", lambda shown: shown.running),
+    ("inflight_operator_service_waiting_requests", "Waiting requests, over all pods.", lambda shown: shown.waiting),
+    ("inflight_operator_service_running_requests", "Running requests, over all pods.", lambda shown: shown.running),
     (
         "inflight_operator_service_kv_utilization",
-        "Share of the KV cache in use, 0 to 1, the mean of pods.",
+        "KV cache in use, 0 to 1, mean of the pods.",
         lambda shown: shown.kv_utilization,
     ),
     (
         "inflight_operator_service_preemptions_per_minute",
-        "Requests preempted a minute, over all pods.",
+        "Preempted requests per minute, over all pods.",
         lambda shown: shown.preemptions_per_minute,
     ),
     (
         "inflight_operator_service_max_num_seqs",
-        "Limit in force: most requests an engine runs at once.",
+        "Limit in force: requests that an engine runs at once.",
         lambda shown: shown.limits.max_num_seqs,
     ),
     (
         "inflight_operator_service_max_num_batched_tokens",
-        "Limit in force: most tokens an engine computes in one step.",
+        "Limit in force: tokens that an engine computes in one step.",
         lambda shown: shown.limits.max_num_batched_tokens,
     ),
     (
@@ -126,7 +126,7 @@ GAUGES: tuple[tuple[str, str, Callable[[Shown], float | None]], ...] = (
     ),
     (
         "inflight_operator_service_replica_requests_per_second",
-        "Requests per second that one replica sustains, by the cost model: within the targets if it can keep them.",
+        "Requests per second that one replica sustains by the cost model, within the targets if it can keep them.",
         _sizing("each"),
     ),
     (
@@ -136,13 +136,13 @@ GAUGES: tuple[tuple[str, str, Callable[[Shown], float | None]], ...] = (
     ),
     (
         "inflight_operator_scrape_age_seconds",
-        "Age of the oldest newest sample among a service's ready pods.",
+        "Seconds since the stalest ready pod was last scraped.",
         lambda shown: shown.scrape_age,
     ),
 )
 
 COUNTERS: tuple[tuple[str, str, Callable[[Attainment], float]], ...] = (
-    ("inflight_operator_service_first_tokens", "First tokens of requests.", lambda of: of.ttft.total),
+    ("inflight_operator_service_first_tokens", "First tokens of requests; with spec.slo.", lambda of: of.ttft.total),
     (
         "inflight_operator_service_first_tokens_in_target",
         "First tokens within the TTFT target, interpolated from the engines' histograms.",
@@ -150,7 +150,7 @@ COUNTERS: tuple[tuple[str, str, Callable[[Attainment], float]], ...] = (
     ),
     (
         "inflight_operator_service_outputs",
-        "Finished requests with a time per output token.",
+        "Finished requests of two tokens or more; with spec.slo.",
         lambda of: of.tpot.total,
     ),
     (
