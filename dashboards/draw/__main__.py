@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from dashboards.draw import front_end, pictures
 from dashboards.draw.pictures import Look
@@ -15,7 +14,7 @@ from dashboards.live import stage
 from dashboards.live.answers import load
 from dashboards.live.grafana import Window
 from dashboards.live.monitors import watching
-from dashboards.live.prometheus import Prometheus, PrometheusError
+from dashboards.live.prometheus import PrometheusError
 from e2e.cluster import ClusterError, kubectl
 from e2e.cluster.progress import Progress, step, to_stdout
 from e2e.install import OPERATOR_NAMESPACE, ROOT, install
@@ -60,10 +59,9 @@ def client_image(progress: Progress, *, as_installed: bool) -> str:
 
 
 def draw_all(
-    prometheus: Prometheus, window: Window, dashboards: Mapping[str, Any], options: argparse.Namespace, say: Progress
+    browser: str, url: str, window: Window, dashboards: Iterable[str], options: argparse.Namespace, say: Progress
 ) -> list[str]:
-    """Draw every dashboard; what is wrong with them. Raises ClusterError."""
-    browser = front_end.browser(say)
+    """Draw every dashboard from the Prometheus at `url`; what is wrong with them. Raises ClusterError."""
     found = []
     options.to.mkdir(parents=True, exist_ok=True)
     with pictures.served() as server:
@@ -72,7 +70,7 @@ def draw_all(
             chosen = {"namespace": options.namespace} | ({} if name == "fleet" else {"service": "chat"})
             picture = options.to / f"dashboard-{name}.png"
             with step(say, f"drawing {picture}"):
-                look = Look(prometheus.url, window, chosen, options.theme)
+                look = Look(url, window, chosen, options.theme)
                 found += [f"{name}: {problem}" for problem in pictures.draw(browser, server, name, look, picture)]
     return found
 
@@ -85,6 +83,7 @@ def run(options: argparse.Namespace) -> int:
         front_end.check_types(dashboards)
     if options.types_only:
         return 0
+    browser = front_end.browser(say)
     image = client_image(say, as_installed=options.as_installed)
     seconds = options.minutes * 60
     shown = stage.parts(seconds)
@@ -94,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
         with step(say, f"traffic for {options.minutes:g} minutes"):
             stage.run_traffic(shown, options.namespace, seconds, say, image=image)
         window = Window(begun, round(time.time()), SCRAPE_SECONDS)
-        found = draw_all(prometheus, window, dashboards, options, say)
+        found = draw_all(browser, prometheus.url, window, dashboards, options, say)
     for problem in found:
         print(f"error: {problem}", file=sys.stderr)
     return 1 if found else 0

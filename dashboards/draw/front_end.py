@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,19 +55,12 @@ def check_types(dashboards: Mapping[str, Mapping[str, Any]]) -> None:
         raise ClusterError(f"the dashboards are not of Grafana's types:\n{_shown(said)}")
 
 
-class _unless_done:
-    """True where `stamp` was written for other contents of `files`, and writes it when the block succeeds."""
-
-    def __init__(self, stamp: Path, files: list[Path]) -> None:
-        self._stamp = stamp
-        self._digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
-
-    def __enter__(self) -> bool:
-        return not self._stamp.exists() or self._stamp.read_text() != self._digest
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is None:
-            write_whole(self._stamp, self._digest)
+@contextmanager
+def _unless_done(stamp: Path, files: Sequence[Path]) -> Iterator[bool]:
+    """True where `stamp` was written for other contents of `files`; writes it when the block succeeds."""
+    digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
+    yield not stamp.exists() or stamp.read_text() != digest
+    write_whole(stamp, digest)
 
 
 def _npm(*arguments: str) -> None:

@@ -58,8 +58,8 @@ class _Files(SimpleHTTPRequestHandler):
     """The bundled page, and the dashboards below /dashboards."""
 
     def translate_path(self, path: str) -> str:
-        name = path.partition("?")[0].removeprefix("/dashboards/")
-        return str(DASHBOARDS / name) if path.startswith("/dashboards/") else super().translate_path(path)
+        local = super().translate_path(path)
+        return str(DASHBOARDS / Path(local).name) if path.startswith("/dashboards/") else local
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Nothing: the page's own report has the errors."""

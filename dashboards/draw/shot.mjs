@@ -9,14 +9,14 @@ const WAIT_MS = 60_000;
 const LOOK_MS = 700;
 const LOOKS = 30;
 
-const args = ['--no-sandbox', '--disable-gpu', '--force-color-profile=srgb'];
+const args = ['--disable-gpu', '--force-color-profile=srgb'];
+if (process.getuid() === 0) args.push('--no-sandbox'); // Chromium refuses its sandbox to root
 const browser = await puppeteer.launch({ executablePath, args });
 try {
   const page = await browser.newPage();
   // Tall from the beginning: a panel that is not in view would not be drawn.
   await page.setViewport({ width: Number(width), height: 4000 });
   const errors = [];
-  if (process.env.DEBUG) page.on('console', (message) => console.error(message.type(), message.text().slice(0, 1500)));
   page.on('pageerror', (error) => errors.push(error.message.slice(0, 600)));
   await page.goto(url, { waitUntil: 'load' });
   const done = () => {
@@ -36,7 +36,9 @@ try {
   for (let look = 0; look < LOOKS; look++) {
     await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
     const height = Math.ceil(await page.evaluate(bottom)) + 16;
-    const image = Buffer.from(await page.screenshot({ clip: { x: 0, y: 0, width: Number(width), height } }));
+    const clip = { x: 0, y: 0, width: Number(width), height };
+    // Beyond the viewport would lay the page out again, and catch panels that are just being made.
+    const image = Buffer.from(await page.screenshot({ clip, captureBeyondViewport: false }));
     const seen = image.toString('base64');
     writeFileSync(picture, image);
     if (seen === previous) break;

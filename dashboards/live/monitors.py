@@ -135,10 +135,13 @@ def watching(interval: float, namespaces: Sequence[str] = ()) -> Iterator[Promet
         namespaces: of the services to scrape; none: all.
 
     Raises:
-        ClusterError: there is no cluster, or no Prometheus for this machine.
+        ClusterError: there is no cluster, no service in it, or no Prometheus for this machine.
         PrometheusError: it did not start.
     """
-    monitors = [operator_monitor(), *engine_monitors(namespaces)]
+    if not (engines := engine_monitors(namespaces)):
+        where = f"in {', '.join(namespaces)}" if namespaces else "in the cluster"
+        raise ClusterError(f"there is no InferenceService {where}: apply one, such as examples/chat.yaml")
+    monitors = [operator_monitor(), *engines]
     looking: list[Targets] = []
 
     def configure(folder: Path) -> dict[str, Any]:

@@ -71,6 +71,7 @@ NEEDS = {
     "metrics.monitor.": "metrics.monitor.enabled=true",
     "metrics.rules.": "metrics.rules.enabled=true",
     "dashboards.": "dashboards.enabled=true",
+    "engine.tracing.samplingRatio": "engine.tracing.endpoint=http://collector:4318",
     "networkPolicy.egress.": "networkPolicy.egress.enabled=true",
     "podDisruptionBudget.": "replicas=2",
     "priorityClass.": "priorityClass.create=true",

@@ -36,7 +36,7 @@ NO_VALUE = {"engine-image", "kubeconfig", "lease-name", "key-secret", "record-de
 
 
 def operator_flags():
-    (commands,) = (a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction))
+    (commands,) = (a for a in cli.build_parser()._actions if isinstance(a, argparse._SubParsersAction))
     return {
         option.removeprefix("--"): action
         for action in commands.choices["run"]._actions
@@ -83,7 +83,7 @@ def test_a_value_of_the_chart_and_the_operators_flag_have_one_default(path):
 def test_the_operator_takes_the_least_and_the_most_that_the_chart_takes(path):
     flag, schema = VALUES[path], chart_schema(path)
     for bound in (schema["minimum"], schema["maximum"]):
-        given = cli._parser().parse_args(["run", "--engine-image=x", f"--{flag}={bound}"])
+        given = cli.build_parser().parse_args(["run", "--engine-image=x", f"--{flag}={bound}"])
         assert getattr(given, flag.replace("-", "_")) == bound
 
 

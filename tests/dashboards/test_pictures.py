@@ -1,8 +1,10 @@
 """What a picture is checked for."""
 
+import httpx
 import pytest
 
-from dashboards.draw.pictures import Look, problems
+from dashboards.draw.pictures import Look, problems, served
+from dashboards.live.answers import load
 from dashboards.live.grafana import Window
 
 PANEL = {"id": 2, "type": "stat", "title": "Replicas", "fieldConfig": {"defaults": {}}}
@@ -49,3 +51,9 @@ def test_the_address_has_the_window_and_the_variables():
 def test_a_panel_type_that_is_not_drawn_is_a_problem():
     dashboard = DASHBOARD | {"panels": [PANEL | {"type": "heatmap"}]}
     assert problems(report(), dashboard) == ["panel 'Replicas' has the type heatmap, which is not drawn"]
+
+
+def test_the_page_gets_the_dashboards_of_the_chart_and_nothing_beside_them():
+    with served() as server:
+        assert httpx.get(f"{server}/dashboards/fleet.json", trust_env=False).json() == load()["fleet"]
+        assert httpx.get(f"{server}/dashboards/..%2fvalues.yaml", trust_env=False).status_code == 404

@@ -22,7 +22,7 @@ const TIME_SERIES = {
   axisBorderShow: false, scaleDistribution: { type: 'linear' }, axisCenteredZero: false,
   hideFrom: { tooltip: false, viz: false, legend: false }, thresholdsStyle: { mode: 'off' },
 };
-const TABLE = { cellOptions: { type: 'auto' }, align: 'auto', inspect: false, filterable: undefined };
+const TABLE = { cellOptions: { type: 'auto' }, align: 'auto', inspect: false, filterable: undefined, width: undefined, minWidth: undefined };
 const LEGEND = { displayMode: 'list', placement: 'bottom', showLegend: true, calcs: [] };
 
 function NoData({ width, height }: D.PanelProps<any>) {
