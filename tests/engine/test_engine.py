@@ -220,6 +220,14 @@ def test_a_failed_step_ends_its_own_requests_with_an_error_and_spares_the_waitin
     assert finished == {4: FinishReason.LENGTH, 5: FinishReason.LENGTH}
 
 
+def test_the_log_names_the_requests_of_a_failed_step_by_their_clients_ids(caplog):
+    engine = make_engine({0})
+    engine.handle(msgspec.structs.replace(add(0, [1]), external_id="from-the-client"))
+    engine.step()
+    ids = [record.ids.request_id for record in caplog.records if hasattr(record, "ids")]
+    assert ids == ["from-the-client"]
+
+
 class PartlyFailing(AheadStandIn):
     """Without memory for what slot 1 alone asks for, in one step."""
 

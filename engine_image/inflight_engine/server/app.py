@@ -7,6 +7,7 @@ from http import HTTPStatus
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 
 from inflight_engine.server import admin, elsewhere, generate, health, openai, tokenize
@@ -16,6 +17,9 @@ from inflight_engine.server.middleware import EdgeMiddleware, OpenResponses, too
 from inflight_engine.server.request_id import REQUEST_ID_HEADER, request_id
 from inflight_engine.server.respond import error_response
 from inflight_engine.server.service import Service
+
+_NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
+"""FastAPI's own, which variables of the environment turn on: spans are made in `spans`, and never twice."""
 
 
 def create_app(
@@ -50,7 +54,9 @@ def create_admin_app(service: Service, responses: OpenResponses, drain: Callable
 
 
 def _app(service: Service, responses: OpenResponses, drain: Callable[[], None]) -> FastAPI:
-    app = FastAPI(title="Inflight engine", docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="Inflight engine", docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=_NO_TELEMETRY
+    )
     app.state.service = service
     app.state.drain = drain
     app.add_exception_handler(ApiError, _api_error)

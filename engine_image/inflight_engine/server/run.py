@@ -86,7 +86,7 @@ async def _serve(
 
 
 def _trace_export(config: TracingConfig) -> TraceExport:
-    from inflight_engine.server.trace_export import TraceExport  # imports opentelemetry
+    from inflight_engine.server.trace_export import TraceExport  # imports OpenTelemetry's SDK
 
     return TraceExport(config)
 

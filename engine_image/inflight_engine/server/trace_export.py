@@ -1,6 +1,6 @@
 """Spans to an OTLP collector, in batches and from a thread of their own: requests never wait for it.
 
-Loaded only where requests are traced, as all that imports opentelemetry.
+Loaded only where requests are traced: it imports OpenTelemetry's SDK and exporter.
 """
 
 from __future__ import annotations

@@ -282,7 +282,10 @@ def test_version_and_help():
     [
         # Before the engine process is started, nothing heavy; afterwards, never torch.
         ("inflight_engine.cli", "fastapi pydantic asyncio transformers torch"),
-        ("inflight_engine.server.run, inflight_engine.models.tokenizer", "transformers torch"),
+        (
+            "inflight_engine.server.run, inflight_engine.models.tokenizer",
+            "transformers torch opentelemetry.sdk requests",
+        ),
     ],
 )
 def test_what_is_not_imported(module, never):
@@ -296,6 +299,48 @@ def test_port_in_use_is_one_sentence_and_exit_1():
         ended = run("serve", "builtin://smollm2", "--host", "127.0.0.1", "--port", str(taken.getsockname()[1]))
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1].startswith("error: cannot listen on 127.0.0.1 port")
+
+
+def test_with_json_logs_the_last_line_is_json_too():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ended = run("serve", "m", "--host", "127.0.0.1", "--port", port, "--log-format", "json")
+    last = json.loads(ended.stderr.splitlines()[-1])
+    assert ended.returncode == 1
+    assert last["level"] == "CRITICAL"
+    assert last["message"].startswith("cannot listen on 127.0.0.1 port")
+
+
+@pytest.mark.parametrize("url", ["collector:4317", "grpc://collector:4317", "http://", "http://a b", "http://c:99999"])
+def test_a_collector_without_an_http_url_is_refused(url, capsys):
+    with pytest.raises(SystemExit):
+        parse("m", "--otlp-traces-endpoint", url)
+    assert "is not a URL such as http://collector:4318" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("environment", "endpoint"),
+    [
+        ({}, None),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, "http://c:4318/v1/traces"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318/base/"}, "http://c:4318/base/v1/traces"),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://t/x", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c"}, "http://t/x"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_TRACES_EXPORTER": "none"}, None),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_SDK_DISABLED": "true"}, None),
+    ],
+)
+def test_opentelemetrys_variables_turn_traces_on_and_off(monkeypatch, environment, endpoint):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    tracing = parse("m").tracing
+    assert (None if tracing is None else tracing.endpoint) == endpoint
+
+
+def test_a_variable_without_a_usable_url_is_named(monkeypatch, capsys):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317")
+    with pytest.raises(SystemExit):
+        parse("m")
+    assert "$OTEL_EXPORTER_OTLP_ENDPOINT: 'collector:4317/v1/traces' is not a URL" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -109,17 +109,17 @@ def test_without_a_collector_requests_go_on_and_the_end_is_not_held_up(traced, c
         assert ask(traced, f"alone-{i}").status_code == 200
     began = time.monotonic()
     traced.process.send_signal(signal.SIGTERM)
-    assert traced.process.wait(30) == 0
-    assert time.monotonic() - began < 15
+    assert traced.process.wait(60) == 0
+    assert time.monotonic() - began < 30
     exporting = [line for line in lines(traced) if line["logger"].startswith("opentelemetry.exporter")]
     assert len(exporting) <= 1
 
 
-def test_only_a_server_with_tracing_loads_opentelemetrys_libraries(server, own_server):
-    library = "google/_upb"  # protobuf's extension, which the exporter loads
+def test_only_a_server_with_tracing_loads_the_exporter(server, own_server):
+    library = "google/_upb"  # protobuf's extension, which it loads
     assert library not in Path(f"/proc/{server.process.pid}/maps").read_text()
     tracing = own_server("--otlp-traces-endpoint", "http://127.0.0.1:9", wait=False)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while library not in Path(f"/proc/{tracing.process.pid}/maps").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.05)
