@@ -17,7 +17,7 @@ class Spinning {
   // for a core, negative: not known.
   void observe(int64_t computed, int64_t delayed);
   int64_t nanoseconds() const { return nanoseconds_; }
-  // How long to spin in a run that began with `nanoseconds`, after `outlasted` waits that were longer than that.
+  // How long to spin in a run that began with `nanoseconds`, after waits at `outlasted` barriers that were longer.
   static int64_t shortened(int64_t nanoseconds, int outlasted) {
     return outlasted < kNotNoise || nanoseconds < kUnknown ? nanoseconds : kUnknown;
   }

@@ -132,7 +132,7 @@ void Team::barrier() {
     passed_.advance();
   } else {
     const int64_t spin = spin_nanoseconds_.load(std::memory_order_relaxed);
-    if (passed_.wait_while(passed, spin))
+    if (passed_.wait_while(passed, spin) && outlasted_at_.exchange(passed) != passed)
       spin_nanoseconds_.store(Spinning::shortened(spin, outlasted_.fetch_add(1) + 1), std::memory_order_relaxed);
   }
 }

@@ -70,7 +70,10 @@ class Team {
   int64_t last_observed_ = 0;  // when such a run ended
   Spinning spinning_;
   std::atomic<int64_t> spin_nanoseconds_{spinning_.nanoseconds()};
-  std::atomic<int> outlasted_{0};  // waits at barriers that ended in a sleep, since the start of the last observed run
+  // Barriers at which a thread slept, since the start of the last observed run, and the last of them: one late thread
+  // makes all others sleep.
+  std::atomic<int> outlasted_{0};
+  std::atomic<uint32_t> outlasted_at_{UINT32_MAX};
   WaitWord start_;
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) WaitWord passed_;

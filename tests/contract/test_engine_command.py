@@ -14,6 +14,7 @@ from inflight_operator.api import parse_duration, parse_quantity
 from inflight_operator.api.scheduling import BOUNDS
 from inflight_operator.api.types import Engine, Scheduling
 from inflight_operator.api.types import ServiceClass as APIServiceClass
+from inflight_operator.render import EngineObservability
 from inflight_operator.render.command import engine_command
 from tests.operator.render.services import CPU, EVERYTHING, make
 
@@ -23,7 +24,7 @@ def literals(model, field):
 
 
 def parsed(**spec):
-    program, verb, *arguments = engine_command(make(**spec), "/limits.json")
+    program, verb, *arguments = engine_command(make(**spec), "/limits.json", EngineObservability())
     assert (program, verb) == ("inflight-engine", "serve")
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
     add_serve_flags(parser)
