@@ -50,11 +50,19 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, default=_plain, ensure_ascii=False))
 
 
+def in_utc(moment: datetime) -> datetime:
+    """`moment` in UTC; where that is outside the years 1 to 9999, its own date and time of day."""
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        return moment.replace(tzinfo=UTC)
+
+
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {_camel(field.name): getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        return in_utc(value).isoformat(timespec="seconds").replace("+00:00", "Z")
     if isinstance(value, (set, frozenset)):
         return sorted(value)
     raise TypeError(f"{type(value).__name__} has no form in JSON")

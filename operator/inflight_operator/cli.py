@@ -17,6 +17,7 @@ import uvloop
 
 from inflight_operator import logs
 from inflight_operator.admin_key import KEY_SECRET_NAME
+from inflight_operator.api.observability import ENDPOINT_PATTERN
 from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.connect import ConnectError
 from inflight_operator.leader import LEASE_NAME
@@ -190,11 +191,11 @@ def build_parser() -> argparse.ArgumentParser:
         type=_positive,
         default=DEFAULT_MEBIBYTES,
         metavar="MIB",
-        help=f"disk space of the recording; the oldest file is deleted first (default: {DEFAULT_MEBIBYTES})",
+        help=f"most disk space of the recording; the oldest file is deleted first (default: {DEFAULT_MEBIBYTES})",
     )
-    run.add_argument("--log-format", choices=logs.FORMATS, default="text", help="of log lines (default: text)")
+    run.add_argument("--log-format", choices=logs.FORMATS, default="text", help="format of log lines (default: text)")
     run.add_argument(
-        "--log-level", choices=logs.LEVELS, default="info", help="least level of log lines (default: info)"
+        "--log-level", choices=logs.LEVELS, default="info", help="lowest level of log lines (default: info)"
     )
     run.add_argument(
         "--engine-traces-endpoint",
@@ -209,13 +210,13 @@ def build_parser() -> argparse.ArgumentParser:
         type=_share,
         default=1.0,
         metavar="RATIO",
-        help="share of their requests that are traced, 0 to 1 (default: 1)",
+        help="share of engine requests that are traced, 0 to 1 (default: 1)",
     )
     run.add_argument(
         "--engine-log-format",
         choices=logs.FORMATS,
         default="text",
-        help="of engines whose service sets none in spec.engine.logs (default: text)",
+        help="log format of engines whose service sets none in spec.engine.logs (default: text)",
     )
     run.add_argument(
         "--engine-access-log",
@@ -227,8 +228,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _collector(text: str) -> str:
-    if text and re.fullmatch(r"https?://[^\s/?#]+(/\S*)?", text) is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a URL such as http://collector.observability.svc:4318")
+    if text and re.fullmatch(ENDPOINT_PATTERN, text) is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a URL such as http://collector.observability.svc:4318, with a port from 1 to 65535"
+        )
     return text
 
 

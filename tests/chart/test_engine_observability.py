@@ -1,9 +1,14 @@
 """Values of traces and logs reach the operator's command line; the schema refuses wrong ones."""
 
+import json
+from pathlib import Path
+
 import pytest
 
+from inflight_operator.api.observability import ENDPOINT_PATTERN
 from inflight_operator.cli import build_parser
 
+CHART = Path(__file__).parents[2] / "helm" / "inflight"
 TRACED = (
     "--set=engine.tracing.endpoint=http://collector.observability.svc:4318",
     "--set-json=engine.tracing.samplingRatio=0.05",  # --set makes a string of a fraction
@@ -31,11 +36,18 @@ def test_values_reach_the_operator(helm):
     assert (flags.log_format, flags.log_level) == ("json", "debug")
 
 
+def test_values_and_services_name_the_same_collectors():
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    tracing = schema["properties"]["engine"]["properties"]["tracing"]["properties"]
+    assert tracing["endpoint"]["pattern"] == f"^({ENDPOINT_PATTERN.removeprefix('^').removesuffix('$')})?$"
+
+
 @pytest.mark.parametrize(
     "value",
     [
         "engine.tracing.endpoint=collector:4317",
         "engine.tracing.endpoint=grpc://collector:4317",
+        "engine.tracing.endpoint=http://collector:99999",
         "engine.tracing.samplingRatio=1.5",
         "engine.logs.format=yaml",
         "logs.level=trace",

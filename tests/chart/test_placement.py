@@ -39,7 +39,9 @@ def test_restricted_egress_reaches_dns_the_api_server_and_the_ports_of_engines(h
     policy = helm.objects(*EGRESS)[POLICY]["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     dns, api_server, engines = policy["egress"]
-    assert {(port["port"], port["protocol"]) for port in dns["ports"]} == {(53, "UDP"), (53, "TCP")}
+    assert {(port["port"], port["protocol"]) for port in dns["ports"]} == {
+        (port, protocol) for port in (53, 5353) for protocol in ("UDP", "TCP")
+    }
     assert ([port["port"] for port in api_server["ports"]], "to" in api_server) == ([443, 6443], False)
     assert [port["port"] for port in engines["ports"]] == [ENGINE_PORT, ADMIN_PORT]
     (peer,) = engines["to"]

@@ -56,7 +56,8 @@ BAD = {
     ),
     "limits by hand above the capacity": (
         spec(tuning={"override": {"maxNumSeqs": 1000, "until": "2030-01-31T12:00:00Z"}}),
-        "tuning.override.maxNumSeqs must not exceed engine.maxNumSeqs, the capacity an engine starts with",
+        "tuning.override.maxNumSeqs must not exceed engine.maxNumSeqs, the capacity an engine starts with;"
+        " `kubectl inflight limits SERVICE --clear` removes an override, also one that has ended",
     ),
     "limits by hand without an end": (
         spec(tuning={"override": {"maxNumSeqs": 8}}),
@@ -65,6 +66,10 @@ BAD = {
     "limits by hand with an end that is no time": (
         spec(tuning={"override": {"maxNumSeqs": 8, "until": "in ten minutes"}}),
         "spec.tuning.override.until in body must be of type date-time",
+    ),
+    "limits by hand that end after all calendars": (
+        spec(tuning={"override": {"maxNumSeqs": 8, "until": "9999-12-31T23:59:59-12:00"}}),
+        "tuning.override.until must be a time from 2000 to 8999",
     ),
     "limits by hand without a limit": (
         spec(tuning={"override": {"until": "2030-01-31T12:00:00Z"}}),
@@ -363,7 +368,10 @@ BAD = {
             spec(engine={"tracing": {"endpoint": endpoint}}),
             "engine.tracing.endpoint must be a URL such as http://collector.observability.svc:4318",
         )
-        for endpoint in ("collector:4318", "grpc://collector:4317", "http://user:secret@collector", "http://a b")
+        for endpoint in (
+            *("collector:4318", "grpc://collector:4317", "http://user:secret@collector", "http://a b"),
+            *("http://c:0", "http://c:65536", "http://c:99999", "http://[::::]:4318", "http://c:4318?x=1"),
+        )
     },
     "more traces than requests": (
         spec(engine={"tracing": {"endpoint": "http://[fd00::1]:4318/v1/traces", "samplingRatio": 2}}),
@@ -491,6 +499,14 @@ GOOD = {
                 }
             }
         ),
+    ),
+    "traces to an address of version 6 and the highest port": (
+        "chat",
+        spec(engine={"tracing": {"endpoint": "https://[fd00::1]:65535/v1/traces?x=1"}}),
+    ),
+    "limits by hand until the last moment": (
+        "chat",
+        spec(tuning={"override": {"maxNumSeqs": 8, "until": "8999-12-31T23:59:59Z"}}),
     ),
     "no time for a thousand tokens": ("chat", spec(slo={"ttftPerThousandTokens": "0s"})),
     "the most time for a thousand tokens": ("chat", spec(slo={"ttftPerThousandTokens": "1m"})),

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from inflight_kubectl.commands import limits as limits_command
 from inflight_kubectl.connection import _refusal
 from inflight_kubectl.flag_types import DurationType, RangeType, written
+from inflight_kubectl.output import print_json
 from inflight_kubectl.overrides import Canary, Pair, _refused, limits_view
 from inflight_kubectl.resources import Service
 from tests.kubectl.objects import body
@@ -24,6 +25,13 @@ BY_HAND = {**IN_FORCE, "maxNumSeqs": 4, "source": "Override", "override": OVERRI
 
 def view(spec=SPEC, **limits):
     return limits_view(Service.of(body(spec=spec, limits=limits)))
+
+
+def test_an_end_outside_all_calendars_of_utc_is_shown_as_it_is(capsys):
+    shown = view(**{**BY_HAND, "override": {**OVERRIDE, "until": "9999-12-31T23:59:59-12:00"}})
+    assert limits_command._source(shown).startswith("set by hand until 9999-12-31T23:59:59Z")
+    print_json(shown)
+    assert json.loads(capsys.readouterr().out)["until"] == "9999-12-31T23:59:59Z"
 
 
 def test_bounds_are_those_of_tuning_and_where_it_has_none_the_capacity():

@@ -11,7 +11,7 @@ from inflight_engine.messages import StepReport
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.request import FinishReason
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.generation import Generation, Preempted
+from inflight_engine.server.generation import Generation
 from inflight_engine.server.metrics import EngineMetrics
 
 
@@ -87,7 +87,7 @@ class Dispatcher:
         for request_id in report.preempted:
             preempted = self._known.get(request_id)
             if preempted is not None and not preempted.done:
-                preempted.preemptions.append(Preempted(max(began, preempted.progress_at)))
+                preempted.preempt(max(began, preempted.progress_at))
         for admission in report.admitted:
             admitted = self._known.get(admission.request_id)
             self._slots[admission.slot] = admitted

@@ -63,7 +63,7 @@ class Exchange:
     @property
     def num_preemptions(self) -> int:
         """Of its generations."""
-        return sum(len(choice.preemptions) for choice in (() if self.call is None else self.call.choices))
+        return sum(choice.num_preemptions for choice in (() if self.call is None else self.call.choices))
 
     @property
     def failed(self) -> bool:

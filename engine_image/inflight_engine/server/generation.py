@@ -114,6 +114,10 @@ class Preempted:
     next_token: float | None = None
 
 
+MAX_PREEMPTIONS = 64
+"""Of one generation, whose times are kept: the first ones and the latest."""
+
+
 class Generation:
     """State of one running request.
 
@@ -149,6 +153,7 @@ class Generation:
         "first_token_counted",
         "last_token_at",
         "logprobs",
+        "num_preemptions",
         "preemptions",
         "request",
         "scored",
@@ -179,7 +184,8 @@ class Generation:
         """Of `token_ids`, how many the estimate of output lengths has counted."""
         self.timings = Timings(arrived)
         self.preemptions: list[Preempted] = []
-        """In the engine process that runs."""
+        """In the engine process that runs, at most `MAX_PREEMPTIONS` of `num_preemptions`."""
+        self.num_preemptions = 0
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         """Of the last of `token_ids`, those that no piece of a stream was written with; empty unless asked for."""
@@ -213,6 +219,7 @@ class Generation:
         """Forget its tokens: it is submitted again, and waits again. Nothing of it was delivered."""
         self.timings = Timings(self.timings.arrived)
         self.preemptions = []
+        self.num_preemptions = 0
         self.token_ids = []
         self.counted_tokens = 0
         self.logprobs = []
@@ -252,6 +259,12 @@ class Generation:
         """Seconds for each token after the first, on average, of a request that ended; None: there were not two."""
         first, finished, after_first = self.timings.first_token, self.timings.finished, len(self.token_ids) - 1
         return None if first is None or finished is None or after_first < 1 else (finished - first) / after_first
+
+    def preempt(self, began: float) -> None:
+        """It lost its slot to others, in the step that began then."""
+        self.num_preemptions += 1
+        del self.preemptions[MAX_PREEMPTIONS - 1 :]
+        self.preemptions.append(Preempted(began))
 
     def add_prompt_logprobs(self, report: PromptLogprobs) -> None:
         """Take those of some prompt tokens."""

@@ -78,7 +78,7 @@ def _endpoint_of(environment: Mapping[str, str]) -> str | None:
         url = environment.get(name, "").strip()
         if url:
             try:
-                return _checked(url.rstrip("/") + path if path else url)
+                return _with_path(_checked(url), path)
             except argparse.ArgumentTypeError as error:
                 raise ValueError(f"${name}: {error}") from None
     return None
@@ -91,7 +91,13 @@ def traces_endpoint(text: str) -> str:
         argparse.ArgumentTypeError: it is not an HTTP URL.
     """
     url = _checked(text)
-    return url if urlsplit(url).path.strip("/") else url.rstrip("/") + TRACES_PATH
+    return url if urlsplit(url).path.strip("/") else _with_path(url, TRACES_PATH)
+
+
+def _with_path(url: str, path: str) -> str:
+    """`url` with `path` behind its own, before its query."""
+    parts = urlsplit(url)
+    return parts._replace(path=parts.path.rstrip("/") + path).geturl() if path else url
 
 
 def _checked(text: str) -> str:

@@ -30,11 +30,19 @@ def resident_bytes(pid: int, proc: Path = _PROC) -> Iterator[tuple[str, int]]:
 
 
 def _descendants(pid: int, proc: Path) -> Iterator[int]:
-    for children in proc.glob(f"{pid}/task/*/children"):
-        with contextlib.suppress(OSError):  # the thread is gone
-            for child in map(int, children.read_text().split()):
-                yield child
-                yield from _descendants(child, proc)
+    for child in _children(pid, proc):
+        yield child
+        yield from _descendants(child, proc)
+
+
+def _children(pid: int, proc: Path) -> list[int]:
+    """Those of all threads, without threads that are gone."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # the process went while its threads were listed: Python 3.11 raises
+        for children in proc.glob(f"{pid}/task/*/children"):
+            with contextlib.suppress(OSError):
+                found += map(int, children.read_text().split())
+    return found
 
 
 def _resident(pid: int, proc: Path) -> int:

@@ -43,7 +43,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     default = {field.name: field.default for field in fields(EngineConfig)}
 
     def add(name: str, text: str, **how: Any) -> None:
-        shown = "" if how.get("default") is None else " (default %(default)s)"
+        shown = "" if how.get("default") is None else " (default: %(default)s)"
         parser.add_argument(name, help=text + shown, **how)
 
     add("model", "what to serve; may also stand in the file of --config", metavar="MODEL", nargs="?")

@@ -27,6 +27,9 @@ from inflight_engine.server.span_attributes import first_attributes, last_attrib
 MAX_CHOICES = 32
 """Answers of one request whose phases have spans."""
 
+MAX_PHASES = 64
+"""Phases of one answer that have spans, the first ones. The server span counts those that have none."""
+
 log = logging.getLogger(__name__)
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
@@ -114,13 +117,16 @@ class Spans:
             span.set_status(Status(StatusCode.ERROR, None if error is None else error.message))
         if exchange.call is not None:
             context = set_span_in_context(span, Context())
-            for choice in exchange.call.choices[:MAX_CHOICES]:
-                self._phases(context, choice, exchange.ended, clock)
+            choices = exchange.call.choices[:MAX_CHOICES]
+            dropped = sum(self._phases(context, choice, exchange.ended, clock) for choice in choices)
+            if dropped:
+                span.set_attribute("inflight.phases_dropped", dropped)
         span.end(clock.at(exchange.ended))
 
-    def _phases(self, context: Context, choice: Generation, ended: float, clock: _WallClock) -> None:
-        resumes = False
-        for phase in request_phases(choice, ended):
+    def _phases(self, context: Context, choice: Generation, ended: float, clock: _WallClock) -> int:
+        """Returns how many phases there were beyond `MAX_PHASES`, of those whose times were kept."""
+        resumes, phases = False, request_phases(choice, ended)
+        for phase in phases[:MAX_PHASES]:
             attributes: dict[str, int | bool] = {"inflight.choice": choice.request.index}
             if phase.name == PREFILL and resumes:
                 attributes["inflight.resumed"] = True
@@ -128,3 +134,4 @@ class Spans:
             began = clock.at(phase.began)
             child = self._tracer.start_span(phase.name, context, attributes=attributes, start_time=began)
             child.end(clock.at(phase.ended))
+        return max(0, len(phases) - MAX_PHASES)

@@ -11,7 +11,7 @@ import click
 
 from inflight_kubectl.cluster import Target, cluster_options, service_argument
 from inflight_kubectl.flag_types import DurationType, written
-from inflight_kubectl.output import Problem, console, json_option, plain_table, print_json
+from inflight_kubectl.output import Problem, console, in_utc, json_option, plain_table, print_json
 from inflight_kubectl.overrides import LimitsView, Pair, clear_override, limits_view, set_override
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _show(view: LimitsView) -> None:
 def _source(view: LimitsView) -> str:
     if view.until is not None:
         left = max(0.0, (view.until - datetime.now(UTC)).total_seconds())
-        return f"set by hand until {view.until.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}, for {written(left)} more"
+        return f"set by hand until {in_utc(view.until):%Y-%m-%dT%H:%M:%SZ}, for {written(left)} more"
     words = {
         "Capacity": "capacity, which engines start with",
         "Tuning": f"tuning (mode {view.mode})",

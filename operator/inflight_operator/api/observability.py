@@ -8,6 +8,15 @@ from pydantic import Field
 
 from inflight_operator.api.base import SpecModel, rule, validations
 
+_GROUP = "[0-9a-fA-F]{1,4}"
+_GROUPS = f"({_GROUP}(:{_GROUP}){{0,6}})?"
+_IPV6 = f"({_GROUP}(:{_GROUP}){{7}}|{_GROUPS}::{_GROUPS})"
+_PORT = "(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})"
+ENDPOINT_PATTERN = rf"^https?://([-_.a-zA-Z0-9]+|\[{_IPV6}\])(:{_PORT})?(/[!-~]*)?$"
+"""URLs of collectors: RE2, and Python's. The chart's schema of values has the same."""
+
+_IS_ENDPOINT = "self.matches('{}')".format(ENDPOINT_PATTERN.replace("\\", r"\\"))
+
 
 class Tracing(SpecModel):
     """OpenTelemetry traces of requests."""
@@ -21,7 +30,7 @@ class Tracing(SpecModel):
         " value engine.tracing.endpoint; where that is empty too, engines send no traces.",
         json_schema_extra=validations(
             rule(
-                "self.matches('^https?://([-_.a-zA-Z0-9]+|\\\\[[0-9a-fA-F:]+\\\\])(:[0-9]{1,5})?(/[!-~]*)?$')",
+                _IS_ENDPOINT,
                 "engine.tracing.endpoint must be a URL such as http://collector.observability.svc:4318",
             )
         ),

@@ -93,7 +93,15 @@ class Override(SpecModel):
     )
     until: Timestamp = Field(
         description="When the override ends, such as 2030-01-31T12:00:00Z. An override that has ended has no effect.",
-        json_schema_extra={"maxLength": 40},
+        json_schema_extra={
+            "maxLength": 40,
+            **validations(
+                rule(
+                    "self >= timestamp('2000-01-01T00:00:00Z') && self < timestamp('9000-01-01T00:00:00Z')",
+                    "tuning.override.until must be a time from 2000 to 8999",
+                )
+            ),
+        },
     )
 
 
@@ -156,7 +164,8 @@ def _tuning_rules(knob: str) -> list[dict[str, Any]]:
         ),
         rule(
             f"self.tuning.?override.?{knob}.orValue(0) <= {capacity}",
-            f"tuning.override.{knob} must not exceed engine.{knob}, the capacity an engine starts with",
+            f"tuning.override.{knob} must not exceed engine.{knob}, the capacity an engine starts with;"
+            " `kubectl inflight limits SERVICE --clear` removes an override, also one that has ended",
         ),
     ]
 

@@ -61,8 +61,7 @@ class LimitsStatus(StatusModel):
     )
     modelled: LimitsPair | None = Field(
         default=None,
-        description="The limits that the cost model finds best for the recent requests, while an override is in force"
-        " or tuning.mode is not Auto.",
+        description="The limits that the cost model finds best for the recent requests, within the bounds of tuning.",
     )
     canary: CanaryStatus | None = Field(
         default=None, description="The pod that tries other limits now and is compared with the rest."

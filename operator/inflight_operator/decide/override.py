@@ -30,7 +30,11 @@ class Override:
     @property
     def end(self) -> str:
         """`until` to the second, as the Kubernetes API writes times."""
-        return f"{self.until.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        try:
+            until = self.until.astimezone(UTC)
+        except OverflowError:  # in UTC it is outside the years 1 to 9999
+            until = self.until.replace(tzinfo=UTC)
+        return f"{until:%Y-%m-%dT%H:%M:%SZ}"
 
     def of(self, limits: Limits) -> Limits:
         """`limits` with the values that are set."""

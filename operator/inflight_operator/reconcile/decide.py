@@ -141,10 +141,12 @@ def _override(snapshot: Snapshot, memory: Memory) -> _Tuned:
 
 
 def _modelled(snapshot: Snapshot, memory: Memory) -> Limits | None:
-    """What the cost model finds best, where tuning does not set the limits by it."""
-    policy, model = snapshot.policy, tuning_model(snapshot, memory.demand)
-    tuned = policy.tuning is TuningMode.AUTO and memory.before_override is None
-    if tuned or model is None or not snapshot.fresh:
+    """What the cost model finds best: what tuning last asked it for, or its answer now where tuning does not ask."""
+    policy = snapshot.policy
+    if policy.tuning is not TuningMode.OFF and memory.before_override is None:
+        return memory.tuning.modelled
+    model = tuning_model(snapshot, memory.demand)
+    if model is None or not snapshot.fresh:
         return None
     return modelled_limits(bounds_of_tuning(policy), mean_slo(policy, memory.demand), model, memory.tuning)
 

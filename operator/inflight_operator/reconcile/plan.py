@@ -29,7 +29,7 @@ class Plan:
     desired: what the operator finds right; in `scaling.mode: External` only an opinion.
     limits: in force.
     canary: the pod that tries others; None while there is none.
-    modelled: limits that the cost model finds best, where tuning does not set them; None without a model.
+    modelled: limits that the cost model finds best; None without a model.
     in_force: ready pods that run with them.
     children: as they are to be, without the Deployment where `hold_template` says so.
     hold_template: leave the live Deployment's pod template as it is, and set only its replicas.

@@ -26,7 +26,7 @@ def shown_of(snapshot: Snapshot, plan: Plan) -> Shown:
         kv_utilization=sum(one.kv_usage for one in fresh) / len(fresh) if fresh else 0.0,
         preemptions_per_minute=plan.measured.preemptions_per_min,
         limits=plan.limits.limits,
-        modelled=plan.modelled or plan.memory.tuning.modelled,
+        modelled=plan.modelled,
         overridden=plan.memory.before_override is not None,
         scrape_age=snapshot.window.oldest_age(snapshot.now),
         ttft_target=targets.ttft_p95,

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
 
 _DEFAULTS = EngineObservability()
-_DNS_PORTS = ({"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"})
+_DNS_PORTS = tuple({"port": port, "protocol": protocol} for port in (53, 5353) for protocol in ("UDP", "TCP"))
+"""Policies see the ports of the pods behind the Service of DNS: 5353 on OpenShift, 53 elsewhere."""
+
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -72,12 +74,16 @@ def collector_egress(observability: EngineObservability) -> list[Manifest]:
 
     A collector that is named as a Service, NAME.NAMESPACE.svc, is any pod of that namespace: policies see the ports of
     its pods, which may differ from the Service's. An IP address is that address with the URL's port; any other name is
-    any address with that port.
+    any address with that port. Of a URL that reaches nothing only DNS is left.
     """
     if not observability.traces_endpoint:
         return []
-    url = urlsplit(observability.traces_endpoint)
-    host, ports = url.hostname or "", [{"port": url.port or _PORTS[url.scheme], "protocol": "TCP"}]
+    dns: Manifest = {"ports": [dict(port) for port in _DNS_PORTS]}
+    reached = _host_and_port(observability.traces_endpoint)
+    if reached is None:
+        return [dns]
+    host, port = reached
+    ports = [{"port": port, "protocol": "TCP"}]
     labels = host.split(".")
     if len(labels) >= 3 and labels[2] == "svc":
         namespace = {"matchLabels": {"kubernetes.io/metadata.name": labels[1]}}
@@ -86,7 +92,17 @@ def collector_egress(observability: EngineObservability) -> list[Manifest]:
         to_collector = {"to": [{"ipBlock": {"cidr": block}}], "ports": ports}
     else:
         to_collector = {"ports": ports}
-    return [{"ports": [dict(port) for port in _DNS_PORTS]}, to_collector]
+    return [dns, to_collector]
+
+
+def _host_and_port(endpoint: str) -> tuple[str, int] | None:
+    """None for a URL that reaches nothing. The API server refuses those, but may have stored some before it did."""
+    try:
+        url = urlsplit(endpoint)
+        port = _PORTS.get(url.scheme) if url.port is None else url.port
+    except ValueError:
+        return None
+    return (url.hostname, port) if url.hostname and port else None
 
 
 def _ip_block(host: str) -> str | None:

@@ -319,11 +319,25 @@ def test_a_collector_without_an_http_url_is_refused(url, capsys):
 
 
 @pytest.mark.parametrize(
+    ("url", "endpoint"),
+    [
+        ("http://c:4318", "http://c:4318/v1/traces"),
+        ("http://c:4318/", "http://c:4318/v1/traces"),
+        ("http://c:4318?x=1", "http://c:4318/v1/traces?x=1"),
+        ("http://c:4318/own?x=1", "http://c:4318/own?x=1"),
+    ],
+)
+def test_the_path_of_traces_comes_before_a_query(url, endpoint):
+    assert parse("m", "--otlp-traces-endpoint", url).tracing.endpoint == endpoint
+
+
+@pytest.mark.parametrize(
     ("environment", "endpoint"),
     [
         ({}, None),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, "http://c:4318/v1/traces"),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318/base/"}, "http://c:4318/base/v1/traces"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318/base?x=1"}, "http://c:4318/base/v1/traces?x=1"),
         ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://t/x", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c"}, "http://t/x"),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_TRACES_EXPORTER": "none"}, None),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_SDK_DISABLED": "true"}, None),
@@ -340,7 +354,7 @@ def test_a_variable_without_a_usable_url_is_named(monkeypatch, capsys):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317")
     with pytest.raises(SystemExit):
         parse("m")
-    assert "$OTEL_EXPORTER_OTLP_ENDPOINT: 'collector:4317/v1/traces' is not a URL" in capsys.readouterr().err
+    assert "$OTEL_EXPORTER_OTLP_ENDPOINT: 'collector:4317' is not a URL" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -35,6 +35,20 @@ def test_processes_that_are_gone_count_nothing(tmp_path):
     assert dict(resident_bytes(3, tmp_path)) == {"api": 0, "engine": 0}
 
 
+def test_a_process_that_goes_while_its_threads_are_listed_counts_nothing(tmp_path, monkeypatch):
+    def vanishing(self, pattern):
+        yield self / "1" / "task" / "1" / "children"
+        raise FileNotFoundError(pattern)
+
+    process(tmp_path, 1, 10, [20])
+    process(tmp_path, 20, 200)
+    glob = type(tmp_path).glob
+    monkeypatch.setattr(
+        type(tmp_path), "glob", lambda self, pattern: (vanishing if pattern.startswith("1/") else glob)(self, pattern)
+    )
+    assert dict(resident_bytes(1, tmp_path)) == {"api": 10 * PAGE, "engine": 200 * PAGE}
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_a_real_child_is_found():
     command = [sys.executable, "-c", "input(0)"]

@@ -18,7 +18,8 @@ from opentelemetry.trace import get_current_span
 from inflight_engine.config import EngineConfig
 from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.config import ServiceClass
-from inflight_engine.server.spans import HeaderGetter
+from inflight_engine.server.generation import MAX_PREEMPTIONS
+from inflight_engine.server.spans import MAX_PHASES, HeaderGetter
 from inflight_engine.server.trace_export import TraceExport
 from inflight_engine.server.tracing_config import TracingConfig
 from tests.engine.server.fake_engine import until
@@ -147,6 +148,23 @@ async def test_a_preempted_request_has_its_phases_again(make_traced):
     assert server.attributes["inflight.preemptions"] == 1
     assert phases[3].end_time - phases[3].start_time >= 15_000_000
     assert [phase.attributes.get("inflight.resumed", False) for phase in phases] == [False] * 4 + [True, False]
+
+
+async def test_phases_of_one_that_is_preempted_all_the_time_are_bounded(make_traced):
+    fake = await make_traced()
+    asked = asyncio.create_task(fake.post("/v1/completions", prompt="hello"))
+    await until(lambda: fake.engine.requests)
+    report = fake.engine.report
+    for _ in range(MAX_PREEMPTIONS + 6):
+        report(admitted=[(0, 1)], num_running=1)
+        report(tokens={1: 97}, num_running=1, num_decode_tokens=1)
+        report(preempted=[0], num_waiting=1)
+    report(finished=[(0, FinishReason.STOP)])
+    await asked
+    (server,), phases = await spans_of(fake, 1 + MAX_PHASES)
+    assert [phase.name for phase in phases][:4] == ["queue", "prefill", "decode", "preempted"]
+    assert server.attributes["inflight.preemptions"] == MAX_PREEMPTIONS + 6
+    assert server.attributes["inflight.phases_dropped"] >= 2 * MAX_PREEMPTIONS - MAX_PHASES
 
 
 async def test_each_answer_of_a_request_has_its_phases(make_traced):

@@ -55,6 +55,13 @@ def test_an_override_that_ended_before_it_was_seen_changes_nothing():
     assert (decision.limits, decision.before, decision.changes) == (TUNED, None, ())
 
 
+def test_an_end_outside_all_calendars_of_utc_is_shown_as_it_is():
+    ends = (datetime(9999, 12, 31, 23, tzinfo=timezone(-timedelta(hours=12))), "9999-12-31T23:00:00Z")
+    began = (datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=12))), "0001-01-01T00:00:00Z")
+    assert Override(8, None, ends[0]).end == ends[1]
+    assert Override(8, None, began[0]).end.endswith(began[1].lstrip("0"))
+
+
 def test_the_end_is_shown_in_utc():
     zone = timezone(timedelta(hours=2))
     assert Override(8, None, datetime(2026, 11, 20, 12, 30, tzinfo=zone)).end == "2026-11-20T10:30:00Z"

@@ -154,4 +154,6 @@ def test_the_status_has_what_the_cost_model_would_set_meanwhile():
     assert last.plan.limits.limits.max_num_seqs == 8
     assert last.plan.modelled is not None
     assert abs(last.plan.modelled.max_num_seqs / tuned.memory.limits.limits.max_num_seqs - 1) < 0.3
-    assert tuned.rounds[-1].plan.modelled is None
+    shown = tuned.rounds[-1].plan.modelled
+    assert shown is not None
+    assert shown == tuned.memory.tuning.modelled

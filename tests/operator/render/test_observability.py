@@ -1,15 +1,18 @@
 """Traces and logs of engines: what a service sets, else what the operator was installed with."""
 
+import re
 from dataclasses import replace
 
 import pytest
 from pydantic import ValidationError
 
+from inflight_operator.api.observability import ENDPOINT_PATTERN
 from inflight_operator.render import EngineObservability, render
 from inflight_operator.render.deployment import SPEC_DIGEST, TEMPLATE_DIGEST
 from tests.operator.render.services import CPU, PLAN, SETTINGS, make
 
 COLLECTOR = "http://collector.observability.svc:4318"
+DNS = {"ports": [{"port": port, "protocol": protocol} for port in (53, 5353) for protocol in ("UDP", "TCP")]}
 
 
 def children(service, **observability):
@@ -93,9 +96,32 @@ def test_a_user_s_variable_wins():
 )
 def test_the_network_policy_lets_engines_reach_dns_and_the_collector_and_nothing_else(endpoint, rule):
     spec = children(make(**CPU), traces_endpoint=endpoint)["NetworkPolicy"]["spec"]
-    dns = {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]}
-    assert spec["egress"] == [dns, rule]
+    assert spec["egress"] == [DNS, rule]
     assert spec["policyTypes"] == ["Ingress", "Egress"]
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["http://c:99999", "http://c:0", "http://c:abc", "http://[::::]:4318", "http://[1::2::3]", "http://", "c:4318"],
+)
+def test_a_url_that_reaches_nothing_gets_no_way_out_but_dns(endpoint):
+    assert re.fullmatch(ENDPOINT_PATTERN, endpoint) is None
+    spec = children(make(**CPU), traces_endpoint=endpoint)["NetworkPolicy"]["spec"]
+    if endpoint in ("http://[::::]:4318", "http://[1::2::3]"):
+        assert spec["egress"][0] == DNS  # Python versions differ in which of these hosts they refuse
+    else:
+        assert spec["egress"] == [DNS]
+
+
+@pytest.mark.parametrize("port", [1, 9, 80, 4318, 9999, 10000, 59999, 60000, 64999, 65000, 65499, 65529, 65535])
+@pytest.mark.parametrize("host", ["c", "10.0.0.1", "[::]", "[::1]", "[fd00::1]", "[fe80:1::a:2]", "[1:2:3:4:5:6:7:8]"])
+def test_every_port_and_kind_of_host_can_be_named(host, port):
+    assert re.fullmatch(ENDPOINT_PATTERN, f"http://{host}:{port}/v1/traces")
+
+
+@pytest.mark.parametrize("port", ["0", "00", "65536", "65540", "65600", "66000", "70000", "99999", "100000", ""])
+def test_other_ports_are_none(port):
+    assert re.fullmatch(ENDPOINT_PATTERN, f"http://c:{port}") is None
 
 
 def test_without_traces_nothing_gets_out_and_where_models_are_downloaded_everything_does():
