@@ -214,7 +214,7 @@ def test_what_services_can_do_without_is_a_warning(changed, check, words, remedy
     ("operators", "remedy"),
     [
         ("0.0.1", "helm upgrade mine helm/inflight -n apps --reset-then-reuse-values"),
-        ("99.10.0", "git checkout v99.10.0 && pip install --upgrade ./kubectl"),
+        ("99.10.0", "git checkout v99.10.0 && pip install '.[kubectl]'"),
     ],
 )
 def test_of_two_versions_the_older_one_is_to_be_upgraded(operators, remedy):

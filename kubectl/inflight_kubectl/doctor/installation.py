@@ -118,7 +118,7 @@ def _pods(cluster: Cluster, deployment: Json) -> Iterator[Result]:
 def _same_version(deployment: Json, installed: str, mine: str) -> str:
     """How the older one of operator and program gets the version of the other."""
     if _numbers(mine) < _numbers(installed):
-        return f"git checkout v{installed} && pip install --upgrade ./kubectl"
+        return f"git checkout v{installed} && pip install '.[kubectl]'"
     return upgrade_command(deployment)
 
 
