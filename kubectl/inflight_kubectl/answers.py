@@ -101,13 +101,17 @@ def error_message(body: Any) -> str:
 def refusal(status: int, body: bytes) -> AnswerError:
     """An HTTP answer other than 200, in the words of the engine."""
     try:
-        said = error_message(json.loads(body))
+        content = json.loads(body)
+        said = error_message(content)
     except ValueError:
-        said = body.decode(errors="replace").strip()
+        content, said = None, body.decode(errors="replace").strip()
+    error = content.get("error") if isinstance(content, dict) else None
     remedy = {
-        429: "The engine's queue is full: try again later, or add replicas",
         503: "No engine takes requests now: see `kubectl inflight why SERVICE`",
+        504: "The engine did not answer in time: see `kubectl inflight why SERVICE`, and try again",
     }.get(status, "")
+    if isinstance(error, dict) and error.get("code") == "queue_full":
+        remedy = ""  # the message says to try again later or to add replicas
     return AnswerError(f"the engine answers {status}: {' '.join(said.split())[:500] or 'without a reason'}", remedy)
 
 

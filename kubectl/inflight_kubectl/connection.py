@@ -85,7 +85,7 @@ class Connection:
             UnreachableProblem: no answer within `seconds`.
         """
         with self._open(method, path, query, body, content_type, seconds) as response:
-            return cast(Json, json.loads(response.data))
+            return self._object(response.data)
 
     @contextmanager
     def stream(self, path: str, query: Mapping[str, str], seconds: float) -> Iterator[Iterator[Json]]:
@@ -105,9 +105,20 @@ class Connection:
         try:
             for chunk in response.stream(1 << 16):
                 *lines, rest = (rest + chunk).split(b"\n")
-                yield from (json.loads(line) for line in lines if line)
+                yield from (self._object(line) for line in lines if line)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise self._unreachable(error) from error
+
+    def _object(self, text: bytes) -> Json:
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise UnreachableProblem(
+                f"{self.host} answers, but not as a Kubernetes API server", "Correct the address in the kubeconfig"
+            )
+        return found
 
     def websocket(self, path: str, protocol: str) -> WebSocket:
         """A websocket to a streaming subresource such as `portforward`.

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from inflight_kubectl.output import Problem
+from inflight_kubectl.output import Problem, described
 
 if TYPE_CHECKING:
     import httpx
@@ -146,6 +146,16 @@ def percentile(now: Buckets, before: Buckets, q: float) -> float | None:
     return lower
 
 
+def _limited(answer: httpx.Response) -> str:
+    """The text of a page, read no further than `MAX_BYTES`."""
+    content = bytearray()
+    for piece in answer.iter_bytes():
+        content += piece
+        if len(content) > MAX_BYTES:
+            raise ValueError(f"the page is larger than {MAX_BYTES >> 20} MiB")
+    return content.decode(errors="replace")
+
+
 class EngineReader:
     """Reads the pages of a service's pods, with one port-forward for each pod that stays open between reads.
 
@@ -175,8 +185,8 @@ class EngineReader:
         pages = self._pages.setdefault(pod.uid, [])
         try:
             pages.append(self._page(pod))
-        except (Problem, ValueError) as error:
-            what = error.what if isinstance(error, Problem) else str(error)
+        except (Problem, ValueError, KeyError, OSError) as error:
+            what = str(error) if type(error) is ValueError else described(error)
             return replace(figures(pages), problem=what) if pages else Figures(problem=what)
         while len(pages) > 2 and pages[-1].at - pages[1].at >= WINDOW_SECONDS:
             pages.pop(0)
@@ -193,14 +203,13 @@ class EngineReader:
             self._open[pod.uid] = forward, forward.client(timeout=5.0)
         forward, http = self._open[pod.uid]
         try:
-            answer = http.get("/metrics")
-            answer.raise_for_status()
+            with http.stream("GET", "/metrics") as answer:
+                answer.raise_for_status()
+                text = _limited(answer)
         except httpx.HTTPError as error:
             self._forget(pod.uid, pages=False)
             raise forward.problem or Problem(f"no answer: {str(error) or type(error).__name__}") from error
-        if len(answer.content) > MAX_BYTES:
-            raise ValueError(f"the page is larger than {MAX_BYTES >> 20} MiB")
-        return parse_page(answer.text, time.monotonic())
+        return parse_page(text, time.monotonic())
 
     def _forget(self, uid: str, *, pages: bool = True) -> None:
         opened = self._open.pop(uid, None)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from inflight_kubectl.cluster import services_path
-from inflight_kubectl.output import Problem
+from inflight_kubectl.output import Problem, described
 from inflight_kubectl.resources import Service
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ WATCH_SECONDS = 10
 """Length of one watch. An API server that vanishes without a word is noticed soon after it should have ended."""
 
 SILENCE_SECONDS = 5.0
+LEAST_WATCH_SECONDS = 1.0
+"""Between the beginnings of two watches."""
+
 BACKOFF_SECONDS = (1.0, 2.0, 4.0)
 
 _EXPIRED = 410
@@ -73,9 +77,12 @@ class ServiceFeed:
                 version: str | None = self._list()
                 failures = 0
                 while version is not None and not self._stopped.is_set():
+                    began = time.monotonic()
                     version = self._watch(version)
-            except Problem as problem:
-                self._tell(replace(self._view, problem=problem.what))
+                    # Some proxies end a watch at once.
+                    self._stopped.wait(max(0.0, began + LEAST_WATCH_SECONDS - time.monotonic()))
+            except Exception as error:  # whatever comes over the wire, the view says it and goes on
+                self._tell(replace(self._view, problem=described(error)))
                 self._again.wait(BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS) - 1)])
                 self._again.clear()
                 failures += 1

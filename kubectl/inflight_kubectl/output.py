@@ -40,6 +40,13 @@ class Problem(click.ClickException):
         click.echo(f"error: {self.message}", file=file or sys.stderr)
 
 
+def described(error: Exception) -> str:
+    """What is wrong, for views that show it and go on; of an error that nobody expected, with its type."""
+    if isinstance(error, Problem):
+        return error.what
+    return f"unexpected {type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+
+
 def json_option(function: Any) -> Any:
     """Adds `--json`, passed as `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)

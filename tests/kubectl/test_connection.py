@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -199,3 +200,31 @@ def test_the_feed_follows_changes_and_comes_back_after_the_api_server_was_away(s
         (("code",), ended),
         (("chat",), None),
     ]
+
+
+def test_an_address_that_is_no_kubernetes_api_is_told(serve):
+    server = serve(lambda path, query: (200, "a page of a proxy"))
+    with pytest.raises(UnreachableProblem, match="not as a Kubernetes API server"):
+        Target(server.kubeconfig).connect().services()
+
+
+def test_the_feed_tells_an_answer_that_it_cannot_read_and_goes_on(serve):
+    server = serve(lambda path, query: (200, {"items": [{"metadata": {}}]}))
+    views, told = [], threading.Event()
+    feed = ServiceFeed(Target(server.kubeconfig).connect(), lambda view: (views.append(view), told.set()))
+    feed.start()
+    assert told.wait(10)
+    feed.stop()
+    assert "KeyError" in views[0].problem
+
+
+def test_watches_that_end_at_once_are_not_begun_in_a_hot_loop(serve):
+    def answer(path, query):
+        return 200, [] if query else {"metadata": {"resourceVersion": "1"}, "items": []}
+
+    server = serve(answer)
+    feed = ServiceFeed(Target(server.kubeconfig).connect(), lambda view: None)
+    feed.start()
+    time.sleep(0.5)
+    feed.stop()
+    assert len(server.asked) <= 2

@@ -210,6 +210,27 @@ def test_what_services_can_do_without_is_a_warning(changed, check, words, remedy
     assert remedy in warning.remedy
 
 
+@pytest.mark.parametrize(
+    ("operators", "remedy"),
+    [
+        ("0.0.1", "helm upgrade mine helm/inflight -n apps --reset-then-reuse-values"),
+        ("99.10.0", "git checkout v99.10.0 && pip install '.[kubectl]'"),
+    ],
+)
+def test_of_two_versions_the_older_one_is_to_be_upgraded(operators, remedy):
+    other = operator()
+    other["metadata"]["labels"]["app.kubernetes.io/version"] = operators
+    other["metadata"]["annotations"] = {"meta.helm.sh/release-name": "mine", "meta.helm.sh/release-namespace": "apps"}
+    (warning,) = only(well(**{"/apis/apps/v1/deployments": items(other)}), "warn")
+    assert warning.remedy == remedy
+
+
+def test_leader_election_is_on_unless_a_flag_says_otherwise():
+    held = {"/apis/coordination.k8s.io/v1/namespaces/inflight-system/leases/inflight-operator": lease(holder="")}
+    assert only(well(**held | {"/apis/apps/v1/deployments": items(operator(args=()))}), "fail")
+    assert not only(well(**held | {"/apis/apps/v1/deployments": items(operator(args=("--no-leader-elect",)))}), "fail")
+
+
 def test_an_operator_that_restarts_is_a_warning():
     ended = {"reason": "OOMKilled", "finishedAt": datetime.now(UTC).isoformat()}
     status = {"containerStatuses": [{"restartCount": 4, "lastState": {"terminated": ended}}]}

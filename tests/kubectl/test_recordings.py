@@ -134,7 +134,7 @@ def test_files_of_another_version_are_left_out(record, recorded):
 def test_where_nothing_is_recorded_the_value_that_turns_it_on_is_told(record, recorded, arguments, tmp_path):
     done = record(Cluster(arguments), recorded)
     assert done.exit_code == 1
-    assert "helm upgrade mine helm/inflight -n system --reuse-values" in done.output
+    assert "helm upgrade mine helm/inflight -n system --reset-then-reuse-values" in done.output
     others = "default/chat-2," if arguments else ""
     assert f"'recordDecisions.services={{{others}default/chat}}'" in done.output
     assert not (tmp_path / "chat-decisions.jsonl.gz").exists()
@@ -145,6 +145,23 @@ def test_an_empty_recording_leaves_no_file(record, tmp_path):
     done = record(Cluster(ON), tmp_path / "empty")
     assert "has no round of default/chat yet" in done.output
     assert not (tmp_path / "chat-decisions.jsonl.gz").exists()
+
+
+@pytest.mark.parametrize("flags", [(), ("--engine",)], ids=["operator", "engine"])
+def test_a_file_that_is_overwritten_stays_whole_when_the_connection_breaks_off(record, tmp_path, monkeypatch, flags):
+    def broken(*_):
+        yield b"x"
+        raise Problem("the connection to op-1 broke off")
+
+    kept = tmp_path / "mine.jsonl.gz"
+    kept.write_bytes(b"before")
+    cluster = Cluster(ON, {"engine": {"extraArgs": ["--record", "/tmp/run.jsonl.gz"]}})
+    record(cluster, tmp_path)
+    monkeypatch.setattr("inflight_kubectl.remote.output_of", broken)
+    run = CliRunner().invoke(RECORD, ["chat", "-o", str(kept), "--force", *flags])
+    assert (run.exit_code, "broke off" in run.output) == (1, True)
+    assert kept.read_bytes() == b"before"
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_the_recording_of_an_engine_is_fetched_as_it_is(record, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -66,7 +66,15 @@ def record(service: str, output: Path | None, engine: bool, force: bool, as_json
         raise Problem(f"{path} exists", "Choose another file with -o, or overwrite it with --force")
     cluster = target.connect()
     found = cluster.service(service)
-    fetched = _from_engine(cluster, found, path) if engine else _from_operator(cluster, found, path)
+    part = path.with_name(f"{path.name}.part")
+    try:
+        fetched = _from_engine(cluster, found, part) if engine else _from_operator(cluster, found, part)
+        part.replace(path)
+    except OSError as error:
+        raise Problem(f"cannot write {path}: {error.strerror or error}", "Choose another file with -o") from error
+    finally:
+        part.unlink(missing_ok=True)
+    fetched = replace(fetched, file=str(path))
     if as_json:
         print_json(fetched)
         return
@@ -81,7 +89,7 @@ COMMAND = record
 
 
 def _from_operator(cluster: Cluster, service: Service, path: Path) -> Fetched:
-    from inflight_kubectl.doctor.installation import arguments, operators
+    from inflight_kubectl.operators import arguments, operators
 
     key = f"{service.namespace}/{service.name}"
     found = operators(cluster)
@@ -107,7 +115,6 @@ def _from_operator(cluster: Cluster, service: Service, path: Path) -> Fetched:
     files = [lines_of(run("cat", f"{folder}/{name}")) for name in names if name.startswith("decisions-")]
     rounds, left_out = _write_rounds(path, files, key)
     if not rounds:
-        path.unlink(missing_ok=True)
         raise Problem(f"the recording in {pod} has no round of {key} yet", "Try again in a few seconds")
     return Fetched(str(path), pod, path.stat().st_size, rounds, left_out)
 
@@ -137,12 +144,11 @@ def _write_rounds(path: Path, files: list[Iterator[bytes]], service: str) -> tup
 
 def _leader(cluster: Cluster, deployment: Json) -> str:
     """The pod that acts and records: the holder of the Lease."""
-    from inflight_kubectl.doctor.installation import OPERATOR_SELECTOR, arguments
+    from inflight_kubectl.operators import OPERATOR_SELECTOR, lease_path
 
-    namespace, given = deployment["metadata"]["namespace"], arguments(deployment)
-    name = next((one.partition("=")[2] for one in given if one.startswith("--lease-name=")), "inflight-operator")
-    if "--leader-elect" in given:
-        lease = cluster.get(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}")
+    namespace, path = deployment["metadata"]["namespace"], lease_path(deployment)
+    if path is not None:
+        lease = cluster.get(path)
         holder = ((lease or {}).get("spec") or {}).get("holderIdentity")
         if not holder:
             raise Problem("no pod of the operator leads now", "Run `kubectl inflight doctor`")
@@ -159,12 +165,12 @@ def _folder(arguments: list[str]) -> str | None:
 
 
 def _off(deployment: Json, services: str) -> Problem:
-    namespace = deployment["metadata"]["namespace"]
-    release = (deployment["metadata"].get("annotations") or {}).get("meta.helm.sh/release-name", "inflight")
+    from inflight_kubectl.operators import upgrade_command
+
+    options = ("--set recordDecisions.enabled=true", f"--set 'recordDecisions.services={{{services}}}'")
     return Problem(
         f"the operator does not record decisions on {services.rpartition(',')[2]}",
-        f"Turn it on: helm upgrade {release} helm/inflight -n {namespace} --reuse-values"
-        f" --set recordDecisions.enabled=true --set 'recordDecisions.services={{{services}}}'",
+        f"Turn it on: {upgrade_command(deployment, *options)}",
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from inflight_kubectl.cluster import Cluster, Json, services_path
 from inflight_kubectl.connection import ApiProblem
 from inflight_kubectl.doctor.result import Result, fail, ok, warn
+from inflight_kubectl.operators import OPERATOR_SELECTOR, lease_path, operators, upgrade_command
 from inflight_kubectl.pods import moment
 from inflight_kubectl.resources import GROUP, PLURAL
 
@@ -18,7 +19,6 @@ LEAST_MINOR = 30
 """Kubernetes 1.30: the resource's validation needs optionalOldSelf."""
 
 INSTALL = "helm install inflight helm/inflight -n inflight-system --create-namespace"
-OPERATOR_SELECTOR = "app.kubernetes.io/name=inflight-operator"
 
 _STATUS_FIELDS = frozenset({"blockedReplicas", "conditions", "decisions", "demand", "limits", "observed"})
 """Fields of the status that the commands read."""
@@ -78,20 +78,6 @@ def check_operator(cluster: Cluster) -> Iterator[Result]:
         yield from _leader(cluster, deployment)
 
 
-def operators(cluster: Cluster) -> list[Json]:
-    """The Deployments of operators in this cluster.
-
-    Raises:
-        Problem: forbidden, or no answer.
-    """
-    return list(cluster.list("/apis/apps/v1/deployments", labelSelector=OPERATOR_SELECTOR)["items"])
-
-
-def arguments(deployment: Json) -> list[str]:
-    """Arguments of the operator's container."""
-    return list(deployment["spec"]["template"]["spec"]["containers"][0].get("args") or [])
-
-
 def _running(deployment: Json) -> Result:
     namespace, name = deployment["metadata"]["namespace"], deployment["metadata"]["name"]
     wanted, available = deployment["spec"].get("replicas", 1), deployment.get("status", {}).get("availableReplicas", 0)
@@ -111,7 +97,7 @@ def _running(deployment: Json) -> Result:
     mine = package_version("inflight")
     if installed not in ("?", mine):
         found = f"{what} runs, and this program is of version {mine}"
-        return warn("operator", found, f"helm upgrade inflight helm/inflight -n {namespace} --reuse-values")
+        return warn("operator", found, _same_version(deployment, installed, mine))
     return ok("operator", f"{what}: {available} of {wanted} pods are ready")
 
 
@@ -129,14 +115,23 @@ def _pods(cluster: Cluster, deployment: Json) -> Iterator[Result]:
             yield warn("operator restarts", found, f"kubectl -n {namespace} logs {name} --previous")
 
 
+def _same_version(deployment: Json, installed: str, mine: str) -> str:
+    """How the older one of operator and program gets the version of the other."""
+    if _numbers(mine) < _numbers(installed):
+        return f"git checkout v{installed} && pip install '.[kubectl]'"
+    return upgrade_command(deployment)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(one) for one in re.findall(r"\d+", version)]
+
+
 def _leader(cluster: Cluster, deployment: Json) -> Iterator[Result]:
-    namespace = deployment["metadata"]["namespace"]
-    given = arguments(deployment)
-    if "--no-leader-elect" in given:
+    namespace, path = deployment["metadata"]["namespace"], lease_path(deployment)
+    if path is None:
         yield ok("leader", "leader election is off: the one pod acts")
         return
-    name = next((one.partition("=")[2] for one in given if one.startswith("--lease-name=")), "inflight-operator")
-    lease = cluster.get(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}")
+    lease, name = cluster.get(path), path.rpartition("/")[2]
     logs = f"kubectl -n {namespace} logs deploy/{deployment['metadata']['name']}"
     spec = (lease or {}).get("spec") or {}
     holder, renewed = spec.get("holderIdentity"), moment(spec.get("renewTime"))

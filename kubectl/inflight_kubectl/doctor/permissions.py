@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from inflight_kubectl.cluster import Cluster, Json
 from inflight_kubectl.connection import ApiProblem
-from inflight_kubectl.doctor.installation import arguments, operators
 from inflight_kubectl.doctor.result import Result, fail, ok, warn
+from inflight_kubectl.operators import arguments, operators, upgrade_command
 from inflight_kubectl.resources import GROUP
 
 Access = tuple[str, str, str]
@@ -83,8 +83,7 @@ def check_operator_rights(cluster: Cluster) -> Iterator[Result]:
             return
         if refused:
             found = f"{user} may not {_words(sorted(set(refused)))}"
-            remedy = f"helm upgrade inflight helm/inflight -n {namespace} --reuse-values --set rbac.create=true"
-            yield fail("operator's rights", found, remedy)
+            yield fail("operator's rights", found, upgrade_command(deployment, "--set rbac.create=true"))
         else:
             yield ok("operator's rights", f"{user} may do all that it needs")
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from inflight_kubectl.cluster import Cluster, Json
 from inflight_kubectl.doctor.result import Result, fail, ok, warn
 from inflight_kubectl.events import Event
+from inflight_kubectl.operators import upgrade_command
 from inflight_kubectl.resources import Service
 
 PART = "app.kubernetes.io/name in (inflight-engine, inflight-operator)"
@@ -122,6 +123,6 @@ def _other_image(pod: Json) -> str:
     namespace, labels = pod["metadata"]["namespace"], pod["metadata"].get("labels") or {}
     service = labels.get("inflight.dev/service")
     if service is None:
-        return f"helm upgrade inflight helm/inflight -n {namespace} --reuse-values --set image.repository=REPOSITORY"
+        return upgrade_command(pod, "--set image.repository=REPOSITORY")
     change = '{"spec":{"engine":{"image":"REPOSITORY:TAG"}}}'
     return f"kubectl -n {namespace} patch ifsvc {service} --type merge -p '{change}'"

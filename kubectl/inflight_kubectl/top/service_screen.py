@@ -19,7 +19,7 @@ from textual.screen import Screen
 from textual.widgets import Footer, Static
 
 from inflight_kubectl.engine_metrics import Figures
-from inflight_kubectl.output import Problem, age
+from inflight_kubectl.output import age, described
 from inflight_kubectl.pods import Pod
 from inflight_kubectl.resources import Service
 from inflight_kubectl.top.rows import against, pod_cells, pod_columns, replicas, share
@@ -102,12 +102,11 @@ class ServiceScreen(Screen[None]):
             while not self._done.is_set():
                 try:
                     pods = self.top.source.pods(self._service)
-                except Problem as problem:
-                    self.post_message(self.Read(None, {}, problem.what))
-                else:
                     # Pods are shown before their figures: a port-forward may take a while.
                     self.post_message(self.Read(pods, self._figures, None))
                     self.post_message(self.Read(pods, reader.read(pods), None))
+                except Exception as error:  # whatever comes over the wire, the screen says it and goes on
+                    self.post_message(self.Read(None, {}, described(error)))
                 self._done.wait(self.top.interval)
         finally:
             reader.close()

@@ -1,0 +1,44 @@
+"""The operators of a cluster: their Deployments, who leads, and the command that changes what is installed."""
+
+from __future__ import annotations
+
+from inflight_kubectl.cluster import Cluster, Json
+
+OPERATOR_SELECTOR = "app.kubernetes.io/name=inflight-operator"
+
+
+def operators(cluster: Cluster) -> list[Json]:
+    """The Deployments of operators in this cluster.
+
+    Raises:
+        Problem: forbidden, or no answer.
+    """
+    return list(cluster.list("/apis/apps/v1/deployments", labelSelector=OPERATOR_SELECTOR)["items"])
+
+
+def arguments(deployment: Json) -> list[str]:
+    """Arguments of the operator's container."""
+    return list(deployment["spec"]["template"]["spec"]["containers"][0].get("args") or [])
+
+
+def lease_path(deployment: Json) -> str | None:
+    """Path of the Lease that the leader holds; None where leader election is off, as it is only when a flag says so."""
+    given = arguments(deployment)
+    elects = [one for one in given if one in ("--leader-elect", "--no-leader-elect")]
+    if elects[-1:] == ["--no-leader-elect"]:
+        return None
+    name = next((one.partition("=")[2] for one in given if one.startswith("--lease-name=")), "inflight-operator")
+    return f"/apis/coordination.k8s.io/v1/namespaces/{deployment['metadata']['namespace']}/leases/{name}"
+
+
+def upgrade_command(installed: Json, *options: str) -> str:
+    """The helm command that changes an installation and keeps its other values, also across versions of the chart.
+
+    Args:
+        installed: the operator's Deployment, or one of its pods.
+    """
+    metadata = installed["metadata"]
+    annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
+    release = annotations.get("meta.helm.sh/release-name") or labels.get("app.kubernetes.io/instance") or "inflight"
+    namespace = annotations.get("meta.helm.sh/release-namespace") or metadata["namespace"]
+    return " ".join((f"helm upgrade {release} helm/inflight -n {namespace} --reset-then-reuse-values", *options))
