@@ -1,5 +1,6 @@
-"""The quickstart as a stranger does it: its shell blocks run as they stand, in order, in one shell."""
+"""The quickstart as a stranger does it: its shell and Python blocks run as they stand, in order, in one shell."""
 
+import json
 import os
 import subprocess
 
@@ -10,7 +11,7 @@ from e2e.install import ROOT
 from tests.docs.blocks import blocks_of
 
 SECONDS = 240
-BLOCKS = [block for block in blocks_of(ROOT / "docs" / "quickstart.md") if block.language == "bash"]
+BLOCKS = [block for block in blocks_of(ROOT / "docs" / "quickstart.md") if block.language in {"bash", "python"}]
 """Those with a note need a registry; tests/docs/test_quickstart.py checks them."""
 
 
@@ -25,15 +26,22 @@ def without_chat():
 
 @pytest.mark.timeout(SECONDS + 60)
 def test_the_blocks_of_the_quickstart_run_in_order(without_chat):
-    script = "set -euo pipefail\n" + "\n".join(block.text for block in BLOCKS if not block.note)
+    script = "set -euo pipefail\n" + "\n".join(shell(block) for block in BLOCKS if not block.note)
     done = subprocess.run(
         ["bash", "-c", script], cwd=ROOT, env=stranger(), capture_output=True, text=True, timeout=SECONDS, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "condition met" in done.stdout
-    assert "Paris" in done.stdout
+    answer, end = json.JSONDecoder().raw_decode(done.stdout, done.stdout.index('{"id"'))
+    assert "Paris" in answer["choices"][0]["message"]["content"]
+    assert "Paris" in done.stdout[end:]  # streamed to the Python client
     assert "Ready: 1 of 1 replicas takes requests" in done.stdout
     assert kubectl("-n", "default", "get", "ifsvc", "chat", "--ignore-not-found") == ""
+
+
+def shell(block):
+    """A block as lines of a shell script."""
+    return block.text if block.language == "bash" else f"python - <<'PY'\n{block.text}PY\n"
 
 
 def stranger():

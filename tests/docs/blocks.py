@@ -11,7 +11,9 @@ from inflight_operator.api.crd import crd
 PROJECT = Path(__file__).parents[2]
 PAGES = [
     PROJECT / "README.md",
+    PROJECT / "CHANGELOG.md",
     PROJECT / "CONTRIBUTING.md",
+    PROJECT / "helm" / "inflight" / "README.md",
     *sorted((PROJECT / "docs").rglob("*.md")),
 ]
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)

@@ -117,7 +117,9 @@ def _help(*words):
 
 def _kubectl_problems(words):
     command = next(word for index, word in enumerate(words) if word[0] != "-" and words[index - 1 : index] != ["-n"])
-    known = set(_FLAG.findall(_help("kubectl", command, "--help") + _help("kubectl", "options")))
+    at = words.index(command)
+    named = words[at : at + 3] if words[at : at + 2] == ["create", "secret"] else [command]
+    known = set(_FLAG.findall(_help("kubectl", *named, "--help") + _help("kubectl", "options")))
     before = words[: words.index("--")] if "--" in words else words
     return [f"kubectl {command} has no flag {flag}" for flag in _flags(before) if flag not in known]
 

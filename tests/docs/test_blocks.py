@@ -29,6 +29,13 @@ def test_no_code_is_only_indented(page):
     assert re.findall(r"^\n    \S.*$", outside, re.MULTILINE) == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
+def test_reuse_values_is_only_warned_of(page):
+    paragraphs = re.split(r"\n\s*\n", page.read_text())
+    naming = [" ".join(one.split()) for one in paragraphs if re.search(r"(?<!\w)--reuse-values", one)]
+    assert [one for one in naming if "omits the defaults of new values" not in one] == []
+
+
 @pytest.mark.parametrize("block", in_language("bash"), ids=where(in_language("bash")))
 def test_programs_flags_and_files_of_shell_blocks_exist(block):
     assert [problem for words in commands(block.text) for problem in problems(words)] == []

@@ -12,7 +12,8 @@ from docs.generate.metrics import engine_families
 from tests.docs.blocks import PAGES, PROJECT
 from tests.engine.server.test_measurements import MEASURED, OWN, VLLM
 
-LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+LINK = re.compile(r"""(?:\]\(|\b(?:href|src)=")(?!https?:)([^)"#\s]*)(?:#([^)"\s]+))?[)"]""")
+"""A link or a picture, in Markdown or HTML: its file and its heading."""
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,11 @@ def test_links_lead_to_files_and_headings_of_the_repository(page):
             assert anchor in map(slug, headings), f"{target}#{anchor}"
 
 
+def test_links_in_markdown_and_html_are_found():
+    text = '[a](b.md#c) ![p](q.png) <a href="d.md#e"><img src="f.png"></a> [w](https://x/y) <a href="https://x">z</a>'
+    assert LINK.findall(text) == [("b.md", "c"), ("q.png", ""), ("d.md", "e"), ("f.png", "")]
+
+
 def test_paths_of_the_documentation_in_the_code_exist():
     folders = ("engine_image", "operator", "simulator", "kubectl", "cost_model", "helm", "e2e", "bench", "tests")
     suffixes = {".py", ".yaml", ".txt", ".tpl", ".json", ".cpp", ".h"}
@@ -81,5 +87,5 @@ def test_the_reference_of_metrics_has_every_metric_of_an_engine():
 
 def test_every_picture_of_the_documentation_is_shown():
     pictures = {path.name for path in (PROJECT / "docs" / "img").iterdir() if path.suffix != ".md"}
-    shown = {Path(name).name for page in PAGES for name in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text())}
+    shown = {Path(name).name for page in PAGES for name, _ in LINK.findall(page.read_text())}
     assert pictures - shown == set()
