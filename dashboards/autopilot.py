@@ -37,7 +37,7 @@ def dashboard() -> Dashboard:
         [
             Row("Is it fine", 4, [(4, one) for one in _overview()]),
             Row("Demand and capacity", 11, [(12, one) for one in _demand()]),
-            Row("Decisions", 9, [(8, _reasons()), (16, _last_decisions())]),
+            Row("Decisions", 12, [(8, _reasons()), (16, _last_decisions())]),
             Row("Limits", 10, [(12, one) for one in _limits()]),
             Row("Cost of steps", 9, [(8, one) for one in _fit()]),
             Row("Targets", 9, [(12, one) for one in _misses()]),
@@ -55,11 +55,11 @@ def _overview() -> list[Panel]:
     def missed(title: str, what: str, counter: str) -> Panel:
         return number(
             title,
-            f"Time in the range in which more than 5% of {what} in the last five minutes were over the target.",
+            f"Time in the range in which more than 5% of the last minute's {what} were over the target.",
             "s",
             [Query(out_of_target_seconds(counter, ONE_SERVICE), "Out of target")],
             steps=((None, style.GOOD), (60, style.WARNING), (600, style.BAD)),
-            none="No requests",
+            none="No requests or no target",
         )
 
     return [

@@ -11,8 +11,8 @@ from dashboards.queries import ONE_SERVICE, PODS, RANGE, RATE, mean, quantile, r
 
 STEP = "inflight_step_duration_seconds"
 TERMS = {
-    "step": ("Fixed cost of a step", "yellow"),
-    "decode_sequence": ("Decode: sequences", "blue"),
+    "step": ("Fixed cost", "yellow"),
+    "decode_sequence": ("Decode: tokens", "blue"),
     "decode_kv_token": ("Decode: KV reads", "light-blue"),
     "prefill_token": ("Prefill: tokens", "purple"),
     "prefill_context_token": ("Prefill: attention", "light-purple"),
@@ -41,10 +41,10 @@ def dashboard() -> Dashboard:
         [*service_variables(several=False), pods],
         [
             Row("Is it fine", 4, [(4, one) for one in _overview()]),
-            Row("Steps", 12, [(8, one) for one in _steps()]),
+            Row("Steps", 16, [(8, one) for one in _steps()]),
             Row("Batches", 9, [(8, one) for one in _batches()]),
             Row("Caches", 9, [(8, one) for one in _caches()]),
-            Row("Requests", 9, [(8, one) for one in _requests()]),
+            Row("Requests", 12, [(8, one) for one in _requests()]),
             Row("Processes", 9, [(12, one) for one in _processes()]),
         ],
     )
@@ -89,8 +89,7 @@ def _overview() -> list[Panel]:
         number(
             "Step time p95",
             "95th percentile of the duration of a step in the last five minutes. Each running request gets at most "
-            "one token in a step, so this "
-            "is close to the time per output token.",
+            "one token in a step, so this is close to the time per output token.",
             "s",
             [Query(quantile(0.95, STEP, PODS, (), "5m"), "p95")],
         ),
@@ -212,6 +211,7 @@ def _caches() -> list[Panel]:
                 Query(rate("vllm:num_preemptions_total", PODS), "Preemptions/s", style.WAITING),
                 Query(f"sum(inflight_swapped_blocks{{{PODS}}})", "Swapped blocks", style.PROMPT),
             ],
+            least_top=style.FEW_PER_SECOND,
         ),
     ]
 
@@ -225,6 +225,7 @@ def _requests() -> list[Panel]:
             "reqps",
             [Query(rate("inflight_admission_rejections_total", PODS, ("reason",)), "{{reason}}")],
             stacked=True,
+            least_top=style.FEW_PER_SECOND,
         ),
         lines(
             "Finished requests",
@@ -243,6 +244,7 @@ def _requests() -> list[Panel]:
                 Query(rate("inflight_requests_cancelled_total", PODS), "Aborted", style.WAITING),
                 Query(rate("inflight_requests_resubmitted_total", PODS), "Resubmitted", style.BAD),
             ],
+            least_top=style.FEW_PER_SECOND,
         ),
     ]
 

@@ -48,8 +48,8 @@ def _overview() -> list[Panel]:
         ),
         number(
             "Degraded",
-            "Services whose condition Ready has a reason other than Serving or ScaledToZero: some pods start, wait or "
-            "are blocked.",
+            "Services that are not Ready, or Ready with a blocking problem. Services that are down are included; "
+            "services that are scaled to zero are not.",
             "none",
             [Query(f"count(({_STATE}) unless ({_state('Serving|ScaledToZero')})) or vector(0)", "Degraded")],
             steps=((None, style.GOOD), (1, style.WARNING)),
@@ -70,7 +70,7 @@ def _overview() -> list[Panel]:
             [Query(in_target("first_tokens", SERVICES, (), "5m"), "TTFT in target")],
             steps=style.IN_TARGET,
             decimals=1,
-            none="No requests",
+            none="No requests or no target",
         ),
         number(
             "TPOT in target",
@@ -80,7 +80,7 @@ def _overview() -> list[Panel]:
             [Query(in_target("outputs", SERVICES, (), "5m"), "TPOT in target")],
             steps=style.IN_TARGET,
             decimals=1,
-            none="No requests",
+            none="No requests or no target",
         ),
         number(
             "Waiting",
@@ -152,6 +152,7 @@ def _services() -> Panel:
             Column("Cost/h", known("service_cost_per_hour", SERVICES), "none", 2),
         ],
         sort=("TTFT in target", False),
+        widths={"TTFT in target": 125, "TPOT in target": 115},
         links={"Service": ("Open the service", address)},
         colors={"State": style.STATES},
     )

@@ -48,6 +48,7 @@ def lines(
     stacked: bool = False,
     bars: bool = False,
     top: float | None = None,
+    least_top: float | None = None,
     line: tuple[float, str] | None = None,
     colors: Mapping[str, str] | None = None,
     otherwise: str | None = None,
@@ -58,6 +59,7 @@ def lines(
 
     Args:
         top: end of the axis.
+        least_top: end of the axis while all values are below it.
         line: a dashed line at this value, in this colour.
         colors: of series by their names.
         otherwise: colour of all other series, in shades.
@@ -90,6 +92,8 @@ def lines(
         panel.stacking(common.StackingConfig().mode(look.StackingMode.NORMAL).group("A"))
     if top is not None:
         panel.max(top)
+    if least_top is not None:
+        panel.axis_soft_max(least_top)
     if decimals is not None:
         panel.decimals(decimals)
     if line is not None:

@@ -63,9 +63,9 @@ def in_target(counter: str, selector: str, labels: tuple[str, ...] = SERVICE, wi
 
 
 def out_of_target_seconds(counter: str, selector: str) -> str:
-    """Seconds of the time range in which more than 5% of the last five minutes' requests missed the target."""
-    missed = f"{in_target(counter, selector, SERVICE, '5m')} < bool 0.95"
-    return f"sum (sum_over_time(({missed})[{RANGE}:1m])) * 60"
+    """Seconds of the time range in which more than 5% of the last minute's requests missed the target."""
+    missed = f"{in_target(counter, selector, SERVICE, '1m')} < bool 0.95"
+    return f"sum (sum_over_time(({missed})[{RANGE}:30s])) * 30"
 
 
 def counted_each(counter: str, selector: str, labels: tuple[str, ...]) -> str:

@@ -24,10 +24,10 @@ def dashboard() -> Dashboard:
         service_variables(several=False),
         [
             Row("Is it fine", 4, [(3, one) for one in _overview()]),
-            Row("Latency", 10, [(8, one) for one in _latency()]),
+            Row("Latency", 11, [(8, one) for one in _latency()]),
             Row("Load", 9, [(12, one) for one in _load()]),
             Row("Replicas and limits", 10, [(8, one) for one in _scale()]),
-            Row("Memory and rejections", 9, [(8, one) for one in _memory()]),
+            Row("Memory and rejections", 12, [(8, one) for one in _memory()]),
             Row("Pods", 7, [(24, _pods())]),
         ],
     )
@@ -44,7 +44,7 @@ def _overview() -> list[Panel]:
             [Query(f"{quantile(0.95, histogram, ONE_SERVICE, (), '5m')} / {value(target)}", "p95 / target")],
             steps=style.OF_TARGET,
             decimals=0,
-            none="No requests",
+            none="No requests or no target",
         )
 
     return [
@@ -219,6 +219,7 @@ def _memory() -> list[Panel]:
             "swapped, which costs throughput.",
             "ops",
             [Query(rate("vllm:num_preemptions_total", ONE_SERVICE, ("pod",)), "{{pod}}")],
+            least_top=style.FEW_PER_SECOND,
         ),
         lines(
             "Rejected requests",
@@ -227,6 +228,7 @@ def _memory() -> list[Panel]:
             "reqps",
             [Query(rate("inflight_admission_rejections_total", ONE_SERVICE, ("reason",)), "{{reason}}")],
             stacked=True,
+            least_top=style.FEW_PER_SECOND,
         ),
     ]
 

@@ -32,6 +32,9 @@ STATES = {
 }
 """Reasons of the condition Ready that need nobody; every other is a fault."""
 
+FEW_PER_SECOND = 0.1
+"""End of the axis for rates of rare events. Without it, a rate that is always 0 has an axis from 0 to 100."""
+
 Steps = Sequence[tuple[float | None, str]]
 """Colour from a value on; None: from the beginning."""
 

@@ -1,8 +1,8 @@
-"""Type checks of the dashboards against `@grafana/schema`: `python -m dashboards.typecheck`.
+"""Type checks of the dashboards against `@grafana/schema`.
 
 The SDK's models refuse little: an enumeration takes any word, and options of panels go unread. Grafana publishes the
 types of its dashboards and panels for TypeScript, so each dashboard is written as a TypeScript literal, and `tsc` reads
-it. Needs the npm packages of `dashboards/draw`.
+it. The npm packages of `dashboards/schema` are installed at first, which takes two seconds.
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ from __future__ import annotations
 import copy
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dashboards import npm
 from dashboards.decisions import OF_PROMETHEUS
-from dashboards.documents import documents
 
-PACKAGES = Path(__file__).with_name("draw") / "node_modules"
-TSC = PACKAGES / ".bin" / "tsc"
+FOLDER = Path(__file__).with_name("schema")
 
 _PANELS = {"timeseries": "TimeSeries", "stat": "Stat", "bargauge": "BarGauge", "table": "Table"}
 """Panel type: name of its types in the schema."""
@@ -96,21 +94,15 @@ def problems(dashboards: Mapping[str, Mapping[str, Any]]) -> str:
     """What `tsc` says of them, empty where all is well.
 
     Raises:
-        FileNotFoundError: the npm packages are not installed.
+        ClusterError: npm is missing, or the packages cannot be installed.
     """
-    if not TSC.exists():
-        raise FileNotFoundError(f"{TSC} is missing: run npm ci in {PACKAGES.parent}")
+    packages = npm.install(FOLDER)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "node_modules").symlink_to(PACKAGES.resolve())
+        (folder / "node_modules").symlink_to(packages.resolve())
         (folder / "tsconfig.json").write_text(json.dumps(_CONFIGURATION))
         for title, dashboard in dashboards.items():
             (folder / f"{title}.ts").write_text(typescript(dashboard))
-        done = subprocess.run([TSC, "-p", folder], cwd=folder, capture_output=True, text=True, check=False)
+        compiler = packages / ".bin" / "tsc"
+        done = subprocess.run([compiler, "-p", folder], cwd=folder, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr
-
-
-if __name__ == "__main__":
-    found = problems({name: json.loads(text) for name, text in documents().items()})
-    print(found, end="", file=sys.stderr)
-    sys.exit(1 if found else 0)

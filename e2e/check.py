@@ -2,7 +2,8 @@
 
 Two tracks, for two cores. In front run the checks that need no cluster, the cheapest failures first. In the background
 promtool is got, which the unit tests ask for, then the local cluster is prepared, which is the longest part where
-nothing is built yet; then come the contract tests, which mostly wait. Scenarios under traffic come last and alone.
+nothing is built yet; then come the contract tests, which mostly wait, and checkov over the manifests. Scenarios under
+traffic come last and alone.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ IN_BACKGROUND = (
     Check("promtool", (sys.executable, "-m", "e2e.cluster", "promtool-path")),
     Check("local cluster", (sys.executable, "-m", "e2e.install")),
     Check("contract tests", (*PYTEST, "-m", "contract")),
+    Check("scan of the manifests", (sys.executable, "-m", "deploy.scan")),
 )
 AT_LAST = (Check("end-to-end tests", (*PYTEST, "e2e/scenarios")),)
 

@@ -46,7 +46,6 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--to", type=Path, default=PICTURES, help="folder of the pictures (default docs/img)")
     line.add_argument("--namespace", default=NAMESPACE, help=f"made and deleted (default {NAMESPACE})")
     line.add_argument("--as-installed", action="store_true", help="use the cluster as it is: no images built, no chart")
-    line.add_argument("--types-only", action="store_true", help="check the types of the JSON and end; needs no cluster")
     return line
 
 
@@ -81,8 +80,6 @@ def run(options: argparse.Namespace) -> int:
     front_end.prepare(say)
     with step(say, "checking the dashboards against the types of @grafana/schema"):
         front_end.check_types(dashboards)
-    if options.types_only:
-        return 0
     browser = front_end.browser(say)
     image = client_image(say, as_installed=options.as_installed)
     seconds = options.minutes * 60

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dashboards import npm
 from dashboards.typecheck import problems
 from e2e.cluster import ClusterError, packages
-from e2e.cluster.files import write_whole
 from e2e.cluster.progress import Progress, step
 
 FOLDER = Path(__file__).parent
-MODULES = FOLDER / "node_modules"
 PAGE = FOLDER / "build"
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
-_LINES_SHOWN = 15
 
 
 def browser(progress: Progress) -> str:
@@ -32,17 +26,14 @@ def browser(progress: Progress) -> str:
 def prepare(progress: Progress) -> None:
     """Install the packages of package-lock.json and bundle the page. Raises ClusterError."""
     packages.ensure(progress, {"node": "nodejs", "npm": "npm"})
-    lock, sources = FOLDER / "package-lock.json", sorted((FOLDER / "src").iterdir())
-    # Grafana's packages name peers that this page does not use, in ranges that npm cannot satisfy together.
-    install = ("ci", "--ignore-scripts", "--legacy-peer-deps", "--no-audit", "--no-fund", "--no-update-notifier")
-    with _unless_done(MODULES / ".installed", [lock]) as todo:
-        if todo:
-            with step(progress, "installing Grafana's front-end libraries (npm, 770 MB, about a minute)"):
-                _npm(*install)
-    with _unless_done(PAGE / ".built", [lock, FOLDER / "build.mjs", FOLDER / "index.html", *sources]) as todo:
+    with step(progress, "Grafana's front-end libraries (npm; at first 770 MB, about a minute)"):
+        npm.install(FOLDER)
+    sources = sorted((FOLDER / "src").iterdir())
+    inputs = [FOLDER / "package-lock.json", FOLDER / "build.mjs", FOLDER / "index.html", *sources]
+    with npm.unless_done(FOLDER, PAGE / ".built", inputs) as todo:
         if todo:
             with step(progress, "bundling the page"):
-                _npm("run", "--silent", "build")
+                npm.npm(FOLDER, "run", "--silent", "build")
 
 
 def check_types(dashboards: Mapping[str, Mapping[str, Any]]) -> None:
@@ -52,31 +43,4 @@ def check_types(dashboards: Mapping[str, Mapping[str, Any]]) -> None:
         ClusterError: a key or a word is not Grafana's; the message has the compiler's lines.
     """
     if said := problems(dashboards):
-        raise ClusterError(f"the dashboards are not of Grafana's types:\n{_shown(said)}")
-
-
-@contextmanager
-def _unless_done(stamp: Path, files: Sequence[Path]) -> Iterator[bool]:
-    """True where `stamp` was written for other contents of `files`; writes it when the block succeeds."""
-    digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
-    yield not stamp.exists() or stamp.read_text() != digest
-    write_whole(stamp, digest)
-
-
-def _npm(*arguments: str) -> None:
-    npm = packages.require("npm")
-    done = subprocess.run(
-        [npm, *arguments],
-        cwd=FOLDER,
-        env={**os.environ, "NO_COLOR": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise ClusterError(f"`npm {' '.join(arguments)}` failed in {FOLDER}:\n{_shown(done.stdout + done.stderr)}")
-
-
-def _shown(said: str) -> str:
-    return "\n".join(f"  {line[:300]}" for line in said.strip().splitlines()[:_LINES_SHOWN])
+        raise ClusterError(f"the dashboards are not of Grafana's types:\n{npm.shown(said)}")

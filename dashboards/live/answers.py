@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +16,16 @@ from e2e.install import ROOT
 FOLDER = ROOT / "helm" / "inflight" / "dashboards"
 NO_DATA = "no data"
 
+_OR_ZERO = re.compile(r"(?!count\()(.+) or vector\(0\)")
+"""Queries that show 0 where there is nothing. A count of what a filter leaves is nothing where all is well."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What became of a query.
 
     Attributes:
-        expr: with variables replaced.
+        expr: as asked, with variables replaced.
         problem: Prometheus' complaint, or that there is no data; empty when all is well.
     """
 
@@ -80,8 +84,17 @@ def ask(prometheus: Prometheus, dashboard: Mapping[str, Any], window: Window, wa
     return Answers(
         dashboard["title"],
         texts,
-        tuple(_answer(prometheus, query, replace(query.expr, values), window) for query in queries(dashboard)),
+        tuple(
+            _answer(prometheus, query, replace(without_zero(query.expr), values), window)
+            for query in queries(dashboard)
+        ),
     )
+
+
+def without_zero(expr: str) -> str:
+    """`expr` as it is asked here: a 0 that stands for missing metrics would hide that they are missing."""
+    found = _OR_ZERO.fullmatch(expr)
+    return found[1] if found else expr
 
 
 def _answer(prometheus: Prometheus, query: PanelQuery, expr: str, window: Window) -> Answer:

@@ -122,12 +122,12 @@ def test_decisions_are_counted_from_the_first_on(promtool, tmp_path, case):
     assert evaluated(promtool, tmp_path, f"round({expr})", series, samples, when) == ""
 
 
-def evaluated(promtool, folder, expr, series, expected, when):
-    """What promtool finds different from `expected`: values by labels."""
+def evaluated(promtool, folder, expr, series, expected, when, interval="1m"):
+    """What promtool finds different from `expected`: values by labels. `interval`: between samples of `series`."""
     samples = [{"labels": "{" + ", ".join(f'{k}="{v}"' for k, v in labels.items()) + "}", "value": value}
                for labels, value in expected]  # fmt: skip
     test = {
-        "interval": "1m",
+        "interval": interval,
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
         "promql_expr_test": [{"expr": expr, "eval_time": when, "exp_samples": samples}],
     }
@@ -141,8 +141,17 @@ def test_time_out_of_target_is_the_time_in_which_more_than_one_in_twenty_missed_
     expr = made.out_of_target_seconds("first_tokens", "").replace("$__range", "1h")
     name = "inflight_operator_service_first_tokens"
     about = '{namespace="team", name="chat"}'
-    # 60 requests a minute, and for ten minutes one in five of them is late. Windows are five minutes long; Prometheus
-    # versions differ in whether a window has both of its ends.
-    series = {f"{name}_total{about}": "0+60x120", f"{name}_in_target_total{about}": "0+60x60 3648+48x9 4140+60x50"}
-    expr = f"(({expr}) > bool 600) * (({expr}) < bool 840)"
-    assert evaluated(promtool, tmp_path, expr, series, [({}, 1)], "100m") == ""
+    # 60 requests a minute, and for ten minutes one in five of them is late. A window of one minute sees that for at
+    # most eleven minutes.
+    series = {f"{name}_total{about}": "0+15x480", f"{name}_in_target_total{about}": "0+15x240 3612+12x39 4095+15x200"}
+    expr = f"(({expr}) >= bool 600) * (({expr}) <= bool 660)"
+    assert evaluated(promtool, tmp_path, expr, series, [({}, 1)], "100m", interval="15s") == ""
+
+
+def test_one_late_request_is_no_longer_than_its_minute_out_of_target(promtool, tmp_path):
+    expr = made.out_of_target_seconds("first_tokens", "").replace("$__range", "1h")
+    name = "inflight_operator_service_first_tokens"
+    about = '{namespace="team", name="chat"}'
+    series = {f"{name}_total{about}": "0+1x480", f"{name}_in_target_total{about}": "0+1x240 240+1x200"}
+    expr = f"(({expr}) >= bool 30) * (({expr}) <= bool 60)"
+    assert evaluated(promtool, tmp_path, expr, series, [({}, 1)], "100m", interval="15s") == ""

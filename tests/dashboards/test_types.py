@@ -1,15 +1,18 @@
-"""The dashboards against Grafana's own types, where the npm packages of `dashboards/draw` are installed."""
+"""The dashboards against Grafana's own types."""
 
 import copy
 
 import pytest
 
-from dashboards.typecheck import TSC, problems
+from dashboards.typecheck import problems
+from e2e.cluster import packages
 from tests.dashboards.checked import DASHBOARDS
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not TSC.exists(), reason="npm packages of dashboards/draw are not installed (make dashboards)"),
+    pytest.mark.skipif(
+        not (packages.find("npm") and packages.find("node")), reason="npm is missing, which installs Grafana's types"
+    ),
 ]
 
 

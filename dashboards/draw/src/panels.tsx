@@ -19,7 +19,7 @@ const TIME_SERIES = {
   drawStyle: 'line', lineInterpolation: 'linear', barAlignment: 0, barWidthFactor: 0.6, lineWidth: 1, fillOpacity: 0,
   gradientMode: 'none', lineStyle: { fill: 'solid' }, spanNulls: false, insertNulls: false, showPoints: 'auto',
   pointSize: 5, stacking: { group: 'A', mode: 'none' }, axisPlacement: 'auto', axisLabel: '', axisColorMode: 'text',
-  axisBorderShow: false, scaleDistribution: { type: 'linear' }, axisCenteredZero: false,
+  axisBorderShow: false, axisSoftMax: undefined, scaleDistribution: { type: 'linear' }, axisCenteredZero: false,
   hideFrom: { tooltip: false, viz: false, legend: false }, thresholdsStyle: { mode: 'off' },
 };
 const TABLE = { cellOptions: { type: 'auto' }, align: 'auto', inspect: false, filterable: undefined, width: undefined, minWidth: undefined };

@@ -45,25 +45,25 @@ def class_families(page: Families, counts: Sequence[ClassCounts], waiting: Mappi
     labels = ("class",)
     page.gauges(
         "inflight_class_requests_waiting",
-        "Requests of the class that wait for their first slot.",
+        "Requests of the class waiting for their first slot.",
         labels,
         [(name, waiting[one.service_class.name]) for one, name in named],
     )
     page.counters(
         "inflight_class_requests_finished",
-        "Requests of the class that ended, excluding aborted requests.",
+        "Finished requests of the class, excluding aborted requests.",
         labels,
         [(name, one.finished) for one, name in named],
     )
     page.counters(
         "inflight_class_ttft_met",
-        "Of those, how many got their first token within the class's target for their prompt.",
+        "Finished requests of the class whose time to first token was within the target of the class.",
         labels,
         [(name, one.ttft_met) for one, name in named if one.service_class.ttft_target is not None],
     )
     page.counters(
         "inflight_class_tpot_met",
-        "Of those, how many of at least two tokens got them within the class's target for the mean time per token.",
+        "Finished requests of the class, of at least two tokens, whose time per output token was within the target.",
         labels,
         [(name, one.tpot_met) for one, name in named if one.service_class.tpot_target is not None],
     )

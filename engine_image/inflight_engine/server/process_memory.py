@@ -17,7 +17,7 @@ def memory_families(page: Families) -> None:
     """Add the memory of processes; /proc is read only where it was asked for."""
     page.gauges(
         "inflight_process_resident_memory_bytes",
-        "Resident memory: process=api serves HTTP, process=engine is the engine process with its workers.",
+        "Resident memory. process=api: HTTP server; process=engine: engine process and its workers.",
         ("process",),
         (((name,), size) for name, size in resident_bytes(os.getpid())),
     )

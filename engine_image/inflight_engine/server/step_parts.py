@@ -45,13 +45,13 @@ def step_part_families(page: Families, parts: StepParts) -> None:
     """Add the families of parts of steps."""
     page.counters(
         "inflight_step_work",
-        "What steps computed, by term of the cost of steps; term=step counts the steps.",
+        "Work of steps, by term of the step cost; term=step counts the steps.",
         ("term",),
         [((term,), amount) for term, amount in parts.work.items()],
     )
     page.counters(
         "inflight_step_predicted_seconds",
-        "Seconds that steps should have taken by the cost of steps in force, by term; term=curve is its curve.",
+        "Predicted seconds of steps by the step cost in force, by term; term=curve is its nonlinear part.",
         ("term",),
         [((term,), seconds) for term, seconds in parts.predicted_s.items()],
     )
