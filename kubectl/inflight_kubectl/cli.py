@@ -28,7 +28,7 @@ Examples:
   kubectl inflight top           # live view of the current namespace
   kubectl inflight top -A        # live view of all namespaces
   kubectl inflight why chat      # what chat waits for, and what would make it scale
-  kubectl inflight doctor        # what is missing, and the command that mends it
+  kubectl inflight doctor        # what is missing, and the command that fixes it
   kubectl inflight chat chat     # talk to the service chat
   kubectl inflight bench chat --rate 5 --duration 1m
   kubectl inflight limits chat --max-num-seqs 32 --for 10m

@@ -1,4 +1,4 @@
-"""Values of flags: durations, and ranges of whole numbers."""
+"""Values of flags: durations, ranges of whole numbers, and values of HTTP headers."""
 
 from __future__ import annotations
 
@@ -35,6 +35,18 @@ class DurationType(click.ParamType[float]):
         if not self.least <= length <= self.most:
             self.fail(f"{value} is not between {written(self.least)} and {written(self.most)}", param, ctx)
         return length
+
+
+class HeaderType(click.ParamType[str]):
+    """The value of an HTTP header: printable ASCII (RFC 9110, field values)."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The value itself; usage errors say which characters a header takes."""
+        if not (value.isascii() and value.isprintable()):
+            self.fail(f"{value!r} cannot be the value of a header: use printable ASCII characters", param, ctx)
+        return str(value)
 
 
 class RangeType(click.ParamType[tuple[int, int]]):

@@ -121,6 +121,11 @@ def test_a_cluster_where_all_is_well_has_no_remedy():
     assert not any(one.remedy for one in results)
 
 
+def test_thousands_of_devices_of_a_node_are_read_as_kubernetes_writes_them():
+    nodes = items({"status": {"allocatable": {"nvidia.com/gpu": "2k"}}})
+    assert any("2000 nvidia.com/gpu" in one.found for one in found(well(**{"/api/v1/nodes": nodes})))
+
+
 @pytest.mark.parametrize(
     ("changed", "check", "words", "remedy"),
     [

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from inflight_kubectl.commands import limits as limits_command
 from inflight_kubectl.connection import _refusal
-from inflight_kubectl.flag_types import DurationType, RangeType, written
+from inflight_kubectl.flag_types import DurationType, HeaderType, RangeType, written
 from inflight_kubectl.output import print_json
 from inflight_kubectl.overrides import Canary, Pair, _refused, limits_view
 from inflight_kubectl.resources import Service
@@ -142,3 +142,10 @@ def test_durations_and_ranges_are_read_and_wrong_ones_are_explained():
     for kind, wrong in ((duration, "10"), (duration, "3h"), (duration, "0s"), (span, "0"), (span, "9-3"), (span, "x")):
         with pytest.raises(Exception, match=r"(?i)between|such as"):
             kind.convert(wrong, None, None)
+
+
+@pytest.mark.parametrize("value", ["zoë", "a\nb", "\x1b[0m"])
+def test_what_no_header_can_carry_is_a_usage_error(value):
+    assert HeaderType().convert("team-a", None, None) == "team-a"
+    with pytest.raises(click.BadParameter, match="printable ASCII"):
+        HeaderType().convert(value, None, None)

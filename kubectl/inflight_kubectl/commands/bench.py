@@ -11,7 +11,7 @@ import click
 
 from inflight_kubectl.cluster import Target, cluster_options, service_argument
 from inflight_kubectl.conversation import served_name
-from inflight_kubectl.flag_types import DurationType, RangeType
+from inflight_kubectl.flag_types import DurationType, HeaderType, RangeType
 from inflight_kubectl.load.report import Report, Spread, Targets
 from inflight_kubectl.output import Problem, console, json_option, latency, plain_table, print_json
 from inflight_kubectl.resources import Service, seconds
@@ -75,7 +75,7 @@ Examples:
     help="Share of each prompt that is the same in all, which the prefix cache can reuse. Default: 0.",
 )
 @click.option("--class", "service_class", metavar="NAME", help="Service class of the requests.")
-@click.option("--tenant", metavar="NAME", help="Header X-Inflight-Tenant of the requests.")
+@click.option("--tenant", type=HeaderType(), metavar="NAME", help="Header X-Inflight-Tenant of the requests.")
 @click.option("--seed", type=int, default=0, metavar="N", help="The same seed sends the same requests. Default: 0.")
 @json_option
 @cluster_options()

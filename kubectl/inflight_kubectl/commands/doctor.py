@@ -1,4 +1,4 @@
-"""`doctor`: what is missing, and the command that mends it."""
+"""`doctor`: what is missing, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Examples:
 def doctor(context: click.Context, target: Target, as_json: bool) -> None:
     """Check the cluster, the installation and your permissions.
 
-    Each line is ok, warn or fail, with the command that mends it. The exit code is 1 when a check fails.
+    Each line is ok, warn or fail, with the command that fixes it. The exit code is 1 when a check fails.
     """
     from inflight_kubectl.doctor.run import examine
 

@@ -14,7 +14,7 @@ class Result:
     check: what was looked at, in a word or two.
     level: `fail` stops services from working; `warn` takes something away or could not be checked.
     found: in one sentence, without a full stop.
-    remedy: the command that mends it; empty where all is well.
+    remedy: the command that fixes it; empty where all is well.
     """
 
     check: str

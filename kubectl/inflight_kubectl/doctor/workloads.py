@@ -108,7 +108,9 @@ def _is_default(storage_class: Json) -> bool:
 
 
 def _allocatable(nodes: list[Json], resource: str) -> int:
-    return sum(int(node.get("status", {}).get("allocatable", {}).get(resource, 0)) for node in nodes)
+    from kubernetes.utils.quantity import parse_quantity
+
+    return sum(int(parse_quantity(node.get("status", {}).get("allocatable", {}).get(resource, 0))) for node in nodes)
 
 
 def _pull_problem(pod: Json) -> str:
