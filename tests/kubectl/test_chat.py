@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from inflight_kubectl.answers import Answer, AnswerError, refusal
-from inflight_kubectl.commands.chat import COMMAND, _Session
+from inflight_kubectl.commands.chat import COMMAND, _Session, _show
 from inflight_kubectl.conversation import Conversation, served_name
 from inflight_kubectl.output import Problem
 from inflight_kubectl.resources import Service
@@ -189,3 +189,10 @@ def test_problems_of_the_forward_come_before_those_of_the_connection():
     forward.problem = Problem("no pod is ready to take requests")
     with pytest.raises(Problem, match="no pod is ready"):
         Conversation({}).ask(http, forward, "Hi", lambda piece: None)
+
+
+@pytest.mark.parametrize(("terminal", "shown"), [(True, "a[2Jb\tc\nd"), (False, "a\x1b[2Jb\tc\nd\x9b")])
+def test_what_a_model_writes_does_not_control_the_terminal(monkeypatch, capsys, terminal, shown):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    _show("a\x1b[2Jb\tc\nd\x9b")
+    assert capsys.readouterr().out == shown

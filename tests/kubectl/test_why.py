@@ -56,6 +56,15 @@ def test_in_mode_external_replicas_follow_the_spec():
     assert "replicas follow spec.replicas alone" in act(found)
 
 
+def test_in_mode_external_the_operators_own_choice_is_shown_where_it_is_known():
+    unknown = body(spec={"scaling": {"mode": "External"}})
+    unknown["status"].pop("desiredReplicas", None)
+    known = body(spec={"scaling": {"mode": "External"}})
+    known["status"]["desiredReplicas"] = 5
+    assert "the operator would order" not in act(Service.of(unknown))
+    assert "the operator would order 5" in act(Service.of(known))
+
+
 def test_a_pod_without_a_node_waits_with_the_schedulers_words():
     unscheduled = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes: Insufficient nvidia.com/gpu"}
     one = pod("chat-2", ready=False, node="", phase="Pending", conditions=[unscheduled], containerStatuses=[])

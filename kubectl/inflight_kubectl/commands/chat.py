@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,9 @@ _COMMANDS = """\
 /stats         show or hide figures after each answer
 /exit          leave; so does Ctrl-D
 Ctrl-C stops an answer."""
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters but tab and line feed."""
 
 
 @click.command(
@@ -173,7 +177,8 @@ class _Session:
 
 
 def _show(piece: str) -> None:
-    sys.stdout.write(piece)
+    # What a model writes must not control the terminal (ECMA-48 sequences begin with ESC or a C1 character).
+    sys.stdout.write(_CONTROLS.sub("", piece) if sys.stdout.isatty() else piece)
     sys.stdout.flush()
 
 

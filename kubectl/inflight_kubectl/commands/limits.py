@@ -77,7 +77,7 @@ def limits(
     elif clear:
         clear_override(cluster, found)
         if wait:
-            _await(cluster, service, lambda view: view.until is None)
+            _await(cluster, service, lambda view: view.until is None and view.pods_in_force >= view.ready_replicas)
     view = limits_view(cluster.service(service))
     if as_json:
         print_json(view)

@@ -29,10 +29,8 @@ def _scaling(service: Service, now: datetime) -> list[str]:
     said = [f"scaling: {active.message}"] if active is not None and active.message else []
     if scaling.get("mode") == "External":
         wanted = service.status.get("desiredReplicas")
-        return [
-            *said,
-            f"replicas follow spec.replicas alone (scaling.mode External); the operator would order {wanted}",
-        ]
+        advice = "" if wanted is None else f"; the operator would order {wanted}"
+        return [*said, f"replicas follow spec.replicas alone (scaling.mode External){advice}"]
     return [*said, *_demand(service), *_targets(service), *_up(service, scaling), *_down(service, scaling, now)]
 
 
