@@ -56,7 +56,7 @@ class Target:
         Raises:
             Problem: no kubeconfig, one that cannot be read, or no such context.
         """
-        from inflight_kubectl.connection import connect
+        from inflight_kubectl.kubeconfig import connect
 
         return Cluster(connect(self.kubeconfig, self.context), self)
 
@@ -114,7 +114,7 @@ class Cluster:
         Raises:
             Problem: any other answer than the object.
         """
-        from inflight_kubectl.connection import ApiProblem
+        from inflight_kubectl.api_problems import ApiProblem
 
         try:
             return self.connection.request("GET", path)

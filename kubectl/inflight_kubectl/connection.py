@@ -1,54 +1,28 @@
-"""HTTP and websocket calls to the API server that a kubeconfig names, and what their errors mean.
+"""HTTP and websocket calls to an API server.
 
-The `kubernetes` package reads the kubeconfig, with its certificates, tokens, exec plugins and proxies; importing it
-takes most of a second, so only what connects imports this module.
+The `kubernetes` package holds certificates, tokens, exec plugins and proxies; importing it takes most of a second, so
+only what connects imports this module.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlencode
 
 import urllib3
-from kubernetes import client, config
+from kubernetes import client
 from kubernetes.stream import ws_client
 from websocket import WebSocket, WebSocketBadStatusException, WebSocketException
 
-from inflight_kubectl.output import Problem
+from inflight_kubectl.api_problems import UnreachableProblem, cause, refusal
 
 CONNECT_SECONDS = 4.0
 READ_SECONDS = 15.0
 
-_ECHO = re.compile(r'Invalid value: "(?:[^"\\]|\\.)*": ')
-"""What was sent, repeated in a refusal before the reason: it may be a whole object."""
-
 Json = dict[str, Any]
-
-
-class ApiProblem(Problem):
-    """An answer of the API server other than 2xx.
-
-    Attributes:
-        status: HTTP status.
-        reason: of the Kubernetes Status, such as `Forbidden`; empty without one.
-        missing_object: whether the path is right and the object it names does not exist.
-    """
-
-    def __init__(self, what: str, remedy: str, status: int, reason: str = "", missing_object: bool = False) -> None:
-        super().__init__(what, remedy)
-        self.status = status
-        self.reason = reason
-        self.missing_object = missing_object
-
-
-class UnreachableProblem(Problem):
-    """The API server does not answer."""
 
 
 class Connection:
@@ -134,7 +108,7 @@ class Connection:
         try:
             return cast(WebSocket, ws_client.create_websocket(self._api.configuration, url, lower))
         except WebSocketBadStatusException as error:
-            raise _refusal(error.status_code, error.resp_body or b"", path, self.context) from error
+            raise refusal(error.status_code, error.resp_body or b"", path, self.context) from error
         except (WebSocketException, OSError) as error:
             raise self._unreachable(error) from error
 
@@ -168,7 +142,7 @@ class Connection:
             raise self._unreachable(error) from error
         try:
             if not 200 <= response.status < 300:
-                raise _refusal(response.status, response.data, path, self.context)
+                raise refusal(response.status, response.data, path, self.context)
             yield response
         finally:
             response.close() if stream else response.release_conn()
@@ -179,136 +153,6 @@ class Connection:
     def _unreachable(self, error: Exception) -> UnreachableProblem:
         where = f"context {self.context}" if self.context else "this pod's service account"
         return UnreachableProblem(
-            f"the API server {self.host} does not answer: {_cause(error)}",
+            f"the API server {self.host} does not answer: {cause(error)}",
             f"Start the cluster of {where}, or choose another with --context or --kubeconfig",
         )
-
-
-def connect(kubeconfig: str | None, context: str | None) -> Connection:
-    """A connection with what the kubeconfig says; inside a pod without one, with its service account.
-
-    Raises:
-        Problem: no kubeconfig, one that cannot be read, or no such context.
-    """
-    path = str(Path(kubeconfig).expanduser()) if kubeconfig else None
-    configuration = type.__call__(client.Configuration)
-    if path is None and context is None and not _default_exists() and os.environ.get("KUBERNETES_SERVICE_HOST"):
-        return _in_cluster(configuration)
-    name, namespace = _context(path, context)
-    try:
-        config.load_kube_config(path, name, client_configuration=configuration)
-    except (config.ConfigException, OSError, ValueError) as error:
-        raise Problem(
-            f'cannot use context "{name}": {error}', "Correct the kubeconfig, or choose another context with --context"
-        ) from error
-    return Connection(configuration, name, namespace)
-
-
-def contexts(kubeconfig: str | None) -> list[str]:
-    """Names of the contexts of a kubeconfig.
-
-    Raises:
-        Problem: there is none, or it cannot be read.
-    """
-    return [
-        one["name"] for one in _read(str(Path(kubeconfig).expanduser()) if kubeconfig else None).get("contexts") or []
-    ]
-
-
-def _context(path: str | None, wanted: str | None) -> tuple[str, str]:
-    """Name and namespace of a context, the current one for None."""
-    content = _read(path)
-    found = {one["name"]: one.get("context") or {} for one in content.get("contexts") or []}
-    name = wanted or content.get("current-context") or ""
-    if not name:
-        raise Problem(
-            "the kubeconfig has no current context", "Set one with `kubectl config use-context NAME`, or give --context"
-        )
-    if name not in found:
-        others = f"There are {', '.join(sorted(found))}" if found else "It has none"
-        raise Problem(f'no context "{name}" in the kubeconfig', others)
-    return name, found[name].get("namespace") or "default"
-
-
-def _read(path: str | None) -> Json:
-    where = path or _default_files()
-    missing = f"no kubeconfig: {where} does not exist"
-    remedy = "Give --kubeconfig FILE, or set KUBECONFIG"
-    if not (Path(path).exists() if path else _default_exists()):
-        raise Problem(missing, remedy)
-    try:
-        merged = config.kube_config.KubeConfigMerger(where).config
-    except Exception as error:  # the YAML parser and the merger have no common error
-        raise Problem(f"cannot read kubeconfig {where}: {' '.join(str(error).split())}", remedy) from error
-    if merged is None:
-        raise Problem(missing, remedy)
-    return cast(Json, _unwrapped(merged))
-
-
-def _unwrapped(node: Any) -> Any:
-    """The plain value below the library's nodes."""
-    value = getattr(node, "value", node)
-    if isinstance(value, dict):
-        return {key: _unwrapped(one) for key, one in value.items()}
-    return [_unwrapped(one) for one in value] if isinstance(value, list) else value
-
-
-def _default_files() -> str:
-    return os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
-
-
-def _default_exists() -> bool:
-    return any(Path(one).expanduser().exists() for one in _default_files().split(os.pathsep) if one)
-
-
-def _in_cluster(configuration: Any) -> Connection:
-    try:
-        config.load_incluster_config(client_configuration=configuration)
-    except config.ConfigException as error:
-        raise Problem(f"no kubeconfig, and this pod's service account cannot be used: {error}") from error
-    namespace = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-    return Connection(configuration, "", namespace.read_text().strip() if namespace.exists() else "default")
-
-
-def _refusal(status: int, body: bytes, path: str, context: str) -> ApiProblem:
-    try:
-        content = json.loads(body)
-    except ValueError:
-        content = {}
-    if not isinstance(content, dict):
-        content = {}
-    message = " ".join(str(content.get("message") or body.decode(errors="replace")).split())
-    message = _ECHO.sub("Invalid value: ", message)[:500]
-    reason = str(content.get("reason") or "")
-    if status == 401:
-        whom = f" of context {context}" if context else ""
-        return ApiProblem(
-            f"the API server refuses the credentials{whom}",
-            "Log in again, or choose another context with --context",
-            status,
-            reason,
-        )
-    if status == 403:
-        remedy = "Ask an administrator for this permission; `kubectl inflight doctor` lists all that the commands need"
-        return ApiProblem(f"forbidden: {message.removesuffix('.')}", remedy, status, reason)
-    if status == 404 and not (content.get("details") or {}).get("name") and "/inflight.dev/" in path:
-        remedy = "Install the chart: helm install inflight helm/inflight -n inflight-system --create-namespace"
-        return ApiProblem(
-            "this cluster has no InferenceService resource (inflight.dev/v1alpha1)", remedy, status, reason
-        )
-    missing = status == 404 and bool((content.get("details") or {}).get("name"))
-    return ApiProblem(f"the API server answers {status}: {message or 'without a reason'}", "", status, reason, missing)
-
-
-def _cause(error: BaseException) -> str:
-    """The innermost reason, in a few words."""
-    while True:
-        inner = getattr(error, "reason", None) or error.__cause__
-        if not isinstance(inner, BaseException):
-            break
-        error = inner
-    if isinstance(error, (urllib3.exceptions.TimeoutError, TimeoutError)):
-        return "it timed out"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror[0].lower() + error.strerror[1:]
-    return " ".join(str(error).rpartition(": ")[2].split()) or type(error).__name__

@@ -19,7 +19,7 @@ def candidates(kind: str, target: Target, incomplete: str) -> list[str]:
 
 def _names(kind: str, target: Target) -> list[str]:
     if kind == "contexts":
-        from inflight_kubectl.connection import contexts
+        from inflight_kubectl.kubeconfig import contexts
 
         return contexts(target.kubeconfig)
     cluster = target.connect()

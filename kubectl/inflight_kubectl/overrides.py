@@ -120,7 +120,7 @@ def clear_override(cluster: Cluster, service: Service) -> Service:
 
 
 def _patch(cluster: Cluster, service: Service, override: dict[str, Any] | None) -> Service:
-    from inflight_kubectl.connection import ApiProblem
+    from inflight_kubectl.api_problems import ApiProblem
 
     path = f"{services_path(service.namespace)}/{service.name}"
     query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}

@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from click.testing import CliRunner
 
-from inflight_kubectl import connection
+from inflight_kubectl import kubeconfig
+from inflight_kubectl.api_problems import ApiProblem, UnreachableProblem
 from inflight_kubectl.cluster import Cluster, Target
-from inflight_kubectl.connection import ApiProblem, UnreachableProblem
 from inflight_kubectl.doctor import installation
 from inflight_kubectl.doctor.monitoring import matches, selects
 from inflight_kubectl.doctor.run import examine
@@ -294,11 +294,11 @@ def test_without_an_api_server_nothing_else_is_checked():
 def test_the_exit_code_is_1_when_a_check_fails(monkeypatch):
     from inflight_kubectl.commands.doctor import COMMAND
 
-    monkeypatch.setattr(connection, "connect", lambda *_: Connection(well()))
+    monkeypatch.setattr(kubeconfig, "connect", lambda *_: Connection(well()))
     done = CliRunner().invoke(COMMAND, [])
     assert done.exit_code == 0, done.output
     assert done.output.startswith("ok    cluster: ")
-    monkeypatch.setattr(connection, "connect", lambda *_: Connection(well(**{"/apis/apps/v1/deployments": items()})))
+    monkeypatch.setattr(kubeconfig, "connect", lambda *_: Connection(well(**{"/apis/apps/v1/deployments": items()})))
     done = CliRunner().invoke(COMMAND, ["--json"])
     assert done.exit_code == 1
     assert [one["check"] for one in json.loads(done.output) if one["level"] == "fail"] == ["operator"]

@@ -6,8 +6,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from inflight_kubectl.api_problems import refusal
 from inflight_kubectl.commands import limits as limits_command
-from inflight_kubectl.connection import _refusal
 from inflight_kubectl.flag_types import DurationType, HeaderType, RangeType, written
 from inflight_kubectl.output import print_json
 from inflight_kubectl.overrides import Canary, Pair, _refused, limits_view
@@ -60,7 +60,7 @@ def test_a_service_that_no_operator_has_seen_has_nothing_in_force():
 
 
 def refused(message, status=422):
-    return _refused(_refusal(status, json.dumps({"message": message}).encode(), "/apis/inflight.dev/", "test"))
+    return _refused(refusal(status, json.dumps({"message": message}).encode(), "/apis/inflight.dev/", "test"))
 
 
 def test_a_refusal_is_the_rules_sentence_without_what_was_sent():

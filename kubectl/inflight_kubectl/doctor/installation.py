@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from importlib.metadata import version as package_version
 from typing import Any
 
+from inflight_kubectl.api_problems import ApiProblem
 from inflight_kubectl.cluster import Cluster, Json, services_path
-from inflight_kubectl.connection import ApiProblem
 from inflight_kubectl.doctor.result import Result, fail, ok, warn
 from inflight_kubectl.operators import OPERATOR_SELECTOR, lease_path, operators, upgrade_command
 from inflight_kubectl.pods import moment

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from inflight_kubectl.api_problems import ApiProblem, UnreachableProblem
 from inflight_kubectl.cluster import Cluster
-from inflight_kubectl.connection import ApiProblem, UnreachableProblem
 from inflight_kubectl.doctor.installation import check_cluster, check_crd, check_operator
 from inflight_kubectl.doctor.monitoring import check_monitoring
 from inflight_kubectl.doctor.permissions import check_caller, check_operator_rights

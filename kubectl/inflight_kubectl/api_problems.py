@@ -1,0 +1,84 @@
+"""What errors of the API server mean, and what to do about them."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import urllib3
+
+from inflight_kubectl.output import Problem
+
+_ECHO = re.compile(r'Invalid value: "(?:[^"\\]|\\.)*": ')
+"""What was sent, repeated in a refusal before the reason: it may be a whole object."""
+
+
+class ApiProblem(Problem):
+    """An answer of the API server other than 2xx.
+
+    Attributes:
+        status: HTTP status.
+        reason: of the Kubernetes Status, such as `Forbidden`; empty without one.
+        missing_object: whether the path is right and the object it names does not exist.
+    """
+
+    def __init__(self, what: str, remedy: str, status: int, reason: str = "", missing_object: bool = False) -> None:
+        super().__init__(what, remedy)
+        self.status = status
+        self.reason = reason
+        self.missing_object = missing_object
+
+
+class UnreachableProblem(Problem):
+    """The API server does not answer."""
+
+
+def refusal(status: int, body: bytes, path: str, context: str) -> ApiProblem:
+    """What a refused request means.
+
+    Args:
+        body: of the answer, a Kubernetes Status where the API server itself answered.
+        path: of the request.
+        context: of the kubeconfig; empty inside a pod.
+    """
+    try:
+        content = json.loads(body)
+    except ValueError:
+        content = {}
+    if not isinstance(content, dict):
+        content = {}
+    message = " ".join(str(content.get("message") or body.decode(errors="replace")).split())
+    message = _ECHO.sub("Invalid value: ", message)[:500]
+    reason = str(content.get("reason") or "")
+    if status == 401:
+        whom = f" of context {context}" if context else ""
+        return ApiProblem(
+            f"the API server refuses the credentials{whom}",
+            "Log in again, or choose another context with --context",
+            status,
+            reason,
+        )
+    if status == 403:
+        remedy = "Ask an administrator for this permission; `kubectl inflight doctor` lists all that the commands need"
+        return ApiProblem(f"forbidden: {message.removesuffix('.')}", remedy, status, reason)
+    if status == 404 and not (content.get("details") or {}).get("name") and "/inflight.dev/" in path:
+        remedy = "Install the chart: helm install inflight helm/inflight -n inflight-system --create-namespace"
+        return ApiProblem(
+            "this cluster has no InferenceService resource (inflight.dev/v1alpha1)", remedy, status, reason
+        )
+    missing = status == 404 and bool((content.get("details") or {}).get("name"))
+    return ApiProblem(f"the API server answers {status}: {message or 'without a reason'}", "", status, reason, missing)
+
+
+def cause(error: BaseException) -> str:
+    """The innermost reason, in a few words."""
+    while True:
+        inner = getattr(error, "reason", None) or error.__cause__
+        if not isinstance(inner, BaseException):
+            break
+        error = inner
+    if isinstance(error, (urllib3.exceptions.TimeoutError, TimeoutError)):
+        return "it timed out"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror[0].lower() + error.strerror[1:]
+    return " ".join(str(error).rpartition(": ")[2].split()) or type(error).__name__
