@@ -70,7 +70,7 @@ def test_limits_by_hand_are_cleared_at_once_and_wrong_ones_are_refused(kubectl, 
     assert refused.returncode == 1
     assert refused.stderr == (
         "error: the limits were refused: tuning.override.maxNumSeqs must not exceed engine.maxNumSeqs, the capacity an"
-        " engine starts with\n"
+        " engine starts with; `kubectl inflight limits SERVICE --clear` removes an override, also one that has ended\n"
     )
     assert limits("--max-num-seqs", "4").returncode == 0
     assert told(kubectl, namespace) == 4
