@@ -49,7 +49,9 @@ def test_requests_reach_an_engine_through_a_port_forward_and_top_shows_its_figur
         assert any(word.endswith(("ms", "s")) and word[0].isdigit() for word in row.split()[2:-1]), shown
         kubectl("-n", service.namespace, "delete", "pod", "--all", "--wait=false")
         screen.sees("Terminating")
-        screen.press("Escape", "q")
+        screen.press("Escape")
+        screen.sees("Enter Open")
+        screen.press("q")
         screen.sees("exit code 0")
     service.wait("the service to be Ready again", lambda view: view.ready, seconds=180)
 

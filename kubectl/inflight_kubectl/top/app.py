@@ -36,7 +36,6 @@ class TopApp(App[None]):
     }
     .detail { height: auto; max-height: 6; border-top: solid $primary-darken-1; }
     .filter { height: 1; border: none; padding: 0 1; display: none; }
-    .filter.shown { display: block; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "Quit"),

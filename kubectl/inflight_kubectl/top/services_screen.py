@@ -138,7 +138,7 @@ class ServicesScreen(Screen[None]):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Enter keeps the filter and goes back to the table."""
-        self.query_one(Input).set_class(bool(event.value.strip()), "shown")
+        self.query_one(Input).display = bool(event.value.strip())
         self.query_one(Grid).focus()
 
     def on_screen_resume(self) -> None:
@@ -161,14 +161,16 @@ class ServicesScreen(Screen[None]):
 
     def action_filter(self) -> None:
         """Types a filter."""
-        self.query_one(Input).add_class("shown")
-        self.query_one(Input).focus()
+        field = self.query_one(Input)
+        field.display = True
+        # `Widget.focus` comes later: the first letters of a quick hand would go to the table.
+        self.set_focus(field)
 
     def action_clear_filter(self) -> None:
         """Shows all services again."""
         field = self.query_one(Input)
         field.value = ""
-        field.remove_class("shown")
+        field.display = False
         self.query_one(Grid).focus()
 
     def action_sort(self) -> None:
