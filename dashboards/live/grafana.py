@@ -44,7 +44,7 @@ class Window:
 
     Attributes:
         start, end: seconds since the epoch.
-        scrape_seconds: scrape interval, as the data source is told.
+        scrape_seconds: scrape interval, as configured in the data source.
     """
 
     start: float

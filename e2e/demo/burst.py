@@ -18,7 +18,7 @@ from inflight_operator.quantities import parse_duration
 LOOK_SECONDS = 1.0
 
 ROW_SECONDS = 3.0
-"""Between two rows, unless there is a decision to be told."""
+"""Between two rows, unless there is a decision to show."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ class Decisions:
     """Follows the plans of one scheduler, in order.
 
     Attributes:
-        decode_slots: of the last plan, the very array: a steady step is told by it.
+        decode_slots: of the last plan, the same array object: its identity marks a steady step.
         decoding: bool [max_num_seqs]: the same as a mask.
     """
 

@@ -1,7 +1,7 @@
 """The recording's format: one JSON array a line, the whole file compressed with gzip.
 
 The first line is a `Header`. Each later line is one of `Event`: its first element says which, the rest are the fields
-in order. What the scheduler was told and what it decided stand in the order in which it happened, so `zcat` shows a
+in order. Inputs and decisions of the scheduler stand in the order in which they happened, so `zcat` shows a
 run, and a line can be changed by hand and replayed. A step's line stands where its tokens were taken in; where the
 next step was planned just before that, it says so.
 

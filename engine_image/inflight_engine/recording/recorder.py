@@ -1,4 +1,4 @@
-"""Writes what the scheduler is told and decides, while the engine runs."""
+"""Writes inputs and decisions of the scheduler while the engine runs."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ def replay(
 ) -> Difference | None:
     """The first decision that differs from the recorded one, or None.
 
-    What a runner and the clients did is told again as it was recorded: arrivals, cancels, changes, which requests
-    sampled a stop token, and which blocks were equal. All else is the scheduler's.
+    Inputs from clients and from the runner are repeated as recorded: arrivals, cancellations, changes of limits, which
+    requests sampled a stop token, and which blocks were equal. The scheduler decides everything else.
 
     Args:
         survey: of the same events; the replay ends where it ended, also when the file has grown since.

@@ -18,12 +18,12 @@ class WaitingQueues:
     (`ServiceCounters`; of equal ones the first in the configuration): no class starves, and among classes that always
     have requests waiting shares of tokens follow the weights.
 
-    Nobody overtakes the head: where it does not fit, the scheduler waits until it does, or until another is the head
-    because time or decodes went on.
+    No request overtakes the head: if it does not fit, the scheduler waits until it does, or until time or decodes make
+    another request the head.
 
     A prompt token counts once, when it is first admitted, and an output token when it is generated (the one that a
-    prefill samples: when that is admitted). What is computed again after a preemption counts for nobody: giving way was
-    the scheduler's choice, and brings the client no token that it did not have.
+    prefill samples: when that is admitted). Tokens recomputed after a preemption are not charged: the preemption was
+    the scheduler's choice, and brings the client no new token.
 
     Raises:
         ValueError: there is no such policy, no class or two of one name, or a weight is not a number above 0.
