@@ -1,4 +1,4 @@
-"""What one iteration of the scheduler costs, by the number of running requests: no model, no processes, no sockets."""
+"""Cost of one scheduler iteration by the number of running requests, without model, processes and sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m bench.operator`: builds what is missing, then measures in a network namespace of its own."""
+"""`python -m bench.operator`: builds missing parts, then measures in a separate network namespace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A control plane of its own, with fake nodes: etcd, API server, controllers, scheduler and kwok on loopback."""
+"""A dedicated control plane with fake nodes: etcd, API server, controllers, scheduler and kwok on loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Grafana does to a query before it sends it: intervals and variables. Pure.
+"""Grafana's substitution of intervals and variables in queries. Pure.
 
 Intervals follow `rangeUtil.calculateInterval` of @grafana/data and Grafana's Prometheus data source; replacement of
 variables follows its `interpolateQueryExpr`.

@@ -1,4 +1,4 @@
-"""What the demo and the tests call; the command line is a thin cover over the same functions."""
+"""The functions that the demo, the tests and the command line call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds the Go parts into the cache, each kept under the fingerprint of what it was made from."""
+"""Builds the Go parts into the cache, each under the fingerprint of its sources."""
 
 from __future__ import annotations
 

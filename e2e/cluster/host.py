@@ -1,4 +1,4 @@
-"""What the node changes on the host, and puts back: an address, forwarding, one nftables table, kernel settings."""
+"""The node's changes to the host, and their reversal: an address, forwarding, one nftables table, kernel settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's burst: traffic from inside the cluster, and what the loop does about it, row by row."""
+"""The demo's burst: traffic from inside the cluster, and the operator's reaction, row by row."""
 
 from __future__ import annotations
 

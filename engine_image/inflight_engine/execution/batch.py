@@ -1,4 +1,4 @@
-"""The persistent batch: one row of numbers for each slot, edited only by what a step plan says has changed."""
+"""The persistent batch: one row of numbers for each slot, edited by the changes in step plans."""
 
 from __future__ import annotations
 

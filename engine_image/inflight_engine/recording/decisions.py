@@ -1,4 +1,4 @@
-"""A step plan as the line that records it: the recorder writes it, the replay compares its own with it."""
+"""A step plan as a line of the recording: the recorder writes it, the replay compares its own plan with it."""
 
 from __future__ import annotations
 

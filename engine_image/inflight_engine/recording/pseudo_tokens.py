@@ -1,4 +1,4 @@
-"""Tokens for a replay: where the recorded run had equal blocks these are equal too, and where it had not they differ.
+"""Tokens for a replay: equal blocks of the recorded run have equal tokens, different blocks differ.
 
 A full block's content id is its last token, the one that is known when it is full; all other tokens are the same.
 Hashes are chained, so a block equals another only if everything before it does, as in the recorded run.

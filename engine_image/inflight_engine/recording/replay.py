@@ -1,4 +1,4 @@
-"""Feeds a recording's arrivals to the scheduler again and compares what it decides."""
+"""Feeds a recording's arrivals to the scheduler again and compares its decisions."""
 
 from __future__ import annotations
 

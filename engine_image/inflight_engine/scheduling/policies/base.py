@@ -1,4 +1,4 @@
-"""What a policy is: the order among the waiting requests of one service class."""
+"""The interface of policies: order of the waiting requests of one service class."""
 
 from __future__ import annotations
 
