@@ -7,7 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.gateway.client import closed_loop, open_streams, prompt_body
@@ -47,9 +47,6 @@ class Overhead:
     memory_mib: dict[str, float]
     stream_memory_mib: dict[str, float]
     longest_gap_s: float
-
-    def as_json(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def measure(folder: Path, *, seconds: float, rounds: int, streams: int) -> Overhead:
