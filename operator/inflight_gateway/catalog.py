@@ -85,6 +85,10 @@ class Catalog:
         """None: there is no such Secret, or it has not been read yet."""
         return self._secrets.get(ref)
 
+    def secret_refs(self) -> frozenset[SecretRef]:
+        """Of the Secrets that are known."""
+        return frozenset(self._secrets)
+
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Calls `subscriber` after each update that changed something. Returns the function that ends this."""
         self._subscribers.append(subscriber)

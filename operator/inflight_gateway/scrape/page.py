@@ -71,7 +71,8 @@ _LINE = re.compile(
 )
 _LABEL = re.compile(rb'(?:^|,)\s*+(term|tokens|block_size|num_gpu_blocks)="([!#-\[\]^-~]{1,40})"')
 
-Series = list[tuple[bytes, float]]
+Series = list[tuple[bytes, float | None]]
+"""Labels and value of each line of one name; None: no number that an engine can have."""
 
 
 class PageError(ValueError):
@@ -95,10 +96,10 @@ def read_page(page: bytes, at: float) -> EngineSample:
         raise PageError(f"{_RUNNING} is missing: this is not an engine's metrics page")
 
     def total(name: str) -> int:
-        return int(min(sum(value for _, value in found.get(name.encode(), ())), MAX_COUNT))
+        return int(min(sum(value or 0.0 for _, value in found.get(name.encode(), ())), MAX_COUNT))
 
     def most(name: str) -> float:
-        return max((value for _, value in found.get(name.encode(), ())), default=0.0)
+        return max((value or 0.0 for _, value in found.get(name.encode(), ())), default=0.0)
 
     block_size, config_tokens = _cache_config(found.get(_CACHE_CONFIG.encode(), []))
     defaults = EngineSample(at)
@@ -116,13 +117,12 @@ def read_page(page: bytes, at: float) -> EngineSample:
     )
 
 
-def _number(text: bytes) -> float:
-    """0 for what is no number or none that an engine can have."""
+def _number(text: bytes) -> float | None:
     try:
         value = float(text)
     except ValueError:
-        return 0.0
-    return value if 0 <= value <= MAX_COUNT else 0.0
+        return None
+    return value if 0 <= value <= MAX_COUNT else None
 
 
 def _labels(text: bytes) -> dict[bytes, bytes]:
@@ -146,20 +146,25 @@ def _cost(terms: Series, curve: Series) -> CostModel | None:
 
 
 @lru_cache(maxsize=4096)
-def _read_cost(terms: tuple[tuple[bytes, float], ...], curve: tuple[tuple[bytes, float], ...]) -> CostModel | None:
+def _read_cost(
+    terms: tuple[tuple[bytes, float | None], ...], curve: tuple[tuple[bytes, float | None], ...]
+) -> CostModel | None:
     """The cost model of these series; None where a coefficient is missing or impossible. An engine fits it anew only
     now and then, so most scrapes find it here."""
-    coefficients = {_labels(text).get(b"term", b"").decode(): seconds for text, seconds in terms}
-    if not coefficients.keys() >= _NEEDED_TERMS:
+    seconds: dict[str, float] = {}
+    for text, value in terms:
+        if value is None or value > MAX_STEP_SECONDS:
+            return None
+        seconds[_labels(text).get(b"term", b"").decode()] = value
+    points: list[tuple[float, float]] = []
+    for text, value in curve:
+        tokens = _number(_labels(text).get(b"tokens", b""))
+        if not tokens or value is None or value > MAX_STEP_SECONDS:
+            return None
+        points.append((tokens, value))
+    points.sort()
+    if not seconds.keys() >= _NEEDED_TERMS or any(left == right for (left, _), (right, _) in pairwise(points)):
         return None
-    points = sorted((_number(_labels(text).get(b"tokens", b"")), seconds) for text, seconds in curve)
-    if any(left == right for (left, _), (right, _) in pairwise(points)) or (points and points[0][0] <= 0):
-        return None
-    if max([*coefficients.values(), *(seconds for _, seconds in points)]) > MAX_STEP_SECONDS:
-        return None
-    cost = CostModel(
-        **{field: coefficients.get(term, 0.0) for term, field in _TERMS.items()},
-        curve=tuple(points),
-    )
+    cost = CostModel(**{field: seconds.get(term, 0.0) for term, field in _TERMS.items()}, curve=tuple(points))
     least = cost.base_s + cost.decode_seq_s + cost.decode_kv_token_s + min((one for _, one in points), default=0.0)
     return cost if least > 0 else None
