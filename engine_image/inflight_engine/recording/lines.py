@@ -62,8 +62,8 @@ class Header(msgspec.Struct, frozen=True, tag_field="record", tag=HEADER_TAG):
 class Added(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     """A request was queued. `arrival_time`: as the scheduler saw it, seconds on the engine's monotonic clock, whole:
     the `priority` and `deadline` policies compare it. `tenant`: a name made up for this recording, empty for the empty
-    one. `prompt_blocks`: of its full blocks; empty without a prefix cache. `num_output_tokens`: that a continued request
-    came with."""
+    one. `prompt_blocks`: of its full blocks; empty without a prefix cache. `num_output_tokens`: with which a continued
+    request came."""
 
     request_id: int
     arrival_time: float

@@ -27,7 +27,7 @@ class PseudoTokens:
         self._num_tokens = np.zeros(num_slots, np.int64)
 
     def arrived(self, request_id: int, num_tokens: int, blocks: BlockRuns) -> TokenIds:
-        """What a request comes with, its prompt first, int32 [num_tokens]. `blocks`: of all blocks it will have filled."""
+        """The tokens that a request comes with, int32 [num_tokens]. `blocks`: of all blocks it will have filled."""
         content_ids = np.fromiter(content_ids_of(blocks), np.int32)
         self._content_ids[request_id] = content_ids
         tokens = np.full(num_tokens, NO_CONTENT, np.int32)
