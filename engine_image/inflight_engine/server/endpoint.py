@@ -86,6 +86,8 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
                     external_id=exchange.request_id,
                     relayed=relayed,
                     seed_drawn=relayed and drawn and sampling.temperature > 0,
+                    num_reported=len(before.token_ids),
+                    end_reported=before.finish_reason is not None,
                     earlier=earlier,
                 )
             )

@@ -58,6 +58,8 @@ class GenerationRequest:
         streaming: tokens are handed over as they come, not at the end.
         relayed: a relay reads its progress, and can have it continued by another replica.
         seed_drawn: its seed was drawn here, and the answer depends on it.
+        num_reported, end_reported: tokens that its relay was told of by another replica, and whether its end was.
+        earlier: what of that is kept; None: the answer begins here.
         echo: the prompt's text, with which the answer begins; None: it does not.
         prompt_only: what the engine samples is not part of the answer.
         external_id: of the HTTP request (X-Request-Id); its answers share it.
@@ -75,6 +77,8 @@ class GenerationRequest:
     external_id: str = ""
     relayed: bool = False
     seed_drawn: bool = False
+    num_reported: int = 0
+    end_reported: bool = False
     earlier: Earlier | None = None
 
 

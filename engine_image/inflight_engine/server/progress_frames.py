@@ -43,7 +43,7 @@ class ProgressStream(EventStream):
     def __init__(self, call: Call, answer: AnswerFormat, send: Send, send_body: Send) -> None:
         super().__init__(call, answer, send, send_body)
         self._ended = {choice for choice in call.choices if choice.written}
-        self._reported = [0 if choice.request.earlier is None else len(choice.token_ids) for choice in call.choices]
+        self._reported = [choice.request.num_reported for choice in call.choices]
         """Tokens of each choice."""
         self._first_due = not any(self._reported) and not self._ended
         self._quiet = False
@@ -132,8 +132,8 @@ class ProgressStream(EventStream):
 class WholeProgress(ProgressStream):
     """Writes an answer that is not streamed: its progress, then the whole body in one event.
 
-    Log-probabilities are not among what a relay keeps, so nothing is reported of an answer with any: another replica
-    begins it anew.
+    Log-probabilities are not among what a relay keeps, so another replica begins an answer with any anew
+    (`continuation.earlier_of`). Tokens and ends that were reported are not reported again.
     """
 
     async def _write(self, changed: Iterable[Generation]) -> bool:
@@ -145,11 +145,11 @@ class WholeProgress(ProgressStream):
     def _format(self, taken: Sequence[Taken]) -> list[bytes]:
         frames = []
         for choice, _, done in taken:
-            if choice.error is not None or begins_anew(choice):
+            if choice.error is not None:
                 continue
-            earlier = choice.request.earlier
-            known = earlier is not None and earlier.finish_reason is not None
-            comments = self._tokens(choice, len(choice.token_ids)) + (_end_of(choice) if done and not known else b"")
+            comments = self._tokens(choice, len(choice.token_ids))
+            if done and not choice.request.end_reported:
+                comments += _end_of(choice)
             if comments:
                 frames.append(comments + b"\n")
         return frames
@@ -161,12 +161,6 @@ class WholeProgress(ProgressStream):
         else:
             body = await asyncio.to_thread(self._answer.whole, pieces)
         return self._usage() + b":w 200\ndata: " + body + b"\n\n"
-
-
-def begins_anew(choice: Generation) -> bool:
-    """Not streamed, it cannot be continued."""
-    sampling = choice.request.sampling
-    return sampling.logprobs is not None or sampling.prompt_logprobs is not None
 
 
 def _end_of(choice: Generation) -> bytes:
