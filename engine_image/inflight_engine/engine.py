@@ -286,6 +286,7 @@ class Engine:
             cache_salt=message.cache_salt,
             predicted_tokens=message.predicted_tokens,
             external_id=message.external_id,
+            output_token_ids=np.frombuffer(message.output_token_ids, np.int32),
         )
         try:
             self._inputs.add(request)

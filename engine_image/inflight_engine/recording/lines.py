@@ -21,10 +21,10 @@ from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.config import SchedulerConfig
 
 HEADER_TAG = "inflight-engine schedule"
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Raised when an older program could not replay what is written. A reader refuses versions newer than its own, and
 reads all older ones: in format 1 no step was planned ahead, in format 2 time changed no decision, in format 3 steps
-failed as a whole."""
+failed as a whole, in format 4 no request was continued."""
 
 MAX_INT32 = 2**31 - 1
 
@@ -62,7 +62,8 @@ class Header(msgspec.Struct, frozen=True, tag_field="record", tag=HEADER_TAG):
 class Added(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     """A request was queued. `arrival_time`: as the scheduler saw it, seconds on the engine's monotonic clock, whole:
     the `priority` and `deadline` policies compare it. `tenant`: a name made up for this recording, empty for the empty
-    one. `prompt_blocks`: of its prompt's full blocks; empty without a prefix cache."""
+    one. `prompt_blocks`: of its full blocks; empty without a prefix cache. `num_output_tokens`: with which a continued
+    request came."""
 
     request_id: int
     arrival_time: float
@@ -73,6 +74,7 @@ class Added(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     priority: int
     predicted_tokens: int | None
     prompt_blocks: BlockRuns
+    num_output_tokens: Count = 0
 
 
 class Cancelled(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):

@@ -26,15 +26,15 @@ class PseudoTokens:
         self._content_ids: dict[int, TokenIds] = {}
         self._num_tokens = np.zeros(num_slots, np.int64)
 
-    def prompt(self, request_id: int, num_tokens: int, blocks: BlockRuns) -> TokenIds:
-        """A new request's prompt, int32 [num_tokens]. `blocks`: of all blocks it will have filled."""
+    def arrived(self, request_id: int, num_tokens: int, blocks: BlockRuns) -> TokenIds:
+        """The tokens that a request comes with, int32 [num_tokens]. `blocks`: of all blocks it will have filled."""
         content_ids = np.fromiter(content_ids_of(blocks), np.int32)
         self._content_ids[request_id] = content_ids
-        prompt = np.full(num_tokens, NO_CONTENT, np.int32)
-        last_of_block = prompt[self._block_size - 1 :: self._block_size]
+        tokens = np.full(num_tokens, NO_CONTENT, np.int32)
+        last_of_block = tokens[self._block_size - 1 :: self._block_size]
         known = content_ids[: len(last_of_block)]
         last_of_block[: len(known)] = known
-        return prompt
+        return tokens
 
     def forget(self, request_id: int) -> None:
         """The request has ended."""

@@ -118,6 +118,7 @@ class Recorder(EngineObserver):
                 request.priority,
                 request.predicted_tokens,
                 self._contents.new_runs(request),
+                len(request.output_token_ids),
             )
         )
 

@@ -111,16 +111,18 @@ class _Replayer:
         return None
 
     def _add(self, event: Added) -> Difference | None:
-        prompt = self._tokens.prompt(event.request_id, event.num_prompt_tokens, next(self._blocks))
+        num_prompt = event.num_prompt_tokens
+        tokens = self._tokens.arrived(event.request_id, num_prompt + event.num_output_tokens, next(self._blocks))
         request = Request(
             request_id=event.request_id,
-            prompt_token_ids=prompt,
+            prompt_token_ids=tokens[:num_prompt],
             sampling=SamplingParams(max_tokens=event.max_tokens, stop_token_ids=(STOP_TOKEN,)),
             arrival_time=event.arrival_time,
             priority=event.priority,
             service_class=event.service_class,
             tenant=event.tenant,
             predicted_tokens=event.predicted_tokens,
+            output_token_ids=tokens[num_prompt:],
         )
         try:
             self._scheduler.add(request)

@@ -197,11 +197,11 @@ class Scheduler:
         self._changed = True
 
     def add(self, request: Request) -> None:
-        """Queue a new request.
+        """Queue a new request. One that comes with tokens is continued: it resumes with them as after a preemption.
 
         Raises:
             CannotFitError: it is longer than `max_model_len` or than the whole KV cache.
-            ValueError: it has no prompt, its class does not exist, or its id is in use.
+            ValueError: it has no prompt, or all of its tokens already, its class does not exist, or its id is in use.
         """
         longest = self._longest
         if request.max_total_tokens > longest:
@@ -211,14 +211,18 @@ class Scheduler:
             )
         if request.num_prompt_tokens == 0 or request.sampling.max_tokens < 1:
             raise ValueError("a request needs at least one prompt token and max_tokens of at least 1")
+        if len(request.output_token_ids) >= request.sampling.max_tokens:
+            raise ValueError(f"{len(request.output_token_ids)} of max_tokens {request.sampling.max_tokens} are there")
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id} is in use")
         request.order = self._num_orders
         if self.config.prefix_caching:
-            hash_blocks(request, request.num_prompt_tokens, self.config.block_size)
+            hash_blocks(request, request.num_tokens, self.config.block_size)
         request.latest_start = self._deadlines.latest_start(
             request, self.num_running, self._limits.max_num_batched_tokens
         )
+        if len(request.output_token_ids):
+            request.state = RequestState.PREEMPTED
         self._queue(request)
         self._num_orders += 1
         self._requests[request.request_id] = request
