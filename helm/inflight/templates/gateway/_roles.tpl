@@ -1,3 +1,9 @@
+{{- define "inflight.gatewaySubject" -}}
+- kind: ServiceAccount
+  name: {{ include "inflight.gatewayServiceAccountName" . }}
+  namespace: {{ .Release.Namespace }}
+{{- end -}}
+
 {{/*
 What the gateway reads where the InferenceServices are, and its binding. It writes nothing.
 Takes root (the chart's own dot), kind (Role or ClusterRole) and namespace (empty for a ClusterRole).
@@ -19,10 +25,16 @@ rules:
   - apiGroups: [discovery.k8s.io]
     resources: [endpointslices]
     verbs: [list, watch]
-  # The Secrets that services name in spec.gateway.auth.apiKeysSecret, one by one: names of others cannot be listed.
+  {{- with .root.Values.gateway.apiKeySecrets }}
+  # The picker watches each Secret that a service names in spec.gateway.auth.apiKeysSecret by itself: a list of one name,
+  # which the rule can be bound to. Secrets of other names stay out of reach of a program that reads clients' requests.
   - apiGroups: [""]
     resources: [secrets]
-    verbs: [get]
+    {{- if not (has "*" .) }}
+    resourceNames: {{ toJson . }}
+    {{- end }}
+    verbs: [list, watch]
+  {{- end }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: {{ .kind }}Binding
@@ -38,7 +50,5 @@ roleRef:
   kind: {{ .kind }}
   name: {{ include "inflight.gatewayName" .root }}
 subjects:
-  - kind: ServiceAccount
-    name: {{ include "inflight.gatewayServiceAccountName" .root }}
-    namespace: {{ .root.Release.Namespace }}
+  {{- include "inflight.gatewaySubject" .root | nindent 2 }}
 {{- end -}}
