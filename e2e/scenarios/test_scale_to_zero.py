@@ -41,9 +41,10 @@ def test_fifty_requests_at_once_wake_the_service_and_are_all_answered(namespace,
     service = sleeper(namespace)
     wait_asleep(service)
     closing = ask_at_once(service, "wake", AT_ONCE, client_image)
+    median, p95 = closing["ttft_p50"], closing["ttft_p95"]
     print(
-        f"from zero: {closing['answered']} of {closing['sent']} answered, first token of streams after "
-        f"{closing['ttft_p50']} s (median) and {closing['ttft_p95']} s (p95), longest answer {closing['longest_wait']} s",
+        f"from zero: {closing['answered']} of {closing['sent']} answered, first token of streams after {median} s "
+        f"(median) and {p95} s (p95), longest answer {closing['longest_wait']} s",
         file=sys.stderr,
     )
     assert closing["lost"] == {}
