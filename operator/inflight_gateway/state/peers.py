@@ -1,0 +1,113 @@
+"""What the other gateway pods have sent to each endpoint, read from their state streams."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Collection
+from time import monotonic
+
+import aiohttp
+
+from inflight_gateway.state.load import SentLoad, read_line
+from inflight_gateway.state.stream import FULL_SECONDS
+
+logger = logging.getLogger(__name__)
+
+SILENT_SECONDS = FULL_SECONDS + 2.0
+"""A peer that says nothing for so long no longer counts: its requests have ended with it, or soon will."""
+
+MAX_LINE = 2**22
+"""Bytes. A line has about 80 for each endpoint and 150 for each service."""
+
+MIN_BACK_OFF, MAX_BACK_OFF = 0.2, 5.0
+"""Seconds between two connections to a peer that fails; each wait has a random part."""
+
+_TIMEOUT = aiohttp.ClientTimeout(connect=2.0, sock_read=SILENT_SECONDS)
+
+
+class _Peer:
+    """One peer's last word. Attributes: heard: when it last sent a line."""
+
+    def __init__(self) -> None:
+        self.sent: dict[str, SentLoad] = {}
+        self.heard = float("-inf")
+
+    def take(self, line: bytes, now: float) -> None:
+        """Raises: ValueError: this is no line of a state stream."""
+        read = read_line(line)
+        if read.full:
+            self.sent = {}
+        self.sent.update(read.loads.endpoints)
+        self.sent = {address: load for address, load in self.sent.items() if load != SentLoad()}
+        self.heard = now
+
+
+class Peers:
+    """Follows the other gateway pods, one connection each.
+
+    Args:
+        http: a session of the caller.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, http: aiohttp.ClientSession, clock: Callable[[], float] = monotonic) -> None:
+        self._http = http
+        self._clock = clock
+        self._peers: dict[str, _Peer] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def keep(self, addresses: Collection[str]) -> None:
+        """From now on exactly these peers count. Addresses are IP:PORT of their state ports, without our own."""
+        for gone in self._tasks.keys() - set(addresses):
+            self._tasks.pop(gone).cancel()
+            del self._peers[gone]
+        for address in addresses:
+            if address not in self._tasks:
+                peer = self._peers[address] = _Peer()
+                self._tasks[address] = asyncio.create_task(self._follow(address, peer), name=f"peer {address}")
+
+    def sent(self, endpoint: str) -> SentLoad:
+        """What all peers that are heard of have sent to this endpoint, together."""
+        oldest = self._clock() - SILENT_SECONDS
+        loads = [peer.sent[endpoint] for peer in self._peers.values() if peer.heard >= oldest and endpoint in peer.sent]
+        return SentLoad(sum(load.in_flight for load in loads), sum(load.sent_tokens for load in loads))
+
+    def heard(self) -> int:
+        """Peers that are heard of."""
+        oldest = self._clock() - SILENT_SECONDS
+        return sum(peer.heard >= oldest for peer in self._peers.values())
+
+    def close(self) -> None:
+        self.keep(())
+
+    async def _follow(self, address: str, peer: _Peer) -> None:
+        failures = 0
+        while True:
+            connected = self._clock()
+            try:
+                async for line in self._lines(address):
+                    peer.take(line, self._clock())
+                    failures = 0
+                reason = "the stream ended"
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                reason = str(error) or type(error).__name__
+            failures += 1
+            log = logger.info if failures == 1 else logger.debug
+            log("gateway peer %s: %s after %.1f s", address, reason[:200], self._clock() - connected)
+            wait = min(MAX_BACK_OFF, MIN_BACK_OFF * 2 ** min(failures, 10))
+            await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+
+    async def _lines(self, address: str) -> AsyncIterator[bytes]:
+        """Raises: ValueError: another status than 200, or a line above `MAX_LINE`."""
+        async with self._http.get(f"http://{address}/v1/state?watch=1", timeout=_TIMEOUT) as answer:
+            if answer.status != 200:
+                raise ValueError(f"HTTP {answer.status}")
+            rest = b""
+            async for chunk in answer.content.iter_any():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    yield line
+                if len(rest) > MAX_LINE:
+                    raise ValueError(f"a line of more than {MAX_LINE} bytes")
