@@ -28,7 +28,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
         self._parts = parts
         self.open_streams = 0
 
-    async def Process(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
+    async def Process(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         exchange: Exchange | None = None
         self.open_streams += 1
         try:
@@ -79,4 +79,6 @@ def _nothing_to_say(kind: str | None) -> Any:
         return ProcessingResponse(response_headers=HeadersResponse())
     if kind in ("request_trailers", "response_trailers"):
         return ProcessingResponse(**{kind: TrailersResponse()})
-    raise ValueError(f"the picker takes no {kind} here: set request_body_mode to BUFFERED and response_body_mode to NONE")
+    raise ValueError(
+        f"the picker takes no {kind} here: set request_body_mode to BUFFERED and response_body_mode to NONE"
+    )

@@ -57,9 +57,7 @@ def addresses(text: str) -> frozenset[str]:
     return frozenset(part.strip() for part in text.split(",") if part.strip())
 
 
-def view(
-    head: Head, body: Body, body_bytes: int, config: ServiceConfig, tenant: str, arrived: float
-) -> RequestView:
+def view(head: Head, body: Body, body_bytes: int, config: ServiceConfig, tenant: str, arrived: float) -> RequestView:
     """Args: arrived: when Envoy asked, seconds of the monotonic clock."""
     chosen = _service_class(body.service_class, config)
     ttft_s = config.ttft_s if chosen.ttft_s is None else chosen.ttft_s

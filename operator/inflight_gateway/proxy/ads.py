@@ -45,9 +45,7 @@ class Ads(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignore[misc
         """Whether an Envoy is connected that took some version of this type."""
         return any(stream.subscriptions[type_url].acknowledged for stream in self._streams)
 
-    async def StreamAggregatedResources(  # noqa: N802
-        self, requests: AsyncIterator[Any], context: Any
-    ) -> AsyncIterator[Any]:
+    async def StreamAggregatedResources(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         stream = _Stream(self._refused)
         reader = asyncio.create_task(stream.read(requests))
         self._streams.add(stream)

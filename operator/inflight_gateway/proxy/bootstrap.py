@@ -50,9 +50,7 @@ def _picker_cluster(sockets: Sockets) -> Json:
         },
         # One stream stays open for each request in flight.
         "circuit_breakers": {
-            "thresholds": [
-                {"max_connections": UNLIMITED, "max_pending_requests": UNLIMITED, "max_requests": UNLIMITED}
-            ]
+            "thresholds": [{"max_connections": UNLIMITED, "max_pending_requests": UNLIMITED, "max_requests": UNLIMITED}]
         },
         "load_assignment": {
             "cluster_name": PICKER,
