@@ -1,5 +1,6 @@
-"""The chart with its default values as one plain manifest, for kustomize and `kubectl apply`, and the gateway's objects as
-a second one."""
+"""The chart with its default values as one plain manifest, for kustomize and `kubectl apply`.
+
+The gateway's objects are a second one."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Scans what the chart and the operator render with checkov, which runs in an environment of its own.
 
 Five installations: the chart with default values, with the gateway, with production values and pinned images, the
-manifest for kustomize, and the objects of engines. Checks that do not hold are annotations `checkov.io/skipN` with the reason: those of
-operator and gateway are in the chart's `_helpers.tpl`, those of engines are below. An exception that nothing needs is a fault too:
-each installation is scanned a second time without them.
+manifest for kustomize, and the objects of engines. Checks that do not hold are annotations `checkov.io/skipN` with the
+reason: those of operator and gateway are in the chart's `_helpers.tpl`, those of engines are below. An exception that
+nothing needs is a fault too: each installation is scanned a second time without them.
 """
 
 from __future__ import annotations

@@ -70,6 +70,7 @@ def helm_install(engine: str, operator: str, envoy: str) -> None:
         "gateway.enabled": "true",
         "gateway.envoy.image.repository": envoy.rpartition(":")[0],
         "gateway.envoy.image.tag": envoy.rpartition(":")[2],
+        **{f"gateway.{container}.resources.requests.cpu": "25m" for container in ("envoy", "relay", "picker")},
     }
     annotation = SOURCE_ANNOTATION.replace(".", r"\.")
     settings = [argument for name, value in values.items() for argument in ("--set", f"{name}={value}")]

@@ -53,7 +53,9 @@ def test_kustomize_with_the_gateway_builds_what_the_chart_renders_with_it():
     }
     assert objects.keys() == expected.keys()
     deployment = ("Deployment", "inflight-operator")
-    for arguments in (one[deployment]["spec"]["template"]["spec"]["containers"][0]["args"] for one in (objects, expected)):
+    for arguments in (
+        one[deployment]["spec"]["template"]["spec"]["containers"][0]["args"] for one in (objects, expected)
+    ):
         arguments.sort()  # the patch adds its argument at the end
     for identity, one in expected.items():
         assert objects[identity] == one, identity
