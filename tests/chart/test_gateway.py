@@ -1,4 +1,4 @@
-"""What the chart renders with gateway.enabled: pods whose parts start and end in order, with the rights they need alone."""
+"""What the chart renders with gateway.enabled: pods whose parts start and end in order, with least rights."""
 
 import json
 from pathlib import Path
