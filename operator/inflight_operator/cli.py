@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         leader_elect=arguments.leader_elect,
         lease_name=arguments.lease_name,
         key_secret=arguments.key_secret,
+        gateway_service=arguments.gateway_service,
         metrics_port=arguments.metrics_port,
         engine_image=arguments.engine_image,
         engine_pull_policy=arguments.engine_image_pull_policy,
@@ -141,6 +142,14 @@ def build_parser() -> argparse.ArgumentParser:
         f" missing (default: {KEY_SECRET_NAME})",
     )
     run.add_argument(
+        "--gateway-service",
+        type=_gateway_service,
+        default="",
+        metavar="HOST",
+        help="full DNS name of the gateway's Service, such as inflight-gateway.inflight-system.svc.cluster.local; with"
+        " it, services with spec.gateway.enabled are behind the gateway (default: no service is)",
+    )
+    run.add_argument(
         "--metrics-port", type=_port, default=8080, metavar="PORT", help="port of /metrics and /healthz (default: 8080)"
     )
     run.add_argument(
@@ -231,6 +240,16 @@ def _collector(text: str) -> str:
     if text and re.fullmatch(ENDPOINT_PATTERN, text) is None:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a URL such as http://collector.observability.svc:4318, with a port from 1 to 65535"
+        )
+    return text
+
+
+def _gateway_service(text: str) -> str:
+    label = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+    if text and (len(text) > 253 or re.fullmatch(rf"{label}\.{label}\.svc(\.{label})+", text) is None):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not the full name of a Service: give NAME.NAMESPACE.svc.DOMAIN, such as"
+            " inflight-gateway.inflight-system.svc.cluster.local"
         )
     return text
 

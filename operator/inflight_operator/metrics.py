@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from inflight_operator.service_metrics import ServiceMetrics
@@ -49,6 +49,10 @@ class OperatorMetrics:
         """Exports scrapes done and failed since the start, as `counts` tells them."""
         self.registry.register(_Scrapes(counts))
 
+    def count_gateway_pods(self, counts: Callable[[], tuple[int, int]]) -> None:
+        """Exports the gateway's pods, as `counts` tells them: heard, and all."""
+        self.registry.register(_GatewayPods(counts))
+
 
 class _Scrapes(Collector):
     def __init__(self, counts: Callable[[], tuple[int, int]]) -> None:
@@ -60,4 +64,20 @@ class _Scrapes(Collector):
         )
         for result, count in zip(("done", "failed"), self._counts(), strict=True):
             family.add_metric([result], count)
+        return [family]
+
+
+class _GatewayPods(Collector):
+    def __init__(self, counts: Callable[[], tuple[int, int]]) -> None:
+        self._counts = counts
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        family = GaugeMetricFamily(
+            "inflight_operator_gateway_pods",
+            "Pods of the gateway, by whether the operator receives their state: heard or silent.",
+            labels=["state"],
+        )
+        heard, pods = self._counts()
+        family.add_metric(["heard"], heard)
+        family.add_metric(["silent"], pods - heard)
         return [family]

@@ -14,7 +14,7 @@ from pathlib import Path
 import kopf
 from kubernetes.aio import client
 
-from inflight_operator.admin_key import AdminKeyError, LiveAdminKey
+from inflight_operator.admin_key import LiveAdminKey
 from inflight_operator.api.types import API_VERSION, KIND
 from inflight_operator.apply import KubeApi
 from inflight_operator.apply.kube import KubeApiError
@@ -22,11 +22,13 @@ from inflight_operator.available import AvailableApis
 from inflight_operator.clock import Clock
 from inflight_operator.connect import kopf_connection, load_configuration
 from inflight_operator.engines import EngineClient, EngineTeller
+from inflight_operator.gateway import LiveGateway
 from inflight_operator.handlers import build_registry
 from inflight_operator.leader import Leadership, LeaseLostError
 from inflight_operator.listing import Lister
+from inflight_operator.live_key import UnusableKeyError
 from inflight_operator.metrics import OperatorMetrics
-from inflight_operator.observe.cache import ClusterCache
+from inflight_operator.observe.cache import ClusterCache, ServiceKey
 from inflight_operator.observe.scrape import ScrapePool, metrics_session
 from inflight_operator.reconcile.rounds import Rounds, RoundSettings
 from inflight_operator.reconcile.upgrades import UpgradeMode, UpgradePace
@@ -50,6 +52,7 @@ class Options:
         leader_elect: act only while holding the Lease.
         lease_name: of that Lease.
         key_secret: name of the Secret with the key of the engines' admin tokens.
+        gateway_service: full DNS name of the gateway's Service; empty without a gateway.
         metrics_port: for /metrics and /healthz.
         engine_image: of services whose spec names none.
         engine_pull_policy: of all engine pods; empty takes the default of Kubernetes.
@@ -79,6 +82,7 @@ class Options:
     record_services: tuple[str, ...] = ()
     record_size: int = DEFAULT_MEBIBYTES
     observability: EngineObservability = field(default_factory=EngineObservability)
+    gateway_service: str = ""
 
 
 async def run_operator(options: Options) -> int:
@@ -114,6 +118,14 @@ async def run_operator(options: Options) -> int:
             pool = ScrapePool(http, options.interval, span=every.span)
             metrics.count_scrapes(lambda: (pool.counts.done, pool.counts.failed))
             teller = EngineTeller(EngineClient(http), clock, leadership.leads if leadership else lambda: True)
+
+            async def wake(key: ServiceKey) -> None:
+                if rounds.is_down(key):
+                    await workers.look_at(key)
+
+            gateway = LiveGateway(http, api, options.gateway_service, wake) if options.gateway_service else None
+            if gateway is not None:
+                metrics.count_gateway_pods(lambda: gateway.pods)
             rounds = Rounds(
                 api,
                 cache,
@@ -126,6 +138,7 @@ async def run_operator(options: Options) -> int:
                 every,
                 clock,
                 recorder,
+                gateway,
             )
             workers = Workers(
                 rounds.reconcile,
@@ -138,11 +151,16 @@ async def run_operator(options: Options) -> int:
             async def act() -> None:
                 metrics.leader.set(1)
                 await _until_answered(admin_key.refresh)
+                if gateway is not None:
+                    await _until_answered(gateway.read_key)
                 await _until_answered(lister.list_all)
                 logger.info("looking after %d services", len(cache.services()))
                 working.set()
                 try:
                     async with asyncio.TaskGroup() as tasks:
+                        if gateway is not None:
+                            tasks.create_task(gateway.run())
+                            await gateway.settled()
                         for part in (pool.run(), workers.run(), lister.run(), apis.run(lister.ask), admin_key.run()):
                             tasks.create_task(part)
                 finally:
@@ -223,7 +241,7 @@ async def _until_answered(call: Callable[[], Awaitable[object]]) -> None:
         try:
             await call()
             return
-        except (KubeApiError, AdminKeyError) as error:
+        except (KubeApiError, UnusableKeyError) as error:
             logger.warning("not ready to act: %s", error)
             await asyncio.sleep(RETRY_SECONDS)
 
@@ -255,6 +273,7 @@ def _settings(options: Options, available_apis: frozenset[str]) -> Settings:
         operator_namespace=os.environ.get("POD_NAMESPACE"),
         admin_peers=options.admin_peers,
         observability=options.observability,
+        gateway_service=options.gateway_service,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from inflight_operator.decide.autopilot import Sizing
 from inflight_operator.limits import Knob, Limits
 from inflight_operator.observe.attainment import Attainment
+from inflight_operator.observe.gateway_view import GatewayView
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class Shown:
         sizing: demand against capacity; None while no cost model sizes it.
         cost_per_hour: of the pods there are; None without a price.
         currency: of the price, empty where it is not known.
+        gateway: what its pods say; None for a service that is not behind the gateway.
+        asleep: whether the service is scaled to zero; None for one that never is.
     """
 
     desired: int
@@ -51,6 +54,8 @@ class Shown:
     cost_per_hour: float | None = None
     currency: str = ""
     modelled: Limits | None = None
+    gateway: GatewayView | None = None
+    asleep: bool | None = None
 
 
 def _sizing(name: str) -> Callable[[Shown], float | None]:
@@ -59,6 +64,10 @@ def _sizing(name: str) -> Callable[[Shown], float | None]:
 
 def _modelled(knob: Knob) -> Callable[[Shown], float | None]:
     return lambda shown: None if shown.modelled is None else shown.modelled.get(knob)
+
+
+def _gateway(name: str) -> Callable[[Shown], float | None]:
+    return lambda shown: None if shown.gateway is None else getattr(shown.gateway, name)
 
 
 GAUGES: tuple[tuple[str, str, Callable[[Shown], float | None]], ...] = (
@@ -140,6 +149,26 @@ GAUGES: tuple[tuple[str, str, Callable[[Shown], float | None]], ...] = (
         "inflight_operator_service_needed_replicas",
         "Replicas that the expected demand needs, without margin.",
         _sizing("need"),
+    ),
+    (
+        "inflight_operator_service_held_requests",
+        "Requests that wait at the gateway for a replica; with spec.gateway.enabled.",
+        _gateway("held"),
+    ),
+    (
+        "inflight_operator_service_held_prompt_tokens",
+        "Estimated prompt tokens of the requests that wait at the gateway.",
+        _gateway("held_prompt_tokens"),
+    ),
+    (
+        "inflight_operator_service_oldest_held_seconds",
+        "Seconds that the oldest request at the gateway has waited; 0 without any.",
+        _gateway("oldest_held_s"),
+    ),
+    (
+        "inflight_operator_service_asleep",
+        "1 while the service is scaled to zero; with spec.scaling.minReplicas 0.",
+        lambda shown: shown.asleep,
     ),
     (
         "inflight_operator_scrape_age_seconds",

@@ -7,7 +7,8 @@ import hmac
 
 import pytest
 
-from inflight_operator.admin_key import AdminKey, AdminKeyError, LiveAdminKey
+from inflight_operator.admin_key import AdminKey, LiveAdminKey
+from inflight_operator.live_key import UnusableKeyError
 
 
 class Secrets:
@@ -88,7 +89,7 @@ async def test_a_secret_that_cannot_be_used_is_an_error_and_the_key_in_use_stays
     await key.refresh()
     before = key.current
     store.set(**data)
-    with pytest.raises(AdminKeyError, match=f"Secret system/key: .*{said}"):
+    with pytest.raises(UnusableKeyError, match=f"Secret system/key: .*{said}"):
         await key.refresh()
     assert key.current == before
 

@@ -43,7 +43,12 @@ _NAME_RULE = rule(
 )
 
 _COLUMNS: tuple[tuple[str, str, str, str], ...] = (
-    ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', "Whether the service takes requests."),
+    (
+        "Ready",
+        "string",
+        '.status.conditions[?(@.type=="Ready")].status',
+        "Whether the service takes requests, at zero replicas too.",
+    ),
     ("Replicas", "integer", ".status.replicas", "Pods there are."),
     ("Queue", "integer", ".status.observed.queueDepth", "Requests waiting, over all engines."),
     ("KV", "number", ".status.observed.kvUtilization", "Share of the KV cache in use, 0 to 1."),

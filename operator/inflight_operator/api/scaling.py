@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from inflight_operator.api.base import SpecModel, rule, validations
+from inflight_operator.api.duration import Duration, duration_field
 
 
 class Targets(SpecModel):
@@ -95,7 +96,19 @@ class Scaling(SpecModel):
         " which `kubectl scale`, an HPA or KEDA write through the scale subresource; set it in the same change as the"
         " mode, since the scale subresource cannot be read while it is unset.",
     )
-    min_replicas: int = Field(default=1, ge=1, le=10000, description="Fewest replicas in mode Operator.")
+    min_replicas: int = Field(
+        default=1,
+        ge=0,
+        le=10000,
+        description="Fewest replicas in mode Operator. 0 needs gateway.enabled: the service then scales to zero after"
+        " idleTimeout, and the first request, which the gateway holds, starts a replica.",
+    )
     max_replicas: int = Field(default=8, ge=1, le=10000, description="Most replicas in mode Operator.")
+    idle_timeout: Duration = duration_field(
+        "scaling.idleTimeout",
+        "With minReplicas 0: time without any request after which the service scales to zero.",
+        "10m",
+        ("10s", "168h"),
+    )
     targets: Targets = Field(default_factory=Targets, description="Load that one replica should carry.")
     behavior: Behavior = Field(default_factory=Behavior, description="How fast replicas change.")

@@ -10,6 +10,7 @@ from inflight_operator.api.base import SpecModel, Timestamp, rule, validations
 from inflight_operator.api.cost import Cost
 from inflight_operator.api.duration import Duration, duration_field, duration_or_zero_field
 from inflight_operator.api.engine import Accelerator, Engine, Model
+from inflight_operator.api.gateway import Gateway
 from inflight_operator.api.scaling import Scaling
 from inflight_operator.api.scheduling import BOUNDS
 from inflight_operator.api.template import PodTemplate
@@ -202,6 +203,17 @@ class InferenceServiceSpec(SpecModel):
                 fieldPath=".scaling.maxReplicas",
             ),
             rule(
+                "self.scaling.mode != 'Operator' || self.scaling.minReplicas > 0 || self.gateway.enabled",
+                "scaling.minReplicas 0 needs the gateway, which holds requests while no replica runs: set"
+                " gateway.enabled true, or scaling.minReplicas to 1 or more",
+                fieldPath=".scaling.minReplicas",
+            ),
+            rule(
+                "self.gateway.enabled || !has(self.gateway.auth)",
+                "gateway.auth needs gateway.enabled true: without the gateway, API keys are not checked",
+                fieldPath=".gateway.auth",
+            ),
+            rule(
                 "self.scaling.mode == 'External' || !has(self.replicas)"
                 " || oldSelf.?replicas.orValue(-1) == self.replicas",
                 "replicas is set by hand or by an autoscaler only when scaling.mode is External; in mode Operator set"
@@ -250,6 +262,7 @@ class InferenceServiceSpec(SpecModel):
         " have no target to order requests by.",
     )
     scaling: Scaling = Field(default_factory=Scaling, description="Scaling of replicas.")
+    gateway: Gateway = Field(default_factory=Gateway, description="The gateway in front of the engines.")
     cost: Cost | None = Field(default=None, description="What a replica costs.")
     tuning: Tuning = Field(default_factory=Tuning, description="How the limits of running engines are kept right.")
     rollout: Rollout = Field(default_factory=Rollout, description="How pods are replaced.")

@@ -99,6 +99,14 @@ class DemandStatus(StatusModel):
     needed_replicas: float = Field(description="Replicas that the expected demand needs, without margin.")
 
 
+class GatewayStatus(StatusModel):
+    """What the gateway's pods last reported of the service, together."""
+
+    held: int = Field(description="Requests that wait at the gateway for a replica.")
+    held_prompt_tokens: int = Field(description="Prompt tokens of these requests, estimated.")
+    in_flight: int = Field(description="Requests that the gateway has sent to engines and that have not ended.")
+
+
 class CostStatus(StatusModel):
     """What the service costs, by spec.cost."""
 
@@ -149,7 +157,8 @@ class InferenceServiceStatus(StatusModel):
     conditions: list[Condition] = Field(
         default_factory=list,
         max_length=16,
-        description="Ready, Scheduled, ModelLoaded, Progressing, MetricsAvailable, ScalingActive, TuningActive.",
+        description="Ready, Scheduled, ModelLoaded, Progressing, MetricsAvailable, ScalingActive, TuningActive;"
+        " GatewayReady with gateway.enabled; Idle and Waking with scaling.minReplicas 0.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     url: str | None = Field(default=None, description="Address of the service inside the cluster.")
@@ -167,6 +176,9 @@ class InferenceServiceStatus(StatusModel):
     observed: ObservedStatus | None = Field(default=None, description="What the ready engines last reported.")
     demand: DemandStatus | None = Field(
         default=None, description="Demand against capacity; once engines have measured what their steps cost."
+    )
+    gateway: GatewayStatus | None = Field(
+        default=None, description="What the gateway reports; with gateway.enabled alone."
     )
     cost: CostStatus | None = Field(default=None, description="What the service costs; with spec.cost alone.")
     decisions: list[Decision] = Field(

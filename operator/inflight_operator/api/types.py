@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field
 from inflight_operator.api.base import SpecModel, StatusModel
 from inflight_operator.api.cost import Cost
 from inflight_operator.api.engine import Accelerator, Engine, KVCache, Model
+from inflight_operator.api.gateway import Auth, Gateway, Hold, Scores, Tenant, TenantLimits
 from inflight_operator.api.lenient import read_leniently
 from inflight_operator.api.scaling import Behavior, ScaleDownRules, ScaleUpRules, Scaling, ScalingPolicy, Targets
 from inflight_operator.api.scheduling import ClassSLO, Scheduling, ServiceClass
@@ -21,6 +22,7 @@ from inflight_operator.api.status import (
     Decision,
     DemandStatus,
     EngineStatus,
+    GatewayStatus,
     InferenceServiceStatus,
     LimitsPair,
     LimitsStatus,
@@ -111,6 +113,7 @@ __all__ = [
     "SLO",
     "VERSION",
     "Accelerator",
+    "Auth",
     "Behavior",
     "CanaryStatus",
     "ClassSLO",
@@ -121,6 +124,9 @@ __all__ = [
     "DemandStatus",
     "Engine",
     "EngineStatus",
+    "Gateway",
+    "GatewayStatus",
+    "Hold",
     "InferenceService",
     "InferenceServiceSpec",
     "InferenceServiceStatus",
@@ -139,10 +145,13 @@ __all__ = [
     "Scaling",
     "ScalingPolicy",
     "Scheduling",
+    "Scores",
     "SeqsBounds",
     "ServiceClass",
     "ServiceRecord",
     "Targets",
+    "Tenant",
+    "TenantLimits",
     "TokensBounds",
     "Tuning",
 ]

@@ -122,7 +122,7 @@ def stuck(findings: tuple[Finding, ...], reason: str, message: str) -> tuple[Fin
     """The findings of a service whose children are not made what they should be: no progress, and where it waits for
     its first pod, that is why it is not Ready."""
     stopped = {"Progressing": Finding("Progressing", "False", reason, message)}
-    if any(one.type == "Ready" and one.reason == "Starting" for one in findings):
+    if any(one.type == "Ready" and one.reason in ("Starting", "Waking") for one in findings):
         stopped["Ready"] = Finding("Ready", "False", reason, message)
     return tuple(stopped.get(one.type, one) for one in findings)
 

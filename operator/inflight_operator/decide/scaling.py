@@ -57,6 +57,7 @@ class ScalingObservation:
         cause: why they are blocked, in words; empty when none is.
         shared_cause: whether further replicas would be blocked or late for the same cause.
         late: ordered replicas that start for longer than replicas of this service usually do.
+        held: requests that wait at the gateway, for any replica.
     """
 
     time: float
@@ -71,6 +72,7 @@ class ScalingObservation:
     cause: str = ""
     shared_cause: bool = False
     late: int = 0
+    held: int = 0
 
     @property
     def stale(self) -> int:
@@ -94,7 +96,12 @@ class ScalingObservation:
 
     @property
     def waiting(self) -> int:
-        return sum(load.waiting for load in self.loads)
+        return self.held + sum(load.waiting for load in self.loads)
+
+    @property
+    def working(self) -> int:
+        """Requests that run or wait."""
+        return self.waiting + sum(load.running for load in self.loads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +284,7 @@ def _fits(observation: ScalingObservation) -> int:
     slots = _slots(observation)
     if slots is None:
         return 0
-    work = sum(load.running + load.waiting for load in observation.loads)
-    return min(observation.credited, math.ceil(work / slots))
+    return min(observation.credited, math.ceil(observation.working / slots))
 
 
 def _slots(observation: ScalingObservation) -> int | None:
@@ -295,7 +301,7 @@ def _kv_ask(observation: ScalingObservation, target: float) -> Ask:
 
 
 def _concurrency_ask(observation: ScalingObservation, target: float) -> Ask:
-    total = sum(load.running + load.waiting for load in observation.loads)
+    total = observation.working
     numbers = {"concurrency": total / len(observation.loads), "target": target}
     return Ask(_by_ratio(observation, total, target), Reason("Concurrency", numbers))
 

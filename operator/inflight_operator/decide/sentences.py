@@ -95,6 +95,17 @@ def _tokens(n: _Numbers) -> str:
     return f", {n['tokens_now']:.0f} tokens/s a pod and {n['tokens_before']:.0f}"
 
 
+def _held(n: _Numbers) -> str:
+    return f"{_wait(n['held'])} at the gateway"
+
+
+_DURING = {
+    "Overridden": "while spec.tuning.override is in force",
+    "RollingOut": "during a rollout",
+    "EngineUpgrade": "during an engine upgrade",
+    "SpecNotUnderstood": "while parts of the spec cannot be read",
+}
+
 _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
     # Replicas: what a target asks for.
     "WaitingRequests": lambda n: f"{_wait(n['waiting'])}, {n['target']:g} per replica is the target",
@@ -128,6 +139,33 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
     "Cost": lambda n: (
         f"{_price(n, 'per_hour')} an hour for {count(n['replicas'], 'pod')}"
         + (f", {_price(n, 'per_million')} for a million tokens" if "per_million" in n else "")
+    ),
+    # Scaling to zero and back.
+    "Idle": lambda n: (
+        f"no request came for {_seconds(n['timeout'])} (scaling.idleTimeout): the next one starts a replica"
+    ),
+    "Waking": lambda n: (
+        f"{_held(n)}" + (f" ({n['tokens']:,} prompt tokens)" if n["tokens"] else "") + " and no replica is ready"
+    ),
+    "WakingPods": lambda n: f"{_held(n)} until a replica is ready" + (f"; {n['said']}" if n["said"] else ""),
+    "Awake": lambda n: "replicas take requests",
+    "InUse": lambda n: f"{_held(n)}, {count(n['in_flight'], 'request')} in flight",
+    "LatelyUsed": lambda n: (
+        f"scales to zero after {_seconds(n['timeout'])} without a request (scaling.idleTimeout), in"
+        f" {_seconds(n['seconds'])} at the earliest"
+    ),
+    "EnginesBusy": lambda n: f"engines still work on {count(n['requests'], 'request')}: not scaling to zero",
+    "AwakeDuring": lambda n: f"not scaling to zero {_DURING[str(n['what'])]}",
+    # The gateway.
+    "NoGateway": lambda n: (
+        "the operator runs without a gateway, so clients reach the pods directly and spec.gateway has no effect:"
+        " install the chart with gateway.enabled=true"
+    ),
+    "NoGatewayPods": lambda n: f"no gateway pod is found behind {n['service']}: check the gateway's Deployment",
+    "GatewayNotHeard": lambda n: str(n["said"]) or "no gateway pod is heard",
+    "Routing": lambda n: (
+        f"{count(n['heard'], 'gateway pod')} {'routes' if n['heard'] == 1 else 'route'} requests"
+        + (f"; {n['said']}" if n["said"] else "")
     ),
     # Replicas: what leaves them as they are.
     "NoTargets": lambda n: "no scaling target is set: replicas stay as they are",

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from inflight_operator.api.types import KIND
 from inflight_operator.apply.difference import FIELD_MANAGER, packed_fields
 from inflight_operator.observe.pods import PodView, pod_view
-from inflight_operator.render.labels import SERVICE_LABEL
+from inflight_operator.render.labels import SERVICE_LABEL, child_names
 
 Manifest = dict[str, Any]
 
@@ -97,7 +97,7 @@ class ClusterCache:
         return sorted((one.value for one in self._of(key, POD)), key=lambda pod: pod.name)
 
     def endpoints(self, key: ServiceKey) -> frozenset[str]:
-        """Uids of the pods that EndpointSlices of the service's Service list as ready."""
+        """Uids of the pods that EndpointSlices of the service's Services list as ready."""
         return frozenset().union(*(one.value for one in self._of(key, ENDPOINTS)))
 
     def put(self, kind: str, body: Mapping[str, Any]) -> ServiceKey | None:
@@ -263,7 +263,7 @@ def _owner(kind: str, body: Mapping[str, Any]) -> ServiceKey | None:
         return None
     if kind == POD and not _is_replica(body, service):
         return None
-    if kind == ENDPOINTS and labels.get(SLICE_OF_LABEL) != service:
+    if kind == ENDPOINTS and labels.get(SLICE_OF_LABEL) not in (service, child_names(service).engines):
         return None
     return ServiceKey(namespace, service)
 

@@ -5,41 +5,39 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from inflight_operator.api.status import Decision as RecordedDecision
-from inflight_operator.decide.autopilot import DemandMemory, Sizing, decide_replicas, sizing_of, unsized_demand
+from inflight_operator.decide.autopilot import DemandMemory
 from inflight_operator.decide.conditions import Finding, Metrics, Status, find_conditions, held
 from inflight_operator.decide.decision import Decision, Number, Reason
 from inflight_operator.decide.draining import deletion_costs
 from inflight_operator.decide.foreign_fit import ForeignFit
+from inflight_operator.decide.gateway_conditions import GatewayFacts, with_gateway
 from inflight_operator.decide.override import decide_override
-from inflight_operator.decide.pods import Pods, classify, count_replicas
-from inflight_operator.decide.scaling import Ask, ScalingDecision, ScalingObservation, decide_scaling
+from inflight_operator.decide.pods import Pods, classify
+from inflight_operator.decide.scaling import ScalingDecision
 from inflight_operator.decide.sentences import sentence
 from inflight_operator.decide.tuning import TuningMode, decide_tuning
 from inflight_operator.decide.tuning_model import end_canary, modelled_limits
 from inflight_operator.decide.tuning_types import TuningState
-from inflight_operator.limits import Limits, LimitsBounds, LimitsInForce
+from inflight_operator.limits import Limits, LimitsInForce
+from inflight_operator.observe.gateway_view import GatewayView
 from inflight_operator.observe.metrics import Sample
 from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.memory import CanaryInForce, Memory, Rendered
 from inflight_operator.reconcile.plan import Plan
+from inflight_operator.reconcile.replicas import Scaled, scale
 from inflight_operator.reconcile.snapshot import Snapshot, deployment_view
 from inflight_operator.reconcile.template import Template, decide_template
 from inflight_operator.reconcile.views import (
-    Measured,
     bounds_of_tuning,
-    demand_view,
     limits_bounds,
     mean_slo,
     measured,
     pod_load,
-    scaling_observation,
     tuning_model,
     tuning_view,
-    with_demand,
 )
 from inflight_operator.render import ChildPlan, render
 
-_SCALING = ("spec.scaling", "spec.replicas")
 _TUNING = ("spec.tuning", "spec.slo")
 """Fields that cannot be read without which the operator acts with care."""
 
@@ -48,16 +46,6 @@ ROUTING_SECONDS = 1.0
 
 SAME_ADVICE = 1.2
 """Advised limits within this ratio of each other are one advice."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Scaled:
-    """Replicas to be ordered, and what they were decided from."""
-
-    decision: ScalingDecision
-    memory: Memory
-    blocked: int
-    sizing: Sizing | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +68,13 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
     )
     shown = measured(snapshot)
     by_hand = _override(snapshot, memory)
-    scaled = _replicas(snapshot, by_hand.memory, pods, shown)
+    scaled = scale(snapshot, by_hand.memory, pods, shown)
     scaling = scaled.decision
     tuned = _limits(snapshot, scaled.memory)
     memory, rendered = _children(snapshot, tuned.memory)
     template = decide_template(snapshot, memory, rendered.children, rolled_out=_rolled_out(snapshot, memory, pods))
     moving = (memory.moving or len(pods.ready)) if template.state == "Moving" else None
-    memory = replace(memory, moving=moving)
+    memory = replace(memory, moving=moving, waking=memory.waking and not _routed(snapshot, memory))
     targets = _targets(snapshot, memory)
     behind = tuple((pod, limits) for pod, limits in targets if not _in_force(snapshot, pod.uid, limits))
     return Plan(
@@ -97,7 +85,7 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
         in_force=len(targets) - len(behind),
         children=tuple(one for one in rendered.children if not (template.hold and one["kind"] == "Deployment")),
         hold_template=template.hold,
-        findings=_findings(snapshot, memory, pods, scaling, template, {pod.uid for pod, _ in behind}),
+        findings=_findings(snapshot, memory, pods, scaled, template, {pod.uid for pod, _ in behind}),
         memory=memory,
         measured=shown,
         blocked=scaled.blocked,
@@ -149,52 +137,6 @@ def _modelled(snapshot: Snapshot, memory: Memory) -> Limits | None:
     if model is None or not snapshot.fresh:
         return None
     return modelled_limits(bounds_of_tuning(policy), mean_slo(policy, memory.demand), model, memory.tuning)
-
-
-def _replicas(snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured) -> _Scaled:
-    policy = snapshot.policy
-    ordered = memory.replicas
-    if policy.external and policy.replicas is not None:
-        ordered = policy.replicas
-    deployment = deployment_view(snapshot.deployment, ordered)
-    replicas = count_replicas(pods, ordered, deployment.refused if deployment is not None else "")
-    observation = scaling_observation(
-        snapshot, replicas, ordered, shown, memory.limits.limits, fixed=memory.before_override is not None
-    )
-    memory = replace(memory, demand=with_demand(snapshot, memory.demand))
-    capacity, memory = _capacity(snapshot, memory, pods, observation)
-    by_model = capacity is not None and memory.demand.workload is not None
-    targets = policy.targets
-    if not by_model:
-        targets = replace(policy.fallback_targets, ttft_p95=mean_slo(policy, memory.demand).ttft_p95)
-    decision = decide_scaling(observation, targets, policy.behavior, policy.bounds, memory.scaling, capacity)
-    wanted, history = decision.replicas, decision.history
-    if policy.external:
-        # Whoever scales has windows of its own; the operator begins with what is there when it takes over again.
-        wanted, history = ordered, replace(history, lowest=(), highest=())
-    elif any(field.startswith(_SCALING) for field in snapshot.unread):
-        wanted = max(wanted, ordered)  # bounds that cannot be read are no reason to remove replicas
-    sizing = sizing_of(capacity.reason) if capacity is not None else None
-    return _Scaled(decision, replace(memory, replicas=wanted, scaling=history), replicas.blocked, sizing)
-
-
-def _capacity(
-    snapshot: Snapshot, memory: Memory, pods: Pods, observation: ScalingObservation
-) -> tuple[Ask | None, Memory]:
-    """What the capacity model asks for; None before engines told what their steps cost."""
-    view = demand_view(snapshot, memory.demand, pods, memory.startups, observation)
-    if not snapshot.fresh or view.replica is None:
-        return None, memory
-    if view.workload is None:
-        return unsized_demand(view), memory
-    policy = snapshot.policy
-    bounds = limits_bounds(policy)
-    if memory.before_override is not None:
-        bounds = LimitsBounds(memory.limits.limits, memory.limits.limits)
-    elif policy.tuning is TuningMode.RECOMMEND:
-        bounds = bounds.up_to(memory.limits.limits)
-    replicas, reason, needed = decide_replicas(view, policy.slo.targets, bounds, memory.needed)
-    return Ask(replicas, reason), replace(memory, needed=needed)
 
 
 def _limits(snapshot: Snapshot, memory: Memory) -> _Tuned:
@@ -273,7 +215,7 @@ def _in_force(snapshot: Snapshot, uid: str, limits: LimitsInForce) -> bool:
 
 
 def _children(snapshot: Snapshot, memory: Memory) -> tuple[Memory, Rendered]:
-    plan = ChildPlan(memory.replicas, memory.limits, snapshot.admin_token)
+    plan = ChildPlan(memory.replicas, memory.limits, snapshot.admin_token, snapshot.tenant_key)
     known = memory.rendered
     if known is not None and known.made_of(snapshot.service, snapshot.settings, plan):
         return memory, known
@@ -323,24 +265,41 @@ def _findings(
     snapshot: Snapshot,
     memory: Memory,
     pods: Pods,
-    scaling: ScalingDecision,
+    scaled: Scaled,
     template: Template,
     behind: set[str],
 ) -> tuple[Finding, ...]:
-    routed = memory.routed_since is not None and snapshot.now - memory.routed_since >= ROUTING_SECONDS
     error = next((snapshot.scrape_errors[pod.uid] for pod in pods.ready if pod.uid in snapshot.scrape_errors), "")
     findings = find_conditions(
         snapshot.service.spec.model.source,
         deployment_view(snapshot.deployment, memory.replicas),
         pods,
-        routed,
+        _routed(snapshot, memory),
         Metrics(len(pods.ready), len(snapshot.fresh), error),
-        _scaling_finding(snapshot, scaling),
+        _scaling_finding(snapshot, scaled.decision),
         _tuning_finding(snapshot, memory, pods, behind),
     )
+    if snapshot.service.spec.gateway.enabled:
+        findings = with_gateway(findings, _gateway_facts(snapshot, memory, scaled))
     if template.why is None:
         return findings
     return held(findings, template.why.code, sentence(template.why), news=template.state is None)
+
+
+def _routed(snapshot: Snapshot, memory: Memory) -> bool:
+    """Whether a ready pod gets requests."""
+    return memory.routed_since is not None and snapshot.now - memory.routed_since >= ROUTING_SECONDS
+
+
+def _gateway_facts(snapshot: Snapshot, memory: Memory, scaled: Scaled) -> GatewayFacts:
+    return GatewayFacts(
+        service=snapshot.settings.gateway_service,
+        view=snapshot.gateway or GatewayView(),
+        why=scaled.sleep,
+        asleep=memory.replicas == 0,
+        waking=memory.waking,
+        troubled=scaled.troubled,
+    )
 
 
 def _scaling_finding(snapshot: Snapshot, decision: ScalingDecision) -> Finding:

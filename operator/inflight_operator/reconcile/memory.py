@@ -63,6 +63,7 @@ class Memory:
         tuning_reason: why limits are what they are: the last reason that had measurements to stand on.
         startups: how long pods took to start.
         routed_since: since when the Service has listed a ready pod, on the steady clock; None while it does not.
+        waking: replicas were ordered for held requests, and none has taken requests since.
         moving: ready pods that the service had when a newer engine release began to roll out, and has to have again;
             None while none does.
         rendered: the children.
@@ -82,6 +83,7 @@ class Memory:
     tuning_reason: Reason | None = None
     startups: StartUps = field(default_factory=StartUps)
     routed_since: float | None = None
+    waking: bool = False
     moving: int | None = None
     rendered: Rendered | None = None
 
@@ -108,8 +110,8 @@ def first_memory(service: InferenceService, policy: Policy, ordered: int | None,
     else:
         # Engines that run without a status to tell their revision: seconds of the calendar are past any they have.
         limits, override = LimitsInForce(policy.capacity, int(at.timestamp()) if ordered else 0), None
-    kept = status.desired_replicas or service.spec.scaling.min_replicas
-    ready = any(one.type == "Ready" and one.status == "True" for one in status.conditions)
+    kept = status.desired_replicas or policy.bounds.min_replicas
+    held = {one.type for one in status.conditions if one.status == "True"}
     return Memory(
         uid=service.metadata.uid,
         engine=policy.engine,
@@ -118,7 +120,8 @@ def first_memory(service: InferenceService, policy: Policy, ordered: int | None,
         before_override=None if override is None else _pair(override.before),
         first_revision=int(at.timestamp()),
         tuning=TuningState(window_start=now),
-        routed_since=float("-inf") if ready else None,
+        routed_since=float("-inf") if "Ready" in held else None,
+        waking="Waking" in held,
         moving=1 if status.engine is not None and status.engine.upgrade == "Moving" else None,
     )
 

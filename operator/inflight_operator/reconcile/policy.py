@@ -25,6 +25,7 @@ from inflight_operator.quantities import parse_duration, parse_quantity
 from inflight_operator.render import Settings
 from inflight_operator.render.deployment import digest, template_inputs
 from inflight_operator.render.engine_flags import ttft_target
+from inflight_operator.render.gateway import behind_gateway
 from inflight_operator.render.pod import pod_template
 
 FALLBACK_WAITING_REQUESTS = 4
@@ -38,6 +39,8 @@ class Policy:
 
     Attributes:
         external: whether `spec.replicas` counts (`scaling.mode: External`).
+        gateway: whether requests go through the gateway.
+        idle_timeout: seconds without a request after which the service scales to zero; None where it never does.
         replicas: `spec.replicas`.
         targets, behavior, bounds: of scaling.
         fallback_targets: that count while there is no capacity model; that of TTFT without what prompts add.
@@ -56,6 +59,8 @@ class Policy:
     """
 
     external: bool
+    gateway: bool
+    idle_timeout: float | None
     replicas: int | None
     targets: ScalingTargets
     fallback_targets: ScalingTargets
@@ -78,12 +83,15 @@ class Policy:
 def policy_of(service: InferenceService, settings: Settings) -> Policy:
     """The policy of a service's spec."""
     spec = service.spec
-    external = spec.scaling.mode == "External"
+    external, gateway = spec.scaling.mode == "External", behind_gateway(service, settings)
+    sleeps = gateway and not external and spec.scaling.min_replicas == 0
     wanted, slo = spec.scaling.targets, spec.slo or SLO()
     ttft, tpot = parse_duration(slo.ttft_p95), parse_duration(slo.tpot_p95)
     targets = ScalingTargets(wanted.waiting_requests, wanted.kv_utilization, wanted.concurrency, tpot_p95=tpot)
     return Policy(
         external=external,
+        gateway=gateway,
+        idle_timeout=parse_duration(spec.scaling.idle_timeout) if sleeps else None,
         replicas=spec.replicas,
         targets=targets,
         fallback_targets=replace(
@@ -93,7 +101,8 @@ def policy_of(service: InferenceService, settings: Settings) -> Policy:
             ttft_p95=ttft,
         ),
         behavior=_behavior(spec, external=external),
-        bounds=ScalingBounds(spec.scaling.min_replicas, spec.scaling.max_replicas),
+        # A service that is awake has a replica: `decide.sleeping` takes away the last one.
+        bounds=ScalingBounds(max(1, spec.scaling.min_replicas), spec.scaling.max_replicas),
         price=None if spec.cost is None else float(parse_quantity(spec.cost.price_per_replica_hour)),
         currency="" if spec.cost is None else spec.cost.currency or "",
         slo=Slo(ttft, tpot, parse_duration(slo.ttft_per_thousand_tokens) / 1000),

@@ -1,11 +1,11 @@
-"""What a round tells: the status, whether it is worth writing now, and the events of transitions. Pure."""
+"""What a round tells: the status, and the events of transitions. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import ValidationError
 
@@ -18,6 +18,7 @@ from inflight_operator.api.types import (
     Decision,
     DemandStatus,
     EngineStatus,
+    GatewayStatus,
     InferenceServiceStatus,
     LimitsPair,
     LimitsStatus,
@@ -31,7 +32,7 @@ from inflight_operator.decide.decision import Number, Reason
 from inflight_operator.decide.sentences import change_text, sentence
 from inflight_operator.limits import Limits
 from inflight_operator.observe.pods import PodView
-from inflight_operator.quantities import format_price, format_seconds, parse_duration
+from inflight_operator.quantities import format_price, format_seconds
 from inflight_operator.reconcile.plan import Outcome, Plan
 from inflight_operator.reconcile.snapshot import Snapshot, engine_container
 from inflight_operator.render import selector_string
@@ -42,53 +43,8 @@ MAX_MESSAGE = 2048
 MAX_REASON = 1024
 """Longest reason of a decision, in characters, as the schema of the status has it."""
 
-NUMBERS_SECONDS = 60.0
-"""Seconds between two writes of a status in which only measurements and wording changed; they belong to metrics."""
-
-MOVED_SHARE = 0.25
-"""A measurement within this share of the one last written has not moved."""
-
-_ON_THE_WAY = ("Starting", "Scheduling", "Loading", "Serving", "ScaledToZero")
+_ON_THE_WAY = ("Starting", "Scheduling", "Loading", "Serving", "ScaledToZero", "Idle", "Waking")
 """Reasons of Ready that come and go by themselves."""
-
-_STEADY = (
-    "AsDesired",
-    "Concurrency",
-    "Demand",
-    "DemandNotKnown",
-    "KvUtilization",
-    "LatelyNeeded",
-    "MinReplicas",
-    "NoDemand",
-    "NoRequestsWait",
-    "ScaleDownHeld",
-    "ScaleUpHeld",
-    "SeasonNeeded",
-    "TargetsOutOfReach",
-    "TpotBeyondLimits",
-    "TtftOverTarget",
-    "WaitingRequests",
-    "AsModelled",
-    "BracketClosed",
-    "ByCostModel",
-    "Canary",
-    "CanaryEnded",
-    "CanaryHeld",
-    "CanaryLost",
-    "Draining",
-    "InDeadBand",
-    "IntoBounds",
-    "Kept",
-    "MoveTakenBack",
-    "NoTraffic",
-    "NoWayBack",
-    "Preemptions",
-    "Recommending",
-    "RequestsWait",
-    "TakenBack",
-    "TpotOverTarget",
-)
-"""Reasons of ScalingActive and TuningActive that come and go with the traffic. What they led to is a decision."""
 
 EventType = Literal["Normal", "Warning"]
 
@@ -146,6 +102,7 @@ def build_status(
         engine=_engine(snapshot, plan),
         limits=_limits(snapshot, plan),
         demand=_demand(plan),
+        gateway=_gateway(snapshot),
         cost=_cost(snapshot, plan, len(replicas)),
         observed=_unless_same(_observed(snapshot, plan), before.observed),
         decisions=[*before.decisions, *unreported][-MAX_DECISIONS:],
@@ -166,6 +123,7 @@ def unreadable_status(
             "blocked_replicas": None,
             "observed": None,
             "demand": None,
+            "gateway": None,
         }
     )
 
@@ -175,23 +133,6 @@ def spec_problem(error: ValidationError) -> str:
     first, *more = error.errors(include_url=False, include_context=False, include_input=False)
     field = ".".join(str(part) for part in first["loc"])
     return f"{field}: {first['msg']}" + (f" (and {len(more)} more)" if more else "")
-
-
-def is_due(before: InferenceServiceStatus, after: InferenceServiceStatus, since_written: float) -> bool:
-    """Whether `after` should be written now: news at once, numbers that moved and wording once in a while.
-
-    Args:
-        since_written: seconds since the status was last written.
-    """
-    if _news(before) != _news(after) or _new_reasons(before, after):
-        return True
-    return since_written >= NUMBERS_SECONDS and (
-        _wording(before) != _wording(after)
-        or _moved(before.observed, after.observed)
-        or _cost_moved(before.cost, after.cost)
-        or _modelled_moved(before.limits, after.limits)
-        or _demand_moved(before.demand, after.demand)
-    )
 
 
 def events_of(
@@ -259,6 +200,14 @@ def _demand(plan: Plan) -> DemandStatus | None:
     return DemandStatus(requests_per_second=rate, replica_requests_per_second=each, needed_replicas=need)
 
 
+def _gateway(snapshot: Snapshot) -> GatewayStatus | None:
+    """None for a service that is not behind the gateway."""
+    view = snapshot.gateway
+    if view is None:
+        return None
+    return GatewayStatus(held=view.held, held_prompt_tokens=view.held_prompt_tokens, in_flight=view.in_flight)
+
+
 def _observed(snapshot: Snapshot, plan: Plan) -> ObservedStatus | None:
     """What the engines report together; None without a fresh sample."""
     fresh, measured = snapshot.fresh.values(), plan.measured
@@ -313,86 +262,6 @@ def _unless_same(observed: ObservedStatus | None, before: ObservedStatus | None)
     if observed is None or before is None or observed.model_copy(update={"at": before.at}) != before:
         return observed
     return before
-
-
-def _news(status: InferenceServiceStatus) -> tuple[Any, ...]:
-    """All that is written at once. Numbers, wording and reasons that follow the traffic are not in it."""
-    limits, engine = status.limits, status.engine
-    external = any(one.reason in ("External", "ReplicasUnset") for one in status.conditions)
-    return (
-        status.observed_generation,
-        status.url,
-        status.selector,
-        status.replicas,
-        status.ready_replicas,
-        status.blocked_replicas,
-        None if external else status.desired_replicas,
-        limits and (limits.max_num_seqs, limits.max_num_batched_tokens, limits.revision, limits.canary),
-        limits and (limits.source, limits.override, limits.modelled is None),
-        limits and limits.pods_in_force == status.ready_replicas,
-        engine and (engine.image, engine.upgrade),
-        status.cost and status.cost.per_hour,
-        status.observed is None,
-        [(one.time, one.change) for one in status.decisions],
-        [(one.type, one.status, one.observed_generation) for one in status.conditions],
-    )
-
-
-def _new_reasons(before: InferenceServiceStatus, after: InferenceServiceStatus) -> bool:
-    """Whether a condition has another reason that is news. One that follows the traffic is none: where it takes the
-    place of MaxReplicas, say, and that comes back a moment later, the status stays as it is."""
-    was = {one.type: one.reason for one in before.conditions}
-    return any(one.reason not in _STEADY and one.reason != was.get(one.type) for one in after.conditions)
-
-
-def _wording(status: InferenceServiceStatus) -> list[str]:
-    """Messages but those that follow the traffic."""
-    return [one.message for one in status.conditions if one.reason not in _STEADY]
-
-
-def _moved(before: ObservedStatus | None, after: ObservedStatus | None) -> bool:
-    """Whether a measurement differs from the one last written by more than steady traffic varies."""
-    if before is None or after is None:
-        return before is not after
-    pairs = (
-        (before.queue_depth, after.queue_depth, 2.0),
-        (before.running, after.running, 2.0),
-        (before.kv_utilization, after.kv_utilization, 0.05),
-        (_seconds(before.ttft_p95), _seconds(after.ttft_p95), 0.01),
-        (_seconds(before.tpot_p95), _seconds(after.tpot_p95), 0.001),
-        (before.preemptions_per_minute, after.preemptions_per_minute, 1.0),
-    )
-    return any(abs(was - now) > max(least, MOVED_SHARE * max(was, now)) for was, now, least in pairs)
-
-
-def _cost_moved(before: CostStatus | None, after: CostStatus | None) -> bool:
-    """Whether a million tokens cost more or less by more than steady traffic varies."""
-    was, now = (float(one.per_million_tokens or 0) if one is not None else 0.0 for one in (before, after))
-    return abs(was - now) > MOVED_SHARE * max(was, now)
-
-
-def _modelled_moved(before: LimitsStatus | None, after: LimitsStatus | None) -> bool:
-    """Whether the cost model finds limits best that differ by more than steady traffic varies."""
-    was, now = (one.modelled if one is not None else None for one in (before, after))
-    if was is None or now is None:
-        return was is not now
-    pairs = ((was.max_num_seqs, now.max_num_seqs), (was.max_num_batched_tokens, now.max_num_batched_tokens))
-    return any(abs(one - other) > MOVED_SHARE * max(one, other) for one, other in pairs)
-
-
-def _demand_moved(before: DemandStatus | None, after: DemandStatus | None) -> bool:
-    """Whether the demand or what one replica sustains differs by more than steady traffic varies."""
-    if before is None or after is None:
-        return before is not after
-    pairs = (
-        (before.requests_per_second, after.requests_per_second),
-        (before.replica_requests_per_second, after.replica_requests_per_second),
-    )
-    return any(abs(was - now) > MOVED_SHARE * max(was, now) for was, now in pairs)
-
-
-def _seconds(duration: str | None) -> float:
-    return 0.0 if duration is None else parse_duration(duration)
 
 
 def _ready(status: InferenceServiceStatus) -> Condition | None:

@@ -11,8 +11,9 @@ from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.backoff import pause
 from inflight_operator.clock import Clock
 from inflight_operator.observe.cache import ClusterCache, ServiceKey
+from inflight_operator.reconcile.news import is_due
 from inflight_operator.reconcile.plan import Outcome, Plan
-from inflight_operator.reconcile.report import Event, EventType, build_status, events_of, is_due, recorded
+from inflight_operator.reconcile.report import Event, EventType, build_status, events_of, recorded
 from inflight_operator.reconcile.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)

@@ -23,6 +23,7 @@ from inflight_operator.engines import EngineTeller
 from inflight_operator.metrics import OperatorMetrics
 from inflight_operator.observe.attainment import Attainment
 from inflight_operator.observe.cache import ClusterCache, ServiceKey
+from inflight_operator.observe.gateway_view import GatewayView
 from inflight_operator.observe.scrape import ScrapePool, Target
 from inflight_operator.reconcile.decide import decide
 from inflight_operator.reconcile.execute import ExecuteApi, Executor, Written
@@ -41,6 +42,16 @@ logger = logging.getLogger(__name__)
 
 class Api(ExecuteApi, ReportApi, Protocol):
     """What rounds need of `KubeApi`."""
+
+
+class Gateway(Protocol):
+    """What rounds need of the gateway."""
+
+    def view(self, key: ServiceKey) -> GatewayView:
+        """What its pods say of a service."""
+
+    def tenant_key(self, key: ServiceKey, uid: str) -> str:
+        """Of the service with this uid."""
 
 
 class Recorder(Protocol):
@@ -101,6 +112,7 @@ class Rounds:
         settings: how the operator was installed, as it is now: optional APIs come and go.
         token_of: admin token of the service with a uid.
         recorder: of all decisions; None records none.
+        gateway: None where the operator runs without one.
     """
 
     def __init__(
@@ -116,6 +128,7 @@ class Rounds:
         every: RoundSettings,
         clock: Clock,
         recorder: Recorder | None = None,
+        gateway: Gateway | None = None,
     ) -> None:
         self._api = api
         self._cache = cache
@@ -128,6 +141,7 @@ class Rounds:
         self._every = every
         self._clock = clock
         self._recorder = recorder
+        self._gateway = gateway
         self._executor = Executor(api, cache, teller, clock)
         self._reporter = Reporter(api, cache, clock)
         self._known: dict[ServiceKey, _Known] = {}
@@ -136,6 +150,13 @@ class Rounds:
     def services(self) -> set[ServiceKey]:
         """Every service that needs a round now and then: those there are, and those that were and must be forgotten."""
         return {*self._cache.services(), *self._known}
+
+    def is_down(self, key: ServiceKey) -> bool:
+        """Whether no replica takes requests, or none is ordered: a held request waits for a decision then."""
+        known = self._known.get(key)
+        return (known is not None and known.memory.replicas == 0) or not any(
+            pod.serves for pod in self._cache.pods(key)
+        )
 
     async def reconcile(self, key: ServiceKey) -> bool:
         """One round for one service; whether everything that it wanted to write was taken."""
@@ -185,7 +206,8 @@ class Rounds:
         pods = tuple(self._cache.pods(key))
         targets = [Target(pod.uid, pod.name, f"{pod.url(pod.metrics_port)}/metrics") for pod in pods if pod.serves]
         self._pool.keep(key, targets)
-        window = self._pool.window(key)
+        window, uid = self._pool.window(key), reading.service.metadata.uid
+        gateway = self._gateway if reading.policy.gateway else None
         return Snapshot(
             service=reading.service,
             unread=reading.unread,
@@ -193,10 +215,10 @@ class Rounds:
             settings=reading.settings,
             now=now,
             at=self._clock.calendar(),
-            admin_token=self._token_of(reading.service.metadata.uid),
+            admin_token=self._token_of(uid),
             tuning=self._every.tuning,
             pods=pods,
-            deployment=self._deployment(key, reading.service.metadata.uid),
+            deployment=self._deployment(key, uid),
             listed=self._cache.endpoints(key),
             window=window,
             fresh=fresh_samples(window, pods, now, self._every.stale_after),
@@ -204,6 +226,9 @@ class Rounds:
             told=self._teller.told(key),
             may_move=self._pace.may_move(self._cache.count()),
             mover=self._pace.holder,
+            pooled=gateway is not None,
+            gateway=None if gateway is None else gateway.view(key),
+            tenant_key="" if gateway is None else gateway.tenant_key(key, uid),
         )
 
     def _deployment(self, key: ServiceKey, uid: str) -> Manifest | None:

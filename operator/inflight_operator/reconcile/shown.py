@@ -34,4 +34,6 @@ def shown_of(snapshot: Snapshot, plan: Plan) -> Shown:
         sizing=plan.sizing,
         cost_per_hour=None if policy.price is None else policy.price * len(snapshot.replicas),
         currency=policy.currency,
+        gateway=snapshot.gateway,
+        asleep=None if policy.idle_timeout is None else plan.replicas == 0,
     )

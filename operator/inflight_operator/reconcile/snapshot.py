@@ -10,6 +10,7 @@ from typing import Any
 from inflight_operator.api.types import InferenceService
 from inflight_operator.decide.conditions import DeploymentView
 from inflight_operator.decide.tuning_types import TuningPolicy
+from inflight_operator.observe.gateway_view import GatewayView
 from inflight_operator.observe.metrics import Sample
 from inflight_operator.observe.pods import ENGINE_CONTAINER, PodView
 from inflight_operator.observe.window import Window
@@ -38,9 +39,12 @@ class Snapshot:
         scrape_errors: why a pod gave no sample, by uid.
         told: what became of telling engines their limits, by uid.
         admin_token: of the service.
-        pooled: whether requests go to the pod with the least work; a Service sends them to any.
+        pooled: whether requests go to the pod with the least work, as the gateway sends them; a Service sends them to
+            any.
         may_move: whether the service may move to a newer engine release now.
         mover: a service that moves and that others wait for; empty when none does.
+        gateway: what the gateway's pods say of the service; None for one that is not behind the gateway.
+        tenant_key: of the service; empty for one that is not behind the gateway.
     """
 
     service: InferenceService
@@ -61,6 +65,8 @@ class Snapshot:
     pooled: bool = False
     may_move: bool = True
     mover: str = ""
+    gateway: GatewayView | None = None
+    tenant_key: str = ""
 
     @property
     def ordered(self) -> int:

@@ -76,6 +76,7 @@ def scaling_observation(
         cause=replicas.cause,
         shared_cause=replicas.shared_cause,
         late=replicas.late,
+        held=snapshot.gateway.held if snapshot.gateway is not None else 0,
     )
 
 
@@ -114,13 +115,23 @@ def demand_view(
         replica=demand.replica,
         waiting=observation.waiting,
         running=sum(one.running for one in fresh),
-        waiting_tokens=sum(waiting_tokens),
+        waiting_tokens=sum(waiting_tokens) + _held_tokens(snapshot, prompt),
         ready=observation.ready,
         starting=tuple(sorted([*under_way[: observation.starting], *[start_up] * not_created])),
         start_up=start_up,
         pooled=snapshot.pooled,
         ordered=snapshot.policy.ordered,
     )
+
+
+def _held_tokens(snapshot: Snapshot, prompt: float) -> float:
+    """Prompt tokens that wait at the gateway.
+
+    Args:
+        prompt: mean tokens of a prompt, for a gateway that does not tell.
+    """
+    gateway = snapshot.gateway
+    return 0.0 if gateway is None else gateway.held_prompt_tokens or gateway.held * prompt
 
 
 def limits_bounds(policy: Policy) -> LimitsBounds:

@@ -21,7 +21,7 @@ KIND = "inflight-operator decisions"
 VERSION = version("inflight")
 
 PLACEHOLDER = "token-not-recorded"
-"""In the place of a service's admin token, also where it is replayed."""
+"""In the place of a service's admin token and tenant key, also where it is replayed."""
 
 
 class RoundCodec:

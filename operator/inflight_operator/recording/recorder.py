@@ -45,7 +45,7 @@ class _Stream:
 
 class DecisionRecorder:
     """A recording never harms a round: where it cannot go on (a full disk), it ends with one warning in the log, and
-    what is in the files by then stays readable. Admin tokens are not written.
+    what is in the files by then stays readable. Admin tokens and tenant keys are not written.
 
     Args:
         folder: made when it is missing.
@@ -118,9 +118,12 @@ class DecisionRecorder:
 
 
 def tokens_in(snapshot: Snapshot, memory: Memory) -> set[str]:
-    """All admin tokens that a round may have seen: the children may have been rendered with an earlier one."""
-    rendered = memory.rendered
-    return {snapshot.admin_token, *(() if rendered is None else (rendered.plan.admin_token,))} - {""}
+    """All admin tokens and tenant keys that a round may have seen: the children may have been rendered with earlier
+    ones."""
+    seen, rendered = {snapshot.admin_token, snapshot.tenant_key}, memory.rendered
+    if rendered is not None:
+        seen |= {rendered.plan.admin_token, rendered.plan.tenant_key}
+    return seen - {""}
 
 
 def without(text: str, tokens: Collection[str]) -> str:

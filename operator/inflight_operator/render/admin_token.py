@@ -1,4 +1,4 @@
-"""The Secret with the token for admin calls to the service's engines."""
+"""The Secret with what the service's engines share with the operator, and with the gateway."""
 
 from __future__ import annotations
 
@@ -12,15 +12,24 @@ if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
 
 TOKEN_KEY = "token"
-"""Key in the Secret and name of the file in the engine's container."""
+TENANT_KEY = "tenant-key"
+"""Keys in the Secret and names of the files in the engine's container."""
+
+SECRET_FOLDER = "/etc/inflight/admin"
 
 
-def admin_token_secret(service: InferenceService, token: str) -> Manifest:
-    """The Secret; each engine reads the token from a file, so that it is in no environment and no process list."""
+def admin_token_secret(service: InferenceService, token: str, tenant_key: str) -> Manifest:
+    """The Secret; each engine reads it from files, so that it is in no environment and no process list.
+
+    Args:
+        token: for admin calls.
+        tenant_key: of `ChildPlan`; empty renders none.
+    """
+    values = {TOKEN_KEY: token, **({TENANT_KEY: tenant_key} if tenant_key else {})}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": child_metadata(service, child_names(service.metadata.name).admin_token),
         "type": "Opaque",
-        "data": {TOKEN_KEY: base64.b64encode(token.encode()).decode()},
+        "data": {name: base64.b64encode(value.encode()).decode() for name, value in values.items()},
     }

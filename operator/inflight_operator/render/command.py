@@ -20,13 +20,16 @@ ADMIN_PORT = 8001
 """For admin calls and metrics; `networkpolicy` says who reaches it."""
 
 
-def engine_command(service: InferenceService, limits_file: str, observability: EngineObservability) -> list[str]:
+def engine_command(
+    service: InferenceService, limits_file: str, observability: EngineObservability, tenant_key_file: str | None
+) -> list[str]:
     """`inflight-engine serve MODEL --flags`, with extraArgs last.
 
     Args:
         service: the service.
         limits_file: path of the file with the limits in force.
         observability: traces and logs of the service's engines.
+        tenant_key_file: path of the file with the tenant key; None for a service that is not behind the gateway.
     """
     spec = service.spec
     flags: dict[str, str | int] = {
@@ -60,5 +63,6 @@ def engine_command(service: InferenceService, limits_file: str, observability: E
         *(f"--{flag}={value}" for flag, value in flags.items()),
         *engine_flags(spec),
         *observability_flags(observability),
+        *([] if tenant_key_file is None else [f"--tenant-key-file={tenant_key_file}"]),
         *spec.engine.extra_args,
     ]

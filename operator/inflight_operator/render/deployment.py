@@ -60,7 +60,8 @@ def template_inputs(spec: InferenceServiceSpec) -> str:
         del scheduling["policy"]
         if not scheduling:
             del inputs[1]["scheduling"]
-    return digest([*inputs, *ttft_flags(spec)])
+    behind = ["gateway"] if spec.gateway.enabled else []
+    return digest([*inputs, *ttft_flags(spec), *behind])
 
 
 def digest(content: Any) -> str:

@@ -22,11 +22,12 @@ class ChildNames:
     main: str
     limits: str
     admin_token: str
+    engines: str
 
 
 def child_names(name: str) -> ChildNames:
     """The names of the children of the service called `name`."""
-    return ChildNames(main=name, limits=f"{name}-limits", admin_token=f"{name}-admin-token")
+    return ChildNames(main=name, limits=f"{name}-limits", admin_token=f"{name}-admin-token", engines=f"{name}-engines")
 
 
 def pod_labels(name: str) -> dict[str, str]:

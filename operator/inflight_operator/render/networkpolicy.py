@@ -1,6 +1,8 @@
 """The NetworkPolicy of the service's pods.
 
-In: the serving port from anywhere, since it is for the service's users to say who calls it. The admin port only from
+In: the serving port from anywhere, since it is for the service's users to say who calls it. Where the service asks for
+API keys, only from the gateway, which checks them, and from the peers beside the operator that may reach the admin
+port; so without a gateway, no client reaches such a service. The admin port only from
 the operator's pods and from the peers the operator was installed with, such as Prometheus: calls that change an engine
 are signed or carry the token, and users have no way to try one. An operator outside the cluster has no pods to name,
 so its engines' admin port is open. Kubernetes always lets the node reach its own pods, and the kubelet's probes use the
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from inflight_operator.render.gateway import behind_gateway, gateway_peer
 from inflight_operator.render.labels import child_metadata, child_names, pod_labels
 from inflight_operator.render.observability import collector_egress, observability_of
 from inflight_operator.render.plan import Manifest, Settings
@@ -54,6 +57,16 @@ def network_policy(service: InferenceService, settings: Settings) -> Manifest:
             "podSelector": {"matchLabels": pod_labels(name)},
             "policyTypes": ["Ingress"] if downloads_model(service) else ["Ingress", "Egress"],
             **({"egress": egress} if egress and not downloads_model(service) else {}),
-            "ingress": [{"ports": [{"port": PORT_NAME, "protocol": "TCP"}]}, admin],
+            "ingress": [*_serving(service, settings), admin],
         },
     }
+
+
+def _serving(service: InferenceService, settings: Settings) -> list[Manifest]:
+    """The rule for the serving port; none where no peer may reach it, since a rule without peers allows all."""
+    rule: Manifest = {"ports": [{"port": PORT_NAME, "protocol": "TCP"}]}
+    if not service.spec.gateway.enabled or service.spec.gateway.auth is None:
+        return [rule]
+    gateway = [gateway_peer(settings)] if behind_gateway(service, settings) else []
+    peers = [*gateway, *settings.admin_peers]
+    return [{**rule, "from": peers}] if peers else []

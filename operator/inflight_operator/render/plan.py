@@ -19,11 +19,14 @@ class ChildPlan:
         replicas: of the Deployment.
         limits: in force, which new pods start with.
         admin_token: for the engines' admin calls.
+        tenant_key: by which engines verify what the gateway says of a request's tenant; empty for a service that is not
+            behind the gateway.
     """
 
     replicas: int
     limits: LimitsInForce
     admin_token: str
+    tenant_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class Settings:
             operator does not run in a pod.
         admin_peers: NetworkPolicyPeers that may reach the admin port as well.
         observability: traces and logs of engines whose service does not set them.
+        gateway_service: full DNS name of the gateway's Service; empty without a gateway.
     """
 
     engine_image: str
@@ -63,3 +67,9 @@ class Settings:
     operator_namespace: str | None = None
     admin_peers: tuple[Manifest, ...] = ()
     observability: EngineObservability = field(default_factory=EngineObservability)
+    gateway_service: str = ""
+
+    @property
+    def gateway_namespace(self) -> str:
+        """Of the gateway's Service and pods: the second label of its DNS name."""
+        return self.gateway_service.split(".")[1] if self.gateway_service else ""

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from inflight_operator.api.resolve import MODEL_FOLDER, claim_and_folder
 from inflight_operator.observe.pods import ENGINE_CONTAINER
 from inflight_operator.quantities import parse_duration
-from inflight_operator.render.admin_token import TOKEN_KEY
+from inflight_operator.render.admin_token import SECRET_FOLDER, TENANT_KEY, TOKEN_KEY
 from inflight_operator.render.command import ADMIN_PORT, ENGINE_PORT, engine_command
 from inflight_operator.render.drain import grace_period_seconds
+from inflight_operator.render.gateway import behind_gateway
 from inflight_operator.render.labels import child_labels, child_names
 from inflight_operator.render.limits import LIMITS_FILE
 from inflight_operator.render.networkpolicy import downloads_model
@@ -28,7 +29,6 @@ USER_ID = 65532
 """The non-root user and group of the engine image; the group owns mounted files."""
 
 _LIMITS_FOLDER = "/etc/inflight/limits"
-_TOKEN_FOLDER = "/etc/inflight/admin"
 _SCRATCH = "/tmp"
 
 
@@ -49,7 +49,7 @@ def pod_template(service: InferenceService, settings: Settings) -> Manifest:
     mounts: list[Manifest] = [
         {"name": "inflight-scratch", "mountPath": _SCRATCH},
         {"name": "inflight-limits", "mountPath": _LIMITS_FOLDER, "readOnly": True},
-        {"name": "inflight-admin", "mountPath": _TOKEN_FOLDER, "readOnly": True},
+        {"name": "inflight-admin", "mountPath": SECRET_FOLDER, "readOnly": True},
     ]
     if service.spec.accelerator.count:
         volumes.append({"name": "inflight-shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY_SIZE}})
@@ -90,7 +90,12 @@ def _container(service: InferenceService, settings: Settings, mounts: list[Manif
         "name": ENGINE_CONTAINER,
         "image": service.spec.engine.image or settings.engine_image,
         **({"imagePullPolicy": settings.engine_pull_policy} if settings.engine_pull_policy else {}),
-        "command": engine_command(service, f"{_LIMITS_FOLDER}/{LIMITS_FILE}", observability),
+        "command": engine_command(
+            service,
+            f"{_LIMITS_FOLDER}/{LIMITS_FILE}",
+            observability,
+            f"{SECRET_FOLDER}/{TENANT_KEY}" if behind_gateway(service, settings) else None,
+        ),
         "ports": [
             {"name": PORT_NAME, "containerPort": ENGINE_PORT, "protocol": "TCP"},
             {"name": ADMIN_PORT_NAME, "containerPort": ADMIN_PORT, "protocol": "TCP"},
@@ -111,7 +116,7 @@ def _container(service: InferenceService, settings: Settings, mounts: list[Manif
 def _environment(service: InferenceService, observability: EngineObservability) -> list[Manifest]:
     variables: dict[str, Manifest] = {
         "HOME": {"value": _SCRATCH},
-        "INFLIGHT_ADMIN_TOKEN_FILE": {"value": f"{_TOKEN_FOLDER}/{TOKEN_KEY}"},
+        "INFLIGHT_ADMIN_TOKEN_FILE": {"value": f"{SECRET_FOLDER}/{TOKEN_KEY}"},
         # The engine takes a signed admin call only when it names this pod.
         "INFLIGHT_POD_UID": {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.uid"}}},
     }

@@ -27,14 +27,17 @@ def cluster_service(service: InferenceService) -> Manifest:
         "spec": {
             "type": "ClusterIP",
             "selector": pod_labels(name),
-            "ports": [
-                {
-                    "name": PORT_NAME,
-                    "port": SERVICE_PORT,
-                    "targetPort": PORT_NAME,
-                    "protocol": "TCP",
-                    "appProtocol": "http",
-                }
-            ],
+            "ports": [service_port()],
         },
+    }
+
+
+def service_port() -> Manifest:
+    """The port of every Service of the engines."""
+    return {
+        "name": PORT_NAME,
+        "port": SERVICE_PORT,
+        "targetPort": PORT_NAME,
+        "protocol": "TCP",
+        "appProtocol": "http",
     }

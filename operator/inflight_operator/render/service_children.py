@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from inflight_operator.render.admin_token import admin_token_secret
 from inflight_operator.render.deployment import deployment
+from inflight_operator.render.gateway import behind_gateway, engines_service, gateway_alias
 from inflight_operator.render.limits import limits_config_map
 from inflight_operator.render.monitor import POD_MONITOR_API, pod_monitor
 from inflight_operator.render.networkpolicy import network_policy
@@ -27,13 +28,20 @@ def render(service: InferenceService, plan: ChildPlan, settings: Settings) -> li
     nor scaling ever restarts a pod.
     """
     children = [
-        admin_token_secret(service, plan.admin_token),
+        admin_token_secret(service, plan.admin_token, plan.tenant_key),
         limits_config_map(service, plan.limits),
         network_policy(service, settings),
         deployment(service, plan.replicas, settings),
-        cluster_service(service),
+        *_services(service, settings),
         pod_disruption_budget(service),
     ]
     if POD_MONITOR_API in settings.available_apis:
         children.append(pod_monitor(service))
     return children
+
+
+def _services(service: InferenceService, settings: Settings) -> list[Manifest]:
+    """Behind the gateway, the Service that the gateway finds engines by comes before the one that sends it requests."""
+    if behind_gateway(service, settings):
+        return [engines_service(service), gateway_alias(service, settings)]
+    return [cluster_service(service)]

@@ -1,0 +1,84 @@
+"""Conditions of a service behind the gateway: GatewayReady; Idle and Waking of one that scales to zero; and what Ready
+says while no replica runs.
+
+Ready says whether requests to the service are answered. At zero they are: the gateway holds the first one and the
+operator starts a replica, so Ready is True with the reason Idle, and `kubectl wait --for=condition=Ready` returns for a
+service that sleeps. The same holds while it wakes: True with the reason Waking. Without a gateway pod that is heard, or
+with a replica that does not start, requests are not answered, and Ready is False with that reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from inflight_operator.decide.conditions import Finding
+from inflight_operator.decide.decision import Number, Reason
+from inflight_operator.decide.sentences import sentence
+from inflight_operator.observe.gateway_view import GatewayView
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayFacts:
+    """Attributes:
+    service: DNS name of the gateway's Service; empty where the operator runs without a gateway.
+    view: what its pods say.
+    why: why the service sleeps or does not; None for one that never scales to zero.
+    asleep: no replica is ordered.
+    waking: replicas were ordered for held requests, and none takes requests yet.
+    troubled: ordered replicas that are blocked, or start for longer than usual.
+    """
+
+    service: str
+    view: GatewayView
+    why: Reason | None = None
+    asleep: bool = False
+    waking: bool = False
+    troubled: int = 0
+
+
+def with_gateway(findings: Sequence[Finding], facts: GatewayFacts) -> tuple[Finding, ...]:
+    """`findings` of `find_conditions` with what the gateway adds."""
+    gateway = _gateway_ready(facts)
+    named = {one.type: one for one in findings}
+    named["Ready"] = _ready(named["Ready"], gateway, facts)
+    return (*named.values(), gateway, *_sleep(facts))
+
+
+def _ready(found: Finding, gateway: Finding, facts: GatewayFacts) -> Finding:
+    if facts.why is None or found.status == "True":
+        return found
+    if facts.asleep:
+        if gateway.status != "True":
+            return Finding("Ready", "False", gateway.reason, gateway.message)
+        return Finding("Ready", "True", "Idle", sentence(facts.why))
+    if not facts.waking or facts.troubled or gateway.status != "True":
+        return found
+    numbers: dict[str, Number] = {"held": facts.view.held, "said": found.message}
+    return Finding("Ready", "True", "Waking", sentence(Reason("WakingPods", numbers)))
+
+
+def _gateway_ready(facts: GatewayFacts) -> Finding:
+    view = facts.view
+    if not facts.service:
+        reason = Reason("NoGateway")
+    elif not view.pods and not view.silence:
+        reason = Reason("NoGatewayPods", {"service": facts.service})
+    elif not view.heard:
+        reason = Reason("GatewayNotHeard", {"said": view.silence})
+    else:
+        numbers: dict[str, Number] = {"pods": view.pods, "heard": view.heard, "said": view.silence}
+        return Finding("GatewayReady", "True", "Routing", sentence(Reason("Routing", numbers)))
+    return Finding("GatewayReady", "False", reason.code, sentence(reason))
+
+
+def _sleep(facts: GatewayFacts) -> tuple[Finding, ...]:
+    why = facts.why
+    if why is None:
+        return ()
+    idle = Finding("Idle", "True" if facts.asleep else "False", why.code, sentence(why))
+    if not facts.waking:
+        state = why if facts.asleep else Reason("Awake")
+        return idle, Finding("Waking", "False", state.code, sentence(state))
+    waking = Reason("WakingPods", {"held": facts.view.held, "said": ""})
+    return idle, Finding("Waking", "True", "Waking", sentence(waking))

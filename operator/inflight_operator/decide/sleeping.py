@@ -1,0 +1,152 @@
+"""Whether a service scales to zero, and when it wakes.
+
+A service sleeps (has no replica) after `idle_timeout` without a request. That is the stabilization window of this step,
+so the one of `behavior.scaleDown` does not come on top; its policies bound the step as any other. A request may only
+be overlooked where nothing is looked at, so every gateway pod must be heard and every engine measured. A service keeps
+its replicas while limits by hand are in force, during a rollout and during an engine upgrade: someone waits for the
+outcome of these, and pods that are gone show none. A replica that starts is never taken away: if waking took longer
+than a client waits, the service would never be ready.
+
+It wakes at the first held request, with as many replicas as the held work needs by the cost model. While they start,
+further held requests can raise that number. Policies of `behavior.scaleUp` bound it, but for the first replica.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from inflight_cost.capacity import Replica, Targets, Workload
+from inflight_operator.decide.autopilot import AutopilotPolicy, capacity_within
+from inflight_operator.decide.behavior import Behavior, ScalingHistory, rate_limited, recorded
+from inflight_operator.decide.decision import Decision, Number, Reason
+from inflight_operator.decide.scaling import ScalingDecision
+from inflight_operator.limits import LimitsBounds
+from inflight_operator.observe.gateway_view import GatewayView
+
+Busy = Literal["", "Overridden", "RollingOut", "EngineUpgrade", "SpecNotUnderstood"]
+"""What keeps a service awake beside its requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class SleepView:
+    """What is known of a service that may sleep.
+
+    Attributes:
+        time: steady clock, seconds.
+        replicas: ordered now.
+        ready: pods that take requests.
+        ready_for: seconds that the one which was ready first has been; 0 without any.
+        stale: ready pods without recent metrics.
+        working: requests that run or wait in engines.
+        troubled: ordered replicas that are blocked, or start for longer than usual.
+        gateway: what its pods say.
+        idle_timeout: seconds without a request after which the service sleeps.
+        max_replicas: bound of the spec.
+        busy: see there.
+    """
+
+    time: float
+    replicas: int
+    ready: int
+    ready_for: float
+    stale: int
+    working: int
+    troubled: int
+    gateway: GatewayView
+    idle_timeout: float
+    max_replicas: int
+    busy: Busy = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldWork:
+    """What sizes the replicas for held requests.
+
+    Attributes:
+        replica, workload: as in `DemandView`; None while not known.
+        targets: latencies to keep.
+        limits: that tuning may move the limits in.
+    """
+
+    replica: Replica | None
+    workload: Workload | None
+    targets: Targets
+    limits: LimitsBounds
+
+
+def decide_sleep(
+    view: SleepView, work: HeldWork, behavior: Behavior, history: ScalingHistory
+) -> tuple[ScalingDecision | None, Reason]:
+    """What sleeping or waking decides, or None where demand decides, and why the service sleeps or does not."""
+    why = _why(view)
+    if view.replicas == 0 or (view.ready == 0 and view.gateway.held and not view.troubled):
+        return _waking(view, work, behavior, history, why)
+    if why.code != "Idle":
+        return None, why
+    now, current = view.time, view.replicas
+    history = history.at(now, current, starting=0)
+    allowed = rate_limited(0, current, behavior, history, now)
+    history = recorded(history, now, wanted=0, before=current, after=allowed.replicas, behavior=behavior)
+    reason = Reason(why.code, why.numbers, allowed.held)
+    return _decision(current, allowed.replicas, reason, history), reason
+
+
+def replicas_for(held: int, tokens: int, work: HeldWork, policy: AutopilotPolicy | None = None) -> int:
+    """Replicas that begin all held requests within the time in which a backlog should be gone; at least 1. Before the
+    cost model is known, as many as have a slot for each.
+
+    Args:
+        tokens: estimated prompt tokens of the held requests.
+    """
+    policy = policy or AutopilotPolicy()
+    if work.replica is None or work.workload is None:
+        return max(1, math.ceil(held / work.limits.high.max_num_seqs))
+    capacity = capacity_within(work.replica, work.workload, work.targets, work.limits, policy.margins)
+    requests = tokens / max(1.0, work.workload.prompt) if tokens else float(held)
+    return max(1, math.ceil(requests / (capacity.rate * policy.recovery)))
+
+
+def _waking(
+    view: SleepView, work: HeldWork, behavior: Behavior, history: ScalingHistory, why: Reason
+) -> tuple[ScalingDecision, Reason]:
+    now, current, gateway = view.time, view.replicas, view.gateway
+    history = history.at(now, current, starting=current)
+    if not gateway.held:
+        return _decision(current, current, why, history), why
+    wanted = min(view.max_replicas, max(current, replicas_for(gateway.held, gateway.held_prompt_tokens, work)))
+    allowed = rate_limited(wanted, current, behavior, history, now)
+    to = max(1, allowed.replicas)
+    history = recorded(history, now, wanted=wanted, before=current, after=to, behavior=behavior)
+    numbers: dict[str, Number] = {"held": gateway.held, "tokens": gateway.held_prompt_tokens, "replicas": to}
+    reason = Reason("Waking", numbers, allowed.held if to < wanted else None)
+    return _decision(current, to, reason, history), reason
+
+
+def _decision(frm: int, to: int, reason: Reason, history: ScalingHistory) -> ScalingDecision:
+    change = Decision("Scaling", "replicas", frm, to, reason) if frm != to else None
+    return ScalingDecision(to, change, reason.code, reason, True, history)
+
+
+def _why(view: SleepView) -> Reason:
+    """Why the service sleeps (code Idle), or does not."""
+    gateway = view.gateway
+    if view.replicas == 0:
+        return Reason("Idle", {"timeout": view.idle_timeout})
+    if gateway.held or gateway.in_flight:
+        return Reason("InUse", {"held": gateway.held, "in_flight": gateway.in_flight})
+    if not gateway.known:
+        return Reason("GatewayNotHeard", {"said": gateway.silence})
+    if view.busy:
+        return Reason("AwakeDuring", {"what": view.busy})
+    if view.ready == 0:
+        return Reason("NoReadyPods")
+    if view.stale:
+        return Reason("MetricsMissing", {"stale": view.stale, "ready": view.ready})
+    if view.working:
+        return Reason("EnginesBusy", {"requests": view.working})
+    left = view.idle_timeout - min(gateway.idle_s, view.ready_for)
+    if left > 0:
+        return Reason("LatelyUsed", {"timeout": view.idle_timeout, "seconds": math.ceil(left)})
+    return Reason("Idle", {"timeout": view.idle_timeout})

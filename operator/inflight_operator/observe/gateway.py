@@ -1,0 +1,281 @@
+"""The state streams of the gateway's pods: what waits there and what is in flight, of every service.
+
+One task follows each pod. The pods are those of the gateway's EndpointSlices, listed every two seconds: they are few,
+and a watch of one Service in a namespace that the operator need not look after would be a client of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+import aiohttp
+
+from inflight_operator.apply.kube import KubeApiError
+from inflight_operator.backoff import pause
+from inflight_operator.observe.cache import ServiceKey
+from inflight_operator.observe.gateway_view import GatewayReport, GatewayView, count, gateway_view, seconds
+
+logger = logging.getLogger(__name__)
+
+STATE_PORT = 9003
+"""Where a gateway pod serves its state, in the pod network."""
+
+LOOKUP_SECONDS = 2.0
+"""Between two lists of the gateway's pods."""
+
+SILENCE_SECONDS = 15.0
+"""After which a stream counts as broken: a gateway writes at least every 5 s."""
+
+CONNECT_SECONDS = 3.0
+
+LONGEST_PAUSE = 5.0
+"""Seconds between two tries to reach a pod at most: while it is not heard, no service goes to sleep."""
+
+_NO_TIMEOUT = aiohttp.ClientTimeout()
+"""A stream has no end; its silence is limited here."""
+
+MAX_LINE = 16 * 2**20
+"""Bytes of a line: some 200 for each service, some 80 for each endpoint."""
+
+MAX_ERROR = 200
+"""Characters of an error that are shown; a pod may have written them."""
+
+Manifest = dict[str, Any]
+
+
+class GatewayStreamError(Exception):
+    """A pod sent what is no state stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayPod:
+    """An endpoint of the gateway's Service.
+
+    Attributes:
+        url: `http://IP:PORT`.
+        takes_requests: whether it may have requests: it is or was ready. One that starts has none.
+    """
+
+    name: str
+    url: str
+    takes_requests: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """A pod that is followed.
+
+    Attributes:
+        since: when the connection began, on the steady clock.
+        reports: of the connection; None before its first full line and while there is no connection.
+        error: why there is none.
+    """
+
+    pod: GatewayPod
+    task: asyncio.Task[None] | None = None
+    since: float = 0.0
+    reports: dict[ServiceKey, GatewayReport] | None = None
+    error: str = ""
+
+
+@dataclass(slots=True)
+class GatewayReader:
+    """Follows the gateway's pods. Single-threaded: everything happens in the event loop.
+
+    Args:
+        http: for the streams.
+        slices: lists the EndpointSlices of the gateway's Service.
+        held: called with a service when requests of it begin to wait at a gateway pod.
+    """
+
+    http: aiohttp.ClientSession
+    slices: Callable[[], Awaitable[Sequence[Manifest]]]
+    held: Callable[[ServiceKey], Awaitable[None]]
+    clock: Callable[[], float] = monotonic
+    _streams: dict[str, _Stream] = field(default_factory=dict)
+    _lookup_error: str = ""
+    _settled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        """Follows until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    try:
+                        self._keep(gateway_pods(await self.slices()), tasks)
+                        self._lookup_error = ""
+                    except KubeApiError as error:
+                        self._lookup_error = f"cannot look up the gateway's pods: {error}"
+                        logger.warning("%s", self._lookup_error)
+                    await asyncio.sleep(LOOKUP_SECONDS)
+        finally:
+            self._streams.clear()
+
+    async def settled(self, within: float) -> None:
+        """Returns once all pods of the first list are heard, or after `within` seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                await self._settled.wait()
+
+    def view(self, key: ServiceKey) -> GatewayView:
+        """What is known of a service now."""
+        told = [one.reports[key] for one in self._streams.values() if one.reports is not None and key in one.reports]
+        pods = sum(
+            one.pod.takes_requests or (one.reports is not None and key in one.reports) for one in self._streams.values()
+        )
+        silent = (one for one in self._streams.values() if one.pod.takes_requests)
+        unheard = (_silence(one, key) for one in silent if one.reports is None or key not in one.reports)
+        return gateway_view(told, pods, self.clock(), next(unheard, self._lookup_error))
+
+    @property
+    def pods(self) -> tuple[int, int]:
+        """Pods that are heard, and pods that there are."""
+        return sum(one.reports is not None for one in self._streams.values()), len(self._streams)
+
+    def _keep(self, pods: Mapping[str, GatewayPod], tasks: asyncio.TaskGroup) -> None:
+        for name, stream in list(self._streams.items()):
+            known = pods.get(name)
+            if known is None or known.url != stream.pod.url:
+                del self._streams[name]
+                if stream.task is not None:
+                    stream.task.cancel()
+            else:
+                stream.pod = known
+        for name in pods.keys() - self._streams.keys():
+            stream = self._streams[name] = _Stream(pods[name])
+            stream.task = tasks.create_task(self._follow(stream))
+        self._settle()
+
+    def _settle(self) -> None:
+        if all(one.reports is not None for one in self._streams.values()):
+            self._settled.set()
+
+    async def _follow(self, stream: _Stream) -> None:
+        failures = 0
+        while True:
+            try:
+                await self._read(stream)
+                error = "ended its state stream"
+            except TimeoutError:
+                error = "does not answer"
+            except (aiohttp.ClientError, OSError, GatewayStreamError) as problem:
+                error = str(problem)[:MAX_ERROR] or type(problem).__name__
+            except Exception as problem:
+                # Whatever a pod sends, the others are followed: a fault of ours is shown as this pod's, and logged.
+                logger.exception("following gateway pod %s failed", stream.pod.name)
+                error = f"{type(problem).__name__}: {str(problem)[:MAX_ERROR]}"
+            failures = 1 if stream.reports is not None else failures + 1
+            if failures == 1 and stream.pod.takes_requests:
+                logger.warning("gateway pod %s is not heard: %s", stream.pod.name, error)
+            stream.reports, stream.error = None, error
+            await asyncio.sleep(min(pause(failures), LONGEST_PAUSE))
+
+    async def _read(self, stream: _Stream) -> None:
+        """Takes lines until the stream ends.
+
+        Raises:
+            TimeoutError: the pod does not answer, or is silent.
+            aiohttp.ClientError: there is no connection any more.
+            GatewayStreamError: what it sends is no state stream.
+        """
+        url = f"{stream.pod.url}/v1/state?watch=1"
+        async with asyncio.timeout(CONNECT_SECONDS) as limit:
+            async with self.http.get(url, allow_redirects=False, timeout=_NO_TIMEOUT) as response:
+                if response.status != 200:
+                    raise GatewayStreamError(f"HTTP {response.status}")
+                stream.since = self.clock()
+                limit.reschedule(asyncio.get_running_loop().time() + SILENCE_SECONDS)
+                async for line in lines(response.content.iter_any()):
+                    limit.reschedule(asyncio.get_running_loop().time() + SILENCE_SECONDS)
+                    for key in self._take(stream, line):
+                        await self.held(key)
+
+    def _take(self, stream: _Stream, line: bytes) -> list[ServiceKey]:
+        """Takes a line in; returns the services of which requests began to wait at this pod."""
+        full, told = read_line(line, self.clock(), stream.since)
+        before = stream.reports or {}
+        if full:
+            stream.reports = told
+        elif stream.reports is None:
+            raise GatewayStreamError("the first line is not a full one")
+        else:
+            stream.reports.update(told)
+        stream.error = ""
+        self._settle()
+        return [key for key, one in told.items() if one.held and not (key in before and before[key].held)]
+
+
+def gateway_pods(slices: Sequence[Manifest]) -> dict[str, GatewayPod]:
+    """The pods in EndpointSlices (discovery.k8s.io/v1) of the gateway's Service, by name."""
+    pods = {}
+    for endpoint in (one for each in slices for one in each.get("endpoints") or ()):
+        address = str(endpoint["addresses"][0])
+        name = str((endpoint.get("targetRef") or {}).get("name") or address)
+        said = endpoint.get("conditions") or {}
+        host = f"[{address}]" if ":" in address else address
+        takes = said.get("ready", True) or bool(said.get("serving")) or bool(said.get("terminating"))
+        pods[name] = GatewayPod(name, f"http://{host}:{STATE_PORT}", takes)
+    return pods
+
+
+async def lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Lines of a stream.
+
+    Raises:
+        GatewayStreamError: one is too long.
+    """
+    rest = bytearray()
+    async for chunk in chunks:
+        begin = len(rest)
+        rest += chunk
+        end = rest.find(b"\n", begin)
+        while end >= 0:
+            line = bytes(rest[:end])
+            del rest[: end + 1]
+            if line:
+                yield line
+            end = rest.find(b"\n")
+        if len(rest) > MAX_LINE:
+            raise GatewayStreamError(f"a line of more than {MAX_LINE} bytes")
+
+
+def read_line(line: bytes, now: float, since: float) -> tuple[bool, dict[ServiceKey, GatewayReport]]:
+    """Whether a line is a full one, and what it says of services.
+
+    Args:
+        now: on the steady clock.
+        since: when the stream began.
+
+    Raises:
+        GatewayStreamError: it is no line of a state stream.
+    """
+    try:
+        body = json.loads(line)
+        reports = {
+            ServiceKey(str(one["namespace"]), str(one["name"])): GatewayReport(
+                at=now,
+                since=since,
+                held=count(one["held"]),
+                held_prompt_tokens=count(one.get("held_prompt_tokens", 0)),
+                oldest_held_s=seconds(one.get("oldest_held_s") or 0.0),
+                in_flight=count(one["in_flight"]),
+                idle_s=None if one.get("idle_s") is None else seconds(one["idle_s"]),
+            )
+            for one in body.get("services") or ()
+        }
+        return body.get("full") is True, reports
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise GatewayStreamError(f"no state: {type(error).__name__}: {str(error)[:MAX_ERROR]}") from error
+
+
+def _silence(stream: _Stream, key: ServiceKey) -> str:
+    if stream.reports is not None:
+        return f"gateway pod {stream.pod.name} does not know {key} yet"
+    return f"gateway pod {stream.pod.name} is not heard: {stream.error or 'it is being connected to'}"

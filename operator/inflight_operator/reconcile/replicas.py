@@ -1,0 +1,156 @@
+"""How many replicas a snapshot asks for: demand and targets, or sleep, within what the spec allows. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from inflight_operator.decide.autopilot import Sizing, decide_replicas, sizing_of, unsized_demand
+from inflight_operator.decide.conditions import DeploymentView
+from inflight_operator.decide.decision import Reason
+from inflight_operator.decide.pods import Pods, count_replicas
+from inflight_operator.decide.scaling import Ask, ScalingDecision, ScalingObservation, decide_scaling
+from inflight_operator.decide.sleeping import Busy, HeldWork, SleepView, decide_sleep
+from inflight_operator.decide.tuning import TuningMode
+from inflight_operator.limits import LimitsBounds
+from inflight_operator.reconcile.memory import Memory
+from inflight_operator.reconcile.snapshot import Snapshot, deployment_view
+from inflight_operator.reconcile.views import (
+    Measured,
+    demand_view,
+    limits_bounds,
+    mean_slo,
+    scaling_observation,
+    with_demand,
+)
+
+_SCALING = ("spec.scaling", "spec.replicas", "spec.gateway")
+"""Fields that cannot be read without which no replica is removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """Replicas to be ordered, and what they were decided from.
+
+    Attributes:
+        decision: of the operator; in mode External an opinion.
+        memory: with `replicas` to be ordered.
+        blocked: replicas that will not become ready unless something is done about them.
+        troubled: those, and those that start for longer than usual.
+        sizing: demand against what a replica carries; None while no cost model sizes it.
+        sleep: why the service sleeps or does not; None for one that never scales to zero.
+    """
+
+    decision: ScalingDecision
+    memory: Memory
+    blocked: int
+    troubled: int
+    sizing: Sizing | None
+    sleep: Reason | None
+
+
+def scale(snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured) -> Scaled:
+    """The replicas of this round."""
+    policy = snapshot.policy
+    ordered = memory.replicas
+    if policy.external and policy.replicas is not None:
+        ordered = policy.replicas
+    deployment = deployment_view(snapshot.deployment, ordered)
+    replicas = count_replicas(pods, ordered, deployment.refused if deployment is not None else "")
+    observation = scaling_observation(
+        snapshot, replicas, ordered, shown, memory.limits.limits, fixed=memory.before_override is not None
+    )
+    memory = replace(memory, demand=with_demand(snapshot, memory.demand))
+    decision, sleep = _sleep(snapshot, memory, pods, observation, deployment)
+    sizing = None
+    if decision is None:
+        capacity, memory = _capacity(snapshot, memory, pods, observation)
+        decision = _by_demand(snapshot, memory, observation, capacity)
+        sizing = sizing_of(capacity.reason) if capacity is not None else None
+    wanted, history = decision.replicas, decision.history
+    if policy.external:
+        # Whoever scales has windows of its own; the operator begins with what is there when it takes over again.
+        wanted, history = ordered, replace(history, lowest=(), highest=())
+    elif _unread(snapshot):
+        wanted = max(wanted, ordered)  # bounds that cannot be read are no reason to remove replicas
+    waking = wanted > 0 and (memory.waking or (ordered == 0 and decision.code == "Waking"))
+    memory = replace(memory, replicas=wanted, scaling=history, waking=waking)
+    return Scaled(decision, memory, replicas.blocked, observation.uncredited, sizing, sleep)
+
+
+def _sleep(
+    snapshot: Snapshot,
+    memory: Memory,
+    pods: Pods,
+    observation: ScalingObservation,
+    deployment: DeploymentView | None,
+) -> tuple[ScalingDecision | None, Reason | None]:
+    """The decision to sleep, to go on sleeping or to wake; None where demand decides."""
+    policy = snapshot.policy
+    if policy.idle_timeout is None or snapshot.gateway is None:
+        return None, None
+    moment = snapshot.at.timestamp()
+    view = SleepView(
+        time=snapshot.now,
+        replicas=observation.replicas,
+        ready=observation.ready,
+        ready_for=max((moment - pod.ready_since for pod in pods.ready if pod.ready_since is not None), default=0.0),
+        stale=observation.stale,
+        working=sum(one.running + one.waiting for one in snapshot.fresh.values()),
+        troubled=observation.uncredited,
+        gateway=snapshot.gateway,
+        idle_timeout=policy.idle_timeout,
+        max_replicas=policy.bounds.max_replicas,
+        busy=_busy(snapshot, memory, deployment),
+    )
+    work = HeldWork(memory.demand.replica, memory.demand.workload, policy.slo.targets, _tunable(snapshot, memory))
+    return decide_sleep(view, work, policy.behavior, memory.scaling)
+
+
+def _busy(snapshot: Snapshot, memory: Memory, deployment: DeploymentView | None) -> Busy:
+    if _unread(snapshot):
+        return "SpecNotUnderstood"
+    if memory.before_override is not None:
+        return "Overridden"
+    if memory.moving is not None:
+        return "EngineUpgrade"
+    return "" if deployment is not None and deployment.rolled_out else "RollingOut"
+
+
+def _unread(snapshot: Snapshot) -> bool:
+    return any(field.startswith(_SCALING) for field in snapshot.unread)
+
+
+def _by_demand(
+    snapshot: Snapshot, memory: Memory, observation: ScalingObservation, capacity: Ask | None
+) -> ScalingDecision:
+    policy = snapshot.policy
+    by_model = capacity is not None and memory.demand.workload is not None
+    targets = policy.targets
+    if not by_model:
+        targets = replace(policy.fallback_targets, ttft_p95=mean_slo(policy, memory.demand).ttft_p95)
+    return decide_scaling(observation, targets, policy.behavior, policy.bounds, memory.scaling, capacity)
+
+
+def _capacity(
+    snapshot: Snapshot, memory: Memory, pods: Pods, observation: ScalingObservation
+) -> tuple[Ask | None, Memory]:
+    """What the capacity model asks for; None before engines told what their steps cost."""
+    view = demand_view(snapshot, memory.demand, pods, memory.startups, observation)
+    if not snapshot.fresh or view.replica is None:
+        return None, memory
+    if view.workload is None:
+        return unsized_demand(view), memory
+    replicas, reason, needed = decide_replicas(
+        view, snapshot.policy.slo.targets, _tunable(snapshot, memory), memory.needed
+    )
+    return Ask(replicas, reason), replace(memory, needed=needed)
+
+
+def _tunable(snapshot: Snapshot, memory: Memory) -> LimitsBounds:
+    """What tuning may move the limits in now."""
+    bounds = limits_bounds(snapshot.policy)
+    if memory.before_override is not None:
+        return LimitsBounds(memory.limits.limits, memory.limits.limits)
+    if snapshot.policy.tuning is TuningMode.RECOMMEND:
+        return bounds.up_to(memory.limits.limits)
+    return bounds
