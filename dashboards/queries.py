@@ -1,7 +1,8 @@
 """PromQL that several panels need.
 
-Only metrics of the operator and the engines are used, none of the chart's recording rules: dashboards work without
-them. Two operator pods may be scraped while leadership moves, so a value of a service is a `max` over processes.
+Only metrics of operator, engines and gateway are used, none of the chart's recording rules: dashboards work without
+them. Two operator pods may be scraped while leadership moves, so a value of a service is a `max` over processes. Each
+gateway pod counts its own requests, so a value there is a `sum`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ SERVICES = 'namespace=~"$namespace", name=~"$service"'
 
 ONE_SERVICE = 'namespace="$namespace", name="$service"'
 """Selects where one service is chosen."""
+
+ONE_SERVICE_BEHIND_GATEWAY = 'namespace="$namespace", service="$service"'
+"""As ONE_SERVICE, in the gateway's metrics."""
 
 PODS = f'{ONE_SERVICE}, pod=~"$pod"'
 """Selects chosen pods of one service."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards import decisions, style
+from dashboards import decisions, gateway, style
 from dashboards.frame import Row, assemble, service_variables, uid
 from dashboards.panels import Panel, Query, lines, number
 from dashboards.queries import ONE_SERVICE, in_target, known, quantile, rate, ratio
@@ -13,6 +13,7 @@ from dashboards.tables import Column, rows
 
 TTFT = "vllm:time_to_first_token_seconds"
 TPOT = "vllm:request_time_per_output_token_seconds"
+GATEWAY_ROW = "Gateway (services with spec.gateway.enabled)"
 
 
 def dashboard() -> Dashboard:
@@ -28,6 +29,7 @@ def dashboard() -> Dashboard:
             Row("Load", 9, [(12, one) for one in _load()]),
             Row("Replicas and limits", 10, [(8, one) for one in _scale()]),
             Row("Memory and rejections", 12, [(8, one) for one in _memory()]),
+            Row(GATEWAY_ROW, 9, [(8, one) for one in gateway.panels()]),
             Row("Pods", 7, [(24, _pods())]),
         ],
     )

@@ -1,4 +1,6 @@
-"""The chart with its default values as one plain manifest, for kustomize and `kubectl apply`."""
+"""The chart with its default values as one plain manifest, for kustomize and `kubectl apply`.
+
+The gateway's objects are a second one."""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ import yaml
 from deploy import generated
 from deploy.chart import ROOT, Manifest, rendered
 
-FILE = ROOT / "deploy" / "kustomize" / "base" / "inflight.yaml"
+FOLDER = ROOT / "deploy" / "kustomize"
+FILE = FOLDER / "base" / "inflight.yaml"
+GATEWAY_FILE = FOLDER / "gateway" / "gateway.yaml"
+WITH_GATEWAY = ("--set", "gateway.enabled=true")
 
 _HEADER = """\
 # Generated from the chart by `python -m deploy.manifest --write`. Apply it with `kubectl apply --server-side`: a
@@ -21,8 +26,22 @@ _OF_HELM = ("helm.sh/", "meta.helm.sh/")
 
 
 def manifest() -> str:
-    """The manifest as YAML."""
-    plain = [_without_helm(one) for one in rendered("--no-hooks")]
+    """The manifest with default values as YAML."""
+    return _as_yaml(rendered("--no-hooks"))
+
+
+def gateway() -> str:
+    """The objects that gateway.enabled adds, as YAML. What it changes in others is in the folder's kustomization."""
+    base = {_identity(one) for one in rendered("--no-hooks")}
+    return _as_yaml([one for one in rendered("--no-hooks", *WITH_GATEWAY) if _identity(one) not in base])
+
+
+def _identity(one: Manifest) -> tuple[str, str]:
+    return one["kind"], one["metadata"]["name"]
+
+
+def _as_yaml(objects: list[Manifest]) -> str:
+    plain = [_without_helm(one) for one in objects]
     return _HEADER + yaml.dump_all(plain, Dumper=_PlainDumper, sort_keys=False, width=120, allow_unicode=True)
 
 
@@ -52,4 +71,4 @@ class _PlainDumper(yaml.SafeDumper):
 
 
 if __name__ == "__main__":
-    sys.exit(generated.run("deploy.manifest", __doc__, {FILE: manifest()}))
+    sys.exit(generated.run("deploy.manifest", __doc__, {FILE: manifest(), GATEWAY_FILE: gateway()}))

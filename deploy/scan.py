@@ -1,9 +1,9 @@
 """Scans the manifests of the chart and the operator with checkov, which runs in a separate environment.
 
-Four installations: the chart with default values, with production values and pinned images, the manifest for kustomize,
-and the objects of engines. Checks that do not hold are annotations `checkov.io/skipN` with the reason: those of the
-operator are in the chart's `_helpers.tpl`, those of engines are below. An exception that nothing needs is a fault too:
-each installation is scanned a second time without them.
+Five installations: the chart with default values, with the gateway, with production values and pinned images, the
+manifest for kustomize, and the objects of engines. Checks that do not hold are annotations `checkov.io/skipN` with the
+reason: those of operator and gateway are in the chart's `_helpers.tpl`, those of engines are below. An exception that
+nothing needs is a fault too: each installation is scanned a second time without them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 import yaml
 
 from deploy.chart import PRODUCTION_VALUES, ROOT, HelmError, Manifest, rendered
+from deploy.manifest import WITH_GATEWAY
 from inflight_operator.api import InferenceService
 from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.render import ChildPlan, Settings, render
@@ -120,9 +121,11 @@ def installations() -> dict[str, list[Manifest]]:
     Raises:
         HelmError: Helm is missing, or refused the values.
     """
-    pinned = ("--set", f"image.digest={_DIGEST},engine.image.digest={_DIGEST}")
+    images = ("image", "engine.image", "gateway.envoy.image")
+    pinned = ("--set", ",".join(f"{image}.digest={_DIGEST}" for image in images))
     return {
         "default-values": rendered(),
+        "gateway": rendered(*WITH_GATEWAY),
         "production-values": rendered("--values", str(PRODUCTION_VALUES), *pinned),
         "kustomize": [one for one in yaml.safe_load_all(KUSTOMIZE_FILE.read_text()) if one],
         "engines": engine_objects(),

@@ -1,4 +1,4 @@
-"""`make cluster` and `make dev`: cluster up, both images built from the tree as it is, chart installed, changes rolled.
+"""`make cluster` and `make dev`: cluster up, images built from the tree as it is, chart installed, changes rolled.
 
 Safe to repeat: what has not changed is left alone. A change in an image's sources rolls the pods that run it.
 """
@@ -23,7 +23,7 @@ SOURCE_ANNOTATION = "inflight.dev/source"
 
 
 def source_hash(folder: str) -> str:
-    """A hash of all that an image is built from: the program's folder and what both images share."""
+    """A hash of all that an image is built from: the program's folder and what the project's images share."""
     digest = hashlib.sha256()
     files = [ROOT / name for name in SHARED_SOURCES]
     for part in (SHARED_FOLDER, folder):
@@ -42,10 +42,10 @@ def install(progress: Progress) -> str:
     Raises:
         ClusterError: a step failed; the message says which and why.
     """
-    references = ensure_up(progress, ("engine", "operator"))
+    references = ensure_up(progress, ("engine", "operator", "envoy"))
     with step(progress, "installing the chart"):
         forget_cut_release()
-        helm_install(references["engine"], references["operator"])
+        helm_install(references["engine"], references["operator"], references["envoy"])
     roll_engines(source_hash("engine_image"), progress)
     return references["operator"]
 
@@ -59,14 +59,18 @@ def forget_cut_release() -> None:
     kubectl("-n", OPERATOR_NAMESPACE, "delete", "secret", "-l", cut)
 
 
-def helm_install(engine: str, operator: str) -> None:
-    """Install or upgrade the chart with the two images, and wait for the operator."""
+def helm_install(engine: str, operator: str, envoy: str) -> None:
+    """Install or upgrade the chart with these images and the gateway, and wait for both programs."""
     values = {
         "image.repository": operator.rpartition(":")[0],
         "image.tag": operator.rpartition(":")[2],
         "engine.image.repository": engine.rpartition(":")[0],
         "engine.image.tag": engine.rpartition(":")[2],
         "interval": "2",
+        "gateway.enabled": "true",
+        "gateway.envoy.image.repository": envoy.rpartition(":")[0],
+        "gateway.envoy.image.tag": envoy.rpartition(":")[2],
+        **{f"gateway.{container}.resources.requests.cpu": "25m" for container in ("envoy", "relay", "picker")},
     }
     annotation = SOURCE_ANNOTATION.replace(".", r"\.")
     settings = [argument for name, value in values.items() for argument in ("--set", f"{name}={value}")]
@@ -74,6 +78,7 @@ def helm_install(engine: str, operator: str) -> None:
         "upgrade", "--install", RELEASE, str(ROOT / "helm" / "inflight"), "--namespace", OPERATOR_NAMESPACE,
         "--create-namespace", "--wait", "--timeout", "3m", *settings,
         "--set-string", f"podAnnotations.{annotation}={source_hash('operator')}",
+        "--set-string", f"gateway.podAnnotations.{annotation}={source_hash('operator')}",
     )  # fmt: skip
 
 

@@ -27,13 +27,14 @@ RULES = CHART / "files" / "rules.yaml"
 LOOK_SECONDS = 2.0
 
 
-def operator_monitor() -> Manifest:
-    """The chart's own PodMonitor of the operator. Raises ClusterError."""
+def chart_monitors() -> list[Manifest]:
+    """The chart's own PodMonitors, of the operator and of the gateway. Raises ClusterError."""
     text = helm(
         "template", RELEASE, str(CHART), "--namespace", OPERATOR_NAMESPACE, "--show-only", "templates/monitor.yaml",
-        "--set", "metrics.monitor.enabled=true,metrics.monitor.kind=PodMonitor",
+        "--show-only", "templates/gateway/monitor.yaml",
+        "--set", "metrics.monitor.enabled=true,metrics.monitor.kind=PodMonitor,gateway.enabled=true",
     )  # fmt: skip
-    return dict(yaml.safe_load(text))
+    return list(yaml.safe_load_all(text))
 
 
 def engine_monitors(namespaces: Sequence[str] = ()) -> list[Manifest]:
@@ -125,7 +126,7 @@ class Targets(threading.Thread):
 
 @contextmanager
 def watching(interval: float, namespaces: Sequence[str] = ()) -> Iterator[Prometheus]:
-    """A Prometheus that scrapes the operator and the engines of the cluster while the block runs.
+    """A Prometheus that scrapes operator, gateway and engines of the cluster while the block runs.
 
     It has the labels that the chart's monitors give, and the chart's rules. Services that are made later are not
     scraped; pods that come later are.
@@ -141,7 +142,7 @@ def watching(interval: float, namespaces: Sequence[str] = ()) -> Iterator[Promet
     if not (engines := engine_monitors(namespaces)):
         where = f"in {', '.join(namespaces)}" if namespaces else "in the cluster"
         raise ClusterError(f"there is no InferenceService {where}: apply one, such as examples/chat.yaml")
-    monitors = [operator_monitor(), *engines]
+    monitors = [*chart_monitors(), *engines]
     looking: list[Targets] = []
 
     def configure(folder: Path) -> dict[str, Any]:

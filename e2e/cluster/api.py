@@ -15,7 +15,7 @@ from e2e.cluster.images import Image
 from e2e.cluster.node import OwnNode
 from e2e.cluster.progress import Progress, to_stdout
 
-IMAGE_NAMES = ("engine", "operator")
+IMAGE_NAMES = ("engine", "operator", "envoy")
 
 
 class Cluster(Protocol):
@@ -60,7 +60,7 @@ def ensure_up(progress: Progress, image_names: Sequence[str] = ()) -> dict[str, 
 def build_image(
     name: str, progress: Progress, tag: str | None = None, arguments: Mapping[str, str] | None = None
 ) -> str:
-    """Build the image `name` (`engine` or `operator`) where the cluster's pods find it; its reference.
+    """Build the image `name` (`engine`, `operator` or `envoy`) where the cluster's pods find it; its reference.
 
     With a `tag`, a variant of it beside the one that is in use, built with further `arguments` of its Dockerfile.
     """

@@ -1,4 +1,5 @@
-"""The images of the project, built from the Dockerfiles that users build."""
+"""The images of the project, built from the Dockerfiles that users build, and one of Envoy for clusters without a
+registry."""
 
 from __future__ import annotations
 
@@ -46,6 +47,7 @@ IMAGES = {
     for image in (
         Image("engine", "localhost/inflight-engine:dev", "engine_image/Dockerfile", 15),
         Image("operator", "localhost/inflight-operator:dev", "operator/Dockerfile", 2),
+        Image("envoy", "localhost/inflight-envoy:dev", "e2e/cluster/envoy/Dockerfile", 1),
     )
 }
 

@@ -14,7 +14,7 @@ from types import FrameType
 from e2e.cluster import ClusterError, kubectl
 from e2e.cluster.progress import to_stdout
 from e2e.disruptions import table
-from e2e.disruptions.phases import IN_MAKE_TEST, PHASES
+from e2e.disruptions.phases import IN_MAKE_TEST, IN_MAKE_TEST_WITH_GATEWAY, PHASES
 from e2e.disruptions.run import NotRestoredError, run_phase
 from e2e.disruptions.stage import REPLICAS, Stage
 from e2e.disruptions.verdict import ERROR_SECONDS, Outcome
@@ -29,7 +29,8 @@ Retry-After obeyed, each answer checked to be whole.
 
 A phase holds when no request was lost. In the phases that kill or stop a pod, requests on that pod may fail, each with
 an error and at most {ERROR_SECONDS:.0f} s after the kill. Where the whole pod is dead or hangs, requests that the
-network still takes there are on that pod too.
+network still takes there are on that pod too. With --gateway the service is behind the gateway, and no phase may lose
+a request of an engine's pod; requests on a gateway pod that is killed may fail as above.
 
 Brings cluster and chart up where they are not, from the sources as they are. Each phase ends with the cluster as it
 began; so does Ctrl-C. The service's namespace, {NAMESPACE}, is deleted at the end."""
@@ -41,12 +42,14 @@ def parser() -> argparse.ArgumentParser:
     line = argparse.ArgumentParser(
         prog="python -m e2e.disruptions",
         description=DESCRIPTION,
-        epilog=f"phases:\n{phases}\n\n`make test` runs: {', '.join(IN_MAKE_TEST)}\n\n"
+        epilog=f"phases:\n{phases}\n\n`make test` runs: {', '.join(IN_MAKE_TEST)};\nwith the gateway: "
+        f"{', '.join(IN_MAKE_TEST_WITH_GATEWAY)}\n\n"
         "exit code: 0 every phase held, 1 one did not, 2 wrong usage\n\n"
         "example: python -m e2e.disruptions --phases pod-deleted,pod-killed --json outcome.json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    line.add_argument("--phases", type=names, default=tuple(PHASES), metavar="A,B", help="only these, in this order")
+    line.add_argument("--phases", type=names, metavar="A,B", help="only these, in this order (default: all that fit)")
+    line.add_argument("--gateway", action="store_true", help="put the service behind the gateway")
     line.add_argument("--seconds", type=float, default=20, help="least time of traffic in a phase (default 20)")
     line.add_argument("--json", type=Path, metavar="FILE", help="write all outcomes there, with every lost request")
     return line
@@ -58,6 +61,12 @@ def names(text: str) -> tuple[str, ...]:
     if unknown := [name for name in chosen if name not in PHASES]:
         raise argparse.ArgumentTypeError(f"no phase {', '.join(unknown)}; the phases are {', '.join(PHASES)}")
     return chosen
+
+
+def chosen(options: argparse.Namespace) -> tuple[str, ...]:
+    """The phases to run: those asked for, else all that the service can go through."""
+    fitting = tuple(name for name, phase in PHASES.items() if options.gateway or not phase.of_gateway)
+    return fitting if options.phases is None else tuple(options.phases)
 
 
 @contextmanager
@@ -85,10 +94,10 @@ def run(options: argparse.Namespace) -> list[Outcome]:
     outcomes: list[Outcome] = []
     service = Service("chat", NAMESPACE)
     with namespace(service):
-        stage = Stage(service, image, say)
+        stage = Stage(service, image, say, gateway=options.gateway)
         stage.settle()
         try:
-            for name in options.phases:
+            for name in chosen(options):
                 outcomes.append(run_phase(PHASES[name], stage, options.seconds))
                 say("  " + table.summary(outcomes[-1]))
         finally:

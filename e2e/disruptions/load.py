@@ -39,6 +39,7 @@ class Traffic:
     answered: int
     retries: int
     longest_wait: float
+    longest_gap: float
     losses: tuple[Loss, ...]
     routed: dict[int, str]
 
@@ -77,7 +78,13 @@ class Load:
         losses = tuple(Loss(**loss) for loss in closing["losses"])
         routed = {loss.port: pod for loss in losses if loss.port and (pod := self._connections.pod(loss.port))}
         return Traffic(
-            closing["sent"], closing["answered"], closing["retries"], closing["longest_wait"], losses, routed
+            closing["sent"],
+            closing["answered"],
+            closing["retries"],
+            closing["longest_wait"],
+            closing["longest_gap"],
+            losses,
+            routed,
         )
 
 

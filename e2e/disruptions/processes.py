@@ -50,11 +50,23 @@ def engine_process(uid: str) -> int:
     raise LookupError(f"no process of pod {uid} has torch loaded")
 
 
+def with_argument(uid: str, argument: str) -> list[int]:
+    """Processes of the pod's containers whose command line has the argument."""
+    return [pid for pid in of_containers(uid) if argument in _command(pid)]
+
+
 def send(pids: Iterable[int], sent: signal.Signals) -> None:
     """Signal each process that still exists."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, sent)
+
+
+def _command(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return []
 
 
 def _name(pid: int) -> str:

@@ -30,12 +30,15 @@ def run_phase(kind: type[Phase], stage: Stage, seconds: float) -> Outcome:
     """
     if kind.from_node and (problem := node_problem()):
         return Outcome(kind.name, skipped=True, note=problem)
+    if kind.of_gateway and not stage.gateway:
+        return Outcome(kind.name, skipped=True, note="it needs --gateway: a service behind the gateway")
     phase, trouble, state = kind(), "", "stopped"
     stage.begin()
     stage.say(f"{kind.name}: {kind.about}")
     with ExitStack() as way_back:
         way_back.callback(restore, phase, stage)
         phase.set_up(stage)
+        continued_before = stage.continued()
         with traffic(stage.service, kind.name, stage.say, image=stage.image) as load:
             began = time.monotonic()
             try:
@@ -49,7 +52,10 @@ def run_phase(kind: type[Phase], stage: Stage, seconds: float) -> Outcome:
                 stage.say(f"  {state}; back to the start")
                 way_back.close()
             sent = load.end()
-    return judge(kind.name, sent, time.monotonic() - began, blow=stage.blow, note=stage.note, trouble=trouble)
+    # Counters of a gateway pod that was replaced begin anew.
+    continued = max(0, stage.continued() - continued_before)
+    seconds = time.monotonic() - began
+    return judge(kind.name, sent, seconds, blow=stage.blow, note=stage.note, trouble=trouble, continued=continued)
 
 
 def restore(phase: Phase, stage: Stage) -> None:

@@ -14,10 +14,12 @@ from e2e.cluster.choose import Choice
 from e2e.cluster.progress import Progress
 from e2e.disruptions import processes
 from e2e.disruptions.verdict import Blow
+from e2e.gateway_metrics import continuations
 from e2e.install import OPERATOR_NAMESPACE
 from e2e.service import Service
 
 OPERATOR = "inflight-operator"
+GATEWAY = "inflight-gateway"
 REPLICAS = 2
 WAIT_SECONDS = 180
 
@@ -41,11 +43,12 @@ def replicas(number: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EnginePod:
-    """One pod of the service, as it is now."""
+    """One pod of the service, the operator or the gateway, as it is now."""
 
     name: str
     uid: str
     address: str
+    node: str
     ready: bool
     leaving: bool
     restarts: int
@@ -57,14 +60,16 @@ class Stage:
     Attributes:
         image: what clients run from.
         say: receives progress lines.
-        blow: the kill of the running phase, if it has one.
+        gateway: the service is behind the gateway.
+        blow: the kill of the running phase, if it has one that excuses lost requests.
         note: what the running phase has to tell, for its row.
     """
 
-    def __init__(self, service: Service, image: str, say: Progress) -> None:
+    def __init__(self, service: Service, image: str, say: Progress, *, gateway: bool = False) -> None:
         self.service = service
         self.image = image
         self.say = say
+        self.gateway = gateway
         self.blow: Blow | None = None
         self.note = ""
 
@@ -78,14 +83,16 @@ class Stage:
             "apiVersion": "inflight.dev/v1alpha1",
             "kind": "InferenceService",
             "metadata": {"name": self.service.name, "namespace": self.service.namespace},
-            "spec": specification(**changes),
+            "spec": specification(**({"gateway": {"enabled": True}} if self.gateway else {}), **changes),
         }
         kubectl("apply", "-f", "-", input=json.dumps(manifest))
 
     def settle(self) -> None:
         """Bring service and operator to their start, and wait until they are there."""
         self.apply()
-        self.wait("the operator", self.operator_is_available)
+        self.wait("the operator", lambda: is_available(OPERATOR))
+        if self.gateway:
+            self.wait("the gateway", lambda: is_available(GATEWAY))
         self.wait(f"the service with {REPLICAS} ready pods and no other", self._is_at_start)
 
     def _is_at_start(self) -> bool:
@@ -125,24 +132,23 @@ class Stage:
         return self.ready_pods()[0]
 
     def strike(self, pod: EnginePod, pids: Collection[int], sent: signal.Signals, *, whole: bool) -> None:
-        """Send a signal to processes of `pod`, all that it has or not; from now on its requests may fail."""
-        self.blow = Blow(time.time(), pod.name, pod.address, whole)
+        """Send a signal to processes of an engine's pod, all that it has or not.
+
+        From now on its requests may fail; behind the gateway they may not, as they go on at another pod.
+        """
+        self.blow = None if self.gateway else Blow(time.time(), pod.name, pod.address, whole)
         processes.send(pids, sent)
 
-    def operator_is_available(self) -> bool:
-        """Whether the operator's Deployment is complete and all its pods are ready."""
-        found = json.loads(kubectl("-n", OPERATOR_NAMESPACE, "get", "deployment", OPERATOR, "-o", "json"))
-        status, wanted = found.get("status", {}), found["spec"]["replicas"]
-        return bool(
-            status.get("observedGeneration") == found["metadata"]["generation"]
-            and status.get("updatedReplicas") == status.get("replicas") == status.get("availableReplicas") == wanted
-        )
+    def strike_gateway(self, pod: EnginePod, pids: Collection[int], sent: signal.Signals) -> None:
+        """Send a signal to all processes of a gateway pod; from now on requests on it may fail."""
+        self.blow = Blow(time.time(), pod.name, pod.address, whole=True)
+        processes.send(pids, sent)
 
-    def operator_pods(self) -> list[EnginePod]:
-        """The operator's pods."""
-        selector = f"app.kubernetes.io/name={OPERATOR}"
-        listing = json.loads(kubectl("-n", OPERATOR_NAMESPACE, "get", "pods", "-l", selector, "-o", "json"))
-        return [_engine_pod(pod) for pod in listing["items"] if "deletionTimestamp" not in pod["metadata"]]
+    def continued(self) -> int:
+        """Answers of the service that went on at another engine, as all gateway pods have counted; 0 without one."""
+        if not self.gateway:
+            return 0
+        return sum(continuations(pod.name, self.service) for pod in system_pods(GATEWAY))
 
     def wait(self, what: str, holds: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
         """Look twice a second until `holds`. A look that the API server does not answer is no answer.
@@ -163,6 +169,24 @@ class Stage:
             time.sleep(0.5)
 
 
+def is_available(deployment: str) -> bool:
+    """Whether a Deployment of the release is complete and all its pods are ready."""
+    found = json.loads(kubectl("-n", OPERATOR_NAMESPACE, "get", "deployment", deployment, "-o", "json"))
+    status, wanted = found.get("status", {}), found["spec"]["replicas"]
+    return bool(
+        status.get("observedGeneration") == found["metadata"]["generation"]
+        and status.get("updatedReplicas") == status.get("replicas") == status.get("availableReplicas") == wanted
+    )
+
+
+def system_pods(program: str) -> list[EnginePod]:
+    """Pods of the operator or the gateway that are not on their way out, by name."""
+    selector = f"app.kubernetes.io/name={program}"
+    listing = json.loads(kubectl("-n", OPERATOR_NAMESPACE, "get", "pods", "-l", selector, "-o", "json"))
+    there = [_engine_pod(pod) for pod in listing["items"] if "deletionTimestamp" not in pod["metadata"]]
+    return sorted(there, key=lambda pod: pod.name)
+
+
 def node_problem() -> str | None:
     """Why faults cannot be made from this machine; None when the cluster's node runs on it."""
     if choose.current() is not Choice.OWN_NODE:
@@ -176,6 +200,7 @@ def _engine_pod(pod: dict[str, Any]) -> EnginePod:
         name=pod["metadata"]["name"],
         uid=pod["metadata"]["uid"],
         address=status.get("podIP", ""),
+        node=pod["spec"].get("nodeName", ""),
         ready=any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ()),
         leaving="deletionTimestamp" in pod["metadata"],
         restarts=sum(container["restartCount"] for container in status.get("containerStatuses") or ()),

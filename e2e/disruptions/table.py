@@ -9,7 +9,19 @@ from pathlib import Path
 
 from e2e.disruptions.verdict import Outcome
 
-HEADER = ("phase", "sent", "answered", "lost", "on killed pod", "retries", "longest wait", "seconds", "held")
+HEADER = (
+    "phase",
+    "sent",
+    "answered",
+    "lost",
+    "on killed pod",
+    "retries",
+    "continued",
+    "longest wait",
+    "longest gap",
+    "seconds",
+    "held",
+)
 
 
 def text(outcomes: Sequence[Outcome]) -> str:
@@ -36,7 +48,7 @@ def summary(outcome: Outcome) -> str:
 
 def _row(outcome: Outcome) -> tuple[str, ...]:
     if outcome.skipped:
-        return (outcome.phase, *["-"] * 7, "skipped")
+        return (outcome.phase, *["-"] * (len(HEADER) - 2), "skipped")
     return (
         outcome.phase,
         str(outcome.sent),
@@ -44,7 +56,9 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
         str(sum(outcome.lost.values())),
         str(outcome.excused),
         str(outcome.retries),
+        str(outcome.continued),
         f"{outcome.longest_wait:.1f} s",
+        f"{outcome.longest_gap:.1f} s",
         f"{outcome.seconds:.0f}",
         "NO" if outcome.problems else "yes",
     )

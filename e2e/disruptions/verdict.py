@@ -34,6 +34,8 @@ class Outcome:
 
     Attributes:
         excused: losses on the pod that the phase killed, in time.
+        continued: answers that the gateway continued at another engine.
+        longest_gap: seconds between two pieces of one stream, at most.
         problems: sentences; the phase held when there is none.
         note: a sentence about what else was seen.
         skipped: the phase was not run; `note` says why.
@@ -46,6 +48,8 @@ class Outcome:
     excused: int = 0
     retries: int = 0
     longest_wait: float = 0.0
+    continued: int = 0
+    longest_gap: float = 0.0
     seconds: float = 0.0
     problems: tuple[str, ...] = ()
     note: str = ""
@@ -75,7 +79,14 @@ def problem_of(loss: Loss, blow: Blow | None, routed: dict[int, str]) -> str | N
 
 
 def judge(
-    phase: str, traffic: Traffic, seconds: float, *, blow: Blow | None = None, note: str = "", trouble: str = ""
+    phase: str,
+    traffic: Traffic,
+    seconds: float,
+    *,
+    blow: Blow | None = None,
+    note: str = "",
+    trouble: str = "",
+    continued: int = 0,
 ) -> Outcome:
     """The row of a phase that ran for `seconds`; `trouble` says that it could not do what it is for."""
     found = Counter(
@@ -98,6 +109,8 @@ def judge(
         excused=len(traffic.losses) - found.total(),
         retries=traffic.retries,
         longest_wait=traffic.longest_wait,
+        continued=continued,
+        longest_gap=traffic.longest_gap,
         seconds=round(seconds, 1),
         problems=tuple(problems),
         note=note,

@@ -57,11 +57,13 @@ class Streamed:
 
     Attributes:
         tpot: mean time per token after the first; None for a single one.
+        longest_gap: between two pieces of the answer; 0 for a single one.
     """
 
     ended: float
     ttft: float
     tpot: float | None
+    longest_gap: float = 0.0
 
 
 @dataclass
@@ -90,6 +92,7 @@ class Tally:
             "lost": dict(self.lost),
             "output_tokens": self.tokens,
             "longest_wait": round(self.longest_wait, 2),
+            "longest_gap": round(max((one.longest_gap for one in self.streams), default=0.0), 2),
         }
         if done:
             line |= {"losses": [asdict(loss) for loss in self.losses]}
@@ -158,6 +161,7 @@ async def streaming(client: httpx.AsyncClient, body: dict[str, Any], attempt: At
     started = time.monotonic()
     finish_reason, done, tokens = None, False, 0
     first = last = None
+    longest_gap = 0.0
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
     sent = client.stream("POST", "/v1/chat/completions", json=body, extensions=attempt.extensions)
     async with sent as response:
@@ -174,7 +178,9 @@ async def streaming(client: httpx.AsyncClient, body: dict[str, Any], attempt: At
             if "error" in event:
                 raise IncompleteAnswerError(f"error event: {event['error'].get('message')}")
             if event["choices"]:
-                last = time.monotonic()
+                now = time.monotonic()
+                longest_gap = max(longest_gap, now - last if last is not None else 0.0)
+                last = now
                 first = last if first is None else first
                 finish_reason = event["choices"][0]["finish_reason"] or finish_reason
             elif event.get("usage"):  # the last event before [DONE] has the usage and no choices
@@ -184,7 +190,7 @@ async def streaming(client: httpx.AsyncClient, body: dict[str, Any], attempt: At
     tally.tokens += tokens
     if first is not None and last is not None:
         tpot = (last - first) / (tokens - 1) if tokens > 1 else None
-        tally.streams.append(Streamed(time.monotonic(), first - started, tpot))
+        tally.streams.append(Streamed(time.monotonic(), first - started, tpot, longest_gap))
     return response
 
 

@@ -17,6 +17,12 @@ def driver_pod(service: Service, name: str, arguments: list[str], *, image: str)
     return script_pod(FOLDER / "driver.py", command, name=name, image=image, namespace=service.namespace)
 
 
+def greedy_pod(service: Service, name: str, arguments: list[str], *, image: str) -> AbstractContextManager[ScriptPod]:
+    """Start `greedy.py` with `arguments` against the service."""
+    command = ["--url", service.url, "--model", service.name, *arguments]
+    return script_pod(FOLDER / "greedy.py", command, name=name, image=image, namespace=service.namespace)
+
+
 def ask_pod(service: Service, name: str, question: str, *, image: str) -> AbstractContextManager[ScriptPod]:
     """Start `ask.py` with one question to the service."""
     command = [service.url, service.name, question]

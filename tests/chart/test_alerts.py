@@ -11,6 +11,8 @@ import yaml
 from prometheus_client import generate_latest
 
 from e2e import cluster
+from inflight_gateway.metrics import Metrics
+from inflight_gateway.tenants.usage import Usage
 from inflight_operator.metrics import OperatorMetrics
 from tests.engine.server.test_measurements import OWN, VLLM
 from tests.operator.test_service_metrics import KEY, shown_with
@@ -62,13 +64,20 @@ def test_the_docs_list_the_metrics_of_the_operator():
 def exported_by_the_operator():
     metrics = OperatorMetrics()
     metrics.count_scrapes(lambda: (0, 0))
+    metrics.count_gateway_pods(lambda: (0, 0))
     metrics.of_services.show(KEY, *shown_with())
     page = generate_latest(metrics.registry).decode()
     return {name for name in re.findall(r"^# TYPE (\w+)", page, re.MULTILINE) if not name.endswith("_created")}
 
 
+def exported_by_the_gateway():
+    registry = Metrics().registry
+    registry.register(Usage())
+    return set(re.findall(r"^# TYPE (\w+)", generate_latest(registry).decode(), re.MULTILINE))
+
+
 def test_rules_name_only_metrics_that_are_exported_or_recorded():
-    exported = exported_by_the_operator() | set(OWN) | set(VLLM)
+    exported = exported_by_the_operator() | exported_by_the_gateway() | set(OWN) | set(VLLM)
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     used = {name for rule in rules() for name in re.findall(r"\binflight[_:][\w:]+", rule["expr"])}
     assert used <= exported | recorded

@@ -92,12 +92,15 @@ def test_the_cost_model_is_in_the_layer_of_the_code(name):
     assert "compileall -q /opt/inflight/lib/python3*/site-packages/inflight_cost" in last
 
 
+COMMANDS = {"engine": {"inflight-engine"}, "operator": {"inflight-operator", "inflight-gateway"}}
+
+
 @both
-def test_the_only_command_of_the_project_in_it_is_its_own(name):
+def test_the_only_commands_of_the_project_in_it_are_its_own(name):
     """Installing the project makes a command for each program, and the others' code is not there."""
     (install,) = [a for i, a in final_stage(name) if i == "RUN" and "/tmp/project;" in a]
     removed = set(re.findall(r"/opt/inflight/bin/([\w-]+)", install.partition("rm -f ")[2]))
-    assert removed == set(PYPROJECT["project"]["scripts"]) - {f"inflight-{name}"}
+    assert removed == set(PYPROJECT["project"]["scripts"]) - COMMANDS[name]
 
 
 @both
@@ -232,9 +235,23 @@ def test_the_context_holds_what_the_dockerfiles_mount_and_not_the_rest():
 def test_the_operator_image_proves_what_it_installs():
     (install,) = [a for i, a in final_stage("operator") if i == "RUN" and "operator.txt" in a]
     proved = set(re.search(r"-c 'import ([^']*)'", install)[1].replace(" ", "").split(","))
-    modules = {"pyyaml": "yaml", "kubernetes": "kubernetes.aio", "prometheus-client": "prometheus_client"}
-    required = {r.split("==")[0].lower() for r in PYPROJECT["project"]["optional-dependencies"]["operator"]}
-    assert proved == {modules.get(name, name) for name in required}
+    modules = {
+        "grpcio": "grpc.aio",
+        "kubernetes": "kubernetes.aio",
+        "prometheus-client": "prometheus_client",
+        "pyyaml": "yaml",
+        "xds-protos": "envoy.service.discovery.v3.ads_pb2_grpc",
+    }
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    required = {r.split("==")[0].lower() for extra in ("operator", "gateway") for r in extras[extra]}
+    assert proved >= {modules.get(name, name) for name in required}
+    compiled = {"envoy.service.ext_proc.v3.external_processor_pb2_grpc"}
+    assert proved - {modules.get(name, name) for name in required} == compiled
+
+
+def test_the_operator_image_is_pinned_with_the_dependencies_of_both_programs():
+    (pins,) = [a for i, a in instructions("operator") if i == "RUN" and "pip compile" in a]
+    assert set(re.findall(r"--extra (\w+)", pins)) == {"operator", "gateway"}
 
 
 def test_the_engine_image_proves_what_it_installs():

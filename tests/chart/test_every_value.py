@@ -25,6 +25,35 @@ CHANGES = {
     "engine.upgrade.mode": "Held",
     "engine.upgrade.servicesAtOnce": 2,
     "engine.adminPeers": PEERS,
+    **{
+        f"gateway.{path}": value
+        for path, value in {
+            "replicas": 3,
+            "envoy.image.repository": "other",
+            "envoy.image.tag": "dev",
+            "envoy.image.digest": DIGEST,
+            "envoy.image.pullPolicy": "Always",
+            "envoy.threads": 4,
+            "envoy.resources": {"limits": {"memory": "3Gi"}},
+            "relay.processes": 3,
+            "relay.resources": {"limits": {"memory": "3Gi"}},
+            "picker.resources": {"limits": {"memory": "3Gi"}},
+            "drainSeconds": 60,
+            "apiKeySecrets": ["keys"],
+            "serviceAccount.name": "other",
+            "serviceAccount.annotations": TEXT,
+            "clientPeers": PEERS,
+            "podDisruptionBudget.maxUnavailable": "50%",
+            "podAnnotations": TEXT,
+            "podLabels": TEXT,
+            "nodeSelector": TEXT,
+            "tolerations": [{"operator": "Exists"}],
+            "affinity": {"nodeAffinity": {"a": 1}},
+            "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
+            "priorityClassName": "high",
+        }.items()
+    },
+    "clusterDomain": "cluster.example",
     "fullnameOverride": "other",
     "watchNamespaces": ["team"],
     "replicas": 2,
@@ -67,6 +96,8 @@ CHANGES = {
 """Another value for each, but for booleans: those are turned round."""
 
 NEEDS = {
+    "gateway.": "gateway.enabled=true",
+    "clusterDomain": "gateway.enabled=true",
     "recordDecisions.": "recordDecisions.enabled=true",
     "metrics.monitor.": "metrics.monitor.enabled=true",
     "metrics.rules.": "metrics.rules.enabled=true",

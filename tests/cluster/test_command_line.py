@@ -58,12 +58,12 @@ def test_the_kubeconfig_of_a_named_cluster_is_printed(monkeypatch, capsys):
     assert capsys.readouterr().out == "/some/config\n"
 
 
-def test_up_with_images_asks_for_both(monkeypatch):
+def test_up_with_images_asks_for_all(monkeypatch):
     asked = []
     monkeypatch.setattr(api, "ensure_up", lambda progress, names=(): asked.append(tuple(names)))
     assert command_line.main(["up"]) == 0
     assert command_line.main(["up", "--with-images"]) == 0
-    assert asked == [(), ("engine", "operator")]
+    assert asked == [(), ("engine", "operator", "envoy")]
 
 
 def test_a_second_holder_of_a_lock_waits_and_says_for_whom(tmp_path):

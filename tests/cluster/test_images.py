@@ -89,7 +89,7 @@ def test_the_bundle_that_the_environment_names_comes_first(tmp_path):
 
 
 def test_an_unknown_image_is_refused_with_the_names_that_exist():
-    with pytest.raises(ClusterError, match="engine, operator"):
+    with pytest.raises(ClusterError, match="engine, operator, envoy"):
         images.named("gateway")
 
 

@@ -14,6 +14,10 @@ from dashboards.engine import TERMS
 from e2e import cluster
 from inflight_engine.server.step_parts import CURVE
 from inflight_engine.server.step_parts import TERMS as COUNTED_TERMS
+from inflight_gateway.metrics import Metrics
+from inflight_gateway.state.load import ServiceLoad
+from inflight_gateway.tenants.usage import Usage
+from inflight_gateway.types import Endpoint, Finished, Pick, RequestView, ServiceKey
 from inflight_operator.metrics import OperatorMetrics
 from tests.dashboards.checked import queries
 from tests.operator.observe.pages import engine_page
@@ -38,11 +42,22 @@ def operator_page():
     return generate_latest(metrics.registry).decode()
 
 
+def gateway_page():
+    """Of a gateway pod that had one request."""
+    service, metrics, usage = ServiceKey("team", "chat"), Metrics(), Usage()
+    metrics.picked(RequestView("1", service, 0.0), Pick((Endpoint("10.0.0.1:8000", "chat-0"),), "only"), 0.1)
+    metrics.finished(Finished("1", service, 200, True, ttft_s=0.1, e2e_s=1.0))
+    metrics.watch_loads(lambda: {service: ServiceLoad()})
+    usage.of(service, "acme").requests += 1
+    metrics.registry.register(usage)
+    return metrics.page().decode()
+
+
 @pytest.fixture(scope="module")
 def exported():
     """Labels by the names of samples, as the programs write them."""
     found = {}
-    for page, more in ((operator_page(), set()), (engine_page(), TARGET_LABELS)):
+    for page, more in ((operator_page(), set()), (gateway_page(), set()), (engine_page(), TARGET_LABELS)):
         for family in text_string_to_metric_families(page):
             for sample in family.samples:
                 found.setdefault(sample.name, set()).update(sample.labels, more)

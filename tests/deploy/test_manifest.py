@@ -40,6 +40,27 @@ def test_kustomize_builds_the_base_with_a_namespace_that_enforces_restricted_pod
     assert len(objects) == len(rendered("--no-hooks"))
 
 
+def test_the_gateways_objects_are_up_to_date():
+    assert manifest.GATEWAY_FILE.read_text() == manifest.gateway(), "run `python -m deploy.manifest --write`"
+
+
+def test_kustomize_with_the_gateway_builds_what_the_chart_renders_with_it():
+    objects = built(KUSTOMIZE / "gateway")
+    del objects["Namespace", "inflight-system"]
+    expected = {
+        (one["kind"], one["metadata"]["name"]): manifest._without_helm(one)
+        for one in rendered("--no-hooks", *manifest.WITH_GATEWAY)
+    }
+    assert objects.keys() == expected.keys()
+    deployment = ("Deployment", "inflight-operator")
+    for arguments in (
+        one[deployment]["spec"]["template"]["spec"]["containers"][0]["args"] for one in (objects, expected)
+    ):
+        arguments.sort()  # the patch adds its argument at the end
+    for identity, one in expected.items():
+        assert objects[identity] == one, identity
+
+
 def test_the_overlay_sets_both_images_and_the_replicas():
     deployment = built(KUSTOMIZE / "registry")[("Deployment", "inflight-operator")]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]

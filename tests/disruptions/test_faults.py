@@ -83,14 +83,49 @@ def test_the_redirect_is_taken_by_nftables():
     host.run(["unshare", "--net", *nft], redirect("try", ["10.244.0.3", "10.244.0.7"], "10.244.0.4"))
 
 
+def test_phases_of_the_gateway_run_only_with_the_flag():
+    from e2e.disruptions.__main__ import chosen, parser
+    from e2e.disruptions.phases import PHASES
+
+    plain, behind = (chosen(parser().parse_args(flags)) for flags in ([], ["--gateway"]))
+    assert behind == tuple(PHASES)
+    assert set(behind) - set(plain) == {name for name in PHASES if name.startswith(("gateway-", "picker-"))}
+    assert chosen(parser().parse_args(["--phases", "gateway-killed,steady"])) == ("gateway-killed", "steady")
+
+
+PAGE = """\
+# TYPE inflight_gateway_continuations counter
+inflight_gateway_continuations_total{namespace="a",name="chat",cause="cut"} 3.0
+inflight_gateway_continuations_total{namespace="a",name="chat",cause="silent"} 2.0
+inflight_gateway_continuations_total{namespace="b",name="chat",cause="cut"} 7.0
+"""
+
+
+def test_a_counter_of_the_gateway_is_added_up_for_one_service():
+    from e2e.gateway_metrics import CONTINUATIONS, counted
+    from e2e.service import Service
+
+    assert counted(PAGE, CONTINUATIONS, Service("chat", "a")) == 5
+    assert counted("", CONTINUATIONS, Service("chat", "a")) == 0
+
+
+def test_a_process_is_found_by_an_argument_of_its_command_line(monkeypatch):
+    from e2e.disruptions import processes
+
+    with subprocess.Popen([sys.executable, "-c", "input()", "picker"], stdin=subprocess.PIPE) as process:
+        monkeypatch.setattr(processes, "of_containers", lambda uid: [process.pid, 2**22 + 1])
+        assert processes.with_argument("uid", "picker") == [process.pid]
+        assert processes.with_argument("uid", "relay") == []
+
+
 def test_help_names_every_phase():
-    from e2e.disruptions.phases import IN_MAKE_TEST, PHASES
+    from e2e.disruptions.phases import IN_MAKE_TEST, IN_MAKE_TEST_WITH_GATEWAY, PHASES
 
     shown = subprocess.run(
         [sys.executable, "-m", "e2e.disruptions", "--help"], capture_output=True, text=True, check=True
     ).stdout
     assert all(f"{name} " in shown and phase.about in shown for name, phase in PHASES.items())
-    assert set(IN_MAKE_TEST) <= set(PHASES)
+    assert {*IN_MAKE_TEST, *IN_MAKE_TEST_WITH_GATEWAY} <= set(PHASES)
     refused = subprocess.run(
         [sys.executable, "-m", "e2e.disruptions", "--phases", "nonesuch"], capture_output=True, text=True, check=False
     )

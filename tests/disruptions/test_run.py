@@ -1,5 +1,6 @@
 """Whatever happens in a phase, the cluster is brought back to its start. Stand-ins for stage and traffic here."""
 
+import json
 import signal
 from contextlib import contextmanager
 
@@ -10,7 +11,7 @@ from e2e.disruptions import run
 from e2e.disruptions.load import Traffic
 from e2e.disruptions.phases import Phase
 from e2e.disruptions.run import NotRestoredError, run_phase
-from e2e.disruptions.stage import Stage
+from e2e.disruptions.stage import EnginePod, Stage
 from e2e.service import Service
 
 
@@ -32,7 +33,7 @@ class Load:
     """Stands for traffic of one request, answered."""
 
     def end(self):
-        return Traffic(1, 1, 0, 0.1, (), {})
+        return Traffic(1, 1, 0, 0.1, 0.0, (), {})
 
 
 @pytest.fixture
@@ -96,6 +97,42 @@ def test_what_cannot_be_restored_ends_the_run(stage):
     stage.broken = True
     with pytest.raises(NotRestoredError, match=r"after given the cluster is not as it was: waited 180 s"):
         run_phase(phase_that(lambda: None), stage, seconds=0)
+
+
+def test_a_phase_of_the_gateway_is_skipped_where_the_service_is_not_behind_it(stage):
+    class Given(phase_that(lambda: None)):
+        of_gateway = True
+
+    outcome = run_phase(Given, stage, seconds=0)
+    assert outcome.skipped
+    assert "--gateway" in outcome.note
+    assert stage.done == []
+
+
+def test_the_row_counts_what_the_gateway_continued_meanwhile(stage, monkeypatch):
+    counted = iter((3, 8))
+    monkeypatch.setattr(stage, "continued", lambda: next(counted))
+    assert run_phase(phase_that(lambda: None), stage, seconds=0).continued == 5
+
+
+@pytest.mark.parametrize("gateway", [False, True])
+def test_behind_the_gateway_no_kill_of_an_engine_excuses_a_loss(gateway):
+    stage = Stage(Service("chat"), "image", lambda line: None, gateway=gateway)
+    pod = EnginePod("chat-a", "uid", "10.0.0.5", "node", ready=True, leaving=False, restarts=0)
+    stage.strike(pod, [], signal.SIGKILL, whole=True)
+    assert (stage.blow is None) == gateway
+    stage.strike_gateway(pod, [], signal.SIGKILL)
+    assert stage.blow is not None
+    assert (stage.blow.address, stage.blow.whole) == ("10.0.0.5", True)
+
+
+def test_a_service_behind_the_gateway_stays_there_whatever_a_phase_changes(monkeypatch):
+    applied = []
+    monkeypatch.setattr("e2e.disruptions.stage.kubectl", lambda *args, input: applied.append(json.loads(input)))
+    stage = Stage(Service("chat"), "image", lambda line: None, gateway=True)
+    stage.apply(tuning={"mode": "Auto"})
+    assert applied[0]["spec"]["gateway"] == {"enabled": True}
+    assert applied[0]["spec"]["tuning"] == {"mode": "Auto"}
 
 
 def test_a_set_up_that_fails_is_restored(stage):

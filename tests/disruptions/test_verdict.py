@@ -21,7 +21,7 @@ def loss(begun=99.0, ended=101.0, port=7, kind="ReadError"):
 
 def judged(*losses, blow=KILL, routed=None):
     routed = {7: VICTIM} if routed is None else routed
-    traffic = Traffic(10 + len(losses), 10, 0, 1.0, losses, routed)
+    traffic = Traffic(10 + len(losses), 10, 0, 1.0, 0.2, losses, routed)
     return judge("phase", traffic, 20.0, blow=blow)
 
 
@@ -60,9 +60,9 @@ def test_where_a_process_of_the_pod_is_left_it_has_to_answer_new_requests():
 
 
 def test_a_phase_in_which_nothing_is_answered_or_a_request_has_no_outcome_does_not_hold():
-    assert judge("phase", Traffic(0, 0, 0, 0.0, (), {}), 20.0).problems
-    assert judge("phase", Traffic(5, 4, 0, 0.0, (), {}), 20.0).problems == ("1 requests are unaccounted for",)
-    assert judge("phase", Traffic(5, 5, 0, 0.0, (), {}), 20.0, trouble="the drain evicted no pod").problems
+    assert judge("phase", Traffic(0, 0, 0, 0.0, 0.0, (), {}), 20.0).problems
+    assert judge("phase", Traffic(5, 4, 0, 0.0, 0.0, (), {}), 20.0).problems == ("1 requests are unaccounted for",)
+    assert judge("phase", Traffic(5, 5, 0, 0.0, 0.0, (), {}), 20.0, trouble="the drain evicted no pod").problems
 
 
 @given(st.lists(st.builds(loss, st.floats(90, 110), st.floats(90, 130), st.sampled_from([None, 7, 8, 9])), max_size=20))
@@ -77,7 +77,7 @@ def test_the_table_has_a_row_for_each_phase_and_says_what_broke_the_rule(tmp_pat
     outcomes = [judged(loss(kind="HTTP 500"), blow=None), Outcome("drain", skipped=True, note="it needs a node")]
     shown = table.text(outcomes).splitlines()
     assert shown[0].split()[:4] == ["phase", "sent", "answered", "lost"]
-    assert shown[1].split() == ["phase", "11", "10", "1", "0", "0", "1.0", "s", "20", "NO"]
+    assert shown[1].split() == ["phase", "11", "10", "1", "0", "0", "0", "1.0", "s", "0.2", "s", "20", "NO"]
     assert shown[2].split()[-1] == "skipped"
     assert "phase: problem: lost: HTTP 500" in shown
     table.write_json(outcomes, tmp_path / "outcome.json")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from e2e.disruptions.phases.base import Phase
-from e2e.disruptions.phases.cluster import ApiServerStopped, NodeDrained
+from e2e.disruptions.phases.cluster import ApiServerStopped, GatewayDrained, NodeDrained
+from e2e.disruptions.phases.gateway import GatewayDeleted, GatewayKilled, GatewayRolled, PickerKilled
 from e2e.disruptions.phases.metrics import MetricsPageHangs, MetricsPageHuge
 from e2e.disruptions.phases.operator import OperatorKilled, OperatorUpgraded
 from e2e.disruptions.phases.pods import EngineKilled, PodDeleted, PodHung, PodKilled
@@ -33,6 +34,11 @@ _ORDER: tuple[type[Phase], ...] = (
     PodHung,
     MetricsPageHangs,
     MetricsPageHuge,
+    GatewayDeleted,
+    GatewayRolled,
+    GatewayDrained,
+    PickerKilled,
+    GatewayKilled,
 )
 
 PHASES: dict[str, type[Phase]] = {phase.name: phase for phase in _ORDER}
@@ -41,4 +47,7 @@ PHASES: dict[str, type[Phase]] = {phase.name: phase for phase in _ORDER}
 IN_MAKE_TEST = (OperatorKilled.name, PodDeleted.name, EngineKilled.name, PodHung.name)
 """Those that `make test` runs: the most telling ones within 4 minutes. Scenarios have a rollout under traffic."""
 
-__all__ = ["IN_MAKE_TEST", "PHASES", "Phase"]
+IN_MAKE_TEST_WITH_GATEWAY = (EngineKilled.name, PodKilled.name, PodHung.name, GatewayRolled.name, GatewayKilled.name)
+"""Those that `make test` runs against a service behind the gateway."""
+
+__all__ = ["IN_MAKE_TEST", "IN_MAKE_TEST_WITH_GATEWAY", "PHASES", "Phase"]

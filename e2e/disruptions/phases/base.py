@@ -19,11 +19,13 @@ class Phase:
         name: as `--phases` takes it.
         about: what happens, in a line.
         from_node: it is made from the node, which has to be this machine.
+        of_gateway: it disrupts the gateway, and needs a service behind it.
     """
 
     name: ClassVar[str]
     about: ClassVar[str]
     from_node: ClassVar[bool] = False
+    of_gateway: ClassVar[bool] = False
 
     def set_up(self, stage: Stage) -> None:
         """Before the traffic."""

@@ -7,7 +7,7 @@ import time
 from e2e.cluster import ClusterError, kubectl, layout
 from e2e.cluster.node import OwnNode
 from e2e.disruptions.phases.base import Phase
-from e2e.disruptions.stage import REPLICAS, Stage
+from e2e.disruptions.stage import GATEWAY, EnginePod, Stage, system_pods
 
 AWAY_SECONDS = 60
 DRAIN_SECONDS = 20
@@ -27,27 +27,30 @@ class ApiServerStopped(Phase):
         OwnNode(layout.current(), stage.say).start_api_server()
 
 
-class NodeDrained(Phase):
-    """`kubectl drain` of the service's pods on the node of one of them.
+class _Drained(Phase):
+    """`kubectl drain` of some pods on the node of one of them.
 
     With a single node the replacement of the first evicted pod finds no place, so the disruption budget protects the
     second until the drain's time is over; on uncordon the first comes back.
     """
 
-    name = "node-drained"
-    about = "kubectl drain against the disruption budget, then uncordon"
-
     def __init__(self) -> None:
         self._node = ""
 
+    def selector(self, stage: Stage) -> str:
+        """Label selector of the pods."""
+        raise NotImplementedError
+
+    def serving(self, stage: Stage) -> list[EnginePod]:
+        """Those of the pods that serve and stay."""
+        raise NotImplementedError
+
     def disturb(self, stage: Stage) -> None:
-        namespace, victim = stage.service.namespace, stage.victim()
-        node = kubectl("-n", namespace, "get", "pod", victim.name, "-o", "jsonpath={.spec.nodeName}")
-        self._node = node
-        before = {pod.uid for pod in stage.pods()}
+        before = {pod.uid: pod for pod in self.serving(stage)}
+        self._node = next(iter(before.values())).node
         try:
             kubectl(
-                "drain", node, f"--pod-selector=inflight.dev/service={stage.service.name}", "--delete-emptydir-data",
+                "drain", self._node, f"--pod-selector={self.selector(stage)}", "--delete-emptydir-data",
                 "--ignore-daemonsets", f"--timeout={DRAIN_SECONDS}s",
             )  # fmt: skip
             ended = "the drain ended"
@@ -55,13 +58,36 @@ class NodeDrained(Phase):
             if "disruption budget" not in str(error) and "did not complete" not in str(error):
                 raise
             ended = f"the budget held the drain for {DRAIN_SECONDS} s"
-        kept = before & {pod.uid for pod in stage.ready_pods()}
+        kept = before.keys() & {pod.uid for pod in self.serving(stage)}
         stage.note = f"{len(before) - len(kept)} of {len(before)} pods evicted, {ended}"
         if len(kept) == len(before):
             raise RuntimeError("the drain evicted no pod")
         self.restore(stage)
-        stage.wait_ready(REPLICAS)
+        stage.wait("as many pods as before", lambda: len(self.serving(stage)) == len(before))
 
     def restore(self, stage: Stage) -> None:
         if self._node:
             kubectl("uncordon", self._node)
+
+
+class NodeDrained(_Drained):
+    name = "node-drained"
+    about = "kubectl drain against the disruption budget, then uncordon"
+
+    def selector(self, stage: Stage) -> str:
+        return f"inflight.dev/service={stage.service.name}"
+
+    def serving(self, stage: Stage) -> list[EnginePod]:
+        return stage.ready_pods()
+
+
+class GatewayDrained(_Drained):
+    name = "gateway-drained"
+    about = "kubectl drain of the gateway's pods against their disruption budget, then uncordon"
+    of_gateway = True
+
+    def selector(self, stage: Stage) -> str:
+        return f"app.kubernetes.io/name={GATEWAY}"
+
+    def serving(self, stage: Stage) -> list[EnginePod]:
+        return [pod for pod in system_pods(GATEWAY) if pod.ready]

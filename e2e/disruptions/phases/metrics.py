@@ -16,7 +16,7 @@ from typing import ClassVar
 from e2e.cluster import host, packages
 from e2e.disruptions import processes
 from e2e.disruptions.phases.base import Phase
-from e2e.disruptions.stage import EnginePod, Stage
+from e2e.disruptions.stage import OPERATOR, EnginePod, Stage, system_pods
 
 RESPONDER = Path(__file__).resolve().parents[1] / "metrics_page.py"
 TABLE = "inflight_disruption"
@@ -60,8 +60,8 @@ class _MetricsPage(Phase):
 
     def disturb(self, stage: Stage) -> None:
         victim, other = stage.ready_pods()[:2]
-        before = {pod.uid: pod.restarts for pod in stage.operator_pods()}
-        self._replace_page(victim, stage.operator_pods())
+        before = {pod.uid: pod.restarts for pod in system_pods(OPERATOR)}
+        self._replace_page(victim, system_pods(OPERATOR))
         began = time.monotonic()
         # What the operator must go on doing meanwhile: a change of another pod's limits.
         stage.apply(tuning={"mode": "Auto", "maxNumSeqs": {"min": LIMIT, "max": LIMIT}})
@@ -76,7 +76,7 @@ class _MetricsPage(Phase):
         stage.note = f"the page was asked for {pages} times; another pod's limit was changed within {took:.0f} s"
         if not pages:
             raise RuntimeError("the operator never asked for the page")
-        if any(before.get(pod.uid) != pod.restarts for pod in stage.operator_pods()):
+        if any(before.get(pod.uid) != pod.restarts for pod in system_pods(OPERATOR)):
             raise RuntimeError("the operator was restarted")
 
     def _replace_page(self, victim: EnginePod, operators: list[EnginePod]) -> None:

@@ -8,7 +8,7 @@ import time
 from e2e.cluster import build_image
 from e2e.disruptions import processes
 from e2e.disruptions.phases.base import Phase
-from e2e.disruptions.stage import Stage
+from e2e.disruptions.stage import OPERATOR, Stage, is_available, system_pods
 from e2e.helm import helm
 from e2e.install import OPERATOR_NAMESPACE, RELEASE, ROOT
 
@@ -28,14 +28,14 @@ class OperatorUpgraded(Phase):
         self._image = build_image("operator", stage.say, tag="disruption", arguments={"VERSION": version})
 
     def disturb(self, stage: Stage) -> None:
-        before = {pod.uid for pod in stage.operator_pods()}
+        before = {pod.uid for pod in system_pods(OPERATOR)}
         repository, _, tag = self._image.rpartition(":")
         self._upgraded = True
         helm(
             "upgrade", RELEASE, str(ROOT / "helm" / "inflight"), "--namespace", OPERATOR_NAMESPACE, "--reuse-values",
             "--set", f"image.repository={repository}", "--set", f"image.tag={tag}", "--wait", "--timeout", "3m",
         )  # fmt: skip
-        stage.wait("the operator's pods replaced", lambda: not before & {pod.uid for pod in stage.operator_pods()})
+        stage.wait("the operator's pods replaced", lambda: not before & {pod.uid for pod in system_pods(OPERATOR)})
 
     def restore(self, stage: Stage) -> None:
         if self._upgraded:
@@ -48,10 +48,10 @@ class OperatorKilled(Phase):
     from_node = True
 
     def disturb(self, stage: Stage) -> None:
-        before = {pod.uid: pod.restarts for pod in stage.operator_pods()}
+        before = {pod.uid: pod.restarts for pod in system_pods(OPERATOR)}
         processes.send([pid for uid in before for pid in processes.of_containers(uid)], signal.SIGKILL)
         stage.wait(
             "the operator restarted",
-            lambda: all(pod.restarts > before.get(pod.uid, -1) for pod in stage.operator_pods()),
+            lambda: all(pod.restarts > before.get(pod.uid, -1) for pod in system_pods(OPERATOR)),
         )
-        stage.wait("the operator", stage.operator_is_available)
+        stage.wait("the operator", lambda: is_available(OPERATOR))

@@ -11,6 +11,23 @@
 {{- include "inflight.operatorName" . }}-key
 {{- end -}}
 
+{{- define "inflight.gatewayName" -}}
+{{- include "inflight.fullname" . }}-gateway
+{{- end -}}
+
+{{/* The Secret with the gateway's key, which the operator makes in its own namespace. */}}
+{{- define "inflight.gatewayKeySecret" -}}
+{{- include "inflight.gatewayName" . }}-key
+{{- end -}}
+
+{{- define "inflight.gatewayServiceAccountName" -}}
+{{- if .Values.gateway.serviceAccount.create -}}
+{{- .Values.gateway.serviceAccount.name | default (include "inflight.gatewayName" .) -}}
+{{- else -}}
+{{- .Values.gateway.serviceAccount.name | default "default" -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "inflight.serviceAccountName" -}}
 {{- if .Values.serviceAccount.create -}}
 {{- .Values.serviceAccount.name | default (include "inflight.operatorName" .) -}}
@@ -34,6 +51,19 @@
 {{- include "inflight.image" (dict "image" .Values.engine.image "root" .) -}}
 {{- end -}}
 
+{{/* The image of Envoy; its tag has no default, as it is no image of this project. */}}
+{{- define "inflight.envoyImage" -}}
+{{- with .Values.gateway.envoy.image -}}
+{{- if not (or .tag .digest) }}{{ fail "gateway.envoy.image needs a tag or a digest" }}{{ end -}}
+{{- include "inflight.image" (dict "image" . "root" $) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "inflight.gatewayLogArguments" -}}
+- --log-format={{ .Values.logs.format }}
+- --log-level={{ .Values.logs.level }}
+{{- end -}}
+
 {{- define "inflight.priorityClassName" -}}
 {{- .Values.priorityClassName | default (ternary (include "inflight.operatorName" .) "" .Values.priorityClass.create) -}}
 {{- end -}}
@@ -51,6 +81,21 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "inflight.labels" -}}
 {{ include "inflight.selectorLabels" . }}
+{{ include "inflight.commonLabels" . }}
+{{- end -}}
+
+{{/* As selectorLabels, of the gateway's pods. */}}
+{{- define "inflight.gatewaySelectorLabels" -}}
+app.kubernetes.io/name: inflight-gateway
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "inflight.gatewayLabels" -}}
+{{ include "inflight.gatewaySelectorLabels" . }}
+{{ include "inflight.commonLabels" . }}
+{{- end -}}
+
+{{- define "inflight.commonLabels" -}}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: inflight
 app.kubernetes.io/managed-by: {{ .Release.Service }}
@@ -65,6 +110,15 @@ checkov.io/skip1: CKV_K8S_11=A CPU limit throttles in bursts, also while the nod
 checkov.io/skip2: CKV_K8S_38=The pod calls the API server; its account has only the rights in the chart.
 {{- if not .Values.image.digest }}
 checkov.io/skip3: CKV_K8S_43=The digest is that of the image in your registry; set image.digest.
+checkov.io/skip4: CKV_K8S_15=Releases have a tag of their own, so a pulled image is the right one, and pods start while the registry is down.
+{{- end }}
+{{- end -}}
+
+{{/* As checkovSkips, of the gateway's Deployment. */}}
+{{- define "inflight.gatewayCheckovSkips" -}}
+checkov.io/skip1: CKV_K8S_11=A CPU limit throttles in bursts, which delays all streams; under contention the request bounds the share.
+{{- if not (and .Values.image.digest .Values.gateway.envoy.image.digest) }}
+checkov.io/skip3: CKV_K8S_43=The digests are those of the images in your registry; set image.digest and gateway.envoy.image.digest.
 checkov.io/skip4: CKV_K8S_15=Releases have a tag of their own, so a pulled image is the right one, and pods start while the registry is down.
 {{- end }}
 {{- end -}}

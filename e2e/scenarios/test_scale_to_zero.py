@@ -1,0 +1,63 @@
+"""A service that sleeps: requests that come at once wake it and are all answered; beyond the bounds they are told when
+to come again."""
+
+import json
+import sys
+
+import pytest
+
+from e2e.scenarios.conftest import apply
+from e2e.traffic.pod import driver_pod
+
+pytestmark = pytest.mark.timeout(420)
+
+AT_ONCE = 50
+
+
+def sleeper(namespace, **hold):
+    return apply(
+        "sleeper",
+        namespace,
+        engine={"quantization": "int8", "maxNumSeqs": 64},
+        scaling={"minReplicas": 0, "maxReplicas": 1, "idleTimeout": "10s"},
+        tuning={"mode": "Off"},
+        gateway={"enabled": True, "hold": {"maxWait": "180s", **hold}},
+    )
+
+
+def wait_asleep(service):
+    service.wait("no replica", lambda view: view.replicas == 0 and not service.pods(), seconds=240)
+
+
+def ask_at_once(service, name, requests, image):
+    """What became of so many requests, each from a client of its own."""
+    arguments = [f"--clients={requests}", f"--requests={requests}", "--max-tokens=8", "--prompt-words=20"]
+    arguments += ["--new-connections", "--patience=200"]
+    with driver_pod(service, name, arguments, image=image) as pod:
+        return json.loads("".join(pod.follow()).strip().splitlines()[-1])
+
+
+def test_fifty_requests_at_once_wake_the_service_and_are_all_answered(namespace, client_image):
+    service = sleeper(namespace)
+    wait_asleep(service)
+    closing = ask_at_once(service, "wake", AT_ONCE, client_image)
+    median, p95 = closing["ttft_p50"], closing["ttft_p95"]
+    print(
+        f"from zero: {closing['answered']} of {closing['sent']} answered, first token of streams after {median} s "
+        f"(median) and {p95} s (p95), longest answer {closing['longest_wait']} s",
+        file=sys.stderr,
+    )
+    assert closing["lost"] == {}
+    assert closing["answered"] == closing["sent"] == AT_ONCE
+    assert closing["retries"] == 0
+    assert service.view().replicas == 1
+    wait_asleep(service)
+
+
+def test_requests_beyond_the_bounds_are_refused_with_a_time_to_come_again(namespace, client_image):
+    service = sleeper(namespace, maxRequests=5)
+    wait_asleep(service)
+    closing = ask_at_once(service, "bounds", 20, client_image)
+    assert closing["lost"] == {}
+    assert closing["answered"] == 20
+    assert closing["retries"] > 0
