@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from inflight_gateway.tenants.gate import REPORT_WAIT_S, presented_key
 from inflight_gateway.types import RateLimits, Refusal
-from tests.gateway.tenants.things import CHAT, alone, config, finished, named, request, secret
+from tests.gateway.tenants.things import CHAT, alone, alone_with, config, finished, named, request, secret
 
 
 def bearer(key):
@@ -210,8 +210,6 @@ async def test_any_order_of_calls_leaks_nothing(calls):
         if call in ("admit", "again"):
             if not isinstance(await gate.admit(one, service, now), Refusal):
                 open_streams.append(number)
-        elif call == "dispatch":
-            gate.dispatched(one)
         elif call == "end" and number in open_streams:
             open_streams.remove(number)
             gate.ended(f"r-{number}", now)
@@ -226,17 +224,25 @@ async def test_any_order_of_calls_leaks_nothing(calls):
             gate.settle(finished(number))
     assert gate._admitted == {}
     assert gate._limits._accounts.keys_in_flight() == []
-    assert all(share.active == 0 for shares in gate.fair._services.values() for share in shares.values())
+    assert all(counts.in_flight == 0 for counts in gate.usage._services.get(CHAT, {}).values())
 
 
-async def test_fair_shares_are_of_what_was_sent_and_served():
-    gate, service = alone(), config(named("acme", weight=2.0))
-    await gate.admit(request(1), service, 0.0)
-    assert gate.fair.served(CHAT, "acme") == 0
-    gate.dispatched(request(1))
-    assert gate.fair.served(CHAT, "acme") == (10 + 2 * 20) / 2
+async def test_answers_are_told_to_the_queue_that_shares_replicas_between_tenants():
+    told = []
+    gate = alone(served=lambda request, output_tokens: told.append((request.request_id, output_tokens)))
+    await gate.admit(request(1), config(), 0.0)
     gate.settle(finished(1, prompt_tokens=10, completion_tokens=5))
-    assert gate.fair.served(CHAT, "acme") == (10 + 2 * 5) / 2
+    gate.settle(finished(1, prompt_tokens=10, completion_tokens=5))
+    assert told == [("r-1", 5)]
+
+
+async def test_the_estimate_follows_the_tenants_answers():
+    gate, service = alone(), config(limits=RateLimits(tokens_per_minute=100_000))
+    for number in range(60):
+        await gate.admit(request(number, max_tokens=None), service, number * 100.0)
+        gate.settle(finished(number, prompt_tokens=10, completion_tokens=40))
+    answer = dict(await gate.admit(request(99, max_tokens=None), service, 1e6))
+    assert answer["x-ratelimit-remaining-tokens"] == str(100_000 - 10 - 40)
 
 
 async def test_usage_is_counted_by_known_tenants_and_all_others_together():
@@ -252,10 +258,8 @@ async def test_usage_is_counted_by_known_tenants_and_all_others_together():
     assert f'inflight_gateway_tenant_requests_total{{{labels}"acme"}} 1.0' in said
     assert f'inflight_gateway_tenant_requests_total{{{labels}"other"}} 2.0' in said
     assert f'inflight_gateway_tenant_tokens_total{{kind="completion",{labels}"named"}} 2.0' in said
-    assert (
-        'inflight_gateway_tenant_refused_total{namespace="team-a",reason="key",service="chat",tenant="anonymous"} 1.0'
-        in said
-    )
+    refused = 'namespace="team-a",reason="key",service="chat",tenant="anonymous"'
+    assert f"inflight_gateway_tenant_refused_total{{{refused}}} 1.0" in said
     assert "stranger" not in said
 
 
