@@ -108,6 +108,21 @@ def named_secret(service: Service) -> str:
     )
 
 
+def authorization(service: Service, api_key: str | None) -> dict[str, str]:
+    """Headers that requests to `service` need.
+
+    Raises:
+        Problem: the service asks for an API key, and there is none.
+    """
+    if keys_secret(service) and gateway_spec(service).get("enabled") and not api_key:
+        raise Problem(
+            f"{service.name} asks for an API key",
+            "Give one with --api-key or in INFLIGHT_API_KEY; `kubectl inflight keys create"
+            f" {service.name} --tenant NAME -n {service.namespace}` makes one",
+        )
+    return {"authorization": f"Bearer {api_key}"} if api_key else {}
+
+
 def cautions(service: Service, tenant: str) -> list[str]:
     """What to know of a new key of `tenant`."""
     spec, said = gateway_spec(service), []

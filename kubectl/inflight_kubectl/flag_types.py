@@ -76,6 +76,17 @@ class HeaderType(click.ParamType[str]):
         return str(value)
 
 
+def api_key_option(function: Any) -> Any:
+    """Adds `--api-key`, passed as `api_key`."""
+    return click.option(
+        "--api-key",
+        type=HeaderType(),
+        metavar="KEY",
+        envvar="INFLIGHT_API_KEY",
+        help="API key of a service behind the gateway. Default: $INFLIGHT_API_KEY.",
+    )(function)
+
+
 class RangeType(click.ParamType[tuple[int, int]]):
     """A whole number from 1 on, or a range of them such as `64-512`, as (lowest, highest)."""
 

@@ -86,15 +86,15 @@ def gateway_view(cluster: Cluster, service: Service) -> GatewayView | None:
         return GatewayView(problem=no_gateway(service).what)
     states: dict[str, Mapping[str, Any]] = {}
     picks: list[PickedRequest] = []
-    problem = None
+    unheard = None
     for pod in pods:
         try:
             states[pod.name], found = _ask(cluster, pod, service)
         except Problem as said:
-            problem = f"gateway pod {pod.name} cannot be asked: {said.what}"
+            unheard = f"gateway pod {pod.name} cannot be asked: {said.what}"
         else:
             picks += found
-    return merged(states, picks, problem)
+    return merged(states, picks, unheard)
 
 
 def merged(
