@@ -106,7 +106,8 @@ def _ending(one: PickedRequest) -> str:
         return f"in progress{predicted}"
     said = "the client left" if one.status == 0 else str(one.status)
     ttft = f", TTFT {latency(one.ttft_s)}{predicted}" if one.ttft_s is not None else ""
-    again = f", continued {one.continuations} times" if one.continuations else ""
+    times = "once" if one.continuations == 1 else f"{one.continuations} times"
+    again = f", continued {times}" if one.continuations else ""
     return f"{said}{ttft}{again}"
 
 
