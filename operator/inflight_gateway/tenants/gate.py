@@ -31,9 +31,6 @@ around it) its estimate stands."""
 _REFUSED = (401, 429)
 """Statuses of this gate's own refusals."""
 
-Served = Callable[[RequestView, int], None]
-"""A request's output tokens, when it has ended: `HoldQueue.served`, which shares the replicas between tenants."""
-
 SecretData = Callable[[str, str], Mapping[str, bytes] | None]
 """(namespace, name) -> the decoded entries of a Secret; None: there is none, or it was not read yet."""
 
@@ -57,7 +54,6 @@ class Gate:
     """Args:
     secret_data: of the catalog.
     limits: shared between the gateways.
-    served: told of each answer.
     wall: Unix time, for the expiry of keys.
 
     Attributes:
@@ -68,13 +64,11 @@ class Gate:
         self,
         secret_data: SecretData,
         limits: SharedLimits,
-        served: Served = lambda request, output_tokens: None,
         *,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.usage = Usage()
         self._estimates = Estimates()
-        self._served = served
         self._secret_data = secret_data
         self._limits = limits
         self._wall = wall
@@ -157,7 +151,6 @@ class Gate:
         unknown = not finished.prompt_tokens and finished.endpoints and finished.status in (0, 200)
         prompt = one.request.prompt_tokens if unknown else finished.prompt_tokens
         self._limits.settle(one.grant, prompt + finished.completion_tokens)
-        self._served(one.request, finished.completion_tokens)
         if finished.status == 200:
             self._estimates.learn(one.grant.key, finished.completion_tokens)
         counts = self.usage.of(one.service, one.label)

@@ -227,15 +227,6 @@ async def test_any_order_of_calls_leaks_nothing(calls):
     assert all(counts.in_flight == 0 for counts in gate.usage._services.get(CHAT, {}).values())
 
 
-async def test_answers_are_told_to_the_queue_that_shares_replicas_between_tenants():
-    told = []
-    gate = alone(served=lambda request, output_tokens: told.append((request.request_id, output_tokens)))
-    await gate.admit(request(1), config(), 0.0)
-    gate.settle(finished(1, prompt_tokens=10, completion_tokens=5))
-    gate.settle(finished(1, prompt_tokens=10, completion_tokens=5))
-    assert told == [("r-1", 5)]
-
-
 async def test_the_estimate_follows_the_tenants_answers():
     gate, service = alone(), config(limits=RateLimits(tokens_per_minute=100_000))
     for number in range(60):
