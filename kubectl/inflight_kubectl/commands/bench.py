@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from inflight_kubectl.api_keys import authorization
 from inflight_kubectl.cluster import Target, cluster_options, service_argument
 from inflight_kubectl.conversation import served_name
-from inflight_kubectl.flag_types import DurationType, HeaderType, RangeType
+from inflight_kubectl.flag_types import DurationType, HeaderType, RangeType, api_key_option
+from inflight_kubectl.gateways import behind_gateway
 from inflight_kubectl.load.report import Report, Spread, Targets
 from inflight_kubectl.output import Problem, console, json_option, latency, plain_table, print_json
 from inflight_kubectl.resources import Service, seconds
@@ -76,6 +78,7 @@ Examples:
 )
 @click.option("--class", "service_class", metavar="NAME", help="Service class of the requests.")
 @click.option("--tenant", type=HeaderType(), metavar="NAME", help="Header X-Inflight-Tenant of the requests.")
+@api_key_option
 @click.option("--seed", type=int, default=0, metavar="N", help="The same seed sends the same requests. Default: 0.")
 @json_option
 @cluster_options()
@@ -91,15 +94,17 @@ def bench(
     shared_prefix: float,
     service_class: str | None,
     tenant: str | None,
+    api_key: str | None,
     seed: int,
     as_json: bool,
     target: Target,
 ) -> None:
     """Send a load to SERVICE through port-forwards, and report latencies, throughput and attainment.
 
-    Prompts are random tokens, and each output has exactly the length that was asked for. Requests are spread over the
-    ready pods. At a --rate, latencies count from when a request was due, so waiting for a free client shows in them.
-    Ctrl-C ends the load early; the report is then of what was answered. The exit code is 1 when no request succeeded.
+    Prompts are random tokens, and each output has exactly the length that was asked for. Requests are spread over
+    the ready pods, by the gateway where the service is behind it; one at zero replicas is woken. At a --rate,
+    latencies count from when a request was due, so waiting for a free client shows in them. Ctrl-C ends the load
+    early; the report is then of what was answered. The exit code is 1 when no request succeeded.
     """
     from inflight_kubectl.engine_access import forward_to_service
     from inflight_kubectl.load.engine_side import between, read_totals
@@ -120,7 +125,7 @@ def bench(
     cluster = target.connect()
     found = cluster.service(service)
     options = {"model": served_name(found), **({"class": service_class} if service_class else {})}
-    headers = {"X-Inflight-Tenant": tenant} if tenant else {}
+    headers = _headers(found, tenant, api_key)
     with forward_to_service(cluster, found) as forward:
         before = read_totals(cluster, cluster.pods(found))
         load = asyncio.run(_run(forward, shape, options, headers, progress=sys.stderr.isatty()))
@@ -139,6 +144,19 @@ def bench(
 
 
 COMMAND = bench
+
+
+def _headers(service: Service, tenant: str | None, api_key: str | None) -> dict[str, str]:
+    """
+    Raises:
+        Problem: the service asks for an API key, or its gateway takes no tenant from clients.
+    """
+    if tenant and behind_gateway(service):
+        raise Problem(
+            f"{service.name} is behind the gateway, which takes the tenant from the API key, not from a header",
+            "Give a key of the tenant with --api-key instead of --tenant",
+        )
+    return authorization(service, api_key) | ({"X-Inflight-Tenant": tenant} if tenant else {})
 
 
 def targets_of(service: Service, service_class: str | None) -> Targets:
