@@ -36,7 +36,9 @@ def page_of(**values):
 
 
 def cost_page(values=(0.01, 1e-5, 1e-5, 1e-8, 1e-9), curve=()):
-    terms = [f'inflight_step_cost_seconds{{model_name="m",term="{t}"}} {v}' for t, v in zip(TERMS, values, strict=False)]
+    terms = [
+        f'inflight_step_cost_seconds{{model_name="m",term="{t}"}} {v}' for t, v in zip(TERMS, values, strict=False)
+    ]
     points = [f'inflight_step_cost_curve_seconds{{tokens="{tokens}"}} {seconds}' for tokens, seconds in curve]
     return ("\n".join(["vllm:num_requests_running 0", *terms, *points]) + "\n").encode()
 
@@ -105,7 +107,9 @@ def test_series_without_end_are_bounded():
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from([*WANTED, "other"]), st.sampled_from(["", "{", '{term="step"}', '{a="\\"}']), st.text())
+        st.tuples(
+            st.sampled_from([*WANTED, "other"]), st.sampled_from(["", "{", '{term="step"}', '{a="\\"}']), st.text()
+        )
     ),
     st.binary(),
 )

@@ -38,7 +38,7 @@ class FakeEngine:
 
     async def start(self, port=0):
         self.server = await asyncio.start_server(self.serve, "127.0.0.1", port)
-        self.address = "127.0.0.1:{}".format(self.server.sockets[0].getsockname()[1])
+        self.address = f"127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
         return self
 
     async def stop(self):

@@ -65,7 +65,9 @@ def test_a_short_name_in_two_namespaces_is_refused_unless_the_model_tells_them_a
 
 def test_a_model_of_two_services_is_refused_unless_another_gateway_allows_endpoints_of_one():
     known = catalog(config(A_CHAT, "llama"), config(A_CODE, "llama"))
-    known.update(endpoints={A_CODE: [Endpoint("10.0.0.1:8000", "code-0")], A_CHAT: [Endpoint("10.0.0.2:8000", "chat-0")]})
+    known.update(
+        endpoints={A_CODE: [Endpoint("10.0.0.1:8000", "code-0")], A_CHAT: [Endpoint("10.0.0.2:8000", "chat-0")]}
+    )
     assert known.resolve("localhost", "llama").code == "service_ambiguous"
     assert known.resolve("localhost", "llama", ["10.0.0.1:8000"]) == A_CODE
     assert known.resolve("localhost", None, ["10.0.0.2:8000"]) == A_CHAT
