@@ -171,6 +171,9 @@ class EndpointLoad:
         sent_tokens: estimated prompt tokens sent there that the sample cannot contain yet: by this gateway since the
             scrape began, and by its peers as they report.
         cached_tokens: of the request's prompt, those that the replica's prefix cache should hold.
+        computed_tokens: of the sample's waiting prompt tokens and of `sent_tokens`, those that the engine should have
+            computed since the scrape.
+        others: requests there that this gateway did not send, by the sample and by what peers report.
     """
 
     endpoint: Endpoint
@@ -178,6 +181,8 @@ class EndpointLoad:
     in_flight: int = 0
     sent_tokens: int = 0
     cached_tokens: int = 0
+    computed_tokens: int = 0
+    others: int = 0
 
 
 @dataclass(frozen=True, slots=True)

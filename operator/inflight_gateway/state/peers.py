@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from time import monotonic
 
 import aiohttp
@@ -24,19 +24,23 @@ MAX_LINE = 2**22
 MIN_BACK_OFF, MAX_BACK_OFF = 0.2, 5.0
 """Seconds between two connections to a peer that fails; each wait has a random part."""
 
+HeardFrom = Callable[[str, Mapping[str, SentLoad]], None]
+
 _TIMEOUT = aiohttp.ClientTimeout(connect=2.0, sock_read=SILENT_SECONDS)
 
 
 class _Peer:
-    """One peer's last word. Attributes: heard: when it last sent a line."""
+    """One peer's last word. Attributes: heard: when it last sent a line. gateway: its pod, empty before the first."""
 
     def __init__(self) -> None:
+        self.gateway = ""
         self.sent: dict[str, SentLoad] = {}
         self.heard = float("-inf")
 
     def take(self, line: bytes, now: float) -> None:
         """Raises: ValueError: this is no line of a state stream."""
         read = read_line(line)
+        self.gateway = read.gateway
         if read.full:
             self.sent = {}
         self.sent.update(read.loads.endpoints)
@@ -49,11 +53,18 @@ class Peers:
 
     Args:
         http: a session of the caller.
+        heard_from: called after each line with the name of its gateway pod and what that has sent to each endpoint.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, http: aiohttp.ClientSession, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        heard_from: HeardFrom = lambda _, __: None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self._http = http
+        self._heard_from = heard_from
         self._clock = clock
         self._peers: dict[str, _Peer] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -74,6 +85,11 @@ class Peers:
         loads = [peer.sent[endpoint] for peer in self._peers.values() if peer.heard >= oldest and endpoint in peer.sent]
         return SentLoad(sum(load.in_flight for load in loads), sum(load.sent_tokens for load in loads))
 
+    def live(self) -> dict[str, str]:
+        """Names of the gateway pods that are heard of, with their addresses."""
+        oldest = self._clock() - SILENT_SECONDS
+        return {peer.gateway: address for address, peer in self._peers.items() if peer.heard >= oldest}
+
     def heard(self) -> int:
         """Peers that are heard of."""
         oldest = self._clock() - SILENT_SECONDS
@@ -89,6 +105,7 @@ class Peers:
             try:
                 async for line in self._lines(address):
                     peer.take(line, self._clock())
+                    self._heard_from(peer.gateway, peer.sent)
                     failures = 0
                 reason = "the stream ended"
             except (aiohttp.ClientError, OSError, ValueError) as error:

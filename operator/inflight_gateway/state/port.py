@@ -29,6 +29,7 @@ class StatePort:
     Args:
         metrics: the page in Prometheus text format.
         unready: sentences that say why this pod must not get requests; empty when it may.
+        more: routes of other parts.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class StatePort:
         picks: PicksLog,
         metrics: Callable[[], bytes],
         unready: Callable[[], Sequence[str]],
+        more: Sequence[web.RouteDef] = (),
     ) -> None:
         self._stream = stream
         self._picks = picks
@@ -50,6 +52,7 @@ class StatePort:
                 web.get("/readyz", self._readyz),
                 web.get("/v1/state", self._state),
                 web.get("/v1/picks", self._last_picks),
+                *more,
             ]
         )
         self._runner = web.AppRunner(

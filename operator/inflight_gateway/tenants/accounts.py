@@ -1,0 +1,121 @@
+"""The accounts of all tenants that this gateway decides for, with the requests in flight at other gateways."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from inflight_gateway.tenants.limits import Account, Verdict
+from inflight_gateway.types import RateLimits, ServiceKey
+
+PEER_SILENCE_S = 10.0
+"""After which the requests in flight at a gateway that says nothing count no more: it is gone, and they with it."""
+
+SWEEP_S = 60.0
+
+
+class TenantKey(NamedTuple):
+    service: ServiceKey
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """One request asks for admission. Attributes: tokens: to charge (`limits.charge_for`)."""
+
+    key: TenantKey
+    limits: RateLimits
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """The real usage of an admitted request. Attributes: charged, slot: as admitted."""
+
+    key: TenantKey
+    charged: int
+    used: int
+    slot: int
+
+
+@dataclass(slots=True)
+class _Entry:
+    account: Account = field(default_factory=Account)
+    elsewhere: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Gateway -> its requests in flight, and when it said so."""
+
+
+class Accounts:
+    """Times are of one monotonic clock."""
+
+    def __init__(self) -> None:
+        self._entries: dict[TenantKey, _Entry] = {}
+        self._swept = 0.0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def admit(self, take: Take, now: float, peer: str | None = None) -> Verdict:
+        """Decides on a request. Args: peer: the gateway that has it; None: this one."""
+        self._sweep(now)
+        entry = self._entry(take.key)
+        for name in [name for name, (_, at) in entry.elsewhere.items() if now - at > PEER_SILENCE_S]:
+            del entry.elsewhere[name]
+        elsewhere = sum(count for count, _ in entry.elsewhere.values())
+        verdict = entry.account.admit(take.limits, take.tokens, now, elsewhere)
+        if peer is not None and verdict.refused_by is None:
+            entry.account.in_flight -= 1
+            entry.elsewhere[peer] = entry.elsewhere.get(peer, (0, now))[0] + 1, now
+        return verdict
+
+    def charge(self, take: Take, now: float) -> int:
+        """Counts a request that another gateway admitted for this one, in case this one must decide alone."""
+        entry = self._entry(take.key)
+        entry.account.in_flight += 1
+        return entry.account.charge(take.tokens, now)
+
+    def settle(self, settlement: Settlement, now: float) -> None:
+        """Corrects a charge by the real usage."""
+        entry = self._entry(settlement.key)
+        entry.account.settle(settlement.charged, settlement.used, settlement.slot, now)
+
+    def resume(self, key: TenantKey) -> None:
+        """An admitted request has another attempt: it is in flight again."""
+        self._entry(key).account.in_flight += 1
+
+    def release(self, key: TenantKey) -> None:
+        """One request less is in flight here."""
+        self._entry(key).account.in_flight -= 1
+
+    def in_flight(self, key: TenantKey) -> int:
+        """Requests in flight at this gateway."""
+        entry = self._entries.get(key)
+        return entry.account.in_flight if entry is not None else 0
+
+    def keys_in_flight(self) -> list[TenantKey]:
+        """Tenants with requests in flight at this gateway."""
+        return [key for key, entry in self._entries.items() if entry.account.in_flight]
+
+    def peer_has(self, peer: str, key: TenantKey, count: int, now: float) -> None:
+        """Another gateway says how many requests it has in flight."""
+        entry = self._entry(key)
+        if count:
+            entry.elsewhere[peer] = count, now
+        else:
+            entry.elsewhere.pop(peer, None)
+
+    def _entry(self, key: TenantKey) -> _Entry:
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = _Entry()
+        return entry
+
+    def _sweep(self, now: float) -> None:
+        """Forgets tenants that have been quiet, now and then."""
+        if now - self._swept < SWEEP_S:
+            return
+        self._swept = now
+        for key, entry in list(self._entries.items()):
+            heard = [at for _, at in entry.elsewhere.values() if now - at <= PEER_SILENCE_S]
+            if not heard and entry.account.idle(now):
+                del self._entries[key]

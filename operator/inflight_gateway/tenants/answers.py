@@ -1,0 +1,80 @@
+"""What clients are told of keys and limits, in OpenAI's words."""
+
+from __future__ import annotations
+
+import math
+
+from inflight_gateway.tenants.limits import Limit, Standing, Verdict
+from inflight_gateway.types import RateLimits, Refusal, ServiceConfig
+
+Headers = tuple[tuple[str, str], ...]
+
+KEYS_RETRY_S = 5
+"""Retry-After while a service's Secret with API keys does not exist."""
+
+CONCURRENT_RETRY_S = 1
+"""Retry-After of a tenant with too many requests in flight: one of them may end at any time."""
+
+
+def no_keys(config: ServiceConfig) -> Refusal:
+    """The Secret that the service names does not exist, or was not read yet: nobody may pass."""
+    return Refusal(
+        503,
+        "api_keys_unavailable",
+        f"The Secret {config.api_keys_secret} with the API keys of service {config.key.name} does not exist. Create a"
+        f" key with `kubectl inflight keys create {config.key.name} --tenant NAME -n {config.key.namespace}`.",
+        (("retry-after", str(KEYS_RETRY_S)),),
+    )
+
+
+def no_key() -> Refusal:
+    """The request has no API key."""
+    return _unauthorized("The request has no API key. Send it as `Authorization: Bearer KEY`.")
+
+
+def wrong_key() -> Refusal:
+    """The key is none of the service's keys."""
+    return _unauthorized("The API key is not valid for this service. Ask the operator of the service for a new key.")
+
+
+def expired_key(key_id: str) -> Refusal:
+    """The key was right until its end."""
+    return _unauthorized(f"The API key {key_id} has expired. Ask the operator of the service for a new key.")
+
+
+def _unauthorized(message: str) -> Refusal:
+    return Refusal(401, "invalid_api_key", message, (("www-authenticate", "Bearer"),))
+
+
+def over_limit(config: ServiceConfig, tenant: str, limits: RateLimits, verdict: Verdict) -> Refusal:
+    """429, with Retry-After in whole seconds and, for clients that know it, in milliseconds."""
+    assert verdict.refused_by is not None
+    whose = f"Tenant {tenant}" if tenant else "This service"
+    if verdict.refused_by is Limit.CONCURRENT:
+        said = f"{whose} has {limits.concurrent_requests} requests in flight at service {config.key.name}, its limit."
+        wait = float(CONCURRENT_RETRY_S)
+    else:
+        requests = verdict.refused_by is Limit.REQUESTS
+        limit = limits.requests_per_minute if requests else limits.tokens_per_minute
+        said = f"{whose} has reached its limit of {limit} {verdict.refused_by} per minute at service {config.key.name}."
+        wait = verdict.retry_after_s
+    seconds = max(1, math.ceil(wait))
+    headers = (("retry-after", str(seconds)), ("retry-after-ms", str(math.ceil(wait * 1000))), *limit_headers(verdict))
+    return Refusal(429, "rate_limit_exceeded", f"{said} Try again in {seconds} s.", headers)
+
+
+def limit_headers(verdict: Verdict) -> Headers:
+    """OpenAI's `x-ratelimit-*` headers; none for limits that are not set."""
+    found: list[tuple[str, str]] = []
+    for name, standing in (("requests", verdict.requests), ("tokens", verdict.tokens)):
+        if standing is not None:
+            found += _headers(name, standing)
+    return tuple(found)
+
+
+def _headers(name: str, standing: Standing) -> Headers:
+    return (
+        (f"x-ratelimit-limit-{name}", str(standing.limit)),
+        (f"x-ratelimit-remaining-{name}", str(standing.remaining)),
+        (f"x-ratelimit-reset-{name}", f"{standing.reset_s:.3f}".rstrip("0").rstrip(".") + "s"),
+    )

@@ -1,0 +1,138 @@
+"""API keys of a service, as its Secret has them.
+
+Each entry of the Secret is one key: the entry's name is the key id, its value a JSON object
+`{"tenant": "acme", "sha256": "HEX of the key", "expires": "RFC 3339"}`, `expires` optional. Keys are 32 random bytes,
+so an unsalted hash is not weaker than a salted one: there is no dictionary to try (NIST SP 800-63B, section 5.1.1.2,
+asks for salt because people choose passwords).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+log = logging.getLogger(__name__)
+
+MAX_KEY_CHARACTERS = 512
+"""Longer values are no keys: they are refused unhashed, so that a wrong key costs the same whatever its length."""
+
+TENANT_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """Attributes: key_id: name of its entry, which is no secret. expires: Unix time; None: never."""
+
+    key_id: str
+    tenant: str
+    expires: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyTable:
+    """The keys of one Secret.
+
+    Attributes:
+        by_digest: SHA-256 of a key (32 bytes) -> the key.
+        tenants: names that the keys have.
+        malformed: ids of the entries that are no keys, with the reason.
+    """
+
+    by_digest: Mapping[bytes, ApiKey]
+    tenants: frozenset[str]
+    malformed: Mapping[str, str]
+
+    def find(self, key: str) -> ApiKey | None:
+        """The entry of a key; None for a wrong one.
+
+        One hash and one lookup, whether the key is right or wrong and however many keys there are. The lookup compares
+        hashes: its duration says nothing of a key.
+        """
+        if len(key) > MAX_KEY_CHARACTERS:
+            return None
+        return self.by_digest.get(hashlib.sha256(key.encode(errors="backslashreplace")).digest())
+
+
+def parse(data: Mapping[str, bytes]) -> KeyTable:
+    """The keys in a Secret's decoded `data`. Malformed entries are left out; the others stay valid."""
+    by_digest: dict[bytes, ApiKey] = {}
+    malformed: dict[str, str] = {}
+    for key_id in sorted(data):
+        try:
+            digest, key = _entry(key_id, data[key_id])
+        except ValueError as error:
+            malformed[key_id] = str(error)
+            continue
+        if digest in by_digest:
+            malformed[key_id] = f"has the same key as entry {by_digest[digest].key_id}"
+            continue
+        by_digest[digest] = key
+    return KeyTable(by_digest, frozenset(one.tenant for one in by_digest.values()), malformed)
+
+
+def _entry(key_id: str, value: bytes) -> tuple[bytes, ApiKey]:
+    """
+    Raises:
+        ValueError: with the reason, which never repeats the value.
+    """
+    try:
+        body = json.loads(value)
+    except (ValueError, RecursionError):
+        raise ValueError("is no JSON") from None
+    if not isinstance(body, dict):
+        raise ValueError("is no JSON object")
+    tenant, digest = body.get("tenant"), body.get("sha256")
+    if not isinstance(tenant, str) or not TENANT_NAME.fullmatch(tenant):
+        raise ValueError("`tenant` is no name of at most 63 letters, digits, `.`, `_` and `-`")
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise ValueError("`sha256` is not 64 hexadecimal digits")
+    return bytes.fromhex(digest), ApiKey(key_id, tenant, _expires(body.get("expires")))
+
+
+def _expires(text: object) -> float | None:
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text) if isinstance(text, str) else None
+    except ValueError:
+        moment = None
+    # A key whose end cannot be read must not live forever, and one in local time would depend on the gateway's node.
+    if moment is None or moment.tzinfo is None:
+        raise ValueError("`expires` is no RFC 3339 time with a time zone")
+    return moment.timestamp()
+
+
+class KeyTables:
+    """The parsed Secrets. A Secret's update is in force at the next request."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], tuple[Mapping[str, bytes], KeyTable]] = {}
+
+    def table(self, namespace: str, name: str, data: Mapping[str, bytes] | None) -> KeyTable | None:
+        """The keys of a Secret.
+
+        Args:
+            data: as the catalog has it now; None: there is no such Secret, or none was seen yet.
+        """
+        if data is None:
+            self._known.pop((namespace, name), None)
+            return None
+        known = self._known.get((namespace, name))
+        if known is not None and (known[0] is data or known[0] == data):
+            return known[1]
+        table = parse(data)
+        self._known[namespace, name] = data, table
+        for key_id, reason in table.malformed.items():
+            log.warning("Secret %s/%s: entry %r is ignored: it %s", namespace, name, key_id, reason)
+        return table
+
+    @property
+    def malformed(self) -> int:
+        """Entries that are ignored, over all Secrets."""
+        return sum(len(table.malformed) for _, table in self._known.values())

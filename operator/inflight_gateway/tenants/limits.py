@@ -1,0 +1,204 @@
+"""Limits of one tenant at one service: requests and tokens per minute, and concurrent requests. Pure.
+
+The burst rule: a bucket holds one minute's limit, and what is taken from it comes back 60 s later. So a tenant may use
+its whole minute at once, and no 60 s ever contain more than the limit. A bucket that refills at a steady rate would
+admit up to twice the limit in the first minute with the same burst.
+
+Takings are kept in slots of a quarter of a second, and a slot comes back as a whole after its newest taking is 60 s
+old: a tenant that always asks gets at least 60/60.25 of its limit, 99.6%, and memory is at most 241 numbers a bucket.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from inflight_gateway.types import RateLimits
+
+WINDOW_S = 60.0
+SLOT_S = 0.25
+_SLOTS = int(WINDOW_S / SLOT_S)
+
+
+class Minute:
+    """What was taken in the last 60 s."""
+
+    __slots__ = ("_slots", "used")
+
+    def __init__(self) -> None:
+        self._slots: dict[int, int] = {}
+        """Number of a slot -> what was taken in it, oldest first."""
+        self.used = 0
+
+    def add(self, amount: int, now: float) -> int:
+        """Takes `amount`; returns the slot, for `give_back`."""
+        self.forget(now)
+        # Callers read the clock before they wait for others: a time from a moment ago must not break the order.
+        slot = max(math.floor(now / SLOT_S), next(reversed(self._slots), 0))
+        self._slots[slot] = self._slots.get(slot, 0) + amount
+        self.used += amount
+        return slot
+
+    def give_back(self, amount: int, slot: int) -> None:
+        """Undoes a part of a taking, unless it came back already."""
+        if slot not in self._slots:
+            return
+        amount = min(amount, self._slots[slot])
+        self._slots[slot] -= amount
+        self.used -= amount
+
+    def forget(self, now: float) -> None:
+        """Drops what is older than 60 s."""
+        oldest = math.floor(now / SLOT_S) - _SLOTS
+        while self._slots:
+            first = next(iter(self._slots))
+            if first >= oldest:
+                return
+            self.used -= self._slots.pop(first)
+
+    def wait(self, amount: int, limit: int, now: float) -> float:
+        """Seconds until `amount` fits under `limit`, if nothing else is taken; 0: now.
+
+        More than the limit counts as all of it: a request that needs more than a minute's tokens is admitted when
+        nothing else was taken, and what it really used delays those after it.
+        """
+        self.forget(now)
+        excess = self.used + min(amount, limit) - limit
+        if excess <= 0:
+            return 0.0
+        for slot, taken in self._slots.items():
+            excess -= taken
+            if excess <= 0:
+                return self._back(slot, now)
+        return WINDOW_S  # a limit of 0
+
+    def reset(self, now: float) -> float:
+        """Seconds until all of the limit is there again, if nothing else is taken."""
+        self.forget(now)
+        return self._back(next(reversed(self._slots)), now) if self._slots else 0.0
+
+    @staticmethod
+    def _back(slot: int, now: float) -> float:
+        return max(0.0, (slot + _SLOTS + 1) * SLOT_S - now)
+
+
+class Limit(StrEnum):
+    """Which limit refuses a request."""
+
+    REQUESTS = "requests"
+    TOKENS = "tokens"
+    CONCURRENT = "concurrent_requests"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One limit after a decision.
+
+    Attributes:
+        remaining: of `limit`.
+        reset_s: seconds until all of it is there again.
+    """
+
+    limit: int
+    remaining: int
+    reset_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer to one request.
+
+    Attributes:
+        refused_by: None: admitted and charged.
+        retry_after_s: seconds until it could be admitted; 0 where that is not known.
+        requests, tokens: None: no such limit.
+        slot: of the charge, for `Account.settle`.
+    """
+
+    refused_by: Limit | None = None
+    retry_after_s: float = 0.0
+    requests: Standing | None = None
+    tokens: Standing | None = None
+    slot: int = 0
+
+
+@dataclass(slots=True)
+class Account:
+    """One tenant at one service. Attributes: in_flight: its requests that were admitted and have not ended."""
+
+    requests: Minute = field(default_factory=Minute)
+    tokens: Minute = field(default_factory=Minute)
+    in_flight: int = 0
+
+    def admit(self, limits: RateLimits, tokens: int, now: float, in_flight_elsewhere: int = 0) -> Verdict:
+        """Charges a request to all limits, or to none. It then counts as in flight until the caller subtracts it.
+
+        Args:
+            tokens: what `charge_for` says.
+            in_flight_elsewhere: requests of the tenant that are admitted and not in `in_flight`.
+        """
+        refused, wait = self._refusal(limits, tokens, now, in_flight_elsewhere)
+        slot = self.charge(tokens, now) if refused is None else 0
+        if refused is None:
+            self.in_flight += 1
+        requests = standing(self.requests, limits.requests_per_minute, now)
+        return Verdict(refused, wait, requests, standing(self.tokens, limits.tokens_per_minute, now), slot)
+
+    def charge(self, tokens: int, now: float) -> int:
+        """Charges a request whatever the limits are; returns its slot."""
+        self.requests.add(1, now)
+        return self.tokens.add(tokens, now)
+
+    def settle(self, charged: int, used: int, slot: int, now: float) -> None:
+        """Corrects a charge by the real usage: what was too much comes back, what was missing is charged now.
+
+        Args:
+            slot: of the charge's verdict.
+        """
+        if used < charged:
+            self.tokens.give_back(charged - used, slot)
+        elif used > charged:
+            self.tokens.add(used - charged, now)
+
+    def idle(self, now: float) -> bool:
+        """Whether a new account would decide the same."""
+        self.requests.forget(now)
+        self.tokens.forget(now)
+        return not (self.in_flight or self.requests.used or self.tokens.used)
+
+    def _refusal(self, limits: RateLimits, tokens: int, now: float, elsewhere: int) -> tuple[Limit | None, float]:
+        most = limits.concurrent_requests
+        if most is not None and self.in_flight + elsewhere >= most:
+            return Limit.CONCURRENT, 0.0
+        waits: list[tuple[float, Limit]] = []
+        if limits.requests_per_minute is not None:
+            waits.append((self.requests.wait(1, limits.requests_per_minute, now), Limit.REQUESTS))
+        if limits.tokens_per_minute is not None:
+            waits.append((self.tokens.wait(tokens, limits.tokens_per_minute, now), Limit.TOKENS))
+        wait, limit = max(waits, default=(0.0, None))
+        return (limit, wait) if wait > 0 else (None, 0.0)
+
+
+def standing(minute: Minute, limit: int | None, now: float) -> Standing | None:
+    """Where a bucket stands; None without a limit."""
+    return None if limit is None else Standing(limit, max(0, limit - minute.used), minute.reset(now))
+
+
+def charge_for(tokens: int, limits: RateLimits) -> int:
+    """What to charge at admission for an estimate of `tokens`.
+
+    At most a minute's limit: a larger charge could be admitted no sooner, and would be lost if it proved too high.
+    """
+    return tokens if limits.tokens_per_minute is None else min(tokens, limits.tokens_per_minute)
+
+
+def share(limits: RateLimits, among: int) -> RateLimits:
+    """The part of one gateway of `among` that cannot ask each other; at least 1 of each limit."""
+
+    def part(limit: int | None) -> int | None:
+        return None if limit is None else max(1, limit // among)
+
+    return RateLimits(
+        part(limits.requests_per_minute), part(limits.tokens_per_minute), part(limits.concurrent_requests)
+    )

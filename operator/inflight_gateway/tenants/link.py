@@ -1,0 +1,153 @@
+"""Questions to the gateway that owns a tenant's account: one call at a time, with all that came since the last one.
+
+A request waits for one call under way at most, and for its own: about one round trip in the pod network at low rates,
+two at high ones, whatever the number of requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from inflight_gateway.tenants import wire
+from inflight_gateway.tenants.accounts import Accounts, Settlement, Take, TenantKey
+from inflight_gateway.tenants.limits import Verdict
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 0.05
+"""Longest wait for an owner."""
+
+AWAY_S = 1.0
+"""How long an owner that did not answer is not asked again."""
+
+MAX_ENTRIES = 1000
+"""Of each kind in one call."""
+
+Send = Callable[[bytes], Awaitable[bytes]]
+"""One call. May raise OSError, TimeoutError or ValueError."""
+
+
+class OwnerAwayError(Exception):
+    """The owner did not answer, or not in time."""
+
+
+class Link:
+    """Args:
+    owner: name of its pod, for the log.
+    sender: name of this gateway's pod.
+    accounts: of this gateway; admitted requests are charged there as well, and its numbers of requests in flight are
+        reported.
+    """
+
+    def __init__(self, owner: str, sender: str, send: Send, accounts: Accounts) -> None:
+        self._owner = owner
+        self._sender = sender
+        self._send = send
+        self._accounts = accounts
+        self._takes: list[tuple[Take, asyncio.Future[tuple[Verdict, int]]]] = []
+        self._settlements: list[Settlement] = []
+        self._touched: set[TenantKey] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._away_until = 0.0
+
+    @property
+    def away(self) -> bool:
+        """Whether it failed a moment ago."""
+        return time.monotonic() < self._away_until
+
+    async def take(self, take: Take) -> tuple[Verdict, int]:
+        """Asks for one request.
+
+        Returns:
+            The owner's verdict, and the slot of the charge in this gateway's own accounts.
+
+        Raises:
+            OwnerAwayError: decide without it.
+        """
+        future: asyncio.Future[tuple[Verdict, int]] = asyncio.get_running_loop().create_future()
+        self._takes.append((take, future))
+        self._wake()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._undo(take, *future.result())
+            raise
+
+    def settle(self, settlement: Settlement) -> None:
+        """Tells the owner the real usage of a request that it admitted."""
+        if not self.away:
+            self._settlements.append(settlement)
+            self._wake()
+
+    def touch(self, key: TenantKey) -> None:
+        """Tells the owner how many requests of the tenant are in flight here."""
+        self._touched.add(key)
+        if not self.away:
+            self._wake()
+
+    async def close(self) -> None:
+        """Ends the call under way."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _wake(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._drain(), name=f"limits of {self._owner}")
+
+    async def _drain(self) -> None:
+        while self._takes or self._settlements or self._touched:
+            takes, self._takes = self._takes[:MAX_ENTRIES], self._takes[MAX_ENTRIES:]
+            settled, self._settlements = self._settlements[:MAX_ENTRIES], self._settlements[MAX_ENTRIES:]
+            touched, self._touched = self._touched, set()
+            keys = touched | {take.key for take, _ in takes}
+            batch = wire.Batch(
+                gateway=self._sender,
+                at=time.time(),
+                takes=tuple(take for take, _ in takes),
+                settlements=tuple(settled),
+                in_flight=tuple(wire.InFlight(key, self._accounts.in_flight(key)) for key in keys),
+            )
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    answer = wire.verdicts(await self._send(wire.encoded(batch)))
+                if len(answer) != len(takes):
+                    raise ValueError("it has another number of verdicts")
+            except (OSError, TimeoutError, ValueError) as error:
+                self._failed(takes, error)
+                return
+            for (take, future), verdict in zip(takes, answer, strict=True):
+                self._answered(take, future, verdict)
+
+    def _answered(self, take: Take, future: asyncio.Future[tuple[Verdict, int]], verdict: Verdict) -> None:
+        # Charged here, not by the coroutine that waits: the next call reports what is in flight, and may go first.
+        slot = self._accounts.charge(take, time.monotonic()) if verdict.refused_by is None else 0
+        if future.done():
+            self._undo(take, verdict, slot)
+        else:
+            future.set_result((verdict, slot))
+
+    def _undo(self, take: Take, verdict: Verdict, slot: int) -> None:
+        """The request went away while it was admitted."""
+        if verdict.refused_by is not None:
+            return
+        self._accounts.release(take.key)
+        self._accounts.settle(Settlement(take.key, take.tokens, 0, slot), time.monotonic())
+        self.touch(take.key)
+        self.settle(Settlement(take.key, take.tokens, 0, verdict.slot))
+
+    def _failed(self, takes: list[tuple[Take, asyncio.Future[tuple[Verdict, int]]]], error: Exception) -> None:
+        if not self.away:
+            said = str(error) or type(error).__name__
+            log.warning("gateway %s does not answer for limits, deciding alone for now: %s", self._owner, said)
+        self._away_until = time.monotonic() + AWAY_S
+        for _, future in (*takes, *self._takes):
+            if not future.done():
+                future.set_exception(OwnerAwayError())
+        self._takes = []
+        # A settlement that may have arrived must not be sent again: a refund twice would lift the limit.
+        self._settlements = []

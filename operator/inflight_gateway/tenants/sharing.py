@@ -1,0 +1,149 @@
+"""Limits that hold for all gateways together.
+
+Each tenant of a service has one owner among the live gateways, by rendezvous hashing (Thaler and Ravishankar 1996):
+when a gateway comes or goes, only its own tenants move. The others ask the owner, which decides and charges. While it
+does not answer, each gateway enforces its part of the limits alone; it has charged all of its own admissions to its own
+accounts, so what it let pass before counts.
+
+A tenant that moves begins with an empty minute at its new owner, so it may get up to one more minute's limit then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from inflight_gateway.tenants import wire
+from inflight_gateway.tenants.accounts import Accounts, Settlement, Take, TenantKey
+from inflight_gateway.tenants.limits import Verdict, charge_for, share
+from inflight_gateway.tenants.link import Link, OwnerAwayError
+from inflight_gateway.types import RateLimits
+
+REPORT_S = 3.0
+"""How often owners hear of requests in flight: well under `accounts.PEER_SILENCE_S`, so that long ones still count."""
+
+NO_LIMITS = RateLimits()
+
+Peers = Callable[[], Mapping[str, str]]
+"""The other live gateways: pod name -> IP:PORT of the picker's HTTP port."""
+
+Post = Callable[[str, bytes], Awaitable[bytes]]
+"""A signed call of `wire.PATH` at IP:PORT. May raise OSError, TimeoutError or ValueError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """An admitted request's charge.
+
+    Attributes:
+        owner: the gateway that decided; None: this one.
+        slot: in this gateway's accounts; `verdict.slot` is the owner's.
+        tokens: charged.
+    """
+
+    key: TenantKey
+    verdict: Verdict
+    tokens: int
+    slot: int
+    owner: str | None = None
+
+
+class SharedLimits:
+    """Args: name: of this gateway's pod. peers: without any, all is decided here."""
+
+    def __init__(self, name: str, peers: Peers, post: Post) -> None:
+        self._name = name
+        self._peers = peers
+        self._post = post
+        self._accounts = Accounts()
+        self._links: dict[tuple[str, str], Link] = {}
+
+    async def admit(self, key: TenantKey, limits: RateLimits, tokens: int, now: float) -> Grant:
+        """Decides on a request, and charges it if it is admitted. Args: tokens: estimate of prompt and answer."""
+        take = Take(key, limits, charge_for(tokens, limits))
+        peers = self._peers() if limits != NO_LIMITS else {}
+        owner = owner_of(key, (self._name, *peers))
+        if owner == self._name:
+            return self._alone(take, now)
+        link = self._link(owner, peers[owner])
+        if not link.away:
+            try:
+                verdict, slot = await link.take(take)
+            except OwnerAwayError:
+                pass
+            else:
+                return Grant(key, verdict, take.tokens, slot, owner)
+        part = share(limits, len(peers) + 1)
+        return self._alone(Take(key, part, charge_for(tokens, part)), now)
+
+    def settle(self, grant: Grant, used: int) -> None:
+        """Corrects the charge by the real usage in tokens."""
+        now = time.monotonic()
+        self._accounts.settle(Settlement(grant.key, grant.tokens, used, grant.slot), now)
+        link = self._link_of(grant)
+        if link is not None:
+            link.settle(Settlement(grant.key, grant.tokens, used, grant.verdict.slot))
+
+    def release(self, grant: Grant) -> None:
+        """The request is not in flight any more."""
+        self._accounts.release(grant.key)
+        self._touch(grant)
+
+    def resume(self, grant: Grant) -> None:
+        """The request is in flight again."""
+        self._accounts.resume(grant.key)
+        self._touch(grant)
+
+    def answer(self, batch: wire.Batch, now: float) -> tuple[Verdict, ...]:
+        """Decides for another gateway."""
+        for said in batch.in_flight:
+            self._accounts.peer_has(batch.gateway, said.key, said.count, now)
+        for settlement in batch.settlements:
+            self._accounts.settle(settlement, now)
+        return tuple(self._accounts.admit(take, now, batch.gateway) for take in batch.takes)
+
+    async def run(self) -> None:
+        """Keeps owners informed of requests in flight, until it is cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(REPORT_S)
+                self._report()
+        finally:
+            await asyncio.gather(*(link.close() for link in self._links.values()))
+
+    def _report(self) -> None:
+        peers = self._peers()
+        self._links = {known: link for known, link in self._links.items() if peers.get(known[0]) == known[1]}
+        for key in self._accounts.keys_in_flight():
+            owner = owner_of(key, (self._name, *peers))
+            if owner != self._name:
+                self._link(owner, peers[owner]).touch(key)
+
+    def _alone(self, take: Take, now: float) -> Grant:
+        verdict = self._accounts.admit(take, now)
+        return Grant(take.key, verdict, take.tokens, verdict.slot)
+
+    def _touch(self, grant: Grant) -> None:
+        link = self._link_of(grant)
+        if link is not None:
+            link.touch(grant.key)
+
+    def _link_of(self, grant: Grant) -> Link | None:
+        address = self._peers().get(grant.owner) if grant.owner is not None else None
+        return self._link(grant.owner, address) if grant.owner is not None and address is not None else None
+
+    def _link(self, owner: str, address: str) -> Link:
+        link = self._links.get((owner, address))
+        if link is None:
+            link = Link(owner, self._name, lambda content: self._post(address, content), self._accounts)
+            self._links[owner, address] = link
+        return link
+
+
+def owner_of(key: TenantKey, gateways: Iterable[str]) -> str:
+    """The gateway that decides for a tenant: the same at all gateways that know of the same ones."""
+    text = f"{key.service}/{key.tenant}"
+    return max(gateways, key=lambda name: hashlib.blake2b(f"{name}\n{text}".encode(), digest_size=8).digest())

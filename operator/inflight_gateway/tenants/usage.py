@@ -1,0 +1,105 @@
+"""Usage of each tenant, as metrics. A service's label values are the tenants that its spec names and those of its
+API keys, at most `MAX_TENANTS`; all others count together as `other`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from inflight_gateway.types import ServiceConfig, ServiceKey
+
+MAX_TENANTS = 200
+"""Values of the label `tenant` for each service."""
+
+OTHER = "other"
+ANONYMOUS = "anonymous"
+"""Requests to services without API keys."""
+
+LABELS = ("namespace", "service", "tenant")
+
+
+@dataclass(slots=True)
+class Counts:
+    """Of one tenant at one service, since the gateway started. Attributes: refused: by reason."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    in_flight: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+
+
+class Usage(Collector):
+    """Counts by tenant; register it at the registry of the gateway's metrics."""
+
+    def __init__(self) -> None:
+        self._services: dict[ServiceKey, dict[str, Counts]] = {}
+        self.malformed_keys = 0
+
+    def label(self, config: ServiceConfig, tenant: str, key_tenants: Collection[str]) -> str:
+        """The label value that a tenant counts under.
+
+        Args:
+            key_tenants: of the service's API keys.
+        """
+        if not tenant:
+            return ANONYMOUS
+        counts = self._services.get(config.key, {})
+        if tenant in counts:
+            return tenant
+        known = tenant in key_tenants or any(one.name == tenant for one in config.tenants)
+        return tenant if known and len(counts) < MAX_TENANTS else OTHER
+
+    def of(self, service: ServiceKey, label: str) -> Counts:
+        """The counts of a label value, to add to."""
+        return self._services.setdefault(service, {}).setdefault(label, Counts())
+
+    def refused(self, service: ServiceKey, label: str, reason: str) -> None:
+        """A request was refused before any replica saw it."""
+        refused = self.of(service, label).refused
+        refused[reason] = refused.get(reason, 0) + 1
+
+    def forget(self, service: ServiceKey) -> None:
+        """The service is gone."""
+        self._services.pop(service, None)
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics, read from the counts."""
+        requests = CounterMetricFamily(
+            "inflight_gateway_tenant_requests", "Requests of a tenant that ended, refused ones excluded.", labels=LABELS
+        )
+        tokens = CounterMetricFamily(
+            "inflight_gateway_tenant_tokens",
+            "Tokens of a tenant's requests. kind: prompt (cached ones included), cached, completion.",
+            labels=(*LABELS, "kind"),
+        )
+        refused = CounterMetricFamily(
+            "inflight_gateway_tenant_refused",
+            "Requests refused by the gateway's keys and limits. reason: key, requests, tokens, concurrent_requests.",
+            labels=(*LABELS, "reason"),
+        )
+        in_flight = GaugeMetricFamily(
+            "inflight_gateway_tenant_requests_in_flight", "Admitted requests that have not ended.", labels=LABELS
+        )
+        for service, tenants in self._services.items():
+            for tenant, counts in tenants.items():
+                labels = (service.namespace, service.name, tenant)
+                requests.add_metric(labels, counts.requests)
+                in_flight.add_metric(labels, counts.in_flight)
+                for kind in ("prompt", "cached", "completion"):
+                    tokens.add_metric((*labels, kind), getattr(counts, f"{kind}_tokens"))
+                for reason, count in counts.refused.items():
+                    refused.add_metric((*labels, reason), count)
+        yield requests
+        yield tokens
+        yield refused
+        yield in_flight
+        yield GaugeMetricFamily(
+            "inflight_gateway_malformed_api_keys",
+            "Entries of Secrets with API keys that are ignored because they are malformed; the log names them.",
+            value=self.malformed_keys,
+        )

@@ -1,0 +1,74 @@
+"""What gateways of one installation say to each other about limits: JSON, signed with the gateway key."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+
+import msgspec
+
+from inflight_gateway.tenants.accounts import Settlement, Take, TenantKey
+from inflight_gateway.tenants.limits import Verdict
+
+PATH = "/v1/limits/take"
+SIGNATURE = "x-inflight-peer-signature"
+
+MAX_AGE_S = 30.0
+"""Older messages are refused, as a replayed one would charge a tenant again. Nodes' clocks differ by less."""
+
+MAX_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """How many requests of a tenant the sender has in flight: all of them, not the change."""
+
+    key: TenantKey
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Attributes: gateway: name of the sender's pod. at: Unix time."""
+
+    gateway: str
+    at: float
+    takes: tuple[Take, ...] = ()
+    settlements: tuple[Settlement, ...] = ()
+    in_flight: tuple[InFlight, ...] = ()
+
+
+_batches = msgspec.json.Decoder(Batch)
+_verdicts = msgspec.json.Decoder(tuple[Verdict, ...])
+
+
+def encoded(value: Batch | tuple[Verdict, ...]) -> bytes:
+    """As JSON."""
+    return msgspec.json.encode(value)
+
+
+def batch(content: bytes) -> Batch:
+    """
+    Raises:
+        ValueError: it is none.
+    """
+    return _batches.decode(content)
+
+
+def verdicts(content: bytes) -> tuple[Verdict, ...]:
+    """
+    Raises:
+        ValueError: they are none.
+    """
+    return _verdicts.decode(content)
+
+
+def signature(gateway_key: bytes, content: bytes) -> str:
+    """Value of the header `SIGNATURE`."""
+    return "v1=" + hmac.new(gateway_key, b"limits/take\n" + content, hashlib.sha256).hexdigest()
+
+
+def signed(gateway_key: bytes, content: bytes, value: str) -> bool:
+    """Whether `value` is the signature of `content`."""
+    return hmac.compare_digest(signature(gateway_key, content).encode(), value.encode(errors="replace"))
