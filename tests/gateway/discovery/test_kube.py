@@ -11,6 +11,7 @@ from inflight_gateway.discovery import reflector as reflector_module
 from inflight_gateway.discovery.kube import GatewayPods, KubeDiscovery
 from inflight_gateway.types import Endpoint, ServiceKey
 from tests.gateway.discovery.fake_api import fake_api
+from tests.gateway.waiting import until
 
 SERVICES = "/apis/inflight.dev/v1alpha1/inferenceservices"
 SLICES = "/apis/discovery.k8s.io/v1/endpointslices"
@@ -42,12 +43,6 @@ def secret(name="keys", **data):
 
 def addresses(catalog, key=CHAT):
     return [endpoint.address for endpoint in catalog.endpoints_of(key)]
-
-
-async def until(condition):
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +110,7 @@ async def test_everything_stays_while_the_api_is_away_and_what_changed_meanwhile
 async def test_a_watch_that_cannot_continue_lists_anew_and_finds_what_was_deleted_unseen(fake):
     await fake.put(SERVICES, service())
     await fake.put(SERVICES, service("code"))
-    async with discovering(fake) as (catalog, discovery):
+    async with discovering(fake) as (catalog, _):
         await until(lambda: len(catalog.services) == 2)
         await fake.stop()
         await fake.delete(SERVICES, "team", "code")
@@ -128,7 +123,7 @@ async def test_a_watch_that_cannot_continue_lists_anew_and_finds_what_was_delete
 
 async def test_a_watch_continues_from_the_last_bookmark(fake):
     await fake.put(SERVICES, service())
-    async with discovering(fake) as (catalog, discovery):
+    async with discovering(fake) as (_, discovery):
         await until(lambda: not discovery.unready() and len(fake.requests) == 4)
         await fake.bookmark()
         version = fake.version
@@ -167,7 +162,7 @@ async def test_only_secrets_that_services_name_are_watched(fake):
     await fake.put(SECRETS, secret(a="1"))
     await fake.put(SECRETS, secret("other", a="1"))
     await fake.put(SERVICES, service(auth={"apiKeysSecret": "keys"}))
-    async with discovering(fake) as (catalog, discovery):
+    async with discovering(fake) as (catalog, _):
         await until(lambda: catalog.secret(KEYS) == {"a": b"1"})
         await fake.put(SECRETS, secret(a="1", b="2"))
         await until(lambda: catalog.secret(KEYS) == {"a": b"1", "b": b"2"})

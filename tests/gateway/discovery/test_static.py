@@ -1,7 +1,6 @@
 """The file of `--static`: read whole or refused with the field's name, and read again when it changes."""
 
 import asyncio
-import os
 from contextlib import asynccontextmanager
 
 import pytest
@@ -18,6 +17,7 @@ from inflight_gateway.types import (
     ServiceKey,
     TenantConfig,
 )
+from tests.gateway.waiting import until
 
 CHAT = ServiceKey("default", "chat")
 FULL = """
@@ -104,12 +104,6 @@ async def running(discovery):
     task.cancel()
 
 
-async def until(condition):
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 async def test_a_changed_file_takes_effect_and_one_with_errors_changes_nothing(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(static, "POLL_SECONDS", 0.01)
     path, catalog = write(tmp_path / "static.yaml", FULL), Catalog()
@@ -121,7 +115,7 @@ async def test_a_changed_file_takes_effect_and_one_with_errors_changes_nothing(t
         await until(lambda: "what it said before stays in force" in caplog.text)
         assert len(catalog.endpoints_of(CHAT)) == 2
         new = write(tmp_path / "new.yaml", "services: [{name: chat, endpoints: ['127.0.0.1:9']}]")
-        os.replace(new, path)
+        new.replace(path)
         await until(lambda: catalog.endpoints_of(CHAT) == (Endpoint("127.0.0.1:9", ""),))
         assert set(catalog.services) == {CHAT}
         assert catalog.secret(SecretRef("default", "keys")) is None

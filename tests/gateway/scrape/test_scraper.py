@@ -9,6 +9,7 @@ from inflight_gateway.scrape import samples as samples_module
 from inflight_gateway.scrape import scraper as scraper_module
 from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.scrape.scraper import MAX_BODY, Scraper, metrics_session
+from tests.gateway.waiting import until
 
 PAGE = b"vllm:num_requests_running 3\n"
 
@@ -96,12 +97,6 @@ async def scraping(*behaviours, interval=0.05):
         scraper.close()
     for engine in engines:
         await engine.stop()
-
-
-async def until(condition):
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_an_engine_is_scraped_again_and_again_over_one_connection_and_asked_for_few_names():

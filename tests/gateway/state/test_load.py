@@ -1,4 +1,4 @@
-"""Lines of load: what changed is said, what is read is what was written, and a reader of lines sees the writer's load."""
+"""Lines of load: they say what changed, and who reads all of them knows the writer's load."""
 
 import json
 

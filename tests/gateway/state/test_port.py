@@ -3,6 +3,7 @@
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from time import monotonic
 
 import aiohttp
 import pytest
@@ -15,6 +16,7 @@ from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.state.port import StatePort
 from inflight_gateway.state.stream import LoadStream
 from inflight_gateway.types import Endpoint, Pick, RequestView, ServiceKey
+from tests.gateway.waiting import until
 
 KEY = ServiceKey("team", "chat")
 ENGINE = "10.0.0.1:8000"
@@ -33,12 +35,12 @@ class FakeLoad:
 
 
 class Served:
-    def __init__(self):
+    def __init__(self, name="gateway-0"):
         self.load, self.picks, self.reasons, self.metrics = FakeLoad(), PicksLog(), [], b"up 1\n"
-        self.stream = LoadStream("gateway-0", self.load)
+        self.stream = LoadStream(name, self.load)
         self.port = StatePort(self.stream, self.picks, lambda: self.metrics, lambda: self.reasons)
 
-    def change(self, load, **endpoints):
+    def change(self, load):
         self.load.services = {KEY: load}
         self.stream.changed()
 
@@ -48,8 +50,8 @@ class Served:
 
 
 @asynccontextmanager
-async def serving():
-    served = Served()
+async def serving(name="gateway-0"):
+    served = Served(name)
     served.address = f"127.0.0.1:{await served.port.start(0, '127.0.0.1')}"
     async with aiohttp.ClientSession(f"http://{served.address}") as served.http:
         yield served
@@ -72,12 +74,6 @@ async def watching(served):
                 return json.loads(await answer.content.readline())
 
         yield line
-
-
-async def until(condition):
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def get(served, path):
@@ -209,43 +205,46 @@ async def test_a_taken_port_is_named(served):
         await other.port.start(int(served.address.partition(":")[2]), "127.0.0.1")
 
 
-async def test_peers_add_up_and_end_when_silent(served):
-    now = [100.0]
-    async with serving() as second, aiohttp.ClientSession() as http:
-        served.send(3, 300)
-        peers = Peers(http, lambda: now[0])
-        peers.keep([served.address, second.address])
-        await until(lambda: peers.sent(ENGINE) == SentLoad(3, 300))
-        second.send(1, 50)
-        await until(lambda: peers.sent(ENGINE) == SentLoad(4, 350))
-        assert peers.heard() == 2
-        second.send(0, 0)
-        await until(lambda: peers.sent(ENGINE) == SentLoad(3, 300))
-        now[0] += SILENT_SECONDS + 0.1
-        assert peers.sent(ENGINE) == SentLoad()
-        assert peers.heard() == 0
-        served.send(2, 20)
-        await until(lambda: peers.sent(ENGINE) == SentLoad(2, 20))
-        peers.keep([second.address])
-        assert peers.sent(ENGINE) == SentLoad()
-        peers.close()
-
-
-async def test_a_peer_that_restarts_is_followed_again_and_its_old_numbers_go(served, monkeypatch):
+@asynccontextmanager
+async def following(*addresses, clock=monotonic):
+    """Peers, and by gateway what was last heard from it."""
+    heard = {}
     async with aiohttp.ClientSession() as http:
-        first = Served()
-        port = await first.port.start(0, "127.0.0.1")
-        first.send(9, 90)
-        peers = Peers(http)
-        peers.keep([f"127.0.0.1:{port}"])
-        await until(lambda: peers.sent(ENGINE) == SentLoad(9, 90))
-        await first.port.close()
-        assert peers.sent(ENGINE) == SentLoad(9, 90)
-        second = Served()
-        await second.port.start(port, "127.0.0.1")
-        await until(lambda: peers.sent(ENGINE) == SentLoad())
+        peers = Peers(http, lambda gateway, sent: heard.update({gateway: dict(sent)}), clock)
+        peers.keep(addresses)
+        yield peers, heard
         peers.close()
-        await second.port.close()
+
+
+async def test_peers_are_heard_until_they_are_silent_or_gone(served):
+    now = [100.0]
+    async with serving("gateway-1") as second:
+        served.send(3, 300)
+        async with following(served.address, second.address, clock=lambda: now[0]) as (peers, heard):
+            await until(lambda: heard == {"gateway-0": {ENGINE: SentLoad(3, 300)}, "gateway-1": {}})
+            second.send(1, 50)
+            await until(lambda: heard["gateway-1"] == {ENGINE: SentLoad(1, 50)})
+            assert peers.live() == {"gateway-0": served.address, "gateway-1": second.address}
+            now[0] += SILENT_SECONDS + 0.1
+            assert peers.live() == {}
+            served.send(2, 320)
+            await until(lambda: heard["gateway-0"] == {ENGINE: SentLoad(2, 320)})
+            assert peers.live() == {"gateway-0": served.address}
+            peers.keep([second.address])
+            assert peers.live() == {}
+
+
+async def test_a_peer_that_restarts_is_followed_again_and_its_old_numbers_go():
+    first, second = Served(), Served()
+    port = await first.port.start(0, "127.0.0.1")
+    first.send(9, 90)
+    async with following(f"127.0.0.1:{port}") as (peers, heard):
+        await until(lambda: heard == {"gateway-0": {ENGINE: SentLoad(9, 90)}})
+        await first.port.close()
+        assert peers.live() == {"gateway-0": f"127.0.0.1:{port}"}
+        await second.port.start(port, "127.0.0.1")
+        await until(lambda: heard == {"gateway-0": {}})
+    await second.port.close()
 
 
 async def test_a_peer_that_sends_something_else_counts_nothing():
@@ -254,10 +253,8 @@ async def test_a_peer_that_sends_something_else_counts_nothing():
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with aiohttp.ClientSession() as http:
-        peers = Peers(http)
-        peers.keep([f"127.0.0.1:{server.sockets[0].getsockname()[1]}"])
+    async with following(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") as (peers, heard):
         await asyncio.sleep(0.3)
-        assert peers.heard() == 0
-        peers.close()
+        assert not peers.live()
+        assert not heard
     server.close()
