@@ -105,7 +105,7 @@ class Reflector:
             async for event in events:
                 self._answered()
                 self._version = event.version
-                if event.type == "BOOKMARK":
+                if event.type in ("OPEN", "BOOKMARK"):
                     continue
                 key = _key(event.object)
                 if event.type == "DELETED":

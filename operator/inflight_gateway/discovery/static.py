@@ -165,7 +165,8 @@ def _convert(value: Any, kind: type[T], where: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise ValueError(str(error).replace("`$", f"`{where}")) from error
+        what, _, path = str(error).partition(" - at `$")
+        raise ValueError(f"{where}{path.removesuffix('`')}: {what}") from error
 
 
 def _unknown(given: Any, known: Any, where: str) -> Iterator[str]:
@@ -176,7 +177,7 @@ def _unknown(given: Any, known: Any, where: str) -> Iterator[str]:
                 yield from _unknown(value, known[name], f"{where}.{name}")
             else:
                 yield f"{where}.{name}"
-    elif isinstance(given, list) and isinstance(known, list):
+    elif isinstance(given, list) and isinstance(known, list | tuple):
         for number, (value, read) in enumerate(zip(given, known, strict=True)):
             yield from _unknown(value, read, f"{where}[{number}]")
 
