@@ -143,8 +143,8 @@ BAD = {
         "tuning.override needs a limit to set: maxNumSeqs, maxNumBatchedTokens, or both",
     ),
     "no replicas at least": (
-        spec(scaling={"minReplicas": 0}),
-        "spec.scaling.minReplicas in body should be greater than or equal to 1",
+        spec(scaling={"minReplicas": -1}),
+        "spec.scaling.minReplicas in body should be greater than or equal to 0",
     ),
     "replicas set while the operator decides": (
         spec(replicas=4),
