@@ -84,6 +84,11 @@ BAD = {
         "gateway.auth.apiKeysSecret must be the name of a Secret, such as chat-keys",
     ),
     "API keys without a Secret": (gateway(auth={}), "spec.gateway.auth.apiKeysSecret: Required value"),
+    "tenants that clients name beside those that the gateway signs": (
+        {**gateway(), "engine": {"extraArgs": ["--trust-tenant-header"]}},
+        "engine.extraArgs --trust-tenant-header and gateway.enabled exclude each other: engines behind the gateway"
+        " believe the tenant that it signs",
+    ),
     "no attempt": (
         gateway(maxAttempts=0),
         "spec.gateway.maxAttempts in body should be greater than or equal to 1",
