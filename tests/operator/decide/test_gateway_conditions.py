@@ -35,7 +35,7 @@ def said(ready, **facts):
         ({"service": ""}, "False", "NoGateway", "install the chart with gateway.enabled=true"),
         ({"view": GatewayView()}, "False", "NoGatewayPods", f"no gateway pod is found behind {HOST}"),
         ({"view": GatewayView(pods=1, silence="g-1 does not answer")}, "False", "GatewayNotHeard", "g-1 does not"),
-        ({"view": GatewayView(silence="cannot look up")}, "False", "GatewayNotHeard", "cannot look up"),
+        ({"view": GatewayView(pods=1, silence="cannot look up")}, "False", "GatewayNotHeard", "cannot look up"),
     ],
 )
 def test_the_gateway_is_ready_where_a_pod_of_it_is_heard(facts, status, reason, message):
