@@ -9,6 +9,7 @@ import yaml
 from deploy import envoy_bootstrap
 from inflight_gateway import cli
 from inflight_gateway.settings import GATEWAY_KEY_FILE, RUN_DIR, PickerSettings
+from inflight_operator.gateway_key import GATEWAY_KEY_SECRET_NAME
 
 CHART = Path(__file__).parents[2] / "helm" / "inflight"
 GATEWAY = ("Deployment", "prod-gateway")
@@ -142,7 +143,7 @@ def test_the_containers_share_the_sockets_and_nothing_else_is_writable(objects):
     assert pod["securityContext"]["runAsNonRoot"]
     volumes = {one["name"]: one for one in pod["volumes"]}
     assert volumes["run"]["emptyDir"]
-    assert volumes["key"]["secret"] == {"secretName": "prod-gateway-key", "optional": True}
+    assert volumes["key"]["secret"] == {"secretName": GATEWAY_KEY_SECRET_NAME, "optional": True}
     assert str(GATEWAY_KEY_FILE.parent) in [one["mountPath"] for one in container_of(objects, "picker")["volumeMounts"]]
 
 
@@ -203,11 +204,11 @@ def test_with_namespaces_the_gateway_has_rights_in_these_and_sees_its_own_pods(h
 def test_the_operator_may_make_and_read_the_gateways_key_and_no_other(objects):
     create, read = objects[("Role", "prod-operator-key")]["rules"]
     assert create["verbs"] == ["create"]
-    assert read["resourceNames"] == ["prod-operator-key", "prod-gateway-key"]
+    assert read["resourceNames"] == ["prod-operator-key", GATEWAY_KEY_SECRET_NAME]
     assert read["verbs"] == ["get"]
     policy = objects[("ValidatingAdmissionPolicy", "inflight-system-prod-operator-children")]
     (is_key,) = (one["expression"] for one in policy["spec"]["variables"] if one["name"] == "isKey")
-    assert 'object.metadata.name in ["prod-operator-key", "prod-gateway-key"]' in is_key
+    assert 'object.metadata.name in ["prod-operator-key", "inflight-gateway-key"]' in is_key
 
 
 def test_pods_are_selected_by_their_own_labels_and_not_by_the_operators(objects):

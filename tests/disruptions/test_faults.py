@@ -93,19 +93,18 @@ def test_phases_of_the_gateway_run_only_with_the_flag():
     assert chosen(parser().parse_args(["--phases", "gateway-killed,steady"])) == ("gateway-killed", "steady")
 
 
-PAGE = """\
-# TYPE inflight_gateway_continuations counter
-inflight_gateway_continuations_total{namespace="a",name="chat",cause="cut"} 3.0
-inflight_gateway_continuations_total{namespace="a",name="chat",cause="silent"} 2.0
-inflight_gateway_continuations_total{namespace="b",name="chat",cause="cut"} 7.0
-"""
-
-
-def test_a_counter_of_the_gateway_is_added_up_for_one_service():
+def test_what_the_gateway_counted_is_read_for_one_service():
     from e2e.gateway_metrics import CONTINUATIONS, counted
     from e2e.service import Service
+    from inflight_gateway.metrics import Metrics
+    from inflight_gateway.types import Finished, ServiceKey
 
-    assert counted(PAGE, CONTINUATIONS, Service("chat", "a")) == 5
+    metrics = Metrics()
+    for namespace, continuations in (("a", 3), ("a", 2), ("b", 7)):
+        metrics.finished(Finished("1", ServiceKey(namespace, "chat"), 200, True, continuations=continuations))
+    page = metrics.page().decode()
+    assert counted(page, CONTINUATIONS, Service("chat", "a")) == 5
+    assert counted(page, CONTINUATIONS, Service("other", "a")) == 0
     assert counted("", CONTINUATIONS, Service("chat", "a")) == 0
 
 
