@@ -111,7 +111,10 @@ def test_what_the_gateway_counted_is_read_for_one_service():
 def test_a_process_is_found_by_an_argument_of_its_command_line(monkeypatch):
     from e2e.disruptions import processes
 
-    with subprocess.Popen([sys.executable, "-c", "input()", "picker"], stdin=subprocess.PIPE) as process:
+    program = "import sys; print('there', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", program, "picker"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "there\n"
         monkeypatch.setattr(processes, "of_containers", lambda uid: [process.pid, 2**22 + 1])
         assert processes.with_argument("uid", "picker") == [process.pid]
         assert processes.with_argument("uid", "relay") == []
