@@ -65,7 +65,7 @@ class SharedLimits:
         """Decides on a request, and charges it if it is admitted. Args: tokens: estimate of prompt and answer."""
         take = Take(key, limits, charge_for(tokens, limits))
         peers = self._peers() if limits != NO_LIMITS else {}
-        owner = owner_of(key, (self._name, *peers))
+        owner = owner_of(key, (self._name, *peers)) if peers else self._name
         if owner == self._name:
             return self._alone(take, now)
         link = self._link(owner, peers[owner])
