@@ -13,14 +13,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from inflight_gateway.headers import ATTEMPT, REQUEST_ID
 from inflight_gateway.tenants import answers
 from inflight_gateway.tenants.accounts import TenantKey
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.keys import KeyTables
-from inflight_gateway.tenants.sharing import NO_LIMITS, Grant, SharedLimits
+from inflight_gateway.tenants.sharing import Grant, SharedLimits
 from inflight_gateway.tenants.usage import Usage
 from inflight_gateway.types import Finished, RateLimits, Refusal, RequestView, ServiceConfig, ServiceKey
 
@@ -87,9 +87,9 @@ class Gate:
         if config.api_keys_secret is None:
             return ""
         # A key that was revoked since then does not cut an answer that goes on at another replica.
-        running = self._admitted.get(headers.get(REQUEST_ID, "")) if headers.get(ATTEMPT, "1") != "1" else None
-        if running:
-            return running[0].request.tenant
+        running = self._of(headers.get(REQUEST_ID, ""), config.key) if headers.get(ATTEMPT, "1") != "1" else None
+        if running is not None:
+            return running.request.tenant
         namespace, name = config.key.namespace, config.api_keys_secret
         table = self._tables.table(namespace, name, self._secret_data(namespace, name))
         self.usage.malformed_keys = self._tables.malformed
@@ -109,11 +109,13 @@ class Gate:
         """Charges a request to its tenant's limits.
 
         Returns:
-            Headers for the response, or 429. Later attempts are never refused and cost nothing.
+            Headers for the response, or 429. Later attempts of an admitted request are never refused and cost nothing.
         """
         self._forget_unreported(now)
-        if request.attempt > 1:
-            return await self._again(request, config, now)
+        # Unknown after a restart of the picker, and where a client that reaches it past Envoy claims to be an attempt.
+        known = self._of(request.request_id, request.service) if request.attempt > 1 else None
+        if known is not None:
+            return self._again(known)
         limits = limits_of(config, request.tenant)
         key = TenantKey(request.service, request.tenant)
         label = self._label(config, request.tenant)
@@ -159,21 +161,12 @@ class Gate:
         counts.cached_tokens += finished.cached_tokens
         counts.completion_tokens += finished.completion_tokens
 
-    async def _again(self, request: RequestView, config: ServiceConfig, now: float) -> answers.Headers:
-        known = next(
-            (one for one in self._admitted.get(request.request_id, ()) if one.service == request.service), None
-        )
-        if known is not None:
-            if not known.open:
-                self._limits.resume(known.grant)
-                self.usage.of(known.service, known.label).in_flight += 1
-            known.open += 1
-            return known.headers
-        # This picker was restarted since the first attempt: what the answer still costs is charged when it ends.
-        key = TenantKey(request.service, request.tenant)
-        grant = await self._limits.admit(key, NO_LIMITS, 0, now)
-        self._keep(_Admitted(replace(request, prompt_tokens=0), grant, self._label(config, request.tenant), ()))
-        return ()
+    def _again(self, known: _Admitted) -> answers.Headers:
+        if not known.open:
+            self._limits.resume(known.grant)
+            self.usage.of(known.service, known.label).in_flight += 1
+        known.open += 1
+        return known.headers
 
     def _of(self, request_id: str, service: ServiceKey) -> _Admitted | None:
         return next((one for one in self._admitted.get(request_id, ()) if one.service == service), None)
