@@ -168,6 +168,18 @@ async def test_an_owner_that_returns_is_asked_again(monkeypatch):
     assert (await network.admit(other, limits)).owner is not None
 
 
+async def test_an_owner_that_returns_is_told_what_was_admitted_without_it(monkeypatch):
+    monkeypatch.setattr("inflight_gateway.tenants.link.AWAY_S", 0.01)
+    network, limits = Network(2), RateLimits(requests_per_minute=10)
+    (other,) = network.others()
+    network.down = set(network.names)
+    assert len(admitted([await network.admit(other, limits) for _ in range(10)])) == 5
+    network.down = set()
+    await asyncio.sleep(0.02)
+    assert len(admitted([await network.admit(other, limits) for _ in range(10)])) == 5
+    assert (await network.admit(network.owner(), limits)).verdict.refused_by == "requests"
+
+
 async def test_requests_in_flight_at_a_gateway_that_died_stop_counting():
     network, limits = Network(2), RateLimits(concurrent_requests=1)
     (other,) = network.others()
