@@ -73,7 +73,7 @@ class Gateway:
             Parts(self.catalog, self._gate, EngineHeaders(key), self._dispatcher, self.courses, monotonic)
         )
         fixed = Fixed(settings.sockets, settings.port, settings.relays)
-        self.publisher = Publisher(fixed, self.catalog, self.metrics.config_refused)
+        self.publisher = Publisher(fixed, self.catalog, self.metrics.config_refused, self._dispatcher.release)
         self._addresses: dict[ServiceKey, frozenset[str]] = {}
         self.catalog.subscribe(self._changed)
         self._samples.subscribe(self._sampled)
@@ -109,7 +109,6 @@ class Gateway:
         self.courses.expire()
 
     def _changed(self, change: Change) -> None:
-        """Endpoints first: a request that waits may start at a new one, which Envoy must know by then."""
         self.publisher.catalog_changed(change)
         self._scraper.keep(self.catalog.addresses())
         for key in change.endpoints:
@@ -129,8 +128,8 @@ class Gateway:
             self._dispatcher.release(service)
 
     def _reachable(self, key: ServiceKey) -> Sequence[Endpoint]:
-        """Of a service: without those that take no connections, unless none does."""
-        endpoints = self.catalog.endpoints_of(key)
+        """Of a service: those that Envoy knows, without those that take no connections unless none does."""
+        endpoints = [one for one in self.catalog.endpoints_of(key) if self.publisher.knows(one.address)]
         return [one for one in endpoints if self._samples.reachable(one.address)] or endpoints
 
     def _secret(self, namespace: str, name: str) -> SecretData | None:

@@ -41,7 +41,6 @@ _MESSAGE_TIMEOUT = "2s"
 """Without an answer of the picker in this time the request goes on without it."""
 
 
-
 def outer(port: int) -> Json:
     """TCP, for clients. Removes from requests all headers that only relay and picker may set."""
     removed = [{"remove": name} for name in (*INTERNAL, SUBSET, *_ENVOY_HEADERS)]
