@@ -106,6 +106,19 @@ def test_subscribers_hear_once_of_what_really_changed():
     assert len(heard) == 2
 
 
+def test_a_subscriber_that_fails_does_not_keep_a_change_from_the_others(caplog):
+    known, heard = Catalog(), []
+
+    def fails(change):
+        raise RuntimeError("a fault of a subscriber")
+
+    known.subscribe(fails)
+    known.subscribe(heard.append)
+    known.update(services={A_CHAT: config(A_CHAT)})
+    assert heard == [Change(services=frozenset({A_CHAT}))]
+    assert "a fault of a subscriber" in caplog.text
+
+
 KEYS = st.builds(ServiceKey, st.sampled_from("ab"), st.sampled_from(["chat", "code"]))
 ADDRESSES = st.sampled_from(["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"])
 STEPS = st.lists(
