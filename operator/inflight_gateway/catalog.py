@@ -5,6 +5,7 @@ One writer (discovery), many readers. Everything happens in the event loop's thr
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from inflight_gateway.types import Endpoint, Refusal, ServiceConfig, ServiceKey
+
+logger = logging.getLogger(__name__)
 
 
 class SecretRef(NamedTuple):
@@ -103,7 +106,8 @@ class Catalog:
     ) -> Change:
         """Sets each of these, or removes it where the value is None or, for endpoints, empty.
 
-        Subscribers are called once, after all of it, and not at all where everything was so before.
+        Subscribers are called once, after all of it, and not at all where everything was so before. One that fails does
+        not keep the change from the others: it would not come again.
         """
         change = Change(
             frozenset(key for key, config in services.items() if self._set_service(key, config)),
@@ -112,7 +116,10 @@ class Catalog:
         )
         if change != Change():
             for subscriber in tuple(self._subscribers):
-                subscriber(change)
+                try:
+                    subscriber(change)
+                except Exception:
+                    logger.exception("a change of the catalog was not taken: %s", change)
         return change
 
     def hosts(self, key: ServiceKey) -> tuple[str, ...]:

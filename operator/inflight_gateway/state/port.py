@@ -55,7 +55,9 @@ class StatePort:
                 *more,
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, handler_cancellation=True, shutdown_timeout=1.0
+        )
         self._sending: asyncio.Task[None] | None = None
 
     async def start(self, port: int, host: str | None = None) -> int:
