@@ -1,4 +1,4 @@
-"""Builds the CPU kernels with the package; what the package is stands in pyproject.toml."""
+"""Builds the CPU kernels with the package; all other metadata is in pyproject.toml."""
 
 from __future__ import annotations
 

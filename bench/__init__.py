@@ -1,1 +1,1 @@
-"""What `make bench-*` measures."""
+"""The benchmarks behind `make bench-*`."""

@@ -1,4 +1,4 @@
-"""What one API process carries: tokens/s and streams, with an engine process that computes nothing.
+"""Throughput of one API process in tokens/s and streams, with an engine process that computes nothing.
 
     python -m bench.api_process [--streams N ...] [--tokens N] [--step-ms MS | --rate N | --saturated] [--together N]
         [--whole] [--profile] [--server FLAGS]

@@ -41,7 +41,7 @@ WARM_UP_STEPS = 50
 MAX_STEPS = 3000
 STOP_TOKEN_ID = 1
 """Of every request, as a server adds the model's. Its row of the output layer is zero, and the likeliest logit is
-positive, so nobody stops."""
+positive, so no request stops."""
 
 MODEL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

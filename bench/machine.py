@@ -1,4 +1,4 @@
-"""The machine that a figure comes from."""
+"""Description of the machine on which a figure was measured."""
 
 from __future__ import annotations
 

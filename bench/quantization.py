@@ -1,4 +1,4 @@
-"""What fewer bits cost in accuracy: each number format's next-token distributions against float32's, on real text.
+"""Accuracy of number formats: next-token distributions of each against float32's, on real text.
 
     python -m bench.quantization [--model MODEL] [--tokens N] FILE...
 

@@ -1,4 +1,4 @@
-"""What recording costs the engine process."""
+"""Overhead of recording in the engine process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one iteration of the scheduler costs, by the number of running requests: no model, no processes, no sockets."""
+"""Cost of one scheduler iteration by the number of running requests, without model, processes and sockets."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def measure_changes(num_running: int, num_samples: int, timer_cost: int) -> tupl
 def measure_preemptions(num_running: int, num_samples: int, timer_cost: int) -> list[int]:
     """Times in ns of single preemptions; empty where the tables that this takes would be longer than the context.
 
-    Nobody is put in the place of the preempted, so a run ends when a tenth of them is gone.
+    Preempted requests are not replaced, so a run ends when a tenth of the requests is gone.
     """
     # A victim's blocks are three times what grows in a step, so that it is one victim and the next step needs none.
     prompt_tokens = max(PROMPT_TOKENS, 3 * num_running)

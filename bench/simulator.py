@@ -1,4 +1,4 @@
-"""How close a simulation comes to the real engine: `python -m bench.simulator`, or `make bench-simulator`.
+"""Accuracy of the simulation against the real engine: `python -m bench.simulator`, or `make bench-simulator`.
 
 Serves the built-in model on this machine's CPU twice: with a varied load that the cost model is fitted to, and with a
 public trace, scaled to the machine, as an open-loop load over HTTP. Of the trace the simulator is told when requests

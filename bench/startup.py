@@ -1,4 +1,4 @@
-"""How long `inflight-engine serve` takes until it is ready, and where that time goes: the median of several starts.
+"""Time from the start of `inflight-engine serve` until ready, by phase: the median of several starts.
 
     python -m bench.startup [--runs N] [SERVE FLAGS]
 

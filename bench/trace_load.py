@@ -1,4 +1,4 @@
-"""Open-loop load: each request is sent when its trace says, whether or not earlier ones are answered."""
+"""Open-loop load: each request is sent at its time in the trace."""
 
 from __future__ import annotations
 

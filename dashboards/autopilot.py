@@ -1,4 +1,4 @@
-"""What the operator decides by, for one service: demand, capacity, the fit of the cost model, decisions, misses."""
+"""Inputs and results of the operator's decisions for one service: demand, capacity, fit, decisions, missed targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engines of a service: where a step's time goes, what is in a batch, and what was refused."""
+"""The engines of a service: step time by part, batch make-up, rejections."""
 
 from __future__ import annotations
 

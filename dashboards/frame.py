@@ -1,4 +1,4 @@
-"""What all dashboards share: variables, links from one to the other, time range, and the grid."""
+"""Parts shared by all dashboards: variables, links, time range, and the grid."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ STATES = {
     "Loading": "yellow",
     "NotRouted": "yellow",
 }
-"""Reasons of the condition Ready that need nobody; every other is a fault."""
+"""Reasons of the condition Ready that need no intervention; all others are faults."""
 
 FEW_PER_SECOND = 0.1
 """End of the axis for rates of rare events. Without it, a rate that is always 0 has an axis from 0 to 100."""

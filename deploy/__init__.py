@@ -1,1 +1,1 @@
-"""What is made from the chart: the table of its values, a plain manifest for kustomize, and a scan of its objects."""
+"""Files generated from the chart: the table of values and a manifest for kustomize; and a scan of its objects."""

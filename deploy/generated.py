@@ -1,4 +1,4 @@
-"""The command line of what generates files that are checked in: `--write` writes them, `--check` compares them."""
+"""Command line of generators of checked-in files: `--write` writes them, `--check` compares them."""
 
 from __future__ import annotations
 

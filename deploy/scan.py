@@ -1,4 +1,4 @@
-"""Scans what the chart and the operator render with checkov, which runs in an environment of its own.
+"""Scans the manifests of the chart and the operator with checkov, which runs in a separate environment.
 
 Five installations: the chart with default values, with the gateway, with production values and pinned images, the
 manifest for kustomize, and the objects of engines. Checks that do not hold are annotations `checkov.io/skipN` with the

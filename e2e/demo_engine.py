@@ -26,7 +26,7 @@ BODY = {
 
 
 def free_port(wanted: int) -> int:
-    """`wanted` if nobody listens there, else one that is free."""
+    """`wanted` if it is free, else another free port."""
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", wanted)) != 0:
             return wanted

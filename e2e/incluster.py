@@ -1,4 +1,4 @@
-"""Runs one Python file in a pod of its own, the way a client inside the cluster would."""
+"""Runs one Python file in a separate pod, as a client inside the cluster."""
 
 from __future__ import annotations
 

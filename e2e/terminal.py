@@ -1,4 +1,4 @@
-"""A real terminal for tests: a program in tmux, keys sent to it, and what its screen shows."""
+"""A real terminal for tests: a program in tmux, its keys and its screen."""
 
 from __future__ import annotations
 

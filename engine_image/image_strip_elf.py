@@ -1,4 +1,4 @@
-"""Drops from shared libraries what the loader never maps: symbol tables, debug information, section headers.
+"""Strips from shared libraries the parts that the loader never maps: symbols, debug information, section headers.
 
 Published wheels carry these (a fifth of libtorch_cpu.so), and a slim base image has no `strip`. The ELF program headers
 say which bytes of a file are mapped (System V ABI, "Program Loading"); all else goes. What follows a gap moves up

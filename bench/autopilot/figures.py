@@ -1,4 +1,4 @@
-"""Goodput from what clients saw: of settings, of a run over time, and of one beside the other."""
+"""Goodput as measured by clients: of fixed settings, of a run over time, and their comparison."""
 
 from __future__ import annotations
 

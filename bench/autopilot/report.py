@@ -1,4 +1,4 @@
-"""What was measured, as tables and as JSON."""
+"""Results as tables and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of a trace slice that comes again and again, sent at their times whether or not earlier ones are answered.
+"""Open-loop load from a repeated slice of a trace.
 
 A slice is as long as the windows that goodput is measured over, so that every window has the same requests, whatever
 moment it begins at. Engine and client share the machine, so the client reads no more of an answer than its chunks.

@@ -1,4 +1,4 @@
-"""Runs the same jobs on several engines in turn and collects what each took."""
+"""Runs the same jobs on several engines in turn and collects their times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured numbers and what is made of them: medians, spreads, ratios."""
+"""Measured numbers and their statistics: medians, spreads, ratios."""
 
 from __future__ import annotations
 

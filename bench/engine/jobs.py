@@ -1,4 +1,4 @@
-"""What an engine is asked to do, the same for all of them. Standard library only: every driver imports it."""
+"""Jobs, the same for all engines. Standard library only, because every driver imports this module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows about the engine's loop: what `bench.engine_loop` finds, in a process of its own."""
+"""Rows about the engine's loop: results of `bench.engine_loop`, which runs in a separate process."""
 
 from __future__ import annotations
 

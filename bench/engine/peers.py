@@ -1,4 +1,4 @@
-"""The engines to compare with: what each needs installed, and how each is started."""
+"""The engines to compare with: installation and start command of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One engine's program, started in its own environment and asked for jobs one after the other."""
+"""One engine's driver program in its own environment, which runs jobs one after the other."""
 
 from __future__ import annotations
 

@@ -66,9 +66,9 @@ def cells(report: Report) -> tuple[list[str], list[list[str]], list[str]]:
             return f"failed {reference(cell.reason)}"
         return "-" if cell is None else str(cell)
 
-    header = ["", "unit", "inflight", "limit", "share", "one core", "all / one"]
+    header = ["", "unit", "Inflight", "limit", "share of limit", "one core", "all cores / one"]
     for column in report.columns:
-        header += [column, "ours / it"]
+        header += [column, f"Inflight / {column}"]
     rows = []
     for result in report.results:
         title = f"{result.title} {reference(result.note)}" if result.note else result.title
@@ -91,10 +91,10 @@ def _roofline(result: Result) -> tuple[str, str]:
 
 
 _EXPLANATIONS = (
-    "Figures are medians, with the least and the most of several runs in parentheses. 'ours / it': how many times "
-    "better ours is; 'all / one': what all cores gain over one.",
-    "Limit: what the machine allows by the roofline model, from memory bandwidth and the peak of matrix products "
-    "measured in this run; share: how much of it ours reaches.",
+    "Figures are medians, with minimum and maximum of several runs in parentheses. Ratios above 1 mean that Inflight, "
+    "or the run on all cores, is faster.",
+    "Limit: the roofline model's upper bound for this machine, from memory bandwidth and the peak of matrix products, "
+    "both measured in this run.",
 )
 
 

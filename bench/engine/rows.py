@@ -1,4 +1,4 @@
-"""What is measured: one row of the table each."""
+"""The measurements, one for each row of the table."""
 
 from __future__ import annotations
 

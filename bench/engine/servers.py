@@ -1,4 +1,4 @@
-"""Rows about whole servers: start to ready, and what HTTP costs beside the engine alone."""
+"""Rows about whole servers: start to ready, and the overhead of HTTP over the engine alone."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ _REASON_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`ok`: None where it cannot be had on this machine; `detail` then says why."""
+    """`ok`: None where the check is not available on this machine; `detail` then gives the reason."""
 
     name: str
     ok: bool | None

@@ -156,7 +156,7 @@ def product_speeds(device: str, bits: int) -> tuple[bool, str]:
 
 
 class _Tinygemm:
-    """`torch.ops.aten._weight_int4pack_mm`, to know whether the engine's kernel should give way to it."""
+    """`torch.ops.aten._weight_int4pack_mm`, to see whether the engine should use it instead of its own kernel."""
 
     def __init__(self, matrix: GroupedMatrix) -> None:
         octets = matrix.integers[:, ::2] << 4 | matrix.integers[:, 1::2]

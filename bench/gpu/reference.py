@@ -1,4 +1,4 @@
-"""A small random model in transformers, in float32: what the engine's tokens in bfloat16 are held against."""
+"""The reference for the engine's tokens in bfloat16: a small random model in transformers, in float32."""
 
 from __future__ import annotations
 

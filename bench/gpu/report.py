@@ -1,4 +1,4 @@
-"""What the stages found, as text for a terminal and as Markdown."""
+"""Results of the stages, as text for a terminal and as Markdown."""
 
 from __future__ import annotations
 

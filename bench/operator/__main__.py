@@ -1,4 +1,4 @@
-"""`python -m bench.operator`: builds what is missing, then measures in a network namespace of its own."""
+"""`python -m bench.operator`: builds missing parts, then measures in a separate network namespace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main() -> NoReturn:
         packages.require("ip")
     except ClusterError as error:
         sys.exit(f"error: {error}")
-    # Pod addresses, routes and ports are nobody else's inside, and go with the last process: nothing to undo.
+    # Pod addresses, routes and ports are private to the namespace and end with its last process: nothing to undo.
     user = [] if os.geteuid() == 0 else ["--map-root-user"]
     command = [unshare, "--net", *user, sys.executable, "-m", "bench.operator.measure", *sys.argv[1:]]
     os.execv(unshare, command)

@@ -1,4 +1,4 @@
-"""What is measured, as values, and the table that a person reads."""
+"""Measured values, and their table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The services that are created, and what becomes of them: pods, admin tokens and replicas, as watches tell."""
+"""The created services and their pods, admin tokens and replicas, as seen by watches."""
 
 from __future__ import annotations
 

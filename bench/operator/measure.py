@@ -1,4 +1,4 @@
-"""The measurement, in a network namespace of its own (`python -m bench.operator` enters it)."""
+"""The measurement, in a separate network namespace (`python -m bench.operator` enters it)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The phases: what happens to the fleet while the operator is watched."""
+"""The phases: changes to the fleet while the operator is measured."""
 
 from __future__ import annotations
 

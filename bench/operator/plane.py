@@ -1,4 +1,4 @@
-"""A control plane of its own, with fake nodes: etcd, API server, controllers, scheduler and kwok on loopback."""
+"""A dedicated control plane with fake nodes: etcd, API server, controllers, scheduler and kwok on loopback."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Plane:
 
 
 def audit_policy() -> dict[str, Any]:
-    """Metadata of what the operator asks for, nothing of anybody else."""
+    """Metadata of the operator's own requests only."""
     return {
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",

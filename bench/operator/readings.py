@@ -1,4 +1,4 @@
-"""What is read from outside the operator: its process, its metrics page, and the API server's audit log."""
+"""Measurements from outside the operator: its process, its metrics page, and the API server's audit log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process that is the engine of every fake pod: it answers at each pod's address, on both ports.
+"""One process that stands in for the engines of all fake pods, at each pod's address and on both ports.
 
 Commands come as JSON lines on standard input, and the process ends with it:
 `{"pods": [[ip, uid, token], ...]}`, `{"waiting": [value, [ip, ...]]}`, `{"hung": [value, [ip, ...]]}`, `{"counts": 0}`.

@@ -1,4 +1,4 @@
-"""The engine's side of a signed admin call: who may change the limits, and how the engine proves that it is itself."""
+"""The engine's side of a signed admin call: authentication of the caller and of the engine."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a step of an engine costs, and what a replica can carry: measured by the engine, used by all programs."""
+"""Cost of engine steps and capacity of replicas: measured by the engine, used by all programs."""

@@ -1,4 +1,4 @@
-"""How long the prompt tokens that wait keep an engine busy."""
+"""Time that an engine needs for its waiting prompt tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one replica can carry within its latency targets, and with which limits, by the cost model.
+"""Capacity of one replica within its latency targets, and the limits to set, by the cost model.
 
 At `rate` requests a second a replica spends a share of its time on prefill; what is left goes to decodes, whose number
 follows from Little's law: D = rate x output tokens x seconds a token. All of it is means; `Margins` hold the distance

@@ -1,4 +1,4 @@
-"""How long a step of an engine takes, by what it computes."""
+"""Duration of an engine step as a function of its work."""
 
 from __future__ import annotations
 

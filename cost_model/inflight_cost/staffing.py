@@ -19,7 +19,7 @@ _SMALL = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Staffing:
-    """What replicas are like, to whoever counts them.
+    """The properties of replicas that staffing depends on.
 
     Attributes:
         service: seconds of a server that a request takes.

@@ -1,4 +1,4 @@
-"""Pictures of dashboards: a web server for the page, Chromium, and what the page reports."""
+"""Pictures of dashboards: a web server for the page, Chromium, and the page's report."""
 
 from __future__ import annotations
 

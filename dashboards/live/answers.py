@@ -1,4 +1,4 @@
-"""Every query of every panel, asked; and those without an answer."""
+"""Runs every query of every panel and lists those without data."""
 
 from __future__ import annotations
 

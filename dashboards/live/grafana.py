@@ -1,4 +1,4 @@
-"""What Grafana does to a query before it sends it: intervals and variables. Pure.
+"""Grafana's substitution of intervals and variables in queries. Pure.
 
 Intervals follow `rangeUtil.calculateInterval` of @grafana/data and Grafana's Prometheus data source; replacement of
 variables follows its `interpolateQueryExpr`.
@@ -44,7 +44,7 @@ class Window:
 
     Attributes:
         start, end: seconds since the epoch.
-        scrape_seconds: scrape interval, as the data source is told.
+        scrape_seconds: scrape interval, as configured in the data source.
     """
 
     start: float

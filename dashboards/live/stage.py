@@ -125,7 +125,7 @@ def _new_namespace(name: str) -> None:
     """An empty namespace, in place of one that an earlier run has left.
 
     Raises:
-        ClusterError: there is one that is somebody's.
+        ClusterError: a service of that name exists and is not the stage's own.
     """
     marked = f"jsonpath={{.metadata.labels.{MARK}}}"
     if kubectl("get", "namespace", name, "--ignore-not-found", "-o", "name"):

@@ -88,7 +88,7 @@ def _click_sections(command: click.Command, context: click.Context) -> Iterator[
 
 
 def _paragraphs(text: str) -> str:
-    """Indented parts, and those that click is told to leave alone, stay as they are, as code; the rest is prose."""
+    """Indented paragraphs, and those that click must not rewrap, stay unchanged as code; the rest is prose."""
     parts = []
     for block in inspect.cleandoc(text).split("\n\n"):
         lines = [line for line in block.splitlines() if line.strip()]

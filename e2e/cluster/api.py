@@ -1,4 +1,4 @@
-"""What the demo and the tests call; the command line is a thin cover over the same functions."""
+"""The functions that the demo, the tests and the command line call."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def promtool(progress: Progress | None = None) -> Path:
 
 
 def prometheus(progress: Progress | None = None) -> Path:
-    """The Prometheus server's program, got when first asked for. Raises ClusterError where it cannot be had."""
+    """The Prometheus server's program, installed on first use. Raises ClusterError where that is not possible."""
     return promtool_program.ensure_server(layout.current(), progress or to_stdout())
 
 

@@ -1,4 +1,4 @@
-"""Keys and certificates of a cluster, made once and kept: three small authorities and what they sign.
+"""Keys and certificates of a cluster, generated once: three authorities and the certificates they sign.
 
 One authority for the cluster's clients and servers, one for etcd and one for the aggregation layer's front proxy,
 so that a kubelet's certificate opens neither etcd nor the front proxy's right to speak for others

@@ -1,4 +1,4 @@
-"""Control groups of pods that nobody stopped: found, their processes ended, removed."""
+"""Control groups of pods that were not stopped: found, their processes ended, removed."""
 
 from __future__ import annotations
 

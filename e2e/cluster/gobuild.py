@@ -1,4 +1,4 @@
-"""Builds the Go parts into the cache, each kept under the fingerprint of what it was made from."""
+"""Builds the Go parts into the cache, each under the fingerprint of its sources."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class BuildPlan:
                 label = self._labels.get(part.name, "")
                 folder = ensure_part(part, self._layout, self._progress, label, self._running)
             except BaseException as error:
-                # Whoever waits for this part or a later one of the lane gets the error.
+                # All that wait for this part or a later one of the lane get the error.
                 for waiting in lane[index:]:
                     self._futures[waiting.name].set_exception(error)
                 return

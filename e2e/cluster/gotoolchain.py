@@ -1,4 +1,4 @@
-"""The Go that builds the parts: the one on PATH where it is new enough, else the pinned PyPI package."""
+"""The Go toolchain: the one on PATH if it is new enough, else the pinned PyPI package."""
 
 from __future__ import annotations
 

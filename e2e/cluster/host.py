@@ -1,4 +1,4 @@
-"""What the node changes on the host, and puts back: an address, forwarding, one nftables table, kernel settings."""
+"""The node's changes to the host, and their reversal: an address, forwarding, one nftables table, kernel settings."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def pod_links(output: str, network: Network) -> list[str]:
 
 
 def remove_pod_links(network: Network) -> None:
-    """Delete the veth pairs of pods that nobody tore down.
+    """Delete the veth pairs of pods that were not torn down.
 
     The kernel deletes a pair with its network namespace, but in its own time, and a pod that was on its way out when
-    its containers were removed has nobody left who would call the CNI plugin.
+    its containers were removed is left without a caller of the CNI plugin.
     """
     ip = packages.require("ip")
     for name in pod_links(run([ip, "-json", "address", "show", "type", "veth"]), network):

@@ -1,4 +1,4 @@
-"""What killed daemons leave behind, found by what is ours alone: shims, mounts, sockets, links, address leases."""
+"""Cleans up after killed daemons, by marks of this cluster only: shims, mounts, sockets, links, address leases."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def in_use(path: Path) -> Iterator[None]:
 
 @contextmanager
 def unless_in_use(path: Path) -> Iterator[bool]:
-    """Whether nobody holds `path` by `in_use`; who begins to meanwhile waits until the block ends."""
+    """Whether no process holds `path` by `in_use`; one that begins to meanwhile waits until the block ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         try:

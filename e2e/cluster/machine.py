@@ -1,4 +1,4 @@
-"""What this machine has: memory, disk, users, namespaces; read from /proc, nothing is changed."""
+"""Properties of this machine, read only: memory, disk, users, namespaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether this machine can do it, and a sentence about what to do where it cannot."""
+"""Checks the machine's requirements; each failure says how to fix it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress lines: what is being done, how far it is, how long it took."""
+"""Progress lines: the current step, its progress and its duration."""
 
 from __future__ import annotations
 

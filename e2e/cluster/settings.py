@@ -1,4 +1,4 @@
-"""What was chosen when the cluster was made and stays for its life: address ranges and ports."""
+"""Address ranges and ports, fixed when the cluster is created."""
 
 from __future__ import annotations
 

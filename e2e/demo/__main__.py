@@ -1,4 +1,4 @@
-"""`python -m e2e.demo`: what a person would do by hand, in order, saying what happens."""
+"""`python -m e2e.demo`: the steps that a user would take by hand, in order, with explanations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's burst: traffic from inside the cluster, and what the loop does about it, row by row."""
+"""The demo's burst: traffic from inside the cluster, and the operator's reaction, row by row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from inflight_operator.quantities import parse_duration
 LOOK_SECONDS = 1.0
 
 ROW_SECONDS = 3.0
-"""Between two rows, unless there is a decision to be told."""
+"""Between two rows, unless there is a decision to show."""
 
 
 @dataclass(frozen=True)

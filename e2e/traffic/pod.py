@@ -1,4 +1,4 @@
-"""The traffic driver in a pod of its own, against a service's DNS name."""
+"""The traffic driver in a separate pod, against a service's DNS name."""
 
 from __future__ import annotations
 

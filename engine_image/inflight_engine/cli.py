@@ -96,7 +96,7 @@ def _run(arguments: list[str], process: EngineProcess | None) -> int:
 
 
 def serve(config: ServerConfig, process: EngineProcess) -> int:
-    """Serve until told to stop."""
+    """Serve until a signal or a request ends the server."""
     logs.configure(config.engine.log_format, config.engine.log_level)
     listeners: list[socket.socket] = []
     ports = {"listening": config.port, "admin calls": config.admin_port}

@@ -28,7 +28,7 @@ class EngineConfig:
         enforce_eager: no CUDA graphs.
         async_scheduling: on a GPU, schedule the next step while one runs.
         batch_invariant: the same tokens whatever else is in the batch, at some cost in speed; on CPU it always holds
-            where the native kernels compute. Refused where it cannot be had, as through transformers' modules.
+            where the native kernels compute. Refused where it is not supported, as through transformers' modules.
         num_threads: on CPU, threads that compute; None takes as many as the process may use CPUs, less one where there
             are more than four.
         max_model_len: longest prompt plus output in tokens; None takes the model's own.

@@ -76,11 +76,11 @@ class Engine:
     up.
 
     Args:
-        observers: hear of everything the scheduler is told and decides.
+        observers: receive all inputs and decisions of the scheduler.
         swap_rates: measures when swapping a preempted request is cheaper than recomputing it; None: never.
         step_times: predicts what a step may take.
         cost_fit: fits the cost model to the steps.
-        announce: told of a step that may take long or in which a resubmitted request starts, before it is computed.
+        announce: called before a step that may take long, or in which a resubmitted request starts, is computed.
         device_failed: whether no further step can succeed after this error.
         clock: monotonic seconds.
     """
@@ -286,6 +286,7 @@ class Engine:
             cache_salt=message.cache_salt,
             predicted_tokens=message.predicted_tokens,
             external_id=message.external_id,
+            output_token_ids=np.frombuffer(message.output_token_ids, np.int32),
         )
         try:
             self._inputs.add(request)

@@ -1,4 +1,4 @@
-"""The engine process: loads the model, then alternates messages and steps until it is told to leave.
+"""The engine process: loads the model, then alternates messages and steps until shutdown.
 
 Started by the API process as `python -m inflight_engine.engine_process FD`, where FD is an inherited socket; what to
 load, an `EngineConfig` as JSON, comes on standard input a little later. SIGINT and SIGTERM are blocked.
@@ -106,7 +106,7 @@ def load(
 
 
 def serve(engine: Engine, channel: EngineChannel) -> None:
-    """The loop. Returns when told to shut down."""
+    """The loop. Returns on the message `Shutdown`."""
     while True:
         idle = not engine.has_work
         if idle:
@@ -125,7 +125,7 @@ def serve(engine: Engine, channel: EngineChannel) -> None:
 
 
 def start(channel: EngineChannel) -> Engine | None:
-    """Load what standard input says. None: that failed, and the API process has been told why.
+    """Load the model that standard input names. None: loading failed, and the API process has the reason.
 
     Raises:
         ChannelClosedError: the API process is gone.
@@ -161,7 +161,7 @@ def start(channel: EngineChannel) -> Engine | None:
 
 
 def main() -> int:
-    """Exit 0 when told to leave or left alone, 1 when the engine cannot go on."""
+    """Exit 0 after shutdown or when the API process is gone, 1 when the engine cannot go on."""
     let_threads_sleep()
     let_segments_grow()
     logs.hold()

@@ -1,4 +1,4 @@
-"""What the engine measures in its own steps, and what follows from it: predictions, and inputs of the scheduler."""
+"""Measurements of the engine's own steps, and the predictions and scheduler inputs made from them."""
 
 from __future__ import annotations
 

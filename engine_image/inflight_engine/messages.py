@@ -20,7 +20,8 @@ from inflight_engine.scheduling.limits import Limits
 class AddRequest(msgspec.Struct, frozen=True, tag=True):
     """`prompt_token_ids`: int32 little-endian bytes. `arrival_time`: seconds, system-wide monotonic clock.
     `resubmitted`: an earlier engine process had it; its start is announced by `Starting`.
-    `external_id`: the client's id of the request (X-Request-Id), for log lines. The rest as in `Request`."""
+    `external_id`: the client's id of the request (X-Request-Id), for log lines. `output_token_ids`: of a continued
+    request, the tokens that it has, as `prompt_token_ids`. The rest as in `Request`."""
 
     request_id: int
     prompt_token_ids: bytes
@@ -33,6 +34,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True):
     predicted_tokens: int | None = None
     resubmitted: bool = False
     external_id: str = ""
+    output_token_ids: bytes = b""
 
 
 class CancelRequest(msgspec.Struct, frozen=True, tag=True):

@@ -1,4 +1,4 @@
-"""The hook of the engine's loop: what a recording hears, and whatever else watches the scheduler."""
+"""The hook of the engine's loop, for recordings and other observers of the scheduler."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from inflight_engine.scheduling.plan import StepPlan
 
 
 class EngineObserver:
-    """Hears of everything the scheduler is told and decides, right after it and in that order, and changes nothing. An
-    observer overrides the methods that it needs."""
+    """Receives each input and each decision of the scheduler right after it, in order, and changes nothing. An observer
+    overrides the methods that it needs."""
 
     def added(self, request: Request) -> None:
         """The scheduler took in a request."""

@@ -1,4 +1,4 @@
-"""What a runner returns for one step."""
+"""Output of a runner for one step."""
 
 from __future__ import annotations
 

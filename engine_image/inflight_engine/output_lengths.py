@@ -1,10 +1,10 @@
 """How many tokens requests generate, estimated without waiting for the longest to end.
 
 The mean of the requests that have ended is too small while others still run: short outputs end first. So requests that
-run, and those that were cancelled, count as censored observations: of them it is known that they were at least so long.
+run, and those that were cancelled, count as censored observations: their outputs are known to be at least that long.
 The estimator is the occurrence/exposure life table (actuarial form of Kaplan and Meier 1958; Hoem 1971), in discrete
 time with ranges of tokens: in each range the chance that an output ends with a token is the number of ends there over
-the number of tokens that were generated there by anybody. What is longer than anything seen is taken to end there
+the number of tokens that all requests generated there. Outputs longer than any that has ended are taken to end there
 (Efron 1967).
 """
 

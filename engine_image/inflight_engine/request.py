@@ -100,7 +100,8 @@ class Request:
         latest_start: until when it must start to keep its TTFT target, on the clock of `arrival_time`; the scheduler
             sets it when the request is added. Infinite: it has no target, or the policy does not order by it.
         external_id: what its client calls it, for log lines.
-        output_token_ids: tokens generated so far, kept here only while the request has no slot.
+        output_token_ids: tokens generated so far, kept here only while the request has no slot. A continued request
+            comes with those that an earlier engine process generated, fewer than `max_tokens`.
         num_computed_tokens: tokens whose keys and values are in `host_block_ids`, while SWAPPED; otherwise 0.
         block_hashes: chained content hashes of its leading full blocks, prompt first; empty without a prefix cache.
     """

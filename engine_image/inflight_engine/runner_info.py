@@ -1,4 +1,4 @@
-"""What a runner says of itself once it is built."""
+"""Properties of a runner, known once it is built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything the scheduler is told."""
+"""All inputs of the scheduler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inflight_engine.scheduling.scheduler import Scheduler
 
 
 class SchedulerInputs:
-    """Tells the scheduler, then the observers what it was told."""
+    """Passes each input to the scheduler, then to the observers."""
 
     def __init__(self, scheduler: Scheduler, observers: Sequence[EngineObserver]) -> None:
         self._scheduler = scheduler

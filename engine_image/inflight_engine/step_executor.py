@@ -1,4 +1,4 @@
-"""What the engine's loop needs of a runner."""
+"""Interface of the runner for the engine's loop."""
 
 from __future__ import annotations
 

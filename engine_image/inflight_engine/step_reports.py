@@ -1,4 +1,4 @@
-"""What the API process is told of a step."""
+"""Reports of steps to the API process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a planned step computes, in the terms of the cost model."""
+"""Work of a planned step, in the terms of the cost model."""
 
 from __future__ import annotations
 

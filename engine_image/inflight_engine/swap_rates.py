@@ -1,4 +1,4 @@
-"""How fast this engine computes a prefill, against how fast it copies keys and values: what a preemption weighs."""
+"""Measured rates of prefill and of KV copies, which decide between recomputation and swap."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ void leave_partials(const Job& job, const Scratch& scratch, const Split& split, 
           scratch.top[r], scratch.total[r], head_dim);
 }
 
-// In the order of the pieces, whoever has computed them.
+// In the order of the pieces, whichever thread has computed them.
 void fold_partials(const Job& job, const Scratch& scratch, const Split& split, AttentionStep* step) {
   const int64_t head_dim = job.cache.head_dim;
   for (int64_t r = 0; r < job.num_rows(); r++) {

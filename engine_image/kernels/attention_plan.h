@@ -39,7 +39,7 @@ struct Unit {
   int32_t split;  // index; -1: the unit does all of its queries' pieces
 };
 
-// Queries whose pieces are units of their own. Whoever finishes last, for each kv head, folds what they left.
+// Queries whose pieces are units of their own. For each kv head, the thread that finishes last folds the partial results.
 struct Split {
   int64_t partials;  // index of the first one's first partial result, in rows
   int32_t first_piece, num_pieces;

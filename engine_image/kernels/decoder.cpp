@@ -108,8 +108,8 @@ class DecoderRun {
   }
 
  private:
-  // What a thread keeps to itself. Where threads divide the columns, the first one's is everybody's `mlp`, and beyond
-  // few rows everybody's `normed` and `mixed`.
+  // Private to a thread. Where threads divide the columns, all use the first one's `mlp`, and beyond few rows also its
+  // `normed` and `mixed`.
   struct Thread {
     InputRows normed;  // of hidden columns
     InputRows mixed;   // what attention gives

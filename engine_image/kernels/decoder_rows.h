@@ -102,7 +102,7 @@ struct InputRows {
 // How the threads divide the work on some rows between two attentions.
 //
 // Few rows: every thread computes a share of each product's columns, for all rows, and waits for the others after each.
-// Many rows: every thread takes blocks of rows through all products and waits for nobody.
+// Many rows: every thread takes blocks of rows through all products and waits for no other thread.
 struct Division {
   Division(int64_t count, int num_threads)
       : count(count), by_rows(num_threads == 1 || count >= kManyRows * num_threads) {

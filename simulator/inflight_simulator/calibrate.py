@@ -1,4 +1,4 @@
-"""Fits the cost model to a recording, and says how well."""
+"""Fits the cost model to a recording and reports the error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Continuous batching on a virtual clock: the engine's own scheduler decides, a cost model says how long it takes."""
+"""Continuous batching on a virtual clock: decisions of the engine's scheduler, durations by the cost model."""
 
 from __future__ import annotations
 

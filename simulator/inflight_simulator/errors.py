@@ -1,4 +1,4 @@
-"""The error for what the caller got wrong."""
+"""The error for wrong input."""
 
 from __future__ import annotations
 

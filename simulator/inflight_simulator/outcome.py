@@ -1,4 +1,4 @@
-"""What a simulation found out: what became of each request, who held which slot when, and how full things were."""
+"""Results of a simulation: each request's times, the use of slots, queue and KV cache over time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A picture of simulations: who held a slot when, the queue, and the KV cache."""
+"""Plot of simulations: the use of slots, the queue, and the KV cache over time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is simulated, from parsed flags and what the requests need."""
+"""Configuration of a simulation, from parsed flags and the requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each step of a recorded run computed, and how long it took."""
+"""Work and duration of each step of a recorded run."""
 
 from __future__ import annotations
 

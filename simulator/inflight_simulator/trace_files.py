@@ -1,4 +1,4 @@
-"""Reads ARRIVALS in three formats, told apart by their first line."""
+"""Reads ARRIVALS in three formats, detected by their first line."""
 
 from __future__ import annotations
 

@@ -39,6 +39,6 @@ async def test_a_secret_without_a_usable_key_is_an_error_and_the_key_in_use_stay
     await key.refresh()
     before = key.current
     store.set(key=b"short")
-    with pytest.raises(UnusableKeyError, match="Secret system/inflight-gateway-key: data.key has 5 bytes"):
+    with pytest.raises(UnusableKeyError, match=r"Secret system/inflight-gateway-key: data\.key has 5 bytes"):
         await key.refresh()
     assert key.current == before

@@ -1,4 +1,4 @@
-"""What the machine can do with all cores: `python -m bench.engine.drivers.ceilings THREADS` prints it as JSON.
+"""Measured limits of the machine on all cores: `python -m bench.engine.drivers.ceilings THREADS` prints them as JSON.
 
 In a process of its own, so that no threads of torch stay behind in the benchmark's.
 """

@@ -1,4 +1,4 @@
-"""containerd: images and containers, with its own folders and socket beside any other containerd."""
+"""containerd: images and containers, with folders and socket separate from any other containerd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kube-proxy: service addresses, in nftables tables of its own."""
+"""kube-proxy: service addresses, in separate nftables tables."""
 
 from __future__ import annotations
 

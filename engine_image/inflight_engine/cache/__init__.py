@@ -1,1 +1,1 @@
-"""Who owns which KV block. Numbers only: the tensors live with the runner."""
+"""Ownership of KV blocks. Numbers only: the runner has the tensors."""

@@ -13,7 +13,7 @@ _NO_BLOCKS: BlockIds = np.empty(0, np.int32)
 
 
 _ZEROS: list[BlockIds] = [np.zeros(1024, np.int32)]
-"""As many as anybody asked for, shared by all."""
+"""Grows to the largest number requested; shared by all counters."""
 
 
 class BlockCounter:

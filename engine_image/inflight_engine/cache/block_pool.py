@@ -99,7 +99,7 @@ class BlockPool:
         return self._next_ids[start:end]
 
     def free(self, block_ids: BlockIds | Sequence[int]) -> None:
-        """Give up one reference to each block. One that nobody owns any more is empty or, with content, cached.
+        """Release one reference to each block. A block without owners is empty or, with content, cached.
 
         Of one table the last block is the first to be evicted (without those before it, it could not be found), and
         empty blocks come back in table order.
@@ -137,7 +137,7 @@ class BlockPool:
         return np.array(blocks, np.int32)
 
     def num_unowned(self, block_ids: BlockIds | Sequence[int]) -> int:
-        """How many of the blocks nobody owns, so that sharing them uses up free ones."""
+        """How many of the blocks have no owner, so that sharing them uses up free ones."""
         self._settle()
         return len(block_ids) - int(np.count_nonzero(self._num_owners[np.asarray(block_ids, np.intp)]))
 
@@ -160,7 +160,7 @@ class BlockPool:
             self._forget_next()
 
     def register(self, block_ids: BlockIds | Sequence[int], hashes: Sequence[bytes]) -> list[int]:
-        """Make the content of full blocks findable, which are computed or will be before whoever finds them computes.
+        """Make the content of full blocks findable. They are computed before any request that finds them computes.
         A block that has a hash keeps it; a hash whose content another block has stays with that block.
 
         Returns:

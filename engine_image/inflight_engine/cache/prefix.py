@@ -1,8 +1,8 @@
 """Names for the content of KV blocks: equal names mean equal tokens from the start of the sequence on, of one tenant.
 
 Each block's hash covers its tokens and the hash of the block before it, as in vLLM's and SGLang's prefix caches, so
-one look-up a block finds the longest known prefix. BLAKE2b (RFC 7693) with 16 bytes: nobody can craft a prompt that is
-mistaken for another one's.
+one look-up a block finds the longest known prefix. BLAKE2b (RFC 7693) with 16 bytes: a prompt cannot be crafted to
+collide with another one.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def _line(columns: dict[str, Floats], seconds: Floats, unseen: CostModel, weight
 
 def _curve(columns: dict[str, Floats], tokens: Floats, seconds: Floats, line: CostModel, weights: Floats) -> _Model:
     """Neither decodes nor prompt tokens have a factor beside a curve: most sizes of steps are met with decodes only, or
-    with prompts only, where such a factor and the curve could not be told apart."""
+    with prompts only, where such a factor and the curve could not be separated."""
     named = {name: column for name, column in columns.items() if name not in ("decode_seq_s", "prefill_token_s")}
     knots = _knots(tokens)
     # Column k is how much the k-th knot has in the value interpolated at each step's tokens.

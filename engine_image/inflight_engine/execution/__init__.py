@@ -1,1 +1,1 @@
-"""What a step plan becomes: one packed forward pass over a paged KV cache, and a token for each sequence due."""
+"""Execution of step plans: one packed forward pass over a paged KV cache, and a token for each sequence due."""

@@ -1,4 +1,4 @@
-"""The persistent batch: one row of numbers for each slot, edited only by what a step plan says has changed."""
+"""The persistent batch: one row of numbers for each slot, edited by the changes in step plans."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class PackedStep(msgspec.Struct, frozen=True, eq=False):
     """The inputs of one forward pass over T packed tokens: the D decodes, then the chunks.
 
     Attributes:
-        token_slots: intp [T]: of decodes, the slots whose last tokens they compute; of chunks the number of slots, a
-            slot of nobody.
+        token_slots: intp [T]: of decodes, the slots whose last tokens they compute; of chunks the number of slots, the
+            padding slot.
         token_ids: int64 [T]: of chunks; -1 for decodes, whose tokens only the device may know yet. None without chunks.
         positions: int64 [T].
         sampled_rows: int64 [N]: packed tokens whose successor is sampled; None when all of them are, in order.
         sampled_slots: intp [N]: whose they are.
         sampled_positions: int64 [N]: index of each token to sample in its sequence.
-        prompts: None: nobody asks for log-probabilities of prompt tokens.
+        prompts: None: no request asks for log-probabilities of its prompt.
     """
 
     token_slots: Slots

@@ -233,11 +233,11 @@ def make_parts(
     graphs = None
     if capture is not None:
         graphs = StepGraphs(model, forward, feed, sampler, graph_shapes, spec.shape.vocab_size, device)
-        # Ranks that pad and ranks that do not would wait for each other for ever.
+        # If only some ranks padded their steps, the ranks would deadlock.
         if not parallel.minimum(int(graphs.try_capture(capture))):
             graphs = None
     batch = PersistentBatch(spec.max_num_seqs, spec.max_model_len, spec.block_size)
-    # Ranks that cut a step and ranks that do not would wait for each other for ever, too.
+    # If only some ranks cut a step into pieces, the ranks would deadlock, too.
     pieces = Pieces(torch.cuda.empty_cache) if parallel.size == 1 else None
     return StepParts(model, forward, batch, feed, sampler, host_cache, graphs, pieces, device.type == "cuda")
 
@@ -257,14 +257,14 @@ def make_batch_invariant(config: EngineConfig, model_config: ModelConfig, device
     if device.type == "cpu":
         if not is_in_kernels(config, model_config, device):
             raise ValueError(
-                "batch_invariant cannot be had on a CPU where torch computes the model, as with this one or with these "
+                "batch_invariant is not supported on a CPU where torch computes the model, as with this model or these "
                 "options; turn it off"
             )
         return
     if isinstance(model_config, TransformersConfig):
         raise ValueError(
-            f"batch_invariant cannot be had with {model_config.shape.architecture}, which runs through transformers' "
-            "modules; turn it off"
+            f"batch_invariant is not supported with {model_config.shape.architecture}, which runs through "
+            "transformers' modules; turn it off"
         )
     if importlib.util.find_spec("triton") is None:
         raise ValueError("batch_invariant on a GPU needs the package triton; install it or turn batch_invariant off")

@@ -43,7 +43,7 @@ class Forward:
 
     def send(self, packed: PackedStep, shape: StepShape | None = None) -> StepInputs:
         """Bring a step to the device, for attention too, padded to the shape if there is one. Padded tokens and padded
-        sampled ones have the slot that is nobody's."""
+        sampled ones have the padding slot."""
         arrays: list[npt.NDArray[Any]] = [packed.token_slots, packed.positions, packed.sampled_positions]
         if packed.token_ids is not None and packed.sampled_rows is not None:
             prompts, hidden_rows = packed.prompts, packed.sampled_rows
@@ -51,8 +51,8 @@ class Forward:
                 hidden_rows = np.concatenate([hidden_rows, prompts.rows])
             arrays += [packed.sampled_slots, packed.token_ids, hidden_rows]
         if shape is not None:
-            tokens, sampled, nobody = shape.num_tokens, shape.num_sequences, self._feed.padding_slot
-            fills = [(tokens, nobody), (tokens, 0), (sampled, 0), (sampled, nobody), (tokens, 0), (sampled, 0)]
+            tokens, sampled, padding = shape.num_tokens, shape.num_sequences, self._feed.padding_slot
+            fills = [(tokens, padding), (tokens, 0), (sampled, 0), (sampled, padding), (tokens, 0), (sampled, 0)]
             arrays = [_padded(array, *fill) for array, fill in zip(arrays, fills, strict=False)]
         self._attention.prepare(packed.attention, shape)
         token_slots, positions, sampled_positions, *rest = self._staging.send(*arrays)

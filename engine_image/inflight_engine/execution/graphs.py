@@ -1,7 +1,7 @@
 """Steps as CUDA graphs: one launch instead of hundreds, over a ladder of shapes.
 
 A graph replays kernels with the shapes and addresses they were captured with. So a step runs the graph of the least
-shape that holds it, its further tokens and rows being padding that belongs to nobody; whatever a graph reads or writes
+shape that holds it, its further tokens and rows being padding; all that a graph reads or writes
 lies in buffers that stay where they are. The graph of a shape takes its tokens from the feed, computes logits, chooses
 tokens, and feeds them to the next step. Only log-probabilities are launched behind it.
 

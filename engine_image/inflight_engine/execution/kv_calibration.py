@@ -38,10 +38,10 @@ def calibrate(model: Model, spec: AttentionSpec) -> torch.Tensor:
     num_blocks = -(-length // spec.block_size)
     plain = replace(spec, num_blocks=num_blocks, cache_dtype=spec.dtype, batch_invariant=False, kv_scales=None)
     observer = _Observer(TorchSdpaBackend(plain), plain)
-    positions, nobody = np.arange(length), np.empty(0, np.int64)
+    positions, no_decodes = np.arange(length), np.empty(0, np.int64)
     blocks = np.arange(num_blocks)[None]
     observer.attention.prepare(
-        AttentionBatch(positions, nobody, nobody, (ChunkSpan(0, 0, length, 0),), blocks, np.arange(num_blocks))
+        AttentionBatch(positions, no_decodes, no_decodes, (ChunkSpan(0, 0, length, 0),), blocks, np.arange(num_blocks))
     )
     token_ids = calibration_tokens(length, spec.shape.vocab_size).to(spec.device)
     model.hidden_states(token_ids, torch.from_numpy(positions).to(spec.device), observer)

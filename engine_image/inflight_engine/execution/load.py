@@ -136,10 +136,11 @@ def refuse_options(config: EngineConfig, model_config: ModelConfig) -> None:
         for option, value, only in (("quantization", quantization, "none"), ("tensor_parallel_size", size, 1)):
             if value != only:
                 raise ValueError(
-                    f"{option} {value} cannot be had with {model_config.shape.architecture}, which runs through "
+                    f"{option} {value} is not supported with {model_config.shape.architecture}, which runs through "
                     f"transformers' modules; set it to {only}"
                 )
     if quantization != "none" and size != 1:
         raise ValueError(
-            f"quantization {quantization} cannot be had with tensor_parallel_size {size}; set it to none or that to 1"
+            f"quantization {quantization} is not supported with tensor_parallel_size {size}; set quantization none or"
+            " tensor_parallel_size 1"
         )

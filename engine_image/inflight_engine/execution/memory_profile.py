@@ -92,8 +92,8 @@ def largest_batch(spec: AttentionSpec) -> AttentionBatch:
     )
     kv_slots = np.concatenate([np.arange(length) for length in lengths])
     blocks = np.tile(np.arange(blocks_of_largest_step(spec)), (len(lengths), 1))
-    nobody = np.empty(0, np.int64)
-    return AttentionBatch(kv_slots, nobody, nobody, chunks, blocks, changed_cells=np.arange(blocks.size))
+    no_decodes = np.empty(0, np.int64)
+    return AttentionBatch(kv_slots, no_decodes, no_decodes, chunks, blocks, changed_cells=np.arange(blocks.size))
 
 
 @torch.inference_mode()

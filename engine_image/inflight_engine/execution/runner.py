@@ -1,4 +1,4 @@
-"""The runner: turns step plans into tokens, one step ahead of what the host knows where that is allowed."""
+"""The runner: turns step plans into tokens, if allowed one step ahead of the host."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class TokenFeed:
         parallel: sampled tokens are those of rank 0, on all ranks.
 
     Attributes:
-        padding_slot: one more, for rows that belong to nobody.
+        padding_slot: one more, for padded rows.
     """
 
     def __init__(self, max_num_seqs: int, device: torch.device, parallel: Parallel = ALONE) -> None:

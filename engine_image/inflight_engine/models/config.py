@@ -1,4 +1,4 @@
-"""What a decoder is: dimensions and constants, read from config.json or GGUF metadata. No torch."""
+"""Dimensions and constants of a decoder, read from config.json or GGUF metadata. No torch."""
 
 from __future__ import annotations
 

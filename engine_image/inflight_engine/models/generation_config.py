@@ -1,4 +1,4 @@
-"""What a model's generation_config.json says: the tokens that end an answer, and how to sample by default."""
+"""generation_config.json of a model: end-of-sequence tokens and default sampling parameters."""
 
 from __future__ import annotations
 

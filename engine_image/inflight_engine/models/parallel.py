@@ -1,4 +1,4 @@
-"""Tensor parallelism: what a layer needs of its peers (Megatron-LM, Shoeybi et al. 2019)."""
+"""Tensor parallelism: collective operations of a layer (Megatron-LM, Shoeybi et al. 2019)."""
 
 from __future__ import annotations
 

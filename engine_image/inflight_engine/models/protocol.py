@@ -1,4 +1,4 @@
-"""What the runner needs of a model, whichever code computes it, and what the model needs of attention."""
+"""Interfaces between runner, model and attention."""
 
 from __future__ import annotations
 

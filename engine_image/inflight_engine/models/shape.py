@@ -1,4 +1,4 @@
-"""What of a model decides how large its KV cache is and how its attention runs. No torch."""
+"""Properties of a model that determine its KV cache and its attention. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model of transformers asks of attention, found out by running it once without weights.
+"""Attention requirements of a transformers model, found by running it once without weights.
 
 Configurations name head counts, scales, windows and caps in many ways, and not all of them; what the modules pass to
 their attention function does not lie. So the model is made on the meta device (no memory, tenths of a second) and runs

@@ -1,4 +1,4 @@
-"""What a model's weights are read through."""
+"""Interface for reading a model's weights."""
 
 from __future__ import annotations
 

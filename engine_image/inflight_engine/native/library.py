@@ -1,4 +1,4 @@
-"""The library of CPU kernels: which of its variants runs here, loaded once, and the threads it computes with."""
+"""The library of CPU kernels: selection of its variant, and its threads."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the scheduler was told and what it decided, written to a file and replayed."""
+"""Recording and replay: inputs and decisions of the scheduler in a file."""

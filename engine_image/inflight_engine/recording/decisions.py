@@ -1,4 +1,4 @@
-"""A step plan as the line that records it: the recorder writes it, the replay compares its own with it."""
+"""A step plan as a line of the recording: the recorder writes it, the replay compares its own plan with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Decisions:
     """Follows the plans of one scheduler, in order.
 
     Attributes:
-        decode_slots: of the last plan, the very array: a steady step is told by it.
+        decode_slots: of the last plan, the same array object: its identity marks a steady step.
         decoding: bool [max_num_seqs]: the same as a mask.
     """
 

@@ -14,7 +14,7 @@ class Difference(NamedTuple):
     """The first thing that a replay decided otherwise.
 
     Attributes:
-        step: in which it was decided; for what was told between two steps, the later one.
+        step: of the decision; for an input between two steps, the later one.
         request_id: whom it concerns; None when no request does.
         what: the kind of decision.
         recorded, replayed: what was decided, each the end of a sentence.

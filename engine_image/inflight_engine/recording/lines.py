@@ -1,7 +1,7 @@
 """The recording's format: one JSON array a line, the whole file compressed with gzip.
 
 The first line is a `Header`. Each later line is one of `Event`: its first element says which, the rest are the fields
-in order. What the scheduler was told and what it decided stand in the order in which it happened, so `zcat` shows a
+in order. Inputs and decisions of the scheduler stand in the order in which they happened, so `zcat` shows a
 run, and a line can be changed by hand and replayed. A step's line stands where its tokens were taken in; where the
 next step was planned just before that, it says so.
 
@@ -21,10 +21,10 @@ from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.config import SchedulerConfig
 
 HEADER_TAG = "inflight-engine schedule"
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Raised when an older program could not replay what is written. A reader refuses versions newer than its own, and
 reads all older ones: in format 1 no step was planned ahead, in format 2 time changed no decision, in format 3 steps
-failed as a whole."""
+failed as a whole, in format 4 no request was continued."""
 
 MAX_INT32 = 2**31 - 1
 
@@ -62,7 +62,8 @@ class Header(msgspec.Struct, frozen=True, tag_field="record", tag=HEADER_TAG):
 class Added(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     """A request was queued. `arrival_time`: as the scheduler saw it, seconds on the engine's monotonic clock, whole:
     the `priority` and `deadline` policies compare it. `tenant`: a name made up for this recording, empty for the empty
-    one. `prompt_blocks`: of its prompt's full blocks; empty without a prefix cache."""
+    one. `prompt_blocks`: of its full blocks; empty without a prefix cache. `num_output_tokens`: with which a continued
+    request came."""
 
     request_id: int
     arrival_time: float
@@ -73,6 +74,7 @@ class Added(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     priority: int
     predicted_tokens: int | None
     prompt_blocks: BlockRuns
+    num_output_tokens: Count = 0
 
 
 class Cancelled(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):

@@ -1,4 +1,4 @@
-"""Tokens for a replay: where the recorded run had equal blocks these are equal too, and where it had not they differ.
+"""Tokens for a replay: equal blocks of the recorded run have equal tokens, different blocks differ.
 
 A full block's content id is its last token, the one that is known when it is full; all other tokens are the same.
 Hashes are chained, so a block equals another only if everything before it does, as in the recorded run.
@@ -26,15 +26,15 @@ class PseudoTokens:
         self._content_ids: dict[int, TokenIds] = {}
         self._num_tokens = np.zeros(num_slots, np.int64)
 
-    def prompt(self, request_id: int, num_tokens: int, blocks: BlockRuns) -> TokenIds:
-        """A new request's prompt, int32 [num_tokens]. `blocks`: of all blocks it will have filled."""
+    def arrived(self, request_id: int, num_tokens: int, blocks: BlockRuns) -> TokenIds:
+        """The tokens that a request comes with, int32 [num_tokens]. `blocks`: of all blocks it will have filled."""
         content_ids = np.fromiter(content_ids_of(blocks), np.int32)
         self._content_ids[request_id] = content_ids
-        prompt = np.full(num_tokens, NO_CONTENT, np.int32)
-        last_of_block = prompt[self._block_size - 1 :: self._block_size]
+        tokens = np.full(num_tokens, NO_CONTENT, np.int32)
+        last_of_block = tokens[self._block_size - 1 :: self._block_size]
         known = content_ids[: len(last_of_block)]
         last_of_block[: len(known)] = known
-        return prompt
+        return tokens
 
     def forget(self, request_id: int) -> None:
         """The request has ended."""

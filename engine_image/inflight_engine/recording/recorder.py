@@ -1,4 +1,4 @@
-"""Writes what the scheduler is told and decides, while the engine runs."""
+"""Writes inputs and decisions of the scheduler while the engine runs."""
 
 from __future__ import annotations
 
@@ -118,6 +118,7 @@ class Recorder(EngineObserver):
                 request.priority,
                 request.predicted_tokens,
                 self._contents.new_runs(request),
+                len(request.output_token_ids),
             )
         )
 

@@ -1,4 +1,4 @@
-"""Feeds a recording's arrivals to the scheduler again and compares what it decides."""
+"""Feeds a recording's arrivals to the scheduler again and compares its decisions."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def replay(
 ) -> Difference | None:
     """The first decision that differs from the recorded one, or None.
 
-    What a runner and the clients did is told again as it was recorded: arrivals, cancels, changes, which requests
-    sampled a stop token, and which blocks were equal. All else is the scheduler's.
+    Inputs from clients and from the runner are repeated as recorded: arrivals, cancellations, changes of limits, which
+    requests sampled a stop token, and which blocks were equal. The scheduler decides everything else.
 
     Args:
         survey: of the same events; the replay ends where it ended, also when the file has grown since.
@@ -111,16 +111,18 @@ class _Replayer:
         return None
 
     def _add(self, event: Added) -> Difference | None:
-        prompt = self._tokens.prompt(event.request_id, event.num_prompt_tokens, next(self._blocks))
+        num_prompt = event.num_prompt_tokens
+        tokens = self._tokens.arrived(event.request_id, num_prompt + event.num_output_tokens, next(self._blocks))
         request = Request(
             request_id=event.request_id,
-            prompt_token_ids=prompt,
+            prompt_token_ids=tokens[:num_prompt],
             sampling=SamplingParams(max_tokens=event.max_tokens, stop_token_ids=(STOP_TOKEN,)),
             arrival_time=event.arrival_time,
             priority=event.priority,
             service_class=event.service_class,
             tenant=event.tenant,
             predicted_tokens=event.predicted_tokens,
+            output_token_ids=tokens[num_prompt:],
         )
         try:
             self._scheduler.add(request)

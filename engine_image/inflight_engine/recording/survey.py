@@ -1,4 +1,4 @@
-"""What a replay must know before it begins: a first pass over the recording."""
+"""First pass over a recording, which collects the parameters of the replay."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What runs in each iteration: pure Python and numpy, no torch, no clock, no I/O."""
+"""Iteration-level scheduling: pure Python and numpy, no torch, no clock, no I/O."""

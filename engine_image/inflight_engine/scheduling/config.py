@@ -1,4 +1,4 @@
-"""What the scheduler is told once, at start."""
+"""Configuration of the scheduler, fixed at start."""
 
 from __future__ import annotations
 

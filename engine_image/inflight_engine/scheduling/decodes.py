@@ -219,8 +219,8 @@ class DecodeGroup:
         self._table.flat_blocks[cells[order]] = block_ids
 
     def fill(self, token_ids: TokenIds) -> None:
-        """The tokens of the step that was counted last: int32, one for each of what `slots` was then. Those of slots
-        that left since are of no use to anybody, and harmless: whoever takes such a slot joins at a later clock."""
+        """The tokens of the step that was counted last: int32, one for each of what `slots` was then. Tokens of
+        slots that left since are unused and harmless: a request that takes such a slot joins at a later clock."""
         self._tokens.fill(self._row_columns, token_ids)
         self._num_filled = self.clock
 

@@ -98,8 +98,8 @@ class PlansInFlight:
         return dropped
 
     def fail_chunks(self, plan: StepPlan, slots: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Chunks of the older plan are not computed. The blocks that they, and whoever found these blocks, were to
-        fill are forgotten, and so are the tokens of all of them.
+        """Chunks of the older plan are not computed. The blocks that they, and requests that found these blocks,
+        were to fill are forgotten, and so are their tokens.
 
         Returns:
             The slots of the chunks, and those of requests that found such blocks, without those whose request has

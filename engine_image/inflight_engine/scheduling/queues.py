@@ -18,12 +18,13 @@ class WaitingQueues:
     (`ServiceCounters`; of equal ones the first in the configuration): no class starves, and among classes that always
     have requests waiting shares of tokens follow the weights.
 
-    Nobody overtakes the head: where it does not fit, the scheduler waits until it does, or until another is the head
-    because time or decodes went on.
+    No request overtakes the head: if it does not fit, the scheduler waits until it does, or until time or decodes make
+    another request the head.
 
     A prompt token counts once, when it is first admitted, and an output token when it is generated (the one that a
-    prefill samples: when that is admitted). What is computed again after a preemption counts for nobody: giving way was
-    the scheduler's choice, and brings the client no token that it did not have.
+    prefill samples: when that is admitted). Tokens recomputed after a preemption are not charged: the preemption was
+    the scheduler's choice, and brings the client no new token. Nor are the tokens that a continued request brings
+    along: they were charged where they were generated.
 
     Raises:
         ValueError: there is no such policy, no class or two of one name, or a weight is not a number above 0.
@@ -74,7 +75,7 @@ class WaitingQueues:
                 self._counters.set_unit(name, unit, clock)
 
     def push(self, request: Request, clock: int) -> None:
-        """Take in a request: a new one, or one that is PREEMPTED or SWAPPED.
+        """Take in a request: a new one, or one that is PREEMPTED (a continued one too) or SWAPPED.
 
         Raises:
             ValueError: its class does not exist.
@@ -141,7 +142,7 @@ class WaitingQueues:
 
     def admitted(self, request: Request, num_tokens: int, clock: int) -> None:
         """A request got a slot, right after it was popped, and its prefill computes this many tokens."""
-        num_counted = 0 if request.num_preemptions else num_tokens
+        num_counted = 0 if request.num_preemptions or len(request.output_token_ids) else num_tokens
         if self._counters is not None:
             self._counters.admitted(request.service_class, num_counted, clock)
         self._queues[request.service_class].policy.admitted(request, num_counted, clock)

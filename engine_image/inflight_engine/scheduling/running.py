@@ -1,4 +1,4 @@
-"""The requests that hold a slot, with their blocks and what those contain."""
+"""Requests that hold a slot, their blocks and the content of these."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ class Scheduler:
     who reaches its length is not planned again, though it keeps slot and blocks until `update`. A stop token shows
     when its request is in the next plan already: the extra token is discarded (`discarded_slots`).
 
-    Nobody is paused or preempted in a plan made ahead: a victim would go with a token that nobody knows, to be queued,
-    swapped out and counted without it. Where blocks or budget run out `schedule` returns None and decides after
+    A plan made ahead pauses and preempts no request: the victim's last token would be unknown when it is queued,
+    swapped out and counted. Where blocks or budget run out `schedule` returns None and decides after
     `update`, which costs one step without overlap, next to the recomputing or copying that follows.
 
     Slots and blocks that `update` frees may be in the step in flight still. Steps are computed in the order of their
@@ -197,11 +197,11 @@ class Scheduler:
         self._changed = True
 
     def add(self, request: Request) -> None:
-        """Queue a new request.
+        """Queue a new request. One that comes with tokens is continued: it resumes with them as after a preemption.
 
         Raises:
             CannotFitError: it is longer than `max_model_len` or than the whole KV cache.
-            ValueError: it has no prompt, its class does not exist, or its id is in use.
+            ValueError: it has no prompt, or all of its tokens already, its class does not exist, or its id is in use.
         """
         longest = self._longest
         if request.max_total_tokens > longest:
@@ -211,14 +211,18 @@ class Scheduler:
             )
         if request.num_prompt_tokens == 0 or request.sampling.max_tokens < 1:
             raise ValueError("a request needs at least one prompt token and max_tokens of at least 1")
+        if len(request.output_token_ids) >= request.sampling.max_tokens:
+            raise ValueError(f"{len(request.output_token_ids)} of max_tokens {request.sampling.max_tokens} are there")
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id} is in use")
         request.order = self._num_orders
         if self.config.prefix_caching:
-            hash_blocks(request, request.num_prompt_tokens, self.config.block_size)
+            hash_blocks(request, request.num_tokens, self.config.block_size)
         request.latest_start = self._deadlines.latest_start(
             request, self.num_running, self._limits.max_num_batched_tokens
         )
+        if len(request.output_token_ids):
+            request.state = RequestState.PREEMPTED
         self._queue(request)
         self._num_orders += 1
         self._requests[request.request_id] = request
@@ -345,7 +349,7 @@ class Scheduler:
             The requests whose keys and values the plan computes or copies, in the order of its tokens, then those that
             it swaps out: they may be missing, so the caller has to end these requests before anything else. Those that
             only the later plan computes have lost no more than that: they are queued to be computed from the start.
-            Nobody where the plan fell with an earlier one.
+            Empty where the plan was dropped with an earlier one.
         """
         dropped = self._in_flight.drop(plan)
         if not dropped:
@@ -414,7 +418,7 @@ class Scheduler:
         starts = [] if self._preemptions else self._admit(budget, chunks, now)
         self._changed |= bool(running.prefilling)
         if not chunks and not len(decode_slots):
-            return None  # Whoever runs ends with the step in flight.
+            return None  # All running requests end with the step in flight.
         plan = StepPlan(
             step=self._num_steps,
             preemptions=tuple(self._preemptions),
@@ -433,7 +437,7 @@ class Scheduler:
         return plan
 
     def _runs_out(self) -> bool:
-        """Somebody pauses, or would have to pause or to give way, in the next step."""
+        """A request is paused, or would have to be paused or preempted in the next step."""
         running = self._running
         running.decodes.settle()
         if running.paused or len(running.decodes.slots) > self._limits.max_num_batched_tokens:
@@ -442,8 +446,8 @@ class Scheduler:
         return growing is not None and len(growing) > running.pool.num_free
 
     def _grow_decodes(self) -> BlockGrowth | None:
-        """Settle who decodes, and give each of them that crosses a block boundary its next block. Where none is free,
-        victims give way."""
+        """Settle which requests decode, and give those that cross a block boundary their next block. If none is free,
+        victims are preempted."""
         running = self._running
         while True:
             self._fit_decodes()

@@ -12,8 +12,8 @@ from inflight_engine.request import TokenIds
 class StopTokens:
     """The stop token ids of all running requests together.
 
-    Nearly all requests share the model's few, so a mask over token ids that is right for the union says of almost every
-    step that nobody stops; only a token in the mask is compared with its own request's ids.
+    Nearly all requests share the model's few, so a mask over token ids that is right for the union shows in almost all
+    steps that no request stops; only a token in the mask is compared with its own request's ids.
     """
 
     def __init__(self) -> None:

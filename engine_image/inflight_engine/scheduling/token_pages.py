@@ -12,7 +12,7 @@ from inflight_engine.request import NO_TOKENS, TokenIds
 from inflight_engine.scheduling.plan import Slots
 
 PAGE_ROWS = 256
-"""Steps whose tokens are in one page. A page goes when nobody who joined during it is left."""
+"""Steps whose tokens are in one page. A page is dropped when no request that joined during it is left."""
 
 Columns = Slots | slice
 

@@ -20,8 +20,8 @@ candidate, at least one: place in the order of arrival, tokens known, and how of
 
 
 def lowest(standings: Sequence[tuple[float, int]]) -> npt.NDArray[np.intp]:
-    """Indices of the candidates of the largest `WaitingQueues.standing`: one of them gives way, and the rule says
-    which."""
+    """Indices of the candidates of the largest `WaitingQueues.standing`: the preemption rule
+    selects one of them."""
     worst = max(standings)
     return np.array([index for index, each in enumerate(standings) if each == worst], np.intp)
 
@@ -37,7 +37,7 @@ def longest_first(order: Ints, num_tokens: Ints, num_preemptions: Ints) -> int:
 
 
 def most_preempted_last(order: Ints, num_tokens: Ints, num_preemptions: Ints) -> int:
-    """The one that was preempted least often, so that nobody is hit again and again; of equals the last arrived."""
+    """The one that was preempted least often, so that no request is hit repeatedly; of equals the last arrived."""
     return _last_arrived_of(np.flatnonzero(num_preemptions == num_preemptions.min()), order)
 
 

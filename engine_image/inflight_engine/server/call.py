@@ -17,16 +17,16 @@ class Call:
     inbox: where their news arrive.
     num_prompt_tokens: of all prompts, each counted once whatever `n` is.
     num_samples: `n`, choices of each prompt.
+    streaming: the answer is a stream.
+    relayed: its progress is written for a relay.
     """
 
     choices: list[Generation]
     inbox: Inbox
     num_prompt_tokens: int
     num_samples: int
-
-    @property
-    def streaming(self) -> bool:
-        return self.choices[0].request.streaming
+    streaming: bool
+    relayed: bool = False
 
     @property
     def done(self) -> bool:

@@ -94,14 +94,18 @@ class Dispatcher:
             if admitted is None:
                 continue
             admitted.slot = admission.slot
+            if admitted.done:
+                continue
             if admitted.waiting:
                 self._on_admitted(admitted)
+                admitted.queued = False
+            if admitted.timings.admitted is None:
                 admitted.timings.admitted = max(began, admitted.timings.arrived)
-                admitted.cached_tokens = admission.num_cached_tokens
+                admitted.cached_tokens = min(admission.num_cached_tokens, len(admitted.request.prompt_token_ids))
                 if not admitted.wait_counted:
                     admitted.wait_counted = True
                     self._metrics.queue_time.observe(admitted.timings.admitted - admitted.timings.arrived)
-            elif admitted.preemptions and not admitted.done:
+            elif admitted.preemptions:
                 latest = admitted.preemptions[-1]
                 latest.resumed = max(began, latest.began)
                 self._resumed.append(admitted)

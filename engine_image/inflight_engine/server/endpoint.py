@@ -11,12 +11,14 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from inflight_engine.server.call import Call
+from inflight_engine.server.continuation import continued_choices, earlier_of
 from inflight_engine.server.errors import ApiError, bad_request
 from inflight_engine.server.exchange import exchange_of
 from inflight_engine.server.fields import Conversation, GenerationFields, PlainText, Prompt
 from inflight_engine.server.generation import GenerationRequest
 from inflight_engine.server.inbox import Inbox
 from inflight_engine.server.prepare import TOO_LONG, Tokenizer, choice_seed, prepare
+from inflight_engine.server.progress_frames import PROGRESS_HEADER
 from inflight_engine.server.scheduling_request import scheduling_of
 from inflight_engine.server.service import Service
 
@@ -48,7 +50,9 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
     exchange = exchange_of(http.scope)
     exchange.scheduling = scheduling
     prompts, n = body.prompts(), body.n or 1
-    service.refuse_if_full(scheduling.service_class, len(prompts) * n)
+    relayed = http.headers.get(PROGRESS_HEADER) == "1"
+    continued = continued_choices(body.inflight_continuation, len(prompts) * n, relayed=relayed)
+    service.refuse_if_full(scheduling.service_class, sum(each.finish_reason is None for each in continued))
     tokenizer, facts = service.model
     named = {body.prompt_field if len(prompts) == 1 else f"{body.prompt_field}.{i}": p for i, p in enumerate(prompts)}
     token_ids = await encode(tokenizer, named)
@@ -62,8 +66,12 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
                 service.metrics.rejections["never_fits"] += 1
             raise
         for sample in range(n):
-            request_id = service.new_request_id()
-            seed = choice_seed(body.seed, sample, config.engine.seed, request_id)
+            request_id, before = service.new_request_id(), continued[len(requests)]
+            earlier = earlier_of(before, len(requests), sampling, body, facts)
+            drawn = body.seed is None and before.seed is None
+            seed = (
+                choice_seed(body.seed, sample, config.engine.seed, request_id) if before.seed is None else before.seed
+            )
             requests.append(
                 GenerationRequest(
                     request_id=request_id,
@@ -72,14 +80,20 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
                     sampling=replace(sampling, seed=seed),
                     scheduling=scheduling,
                     stop=body.stop_strings(),
-                    streaming=bool(body.stream),
+                    streaming=bool(body.stream) or relayed,
                     echo=echo,
                     prompt_only=body.asked_max_tokens() == 0,
                     external_id=exchange.request_id,
+                    relayed=relayed,
+                    seed_drawn=relayed and drawn and sampling.temperature > 0,
+                    num_reported=len(before.token_ids),
+                    end_reported=before.finish_reason is not None,
+                    earlier=earlier,
                 )
             )
     inbox = Inbox(service.deliveries)
-    call = Call(service.submit(requests, arrived, inbox), inbox, sum(map(len, token_ids.values())), n)
+    generations = service.submit(requests, arrived, inbox)
+    call = Call(generations, inbox, sum(map(len, token_ids.values())), n, bool(body.stream), relayed)
     exchange.call = call
     return call
 

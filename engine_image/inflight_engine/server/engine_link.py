@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -59,13 +59,16 @@ class EngineLink:
             client.close()
 
 
-def add_request(request: GenerationRequest, arrived: float, *, resubmitted: bool = False) -> AddRequest:
-    """The message that submits a request. `resubmitted`: an earlier engine process had it."""
+def add_request(
+    request: GenerationRequest, arrived: float, token_ids: Sequence[int] = (), *, resubmitted: bool = False
+) -> AddRequest:
+    """The message that submits a request. `token_ids`: of its answer, those that it has. `resubmitted`: an earlier
+    engine process had it."""
     scheduling, sampling = request.scheduling, request.sampling
     predicted = scheduling.predicted_tokens
     return AddRequest(
         request_id=request.request_id,
-        prompt_token_ids=np.array(request.prompt_token_ids, np.dtype("<i4")).tobytes(),
+        prompt_token_ids=_packed(request.prompt_token_ids),
         sampling=sampling,
         arrival_time=arrived,
         priority=scheduling.priority,
@@ -76,4 +79,9 @@ def add_request(request: GenerationRequest, arrived: float, *, resubmitted: bool
         predicted_tokens=None if predicted is None else min(predicted, sampling.max_tokens),
         resubmitted=resubmitted,
         external_id=request.external_id,
+        output_token_ids=_packed(token_ids),
     )
+
+
+def _packed(token_ids: Sequence[int]) -> bytes:
+    return np.array(token_ids, np.dtype("<i4")).tobytes()

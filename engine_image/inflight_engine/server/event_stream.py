@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator, Sequence
-from typing import Any, Protocol
+from collections.abc import Coroutine, Generator, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from starlette.types import Send
 
 from inflight_engine.server.call import Call
-from inflight_engine.server.generation import Generation, Piece
+from inflight_engine.server.errors import ApiError
+from inflight_engine.server.generation import NO_PIECE, Generation, Piece
 from inflight_engine.server.send import raw_headers, send_error
 
-_EVENT_STREAM = {
+EVENT_STREAM = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
     # nginx, and proxies that follow it, would otherwise collect the stream.
     "x-accel-buffering": "no",
 }
+
+DONE = b"data: [DONE]\n\n"
 
 
 MANY_SCORED_TOKENS = 256
@@ -25,7 +28,13 @@ MANY_SCORED_TOKENS = 256
 
 
 class AnswerFormat(Protocol):
-    """How an endpoint writes an answer. Each method returns bytes of the body; all but the first make a stream."""
+    """How an endpoint writes an answer. Each method returns bytes of the body; all but the first make a stream.
+
+    Attributes:
+        names_tokens: events have the ids of tokens.
+    """
+
+    names_tokens: bool
 
     def whole(self, pieces: Sequence[Piece]) -> bytes:
         """`pieces`: of the choices, in their order, complete."""
@@ -35,13 +44,21 @@ class AnswerFormat(Protocol):
 
     def piece(self, choice: Generation, piece: Piece) -> bytes: ...
 
-    def last(self, choice: Generation) -> bytes:
-        """This choice is complete."""
+    def last(self, choice: Generation, piece: Piece) -> bytes:
+        """This choice is complete, with this piece."""
         ...
 
     def end(self) -> bytes:
         """All choices are."""
         ...
+
+
+class Taken(NamedTuple):
+    """What a choice has to send. `done`: that is its end."""
+
+    choice: Generation
+    piece: Piece
+    done: bool
 
 
 class EventStream:
@@ -65,25 +82,29 @@ class EventStream:
         self._send = send
         self._send_body = send_body
         self._started = False
+        self._first_due = True
         self._sending: asyncio.Task[None] | None = None
         self._unwritten: dict[Generation, None] = {}
+        self._ended: set[Generation] = set()
+        """Choices whose end is written."""
 
     def write(self, changed: Sequence[Generation]) -> None:
         """Write what these generations have to send."""
         if self._sending is not None:
             self._unwritten.update(dict.fromkeys(changed))
-            return
-        if self.complete.done():
-            return
+        elif not self.complete.done():
+            self._run(self._write(changed))
+
+    def _run(self, writing: Coroutine[Any, Any, bool]) -> None:
+        """Write as far as it goes without waiting. What is run returns whether that is the last."""
         try:
-            sending = self._write(changed)
-            waits_for = sending.send(None)
+            waits_for = writing.send(None)
         except StopIteration as end:
             self._written(last=end.value)
         except Exception as error:
             self.complete.set_exception(error)
         else:
-            self._sending = asyncio.create_task(self._finish(_Resumed(sending, waits_for)))
+            self._sending = asyncio.create_task(self._finish(_Resumed(writing, waits_for)))
 
     async def _finish(self, sending: _Resumed) -> None:
         try:
@@ -102,25 +123,20 @@ class EventStream:
         if last and not self.complete.done():
             self.complete.set_result(None)
 
-    async def _write(self, changed: Sequence[Generation]) -> bool:
+    async def _write(self, changed: Iterable[Generation]) -> bool:
         """One message for all events. Returns whether it is the last."""
         call = self._call
-        chunks = [] if self._started else [self._answer.first()]
-        ended = complete = False
-        pieces = [(generation, generation.take()) for generation in changed]
-        if sum(piece.num_scored for _, piece in pieces) >= MANY_SCORED_TOKENS and call.error is None:
-            chunks += await asyncio.to_thread(self._format, pieces)
-            await self._send_events(chunks, more=True)
-            self._unwritten.update(dict.fromkeys(changed))  # also those that have ended: that is to be written
-            return False
-        for generation, piece in pieces:
-            if not piece.empty:
-                chunks.append(self._answer.piece(generation, piece))
-                generation.logprobs.clear()
-            if generation.done:
-                ended = True
-                if generation.error is None:
-                    chunks.append(self._answer.last(generation))
+        taken = [self._take(choice) for choice in changed if choice not in self._ended]
+        if sum(each.piece.num_scored for each in taken) >= MANY_SCORED_TOKENS and call.error is None:
+            chunks = await asyncio.to_thread(self._format, taken)
+        else:
+            chunks = self._format(taken)
+        if self._first_due and (chunks or not self._started):
+            self._first_due = False
+            chunks.insert(0, self._answer.first())
+        ended = [each.choice for each in taken if each.done]
+        self._ended.update(ended)
+        complete = False
         if ended:
             error = call.error
             if error is not None and not self._started:
@@ -128,19 +144,39 @@ class EventStream:
                 return True
             if error is None and call.abandoned:
                 return True
-            complete = error is not None or call.done
+            complete = error is not None or len(self._ended) == len(call.choices)
             if complete:
-                chunks.append(self._answer.end() + b"data: [DONE]\n\n" if error is None else error.event())
+                chunks.append(await self._end() if error is None else self._error(error))
         await self._send_events(chunks, more=not complete)
         return complete
 
-    def _format(self, pieces: Sequence[tuple[Generation, Piece]]) -> list[bytes]:
-        return [self._answer.piece(generation, piece) for generation, piece in pieces if not piece.empty]
+    def _take(self, choice: Generation) -> Taken:
+        return Taken(choice, choice.take(), choice.done)
+
+    def _format(self, taken: Sequence[Taken]) -> list[bytes]:
+        """May run in a thread: looks at nothing that tokens which come meanwhile change."""
+        chunks = []
+        for choice, piece, done in taken:
+            rest = piece
+            if not piece.empty:
+                chunks.append(self._answer.piece(choice, piece))
+                rest = NO_PIECE._replace(num_tokens=piece.num_tokens)
+            if done and choice.error is None:
+                chunks.append(self._answer.last(choice, rest))
+        return chunks
+
+    async def _end(self) -> bytes:
+        """What follows the last choice."""
+        return self._answer.end() + DONE
+
+    def _error(self, error: ApiError) -> bytes:
+        """The end of an answer that fails."""
+        return error.event()
 
     async def _send_events(self, chunks: Sequence[bytes], *, more: bool) -> None:
         if not self._started:
             self._started = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": raw_headers(_EVENT_STREAM)})
+            await self._send({"type": "http.response.start", "status": 200, "headers": raw_headers(EVENT_STREAM)})
         if chunks:
             await self._send_body({"type": "http.response.body", "body": b"".join(chunks), "more_body": more})
 

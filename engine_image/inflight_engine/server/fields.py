@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -144,8 +144,25 @@ class SchedulingFields(Body):
     expected_output_tokens: Annotated[int, Field(ge=1)] | None = None
 
 
+class ContinuedChoice(Body):
+    """What a relay has of a choice: its tokens, the seed that was drawn for it, and why it ended, if it did."""
+
+    token_ids: TokenIdList
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+class Continuation(Body):
+    """Where an answer goes on that another replica began. `choices`: all of them. `created`: that of its chunks."""
+
+    choices: Annotated[list[ContinuedChoice], Field(min_length=1, fail_fast=True)]
+    created: Annotated[int, Field(ge=0, lt=2**63)]
+
+
 class GenerationFields(SamplingFields, SchedulingFields):
     """What every generation endpoint's body is."""
+
+    inflight_continuation: Continuation | None = None
 
     prompt_field: ClassVar[str] = "prompt"
     default_max_tokens: ClassVar[int | None] = None

@@ -34,12 +34,13 @@ class GenerateAnswer:
     """
 
     def __init__(self, call: Call) -> None:
+        self.names_tokens = True
         self._call = call
-        self._sent = [0] * len(call.choices)
+        self._sent = [len(choice.token_ids) if call.streaming else 0 for choice in call.choices]
 
     def whole(self, pieces: Sequence[Piece]) -> bytes:
         answers = [
-            {**self._news(choice, piece.text), **_end(choice)}
+            {**self._news(choice, piece), **_end(choice)}
             for choice, piece in zip(self._call.choices, pieces, strict=True)
         ]
         return msgspec.json.encode(answers[0] if len(answers) == 1 else {"choices": answers})
@@ -48,24 +49,24 @@ class GenerateAnswer:
         return b""
 
     def piece(self, choice: Generation, piece: Piece) -> bytes:
-        return _event(self._news(choice, piece.text))
+        return _event(self._news(choice, piece))
 
-    def last(self, choice: Generation) -> bytes:
-        return _event({**self._news(choice, ""), **_end(choice)})
+    def last(self, choice: Generation, piece: Piece) -> bytes:
+        return _event({**self._news(choice, piece), **_end(choice)})
 
     def end(self) -> bytes:
         return b""
 
-    def _news(self, choice: Generation, text: str) -> dict[str, Any]:
-        """`text` with the tokens that were not sent yet."""
+    def _news(self, choice: Generation, piece: Piece) -> dict[str, Any]:
+        """A piece's text with the tokens, up to it, that were not sent yet."""
         index = choice.request.index
-        begin, end = self._sent[index], len(choice.token_ids)
+        begin, end = self._sent[index], piece.num_tokens
         self._sent[index] = end
-        news: dict[str, Any] = {"text": text, "tokens": choice.token_ids[begin:end]}
+        news: dict[str, Any] = {"text": piece.text, "tokens": choice.token_ids[begin:end]}
         if len(self._sent) > 1:
             news["index"] = index
         if choice.scored:
-            news["logprobs"] = [_scores(logprobs) for logprobs in choice.logprobs]
+            news["logprobs"] = [_scores(logprobs) for logprobs in piece.logprobs]
         return news
 
 

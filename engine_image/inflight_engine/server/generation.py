@@ -35,6 +35,20 @@ class Scheduling:
 
 
 @dataclass(frozen=True, slots=True)
+class Earlier:
+    """What another replica has computed of an answer that is continued here.
+
+    Attributes:
+        finish_reason: None: the answer goes on.
+        written: the client has whatever these tokens let out; else nothing of them.
+    """
+
+    token_ids: Sequence[int]
+    finish_reason: FinishReason | None
+    written: bool
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One answer that a client asked for, checked and tokenized.
 
@@ -42,6 +56,10 @@ class GenerationRequest:
         index: which of the call's answers this is.
         stop: stop strings, found here; stop token ids are in `sampling` and found by the engine.
         streaming: tokens are handed over as they come, not at the end.
+        relayed: a relay reads its progress, and can have it continued by another replica.
+        seed_drawn: its seed was drawn here, and the answer depends on it.
+        num_reported, end_reported: tokens that its relay was told of by another replica, and whether its end was.
+        earlier: what of that is kept; None: the answer begins here.
         echo: the prompt's text, with which the answer begins; None: it does not.
         prompt_only: what the engine samples is not part of the answer.
         external_id: of the HTTP request (X-Request-Id); its answers share it.
@@ -57,6 +75,11 @@ class GenerationRequest:
     echo: str | None = None
     prompt_only: bool = False
     external_id: str = ""
+    relayed: bool = False
+    seed_drawn: bool = False
+    num_reported: int = 0
+    end_reported: bool = False
+    earlier: Earlier | None = None
 
 
 class ScoredToken(NamedTuple):
@@ -73,11 +96,15 @@ class Piece(NamedTuple):
     Attributes:
         tokens: those whose text begins in this part, where log-probabilities were asked for.
         prompt: in the first part, where log-probabilities of the prompt were asked for.
+        num_tokens: of the answer, up to this part: the text of the last ones may come with a later part.
+        logprobs: of those of them that no earlier part had, where asked for.
     """
 
     text: str
     tokens: list[ScoredToken]
     prompt: PromptScores | None = None
+    num_tokens: int = 0
+    logprobs: Sequence[TokenLogprobs] = ()
 
     @property
     def num_scored(self) -> int:
@@ -87,6 +114,9 @@ class Piece(NamedTuple):
     @property
     def empty(self) -> bool:
         return not (self.text or self.num_scored)
+
+
+NO_PIECE = Piece("", [])
 
 
 @dataclass(slots=True)
@@ -146,7 +176,6 @@ class Generation:
         "_untaken",
         "cached_tokens",
         "counted_tokens",
-        "delivered",
         "enqueued_at",
         "error",
         "finish_reason",
@@ -155,6 +184,7 @@ class Generation:
         "logprobs",
         "num_preemptions",
         "preemptions",
+        "queued",
         "request",
         "scored",
         "slot",
@@ -174,8 +204,8 @@ class Generation:
         """Engine processes that died while it had a slot, or may have had one."""
         self.starting = False
         """The engine process that runs announced that it takes a slot; only of resubmitted ones."""
-        self.delivered = False
-        """A part of the answer was taken, to be sent to the client."""
+        self.queued = True
+        """The engine has not admitted it, or not again since its engine process was lost."""
         self.wait_counted = self.first_token_counted = False
         """In the metrics, where a request counts once however often it is submitted."""
         self.cached_tokens = 0
@@ -184,11 +214,11 @@ class Generation:
         """Of `token_ids`, how many the estimate of output lengths has counted."""
         self.timings = Timings(arrived)
         self.preemptions: list[Preempted] = []
-        """In the engine process that runs, at most `MAX_PREEMPTIONS` of `num_preemptions`."""
+        """At most `MAX_PREEMPTIONS` of `num_preemptions`; the loss of its engine process counts as one of them."""
         self.num_preemptions = 0
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
-        """Of the last of `token_ids`, those that no piece of a stream was written with; empty unless asked for."""
+        """Of the last of `token_ids`, those that no piece was taken with; empty unless asked for."""
         self.finish_reason: FinishReason | None = None
         self.error: ApiError | None = None
         self.enqueued_at = arrived
@@ -214,25 +244,21 @@ class Generation:
         self._decoded = self._let_out = len(self._text)
         self._untaken: list[ScoredToken] = []
         self._prompt_scores = self._no_prompt_scores()
+        if request.earlier is not None:
+            self._go_on(request.earlier)
 
-    def restart(self, detokenizer: Detokenizer) -> None:
-        """Forget its tokens: it is submitted again, and waits again. Nothing of it was delivered."""
-        self.timings = Timings(self.timings.arrived)
-        self.preemptions = []
-        self.num_preemptions = 0
-        self.token_ids = []
-        self.counted_tokens = 0
-        self.logprobs = []
+    def requeue(self, now: float) -> None:
+        """Its engine process was lost: it is submitted to another one, with the tokens that it has, and waits again."""
+        if not self.token_ids:
+            self.timings = Timings(self.timings.arrived)
+            self.preemptions, self.num_preemptions = [], 0
+            self.last_token_at = -1.0
+            self._prompt_scores = self._no_prompt_scores()
+        elif not self.queued:
+            self.preempt(max(now, self.progress_at))
+        self.queued = True
         self.slot = -1
         self.starting = False
-        self.last_token_at = -1.0
-        self._detokenizer = detokenizer
-        self._stop = StopStrings(self.request.stop)
-        self._num_decoded = 0
-        self._text = self.request.echo or ""
-        self._decoded = self._let_out = len(self._text)
-        self._untaken = []
-        self._prompt_scores = self._no_prompt_scores()
 
     @property
     def done(self) -> bool:
@@ -245,8 +271,24 @@ class Generation:
 
     @property
     def waiting(self) -> bool:
-        """The engine has not admitted it yet."""
-        return self.timings.admitted is None and not self.done
+        """It has to be admitted before it can go on."""
+        return self.queued and not self.done
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Of its prompt and its output: what its prefill computes while it waits."""
+        return len(self.request.prompt_token_ids) + len(self.token_ids)
+
+    @property
+    def written(self) -> bool:
+        """Another replica has written its end."""
+        earlier = self.request.earlier
+        return earlier is not None and earlier.written and earlier.finish_reason is not None
+
+    @property
+    def holds_back(self) -> bool:
+        """There are log-probabilities that wait for the text of their tokens."""
+        return bool(self._untaken) and self._untaken[-1].offset >= self._let_out
 
     @property
     def time_to_first_token(self) -> float | None:
@@ -296,7 +338,7 @@ class Generation:
 
     def take(self) -> Piece:
         """What may be sent now and was not taken before; all that is left when it is done. Nothing before the first
-        token: also of an echoed prompt, so that until then another engine process can take the request."""
+        token, also not an echoed prompt: until then another engine process can begin anew."""
         if not (self.token_ids or self.done):
             return Piece("", [])
         self._decode()
@@ -308,9 +350,31 @@ class Generation:
         # One that failed, or that nobody waits for, may have had no time for all of its prompt.
         prompt = self._prompt_scores if self.finish_reason in (None, FinishReason.STOP, FinishReason.LENGTH) else None
         self._prompt_scores = None
-        piece = Piece(text, self._take_tokens(all_out=all_out) if self._untaken else [], prompt)
-        self.delivered = self.delivered or not piece.empty
+        piece = Piece(text, self._take_tokens(all_out=all_out) if self._untaken else [], prompt, len(self.token_ids))
+        if self.logprobs and (self.done or not piece.empty):
+            piece, self.logprobs = piece._replace(logprobs=self.logprobs), []
         return piece
+
+    def _go_on(self, earlier: Earlier) -> None:
+        """Be as if these tokens had come one by one. Their log-probabilities are not known."""
+        # A stop string ends no answer before `min_tokens`, so the text of the first ones is not searched.
+        for token_ids in (earlier.token_ids[: self._min_tokens], earlier.token_ids[self._min_tokens :]):
+            self.token_ids += token_ids
+            self._decode()
+        self.counted_tokens = len(self.token_ids)
+        self.finish_reason = earlier.finish_reason or self._end_of_tokens()
+        if earlier.written and (self.token_ids or self.done):
+            self._text, self._prompt_scores = "", None
+        if self.done:
+            self.timings.finished = self.timings.arrived
+            if not self.written:
+                self._inbox.put(self)
+
+    def _end_of_tokens(self) -> FinishReason | None:
+        """Why there can be no further token; None: there can."""
+        if self._stop.found or (self.token_ids and self.token_ids[-1] in self._stop_token_ids):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.token_ids) >= self.request.sampling.max_tokens else None
 
     def _no_prompt_scores(self) -> PromptScores | None:
         if self.request.sampling.prompt_logprobs is None:

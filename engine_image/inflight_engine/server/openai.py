@@ -43,6 +43,7 @@ async def _answer(
         Shown(
             model=service.config.served_model_name,
             request_id=request_id(http.scope),
+            created=None if body.inflight_continuation is None else body.inflight_continuation.created,
             usage=body.include_usage,
             continuous_usage=body.continuous_usage,
             token_ids=bool(body.return_token_ids),

@@ -28,6 +28,7 @@ class Shown:
     Attributes:
         model: the served name.
         request_id: what its `id` is made of.
+        created: when it was begun, Unix seconds; None: now.
         usage: a chunk with the token counts ends the stream.
         continuous_usage: every chunk has those of its choice.
         token_ids: those of prompt and output.
@@ -36,6 +37,7 @@ class Shown:
 
     model: str
     request_id: str
+    created: int | None = None
     usage: bool = False
     continuous_usage: bool = False
     token_ids: bool = False
@@ -55,19 +57,20 @@ class _Answer(ABC):
         self._shown = shown
         self._head = {
             "id": f"{self.id_prefix}-{shown.request_id}",
-            "created": int(time.time()),
+            "created": int(time.time()) if shown.created is None else shown.created,
             "model": shown.model,
         }
         self._around: dict[int, list[bytes]] = {}
-        self._sent = [0] * len(call.choices)
+        self.names_tokens = shown.token_ids
+        self._sent = [len(choice.token_ids) if call.streaming else 0 for choice in call.choices]
         """Token ids of each choice that are written."""
-        self._begun: set[int] = set()
+        self._begun = {index for index, sent in enumerate(self._sent) if sent}
         """Choices of a stream that have a chunk with what there is beside the text."""
 
     def whole(self, pieces: Sequence[Piece]) -> bytes:
         choices = [
             self._whole_choice(choice.request.index, piece.text, self._scores(choice, piece), _finish_reason(choice))
-            | self._new_token_ids(choice)
+            | self._new_token_ids(choice, piece)
             | self._prompt_in_choice(choice, piece.prompt)
             for choice, piece in zip(self._call.choices, pieces, strict=True)
         ]
@@ -77,24 +80,29 @@ class _Answer(ABC):
     def piece(self, choice: Generation, piece: Piece) -> bytes:
         index = choice.request.index
         if choice.scored or self._shown.continuous_usage or self._shown.token_ids:
-            return self._news(choice, self._choice(index, piece.text, self._scores(choice, piece), None))
+            return self._news(choice, piece, self._choice(index, piece.text, self._scores(choice, piece), None))
         around = self._around.get(index)
         if around is None:
             around = self._around[index] = self._chunk([self._choice(index, _MARK, None, None)]).split(_encode(_MARK))
         before, after = around
         return before + _encode(piece.text) + after
 
-    def last(self, choice: Generation) -> bytes:
-        return self._news(choice, self._choice(choice.request.index, None, None, _finish_reason(choice)))
+    def last(self, choice: Generation, piece: Piece) -> bytes:
+        scores = self._scores(choice, piece) if piece.num_scored else None
+        return self._news(
+            choice, piece, self._choice(choice.request.index, piece.text or None, scores, _finish_reason(choice))
+        )
 
     def end(self) -> bytes:
         return self._chunk([], self._usage()) if self._shown.usage else b""
 
-    def _news(self, choice: Generation, written: dict[str, Any]) -> bytes:
+    def _news(self, choice: Generation, piece: Piece, written: dict[str, Any]) -> bytes:
         """A chunk with what there is beside a choice's text; its first has the prompt."""
         prompt = {} if choice.request.index in self._begun else self._prompt_in_choice(choice)
         self._begun.add(choice.request.index)
-        return self._chunk([written | prompt | self._new_token_ids(choice)], self._usage_of(choice))
+        return self._chunk(
+            [written | prompt | self._new_token_ids(choice, piece)], self._usage_of(choice, piece.num_tokens)
+        )
 
     def _chunk(
         self,
@@ -107,13 +115,13 @@ class _Answer(ABC):
             body["usage"] = usage
         return b"data: " + _encode(body) + b"\n\n"
 
-    def _new_token_ids(self, choice: Generation) -> dict[str, list[int]]:
-        """Those of a choice that are not written yet."""
+    def _new_token_ids(self, choice: Generation, piece: Piece) -> dict[str, list[int]]:
+        """Those of a choice, up to this piece of it, that are not written yet."""
         if not self._shown.token_ids:
             return {}
         index = choice.request.index
-        begin, self._sent[index] = self._sent[index], len(choice.token_ids)
-        return {"token_ids": choice.token_ids[begin:]}
+        begin, self._sent[index] = self._sent[index], piece.num_tokens
+        return {"token_ids": choice.token_ids[begin : piece.num_tokens]}
 
     def _prompt_in_choice(self, choice: Generation, scores: PromptScores | None = None) -> dict[str, Any]:
         return {}
@@ -139,11 +147,11 @@ class _Answer(ABC):
         details = {"cached_tokens": call.num_cached_tokens}
         return {**_counts(call.num_prompt_tokens, call.num_output_tokens), "prompt_tokens_details": details}
 
-    def _usage_of(self, choice: Generation) -> dict[str, int] | None:
-        """Up to now, for a chunk."""
+    def _usage_of(self, choice: Generation, num_tokens: int) -> dict[str, int] | None:
+        """For a chunk, with so many tokens of the output."""
         if not self._shown.continuous_usage:
             return None
-        return _counts(len(choice.request.prompt_token_ids), len(choice.token_ids))
+        return _counts(len(choice.request.prompt_token_ids), num_tokens)
 
     @abstractmethod
     def _logprobs(self, choice: Generation, piece: Piece) -> dict[str, Any]: ...
@@ -171,7 +179,7 @@ class ChatAnswer(_Answer):
         return b"".join(
             self._chunk(
                 [{"index": choice.request.index, "delta": delta, "logprobs": None, "finish_reason": None}],
-                self._usage_of(choice),
+                self._usage_of(choice, len(choice.token_ids)),
                 self._prompt_in_body(),
             )
             for choice in self._call.choices

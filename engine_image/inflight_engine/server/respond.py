@@ -12,6 +12,7 @@ from inflight_engine.server.call import Call
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.event_stream import MANY_SCORED_TOKENS, AnswerFormat, EventStream
 from inflight_engine.server.generation import Generation
+from inflight_engine.server.progress_frames import ProgressStream, WholeProgress
 from inflight_engine.server.send import send_all, send_error, server_send
 from inflight_engine.server.service import Service
 
@@ -31,7 +32,9 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watch = asyncio.create_task(self._watch(receive))
         try:
-            if self._call.streaming:
+            if self._call.relayed:
+                await self._relayed(send, server_send(scope))
+            elif self._call.streaming:
                 await self._stream(send, server_send(scope))
             else:
                 await self._whole(send)
@@ -73,6 +76,17 @@ class GenerationResponse(Response):
         stream = EventStream(self._call, self._answer, send, send_body)
         self._call.inbox.read(stream.write)
         await stream.complete
+
+    async def _relayed(self, send: Send, send_body: Send) -> None:
+        write = ProgressStream if self._call.streaming else WholeProgress
+        stream, heartbeats = write(self._call, self._answer, send, send_body), self._service.heartbeats
+        heartbeats.add(stream)
+        try:
+            stream.begin()
+            self._call.inbox.read(stream.write)
+            await stream.complete
+        finally:
+            heartbeats.remove(stream)
 
 
 def error_response(error: ApiError) -> Response:

@@ -35,6 +35,7 @@ from inflight_engine.server.engine_link import EngineLink, add_request
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.exchange import RequestSpans
 from inflight_engine.server.generation import Generation, GenerationRequest
+from inflight_engine.server.heartbeats import Heartbeats
 from inflight_engine.server.inbox import Deliveries, Inbox
 from inflight_engine.server.metrics import NO_STATS, EngineMetrics, Gauges
 from inflight_engine.server.phase import Phase, engine_failed, no_engine, shutting_down
@@ -65,6 +66,7 @@ class Service:
         engine: what the latest engine process said when it was loaded.
         engine_lost: set when another engine process has to be started.
         deliveries: news of generations, to those who serve their clients.
+        heartbeats: of responses that report their progress.
         lost_at: when the latest engine process was lost, seconds on the monotonic clock.
         record: file to which the engine process records; None: it does not.
         spans: makes the traces of requests; None: they have none.
@@ -96,6 +98,7 @@ class Service:
         self.link = EngineLink(self._on_message, self.lose_engine)
         self.calls = EngineCalls(self._send)
         self.deliveries = Deliveries()
+        self.heartbeats = Heartbeats(lambda: self.stalled)
         self.spans: RequestSpans | None = None
         self.runtime = RuntimeConfig(config.engine.classes, self.calls)
         self._tokenizer: Tokenizer | None = None
@@ -187,25 +190,28 @@ class Service:
         self._check_bounds(service_class, num_requests)
 
     def submit(self, requests: Sequence[GenerationRequest], arrived: float, inbox: Inbox) -> list[Generation]:
-        """Send requests of one class to the engine, all or none; while it restarts they wait for the next one.
-        `inbox` gets the news of what they become.
+        """Send requests of one class to the engine, all or none; while it restarts they wait for the next one. Those
+        that another replica has computed to their end are not sent. `inbox` gets the news of what they become.
 
         Raises:
             ApiError: 503 when the queue is full or no requests are taken; 400 when they could never be.
         """
         tokenizer, _ = self.model
         service_class = requests[0].scheduling.service_class
-        self._check_bounds(service_class, len(requests), [len(request.prompt_token_ids) for request in requests])
+        generations = [
+            Generation(request, tokenizer.detokenizer(request.prompt_token_ids), arrived, inbox) for request in requests
+        ]
+        unfinished, now = [generation for generation in generations if not generation.done], time.monotonic()
+        if not unfinished:
+            return generations
+        self._check_bounds(service_class, len(unfinished), [each.num_known_tokens for each in unfinished])
         # First of all, so that requests that cannot be sent take no place.
-        self._send(*(add_request(request, arrived) for request in requests))
-        generations, now = [], time.monotonic()
-        for request in requests:
-            generation = Generation(request, tokenizer.detokenizer(request.prompt_token_ids), arrived, inbox)
+        self._send(*(add_request(each.request, arrived, each.token_ids) for each in unfinished))
+        for generation in unfinished:
             self._enter_queue(generation)
             self._dispatcher.add(generation)
-            self.metrics.arrived(len(request.prompt_token_ids))
+            self.metrics.arrived(generation.num_known_tokens)
             self._timeouts.waits(generation, now)
-            generations.append(generation)
         return generations
 
     def end(self, generation: Generation, reason: FinishReason, error: ApiError | None = None) -> None:
@@ -302,7 +308,8 @@ class Service:
         self.engine_lost.set()
 
     def _keep_or_end(self, generation: Generation) -> None:
-        """Keep a request for the next engine process, unless its answer has begun or it may be what killed this one.
+        """Keep a request, with the tokens that it has, for the next engine process, unless a relay can have it
+        continued by another replica at once, or it may be what killed this one.
 
         Only a request with a slot can be that. Of one that was submitted for the first time, nobody knows whether it
         took a slot in the step in which the process died; the start of a resubmitted one is announced.
@@ -310,18 +317,16 @@ class Service:
         had_slot = generation.starting or not generation.waiting
         if had_slot or generation.tries == 0:
             generation.tries += 1
-        if generation.delivered or (had_slot and generation.tries >= MAX_TRIES):
-            why = (
-                "after a part of the answer was sent"
-                if generation.delivered
-                else "for the second time while it computed this request"
-            )
-            self.end(generation, FinishReason.ERROR, engine_failed(f"the engine process was lost {why}; try again"))
+        suspect = had_slot and generation.tries >= MAX_TRIES
+        if suspect or generation.request.relayed:
+            why = " for the second time while it computed this request" if suspect else ""
+            self.end(generation, FinishReason.ERROR, engine_failed(f"the engine process was lost{why}; try again"))
             return
-        if not generation.waiting:
+        was_waiting, now = generation.waiting, time.monotonic()
+        generation.requeue(now)
+        if not was_waiting:
             self._enter_queue(generation)
-            self._timeouts.waits(generation, time.monotonic())
-        generation.restart(self.tokenizer.detokenizer(generation.request.prompt_token_ids))
+            self._timeouts.waits(generation, now)
 
     def _resume(self, ready: EngineReady) -> None:
         """Another engine process is loaded: first what is in force, then the requests, as they came."""
@@ -332,8 +337,8 @@ class Service:
         self.metrics.resubmitted += sum(generation.tries > 0 for generation in waiting)
         self._send(
             *(
-                add_request(generation.request, generation.timings.arrived, resubmitted=generation.tries > 0)
-                for generation in waiting
+                add_request(each.request, each.timings.arrived, each.token_ids, resubmitted=each.tries > 0)
+                for each in waiting
             )
         )
         self.metrics.engine_restarts += 1
@@ -361,14 +366,14 @@ class Service:
 
     def _enter_queue(self, generation: Generation) -> None:
         request, arrived = generation.request, generation.timings.arrived
-        name, num_tokens = request.scheduling.service_class, len(request.prompt_token_ids)
+        name, num_tokens = request.scheduling.service_class, generation.num_known_tokens
         self._queue.enter(name, num_tokens)
         self._shedding.enter(name, request.request_id, arrived, num_tokens)
 
     def _leave_queue(self, generation: Generation) -> None:
         request = generation.request
         self._shedding.leave(request.scheduling.service_class, request.request_id)
-        self._queue.leave(request.scheduling.service_class, len(request.prompt_token_ids))
+        self._queue.leave(request.scheduling.service_class, generation.num_known_tokens)
 
     def _check_admitting(self) -> None:
         if self.phase not in (Phase.READY, Phase.RESTARTING):

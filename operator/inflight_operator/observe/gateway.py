@@ -201,6 +201,7 @@ class GatewayReader:
         """Takes a line in; returns the services of which requests began to wait at this pod."""
         full, told = read_line(line, self.clock(), stream.since)
         before = stream.reports or {}
+        begun = [key for key, one in told.items() if one.held and not (key in before and before[key].held)]
         if full:
             stream.reports = told
         elif stream.reports is None:
@@ -209,7 +210,7 @@ class GatewayReader:
             stream.reports.update(told)
         stream.error = ""
         self._settle()
-        return [key for key, one in told.items() if one.held and not (key in before and before[key].held)]
+        return begun
 
 
 def gateway_pods(slices: Sequence[Manifest]) -> dict[str, GatewayPod]:

@@ -207,7 +207,7 @@ def test_a_worker_ends_with_rank_0_whatever_it_waits_for(folder, tmp_path):
         (
             "llama-gqa-untied",
             {"tensor_parallel_size": 2, "quantization": "int8"},
-            "int8 cannot be had with tensor_parallel_size 2",
+            "int8 is not supported with tensor_parallel_size 2",
         ),
     ],
 )

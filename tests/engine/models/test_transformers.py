@@ -290,7 +290,7 @@ def test_without_transformers_the_reason_says_what_to_install(tmp_path, monkeypa
 def test_options_of_native_models_are_refused(tmp_path, options):
     make(tmp_path, "gpt2", {})
     config = EngineConfig(str(tmp_path), **options)
-    with pytest.raises(ValueError, match="cannot be had with GPT2LMHeadModel"):
+    with pytest.raises(ValueError, match="is not supported with GPT2LMHeadModel"):
         load_model(config, ModelFiles("test", tmp_path), read(tmp_path), torch.float32, torch.device("cpu"), ALONE)
 
 

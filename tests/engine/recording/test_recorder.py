@@ -67,7 +67,7 @@ def test_a_run_reads_like_this():
     assert header["record"] == "inflight-engine schedule"
     assert header["config"]["capacity"]["max_num_seqs"] == CONFIG.capacity.max_num_seqs
     assert events == [
-        ["add", 7, 1.5, 5, 9, "default", "", 2, 4, [2, 1]],
+        ["add", 7, 1.5, 5, 9, "default", "", 2, 4, [2, 1], 0],
         ["step", 0, 250000, [], [], [[7, 3, 0, False]], [[3, 0, 5]], [], 5, [], False],
         ["step", 1, 1000, [], [], [], [], [3], 1, [], False],
         ["same", [2000, 3000]],

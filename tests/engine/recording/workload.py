@@ -41,6 +41,7 @@ class Workload:
         self.random = random.Random(seed)
         self.costs = random.Random(seed)
         self.scoring = random.Random(seed)
+        self.continuing = random.Random(f"continuing {seed}")
         self.scheduler = Scheduler(config)
         self.config = config
         self.lookahead = lookahead
@@ -114,6 +115,10 @@ class Workload:
             predicted_tokens=pick.choice([None, 5, 20]),
         )
         self.next_id += 1
+        generated = [VOCAB - 1] * self.continuing.choice((0, 0, 0, 0, 1, 9))
+        if len(generated) < request.sampling.max_tokens:
+            request.output_token_ids = np.array(generated, np.int32)
+            prompt = prompt + generated
         try:
             self.scheduler.add(request)
         except CannotFitError:

@@ -119,21 +119,26 @@ class Driver:
         stop: tuple[int, ...] = (),
         *,
         scored: bool = False,
+        generated: int = 0,
         **fields: Any,
     ) -> Request:
-        """`scored`: it asks for log-probabilities of its prompt. `fields`: of `Request`, such as `arrival_time` (0
-        unless given), `priority`, `tenant`."""
+        """`scored`: it asks for log-probabilities of its prompt. `generated`: tokens of its output with which it comes,
+        at most all but the last. `fields`: of `Request`, such as `arrival_time` (0 unless given), `priority`,
+        `tenant`."""
         sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop, prompt_logprobs=1 if scored else None)
+        expected = reference_output(prompt, max_tokens, stop)
+        output = expected[: min(generated, len(expected) - 1)]
         request = Request(request_id, np.array(prompt, np.int32), sampling, **{"arrival_time": 0.0, **fields})
+        request.output_token_ids = np.array(output, np.int32)
         self.scheduler.add(request)
         shared = (request.tenant, request.cache_salt)
         domain = self._domains.setdefault(request_id if scored else shared, len(self._domains))
         if scored:
             self.unscored[request_id] = set(range(1, len(prompt)))
-        self.runner.add(request_id, prompt, domain)
+        self.runner.add(request_id, [*prompt, *output], domain)
         self.rules.added(request)
-        self.outputs[request_id] = []
-        self.expected[request_id] = reference_output(prompt, max_tokens, stop)
+        self.outputs[request_id] = output
+        self.expected[request_id] = expected
         return request
 
     def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:

@@ -20,6 +20,7 @@ class Known:
         state: what it must be in.
         decoding: it generates a token in each step: it is past its prefill, and within the budget.
         ending: it has its full length with a step that is not taken in yet.
+        continued: it came with tokens.
     """
 
     request: Request
@@ -29,13 +30,14 @@ class Known:
     num_preemptions: int = 0
     decoding: bool = False
     ending: bool = False
+    continued: bool = False
 
 
 class QueueRules:
     """
     Attributes:
-        waiting: requests that never had a slot, by class. paused: those that were preempted, swapped out or not, by
-            class too.
+        waiting: requests that never had a slot, by class. paused: those that were preempted, swapped out or not, and
+            those that came with tokens, by class too.
         class_weights: in force. targets: of TTFT, by class. now: when the scheduler is asked.
         num_late: requests that were late when they were admitted.
     """
@@ -60,13 +62,16 @@ class QueueRules:
 
     def add(self, known: Known) -> None:
         request = known.request
+        if known.continued:
+            self.pause(known)
+            return
         self._class_starts(request.service_class)
         if self._tenants and not self._tenant_waits(request):
             self._tenants[request.service_class].starts_waiting(request.tenant)
         self.waiting[request.service_class][request.request_id] = known
 
     def pause(self, known: Known) -> None:
-        """It was preempted."""
+        """It was preempted, or came with tokens."""
         name = known.request.service_class
         self._class_starts(name)
         self.paused[name][known.request.request_id] = known
@@ -118,7 +123,8 @@ class QueueRules:
         return min(late if late and (turn or not in_time) else in_time, key=lambda each: each.order)
 
     def admitted(self, known: Known, num_tokens: int) -> None:
-        """`num_tokens`: that its prefill computes. A prompt counts once, however often it is computed."""
+        """`num_tokens`: that its prefill computes. A prompt counts once, however often it is computed, and that of a
+        continued request not at all: it counted elsewhere."""
         name = known.request.service_class
         if known.state is RequestState.WAITING:
             if self.is_late(known):
@@ -126,7 +132,7 @@ class QueueRules:
                 self.num_late += 1
             elif any(map(self.is_late, self.waiting[name].values())):
                 self._passed_over[name] += 1
-        num_counted = 0 if known.num_preemptions else num_tokens
+        num_counted = 0 if known.num_preemptions or known.continued else num_tokens
         for shares, client in self._accounts(known):
             shares.admitted(client, num_counted)
 

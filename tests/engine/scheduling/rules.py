@@ -76,6 +76,9 @@ class Rules:
 
     def added(self, request: Request) -> None:
         known = Known(request, self.num_added, self._latest_start(request))
+        if len(request.output_token_ids):
+            known.continued, known.state = True, RequestState.PREEMPTED
+        assert request.state is known.state, "the state of a new request is wrong"
         assert request.latest_start == known.latest_start, "the latest start of a request is wrong"
         self.requests[request.request_id] = known
         self.queues.add(known)

@@ -108,7 +108,7 @@ class Workload:
     def __init__(self, seed: int, **fixed: Any) -> None:
         self.random, self.failures = Random(seed), Random(f"failures {seed}")
         self.deadlines, self.memory = Random(f"deadlines {seed}"), Random(f"memory {seed}")
-        self.scoring = Random(f"scoring {seed}")
+        self.scoring, self.continuing = Random(f"scoring {seed}"), Random(f"continuing {seed}")
         self.short_of_memory = self.memory.random() < 0.5
         self.fields = random_fields(self.random, self.deadlines) | fixed
         self.driver = Driver(**self.fields)
@@ -246,6 +246,7 @@ class Workload:
             "cache_salt": "salt" if random.random() < 0.1 else "",
             "predicted_tokens": random.choice((None, random.randint(1, 30))),
             "scored": self.scoring.random() < 0.1,
+            "generated": self.continuing.choice((*[0] * 9, 1, 3, 20)),
         }
         stop = tuple(random.sample(range(VOCAB), random.choice((0, 0, 0, 1, 3))))
         most = self.longest - len(prompt)

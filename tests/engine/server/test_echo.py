@@ -262,9 +262,9 @@ async def test_what_cannot_be_is_refused_by_name(make_fake, path, body, param):
     assert not fake.engine.requests
 
 
-async def test_a_request_that_is_submitted_to_another_engine_process_is_answered_by_that(make_fake):
+async def test_a_request_whose_engine_is_lost_goes_on_at_the_next(make_fake):
     fake = await make_fake()
-    call = post(fake, prompt="abc", echo=True, logprobs=0, max_tokens=1)
+    call = post(fake, prompt="abc", echo=True, logprobs=0, max_tokens=2)
     await engine_has(fake)
     first = {"prompt_logprobs": [scores(0, 1, [-1.0, -2.0], top=())], "logprobs": [TokenLogprobs(0, -3.0, [], [])]}
     fake.engine.report(admitted=[(0, 0)], tokens={0: Z}, **first)
@@ -275,12 +275,12 @@ async def test_a_request_that_is_submitted_to_another_engine_process_is_answered
     again = {"prompt_logprobs": [scores(1, 1, [-5.0, -6.0], top=())], "logprobs": [TokenLogprobs(1, -7.0, [], [])]}
     fake.engine.report(admitted=[(0, 1)], tokens={1: Z}, finished=[(0, FinishReason.LENGTH)], **again)
     choice = (await call).json()["choices"][0]
-    assert (choice["text"], choice["logprobs"]["token_logprobs"]) == ("abcZ", [None, -5.0, -6.0, -7.0])
+    assert (choice["text"], choice["logprobs"]["token_logprobs"]) == ("abcZZ", [None, -5.0, -6.0, -3.0, -7.0])
 
 
-async def test_a_stream_whose_first_token_is_lost_with_its_engine_is_answered_by_the_next(make_fake):
+async def test_a_stream_whose_engine_is_lost_behind_its_first_token_goes_on_at_the_next(make_fake):
     fake = await make_fake()
-    call = post(fake, prompt="abc", echo=True, logprobs=0, max_tokens=1, stream=True)
+    call = post(fake, prompt="abc", echo=True, logprobs=0, max_tokens=2, stream=True)
     await engine_has(fake)
     first = {"prompt_logprobs": [scores(0, 1, [-1.0, -2.0], top=())], "logprobs": [TokenLogprobs(0, -3.0, [], [])]}
     fake.engine.report(admitted=[(0, 0)], tokens={0: Z}, **first)
@@ -292,8 +292,9 @@ async def test_a_stream_whose_first_token_is_lost_with_its_engine_is_answered_by
     again = {"prompt_logprobs": [scores(1, 1, [-5.0, -6.0], top=())], "logprobs": [TokenLogprobs(1, -7.0, [], [])]}
     fake.engine.report(admitted=[(0, 1)], tokens={1: Z}, finished=[(0, FinishReason.LENGTH)], **again)
     said = [json.loads(each)["choices"][0] for each in events((await call).text)[:-1]]
-    assert "".join(choice["text"] for choice in said) == "abcZ"
-    assert said[0]["logprobs"]["token_logprobs"] == [None, -5.0, -6.0, -7.0]
+    assert "".join(choice["text"] for choice in said) == "abcZZ"
+    scored = [each for choice in said if choice["logprobs"] for each in choice["logprobs"]["token_logprobs"]]
+    assert scored == [None, -1.0, -2.0, -3.0, -7.0]
 
 
 async def test_many_log_probabilities_of_a_stream_are_formatted_in_a_thread_and_nothing_is_lost_behind_them(

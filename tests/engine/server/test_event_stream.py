@@ -18,7 +18,7 @@ class Choice:
     error = None
 
     def __init__(self):
-        self.text, self.done, self.logprobs = "", False, []
+        self.text, self.done = "", False
 
     def take(self):
         text, self.text = self.text, ""
@@ -34,7 +34,7 @@ class Plain:
     def piece(self, choice, piece):
         return piece.text.encode()
 
-    def last(self, choice):
+    def last(self, choice, piece):
         return b"|"
 
     def end(self):
@@ -61,11 +61,7 @@ def make():
     choice, client = Choice(), Client()
 
     class Call(SimpleNamespace):
-        error, abandoned = None, False
-
-        @property
-        def done(self):
-            return choice.done
+        error, abandoned, choices = None, False, [choice]
 
     return choice, client, EventStream(Call(), Plain(), client.send, client.send)
 

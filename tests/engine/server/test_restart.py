@@ -6,12 +6,14 @@ import json
 import time
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_engine.config import EngineConfig
 from inflight_engine.messages import EngineFailed, LongStep, Starting
+from inflight_engine.output import TokenLogprobs
 from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import Limits
@@ -69,7 +71,7 @@ async def test_requests_without_a_token_are_answered_by_the_next_engine_process_
     assert seen["vllm:request_queue_time_seconds_count"] == seen["vllm:time_to_first_token_seconds_count"] == 3
 
 
-async def test_whole_answer_of_which_nothing_was_sent_begins_again(make_fake):
+async def test_whole_answer_goes_on_with_the_tokens_that_it_has(make_fake):
     fake = await make_fake()
     call = start(fake, logprobs=None, stop=["zz"])
     await until(lambda: fake.engine.requests)
@@ -78,30 +80,44 @@ async def test_whole_answer_of_which_nothing_was_sent_begins_again(make_fake):
     await die(fake)
     await restart(fake)
     await until(lambda: fake.engine.requests)
+    assert fake.engine.requests[0].output_token_ids == np.array([ord("x")], np.int32).tobytes()
     fake.engine.answer(0, "abc", slot=1)
     answer = (await call).json()
-    assert (answer["choices"][0]["text"], answer["usage"]["completion_tokens"]) == ("abc", 3)
+    assert (answer["choices"][0]["text"], answer["usage"]["completion_tokens"]) == ("xabc", 4)
     seen = await metrics(fake)
     assert seen["vllm:time_to_first_token_seconds_count"] == seen["vllm:e2e_request_latency_seconds_count"] == 1
     assert (seen["vllm:prompt_tokens_total"], seen["vllm:generation_tokens_total"]) == (5, 4)
 
 
-async def test_stream_that_has_begun_ends_with_an_error_that_says_to_retry(make_fake):
+async def test_stream_that_has_begun_goes_on_without_a_gap_or_a_repeat(make_fake):
     fake = await make_fake()
-    call = start(fake, stream=True)
+    call = start(fake, stream=True, stop=["xy"], logprobs=0, stream_options={"include_usage": True})
     await until(lambda: fake.engine.requests)
-    fake.engine.report(admitted=[(0, 0)], tokens={0: ord("a")}, num_running=1)
-    await until(lambda: any(generation.delivered for generation in fake.service._dispatcher.unfinished()))
-    await die(fake)
+    for token in b"abx":
+        scores = [TokenLogprobs(0, -token / 10, [], [])]
+        fake.engine.report(admitted=[(0, 0)] if token == ord("a") else (), tokens={0: token}, logprobs=scores)
+    await until(lambda: fake.service.metrics.generation_tokens == 3)
+    for slot, text in ((2, "zcx"), (1, "y")):
+        await die(fake)
+        for generation in fake.service._dispatcher.unfinished():
+            generation.tries = 0  # it was in one crash, and not in both
+        await restart(fake)
+        await until(lambda: fake.engine.requests)
+        count = fake.service.metrics.generation_tokens
+        fake.engine.report(admitted=[(0, slot)])
+        for token in text.encode():
+            fake.engine.report(tokens={slot: token}, logprobs=[TokenLogprobs(slot, -token / 10, [], [])])
+        await until(lambda: fake.service.metrics.generation_tokens == count + len(text))
     answer = await asyncio.wait_for(call, 5)
-    first, last = events(answer.text)
-    assert json.loads(first)["choices"][0]["text"] == "a"
-    error = json.loads(last)["error"]
-    assert (error["code"], error["type"]) == ("engine_failed", "service_unavailable_error")
-    assert "try again" in error["message"]
-    await restart(fake)
-    assert not fake.engine.requests
-    assert not fake.service.has_work
+    *chunks, usage_chunk, done = events(answer.text)
+    choices = [json.loads(each)["choices"][0] for each in chunks]
+    assert "".join(choice["text"] for choice in choices) == "abxzc"
+    tokens = [token for choice in choices if choice["logprobs"] for token in choice["logprobs"]["tokens"]]
+    assert (tokens, choices[-1]["finish_reason"]) == (["a", "b", "x", "z", "c"], "stop")
+    assert (json.loads(usage_chunk)["usage"]["completion_tokens"], done) == (7, "[DONE]")
+    seen = await metrics(fake)
+    assert seen["vllm:time_to_first_token_seconds_count"] == seen["vllm:request_queue_time_seconds_count"] == 1
+    assert not fake.service._queue.requests
 
 
 async def test_request_that_was_in_two_crashes_is_refused_and_one_that_came_between_is_not(make_fake):

@@ -28,7 +28,7 @@ class Engine:
     """A stand-in for the connection and the engine process behind it: what one process knows of requests.
 
     Attributes:
-        waiting: as they came. running: slot -> request id. tokens: of each request, by this process.
+        waiting: as they came. running: slot -> request id. tokens: of each request, by this process or before it.
     """
 
     def __init__(self):
@@ -42,7 +42,7 @@ class Engine:
                     assert message.request_id not in self.tokens, "submitted twice to one process"
                     assert self.waiting == sorted(self.waiting)
                     self.waiting.append(message.request_id)
-                    self.tokens[message.request_id] = []
+                    self.tokens[message.request_id] = np.frombuffer(message.output_token_ids, np.int32).tolist()
                 case CancelRequest():
                     self.end(message.request_id)
                 case Configure():
@@ -80,9 +80,10 @@ class World:
             StepReport(0, [Admission(*each) for each in admitted], slots, ids, [], list(finished), NO_STATS)
         )
 
-    def submit(self, stream):
+    def submit(self, stream, relayed):
         request = GenerationRequest(
-            self.service.new_request_id(), 0, PROMPT, SamplingParams(max_tokens=99), SCHEDULING, (), stream
+            *(self.service.new_request_id(), 0, PROMPT, SamplingParams(max_tokens=99), SCHEDULING, (), stream),
+            relayed=relayed,
         )
         if self.service._queue.requests < MAX_QUEUED:
             self.generations += self.service.submit([request], time.monotonic(), Inbox(self.service.deliveries))
@@ -134,7 +135,7 @@ class World:
         had_slot = {each: each.starting or not each.waiting for each in before}
         self.service.lose_engine(None)
         for each in before:
-            lost = each.delivered or (had_slot[each] and tried[each] + 1 == serving.MAX_TRIES)
+            lost = each.request.relayed or (had_slot[each] and tried[each] + 1 == serving.MAX_TRIES)
             assert each.done is lost
             assert each.tries <= serving.MAX_TRIES
             if not had_slot[each]:
@@ -148,11 +149,13 @@ class World:
             self.connect()
             assert self.engine.configured
             assert self.engine.waiting == unfinished
+            for each in self.generations:
+                assert each.done or self.engine.tokens[each.request.request_id] == each.token_ids
 
     def check(self):
         waiting = [each for each in self.generations if each.waiting]
         queue = self.service._queue
-        assert (queue.requests, queue.tokens) == (len(waiting), len(PROMPT) * len(waiting))
+        assert (queue.requests, queue.tokens) == (len(waiting), sum(each.num_known_tokens for each in waiting))
         if not self.engine.open:
             assert len(self.service._dispatcher) == sum(not each.done for each in self.generations)
             assert self.service.num_waiting == len(waiting)
@@ -163,7 +166,7 @@ class World:
 
 PICK = st.integers(0, 5)
 ACTIONS = st.one_of(
-    st.tuples(st.just("submit"), st.booleans()),
+    st.tuples(st.just("submit"), st.booleans(), st.sampled_from([False, False, True])),
     st.tuples(st.sampled_from(["admit", "starting", "step", "die", "back"])),
     st.tuples(st.sampled_from(["finish", "take", "leave"]), PICK),
 )
@@ -171,7 +174,7 @@ ACTIONS = st.one_of(
 
 @settings(deadline=None)
 @given(st.lists(ACTIONS, min_size=10, max_size=60))
-def test_every_request_ends_once_with_the_tokens_of_one_process_and_nothing_is_left_behind(actions):
+def test_every_request_ends_once_with_all_of_its_tokens_and_nothing_is_left_behind(actions):
     async def run():
         world = World()
         await world.open()

@@ -265,11 +265,13 @@ class RandomFleet:
     Args:
         start_up: seconds from a pod's creation until it is ready.
         small: numbers of pods whose engines have half the capacity.
+        settings: how the operator was installed.
     """
 
-    def __init__(self, spec, *, start_up=12.0, replicas=None, unread=(), small=frozenset()):
+    def __init__(self, spec, *, start_up=12.0, replicas=None, unread=(), small=frozenset(), settings=SETTINGS):
         self.service = InferenceService.from_dict(service_body(spec=spec))
-        self.policy = policy_of(self.service, SETTINGS)
+        self.settings = settings
+        self.policy = policy_of(self.service, settings)
         self.start_up = start_up
         self.unread = ()
         self.now = 0.0
@@ -307,7 +309,7 @@ class RandomFleet:
         return Snapshot(
             service=self.service,
             policy=self.policy,
-            settings=SETTINGS,
+            settings=self.settings,
             now=self.now,
             at=START + timedelta(seconds=self.now),
             admin_token=TOKEN,

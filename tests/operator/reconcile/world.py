@@ -1,5 +1,6 @@
 """One service with its pods, for rounds against a recording API server and model engines (see fakes.py)."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from inflight_operator.clock import Clock
@@ -7,6 +8,7 @@ from inflight_operator.decide.tuning_types import TuningPolicy
 from inflight_operator.engines import EngineTeller
 from inflight_operator.metrics import OperatorMetrics
 from inflight_operator.observe.cache import ClusterCache, ServiceKey
+from inflight_operator.observe.gateway_view import GatewayView
 from inflight_operator.reconcile.rounds import Rounds, RoundSettings
 from inflight_operator.reconcile.upgrades import UpgradePace
 from inflight_operator.render import Settings
@@ -16,6 +18,25 @@ from tests.operator.model_engine import ModelEngine
 SMALL = {"engine": {"maxNumSeqs": 64, "maxNumBatchedTokens": 2048}}
 OTHER = ServiceKey("team", "other")
 START = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
+
+
+GATEWAY = "inflight-gateway.inflight-system.svc.cluster.local"
+
+
+class FakeGateway:
+    """What two gateway pods say, of every service the same."""
+
+    def __init__(self):
+        self.seen = GatewayView(pods=2, heard=2, idle_s=3600.0)
+
+    def view(self, key):
+        return self.seen
+
+    def tenant_key(self, key, uid):
+        return f"tenant key of {uid}"
+
+    def says(self, **more):
+        self.seen = replace(self.seen, **more)
 
 
 class World:
@@ -33,6 +54,13 @@ class World:
         self.pace = UpgradePace()
         self.listed = {}
         self.recorder = None
+        self.gateway = None
+        self.restart()
+
+    def behind_gateway(self):
+        """From here on the operator runs with a gateway, whose two pods have said nothing of requests for an hour."""
+        self.settings = replace(self.settings, gateway_service=GATEWAY)
+        self.gateway = FakeGateway()
         self.restart()
 
     def restart(self):
@@ -51,6 +79,7 @@ class World:
             self.every,
             self.clock,
             self.recorder,
+            self.gateway,
         )
 
     def service(self, **more):

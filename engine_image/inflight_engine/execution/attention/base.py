@@ -1,4 +1,4 @@
-"""The attention interface: what a backend is told about a step, and what it does with it."""
+"""The attention interface: the description of a step, and the operations of a backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The block table of all slots in a device's memory, of which each step sends only what has changed."""
+"""The block table of all slots in device memory; each step sends only its changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the attention backends for GPUs have in common: the cache, a step's numbers on the device, copies of blocks."""
+"""Common parts of the attention backends for GPUs: the cache, a step's inputs on the device, copies of blocks."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Memory of the host and the device: how much there is, what the KV cache gets, and copies between the two."""
+"""Memory of the host and the device: sizes, the KV cache's share, and copies between the two."""

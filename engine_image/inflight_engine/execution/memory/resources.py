@@ -1,4 +1,4 @@
-"""What this process may use of the machine: CPUs and memory, as the cgroup allows. No torch."""
+"""CPUs and memory that this process may use, by its cgroup. No torch."""
 
 from __future__ import annotations
 

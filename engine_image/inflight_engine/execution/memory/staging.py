@@ -54,7 +54,7 @@ class Staging:
         self._turn = turn = 1 - self._turn
         sent = self._sent[turn]
         if sent is not None:
-            sent.synchronize()  # over long ago, unless nobody collected the step before the last
+            sent.synchronize()  # has ended long ago, unless the step before the last was not collected
         starts = [0, *ends[:-1]]
         for array, start in zip(arrays, starts, strict=True):
             self._host_arrays[turn][start : start + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array

@@ -1,4 +1,4 @@
-"""Memory for caches: zeroed, and on the host only taken when it is touched."""
+"""Zeroed memory for caches; on the host it is allocated on first access."""
 
 from __future__ import annotations
 

@@ -74,8 +74,8 @@ class TorchDistributed:
         return int(smallest)
 
     def _make_one_shot(self, device: torch.device) -> OneShotSum | None:
-        """None: on some rank it cannot be used, so on none it is. They agree after each stage: a rank that went on
-        alone would wait for the others for ever."""
+        """None: a rank cannot use it, so no rank does. They agree after each stage: a rank that continued
+        alone would deadlock."""
         made: list[OneShotSum] = []
         stages: tuple[Callable[[], str | None], ...] = (
             lambda: OneShotSum.why_not(self.size, device),

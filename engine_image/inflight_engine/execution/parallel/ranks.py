@@ -1,9 +1,9 @@
 """Rank 0 of tensor parallelism: the engine process's own runner, and the processes of the other ranks.
 
 Every step plan goes to all ranks before any computes it, and all run the same code over it; they meet in the sums of
-the layers. Ranks that do not do the same wait for each other for ever. So what goes wrong on one ends all of them: the
-engine process leaves when a worker ends or when one of its own steps fails, and workers leave when it does, however
-that comes.
+the layers. Ranks that compute different things deadlock. So a failure on one rank ends all of them: the
+engine process exits when a worker ends or when one of its own steps fails, and workers exit when it does, whatever
+the cause.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What requests ask to be added to the logits of certain tokens."""
+"""`logit_bias`: values that requests add to the logits of certain tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`min_tokens`: until a request has so many tokens, none that would end it is chosen."""
+"""`min_tokens`: a request with fewer tokens cannot sample a token that would end it."""
 
 from __future__ import annotations
 

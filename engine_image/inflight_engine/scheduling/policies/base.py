@@ -1,4 +1,4 @@
-"""What a policy is: the order among the waiting requests of one service class."""
+"""The interface of policies: order of the waiting requests of one service class."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class PolicySettings(Protocol):
 
 
 class Policy(Protocol):
-    """Decides who of one class is admitted next.
+    """Orders the waiting requests of one class.
 
-    Nobody overtakes the head: where it does not fit, the scheduler waits until it does. Requests that lost their slot
+    No request overtakes the head: if it does not fit, the scheduler waits until it does. Requests that lost their slot
     come back here only where the policy orders by priority (`ClassQueue`). `clock` counts the steps that were computed,
     and never goes back; every decoding request generates one token for each count, so a policy that accounts for tokens
     needs to hear only of changes. `now` are seconds on the clock of `Request.arrival_time`. The last four methods do

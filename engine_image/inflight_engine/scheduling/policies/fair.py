@@ -1,4 +1,4 @@
-"""The tenant that was served least goes first."""
+"""Policy `fair`: the tenant with the least service is next."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class ServiceCounters:
     order among those never changes by itself: one heap for each rate, and the least is that of the heaps' heads. With
     n requests decoding, tenants can have no more than about sqrt(2 n) different rates.
 
-    A client that neither waits nor decodes and is not above the level is forgotten when somebody else starts waiting:
+    A client that neither waits nor decodes and is not above the level is forgotten when another client starts waiting:
     on its return it would be lifted anyway, as the level never falls. (Where its prefill is still under way then, it
     stands at the level when its decode starts.) Beyond `MAX_DEBTORS` of those that are above, the smallest debts are
     forgiven. So the memory is that of the clients that wait and decode, and no more than that many besides.

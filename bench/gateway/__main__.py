@@ -1,0 +1,110 @@
+"""`python -m bench.gateway`: overhead of the gateway, and routing on real replicas beside its peers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.gateway import overhead, routing
+from bench.gateway.conversations import turns
+from bench.gateway.overhead import Overhead
+from bench.gateway.routing import POLICIES, Routed
+from bench.gateway.upstream import EVENT_SECONDS
+from bench.machine import cpu_model
+
+DESCRIPTION = """overhead: the gateway (Envoy, relay, picker) beside a direct connection. The engine is a stand-in that
+answers at once, so nearly all of the latency is that of the path. Clients, stand-in and gateway share the machine; the
+CPU time of each process for a request is what a dedicated core would spend.
+
+routing: conversations of a Mooncake trace, scaled, on real replicas of the built-in model: time to first token and
+prefix hits of the gateway, of least requests, of round robin and of a plain Service, in one run. About four minutes for
+each; on a quiet machine."""
+
+VOCAB_SIZE = 49_152
+"""Of the built-in model."""
+
+
+def main() -> int:
+    """Measure, print tables; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.gateway", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help="overhead, routing (default: both)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each run of overhead (default 5)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each path, in turns (default 3)")
+    parser.add_argument("--streams", type=int, default=2000, help="open streams for the memory (default 2000)")
+    parser.add_argument("--replicas", type=int, default=4, help="engines of routing (default 4)")
+    parser.add_argument("--load-seconds", type=float, default=240, help="length of routing's load (default 240)")
+    parser.add_argument("--policies", default=",".join(POLICIES), metavar="A,B", help="of routing (default all)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    arguments = parser.parse_args()
+    parts, policies = arguments.parts or ["overhead", "routing"], arguments.policies.split(",")
+    for given, known in ((parts, ("overhead", "routing")), (policies, POLICIES)):
+        if unknown := [each for each in given if each not in known]:
+            parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
+    found: dict[str, object] = {}
+    print(cpu_model(), flush=True)
+    with tempfile.TemporaryDirectory(prefix="bench-gateway-") as name:
+        folder = Path(name)
+        try:
+            if "overhead" in parts:
+                measured = overhead.measure(
+                    folder, seconds=arguments.seconds, rounds=arguments.rounds, streams=arguments.streams
+                )
+                found["overhead"] = asdict(measured)
+                print("\n".join(overhead_table(measured)), flush=True)
+            if "routing" in parts:
+                load = turns(arguments.load_seconds, VOCAB_SIZE)
+                (folder / "routing").mkdir()
+                routed = routing.measure(folder / "routing", load, arguments.replicas, policies, _say)
+                found["routing"] = [asdict(row) for row in routed]
+                print("\n".join(routing_table(routed)))
+        except RuntimeError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+    return 0
+
+
+def overhead_table(found: Overhead) -> list[str]:
+    """Lines for a terminal."""
+    lines = ["", f"{'path':<10} {'connections':>11} {'p50 ms':>8} {'p99 ms':>8} {'requests/s':>11}"]
+    for row in found.latencies:
+        lines.append(f"{row.path:<10} {row.connections:>11} {row.p50_ms:>8.2f} {row.p99_ms:>8.2f} {row.rps:>11.0f}")
+    total = sum(found.cpu_ms.values())
+    parts = ", ".join(f"{name} {each:.2f}" for name, each in found.cpu_ms.items())
+    lines += ["", f"CPU for a request: {total:.2f} ms ({parts}): {1000 / total:.0f} requests/s a core"]
+    before, added = sum(found.memory_mib.values()), sum(found.stream_memory_mib.values())
+    parts = ", ".join(f"{name} {each:.0f}" for name, each in found.stream_memory_mib.items())
+    lines.append(f"Memory: {before:.0f} MiB idle; {found.streams} open streams add {added:.0f} MiB ({parts})")
+    lines.append(
+        f"Longest gap between events of a stream then: {found.longest_gap_s:.2f} s; events come every {EVENT_SECONDS} s"
+    )
+    return lines
+
+
+def routing_table(found: Sequence[Routed]) -> list[str]:
+    """Lines for a terminal. The last column is p95 over the gateway's: above 1 where the gateway is faster."""
+    ours = next((row for row in found if row.policy == routing.OURS), None)
+    lines = ["", f"{'policy':<15} {'requests':>8} {'TTFT p50 s':>11} {'p95 s':>7} {'prefix hits':>12} {'busiest':>8}"]
+    if ours is not None:
+        lines[1] += f" {'p95 / gateway':>14}"
+    for row in found:
+        line = f"{row.policy:<15} {row.requests:>8} {row.ttft_p50:>11.2f} {row.ttft_p95:>7.2f}"
+        line += f" {row.hit_rate:>12.1%} {row.busiest:>8.1%}"
+        lines.append(line if ours is None else f"{line} {row.ttft_p95 / ours.ttft_p95:>13.2f}x")
+    return lines
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

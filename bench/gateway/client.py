@@ -1,0 +1,94 @@
+"""Clients of the overhead benchmark: closed-loop requests over kept connections, and open streams."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+Address = tuple[str, int]
+
+
+def _request(body: bytes) -> bytes:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: bench.default\r\ncontent-type: application/json\r\n"
+    return head + b"content-length: %d\r\n\r\n%s" % (len(body), body)
+
+
+def prompt_body(characters: int, *, stream: bool) -> bytes:
+    """A completion request whose prompt has so many characters."""
+    text = ("the quick brown fox jumps over the lazy dog " * (characters // 44 + 1))[:characters]
+    return b'{"model":"bench","prompt":"%s","max_tokens":1,"stream":%s}' % (
+        text.encode(),
+        b"true" if stream else b"false",
+    )
+
+
+async def _one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> None:
+    writer.write(request)
+    head = await reader.readuntil(b"\r\n\r\n")
+    status, lower = head.split(b" ", 2)[1], head.lower()
+    if b"content-length:" in lower:
+        body = await reader.readexactly(int(lower.split(b"content-length:")[1].split(b"\r\n", 1)[0]))
+    else:
+        body = b""
+        while size := int(await reader.readuntil(b"\r\n"), 16):
+            body += (await reader.readexactly(size + 2))[:-2]
+        await reader.readexactly(2)
+    if status != b"200":
+        raise RuntimeError(f"status {status.decode()}: {body[:300].decode(errors='replace')}")
+
+
+async def closed_loop(address: Address, connections: int, seconds: float, body: bytes) -> Sequence[float]:
+    """Seconds of each request, on so many connections that send one request after the other.
+
+    Raises:
+        RuntimeError: an answer is not 200.
+    """
+    request, taken = _request(body), []
+    until = time.perf_counter() + seconds
+
+    async def client() -> None:
+        reader, writer = await asyncio.open_connection(*address)
+        while (began := time.perf_counter()) < until:
+            await _one(reader, writer, request)
+            taken.append(time.perf_counter() - began)
+        writer.close()
+
+    await asyncio.gather(*(client() for _ in range(connections)))
+    return taken
+
+
+@asynccontextmanager
+async def open_streams(address: Address, streams: int, body: bytes) -> AsyncIterator[list[float]]:
+    """So many open streams, whose events are read. Yields the time of each stream's newest event; every stream has had
+    one when the block begins."""
+    request, newest = _request(body), [0.0] * streams
+    begun = asyncio.Semaphore(64)
+
+    async def read(index: int, first: asyncio.Event) -> None:
+        reader, writer = await asyncio.open_connection(*address)
+        try:
+            writer.write(request)
+            await reader.readuntil(b"\r\n\r\n")
+            while await reader.read(65536):
+                newest[index] = time.perf_counter()
+                first.set()
+        finally:
+            writer.close()
+
+    tasks: list[asyncio.Task[None]] = []
+
+    async def begin(index: int) -> None:
+        async with begun:
+            first = asyncio.Event()
+            tasks.append(asyncio.create_task(read(index, first)))
+            await first.wait()
+
+    try:
+        await asyncio.gather(*(begin(index) for index in range(streams)))
+        yield newest
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,58 @@
+"""Heartbeats of all responses that report their progress: one timer, whatever their number."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from inflight_engine.server.progress_frames import ProgressStream
+
+_PERIOD = 0.5
+"""Seconds between two looks at a response. It writes a heartbeat where it wrote nothing in between, so never more than
+twice as long, 1 s, passes without a byte."""
+_ROUNDS = 10
+"""In a period: not all responses that wait write at once."""
+
+
+class Heartbeats:
+    """
+    Args:
+        silent: heartbeats stop, so that a relay sees that the engine makes no progress.
+    """
+
+    def __init__(self, silent: Callable[[], bool]) -> None:
+        self._silent = silent
+        self._rounds: list[dict[ProgressStream, None]] = [{} for _ in range(_ROUNDS)]
+        self._round_of: dict[ProgressStream, int] = {}
+        self._next = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        """Responses that are open."""
+        return len(self._round_of)
+
+    def add(self, stream: ProgressStream) -> None:
+        """It is open from now on."""
+        # The round that was last: the first look comes after a whole period.
+        self._round_of[stream] = last = (self._next - 1) % _ROUNDS
+        self._rounds[last][stream] = None
+        if self._timer is None:
+            self._arm()
+
+    def remove(self, stream: ProgressStream) -> None:
+        """It is complete, or its client is gone."""
+        del self._rounds[self._round_of.pop(stream)][stream]
+
+    def _arm(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_PERIOD / _ROUNDS, self._beat)
+
+    def _beat(self) -> None:
+        if not self._round_of:
+            self._timer = None
+            return
+        self._arm()
+        streams = self._rounds[self._next]
+        self._next = (self._next + 1) % _ROUNDS
+        if streams and not self._silent():
+            for stream in [*streams]:
+                stream.beat()
