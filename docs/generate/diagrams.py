@@ -140,8 +140,8 @@ PROCESSES = Drawing(
 )
 
 GATEWAY = Drawing(
-    "A request passes Envoy, the relay and Envoy again, which asks the picker for an engine. The relay asks for another "
-    "engine when one fails.",
+    "A request passes Envoy, the relay and Envoy again, which asks the picker for an engine. The relay asks again when "
+    "an engine fails.",
     100,
     40,
     {
