@@ -114,7 +114,13 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class EngineSample:
-    """An engine's metrics, as last scraped. Attributes: at: when the scrape began. cost: None before its first fit."""
+    """An engine's metrics, as last scraped.
+
+    Attributes:
+        at: when the scrape began.
+        cost: None before its first fit.
+        draining: it refuses new requests.
+    """
 
     at: float
     running: int = 0
@@ -126,6 +132,7 @@ class EngineSample:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     cost: CostModel | None = None
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,12 @@ class KubeApiError(Exception):
 
 
 class Event(NamedTuple):
-    """Of a watch. Attributes: type: ADDED, MODIFIED, DELETED or BOOKMARK. version: to continue from."""
+    """Of a watch.
+
+    Attributes:
+        type: ADDED, MODIFIED, DELETED or BOOKMARK; OPEN, without an object, once the API server has accepted the watch.
+        version: to continue from.
+    """
 
     type: str
     object: Manifest
@@ -111,7 +116,7 @@ class KubeApi:
             with _readable_errors(path):
                 async with answer:
                     page = json.loads(await answer.read())
-                items += page["items"]
+                items += page["items"] or []
                 version, following = page["metadata"]["resourceVersion"], page["metadata"].get("continue", "")
             if not following:
                 return items, version
@@ -128,6 +133,7 @@ class KubeApi:
         answer = await self._get(path, aiohttp.ClientTimeout(connect=5.0, total=WATCH_SECONDS + 15.0))
         with _readable_errors(path):
             async with answer:
+                yield Event("OPEN", {}, version)
                 rest = b""
                 async for chunk in answer.content.iter_any():
                     *lines, rest = (rest + chunk).split(b"\n")

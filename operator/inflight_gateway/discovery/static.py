@@ -50,6 +50,7 @@ class StaticDiscovery:
         self._path = path
         self._catalog = catalog
         self._seen = _version(path)
+        self._problem = ""
         self._take(read_file(path))
 
     async def run(self) -> None:
@@ -63,13 +64,19 @@ class StaticDiscovery:
             try:
                 self._take(read_file(self._path))
             except StaticFileError as error:
+                self._problem = str(error)
                 logger.error("%s; what it said before stays in force", error)
             else:
+                self._problem = ""
                 logger.info("%s was read again: %d services", self._path, len(self._catalog.services))
 
     def unready(self) -> list[str]:
         """The file was read before this object was there."""
         return []
+
+    def problems(self) -> list[str]:
+        """Why the file as it is now is not in force."""
+        return [self._problem] if self._problem else []
 
     def _take(self, file: StaticFile) -> None:
         catalog = self._catalog
@@ -165,7 +172,8 @@ def _convert(value: Any, kind: type[T], where: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise ValueError(str(error).replace("`$", f"`{where}")) from error
+        what, _, path = str(error).partition(" - at `$")
+        raise ValueError(f"{where}{path.removesuffix('`')}: {what}") from error
 
 
 def _unknown(given: Any, known: Any, where: str) -> Iterator[str]:
@@ -176,7 +184,7 @@ def _unknown(given: Any, known: Any, where: str) -> Iterator[str]:
                 yield from _unknown(value, known[name], f"{where}.{name}")
             else:
                 yield f"{where}.{name}"
-    elif isinstance(given, list) and isinstance(known, list):
+    elif isinstance(given, list) and isinstance(known, list | tuple):
         for number, (value, read) in enumerate(zip(given, known, strict=True)):
             yield from _unknown(value, read, f"{where}[{number}]")
 

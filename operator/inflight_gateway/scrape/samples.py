@@ -1,4 +1,4 @@
-"""The last sample of each engine, and whether the engine can be reached. Seconds are of the monotonic clock."""
+"""The last sample of each engine, and whether the engine takes requests. Seconds are of the monotonic clock."""
 
 from __future__ import annotations
 
@@ -37,17 +37,15 @@ class Samples:
         return None if known is None else known.sample
 
     def reachable(self, address: str) -> bool:
-        """False: neither a scrape nor a TCP connection succeeded for `UNREACHABLE_AFTER_SECONDS`."""
+        """False: neither a scrape nor a TCP connection succeeded for `UNREACHABLE_AFTER_SECONDS`, or the engine drains
+        (its pod may still be an endpoint for a moment, or longer while the API server is away)."""
         known = self._known.get(address)
-        return known is None or known.reachable
+        return known is None or (known.reachable and not (known.sample is not None and known.sample.draining))
 
     def error(self, address: str) -> str:
         """Why the last scrape gave no sample; empty after one that did."""
         known = self._known.get(address)
         return "" if known is None else known.error
-
-    def unreachable(self) -> list[str]:
-        return [address for address, known in self._known.items() if not known.reachable]
 
     def subscribe(self, subscriber: Callable[[str], None]) -> None:
         """Calls `subscriber` with the address whenever a sample came, or whether it is reachable changed."""

@@ -87,21 +87,23 @@ class Scraper:
 
     async def _follow(self, address: str) -> None:
         loop = asyncio.get_running_loop()
+        url = URL(f"http://{address}/metrics?{_QUERY}", encoded=True)
         moment = crc32(address.encode()) / 2**32 * self._interval
         while True:
             try:
-                await self._scrape(address)
+                await self._scrape(address, url)
             except Exception:
                 # One engine's page must not end the scrapes of that engine; the fault is ours.
                 logger.exception("scraping %s failed", address)
-            rounds = (loop.time() - moment) // self._interval + 1
-            await asyncio.sleep(moment + rounds * self._interval - loop.time())
+            # Its next moment that is at least half an interval away: timers may fire a little early.
+            earliest = loop.time() + self._interval / 2
+            await asyncio.sleep(self._interval / 2 + (moment - earliest) % self._interval)
 
-    async def _scrape(self, address: str) -> None:
+    async def _scrape(self, address: str, url: URL) -> None:
         at, connected = self._clock(), False
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                page = await self._page(address)
+                page = await self._page(url)
             sample = read_page(page, at)
         except PageError as error:
             connected, reason = True, str(error)
@@ -116,7 +118,7 @@ class Scraper:
             return
         self._samples.failed(address, reason[:MAX_ERROR], connected=connected, now=self._clock())
 
-    async def _page(self, address: str) -> bytes:
+    async def _page(self, url: URL) -> bytes:
         """The body of a plain 200; of any other response, as little as possible is read.
 
         Raises:
@@ -124,7 +126,7 @@ class Scraper:
             aiohttp.ClientError: no response, or none of HTTP.
         """
         async with self._http.get(
-            URL(f"http://{address}/metrics?{_QUERY}", encoded=True),
+            url,
             headers=_HEADERS,
             allow_redirects=False,
             auto_decompress=False,

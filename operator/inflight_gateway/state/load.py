@@ -38,7 +38,7 @@ class SentLoad(NamedTuple):
 
     Attributes:
         in_flight: requests that have not ended.
-        sent_tokens: of their prompts, what the endpoint's metrics cannot contain yet.
+        sent_tokens: of prompts, since this gateway started: of a counter, a lost line loses nothing.
     """
 
     in_flight: int = 0
@@ -52,7 +52,7 @@ class LoadSource(Protocol):
         """Of every service in the catalog."""
 
     def sent_loads(self) -> Mapping[str, SentLoad]:
-        """By address; an endpoint without in-flight requests and sent tokens may be left out."""
+        """By address; endpoints that nothing was sent to may be left out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from inflight_gateway.state.stream import FULL_SECONDS
 logger = logging.getLogger(__name__)
 
 SILENT_SECONDS = FULL_SECONDS + 2.0
-"""A peer that says nothing for so long no longer counts: its requests have ended with it, or soon will."""
+"""A peer that says nothing for so long is not live: full lines come in shorter intervals."""
 
 MAX_LINE = 2**22
 """Bytes. A line has about 80 for each endpoint and 150 for each service."""
@@ -30,7 +30,13 @@ _TIMEOUT = aiohttp.ClientTimeout(connect=2.0, sock_read=SILENT_SECONDS)
 
 
 class _Peer:
-    """One peer's last word. Attributes: heard: when it last sent a line. gateway: its pod, empty before the first."""
+    """One peer's last word.
+
+    Attributes:
+        gateway: name of its pod; empty before its first line.
+        sent: to each endpoint.
+        heard: when it last sent a line.
+    """
 
     def __init__(self) -> None:
         self.gateway = ""
@@ -44,7 +50,6 @@ class _Peer:
         if read.full:
             self.sent = {}
         self.sent.update(read.loads.endpoints)
-        self.sent = {address: load for address, load in self.sent.items() if load != SentLoad()}
         self.heard = now
 
 
@@ -60,7 +65,7 @@ class Peers:
     def __init__(
         self,
         http: aiohttp.ClientSession,
-        heard_from: HeardFrom = lambda _, __: None,
+        heard_from: HeardFrom,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._http = http
@@ -79,21 +84,10 @@ class Peers:
                 peer = self._peers[address] = _Peer()
                 self._tasks[address] = asyncio.create_task(self._follow(address, peer), name=f"peer {address}")
 
-    def sent(self, endpoint: str) -> SentLoad:
-        """What all peers that are heard of have sent to this endpoint, together."""
-        oldest = self._clock() - SILENT_SECONDS
-        loads = [peer.sent[endpoint] for peer in self._peers.values() if peer.heard >= oldest and endpoint in peer.sent]
-        return SentLoad(sum(load.in_flight for load in loads), sum(load.sent_tokens for load in loads))
-
     def live(self) -> dict[str, str]:
         """Names of the gateway pods that are heard of, with their addresses."""
         oldest = self._clock() - SILENT_SECONDS
         return {peer.gateway: address for address, peer in self._peers.items() if peer.heard >= oldest}
-
-    def heard(self) -> int:
-        """Peers that are heard of."""
-        oldest = self._clock() - SILENT_SECONDS
-        return sum(peer.heard >= oldest for peer in self._peers.values())
 
     def close(self) -> None:
         self.keep(())
@@ -110,6 +104,10 @@ class Peers:
                 reason = "the stream ended"
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 reason = str(error) or type(error).__name__
+            except Exception:
+                # The peer goes on being followed; the fault is ours.
+                logger.exception("a line of gateway peer %s was not taken", address)
+                reason = "a fault of this gateway"
             failures += 1
             log = logger.info if failures == 1 else logger.debug
             log("gateway peer %s: %s after %.1f s", address, reason[:200], self._clock() - connected)

@@ -55,7 +55,9 @@ class StatePort:
                 *more,
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, handler_cancellation=True, shutdown_timeout=1.0
+        )
         self._sending: asyncio.Task[None] | None = None
 
     async def start(self, port: int, host: str | None = None) -> int:
@@ -73,7 +75,7 @@ class StatePort:
             await site.start()
         except OSError as error:
             await self._runner.cleanup()
-            raise OSError(f"cannot listen on --state-port {port}: {error.strerror or error}") from error
+            raise OSError(f"cannot listen on --http-port {port}: {error.strerror or error}") from error
         self._sending = asyncio.create_task(self._stream.run(), name="load stream")
         return int(self._runner.addresses[0][1])
 

@@ -33,7 +33,7 @@ class LoadStream:
         self._gateway = gateway
         self._source = source
         self._changed = asyncio.Event()
-        self._watchers: set[asyncio.Queue[bytes]] = set()
+        self._watchers: set[asyncio.Queue[bytes | None]] = set()
         self._sent = Loads({}, {})
 
     @property
@@ -48,25 +48,33 @@ class LoadStream:
         return Loads.of(self._source).line(self._gateway, full=True)
 
     async def watch(self) -> AsyncGenerator[bytes, None]:
-        """Lines, until closed.
+        """Lines, until `run` ends.
 
         Raises:
             TooSlowError: the reader is behind by `MAX_BEHIND` lines.
         """
-        lines: asyncio.Queue[bytes] = asyncio.Queue(MAX_BEHIND)
+        lines: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_BEHIND + 1)  # and the end
         # All others get the changes up to now, so that the next line with changes means the same to everybody.
         self._send(full=False)
         self._watchers.add(lines)
         try:
             yield self._sent.line(self._gateway, full=True)
-            while lines in self._watchers or not lines.empty():
-                yield await lines.get()
-            raise TooSlowError(f"behind by {MAX_BEHIND} lines")
+            while (line := await lines.get()) is not None:
+                yield line
+            if lines not in self._watchers:
+                raise TooSlowError(f"behind by {MAX_BEHIND} lines")
         finally:
             self._watchers.discard(lines)
 
     async def run(self) -> None:
-        """Sends lines to watchers until cancelled."""
+        """Sends lines to watchers until cancelled, and ends all of them then."""
+        try:
+            await self._run()
+        finally:
+            for lines in self._watchers:
+                lines.put_nowait(None)
+
+    async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         full_at = loop.time()
         while True:
@@ -89,7 +97,8 @@ class LoadStream:
             return
         line = news.line(self._gateway, full=full)
         for lines in tuple(self._watchers):
-            if lines.full():
-                self._watchers.discard(lines)
-            else:
+            if lines.qsize() < MAX_BEHIND:
                 lines.put_nowait(line)
+            else:
+                self._watchers.discard(lines)
+                lines.put_nowait(None)
