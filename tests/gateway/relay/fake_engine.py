@@ -194,7 +194,9 @@ class FakeEngine:
         if do.endpoint:
             own.append(f"x-inflight-endpoint: {do.endpoint}")
         if do.status:
-            length = [] if any(name == "content-length" for name, _ in do.headers) else [f"content-length: {len(do.body)}"]
+            length = (
+                [] if any(name == "content-length" for name, _ in do.headers) else [f"content-length: {len(do.body)}"]
+            )
             head = [f"HTTP/1.1 {do.status} X", *length, "x-inflight-service: ns/svc", *own, "", ""]
             writer.write("\r\n".join(head).encode() + (b"" if seen.method == "HEAD" else do.body))
             return True

@@ -125,7 +125,9 @@ async def test_prompts_without_a_token_yet_are_choices_too(relay):
 async def test_all_that_failed_are_avoided_and_reported(relay):
     frames = frames_for(STREAM)
     middle = frames.index(b"\n\n", len(frames) // 3) + 2
-    relay.script(Do(cut=middle, endpoint="10.0.0.1:8000"), Do(cut=0, endpoint="10.0.0.2:8000"), Do(endpoint="10.0.0.3:8"))
+    relay.script(
+        Do(cut=middle, endpoint="10.0.0.1:8000"), Do(cut=0, endpoint="10.0.0.2:8000"), Do(endpoint="10.0.0.3:8")
+    )
     _, _, body = await relay.post(STREAM)
     assert same(body, STREAM)
     assert relay.engine.seen[2].headers["x-inflight-avoid"] == "10.0.0.1:8000,10.0.0.2:8000"
