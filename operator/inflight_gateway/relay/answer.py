@@ -69,6 +69,11 @@ class Answer:
         """Of all choices."""
         return sum(choice.tokens.count(b",") + 1 for choice in self._choices.values() if choice.tokens)
 
+    def all_finished(self, body: bytes) -> bool:
+        """Whether each choice that `body` asks for is complete."""
+        finished = sum(choice.finish_reason is not None for choice in self._choices.values())
+        return finished > 0 and finished == num_choices(body)
+
     def take(self, notes: Iterable[bytes]) -> Ended | None:
         """Apply the notes of one frame. Returns what they say of the answer's end.
 

@@ -121,7 +121,9 @@ class ClientConnection(asyncio.Protocol):
             self._transport.close()
 
     def respond(self, status: int, headers: Headers, body: bytes) -> None:
-        """Write a whole answer."""
+        """Write a whole answer, which may be one to a request that is not read to its end."""
+        if self._receiving:
+            self._last = True
         self.start(status, headers, len(body))
         self.write(body)
         self.finish()

@@ -55,6 +55,8 @@ class Generation:
         self._headers: Headers = []
         # Complete frames for the client, until the first token: without one, another attempt begins from the start.
         self._pending: list[bytes] = []
+        # The last of them that had something for the client.
+        self._last: Frame | None = None
         self._started = self._passing = self._blocked = False
         self._record = Record(request)
 
@@ -143,6 +145,7 @@ class Generation:
                 self._ended(ended, frame.data)
                 return
             if frame.data:
+                self._last = frame
                 pending.append(frame.data)
                 if frame.data == DONE:
                     self._done(now)
@@ -241,6 +244,12 @@ class Generation:
         elif failure is Failure.BUSY:
             # Without those that failed nobody is left: one of them may have started again by then.
             self._avoid.clear()
+        if self._only_done_missing():
+            self._pending.append(DONE)
+            self._write_pending(now)
+            self._end()
+            self._client.finish()
+            return
         if failure is not Failure.BUSY:
             self._failures += 1
             self._failed_at = now
@@ -257,6 +266,12 @@ class Generation:
         else:
             # Spread, so that requests that failed together do not come back together.
             self._retry = self._loop.call_later(step.after_s * random.uniform(0.8, 1.2), self._ask)
+
+    def _only_done_missing(self) -> bool:
+        """Whether the client has all choices and what follows them, token counts, which a continuation would repeat."""
+        last = self._last
+        follows = last is not None and not any(note.startswith((b"t ", b"f ")) for note in last.notes)
+        return self._started and follows and self._answer.all_finished(self._body)
 
     def _refuse(self, error: ClientError) -> None:
         """End the answer with an error: as a response where none has begun, else as an event, without `[DONE]`."""

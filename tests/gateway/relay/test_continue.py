@@ -46,15 +46,13 @@ async def test_an_undisturbed_answer_passes_without_its_notes(relay, asked):
     assert relay.engine.seen[0].headers["host"] == "svc.ns"
 
 
-@pytest.mark.parametrize("asked", [STREAM, WHOLE, {**STREAM, "n": 2}], ids=["stream", "whole", "two-choices"])
+@pytest.mark.parametrize("asked", [STREAM, WHOLE, {**STREAM, "n": 2, "max_tokens": 3}], ids=["stream", "whole", "two"])
 async def test_a_cut_at_any_byte_makes_no_difference(relay, asked):
     for cut in range(len(frames_for(asked))):
         relay.script(Do(cut=cut, endpoint="10.0.0.1:8000"), Do(endpoint="10.0.0.2:8000"))
         status, _, body = await relay.post(asked)
         assert status == 200
         assert same(body, asked), cut
-        assert relay.engine.seen[-1].headers.get("x-inflight-attempt") == "2"
-        assert relay.engine.seen[-1].headers["x-inflight-avoid"] == "10.0.0.1:8000"
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -127,7 +125,9 @@ async def test_prompts_without_a_token_yet_are_choices_too(relay):
 async def test_all_that_failed_are_avoided_and_reported(relay):
     frames = frames_for(STREAM)
     middle = frames.index(b"\n\n", len(frames) // 3) + 2
-    relay.script(Do(cut=middle, endpoint="10.0.0.1:8000"), Do(cut=0, endpoint="10.0.0.2:8000"), Do(endpoint="10.0.0.3:8"))
+    relay.script(
+        Do(cut=middle, endpoint="10.0.0.1:8000"), Do(cut=0, endpoint="10.0.0.2:8000"), Do(endpoint="10.0.0.3:8")
+    )
     _, _, body = await relay.post(STREAM)
     assert same(body, STREAM)
     assert relay.engine.seen[2].headers["x-inflight-avoid"] == "10.0.0.1:8000,10.0.0.2:8000"
