@@ -7,6 +7,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from hypothesis import settings
 
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.gateway_stack import GatewayStack
