@@ -99,7 +99,7 @@ def error_message(body: Any) -> str:
 
 
 def refusal(status: int, body: bytes) -> AnswerError:
-    """An HTTP answer other than 200, in the words of the engine."""
+    """An HTTP answer other than 200, in the words of the engine or the gateway."""
     try:
         content = json.loads(body)
         said = error_message(content)
@@ -109,10 +109,11 @@ def refusal(status: int, body: bytes) -> AnswerError:
     remedy = {
         503: "No engine takes requests now: see `kubectl inflight why SERVICE`",
         504: "The engine did not answer in time: see `kubectl inflight why SERVICE`, and try again",
+        401: "Give a valid API key with --api-key or in INFLIGHT_API_KEY; `kubectl inflight keys create` makes one",
     }.get(status, "")
-    if isinstance(error, dict) and error.get("code") == "queue_full":
-        remedy = ""  # the message says to try again later or to add replicas
-    return AnswerError(f"the engine answers {status}: {' '.join(said.split())[:500] or 'without a reason'}", remedy)
+    if isinstance(error, dict) and error.get("code") in ("queue_full", "api_keys_unavailable"):
+        remedy = ""  # the message says what to do
+    return AnswerError(f"the service answers {status}: {' '.join(said.split())[:500] or 'without a reason'}", remedy)
 
 
 def _object(data: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ COMMANDS = {
     "why": "Explain the state of a service and the operator's decisions.",
     "doctor": "Check the cluster, the installation and your permissions.",
     "limits": "Show the limits of engines, or set them by hand for a limited time.",
+    "keys": "Create, list and revoke API keys of services behind the gateway.",
     "chat": "Chat with a service, or ask it one question.",
     "bench": "Send a load to a service, and report latencies, throughput and attainment.",
     "record": "Fetch what was recorded of a service into a file.",
@@ -32,6 +33,7 @@ Examples:
   kubectl inflight chat chat     # talk to the service chat
   kubectl inflight bench chat --rate 5 --duration 1m
   kubectl inflight limits chat --max-num-seqs 32 --for 10m
+  kubectl inflight keys create chat --tenant acme
 """
 
 

@@ -190,7 +190,9 @@ def cluster_options(*, all_namespaces: bool = False) -> Callable[[Callable[..., 
     return decorate
 
 
-def _complete(kind: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+def completing(kind: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Completion of an argument or a flag by `names.candidates`."""
+
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
         from inflight_kubectl.names import candidates
 
@@ -203,12 +205,12 @@ def _complete(kind: str) -> Callable[[click.Context, click.Parameter, str], list
 
 _OPTIONS = (
     click.option("--kubeconfig", metavar="FILE", type=click.Path(), help="Default: $KUBECONFIG, or ~/.kube/config."),
-    click.option("--context", metavar="NAME", shell_complete=_complete("contexts"), help="Context of the kubeconfig."),
+    click.option("--context", metavar="NAME", shell_complete=completing("contexts"), help="Context of the kubeconfig."),
     click.option(
-        "-n", "--namespace", metavar="NAME", shell_complete=_complete("namespaces"), help="Default: the context's own."
+        "-n", "--namespace", metavar="NAME", shell_complete=completing("namespaces"), help="Default: the context's own."
     ),
 )
 _ALL_NAMESPACES = click.option("-A", "--all-namespaces", "in_all", is_flag=True, help="Look in all namespaces.")
 
-service_argument = click.argument("service", shell_complete=_complete("services"))
+service_argument = click.argument("service", shell_complete=completing("services"))
 """Adds the argument SERVICE, the name of an InferenceService, passed as `service`."""

@@ -1,4 +1,4 @@
-"""HTTP to engines through the API server's port-forward: no access to the pods' network is needed.
+"""HTTP to engines and gateways through the API server's port-forward: no access to the pods' network is needed.
 
     with forward_to_service(cluster, service) as forward:      # every ready pod gets its share of connections
         with forward.client() as http:                         # an httpx.Client
@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from inflight_kubectl.gateways import Address, behind_gateway, no_gateway, ready_gateways
 from inflight_kubectl.output import Problem
 
 if TYPE_CHECKING:
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
     from inflight_kubectl.connection import Connection
     from inflight_kubectl.pods import Pod
     from inflight_kubectl.resources import Service
-
-Address = tuple[str, str, int]
-"""Namespace and name of a pod, and the port."""
 
 PROTOCOL = "v4.channel.k8s.io"
 _DATA, _ERROR = 0, 1
@@ -51,15 +49,19 @@ class PortForward:
 
     Args:
         addresses: where a new connection may go; the one with the fewest open connections gets it.
+        host: header Host of the requests, for a gateway that serves many; None: that of `url`.
 
     Attributes:
         url: `http://127.0.0.1:PORT`.
         problem: why the last connection could not be made; None while all could.
     """
 
-    def __init__(self, connection: Connection, addresses: Callable[[], Sequence[Address]]) -> None:
+    def __init__(
+        self, connection: Connection, addresses: Callable[[], Sequence[Address]], host: str | None = None
+    ) -> None:
         self._connection = connection
         self._addresses = addresses
+        self._host = host
         self._open: Counter[Address] = Counter()
         self._sockets: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -73,15 +75,17 @@ class PortForward:
         """An `httpx.Client` with `url` as its base; `options` are its own, such as `timeout`."""
         import httpx
 
-        settings: dict[str, Any] = {"base_url": self.url, "trust_env": False} | options
-        return httpx.Client(**settings)
+        return httpx.Client(**self._settings(options))
 
     def async_client(self, **options: Any) -> httpx.AsyncClient:
         """The same as an `httpx.AsyncClient`."""
         import httpx
 
-        settings: dict[str, Any] = {"base_url": self.url, "trust_env": False} | options
-        return httpx.AsyncClient(**settings)
+        return httpx.AsyncClient(**self._settings(options))
+
+    def _settings(self, options: dict[str, Any]) -> dict[str, Any]:
+        headers = ({"host": self._host} if self._host else {}) | (options.get("headers") or {})
+        return {"base_url": self.url, "trust_env": False} | options | {"headers": headers}
 
     def check(self) -> None:
         """Opens one connection and closes it again.
@@ -177,18 +181,31 @@ def forward_to_pod(cluster: Cluster, pod: Pod, port: int | None = None) -> PortF
 
 def forward_to_service(cluster: Cluster, service: Service) -> PortForward:
     """A forward to the OpenAI API of a service: connections are spread over the pods that are ready when they begin.
+    Behind the gateway these are the gateway's pods, so that a service without replicas can be asked too.
 
     Raises:
         Problem: no pod is ready, forbidden, or no answer.
     """
-    ready = _ReadyPods(cluster, service)
+    if behind_gateway(service):
+        return _forward_to_gateway(cluster, service)
+    ready = _Ready(lambda: [(pod.namespace, pod.name, pod.http_port) for pod in cluster.pods(service) if pod.serves])
     if not ready():
         detail = next((one.message for one in service.conditions if one.type == "Ready"), "no pod is ready")
         raise Problem(
             f"{service.name} takes no requests: {detail}",
             f"See `kubectl inflight why {service.name} -n {service.namespace}`",
         )
-    forward = PortForward(cluster.connection, ready)
+    return _checked(PortForward(cluster.connection, ready))
+
+
+def _forward_to_gateway(cluster: Cluster, service: Service) -> PortForward:
+    ready = _Ready(lambda: [pod.http for pod in ready_gateways(cluster, service)])
+    if not ready():
+        raise no_gateway(service)
+    return _checked(PortForward(cluster.connection, ready, f"{service.name}.{service.namespace}"))
+
+
+def _checked(forward: PortForward) -> PortForward:
     try:
         forward.check()
     except Problem:
@@ -197,11 +214,11 @@ def forward_to_service(cluster: Cluster, service: Service) -> PortForward:
     return forward
 
 
-class _ReadyPods:
-    """Addresses of a service's ready pods, read again now and then; the old ones stay while nothing can be read."""
+class _Ready:
+    """Addresses of ready pods, read again now and then; the old ones stay while nothing can be read."""
 
-    def __init__(self, cluster: Cluster, service: Service) -> None:
-        self._cluster, self._service = cluster, service
+    def __init__(self, read: Callable[[], list[Address]]) -> None:
+        self._read = read
         self._known: list[Address] = []
         self._at = float("-inf")
         self._lock = threading.Lock()
@@ -210,12 +227,10 @@ class _ReadyPods:
         with self._lock:
             if time.monotonic() - self._at > REFRESH_SECONDS:
                 try:
-                    pods = self._cluster.pods(self._service)
+                    self._known = self._read()
                 except Problem:
                     if not self._known:
                         raise
-                else:
-                    self._known = [(pod.namespace, pod.name, pod.http_port) for pod in pods if pod.serves]
                 self._at = time.monotonic()
             return list(self._known)
 

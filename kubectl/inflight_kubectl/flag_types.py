@@ -10,6 +10,7 @@ import click
 from inflight_kubectl.resources import seconds
 
 _DURATION = re.compile(r"([0-9]+(\.[0-9]+)?(ms|s|m|h))+")
+_LIFETIME = re.compile(r"([0-9]{1,9})([mhd])")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
 
@@ -37,6 +38,32 @@ class DurationType(click.ParamType[float]):
         return length
 
 
+class LifetimeType(click.ParamType[float]):
+    """A whole number of days, hours or minutes such as `90d`, as seconds.
+
+    Args:
+        least, most: allowed, in seconds.
+    """
+
+    name = "duration"
+
+    def __init__(self, least: float, most: float) -> None:
+        self.least, self.most = least, most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Seconds; usage errors name the form and the bounds."""
+        if isinstance(value, float):
+            return value
+        match = _LIFETIME.fullmatch(value)
+        if match is None:
+            self.fail(f"{value!r} is no duration: write a whole number with its unit, such as 12h or 90d", param, ctx)
+        length = int(match[1]) * {"m": 60.0, "h": 3600.0, "d": 86_400.0}[match[2]]
+        if not self.least <= length <= self.most:
+            most = f"{self.most / 86_400:.0f}d"
+            self.fail(f"{value} is not between {written(self.least)} and {most}", param, ctx)
+        return length
+
+
 class HeaderType(click.ParamType[str]):
     """The value of an HTTP header: printable ASCII (RFC 9110, field values)."""
 
@@ -47,6 +74,17 @@ class HeaderType(click.ParamType[str]):
         if not (value.isascii() and value.isprintable()):
             self.fail(f"{value!r} cannot be the value of a header: use printable ASCII characters", param, ctx)
         return str(value)
+
+
+def api_key_option(function: Any) -> Any:
+    """Adds `--api-key`, passed as `api_key`."""
+    return click.option(
+        "--api-key",
+        type=HeaderType(),
+        metavar="KEY",
+        envvar="INFLIGHT_API_KEY",
+        help="API key of a service behind the gateway. Default: $INFLIGHT_API_KEY.",
+    )(function)
 
 
 class RangeType(click.ParamType[tuple[int, int]]):

@@ -1,4 +1,4 @@
-"""Names for completion: contexts, namespaces and services. A name that cannot be had completes to nothing."""
+"""Names for completion: contexts, namespaces, services and API keys. A name that cannot be had completes to nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SECONDS = 2.0
 
 
 def candidates(kind: str, target: Target, incomplete: str) -> list[str]:
-    """Names of `contexts`, `namespaces` or `services` that begin with `incomplete`."""
+    """Names of `contexts`, `namespaces`, `services` or `keys` that begin with `incomplete`."""
     try:
         return [name for name in _names(kind, target) if name.startswith(incomplete)]
     except Problem:
@@ -23,6 +23,10 @@ def _names(kind: str, target: Target) -> list[str]:
 
         return contexts(target.kubeconfig)
     cluster = target.connect()
+    if kind == "keys":
+        from inflight_kubectl.key_store import keys_by_secret
+
+        return [one.key_id for those in keys_by_secret(cluster, cluster.services()).values() for one in those]
     path = "/api/v1/namespaces" if kind == "namespaces" else services_path(cluster.namespace)
     items = cluster.connection.request("GET", path, seconds=SECONDS)["items"]
     return sorted(item["metadata"]["name"] for item in items)

@@ -22,7 +22,8 @@ DEFAULT_TTFT_TARGET = 0.5
 DEFAULT_TPOT_TARGET = 0.05
 """Seconds that tuning and scaling aim at where `spec.slo` is not set."""
 
-State = Literal["Ready", "Degraded", "Updating", "Starting", "Stopped", "Failing", "Unknown"]
+State = Literal["Ready", "Degraded", "Updating", "Starting", "Stopped", "Idle", "Waking", "Failing", "Unknown"]
+"""Idle: at zero, and the next request starts a replica. Waking: requests wait at the gateway for the first replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,14 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """Requests at the gateway, as the operator last heard. Attributes: held: wait for a replica. in_flight: sent on."""
+
+    held: int
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
 class Service:
     """Attributes:
     ordered: replicas that there shall be; None before the operator has decided.
@@ -91,6 +100,7 @@ class Service:
     ttft_target, tpot_target: seconds.
     has_slo: whether the targets are the user's, else they are the defaults.
     decisions: oldest first.
+    waiting: None for a service that is not behind the gateway.
     raw: the object as the API server gave it.
     """
 
@@ -113,6 +123,7 @@ class Service:
     observed: Observed | None
     conditions: tuple[Condition, ...]
     decisions: tuple[Decision, ...]
+    waiting: Waiting | None
     raw: Mapping[str, Any] = field(repr=False)
 
     @property
@@ -142,6 +153,8 @@ class Service:
             return "Unknown"
         stuck = progressing is not None and progressing.status == "False" and progressing.reason != "Complete"
         if ready.status == "True":
+            if ready.reason in ("Idle", "Waking"):
+                return "Idle" if ready.reason == "Idle" else "Waking"
             if stuck or ready.reason != "Serving":
                 return "Degraded"
             moving = progressing is not None and progressing.status == "True"
@@ -177,6 +190,7 @@ class Service:
             observed=_observed(status.get("observed")),
             conditions=tuple(_condition(one) for one in status.get("conditions") or ()),
             decisions=tuple(_decision(one) for one in status.get("decisions") or ()),
+            waiting=_waiting(status.get("gateway")),
             raw=body,
         )
 
@@ -226,6 +240,10 @@ def _limits(body: Mapping[str, Any] | None) -> Limits | None:
         pods_in_force=body.get("podsInForce", 0),
         canary=(canary["pod"], canary["maxNumSeqs"], canary["maxNumBatchedTokens"]) if canary else None,
     )
+
+
+def _waiting(body: Mapping[str, Any] | None) -> Waiting | None:
+    return Waiting(held=body.get("held", 0), in_flight=body.get("inFlight", 0)) if body else None
 
 
 def _observed(body: Mapping[str, Any] | None) -> Observed | None:

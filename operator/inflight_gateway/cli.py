@@ -15,14 +15,7 @@ from pathlib import Path
 import uvloop
 
 from inflight_gateway import logs
-from inflight_gateway.settings import (
-    GATEWAY_KEY_FILE,
-    MAX_BODY_BYTES,
-    RUN_DIR,
-    PickerSettings,
-    RelaySettings,
-    Sockets,
-)
+from inflight_gateway.settings import GATEWAY_KEY_FILE, RUN_DIR, PickerSettings, Sockets
 
 EXAMPLE = """\
 example, on a laptop, with an engine at 127.0.0.1:8000 and each program in a terminal of its own:
@@ -72,9 +65,8 @@ def _envoy_config(arguments: argparse.Namespace) -> int:
 
 def _picker(arguments: argparse.Namespace) -> int:
     # The relay runs in processes of its own and needs neither gRPC nor Kubernetes: 60 MiB less for each.
-    from inflight_gateway.discovery.kube_api import ConnectError
     from inflight_gateway.discovery.static import StaticFileError
-    from inflight_gateway.runtime import run_picker
+    from inflight_gateway.runtime import StartError, run_picker
 
     settings = PickerSettings(
         sockets=Sockets(arguments.run_dir),
@@ -99,7 +91,7 @@ def _picker(arguments: argparse.Namespace) -> int:
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         try:
             await run_picker(settings, stop)
-        except* (ConnectError, StaticFileError, OSError) as errors:
+        except* (StartError, StaticFileError, OSError) as errors:
             raise _StartError(str(_first(errors))) from errors
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -117,13 +109,18 @@ def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
 def _relay(arguments: argparse.Namespace) -> int:
     from inflight_gateway.relay import run
 
-    settings = RelaySettings(
-        sockets=Sockets(arguments.run_dir),
-        index=arguments.index,
-        max_body_bytes=MAX_BODY_BYTES,
-        drain_max_s=arguments.drain_max,
+    sockets = Sockets(arguments.run_dir)
+    sockets.run_dir.mkdir(parents=True, exist_ok=True)
+    run.main(
+        run.Settings(
+            listen=sockets.relays,
+            inner=sockets.inner,
+            reports=sockets.reports,
+            processes=arguments.processes,
+            drain_s=arguments.drain_max,
+        )
     )
-    return int(run.main(settings))
+    return 0
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -145,11 +142,16 @@ def build_parser() -> argparse.ArgumentParser:
     relay = _command(
         commands,
         "relay",
-        "run one relay process",
-        "Relays requests between Envoy's listeners, and continues answers at another replica. Runs until SIGTERM.",
+        "run the relay",
+        "Relays requests between Envoy's listeners, and continues answers at another replica. Runs until SIGTERM"
+        " or SIGINT.",
     )
     relay.add_argument(
-        "--index", type=_count, default=0, metavar="N", help="number of this process, from 0 (default: 0)"
+        "--processes",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="relay processes, as the picker's --relays says (default: 1)",
     )
     _process_flags(relay)
     envoy = _command(

@@ -3,11 +3,13 @@ last sample cannot contain."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from inflight_gateway.pick.prefix_index import DEFAULT_BLOCKS, PrefixIndex
 from inflight_gateway.pick.progress import prefill_tokens_per_second
+from inflight_gateway.pick.replica_state import STALE_S
 from inflight_gateway.types import Endpoint, EndpointLoad, EngineSample, Pick, RequestView, ServiceKey
 
 PEER_S = 5.0
@@ -37,26 +39,30 @@ class _Account:
 
     Attributes:
         total_tokens: sent ever.
-        sample: that the next three belong to.
-        since: what was sent since its scrape began: when, and how many tokens.
-        pending: prompt tokens that the engine has still to compute, at `pending_at`.
+        sample: that the next five belong to.
+        since: what was sent since its scrape began, at most `STALE_S` ago: when, and how many tokens.
+        since_tokens: their sum.
+        pending: prompt tokens that the engine has still to compute, at `pending_at`, where it computes `rate` a second.
         others: requests in the sample that this gateway did not send.
+        gone: it is no endpoint any more.
     """
 
     in_flight: int = 0
     total_tokens: int = 0
     sample: EngineSample | None = None
-    since: list[tuple[float, int]] = field(default_factory=list)
+    since: deque[tuple[float, int]] = field(default_factory=deque)
+    since_tokens: int = 0
     pending: float = 0.0
     pending_at: float = 0.0
     rate: float = 0.0
     others: int = 0
     peers: dict[str, _Peer] = field(default_factory=dict)
+    gone: bool = False
 
     def take(self, sample: EngineSample) -> None:
         """A new sample: what was sent before its scrape began is in it, or was computed."""
         self.sample = sample
-        self.since = [each for each in self.since if each[0] >= sample.at]
+        self.drop_before(sample.at)
         self.rate = prefill_tokens_per_second(sample)
         self.pending, self.pending_at = float(sample.waiting_prompt_tokens), sample.at
         for at, tokens in self.since:
@@ -72,6 +78,11 @@ class _Account:
         self.advance(at)
         self.pending += tokens
         self.since.append((at, tokens))
+        self.since_tokens += tokens
+
+    def drop_before(self, time: float) -> None:
+        while self.since and self.since[0][0] < time:
+            self.since_tokens -= self.since.popleft()[1]
 
 
 class Ledger:
@@ -106,14 +117,13 @@ class Ledger:
         for endpoint, blocks in zip(endpoints, matched, strict=True):
             account = self._account(endpoint.address, now)
             sample = account.sample
-            sent = sum(tokens for _, tokens in account.since)
-            known = sent + (sample.waiting_prompt_tokens if sample else 0)
+            known = account.since_tokens + (sample.waiting_prompt_tokens if sample else 0)
             loads.append(
                 EndpointLoad(
                     endpoint=endpoint,
                     sample=sample,
                     in_flight=account.in_flight,
-                    sent_tokens=sent,
+                    sent_tokens=account.since_tokens,
                     cached_tokens=min(blocks * request.block_tokens, most_cached),
                     computed_tokens=max(0, known - round(account.pending)),
                     others=max(account.others, _of_peers(account, now)),
@@ -144,7 +154,7 @@ class Ledger:
         if not sent or sent[-1].address == address:
             return
         entry = sent[-1]
-        self._account(entry.address, now).in_flight -= 1
+        self._leave(entry.address, now)
         entry.address = address
         account = self._account(address, now)
         account.in_flight += 1
@@ -159,7 +169,7 @@ class Ledger:
         entry = sent.pop(0)
         if not sent:
             del self._sent[request_id]
-        self._account(entry.address, now).in_flight -= 1
+        self._leave(entry.address, now)
         self._in_flight[entry.service] -= 1
         self._last[entry.service] = now
 
@@ -192,7 +202,17 @@ class Ledger:
         if index is not None:
             index.forget(address)
         account = self._accounts.get(address)
-        if account is not None and not account.in_flight:
+        if account is not None:
+            account.gone = True
+            self._drop_if_done(address, account)
+
+    def _leave(self, address: str, now: float) -> None:
+        account = self._account(address, now)
+        account.in_flight -= 1
+        self._drop_if_done(address, account)
+
+    def _drop_if_done(self, address: str, account: _Account) -> None:
+        if account.gone and not account.in_flight:
             del self._accounts[address]
 
     def _account(self, address: str, now: float) -> _Account:
@@ -202,6 +222,7 @@ class Ledger:
         sample = self._sample(address)
         if sample is not None and sample is not account.sample:
             account.take(sample)
+        account.drop_before(now - STALE_S)
         account.advance(now)
         return account
 

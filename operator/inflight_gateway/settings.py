@@ -41,8 +41,13 @@ class Sockets:
         """HTTP: Envoy's admin interface."""
         return self.run_dir / "admin.sock"
 
+    @property
+    def relays(self) -> Path:
+        """HTTP: the relay; each of its processes has a socket of its own, see `relay`."""
+        return self.run_dir / "relay.sock"
+
     def relay(self, index: int) -> Path:
-        """HTTP: relay process `index`, from 0."""
+        """Relay process `index`, from 0."""
         return self.run_dir / f"relay-{index}.sock"
 
 
@@ -76,13 +81,3 @@ class PickerSettings:
     drain_max_s: float = 600.0
     access_log: bool = True
     name: str = field(default_factory=socket.gethostname)
-
-
-@dataclass(frozen=True, slots=True)
-class RelaySettings:
-    """Flags of `inflight-gateway relay`. Attributes: index: of this process, from 0."""
-
-    sockets: Sockets = Sockets()
-    index: int = 0
-    max_body_bytes: int = MAX_BODY_BYTES
-    drain_max_s: float = 600.0

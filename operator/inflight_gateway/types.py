@@ -232,6 +232,7 @@ class Finished:
         endpoints: that were tried, in order.
         continuations: times that it went on elsewhere after tokens had been sent.
         longest_gap_s: between two writes to the client, after the first token.
+        error: code of the relay's error that ended the answer, before or after its head; `client_left`; empty: none.
     """
 
     request_id: str
@@ -246,3 +247,4 @@ class Finished:
     longest_gap_s: float = 0.0
     endpoints: tuple[str, ...] = ()
     continuations: int = 0
+    error: str = ""

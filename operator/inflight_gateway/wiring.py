@@ -25,6 +25,7 @@ from inflight_gateway.proxy.snapshot import Fixed
 from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.scrape.scraper import Scraper, metrics_session
 from inflight_gateway.settings import PickerSettings
+from inflight_gateway.state.knowledge import Knowledge
 from inflight_gateway.state.load import SentLoad
 from inflight_gateway.state.peers import Peers
 from inflight_gateway.state.picks import PicksLog
@@ -57,9 +58,8 @@ class Gateway:
         self._picks = PicksLog()
         self._peers = Peers(http, self._heard_from)
         self._key = key
-        # Without a key gateways cannot trust each other's messages: each enforces limits alone.
         self._peer_client = PeerClient(key or b"")
-        self.limits = SharedLimits(settings.name, dict if key is None else self._peers.live, self._peer_client.post)
+        self.limits = SharedLimits(settings.name, self._trusted_peers, self._peer_client.post)
         self._gate = Gate(self._secret, self.limits)
         self.metrics.registry.register(self._gate.usage)
         loads = GatewayLoads(self.catalog, self._holds, self._ledger, monotonic)
@@ -73,7 +73,7 @@ class Gateway:
             Parts(self.catalog, self._gate, EngineHeaders(key), self._dispatcher, self.courses, monotonic)
         )
         fixed = Fixed(settings.sockets, settings.port, settings.relays)
-        self.publisher = Publisher(fixed, self.catalog, self.metrics.config_refused)
+        self.publisher = Publisher(fixed, self.catalog, self.metrics.config_refused, self._dispatcher.release)
         self._addresses: dict[ServiceKey, frozenset[str]] = {}
         self.catalog.subscribe(self._changed)
         self._samples.subscribe(self._sampled)
@@ -90,7 +90,9 @@ class Gateway:
                 gateway._peers.close()
                 await gateway._peer_client.close()
 
-    def state_port(self, unready: Callable[[], Sequence[str]]) -> StatePort:
+    def state_port(self, unready: Callable[[], Sequence[str]], problems: Callable[[], Sequence[str]]) -> StatePort:
+        """Args: unready: see `StatePort`. problems: calls to the Kubernetes API that fail now."""
+        self.metrics.registry.register(Knowledge(self.catalog, self._samples, self._peers, problems))
         take = web.post(wire.PATH, take_handler(self.limits, self._key))
         return StatePort(self._stream, self._picks, self.metrics.page, unready, [take])
 
@@ -109,7 +111,6 @@ class Gateway:
         self.courses.expire()
 
     def _changed(self, change: Change) -> None:
-        """Endpoints first: a request that waits may start at a new one, which Envoy must know by then."""
         self.publisher.catalog_changed(change)
         self._scraper.keep(self.catalog.addresses())
         for key in change.endpoints:
@@ -129,9 +130,13 @@ class Gateway:
             self._dispatcher.release(service)
 
     def _reachable(self, key: ServiceKey) -> Sequence[Endpoint]:
-        """Of a service: without those that take no connections, unless none does."""
-        endpoints = self.catalog.endpoints_of(key)
+        """Of a service: those that Envoy knows, without those that take no connections unless none does."""
+        endpoints = [one for one in self.catalog.endpoints_of(key) if self.publisher.knows(one.address)]
         return [one for one in endpoints if self._samples.reachable(one.address)] or endpoints
+
+    def _trusted_peers(self) -> Mapping[str, str]:
+        """Without a key gateways cannot trust each other's messages: each enforces limits alone."""
+        return self._peers.live() if self._key is not None else {}
 
     def _secret(self, namespace: str, name: str) -> SecretData | None:
         return self.catalog.secret(SecretRef(namespace, name))

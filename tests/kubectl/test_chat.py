@@ -115,7 +115,7 @@ def test_times_are_of_the_first_and_of_later_tokens():
 
 
 def test_a_refusal_without_json_is_shown_as_it_is():
-    assert refusal(404, b"<html>not here</html>").what == "the engine answers 404: <html>not here</html>"
+    assert refusal(404, b"<html>not here</html>").what == "the service answers 404: <html>not here</html>"
 
 
 def test_requests_name_the_model_as_the_service_serves_it():
@@ -173,7 +173,7 @@ def test_a_session_goes_on_after_errors_and_ends_with_ctrl_d(monkeypatch, capsys
     _Session(conversation, engine.http, Forward(), "chat", stats=False).run()
     out, err = capsys.readouterr()
     assert out.split() == ["Blue", "Hello"]
-    assert "the engine answers 503: busy" in err
+    assert "the service answers 503: busy" in err
     assert "There is no command /nonsense" in err
     assert "finish reason stop" in err
     assert engine.bodies[2]["messages"][0] == {"role": "system", "content": "Be kind."}

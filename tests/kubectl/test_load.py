@@ -101,7 +101,7 @@ async def test_at_a_rate_latencies_count_from_when_a_request_was_due():
 @pytest.mark.parametrize(
     ("engine", "error"),
     [
-        (StandInEngine(status=503, error="draining"), "the engine answers 503: draining"),
+        (StandInEngine(status=503, error="draining"), "the service answers 503: draining"),
         (StandInEngine(cut=True), "the connection ended in the middle of the answer"),
     ],
     ids=["refused", "cut"],

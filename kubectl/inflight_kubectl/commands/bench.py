@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from inflight_kubectl.api_keys import authorization
 from inflight_kubectl.cluster import Target, cluster_options, service_argument
 from inflight_kubectl.conversation import served_name
-from inflight_kubectl.flag_types import DurationType, HeaderType, RangeType
+from inflight_kubectl.flag_types import DurationType, HeaderType, RangeType, api_key_option
+from inflight_kubectl.gateways import behind_gateway
 from inflight_kubectl.load.report import Report, Spread, Targets
 from inflight_kubectl.output import Problem, console, json_option, latency, plain_table, print_json
 from inflight_kubectl.resources import Service, seconds
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from inflight_kubectl.engine_access import PortForward
     from inflight_kubectl.load.drive import Load
     from inflight_kubectl.load.shape import Arrivals, Shape
+
+GATEWAY_PROBE = "/ready"
+"""A path that the gateway refuses itself: it wakes no service and is charged to no tenant."""
 
 MOST_CLIENTS = 256
 """Requests in flight: each has a websocket to the API server and a thread."""
@@ -76,6 +81,7 @@ Examples:
 )
 @click.option("--class", "service_class", metavar="NAME", help="Service class of the requests.")
 @click.option("--tenant", type=HeaderType(), metavar="NAME", help="Header X-Inflight-Tenant of the requests.")
+@api_key_option
 @click.option("--seed", type=int, default=0, metavar="N", help="The same seed sends the same requests. Default: 0.")
 @json_option
 @cluster_options()
@@ -91,15 +97,17 @@ def bench(
     shared_prefix: float,
     service_class: str | None,
     tenant: str | None,
+    api_key: str | None,
     seed: int,
     as_json: bool,
     target: Target,
 ) -> None:
     """Send a load to SERVICE through port-forwards, and report latencies, throughput and attainment.
 
-    Prompts are random tokens, and each output has exactly the length that was asked for. Requests are spread over the
-    ready pods. At a --rate, latencies count from when a request was due, so waiting for a free client shows in them.
-    Ctrl-C ends the load early; the report is then of what was answered. The exit code is 1 when no request succeeded.
+    Prompts are random tokens, and each output has exactly the length that was asked for. Requests are spread over
+    the ready pods, by the gateway where the service is behind it; one at zero replicas is woken. At a --rate,
+    latencies count from when a request was due, so waiting for a free client shows in them. Ctrl-C ends the load
+    early; the report is then of what was answered. The exit code is 1 when no request succeeded.
     """
     from inflight_kubectl.engine_access import forward_to_service
     from inflight_kubectl.load.engine_side import between, read_totals
@@ -120,10 +128,11 @@ def bench(
     cluster = target.connect()
     found = cluster.service(service)
     options = {"model": served_name(found), **({"class": service_class} if service_class else {})}
-    headers = {"X-Inflight-Tenant": tenant} if tenant else {}
+    headers = _headers(found, tenant, api_key)
     with forward_to_service(cluster, found) as forward:
         before = read_totals(cluster, cluster.pods(found))
-        load = asyncio.run(_run(forward, shape, options, headers, progress=sys.stderr.isatty()))
+        probe = GATEWAY_PROBE if behind_gateway(found) else "/health"
+        load = asyncio.run(_run(forward, shape, options, headers, probe, progress=sys.stderr.isatty()))
         after = read_totals(cluster, cluster.pods(found))
     # Requests that failed may have had their first token, and those in flight at an early end too.
     clean = not load.stopped and not any(one.error for one in load.results)
@@ -141,6 +150,19 @@ def bench(
 COMMAND = bench
 
 
+def _headers(service: Service, tenant: str | None, api_key: str | None) -> dict[str, str]:
+    """
+    Raises:
+        Problem: the service asks for an API key, or its gateway takes no tenant from clients.
+    """
+    if tenant and behind_gateway(service):
+        raise Problem(
+            f"{service.name} is behind the gateway, which takes the tenant from the API key, not from a header",
+            "Give a key of the tenant with --api-key instead of --tenant",
+        )
+    return authorization(service, api_key) | ({"X-Inflight-Tenant": tenant} if tenant else {})
+
+
 def targets_of(service: Service, service_class: str | None) -> Targets:
     """Of the service; a class may have a TTFT target of its own."""
     slo = service.spec.get("slo") or {}
@@ -152,7 +174,7 @@ def targets_of(service: Service, service_class: str | None) -> Targets:
 
 
 async def _run(
-    forward: PortForward, shape: Shape, options: dict[str, Any], headers: dict[str, str], *, progress: bool
+    forward: PortForward, shape: Shape, options: dict[str, Any], headers: dict[str, str], probe: str, *, progress: bool
 ) -> Load:
     from inflight_kubectl.load.drive import drive
 
@@ -160,7 +182,7 @@ async def _run(
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, stop.set)
     try:
-        return await drive(forward, shape, options, headers, stop, _progress if progress else lambda _: None)
+        return await drive(forward, shape, options, headers, stop, _progress if progress else lambda _: None, probe)
     finally:
         loop.remove_signal_handler(signal.SIGINT)
         if progress:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from inflight_kubectl.answers import Answer
+from inflight_kubectl.api_keys import authorization
 from inflight_kubectl.cluster import Target, cluster_options, service_argument
 from inflight_kubectl.conversation import Conversation, served_name
+from inflight_kubectl.flag_types import api_key_option
 from inflight_kubectl.output import Problem, json_option, latency, print_json
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ Examples:
 @click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Most tokens of an answer.")
 @click.option("--temperature", type=click.FloatRange(0, 2), metavar="T", help="0 always takes the likeliest token.")
 @click.option("--class", "service_class", metavar="NAME", help="Service class of the requests.")
+@api_key_option
 @click.option("--stats", is_flag=True, help="Show time to first token, tokens a second and token counts.")
 @json_option
 @cluster_options()
@@ -58,11 +61,12 @@ def chat(
     max_tokens: int | None,
     temperature: float | None,
     service_class: str | None,
+    api_key: str | None,
     stats: bool,
     as_json: bool,
     target: Target,
 ) -> None:
-    """Chat with SERVICE through a port-forward.
+    """Chat with SERVICE through a port-forward, to the gateway where the service is behind it.
 
     A question comes from -m, or from standard input where that is not a terminal; the answer then goes to standard
     output and nothing else does. Otherwise the conversation goes on until Ctrl-D; /help lists its commands.
@@ -86,7 +90,10 @@ def chat(
         "class": service_class,
     }
     conversation = Conversation({name: value for name, value in options.items() if value is not None}, system)
-    with forward_to_service(cluster, found) as forward, forward.client(timeout=_timeout()) as http:
+    headers = authorization(found, api_key)
+    if found.state in ("Idle", "Waking"):
+        click.echo(f"{service} is at zero: the first answer comes when a replica is ready.", err=True)
+    with forward_to_service(cluster, found) as forward, forward.client(timeout=_timeout(), headers=headers) as http:
         if question is None:
             _Session(conversation, http, forward, service, stats).run()
         else:

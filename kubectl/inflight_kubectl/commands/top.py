@@ -39,9 +39,11 @@ Keys: Enter opens a service, Esc goes back, / filters, s sorts, ? lists all keys
 def top(target: Target, interval: float, once: bool, as_json: bool) -> None:
     """Show a live view of services and their pods.
 
-    Replicas are shown as ready/ordered, with !N for N blocked ones. A latency over its target is marked with !. Figures
-    of services come from their status, which the operator writes at least once a minute while they move; figures of
-    pods are read from the engines.
+    Replicas are shown as ready/ordered, with !N for N blocked ones. A latency over its target is marked with !.
+    QUEUE counts requests that wait at engines and, for services behind the gateway, those held there. A service at
+    zero is Idle: its next request starts a replica; while that starts, the service is Waking. Figures of services
+    come from their status, which the operator writes at least once a minute while they move; figures of pods are
+    read from the engines.
     """
     cluster = target.connect()
     if once or as_json:

@@ -17,24 +17,28 @@ Examples:
   kubectl inflight why chat
   kubectl inflight why chat -n team-a
   kubectl inflight why chat --json | jq -r '.waitsFor[]'
+  kubectl inflight why chat --json | jq '.gateway.picks[] | {pods, reason, heldS}'
 """,
 )
 @service_argument
 @json_option
 @cluster_options()
 def why(service: str, target: Target, as_json: bool) -> None:
-    """Explain the state of SERVICE and the operator's decisions.
+    """Explain the state of SERVICE and the decisions of the operator and the gateway.
 
     Shows the conditions in plain words, what the service waits for (pods, nodes, images, start-up), what would make the
-    operator add or remove a replica or move a limit, and the last decisions with their numbers.
+    operator add or remove a replica or move a limit, and the last decisions with their numbers. For a service
+    behind the gateway also: requests that the gateway holds, and where it sent the last ones and why.
     """
     from inflight_kubectl.events import pod_events
+    from inflight_kubectl.gateway_view import gateway_view
     from inflight_kubectl.why.report import explain
 
     cluster = target.connect()
     found = cluster.service(service)
     pods = cluster.pods(found)
-    report = explain(found, pods, pod_events(cluster, found, pods), datetime.now(UTC))
+    events, gateway = pod_events(cluster, found, pods), gateway_view(cluster, found)
+    report = explain(found, pods, events, datetime.now(UTC), gateway)
     if as_json:
         print_json(report)
         return

@@ -45,7 +45,12 @@ class Column:
 SORTS: tuple[str, ...] = ("name", "state", "queue", "kv", "ttft", "tpot", "last")
 """Keys to sort by; all but the name put first what a person should look at."""
 
-_URGENCY = {"Failing": 0, "Degraded": 1, "Starting": 2, "Updating": 3, "Unknown": 4, "Stopped": 5, "Ready": 6}
+_URGENCY = {
+    state: place
+    for place, state in enumerate(
+        ("Failing", "Degraded", "Starting", "Waking", "Updating", "Unknown", "Stopped", "Idle", "Ready")
+    )
+}
 _STATE_TONES: dict[str, Tone] = {
     "Ready": "good",
     "Updating": "good",
@@ -53,6 +58,8 @@ _STATE_TONES: dict[str, Tone] = {
     "Degraded": "warn",
     "Failing": "bad",
     "Stopped": "dim",
+    "Idle": "dim",
+    "Waking": "warn",
     "Unknown": "dim",
 }
 
@@ -110,9 +117,7 @@ def service_cells(service: Service, shown: Sequence[Column], now: datetime, *, w
         "NAME": Cell(service.name),
         "STATE": Cell("Deleting", "warn") if service.deleting else Cell(service.state, _STATE_TONES[service.state]),
         "READY": replicas(service),
-        "QUEUE": Cell("-", "dim")
-        if observed is None
-        else Cell(short(observed.queue), "warn" if observed.queue else ""),
+        "QUEUE": queue(service),
         "RUN": Cell("-", "dim") if observed is None else Cell(short(observed.running)),
         "KV": share(None if observed is None else observed.kv),
         "TTFT": against(None if observed is None else observed.ttft_p95, service.ttft_target, wide=wide),
@@ -209,6 +214,12 @@ def against(seconds: float | None, target: float, *, wide: bool) -> Cell:
     return Cell(text, "bad" if over else "warn" if seconds > 0.9 * target else "good")
 
 
+def queue(service: Service) -> Cell:
+    """Requests that wait: at the engines, and at the gateway."""
+    known = _waiting(service)
+    return Cell("-", "dim") if known is None else Cell(short(known), "warn" if known else "")
+
+
 def share(value: float | None) -> Cell:
     """A share of the KV cache in percent."""
     if value is None:
@@ -245,6 +256,15 @@ def _count(number: int | None) -> Cell:
     return Cell("-", "dim") if number is None else Cell(short(number))
 
 
+def _waiting(service: Service) -> int | None:
+    """None: neither the engines nor the gateway were heard."""
+    found = [
+        *([service.observed.queue] if service.observed is not None else []),
+        *([service.waiting.held] if service.waiting is not None else []),
+    ]
+    return sum(found) if found else None
+
+
 def _broken(pod: Pod) -> bool:
     return pod.state not in ("Running", "Starting", "Pending", "Terminating", "ContainerCreating", "PodInitializing")
 
@@ -256,7 +276,7 @@ def _over(seconds: float | None, target: float) -> float:
 _SORT_KEYS: dict[str, Callable[[Service], float]] = {
     "name": lambda one: 0.0,
     "state": lambda one: _URGENCY[one.state] - bool(one.blocked) / 2,
-    "queue": lambda one: -float(one.observed.queue) if one.observed else 0.0,
+    "queue": lambda one: -float(_waiting(one) or 0),
     "kv": lambda one: -one.observed.kv if one.observed else 0.0,
     "ttft": lambda one: _over(one.observed.ttft_p95, one.ttft_target) if one.observed else 0.0,
     "tpot": lambda one: _over(one.observed.tpot_p95, one.tpot_target) if one.observed else 0.0,

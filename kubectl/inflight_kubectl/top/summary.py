@@ -53,6 +53,7 @@ def as_json(service: Service) -> dict[str, Any]:
             "pods": service.replicas,
         },
         "observed": observed,
+        "gateway": service.waiting,
         "targets": {"ttftP95": service.ttft_target, "tpotP95": service.tpot_target, "fromSpec": service.has_slo},
         "limits": limits,
         "lastDecision": last,

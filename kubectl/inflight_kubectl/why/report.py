@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from inflight_kubectl.events import Event
+from inflight_kubectl.gateway_view import GatewayView
 from inflight_kubectl.pods import Pod
 from inflight_kubectl.resources import Condition, Decision, Service
 from inflight_kubectl.why.prospects import prospects
@@ -21,6 +22,13 @@ _MEANINGS = {
     "Progressing": ("pods are changing", "pods are not changing", "it is not known whether pods change"),
     "MetricsAvailable": ("engines are measured", "engines are not measured", "there is no engine to measure"),
     "ScalingActive": ("the operator scales", "the operator does not scale", "scaling is not known"),
+    "GatewayReady": ("the gateway routes its requests", "the gateway does not route its requests", "not known"),
+    "Idle": ("at zero replicas until a request comes", "replicas stay while requests come", "not known"),
+    "Waking": (
+        "requests wait at the gateway for the first replica",
+        "no request waits for a first replica",
+        "not known",
+    ),
     "TuningActive": ("the operator tunes limits", "limits stay as they are", "tuning is not known"),
 }
 """A condition in words, for True, False and Unknown."""
@@ -50,6 +58,7 @@ class Report:
     decisions: the last ones, newest first.
     waits_for: what stands between the service and its wanted state.
     would_act: what would make the operator change replicas or limits, and what holds it back.
+    gateway: None for a service that is not behind the gateway, or where it was not asked.
     """
 
     namespace: str
@@ -60,14 +69,22 @@ class Report:
     decisions: tuple[Decision, ...]
     waits_for: tuple[str, ...]
     would_act: tuple[str, ...]
+    gateway: GatewayView | None = None
 
 
-def explain(service: Service, pods: Sequence[Pod], events: Sequence[Event], now: datetime) -> Report:
+def explain(
+    service: Service,
+    pods: Sequence[Pod],
+    events: Sequence[Event],
+    now: datetime,
+    gateway: GatewayView | None = None,
+) -> Report:
     """The explanation of `service`.
 
     Args:
         pods: all of its pods.
         events: about them, newest last.
+        gateway: what the gateway says of it.
     """
     return Report(
         namespace=service.namespace,
@@ -78,6 +95,7 @@ def explain(service: Service, pods: Sequence[Pod], events: Sequence[Event], now:
         decisions=tuple(reversed(service.decisions[-MAX_DECISIONS:])),
         waits_for=waits(service, pods, events, now),
         would_act=prospects(service, now),
+        gateway=gateway,
     )
 
 
@@ -96,7 +114,7 @@ def _statement(condition: Condition) -> Statement:
 
 
 def _good(condition: Condition) -> bool | None:
-    if condition.status == "Unknown":
+    if condition.status == "Unknown" or condition.type in ("Idle", "Waking"):
         return None
     if condition.type == "Progressing":
         return condition.status == "True" or condition.reason == "Complete"
@@ -108,5 +126,5 @@ def _good(condition: Condition) -> bool | None:
     ):
         return None
     if condition.type == "Ready" and condition.status == "True":
-        return condition.reason == "Serving"
+        return condition.reason in ("Serving", "Idle", "Waking")
     return condition.status == "True"

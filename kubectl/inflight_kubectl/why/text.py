@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from inflight_kubectl.output import age
+from inflight_kubectl.gateway_view import GatewayView, PickedRequest
+from inflight_kubectl.output import age, latency
 from inflight_kubectl.why.report import Report, Statement
 
 _SIGNS = {True: ("✓", "green"), False: ("✗", "bold red"), None: ("·", "dim")}
-_STATE_STYLES = {"Ready": "bold green", "Updating": "bold green", "Failing": "bold red"}
+_STATE_STYLES = {"Ready": "bold green", "Updating": "bold green", "Idle": "bold green", "Failing": "bold red"}
 
 
 def rendered(report: Report) -> RenderableType:
-    """State, conditions, what it waits for, what would make it act, decisions."""
+    """State, conditions, what it waits for, what would make it act, decisions, and the gateway's last picks."""
     title = Text(f"{report.namespace}/{report.name} is ").append(
         report.state, style=_STATE_STYLES.get(report.state, "bold yellow")
     )
@@ -22,6 +25,9 @@ def rendered(report: Report) -> RenderableType:
     parts += _section("WAITS FOR", report.waits_for, "Nothing: all ordered replicas are ready.")
     parts += _section("WHAT WOULD MAKE IT ACT", report.would_act, "Not known: the operator has not written a status.")
     parts += [Text(), Text("LAST DECISIONS", style="bold"), _decisions(report)]
+    if report.gateway is not None:
+        parts += [Text(), Text("GATEWAY", style="bold"), _gateway(report.gateway)]
+        parts += [Text(), Text("LAST PICKS", style="bold"), _picks(report.gateway, report.at)]
     return Group(*parts)
 
 
@@ -58,6 +64,51 @@ def _decisions(report: Report) -> RenderableType:
             text.append(f"\n{numbers}", style="dim")
         table.add_row("", text, Text(age(one.time, report.at), style="cyan"))
     return table
+
+
+def _gateway(view: GatewayView) -> RenderableType:
+    table = _grid()
+    if view.problem is not None:
+        table.add_row(Text("✗", style="bold red"), Text(view.problem), "")
+    if view.pods:
+        held = f"{view.held} requests held"
+        if view.held:
+            held += f" ({view.held_prompt_tokens} prompt tokens, the oldest for {latency(view.oldest_held_s)})"
+        pods = f"{len(view.pods)} gateway pod{'s' * (len(view.pods) != 1)}"
+        table.add_row(Text("-", style="dim"), Text(f"{held}, {view.in_flight} in flight, at {pods}"), "")
+    return table
+
+
+def _picks(view: GatewayView, now: datetime) -> RenderableType:
+    if not view.picks:
+        return Text("  None that the gateway remembers.", style="dim")
+    table = _grid()
+    for one in view.picks:
+        table.add_row("", _pick(one), Text(age(one.at, now), style="cyan"))
+    return table
+
+
+def _pick(one: PickedRequest) -> Text:
+    """Where a request went and why, how it ended, and its figures."""
+    text = Text(" -> ".join(one.pods) or "no pod", style="bold").append(f" ({one.reason})", style="dim not bold")
+    text.append(f": {_ending(one)}", style="not bold")
+    whose = ", ".join(word for word in (one.tenant and f"tenant {one.tenant}", f"class {one.service_class}") if word)
+    held = f", held {latency(one.held_s)}" if one.held_s >= 0.001 else ""
+    cached = f" ({one.cached_tokens} expected in the prefix cache)" if one.cached_tokens else ""
+    text.append(f"\n{one.prompt_tokens} prompt tokens{cached}{held}, {whose}, {one.request_id}", style="dim not bold")
+    scores = ", ".join(f"{name} {value:.3g}" for name, value in one.scores.items())
+    return text.append(f"\nscores: {scores}", style="dim not bold") if scores else text
+
+
+def _ending(one: PickedRequest) -> str:
+    predicted = f" (predicted {latency(one.predicted_ttft_s)})" if one.predicted_ttft_s is not None else ""
+    if one.status is None:
+        return f"in progress{predicted}"
+    said = "the client left" if one.status == 0 else str(one.status)
+    ttft = f", TTFT {latency(one.ttft_s)}{predicted}" if one.ttft_s is not None else ""
+    times = "once" if one.continuations == 1 else f"{one.continuations} times"
+    again = f", continued {times}" if one.continuations else ""
+    return f"{said}{ttft}{again}"
 
 
 def _grid() -> Table:

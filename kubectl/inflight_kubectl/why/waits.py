@@ -18,7 +18,7 @@ _START_UP_PROBE = "startup probe failed"
 
 def waits(service: Service, pods: Sequence[Pod], events: Sequence[Event], now: datetime) -> tuple[str, ...]:
     """One sentence for each thing; none where all is as ordered."""
-    found = [*_operator(service), *_missing(service, pods)]
+    found = [*_operator(service), *_held(service), *_missing(service, pods)]
     pending = [pod for pod in pods if not pod.ready and not pod.deleting]
     limit = (service.spec.get("rollout") or {}).get("startupTimeout", "30m")
     found += [_pod(pod, [one for one in events if one.about[1] == pod.name], limit, now) for pod in pending[:MAX_PODS]]
@@ -39,6 +39,12 @@ def _operator(service: Service) -> list[str]:
             f" {service.observed_generation}); `kubectl inflight doctor` says whether it runs"
         ]
     return []
+
+
+def _held(service: Service) -> list[str]:
+    """Requests that no replica can start."""
+    count = service.waiting.held if service.waiting is not None else 0
+    return [f"{count} request{'s wait' if count > 1 else ' waits'} at the gateway for a replica"] if count else []
 
 
 def _missing(service: Service, pods: Sequence[Pod]) -> list[str]:

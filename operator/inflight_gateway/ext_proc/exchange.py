@@ -111,7 +111,6 @@ class Exchange:
         if isinstance(result, Refusal):
             yield self._refuse(result, config.key)
             return
-        parts.gate.dispatched(request)
         parts.observer.started(request, result, relayed=self._head.relayed)
         yield self._go_on(stage, request, config, result, limit_headers)
 

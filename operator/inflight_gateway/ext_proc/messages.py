@@ -20,7 +20,7 @@ from google.protobuf.struct_pb2 import Struct
 
 from inflight_gateway.headers import SERVICE
 from inflight_gateway.openai_error import error_body
-from inflight_gateway.proxy.names import METADATA
+from inflight_gateway.proxy.names import LONGEST_MESSAGE_TIMEOUT_S, METADATA
 from inflight_gateway.types import Refusal, ServiceKey
 
 Stage = Literal["request_headers", "request_body"]
@@ -67,7 +67,8 @@ def refuse(refusal: Refusal, service: ServiceKey | None) -> Any:
 
 def wait_longer(seconds: float) -> Any:
     """Envoy's timeout for the answer, from now; it takes one such message for each answer that it waits for."""
-    return ProcessingResponse(override_message_timeout=Duration(seconds=int(seconds) + 1))
+    bounded = min(int(seconds) + 1, LONGEST_MESSAGE_TIMEOUT_S)
+    return ProcessingResponse(override_message_timeout=Duration(seconds=bounded))
 
 
 def _options(pairs: Pairs) -> list[Any]:

@@ -70,11 +70,11 @@ class VirtualCounters:
             self._served[client] += tokens / self._weights[client]
 
     def _forget(self, level: float) -> None:
-        """Those that would be lifted on their return; beyond `MAX_DEBTORS`, the smallest debts too."""
-        resting = [client for client in self._served if client not in self._rank]
-        if len(resting) <= MAX_DEBTORS:
+        """Once there are more than `MAX_DEBTORS`: those that would be lifted on their return, and at least the half with
+        the smallest debts."""
+        if len(self._served) - len(self._rank) <= MAX_DEBTORS:
             return
-        resting.sort(key=self._served.__getitem__)
+        resting = sorted((client for client in self._served if client not in self._rank), key=self._served.__getitem__)
         surplus = len(resting) - MAX_DEBTORS // 2
         for place, client in enumerate(resting):
             if place >= surplus and self._served[client] > level:

@@ -72,7 +72,7 @@ class HoldQueue:
             service: only its requests; None: those of all services.
         """
         released: list[tuple[RequestView, Pick]] = []
-        queues = self._services if service is None else [service] if service in self._services else []
+        queues = list(self._services) if service is None else [service] if service in self._services else []
         for key in queues:
             queue = self._services[key]
             while (held := queue.head(now)) is not None:

@@ -1,7 +1,8 @@
 """Whether a replica can start a request soon, or the request should wait at the gateway.
 
 What waits in an engine is bound to it: a replica that becomes ready a second later cannot take it. So the gateway sends
-an engine no more than keeps it busy until the next look at it.
+an engine no more than keeps it busy until the next look at it, and what its prefix cache saves: a replica that becomes
+ready would have to compute that first.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def _backlog_is_short(state: ReplicaState) -> bool:
     pending, budget = state.pending_tokens, state.sample.max_num_batched_tokens
     if pending <= LEAST_STEPS * budget:
         return True
-    return state.measured and state.backlog_s <= max(MOST_BACKLOG_S, LEAST_STEPS * _full_step_s(state))
+    if not state.measured:
+        return False
+    return state.backlog_s <= max(MOST_BACKLOG_S, LEAST_STEPS * _full_step_s(state)) + state.saved_prefill_s
 
 
 def _full_step_s(state: ReplicaState) -> float:

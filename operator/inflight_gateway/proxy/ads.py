@@ -16,18 +16,21 @@ from inflight_gateway.proxy.subscription import Subscription
 
 _log = logging.getLogger(__name__)
 
-Refused = Callable[[str], None]
+Listener = Callable[[str, str], None]
+"""Called with a type URL and a version of its resources."""
 
 
 class Ads(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignore[misc]  # xds-protos has no types
     """Of the process's Envoys: one, but for a short time while its container restarts.
 
     Args:
-        refused: called with the type URL of each response that Envoy refuses; it keeps what it had.
+        taken: called when Envoy uses a version.
+        refused: called when Envoy refuses a version; it keeps what it had.
     """
 
-    def __init__(self, first: Snapshot, refused: Refused) -> None:
+    def __init__(self, first: Snapshot, taken: Listener, refused: Listener) -> None:
         self._snapshot = first
+        self._taken = taken
         self._refused = refused
         self._streams: set[_Stream] = set()
 
@@ -43,10 +46,11 @@ class Ads(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignore[misc
 
     def acknowledged(self, type_url: str) -> bool:
         """Whether an Envoy is connected that took some version of this type."""
-        return any(stream.subscriptions[type_url].acknowledged for stream in self._streams)
+        subscriptions = (stream.subscriptions.get(type_url) for stream in self._streams)
+        return any(one is not None and one.acknowledged for one in subscriptions)
 
     async def StreamAggregatedResources(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        stream = _Stream(self._refused)
+        stream = _Stream(self._taken, self._refused)
         reader = asyncio.create_task(stream.read(requests))
         self._streams.add(stream)
         try:
@@ -62,9 +66,10 @@ class Ads(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignore[misc
 
 
 class _Stream:
-    def __init__(self, refused: Refused) -> None:
+    def __init__(self, taken: Listener, refused: Listener) -> None:
         self.subscriptions: defaultdict[str, Subscription] = defaultdict(Subscription)
         self.changed = asyncio.Event()
+        self._taken = taken
         self._refused = refused
 
     async def read(self, requests: AsyncIterator[Any]) -> None:
@@ -77,13 +82,14 @@ class _Stream:
 
     def _take(self, request: DiscoveryRequest) -> None:
         subscription, type_url = self.subscriptions[request.type_url], request.type_url
-        refused = subscription.requested(
-            request.resource_names, request.response_nonce, request.HasField("error_detail")
-        )
+        refused = request.HasField("error_detail")
+        if not subscription.requested(request.resource_names, request.response_nonce, refused):
+            return
         if refused:
-            message = request.error_detail.message
-            _log.error("Envoy refuses version %s of %s: %s", subscription.sent, type_url, message)
-            self._refused(type_url)
+            _log.error("Envoy refuses version %s of %s: %s", subscription.sent, type_url, request.error_detail.message)
+            self._refused(type_url, subscription.sent)
+        else:
+            self._taken(type_url, subscription.sent)
 
     def responses(self, snapshot: Snapshot) -> list[Any]:
         responses = []

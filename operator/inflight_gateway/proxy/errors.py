@@ -7,8 +7,8 @@ from inflight_gateway.proxy.names import Json, header
 
 
 def local_replies() -> Json:
-    """For failures that Envoy finds: no engine, too long a body, timeouts. Answers of the picker have no response flag
-    and stay as they are."""
+    """For failures that Envoy finds: no engine, timeouts, too long a body (which has no response flag). Answers of the
+    picker have no flag either, and stay as they are."""
     body = {
         "error": {
             "message": "gateway: %LOCAL_REPLY_BODY%",
@@ -17,12 +17,12 @@ def local_replies() -> Json:
             "code": "gateway_%RESPONSE_CODE_DETAILS%",
         }
     }
+    in_shape = {"body_format_override": {"json_format": body, "content_type": "application/json"}}
+    too_long = {"op": "EQ", "value": {"default_value": 413, "runtime_key": "inflight.unused"}}
     return {
         "mappers": [
-            {
-                "filter": {"response_flag_filter": {}},
-                "body_format_override": {"json_format": body, "content_type": "application/json"},
-            }
+            {"filter": {"response_flag_filter": {}}, **in_shape},
+            {"filter": {"status_code_filter": {"comparison": too_long}}, **in_shape},
         ]
     }
 

@@ -6,7 +6,18 @@ from typing import Any
 
 from inflight_gateway.headers import ENDPOINT, FIRST_TOKEN_WITHIN, INTERNAL, PROGRESS, SERVICE, SUBSET
 from inflight_gateway.proxy.errors import local_replies
-from inflight_gateway.proxy.names import INNER, LONGEST_SILENCE, METADATA, OUTER, PICKER, RELAYS, Json, pipe, typed
+from inflight_gateway.proxy.names import (
+    INNER,
+    LONGEST_MESSAGE_TIMEOUT_S,
+    LONGEST_SILENCE,
+    METADATA,
+    OUTER,
+    PICKER,
+    RELAYS,
+    Json,
+    pipe,
+    typed,
+)
 from inflight_gateway.settings import MAX_BODY_BYTES, Sockets
 
 _ENVOY_HEADERS = (
@@ -28,9 +39,6 @@ _ENVOY_HEADERS = (
 
 _MESSAGE_TIMEOUT = "2s"
 """Without an answer of the picker in this time the request goes on without it."""
-
-_LONGEST_HOLD = "86400s"
-"""What the picker may ask for instead."""
 
 
 def outer(port: int) -> Json:
@@ -148,7 +156,7 @@ def _picker_filter() -> Json:
             "response_trailer_mode": "SKIP",
         },
         message_timeout=_MESSAGE_TIMEOUT,
-        max_message_timeout=_LONGEST_HOLD,
+        max_message_timeout=f"{LONGEST_MESSAGE_TIMEOUT_S}s",
         mutation_rules={"allow_envoy": True},
         metadata_options={"receiving_namespaces": {"untyped": [METADATA]}},
     )

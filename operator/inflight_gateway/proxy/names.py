@@ -31,6 +31,9 @@ LONGEST_SILENCE = "3600s"
 """Of a stream in either direction. Envoy's default of 5 min would end holds and long answers that are not streamed;
 relays and engines end silent ones themselves."""
 
+LONGEST_MESSAGE_TIMEOUT_S = 3600
+"""Envoy's own bound of what the picker may ask for: the longest hold."""
+
 UNLIMITED = 1_000_000
 """Envoy's circuit breakers default to 1024 requests and 3 retries; the hold queue and the relays bound both here."""
 

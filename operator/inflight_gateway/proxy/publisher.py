@@ -15,14 +15,26 @@ class Publisher:
 
     Args:
         refused: called with the type URL of what Envoy refuses.
+        endpoints_taken: called when Envoy uses other endpoints than before.
     """
 
-    def __init__(self, fixed: Fixed, catalog: Catalog, refused: Callable[[str], None]) -> None:
+    def __init__(
+        self, fixed: Fixed, catalog: Catalog, refused: Callable[[str], None], endpoints_taken: Callable[[], None]
+    ) -> None:
         self._fixed = fixed
         self._catalog = catalog
+        self._endpoints_taken = endpoints_taken
+        self._addresses: dict[str, frozenset[str]] = {}
+        """Version of the endpoints -> all their addresses, of what was published since Envoy last took one."""
+        self._known: frozenset[str] | None = None
         self._services_changed = False
         self._scheduled = False
-        self.ads = Ads(self._whole(), refused)
+        self.ads = Ads(self._noted(self._whole()), self._taken, lambda type_url, _: refused(type_url))
+
+    def knows(self, address: str) -> bool:
+        """Whether Envoy can send a request there. Of an endpoint that has just come it cannot yet, and would answer 503
+        itself. Where no Envoy is configured by this picker, all are taken to be known."""
+        return self._known is None or address in self._known
 
     def catalog_changed(self, change: Change) -> None:
         if not (change.services or change.endpoints):
@@ -38,7 +50,19 @@ class Publisher:
         else:
             new = {**self.ads.snapshot, ENDPOINTS: engine_endpoints(self._catalog.services, self._catalog.endpoints)}
         self._scheduled = self._services_changed = False
-        self.ads.publish(new)
+        self.ads.publish(self._noted(new))
+
+    def _noted(self, new: Snapshot) -> Snapshot:
+        self._addresses[new[ENDPOINTS].version] = self._catalog.addresses()
+        return new
+
+    def _taken(self, type_url: str, version: str) -> None:
+        if type_url != ENDPOINTS:
+            return
+        self._known = self._addresses.get(version, frozenset())
+        newest = self.ads.snapshot[ENDPOINTS].version
+        self._addresses = {version: self._known, newest: self._addresses[newest]}
+        self._endpoints_taken()
 
     def _whole(self) -> Snapshot:
         catalog = self._catalog

@@ -29,24 +29,22 @@ class Subscription:
     _count: int = field(default=0, repr=False)
 
     def requested(self, names: Sequence[str], nonce: str, refused: bool) -> bool:
-        """A request came. Returns whether it refuses the last response; that is kept as sent, so that a version that
-        was refused is not sent again.
+        """A request came. Returns whether it answers the last response. One that was refused still counts as sent: the
+        same version would be refused again.
 
         Args:
             nonce: of the response that it answers; empty in the first request of a stream.
             refused: it carries an error.
         """
-        if self.nonce and nonce != self.nonce:
+        if nonce and nonce != self.nonce:
             return False  # It crossed a newer response, which has its own answer.
         asked = frozenset(names)
-        if asked - self.names or (self.names and not asked):
+        if not nonce or asked - self.names or (self.names and not asked):
             self.due = True
         self.names = asked
-        if not self.nonce:
-            return False
-        if not refused:
+        if nonce and not refused:
             self.acknowledged = self.sent
-        return refused
+        return bool(nonce)
 
     def response(self, resources: Resources) -> list[AnyMessage] | None:
         """What is to be sent now; None: nothing. The next nonce is then in `nonce`."""

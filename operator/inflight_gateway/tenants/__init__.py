@@ -1,4 +1,4 @@
-"""Tenants of the services behind the gateway: API keys, limits, fair shares, usage, and the signed tenant header.
+"""Tenants of the services behind the gateway: API keys, limits, usage, and the signed tenant header.
 
 `gate.Gate` is what the picker calls; the rest are its parts.
 """

@@ -2,7 +2,6 @@
 
     tenant = gate.check(headers, config, now)          # str, or a Refusal: 401, 503
     answer = await gate.admit(request, config, now)    # headers for the response, or a Refusal: 429; each attempt
-    gate.dispatched(request)                           # when it is sent to a replica, where the ledger's `begin` is
     gate.ended(request.request_id)                     # when its ext_proc stream ends; each attempt
     gate.settle(finished)                              # when the relay reports it
 
@@ -19,9 +18,9 @@ from dataclasses import dataclass
 from inflight_gateway.headers import ATTEMPT, REQUEST_ID
 from inflight_gateway.tenants import answers
 from inflight_gateway.tenants.accounts import TenantKey
-from inflight_gateway.tenants.fair import FairShares
+from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.keys import KeyTables
-from inflight_gateway.tenants.sharing import NO_LIMITS, Grant, SharedLimits
+from inflight_gateway.tenants.sharing import Grant, SharedLimits
 from inflight_gateway.tenants.usage import Usage
 from inflight_gateway.types import Finished, RateLimits, Refusal, RequestView, ServiceConfig, ServiceKey
 
@@ -38,24 +37,17 @@ SecretData = Callable[[str, str], Mapping[str, bytes] | None]
 
 @dataclass(slots=True)
 class _Admitted:
-    """A request between its admission and its report.
+    """A request between its admission and its report. Attributes: open: attempts under way."""
 
-    Attributes:
-        expected_output: output tokens that it was charged for.
-        sent: whether it was counted in the fair shares.
-        open: attempts under way.
-    """
-
+    request: RequestView
     grant: Grant
-    service: ServiceKey
-    tenant: str
     label: str
-    weight: float
-    prompt_tokens: int
-    expected_output: int
     headers: answers.Headers
-    sent: bool = False
     open: int = 1
+
+    @property
+    def service(self) -> ServiceKey:
+        return self.request.service
 
 
 class Gate:
@@ -65,13 +57,18 @@ class Gate:
     wall: Unix time, for the expiry of keys.
 
     Attributes:
-        fair: `fair.served(service, tenant)` orders the tenants of a `HoldQueue`.
         usage: a collector of metrics.
     """
 
-    def __init__(self, secret_data: SecretData, limits: SharedLimits, *, wall: Callable[[], float] = time.time) -> None:
-        self.fair = FairShares()
+    def __init__(
+        self,
+        secret_data: SecretData,
+        limits: SharedLimits,
+        *,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self.usage = Usage()
+        self._estimates = Estimates()
         self._secret_data = secret_data
         self._limits = limits
         self._wall = wall
@@ -90,9 +87,9 @@ class Gate:
         if config.api_keys_secret is None:
             return ""
         # A key that was revoked since then does not cut an answer that goes on at another replica.
-        running = self._admitted.get(headers.get(REQUEST_ID, "")) if headers.get(ATTEMPT, "1") != "1" else None
-        if running:
-            return running[0].tenant
+        running = self._of(headers.get(REQUEST_ID, ""), config.key) if headers.get(ATTEMPT, "1") != "1" else None
+        if running is not None:
+            return running.request.tenant
         namespace, name = config.key.namespace, config.api_keys_secret
         table = self._tables.table(namespace, name, self._secret_data(namespace, name))
         self.usage.malformed_keys = self._tables.malformed
@@ -112,30 +109,23 @@ class Gate:
         """Charges a request to its tenant's limits.
 
         Returns:
-            Headers for the response, or 429. Later attempts are never refused and cost nothing.
+            Headers for the response, or 429. Later attempts of an admitted request are never refused and cost nothing.
         """
         self._forget_unreported(now)
-        if request.attempt > 1:
-            return await self._again(request, config, now)
-        limits, weight = of_tenant(config, request.tenant)
+        # Unknown after a restart of the picker, and where a client that reaches it past Envoy claims to be an attempt.
+        known = self._of(request.request_id, request.service) if request.attempt > 1 else None
+        if known is not None:
+            return self._again(known)
+        limits = limits_of(config, request.tenant)
         key = TenantKey(request.service, request.tenant)
         label = self._label(config, request.tenant)
-        output = request.max_tokens if request.max_tokens is not None else self.fair.expected_output(key)
-        grant = await self._limits.admit(key, limits, request.prompt_tokens + output, now)
+        grant = await self._limits.admit(key, limits, self._estimates.tokens(key, request), now)
         if grant.verdict.refused_by is not None:
             self.usage.refused(request.service, label, grant.verdict.refused_by)
             return answers.over_limit(config, request.tenant, limits, grant.verdict)
         headers = answers.limit_headers(grant.verdict)
-        self._keep(request, _Admitted(grant, *key, label, weight, request.prompt_tokens, output, headers))
+        self._keep(_Admitted(request, grant, label, headers))
         return headers
-
-    def dispatched(self, request: RequestView) -> None:
-        """The request is sent to a replica: its tenant is served what it is expected to cost."""
-        for one in self._admitted.get(request.request_id, ()):
-            if not one.sent and one.service == request.service:
-                one.sent = True
-                self.fair.add(one.grant.key, one.prompt_tokens, one.expected_output, one.weight)
-                return
 
     def ended(self, request_id: str, now: float | None = None) -> None:
         """An attempt's stream ended. The request is not in flight until it has another one."""
@@ -161,45 +151,28 @@ class Gate:
             self._not_in_flight(one)
         # A client that left in the middle: nobody counted the prompt, and an engine has computed it.
         unknown = not finished.prompt_tokens and finished.endpoints and finished.status in (0, 200)
-        prompt = one.prompt_tokens if unknown else finished.prompt_tokens
+        prompt = one.request.prompt_tokens if unknown else finished.prompt_tokens
         self._limits.settle(one.grant, prompt + finished.completion_tokens)
-        if one.sent:
-            self.fair.add(
-                one.grant.key,
-                prompt - one.prompt_tokens,
-                finished.completion_tokens - one.expected_output,
-                one.weight,
-            )
-        self.fair.left(one.grant.key, finished.completion_tokens if finished.status == 200 else None)
+        if finished.status == 200:
+            self._estimates.learn(one.grant.key, finished.completion_tokens)
         counts = self.usage.of(one.service, one.label)
         counts.requests += 1
         counts.prompt_tokens += prompt
         counts.cached_tokens += finished.cached_tokens
         counts.completion_tokens += finished.completion_tokens
 
-    async def _again(self, request: RequestView, config: ServiceConfig, now: float) -> answers.Headers:
-        known = next(
-            (one for one in self._admitted.get(request.request_id, ()) if one.service == request.service), None
-        )
-        if known is not None:
-            if not known.open:
-                self._limits.resume(known.grant)
-                self.usage.of(known.service, known.label).in_flight += 1
-            known.open += 1
-            return known.headers
-        # This picker was restarted since the first attempt: what the answer still costs is charged when it ends.
-        key = TenantKey(request.service, request.tenant)
-        grant = await self._limits.admit(key, NO_LIMITS, 0, now)
-        weight, label = of_tenant(config, request.tenant)[1], self._label(config, request.tenant)
-        self._keep(request, _Admitted(grant, *key, label, weight, 0, 0, ()))
-        return ()
+    def _again(self, known: _Admitted) -> answers.Headers:
+        if not known.open:
+            self._limits.resume(known.grant)
+            self.usage.of(known.service, known.label).in_flight += 1
+        known.open += 1
+        return known.headers
 
     def _of(self, request_id: str, service: ServiceKey) -> _Admitted | None:
         return next((one for one in self._admitted.get(request_id, ()) if one.service == service), None)
 
-    def _keep(self, request: RequestView, one: _Admitted) -> None:
-        self._admitted.setdefault(request.request_id, []).append(one)
-        self.fair.came(one.grant.key)
+    def _keep(self, one: _Admitted) -> None:
+        self._admitted.setdefault(one.request.request_id, []).append(one)
         self.usage.of(one.service, one.label).in_flight += 1
 
     def _not_in_flight(self, one: _Admitted) -> None:
@@ -218,7 +191,6 @@ class Gate:
             _, request_id, one = self._unreported.popleft()
             if not one.open and any(other is one for other in self._admitted.get(request_id, ())):
                 self._remove(request_id, one)
-                self.fair.left(one.grant.key, None)
                 self.usage.of(one.service, one.label).requests += 1
 
     def _label(self, config: ServiceConfig, tenant: str) -> str:
@@ -240,9 +212,6 @@ def presented_key(headers: Mapping[str, str]) -> str:
     return headers.get("api-key", "").strip()
 
 
-def of_tenant(config: ServiceConfig, tenant: str) -> tuple[RateLimits, float]:
-    """Limits and weight of a tenant: its own entry in the spec, else the default limits and weight 1."""
-    for one in config.tenants:
-        if one.name == tenant:
-            return one.limits, one.weight
-    return config.default_limits, 1.0
+def limits_of(config: ServiceConfig, tenant: str) -> RateLimits:
+    """Limits of a tenant: those of its entry in the spec, else the default limits."""
+    return next((one.limits for one in config.tenants if one.name == tenant), config.default_limits)

@@ -17,8 +17,9 @@ from inflight_gateway.tenants.limits import Verdict
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 0.05
-"""Longest wait for an owner."""
+ANSWER_S = 0.25
+"""Longest wait for an owner. It answers within milliseconds; under a flood of requests its event loop may be late, and
+deciding without it then would lift the limits just when they count."""
 
 AWAY_S = 1.0
 """How long an owner that did not answer is not asked again."""
@@ -49,6 +50,8 @@ class Link:
         self._accounts = accounts
         self._takes: list[tuple[Take, asyncio.Future[tuple[Verdict, int]]]] = []
         self._settlements: list[Settlement] = []
+        self._alone: dict[TenantKey, tuple[int, int]] = {}
+        """Requests and tokens that were admitted without the owner, and that it was not told of."""
         self._touched: set[TenantKey] = set()
         self._task: asyncio.Task[None] | None = None
         self._away_until = 0.0
@@ -83,6 +86,12 @@ class Link:
             self._settlements.append(settlement)
             self._wake()
 
+    def admitted_alone(self, take: Take) -> None:
+        """The request was admitted without the owner, which is told when it answers again: it then admits less, so that
+        the limits hold on average."""
+        requests, tokens = self._alone.get(take.key, (0, 0))
+        self._alone[take.key] = requests + 1, tokens + take.tokens
+
     def touch(self, key: TenantKey) -> None:
         """Tells the owner how many requests of the tenant are in flight here."""
         self._touched.add(key)
@@ -104,6 +113,7 @@ class Link:
             takes, self._takes = self._takes[:MAX_ENTRIES], self._takes[MAX_ENTRIES:]
             settled, self._settlements = self._settlements[:MAX_ENTRIES], self._settlements[MAX_ENTRIES:]
             touched, self._touched = self._touched, set()
+            alone, self._alone = self._alone, {}
             keys = touched | {take.key for take, _ in takes}
             batch = wire.Batch(
                 gateway=self._sender,
@@ -111,6 +121,7 @@ class Link:
                 takes=tuple(take for take, _ in takes),
                 settlements=tuple(settled),
                 in_flight=tuple(wire.InFlight(key, self._accounts.in_flight(key)) for key in keys),
+                alone=tuple(wire.Alone(key, *numbers) for key, numbers in alone.items()),
             )
             try:
                 async with asyncio.timeout(ANSWER_S):
@@ -149,5 +160,5 @@ class Link:
             if not future.done():
                 future.set_exception(OwnerAwayError())
         self._takes = []
-        # A settlement that may have arrived must not be sent again: a refund twice would lift the limit.
+        # What may have arrived is not sent again: a refund twice would lift a limit, a charge twice would lower it.
         self._settlements = []

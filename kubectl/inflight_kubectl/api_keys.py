@@ -1,0 +1,134 @@
+"""API keys of a service behind the gateway: made here, checked by the gateway, kept as hashes in a Secret.
+
+An entry of the Secret is one key: its name is the key id, its value `{"tenant", "sha256", "expires"}`, as the gateway
+reads it (docs/guides/tenants.md).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from inflight_kubectl.output import Problem, in_utc
+from inflight_kubectl.resources import Service
+
+TENANT_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+PREFIX = "ifk_"
+_BYTES = 32
+
+KeyState = Literal["valid", "expired", "malformed"]
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """Attributes: key: the key itself, which is nowhere stored. value: of its entry."""
+
+    key_id: str
+    tenant: str
+    key: str
+    expires: datetime | None
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """Attributes: tenant: empty for a malformed entry. expires: None: never."""
+
+    key_id: str
+    tenant: str
+    expires: datetime | None
+    state: KeyState
+
+
+def new_key(tenant: str, expires: datetime | None) -> NewKey:
+    """A key of 32 random bytes."""
+    key = PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(_BYTES)).rstrip(b"=").decode()
+    entry = {"tenant": tenant, "sha256": hashlib.sha256(key.encode()).hexdigest()}
+    if expires is not None:
+        entry["expires"] = rfc3339(expires)
+    return NewKey(f"{tenant}-{secrets.token_hex(4)}", tenant, key, expires, json.dumps(entry))
+
+
+def stored_keys(data: Mapping[str, str], now: datetime) -> list[StoredKey]:
+    """The keys of a Secret, by id. Args: data: of the Secret, in base64, as the API server gives it."""
+    return [_stored(key_id, data[key_id], now) for key_id in sorted(data)]
+
+
+def _stored(key_id: str, value: str, now: datetime) -> StoredKey:
+    try:
+        entry = json.loads(base64.b64decode(value, validate=True))
+        tenant, digest = entry["tenant"], bytes.fromhex(entry["sha256"])
+        expires = datetime.fromisoformat(entry["expires"]) if entry.get("expires") is not None else None
+        if not TENANT_NAME.fullmatch(tenant) or len(digest) != hashlib.sha256().digest_size:
+            raise ValueError
+        over = expires is not None and expires <= now
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error):
+        # TypeError: also an end without a time zone, which the gateway refuses too.
+        return StoredKey(key_id, "", None, "malformed")
+    return StoredKey(key_id, tenant, expires, "expired" if over else "valid")
+
+
+def rfc3339(moment: datetime) -> str:
+    """As in the Kubernetes API: whole seconds, UTC."""
+    return in_utc(moment).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def gateway_spec(service: Service) -> Mapping[str, Any]:
+    """`spec.gateway`; empty where it is not set."""
+    return service.spec.get("gateway") or {}
+
+
+def keys_secret(service: Service) -> str | None:
+    """Name of the Secret with the service's API keys; None: it asks for none."""
+    return (gateway_spec(service).get("auth") or {}).get("apiKeysSecret")
+
+
+def named_secret(service: Service) -> str:
+    """The same, for commands that need one.
+
+    Raises:
+        Problem: the service names no Secret; with the command that sets one.
+    """
+    name = keys_secret(service)
+    if name:
+        return name
+    patch = json.dumps({"spec": {"gateway": {"enabled": True, "auth": {"apiKeysSecret": f"{service.name}-api-keys"}}}})
+    raise Problem(
+        f"{service.name} asks for no API keys: spec.gateway.auth.apiKeysSecret is not set",
+        "Set it, and create a key before clients use the service again: kubectl patch ifsvc"
+        f" {service.name} -n {service.namespace} --type=merge -p '{patch}'",
+    )
+
+
+def authorization(service: Service, api_key: str | None) -> dict[str, str]:
+    """Headers that requests to `service` need.
+
+    Raises:
+        Problem: the service asks for an API key, and there is none.
+    """
+    if keys_secret(service) and gateway_spec(service).get("enabled") and not api_key:
+        raise Problem(
+            f"{service.name} asks for an API key",
+            "Give one with --api-key or in INFLIGHT_API_KEY; `kubectl inflight keys create"
+            f" {service.name} --tenant NAME -n {service.namespace}` makes one",
+        )
+    return {"authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+def cautions(service: Service, tenant: str) -> list[str]:
+    """What to know of a new key of `tenant`."""
+    spec, said = gateway_spec(service), []
+    if not spec.get("enabled"):
+        said.append(f"{service.name} is not behind the gateway (spec.gateway.enabled): engines check no API keys")
+    tenants = spec.get("tenants") or ()
+    if tenants and all(one.get("name") != tenant for one in tenants):
+        said.append(f"spec.gateway.tenants does not name {tenant}: it has weight 1 and spec.gateway.defaultLimits")
+    return said

@@ -1,0 +1,159 @@
+"""What the gateway's pods say of a service: requests that wait, and the last picks.
+
+Read from the picker's port of each pod, `GET /v1/state` and `GET /v1/picks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from inflight_kubectl.gateways import GatewayPod, behind_gateway, no_gateway, ready_gateways
+from inflight_kubectl.output import Problem
+
+if TYPE_CHECKING:
+    from inflight_kubectl.cluster import Cluster
+    from inflight_kubectl.resources import Service
+
+LAST_PICKS = 8
+
+_SECONDS = 5.0
+"""Longest wait for one answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class PickedRequest:
+    """One request that the gateway sent to a replica.
+
+    Attributes:
+        pods: that it was sent to, in order: more than one where an attempt failed.
+        reason: of the first attempt's pick, in one word.
+        held_s: seconds that it waited at the gateway.
+        predicted_ttft_s: at the first attempt.
+        cached_tokens: of its prompt, those expected in the pod's prefix cache.
+        scores: of the pick, by name.
+        status: that the client got; None: it has not ended. 0: the client left.
+        ttft_s: as the client saw it.
+    """
+
+    at: datetime
+    request_id: str
+    tenant: str
+    service_class: str
+    prompt_tokens: int
+    pods: tuple[str, ...]
+    reason: str
+    held_s: float
+    predicted_ttft_s: float | None
+    cached_tokens: int
+    scores: Mapping[str, float]
+    status: int | None
+    ttft_s: float | None
+    continuations: int
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayView:
+    """All gateway pods together.
+
+    Attributes:
+        pods: that answered.
+        held, in_flight: requests. oldest_held_s: how long the oldest has waited.
+        picks: the last ones, newest first.
+        problem: why the view is incomplete; None: it is whole.
+    """
+
+    pods: tuple[str, ...] = ()
+    held: int = 0
+    held_prompt_tokens: int = 0
+    oldest_held_s: float = 0.0
+    in_flight: int = 0
+    picks: tuple[PickedRequest, ...] = ()
+    problem: str | None = None
+
+
+def gateway_view(cluster: Cluster, service: Service) -> GatewayView | None:
+    """What the gateway says; None for a service that is not behind it. A pod that cannot be asked is a sentence."""
+    if not behind_gateway(service):
+        return None
+    try:
+        pods = ready_gateways(cluster, service)
+    except Problem as problem:
+        return GatewayView(problem=problem.what)
+    if not pods:
+        return GatewayView(problem=no_gateway(service).what)
+    states: dict[str, Mapping[str, Any]] = {}
+    picks: list[PickedRequest] = []
+    unheard = None
+    for pod in pods:
+        try:
+            states[pod.name], found = _ask(cluster, pod, service)
+        except Problem as said:
+            unheard = f"gateway pod {pod.name} cannot be asked: {said.what}"
+        else:
+            picks += found
+    return merged(states, picks, unheard)
+
+
+def merged(
+    states: Mapping[str, Mapping[str, Any]], picks: Sequence[PickedRequest], problem: str | None = None
+) -> GatewayView:
+    """One view of what the pods said. Args: states: pod -> its figures of the service."""
+    last = sorted(picks, key=lambda one: one.at, reverse=True)[:LAST_PICKS]
+    return GatewayView(
+        pods=tuple(states),
+        held=sum(one.get("held") or 0 for one in states.values()),
+        held_prompt_tokens=sum(one.get("held_prompt_tokens") or 0 for one in states.values()),
+        oldest_held_s=max((one.get("oldest_held_s") or 0.0 for one in states.values()), default=0.0),
+        in_flight=sum(one.get("in_flight") or 0 for one in states.values()),
+        picks=tuple(last),
+        problem=problem,
+    )
+
+
+def picked_request(body: Mapping[str, Any]) -> PickedRequest:
+    """From an entry of `GET /v1/picks`."""
+    attempts, ended = body.get("attempts") or [{}], body.get("finished")
+    first = attempts[0]
+    tried = tuple(one["pods"][0] for one in attempts if one.get("pods"))
+    return PickedRequest(
+        at=datetime.fromtimestamp(body["at"], UTC),
+        request_id=body["request_id"],
+        tenant=body.get("tenant") or "",
+        service_class=body.get("class") or "",
+        prompt_tokens=body.get("prompt_tokens") or 0,
+        pods=tried,
+        reason=first.get("reason") or "",
+        held_s=first.get("held_s") or 0.0,
+        predicted_ttft_s=first.get("predicted_ttft_s"),
+        cached_tokens=first.get("cached_tokens") or 0,
+        scores=first.get("scores") or {},
+        status=ended["status"] if ended else None,
+        ttft_s=ended.get("ttft_s") if ended else None,
+        continuations=ended.get("continuations", 0) if ended else 0,
+    )
+
+
+def _ask(cluster: Cluster, pod: GatewayPod, service: Service) -> tuple[Mapping[str, Any], list[PickedRequest]]:
+    """
+    Raises:
+        Problem: it does not answer, or nothing that can be read.
+    """
+    import httpx
+
+    from inflight_kubectl.engine_access import PortForward
+
+    query = {"namespace": service.namespace, "service": service.name, "last": str(LAST_PICKS)}
+    with PortForward(cluster.connection, lambda: [pod.state]) as forward:
+        try:
+            with forward.client(timeout=_SECONDS) as http:
+                state = http.get("/v1/state").raise_for_status().json()
+                picks = http.get("/v1/picks", params=query).raise_for_status().json()["picks"]
+            own = [one for one in state["services"] if (one["namespace"], one["name"]) == service.key]
+            return (own[0] if own else {}), [picked_request(one) for one in picks]
+        except httpx.HTTPError as error:
+            raise forward.problem or Problem(str(error) or type(error).__name__) from error
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            raise Problem(f"its answer cannot be read ({type(error).__name__})") from error

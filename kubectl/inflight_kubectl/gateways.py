@@ -1,0 +1,85 @@
+"""The gateway's pods of a service, found through the API server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from inflight_kubectl.api_problems import ApiProblem
+from inflight_kubectl.output import Problem
+
+if TYPE_CHECKING:
+    from inflight_kubectl.cluster import Cluster
+    from inflight_kubectl.resources import Service
+
+Address = tuple[str, str, int]
+"""Namespace and name of a pod, and the port."""
+
+LABEL = "app.kubernetes.io/name=inflight-gateway"
+HTTP_PORT, STATE_PORT = 8080, 9003
+"""Of containers that declare no ports `http` and `state`: the OpenAI API of all services, and the picker's figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayPod:
+    """A ready one. Attributes: http: its OpenAI API. state: the picker's port."""
+
+    name: str
+    http: Address
+    state: Address
+
+
+def behind_gateway(service: Service) -> bool:
+    """Whether clients of the service talk to the gateway."""
+    return bool((service.spec.get("gateway") or {}).get("enabled"))
+
+
+def ready_gateways(cluster: Cluster, service: Service) -> list[GatewayPod]:
+    """The ready pods of the gateway that serves `service`, by name.
+
+    Raises:
+        Problem: forbidden, or no answer.
+    """
+    namespace = _namespace(cluster, service)
+    path = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
+    try:
+        items = cluster.list(path, labelSelector=LABEL)["items"]
+    except ApiProblem as problem:
+        if problem.status != 403:
+            raise
+        where = f"namespace {namespace}" if namespace else "all namespaces"
+        raise Problem(
+            f"you may not list the gateway's pods in {where}: {problem.what}",
+            "Ask an administrator for the role `edit` there: the plugin reaches the gateway through its pods",
+        ) from problem
+    return sorted((_pod(item) for item in items if _ready(item)), key=lambda pod: pod.name)
+
+
+def no_gateway(service: Service) -> Problem:
+    """The service is behind the gateway, and no pod of it is ready."""
+    return Problem(
+        f"{service.name} is behind the gateway, and no gateway pod is ready",
+        f"See `kubectl get pods -A -l {LABEL}`; the chart installs the gateway with --set gateway.enabled=true",
+    )
+
+
+def _namespace(cluster: Cluster, service: Service) -> str | None:
+    """Where the gateway is, as the service's own Service says; None where it does not say."""
+    found = cluster.get(f"/api/v1/namespaces/{service.namespace}/services/{service.name}")
+    parts = str(((found or {}).get("spec") or {}).get("externalName") or "").split(".")
+    return parts[1] if len(parts) > 2 and parts[2] == "svc" else None
+
+
+def _ready(pod: dict[str, Any]) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    ready = any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+    return ready and "deletionTimestamp" not in pod["metadata"]
+
+
+def _pod(pod: dict[str, Any]) -> GatewayPod:
+    name, namespace, spec = pod["metadata"]["name"], pod["metadata"]["namespace"], pod.get("spec") or {}
+    containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+    ports = {port.get("name"): port["containerPort"] for one in containers for port in one.get("ports") or ()}
+    return GatewayPod(
+        name, (namespace, name, ports.get("http", HTTP_PORT)), (namespace, name, ports.get("state", STATE_PORT))
+    )

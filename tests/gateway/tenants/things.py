@@ -1,0 +1,51 @@
+"""Services, requests and Secrets for the tests of the gate."""
+
+import hashlib
+import json
+
+from inflight_gateway.tenants.gate import Gate
+from inflight_gateway.tenants.sharing import SharedLimits
+from inflight_gateway.types import Finished, RateLimits, RequestView, ServiceConfig, ServiceKey, TenantConfig
+
+CHAT = ServiceKey("team-a", "chat")
+
+
+def secret(**tenants):
+    """Data of a Secret: tenant -> its key."""
+    return {
+        f"key-{tenant}": json.dumps({"tenant": tenant, "sha256": hashlib.sha256(key.encode()).hexdigest()}).encode()
+        for tenant, key in tenants.items()
+    }
+
+
+def config(*tenants, keys="keys", limits=None):
+    """The service `chat`. Args: tenants: TenantConfig of those that are named. limits: of the others."""
+    return ServiceConfig(CHAT, "u-1", "m", api_keys_secret=keys, tenants=tenants, default_limits=limits or RateLimits())
+
+
+def named(name, weight=1.0, **limits):
+    return TenantConfig(name, weight, RateLimits(**limits))
+
+
+def request(number=1, tenant="acme", **more):
+    fields = {"prompt_tokens": 10, "max_tokens": 20} | more
+    return RequestView(f"r-{number}", CHAT, 0.0, tenant=tenant, **fields)
+
+
+def finished(number=1, status=200, endpoints=("10.0.0.1:8000",), **more):
+    return Finished(f"r-{number}", CHAT, status, stream=False, endpoints=endpoints, **more)
+
+
+def alone(secrets=None, **options):
+    """A gate of a gateway without peers. Args: secrets: name of a Secret -> its data."""
+
+    async def post(address, content):
+        raise AssertionError("there is nobody to ask")
+
+    known = secrets if secrets is not None else {}
+    return Gate(lambda namespace, name: known.get(name), SharedLimits("gw-0", lambda: {}, post), **options)
+
+
+def alone_with(keys, **options):
+    """The same. Args: keys: data of the Secret that `config` names."""
+    return alone({"keys": keys}, **options)

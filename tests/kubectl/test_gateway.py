@@ -1,0 +1,250 @@
+"""Services behind the gateway: how its pods are found and asked, and what the commands show of them."""
+
+import io
+
+import httpx
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from inflight_kubectl.commands.bench import COMMAND as BENCH
+from inflight_kubectl.engine_access import PortForward, forward_to_service
+from inflight_kubectl.gateway_view import GatewayView, gateway_view, merged, picked_request
+from inflight_kubectl.gateways import ready_gateways
+from inflight_kubectl.output import Problem
+from inflight_kubectl.resources import Service
+from inflight_kubectl.top.rows import SORTS, arranged, columns, queue, service_cells
+from inflight_kubectl.top.summary import as_json
+from inflight_kubectl.why.report import explain
+from inflight_kubectl.why.text import rendered
+from tests.kubectl.fake_api import FakeApi
+from tests.kubectl.objects import NOW, body, condition, service
+
+PODS = "/api/v1/namespaces/inflight-system/pods"
+SERVICE = "/api/v1/namespaces/default/services/chat"
+GATEWAY = {"gateway": {"enabled": True}}
+EXTERNAL = {"spec": {"type": "ExternalName", "externalName": "inflight-gateway.inflight-system.svc.cluster.local"}}
+
+PICK = {
+    "request_id": "r-1",
+    "at": NOW.timestamp() - 4,
+    "tenant": "acme",
+    "class": "default",
+    "prompt_tokens": 812,
+    "attempts": [
+        {
+            "attempt": 1,
+            "held_s": 2.5,
+            "endpoints": ["10.0.0.1:8000", "10.0.0.2:8000"],
+            "pods": ["chat-1", "chat-2"],
+            "reason": "prefix",
+            "scores": {"pending_tokens": 0.4, "prefix": 1.0},
+            "predicted_ttft_s": 0.12,
+            "cached_tokens": 768,
+        },
+        {"attempt": 2, "held_s": 0.0, "pods": ["chat-2"], "reason": "only", "scores": {}},
+    ],
+    "finished": {"status": 200, "ttft_s": 0.4, "continuations": 1},
+}
+
+
+def gateway_pod(name, ready=True):
+    return {
+        "metadata": {"name": name, "namespace": "inflight-system"},
+        "spec": {
+            "initContainers": [{"name": "envoy", "ports": [{"name": "http", "containerPort": 8088}]}],
+            "containers": [{"name": "picker", "ports": [{"name": "state", "containerPort": 9003}]}],
+        },
+        "status": {"conditions": [{"type": "Ready", "status": "True" if ready else "False"}]},
+    }
+
+
+@pytest.fixture
+def api():
+    server = FakeApi(body(spec=GATEWAY))
+    server.objects[SERVICE] = EXTERNAL
+    for name, ready in (("gw-1", True), ("gw-0", True), ("gw-2", False)):
+        server.objects[f"{PODS}/{name}"] = gateway_pod(name, ready)
+    return server
+
+
+def chat(api):
+    return api.target().service("chat")
+
+
+def text_of(report):
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(rendered(report))
+    return console.export_text()
+
+
+def test_the_ready_pods_of_the_gateway_that_the_service_points_to_are_found(api):
+    found = ready_gateways(api.target(), chat(api))
+    assert [one.name for one in found] == ["gw-0", "gw-1"]
+    assert found[0].http == ("inflight-system", "gw-0", 8088)
+    assert found[0].state == ("inflight-system", "gw-0", 9003)
+
+
+def test_without_an_external_name_all_namespaces_are_looked_through(api):
+    del api.objects[SERVICE]
+    assert ready_gateways(api.target(), chat(api)) == []
+    assert ("GET", "/api/v1/pods") in api.calls
+
+
+def test_pods_that_may_not_be_listed_say_what_to_ask_for(api):
+    api.forbidden.add(PODS)
+    with pytest.raises(Problem, match="you may not list the gateway's pods in namespace inflight-system"):
+        ready_gateways(api.target(), chat(api))
+
+
+def test_requests_go_to_a_gateway_pod_with_the_services_name_as_host(api, monkeypatch):
+    opened = []
+
+    class Stream:
+        def close(self):
+            pass
+
+    monkeypatch.setattr(
+        "inflight_kubectl.engine_access.open_stream", lambda _, address: opened.append(address) or Stream()
+    )
+    with forward_to_service(api.target(), chat(api)) as forward:
+        seen = []
+        transport = httpx.MockTransport(lambda request: seen.append(request) or httpx.Response(200))
+        with forward.client(transport=transport, headers={"authorization": "Bearer x"}) as http:
+            http.get("/v1/models")
+    assert opened[0][:2] == ("inflight-system", "gw-0")
+    assert (seen[0].headers["host"], seen[0].headers["authorization"]) == ("chat.default", "Bearer x")
+
+
+def test_without_a_ready_gateway_pod_the_way_out_is_named(api):
+    for name in ("gw-0", "gw-1"):
+        del api.objects[f"{PODS}/{name}"]
+    with pytest.raises(Problem, match="no gateway pod is ready"):
+        forward_to_service(api.target(), chat(api))
+    assert "no gateway pod is ready" in gateway_view(api.target(), chat(api)).problem
+
+
+def test_a_forward_to_engines_keeps_its_own_host():
+    forward = PortForward(None, lambda: [])
+    with forward, forward.client() as http:
+        assert "host" not in http.headers
+
+
+def test_services_without_the_gateway_have_no_view_of_it(api):
+    assert gateway_view(api.target(), service()) is None
+
+
+class TestAsked:
+    """`gateway_view` with the answers of its pods."""
+
+    @pytest.fixture(autouse=True)
+    def pods(self, monkeypatch):
+        """What the pods answer, by path; the same from each."""
+        self.answers = {
+            "/v1/state": {
+                "services": [
+                    {"namespace": "default", "name": "other", "held": 99},
+                    {"namespace": "default", "name": "chat", "held": 2, "oldest_held_s": 3.0, "in_flight": 1},
+                ]
+            },
+            "/v1/picks": {"picks": [PICK]},
+        }
+
+        def client(forward, **_):
+            return httpx.Client(transport=httpx.MockTransport(self.answer), base_url="http://gateway")
+
+        monkeypatch.setattr(PortForward, "client", client)
+
+    def answer(self, request):
+        answer = self.answers[request.url.path]
+        return answer if isinstance(answer, httpx.Response) else httpx.Response(200, json=answer)
+
+    def test_figures_of_all_pods_are_added_up(self, api):
+        view = gateway_view(api.target(), chat(api))
+        assert (view.pods, view.held, view.in_flight, view.oldest_held_s) == (("gw-0", "gw-1"), 4, 2, 3.0)
+        assert len(view.picks) == 2
+        assert view.problem is None
+
+    @pytest.mark.parametrize(
+        "answer",
+        [httpx.Response(500), httpx.Response(200, text="<html>"), {"picks": [{}]}, {"picks": 3}, []],
+        ids=["error", "no JSON", "no pick", "no list", "no object"],
+    )
+    def test_answers_that_cannot_be_read_are_a_sentence(self, api, answer):
+        self.answers["/v1/picks"] = answer
+        assert "gateway pod gw-1 cannot be asked" in gateway_view(api.target(), chat(api)).problem
+
+
+def test_a_pick_is_shown_with_its_reason_its_figures_and_how_it_ended():
+    view = merged({"gw-0": {"held": 3, "held_prompt_tokens": 900, "oldest_held_s": 1.5}}, [picked_request(PICK)])
+    shown = text_of(explain(Service.of(body(spec=GATEWAY)), [], [], NOW, view))
+    assert "3 requests held (900 prompt tokens, the oldest for 1.5s), 0 in flight, at 1 gateway pod" in shown
+    assert "chat-1 -> chat-2 (prefix): 200, TTFT 400ms (predicted 120ms), continued once" in shown
+    assert "812 prompt tokens (768 expected in the prefix cache), held 2.5s, tenant acme, class default, r-1" in shown
+    assert "scores: pending_tokens 0.4, prefix 1" in shown
+
+
+@pytest.mark.parametrize(
+    ("finished", "said"), [(None, "in progress (predicted 120ms)"), ({"status": 0}, "the client left")]
+)
+def test_picks_that_did_not_end_say_so(finished, said):
+    view = merged({"gw-0": {}}, [picked_request(PICK | {"finished": finished})])
+    assert said in text_of(explain(service(), [], [], NOW, view))
+
+
+def test_a_gateway_that_cannot_be_asked_is_said_in_place_of_its_picks():
+    shown = text_of(explain(service(), [], [], NOW, GatewayView(problem="you may not list pods")))
+    assert "you may not list pods" in shown
+    assert "None that the gateway remembers" in shown
+
+
+def asleep(reason="Idle", **status):
+    conditions = [
+        condition("Ready", reason=reason, message="no request came for 10m"),
+        condition("Idle", "True" if reason == "Idle" else "False", "Idle"),
+        condition("Waking", "False" if reason == "Idle" else "True", "Waking"),
+        condition("GatewayReady", reason="Routing"),
+    ]
+    zero = {"replicas": 0, "readyReplicas": 0, "desiredReplicas": 0, "observed": None, "limits": None}
+    return Service.of(body(spec=GATEWAY, conditions=conditions, **zero | status))
+
+
+def test_a_service_at_zero_is_idle_and_well():
+    found = asleep()
+    assert found.state == "Idle"
+    shown = text_of(explain(found, [], [], NOW))
+    assert "default/chat is Idle" in shown
+    assert "✓ Ready: takes requests (Idle)" in shown
+    assert "· Idle: at zero replicas until a request comes" in shown
+    assert "✓ GatewayReady: the gateway routes its requests" in shown
+
+
+def test_a_service_that_wakes_shows_what_waits_for_it():
+    found = asleep("Waking", desiredReplicas=1, gateway={"held": 5, "heldPromptTokens": 10, "inFlight": 0})
+    assert found.state == "Waking"
+    report = explain(found, [], [], NOW)
+    assert "5 requests wait at the gateway for a replica" in report.waits_for
+    assert "· Waking: requests wait at the gateway for the first replica" in text_of(report)
+
+
+def test_top_counts_held_requests_in_the_queue_also_at_zero():
+    found = asleep("Waking", gateway={"held": 5, "inFlight": 0})
+    assert (queue(found).text, queue(found).tone) == ("5", "warn")
+    assert queue(asleep()).text == "-"
+    assert queue(service(gateway={"held": 2, "inFlight": 1})).text == "5"
+    assert arranged([service("a"), found], "queue", reverse=False, text="")[0] is found
+    cells = service_cells(found, columns(79, namespaces=False), NOW, wide=False)
+    assert [cell.text for cell in cells][1:4] == ["Waking", "0/0", "5"]
+    assert as_json(found)["gateway"].held == 5
+
+
+def test_a_service_that_wakes_is_before_those_that_are_well():
+    found = arranged([service("a"), asleep("Waking")], SORTS[1], reverse=False, text="")
+    assert [one.state for one in found] == ["Waking", "Ready"]
+
+
+def test_a_tenant_cannot_be_claimed_in_a_header_behind_the_gateway(api, monkeypatch):
+    monkeypatch.setattr("inflight_kubectl.cluster.Target.connect", lambda self: api.target())
+    done = CliRunner().invoke(BENCH, ["chat", "--tenant", "acme"])
+    assert done.exit_code == 1
+    assert "takes the tenant from the API key" in done.stderr
