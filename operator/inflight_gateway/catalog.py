@@ -231,8 +231,8 @@ def _outside(key: ServiceKey) -> Refusal:
     return Refusal(
         404,
         "service_not_behind_gateway",
-        f"InferenceService {key} is not behind the gateway: set spec.gateway.enabled, or where that was just switched off"
-        " try again, as addresses are cached for some seconds",
+        f"InferenceService {key} is not behind the gateway: set spec.gateway.enabled, or where that was just switched"
+        " off try again, as addresses are cached for some seconds",
     )
 
 
