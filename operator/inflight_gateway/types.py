@@ -114,7 +114,13 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class EngineSample:
-    """An engine's metrics, as last scraped. Attributes: at: when the scrape began. cost: None before its first fit."""
+    """An engine's metrics, as last scraped.
+
+    Attributes:
+        at: when the scrape began.
+        cost: None before its first fit.
+        draining: it refuses new requests.
+    """
 
     at: float
     running: int = 0
@@ -126,6 +132,7 @@ class EngineSample:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     cost: CostModel | None = None
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +178,9 @@ class EndpointLoad:
         sent_tokens: estimated prompt tokens sent there that the sample cannot contain yet: by this gateway since the
             scrape began, and by its peers as they report.
         cached_tokens: of the request's prompt, those that the replica's prefix cache should hold.
+        computed_tokens: of the sample's waiting prompt tokens and of `sent_tokens`, those that the engine should have
+            computed since the scrape.
+        others: requests there that this gateway did not send, by the sample and by what peers report.
     """
 
     endpoint: Endpoint
@@ -178,6 +188,8 @@ class EndpointLoad:
     in_flight: int = 0
     sent_tokens: int = 0
     cached_tokens: int = 0
+    computed_tokens: int = 0
+    others: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +232,7 @@ class Finished:
         endpoints: that were tried, in order.
         continuations: times that it went on elsewhere after tokens had been sent.
         longest_gap_s: between two writes to the client, after the first token.
+        error: code of the relay's error that ended the answer, before or after its head; `client_left`; empty: none.
     """
 
     request_id: str
@@ -234,3 +247,4 @@ class Finished:
     longest_gap_s: float = 0.0
     endpoints: tuple[str, ...] = ()
     continuations: int = 0
+    error: str = ""

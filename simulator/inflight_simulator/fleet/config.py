@@ -8,8 +8,8 @@ from typing import Literal
 from inflight_cost.capacity import StepLimits, Targets
 from inflight_cost.model import CostModel
 
-Routing = Literal["round-robin", "least-requests", "least-work"]
-ROUTINGS: tuple[Routing, ...] = ("round-robin", "least-requests", "least-work")
+Routing = Literal["round-robin", "least-requests", "least-work", "gateway"]
+ROUTINGS: tuple[Routing, ...] = ("round-robin", "least-requests", "least-work", "gateway")
 
 REFERENCE_COST = CostModel(
     base_s=5.5e-3,

@@ -32,6 +32,7 @@ def view_of(fleet: Fleet, now: float) -> FleetView:
         max_replicas=config.max_replicas,
         start_up_s=config.start_up_s,
         pods=tuple(_shown(pod, fleet, now) for pod in fleet.live),
+        gateway_queue=0 if fleet.gateway is None else fleet.gateway.num_held,
     )
 
 

@@ -72,7 +72,7 @@ def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
         choices=ROUTINGS,
         default=_DEFAULTS.routing,
         help="least-requests: fewest requests that have not ended; least-work: fewest prompt tokens to be computed"
-        " before its own"
+        " before its own; gateway: the gateway's picker and queue"
         " (default %(default)s)",
     )
     fleet.add_argument(

@@ -8,6 +8,7 @@ from typing import Any
 
 from inflight_cost.capacity import StepLimits
 from inflight_simulator.fleet.config import FleetConfig
+from inflight_simulator.fleet.gateway import Gateway
 from inflight_simulator.fleet.meter import Meter
 from inflight_simulator.fleet.noise import Noise
 from inflight_simulator.fleet.outcome import ReplicaCount
@@ -31,6 +32,7 @@ class Fleet:
         ordered: replicas, as ordered last.
         first_limits: of pods that become ready, and their revision.
         counts: of replicas, a row at each change.
+        gateway: None: requests are routed as they come.
     """
 
     def __init__(self, config: FleetConfig, requests: Requests, begin: float, *, metered: bool) -> None:
@@ -41,9 +43,9 @@ class Fleet:
         self.ordered = config.initial_replicas
         self.counts: list[ReplicaCount] = []
         self.first_limits = (config.limits, 0)
-        longest = int((requests.prompt_tokens + requests.output_tokens).max())
-        self._scheduling = scheduler_config(config, longest)
+        self._scheduling = scheduler_config(config, requests)
         self._router = Router(config.routing)
+        self.gateway = Gateway(config, self.course) if config.routing == "gateway" else None
         self._metered = metered
         self._events: list[tuple[float, bool, int]] = []
         """Next event of each replica: when, whether a step starts, which. Some are out of date."""
@@ -54,7 +56,19 @@ class Fleet:
 
     def send(self, request_id: int, now: float) -> None:
         """A request comes; all before it was taken in by `advance`."""
-        number = self._router.choose()
+        if self.gateway is None:
+            self._send_to(self._router.choose(), request_id, now)
+            return
+        self.gateway.arrive(request_id, now)
+        self.release(now)
+
+    def release(self, now: float) -> None:
+        """What the gateway holds goes to the pods that can start it."""
+        if self.gateway is not None:
+            self.gateway.look(self.live, now)
+            self.gateway.release(now, lambda request_id, number: self._send_to(number, request_id, now))
+
+    def _send_to(self, number: int, request_id: int, now: float) -> None:
         replica = self.pods[number].replica
         self.course.pod[request_id] = number
         before = replica.event

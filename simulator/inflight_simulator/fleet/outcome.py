@@ -38,6 +38,8 @@ class FleetRun:
     preemptions: of all requests.
     refused: requests longer than the KV cache; they keep no target.
     decisions: of the operator, in words.
+    prefix_queries, prefix_hits: prompt tokens of started requests, and those of them that a prefix cache held; 0 and 0
+        where no replica has one.
     """
 
     arrival_s: Floats
@@ -50,6 +52,13 @@ class FleetRun:
     preemptions: int = 0
     refused: int = 0
     decisions: tuple[str, ...] = ()
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+
+    @property
+    def prefix_hit_rate(self) -> float | None:
+        """Share of prompt tokens that were in a prefix cache; None: there is none."""
+        return self.prefix_hits / self.prefix_queries if self.prefix_queries else None
 
     @property
     def kept(self) -> npt.NDArray[np.bool_]:

@@ -16,13 +16,13 @@ from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler
+from inflight_simulator.arrivals import OUTPUT_TOKEN, SHARED_BLOCK_TOKENS
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.meter import Meter
 from inflight_simulator.fleet.noise import Noise
 from inflight_simulator.fleet.requests import Floats, Requests
 
 NEVER = math.inf
-_TOKEN = 0
 _AHEAD = 128
 """Most steps whose durations are worked out at once."""
 _RAMP = np.arange(_AHEAD, dtype=np.float64)
@@ -35,6 +35,8 @@ class Course:
     Attributes:
         first_s, end_s: when its first and its last token came; NaN until then.
         pod: that it was sent to; -1 until then.
+        sent_s: when; its arrival, unless the gateway held it.
+        ended: requests that ended since the list was last cleared, refused ones included; kept for the gateway.
     """
 
     requests: Requests
@@ -44,8 +46,10 @@ class Course:
     prompt_tokens: list[int] = field(init=False)
     output_tokens: list[int] = field(init=False)
     arrival_s: list[float] = field(init=False)
+    sent_s: list[float] = field(init=False)
+    ended: list[int] = field(default_factory=list)
     prompt: TokenIds = field(init=False)
-    """Of all requests: their contents are never looked at."""
+    """Of all requests, where their contents are never looked at."""
 
     def __post_init__(self) -> None:
         count = len(self.requests)
@@ -53,7 +57,18 @@ class Course:
         self.prompt_tokens = self.requests.prompt_tokens.tolist()
         self.output_tokens = self.requests.output_tokens.tolist()
         self.arrival_s = self.requests.arrival_s.tolist()
+        self.sent_s = list(self.arrival_s)
         self.prompt = np.zeros(max(self.prompt_tokens, default=1), np.int32)
+
+    def prompt_token_ids(self, request_id: int) -> TokenIds:
+        """int32 [prompt_tokens]: equal where two prompts share a prefix."""
+        tokens = self.prompt_tokens[request_id]
+        if not self.requests.hash_ids:
+            return self.prompt[:tokens]
+        hash_ids = np.array(self.requests.hash_ids[request_id], np.int32)
+        if not len(hash_ids):
+            return np.full(tokens, OUTPUT_TOKEN - 1 - request_id, np.int32)
+        return np.repeat(hash_ids, SHARED_BLOCK_TOKENS)[:tokens]
 
 
 @lru_cache(maxsize=100_000)
@@ -61,20 +76,20 @@ def _sampling(max_tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens)
 
 
-def scheduler_config(config: FleetConfig, longest: int) -> SchedulerConfig:
-    """The scheduler of a replica. `longest`: tokens of the longest request."""
+def scheduler_config(config: FleetConfig, requests: Requests) -> SchedulerConfig:
+    """The scheduler of a replica, with a prefix cache where the requests say what their prompts share."""
     model = config.replica
     return SchedulerConfig(
         capacity=Limits(*config.capacity),
         num_blocks=model.kv_tokens // model.block_size,
         block_size=model.block_size,
-        max_model_len=longest,
+        max_model_len=int((requests.prompt_tokens + requests.output_tokens).max()),
         kv_headroom=model.kv_headroom,
         policy=config.policy,
         ttft_target=config.targets.ttft,
         ttft_per_token=config.ttft_per_token,
         preemption="recompute",
-        prefix_caching=False,
+        prefix_caching=bool(requests.hash_ids),
     )
 
 
@@ -104,7 +119,7 @@ class Replica:
         self.starts = False
         self.idle_s = 0.0
         self.refused: list[int] = []
-        self.scheduler = Scheduler(scheduling, contents=False)
+        self.scheduler = Scheduler(scheduling, contents=scheduling.prefix_caching)
         self.scheduler.limits = Limits(*config.limits)
         self.scheduler.prefill_cost = config.replica.cost
         self._course = course
@@ -123,7 +138,7 @@ class Replica:
         """Ends of the steps of a run."""
         self._begun = 0.0
         """When the step under way began, or the first one of the run."""
-        self._tokens = np.full(scheduling.capacity.max_num_seqs, _TOKEN, np.int32)
+        self._tokens = np.full(scheduling.capacity.max_num_seqs, OUTPUT_TOKEN, np.int32)
 
     @property
     def pending_tokens(self) -> int:
@@ -237,7 +252,7 @@ class Replica:
         self._noise.use(steps)
         now = self._begun = self._ends[steps - 1]
         del self._ends[:steps]
-        for request in self.scheduler.advance_many(steps, _TOKEN):
+        for request in self.scheduler.advance_many(steps, OUTPUT_TOKEN):
             self._finish(request.request_id, now)
 
     def _end(self, now: float) -> None:
@@ -275,6 +290,7 @@ class Replica:
     def _finish(self, request_id: int, now: float) -> None:
         self.outstanding -= 1
         self._course.end_s[request_id] = now
+        self._course.ended.append(request_id)
         if self._meter is not None:
             tokens = self._course.output_tokens[request_id]
             self._meter.finished(request_id, tokens, now - self._course.first_s[request_id])
@@ -285,14 +301,15 @@ class Replica:
         for request_id in self._arrived:
             request = Request(
                 request_id,
-                course.prompt[: course.prompt_tokens[request_id]],
+                course.prompt_token_ids(request_id),
                 _sampling(course.output_tokens[request_id]),
-                course.arrival_s[request_id],
+                course.sent_s[request_id],
             )
             try:
                 self.scheduler.add(request)
             except CannotFitError:
                 self.outstanding -= 1
                 self.refused.append(request_id)
+                course.ended.append(request_id)
         self._arrived.clear()
         self._arrived_tokens = 0

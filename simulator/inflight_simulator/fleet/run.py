@@ -56,7 +56,8 @@ def run_fleet(
     arrival_s = requests.arrival_s.tolist()
     begin, last = arrival_s[0], arrival_s[-1]
     fleet = Fleet(config, requests, begin, metered=bool(controllers))
-    looks = _Looks(fleet, controllers, begin)
+    ticks: list[Controller] = [] if fleet.gateway is None else [GatewayTicks()]
+    looks = _Looks(fleet, [*ticks, *controllers], begin)
     for request_id, now in enumerate(arrival_s):
         if looks.next_s <= now:
             looks.until(now)
@@ -64,8 +65,28 @@ def run_fleet(
         fleet.send(request_id, now)
         if progress is not None and request_id % _PROGRESS_EVERY == 0:
             progress(request_id / len(arrival_s))
+    _empty_gateway(fleet, last)
     fleet.advance(_THE_END)
     return _outcome(requests, fleet, begin, last)
+
+
+def _empty_gateway(fleet: Fleet, last: float) -> None:
+    """What the gateway still holds after the last arrival goes on to pods as they become free."""
+    now = last
+    while fleet.gateway is not None and fleet.gateway.num_held:
+        now += GatewayTicks.interval_s
+        fleet.advance(now)
+        fleet.start_pods(now)
+        fleet.release(now)
+
+
+class GatewayTicks:
+    """The gateway's own look at what it holds, between the arrivals."""
+
+    interval_s = 0.05
+
+    def look(self, fleet: Fleet, now: float) -> None:
+        fleet.release(now)
 
 
 class _Looks:
@@ -129,4 +150,6 @@ def _outcome(requests: Requests, fleet: Fleet, begin: float, last: float) -> Fle
         replica_hours=seconds / 3600,
         preemptions=sum(pod.replica.scheduler.num_preemptions for pod in fleet.pods),
         refused=sum(len(pod.replica.refused) for pod in fleet.pods),
+        prefix_queries=sum(pod.replica.scheduler.prefix_queries for pod in fleet.pods),
+        prefix_hits=sum(pod.replica.scheduler.prefix_hits for pod in fleet.pods),
     )

@@ -25,6 +25,7 @@ class FleetSummary(msgspec.Struct, frozen=True):
     output_tokens_per_cost: None without a price.
     replicas: ordered, ready and existing replicas from a second on.
     decisions: of the operator, in words.
+    prefix_hit_rate: share of prompt tokens found in a prefix cache; None without prefix caches.
     """
 
     scaler: str
@@ -41,6 +42,7 @@ class FleetSummary(msgspec.Struct, frozen=True):
     output_tokens_per_cost: float | None
     replicas: tuple[ReplicaCount, ...]
     decisions: tuple[str, ...]
+    prefix_hit_rate: float | None = None
 
 
 def summarize_fleet(scaler: str, requests: Requests, config: FleetConfig, run: FleetRun) -> FleetSummary:
@@ -62,6 +64,7 @@ def summarize_fleet(scaler: str, requests: Requests, config: FleetConfig, run: F
         output_tokens_per_cost=tokens / cost if cost else None,
         replicas=run.replicas,
         decisions=run.decisions,
+        prefix_hit_rate=run.prefix_hit_rate,
     )
 
 
@@ -79,6 +82,8 @@ def fleet_table(summary: FleetSummary) -> str:
         f"longest out of target   {summary.longest_out_of_target_s:g} s",
         f"preemptions             {summary.preemptions}",
     ]
+    if summary.prefix_hit_rate is not None:
+        lines.append(f"prefix cache hits       {summary.prefix_hit_rate:.1%} of prompt tokens")
     if summary.cost is not None:
         lines.append(f"cost                    {summary.cost:.2f}")
     if summary.output_tokens_per_cost is not None:

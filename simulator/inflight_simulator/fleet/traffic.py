@@ -61,4 +61,6 @@ def doubled(requests: Requests, seed: int) -> Requests:
     """Twice the load: each request comes twice, the second up to a second later."""
     later = np.random.default_rng(seed).uniform(0.0, 1.0, len(requests))
     times = np.append(requests.arrival_s, requests.arrival_s + later)
-    return Requests.sorted(times, np.tile(requests.prompt_tokens, 2), np.tile(requests.output_tokens, 2))
+    return Requests.sorted(
+        times, np.tile(requests.prompt_tokens, 2), np.tile(requests.output_tokens, 2), 2 * requests.hash_ids
+    )

@@ -1,0 +1,55 @@
+"""The access log: one line for each request that ended."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+from inflight_gateway.types import Finished, RequestView
+
+_log = logging.getLogger("inflight_gateway.access")
+
+
+@dataclass(slots=True, eq=False)
+class Course:
+    """What the picker knows of a request, all its attempts together.
+
+    Attributes:
+        request: of its first attempt; None: it was refused before it could be read.
+        relayed: a relay will report how it ended.
+        held_s: seconds that it waited. picked: first endpoints of its picks.
+        refusal: code of the gateway's own answer; empty: none.
+        status: of that answer; 0: none.
+        ended_at: when its last attempt ended, seconds of the monotonic clock.
+    """
+
+    relayed: bool
+    request: RequestView | None = None
+    held_s: float = 0.0
+    picked: list[str] = field(default_factory=list)
+    refusal: str = ""
+    status: int = 0
+    ended_at: float = float("inf")
+
+
+def write(finished: Finished, course: Course | None) -> None:
+    """Args: course: None: this picker started after the request."""
+    fields: dict[str, Any] = {
+        "request_id": finished.request_id,
+        "service": str(finished.service) if finished.service.name else None,
+        "tenant": course.request.tenant if course and course.request else None,
+        "status": finished.status,
+        "endpoint": finished.endpoints[-1] if finished.endpoints else None,
+        "attempts": len(finished.endpoints),
+        "continuations": finished.continuations,
+        "held_s": round(course.held_s, 4) if course else None,
+        "ttft_s": None if finished.ttft_s is None else round(finished.ttft_s, 4),
+        "e2e_s": round(finished.e2e_s, 4),
+        "prompt_tokens": finished.prompt_tokens,
+        "cached_tokens": finished.cached_tokens,
+        "completion_tokens": finished.completion_tokens,
+    }
+    if course and course.refusal:
+        fields["refusal"] = course.refusal
+    _log.info("request", extra={"fields": fields})

@@ -1,0 +1,307 @@
+"""The command `inflight-gateway`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from inflight_gateway import logs
+from inflight_gateway.settings import GATEWAY_KEY_FILE, RUN_DIR, PickerSettings, Sockets
+
+EXAMPLE = """\
+example, on a laptop, with an engine at 127.0.0.1:8000 and each program in a terminal of its own:
+  cat > services.yaml <<END
+  services: [{name: chat, model: smollm2, endpoints: ["127.0.0.1:8000"]}]
+  END
+  inflight-gateway picker --run-dir /tmp/gateway --static services.yaml
+  inflight-gateway relay --run-dir /tmp/gateway
+  inflight-gateway envoy-config --run-dir /tmp/gateway --output /tmp/gateway/envoy.json
+  envoy -c /tmp/gateway/envoy.json
+  curl -H 'Host: chat' http://127.0.0.1:8080/v1/models
+
+exit codes: 0 ended by SIGTERM or SIGINT, 1 could not start, 2 wrong usage
+"""
+
+
+class _StartError(Exception):
+    """Shown without a stack trace."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    arguments = build_parser().parse_args(argv)
+    if arguments.command == "envoy-config":
+        return _envoy_config(arguments)
+    logs.configure(arguments.log_format, arguments.log_level)
+    try:
+        return _picker(arguments) if arguments.command == "picker" else _relay(arguments)
+    except (_StartError, OSError) as error:
+        if arguments.log_format == "json":
+            logging.getLogger("inflight_gateway").critical("%s", error)
+        else:
+            print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _envoy_config(arguments: argparse.Namespace) -> int:
+    from inflight_gateway.proxy.bootstrap import bootstrap
+
+    text = json.dumps(bootstrap(Sockets(arguments.run_dir), arguments.name), indent=2) + "\n"
+    if arguments.output is None:
+        sys.stdout.write(text)
+    else:
+        arguments.output.write_text(text)
+    return 0
+
+
+def _picker(arguments: argparse.Namespace) -> int:
+    # The relay runs in processes of its own and needs neither gRPC nor Kubernetes: 60 MiB less for each.
+    from inflight_gateway.discovery.static import StaticFileError
+    from inflight_gateway.runtime import StartError, run_picker
+
+    settings = PickerSettings(
+        sockets=Sockets(arguments.run_dir),
+        static=arguments.static,
+        kubeconfig=arguments.kubeconfig,
+        namespaces=tuple(dict.fromkeys(arguments.namespace)),
+        port=arguments.port,
+        http_port=arguments.http_port,
+        relays=arguments.relays,
+        cluster_domain=arguments.cluster_domain,
+        peers=arguments.peers,
+        gateway_key_file=arguments.gateway_key_file,
+        drain_min_s=arguments.drain_min,
+        drain_max_s=arguments.drain_max,
+        access_log=arguments.access_log,
+        name=arguments.name,
+    )
+
+    async def until_told() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        try:
+            await run_picker(settings, stop)
+        except* (StartError, StaticFileError, OSError) as errors:
+            raise _StartError(str(_first(errors))) from errors
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(until_told())
+    return 0
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    inner: BaseException = errors
+    while isinstance(inner, BaseExceptionGroup):
+        inner = inner.exceptions[0]
+    return inner
+
+
+def _relay(arguments: argparse.Namespace) -> int:
+    from inflight_gateway.relay import run
+
+    sockets = Sockets(arguments.run_dir)
+    sockets.run_dir.mkdir(parents=True, exist_ok=True)
+    run.main(
+        run.Settings(
+            listen=sockets.relays,
+            inner=sockets.inner,
+            reports=sockets.reports,
+            processes=arguments.processes,
+            drain_s=arguments.drain_max,
+        )
+    )
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="inflight-gateway",
+        description="The gateway beside Envoy: picks a replica for each request, holds requests, continues answers.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    picker = _command(
+        commands,
+        "picker",
+        "run the picker",
+        "Configures Envoy and picks replicas until SIGTERM or SIGINT; then drains.",
+    )
+    _picker_flags(picker)
+    _process_flags(picker)
+    relay = _command(
+        commands,
+        "relay",
+        "run the relay",
+        "Relays requests between Envoy's listeners, and continues answers at another replica. Runs until SIGTERM"
+        " or SIGINT.",
+    )
+    relay.add_argument(
+        "--processes",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="relay processes, as the picker's --relays says (default: 1)",
+    )
+    _process_flags(relay)
+    envoy = _command(
+        commands,
+        "envoy-config",
+        "print Envoy's bootstrap",
+        "Prints the file for `envoy -c`, as JSON; the picker sends the rest.",
+    )
+    envoy.add_argument("--output", type=Path, metavar="FILE", help="write it there (default: standard output)")
+    for command in (picker, relay, envoy):
+        command.add_argument(
+            "--run-dir",
+            type=Path,
+            default=RUN_DIR,
+            metavar="FOLDER",
+            help=f"UNIX sockets of Envoy, relays and picker are there (default: {RUN_DIR})",
+        )
+    for command in (picker, envoy):
+        command.add_argument(
+            "--name",
+            default=socket.gethostname(),
+            metavar="NAME",
+            help="name of this gateway pod, for its peers and in logs (default: the host name)",
+        )
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, help_: str, description: str
+) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name,
+        help=help_,
+        description=description,
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _picker_flags(parser: argparse.ArgumentParser) -> None:
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--static", type=Path, metavar="FILE", help="YAML file with services and endpoints, instead of Kubernetes"
+    )
+    source.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig (default: the service account of the pod)")
+    parser.add_argument(
+        "--namespace",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="serve this namespace only; repeat it for several (default: all)",
+    )
+    parser.add_argument(
+        "--port", type=_port, default=8080, metavar="PORT", help="port for clients, of Envoy (default: 8080)"
+    )
+    parser.add_argument(
+        "--http-port",
+        type=_port,
+        default=9003,
+        metavar="PORT",
+        help="port of /metrics, /healthz, /readyz, /v1/state and /v1/picks; 0 takes a free one (default: 9003)",
+    )
+    parser.add_argument(
+        "--relays",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="relay processes; 0: none, answers are not continued at another replica (default: 1)",
+    )
+    parser.add_argument(
+        "--cluster-domain",
+        default="cluster.local",
+        metavar="DOMAIN",
+        help="DNS domain of the cluster (default: cluster.local)",
+    )
+    parser.add_argument(
+        "--peers",
+        type=_peers,
+        default="",
+        metavar="NAMESPACE/NAME",
+        help="Service of the gateway's pods: they tell each other their load and share limits (default: no peers)",
+    )
+    parser.add_argument(
+        "--gateway-key-file",
+        type=Path,
+        default=GATEWAY_KEY_FILE,
+        metavar="FILE",
+        help="key that signs tenants for engines and messages to peers; without the file engines are not told the"
+        f" tenant (default: {GATEWAY_KEY_FILE})",
+    )
+    parser.add_argument(
+        "--drain-min",
+        type=_seconds,
+        default=5.0,
+        metavar="SECONDS",
+        help="after SIGTERM, how long new requests are still served, until clients find other gateway pods"
+        " (default: 5)",
+    )
+    parser.add_argument(
+        "--access-log",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="a log line for each request that ended",
+    )
+
+
+def _process_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--drain-max",
+        type=_seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="after SIGTERM, how long running requests may take to end (default: 600)",
+    )
+    parser.add_argument(
+        "--log-format", choices=logs.FORMATS, default="text", help="format of log lines (default: text)"
+    )
+    parser.add_argument(
+        "--log-level", choices=logs.LEVELS, default="info", help="lowest level of log lines (default: info)"
+    )
+
+
+def _peers(text: str) -> str:
+    namespace, _, name = text.partition("/")
+    if text and (not namespace or not name or "/" in name):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAMESPACE/NAME")
+    return text
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > 64:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 64")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 86400")
+    return seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Where the catalog's content comes from: the Kubernetes API, or a file."""

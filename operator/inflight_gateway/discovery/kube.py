@@ -1,0 +1,172 @@
+"""The catalog's content from the Kubernetes API: services, their engines, and the Secrets that they name."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from base64 import b64decode
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from inflight_gateway.catalog import Catalog, Change, SecretData, SecretRef
+from inflight_gateway.discovery.kube_api import KubeApi, Manifest, Selection
+from inflight_gateway.discovery.reflector import Changes, ObjectKey, Reflector
+from inflight_gateway.discovery.service_config import ServiceConfigError, read_service
+from inflight_gateway.discovery.slices import SERVICE_LABEL, SLICE_OF, Slices, all_addresses
+from inflight_gateway.types import ServiceConfig, ServiceKey
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayPods:
+    """Where the other pods of this gateway are found.
+
+    Attributes:
+        namespace, service: the gateway's own Service.
+        pod: name of this pod, which is no peer of itself.
+        port: of the state streams.
+    """
+
+    namespace: str
+    service: str
+    pod: str
+    port: int = 9003
+
+
+class KubeDiscovery:
+    """Fills the catalog while it runs.
+
+    When the API server goes away, the catalog keeps what it has. A gateway that starts while it is away knows nothing,
+    and says so in `unready`.
+
+    Args:
+        namespaces: to look at; empty: all of them.
+        pods: see `GatewayPods`; None: no peers.
+        on_peers: called with the addresses of all peers whenever they change.
+    """
+
+    def __init__(
+        self,
+        api: KubeApi,
+        catalog: Catalog,
+        namespaces: Collection[str] = (),
+        pods: GatewayPods | None = None,
+        on_peers: Callable[[Collection[str]], None] = lambda _: None,
+    ) -> None:
+        self._api = api
+        self._catalog = catalog
+        self._slices = Slices()
+        self._notes: dict[ObjectKey, tuple[str, ...]] = {}
+        self._secrets: dict[SecretRef, tuple[Reflector, asyncio.Task[None]]] = {}
+        self._pods = pods
+        self._on_peers = on_peers
+        self._peers: dict[ObjectKey, set[str]] = {}
+        self._complete = False
+        scopes = [f"/namespaces/{namespace}" for namespace in sorted(namespaces)] or [""]
+        self._services = [
+            Reflector(api, Selection(f"/apis/inflight.dev/v1alpha1{scope}/inferenceservices"), self._services_changed)
+            for scope in scopes
+        ]
+        self._engines = [
+            Reflector(
+                api,
+                Selection(f"/apis/discovery.k8s.io/v1{scope}/endpointslices", label_selector=SERVICE_LABEL),
+                self._slices_changed,
+            )
+            for scope in scopes
+        ]
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        unsubscribe = self._catalog.subscribe(self._follow_secrets)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for reflector in (*self._services, *self._engines, *self._peer_reflectors()):
+                    tasks.create_task(reflector.run())
+        finally:
+            unsubscribe()
+            for _, task in self._secrets.values():
+                task.cancel()
+
+    def unready(self) -> list[str]:
+        """Why this gateway does not know its services yet; empty from the moment it does, also while the API server is
+        away later. A Secret that cannot be read closes its services and holds up no others."""
+        if not self._complete:
+            waiting = [reflector for reflector in (*self._services, *self._engines) if not reflector.listed]
+            waiting += [one for one, _ in self._secrets.values() if not (one.listed or one.status)]
+            if waiting:
+                return [one.problem or f"{one.path} has not been listed yet" for one in waiting]
+            self._complete = True
+        return []
+
+    def problems(self) -> list[str]:
+        """Calls that fail now, whether this gateway is ready or not."""
+        secrets = (reflector for reflector, _ in self._secrets.values())
+        return [one.problem for one in (*self._services, *self._engines, *secrets) if one.problem]
+
+    def _services_changed(self, changes: Changes) -> None:
+        services = {ServiceKey(*key): self._read(key, manifest) for key, manifest in changes.items()}
+        outside = {key: config is None and changes[ObjectKey(*key)] is not None for key, config in services.items()}
+        self._catalog.update(services=services, outside=outside)
+
+    def _read(self, key: ObjectKey, manifest: Manifest | None) -> ServiceConfig | None:
+        config, notes = None, tuple[str, ...]()
+        try:
+            if manifest is not None:
+                config, notes = read_service(manifest)
+        except ServiceConfigError as error:
+            notes = (f"{error}; the gateway does not serve it",)
+        if notes != self._notes.pop(key, ()):
+            for note in notes:
+                logger.warning("InferenceService %s/%s: %s", *key, note)
+        if notes:
+            self._notes[key] = notes
+        return config
+
+    def _slices_changed(self, changes: Changes) -> None:
+        self._catalog.update(endpoints=self._slices.take(changes))
+
+    def _follow_secrets(self, change: Change) -> None:
+        """Watches the Secrets that services name now, each alone, and no others."""
+        if not change.services:
+            return
+        named = {
+            SecretRef(key.namespace, config.api_keys_secret)
+            for key, config in self._catalog.services.items()
+            if config.api_keys_secret is not None
+        }
+        unnamed = self._secrets.keys() - named
+        for ref in unnamed:
+            self._secrets.pop(ref)[1].cancel()
+        for ref in named - self._secrets.keys():
+            selection = Selection(
+                f"/api/v1/namespaces/{ref.namespace}/secrets", field_selector=f"metadata.name={ref.name}"
+            )
+            reflector = Reflector(self._api, selection, self._secret_changed)
+            self._secrets[ref] = (reflector, asyncio.create_task(reflector.run(), name=f"secret {ref}"))
+        self._catalog.update(secrets=dict.fromkeys(unnamed))
+
+    def _secret_changed(self, changes: Changes) -> None:
+        self._catalog.update(
+            secrets={SecretRef(*key): None if secret is None else _data(secret) for key, secret in changes.items()}
+        )
+
+    def _peer_reflectors(self) -> Iterable[Reflector]:
+        if self._pods is not None:
+            path = f"/apis/discovery.k8s.io/v1/namespaces/{self._pods.namespace}/endpointslices"
+            selection = Selection(path, label_selector=f"{SLICE_OF}={self._pods.service}")
+            pods = self._pods
+
+            def changed(changes: Changes) -> None:
+                for key, manifest in changes.items():
+                    self._peers.pop(key, None)
+                    if manifest is not None:
+                        self._peers[key] = all_addresses(manifest, pods.port, without_pod=pods.pod)
+                self._on_peers(frozenset().union(*self._peers.values()))
+
+            yield Reflector(self._api, selection, changed)
+
+
+def _data(secret: Manifest) -> SecretData:
+    return {name: b64decode(value) for name, value in (secret.get("data") or {}).items()}

@@ -1,0 +1,117 @@
+"""A `ServiceConfig` from an InferenceService, with the CRD's defaults for what is not given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inflight_gateway.discovery.lenient import Part
+from inflight_gateway.types import (
+    HoldBounds,
+    RateLimits,
+    ScoreWeights,
+    ServiceClass,
+    ServiceConfig,
+    ServiceKey,
+    TenantConfig,
+)
+
+
+class ServiceConfigError(ValueError):
+    """The gateway must not serve this service; the message says which field is at fault."""
+
+
+def read_service(manifest: dict[str, Any]) -> tuple[ServiceConfig | None, tuple[str, ...]]:
+    """What the gateway has to know of an InferenceService, as the API server returns it.
+
+    Returns:
+        The configuration, None where the service is not behind the gateway (`spec.gateway.enabled`); and a sentence for
+        each field that cannot be read, whose default then counts.
+
+    Raises:
+        ServiceConfigError: API keys are asked for, but which ones cannot be read: a default would let anybody in.
+    """
+    notes: list[str] = []
+    spec = Part(manifest.get("spec"), "spec", notes)
+    gateway = spec.part("gateway")
+    if not gateway.flag("enabled", False):
+        return None, tuple(notes)
+    metadata = manifest["metadata"]
+    key = ServiceKey(metadata["namespace"], metadata["name"])
+    defaults = ServiceConfig(key, metadata["uid"], key.name)
+    engine, slo, scaling = spec.part("engine"), spec.part("slo"), spec.part("scaling")
+    config = ServiceConfig(
+        key=key,
+        uid=defaults.uid,
+        model=spec.part("model").text("servedName", defaults.model),
+        ttft_s=slo.seconds("ttftP95", defaults.ttft_s),
+        ttft_per_token_s=slo.seconds("ttftPerThousandTokens", 0.0) / 1000,
+        tpot_s=slo.seconds("tpotP95", defaults.tpot_s),
+        classes=_classes(engine.part("scheduling")),
+        max_num_seqs=engine.whole("maxNumSeqs", defaults.max_num_seqs, least=1),
+        hold=_hold(gateway.part("hold")),
+        continuation=gateway.flag("continuation", defaults.continuation),
+        max_attempts=gateway.whole("maxAttempts", defaults.max_attempts, least=1),
+        weights=_weights(gateway.part("scores")),
+        api_keys_secret=_api_keys_secret(gateway),
+        tenants=_tenants(gateway),
+        default_limits=_limits(gateway.part("defaultLimits")),
+        can_sleep=scaling.text("mode", "Operator") == "Operator" and scaling.whole("minReplicas", 1) == 0,
+    )
+    return config, tuple(notes)
+
+
+def _api_keys_secret(gateway: Part) -> str | None:
+    """Of an empty `auth` too it is not known what it is to say, so it is an error and not `no keys`."""
+    if not gateway.has("auth"):
+        return None
+    name = gateway.part("auth").text("apiKeysSecret", None)
+    if name is None:
+        raise ServiceConfigError("spec.gateway.auth must name a Secret in apiKeysSecret")
+    return name
+
+
+def _classes(scheduling: Part) -> tuple[ServiceClass, ...]:
+    classes = []
+    for part in scheduling.parts("classes"):
+        name = part.text("name", None)
+        if name is not None:
+            weight, priority = part.number("weight", 1.0), part.whole("priority", 0, least=-100)
+            classes.append(ServiceClass(name, weight or 1.0, priority, part.part("slo").seconds("ttftP95", None)))
+    return tuple(classes)
+
+
+def _hold(hold: Part) -> HoldBounds:
+    defaults = HoldBounds()
+    return HoldBounds(
+        max_requests=hold.whole("maxRequests", defaults.max_requests),
+        max_bytes=hold.whole_bytes("maxBytes", defaults.max_bytes),
+        max_wait_s=hold.seconds("maxWait", defaults.max_wait_s),
+    )
+
+
+def _weights(scores: Part) -> ScoreWeights:
+    defaults = ScoreWeights()
+    return ScoreWeights(
+        pending_tokens=scores.number("pendingTokens", defaults.pending_tokens),
+        running=scores.number("running", defaults.running),
+        kv_cache=scores.number("kvCache", defaults.kv_cache),
+        predicted_ttft=scores.number("predictedTtft", defaults.predicted_ttft),
+        prefix=scores.number("prefix", defaults.prefix),
+    )
+
+
+def _tenants(gateway: Part) -> tuple[TenantConfig, ...]:
+    tenants = []
+    for part in gateway.parts("tenants"):
+        name = part.text("name", None)
+        if name is not None:
+            tenants.append(TenantConfig(name, part.number("weight", 1.0) or 1.0, _limits(part)))
+    return tuple(tenants)
+
+
+def _limits(part: Part) -> RateLimits:
+    return RateLimits(
+        requests_per_minute=part.whole("requestsPerMinute", None),
+        tokens_per_minute=part.whole("tokensPerMinute", None),
+        concurrent_requests=part.whole("concurrentRequests", None),
+    )

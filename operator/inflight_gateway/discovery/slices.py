@@ -1,0 +1,111 @@
+"""Endpoints of services from their EndpointSlices."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from inflight_gateway.discovery.kube_api import Manifest
+from inflight_gateway.discovery.reflector import Changes, ObjectKey
+from inflight_gateway.types import Endpoint, ServiceKey
+
+SERVICE_LABEL = "inflight.dev/service"
+"""Of the headless Service with a service's engines; the EndpointSlice controller copies it."""
+
+SLICE_OF = "kubernetes.io/service-name"
+
+ENGINES_SUFFIX = "-engines"
+"""Name of the headless Service after that of the InferenceService."""
+
+PORT_NAME = "http"
+
+
+def address_of(ip: str, port: int) -> str:
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+
+
+def service_of(manifest: Manifest) -> ServiceKey | None:
+    """The InferenceService whose engines the slice lists.
+
+    None for slices of other Services with the label. A Service that became an ExternalName keeps the slices it had
+    before: the EndpointSlice controller leaves them alone, and their addresses are those of pods long gone.
+    """
+    labels = manifest["metadata"].get("labels") or {}
+    name = labels.get(SERVICE_LABEL)
+    if not name or labels.get(SLICE_OF) != f"{name}{ENGINES_SUFFIX}":
+        return None
+    return ServiceKey(manifest["metadata"]["namespace"], name)
+
+
+def ready_endpoints(manifest: Manifest) -> tuple[Endpoint, ...]:
+    """Engines of a slice that take new requests: ready, serving and not terminating."""
+    port = _port(manifest.get("ports") or ())
+    if port is None:
+        return ()
+    return tuple(
+        Endpoint(address_of(entry["addresses"][0], port), (entry.get("targetRef") or {}).get("name") or "")
+        for entry in manifest.get("endpoints") or ()
+        if entry.get("addresses") and _takes_requests(entry.get("conditions") or {})
+    )
+
+
+def all_addresses(manifest: Manifest, port: int, without_pod: str) -> set[str]:
+    """Every pod of a slice but one, ready or not, with another port than the slice's."""
+    return {
+        address_of(entry["addresses"][0], port)
+        for entry in manifest.get("endpoints") or ()
+        if entry.get("addresses") and (entry.get("targetRef") or {}).get("name") != without_pod
+    }
+
+
+def _takes_requests(conditions: dict[str, Any]) -> bool:
+    """Conditions that are absent or null are unknown. `ready` is true for all pods of a Service that publishes
+    addresses that are not ready; `serving` is the pod's own readiness."""
+    return (
+        conditions.get("ready") is not False
+        and conditions.get("serving") is not False
+        and conditions.get("terminating") is not True
+    )
+
+
+def _port(ports: Iterable[dict[str, Any]]) -> int | None:
+    """The port called `http`, else the only one."""
+    numbers = {port.get("name") or "": port["port"] for port in ports if port.get("port")}
+    if PORT_NAME in numbers:
+        return int(numbers[PORT_NAME])
+    return int(next(iter(numbers.values()))) if len(numbers) == 1 else None
+
+
+class Slices:
+    """Joins the slices of each service. A pod may be in several for a while, or in one for each address family."""
+
+    def __init__(self) -> None:
+        self._of_slice: dict[ObjectKey, tuple[ServiceKey, tuple[Endpoint, ...]]] = {}
+        self._of_service: dict[ServiceKey, set[ObjectKey]] = defaultdict(set)
+
+    def take(self, changes: Changes) -> dict[ServiceKey, tuple[Endpoint, ...]]:
+        """The endpoints of every service that these changes touch."""
+        touched: set[ServiceKey] = set()
+        for key, manifest in changes.items():
+            if key in self._of_slice:
+                before, _ = self._of_slice.pop(key)
+                self._of_service[before].discard(key)
+                touched.add(before)
+            service = None if manifest is None else service_of(manifest)
+            if manifest is not None and service is not None:
+                self._of_slice[key] = (service, ready_endpoints(manifest))
+                self._of_service[service].add(key)
+                touched.add(service)
+        return {service: self._endpoints(service) for service in touched}
+
+    def _endpoints(self, service: ServiceKey) -> tuple[Endpoint, ...]:
+        listed = [endpoint for key in sorted(self._of_service[service]) for endpoint in self._of_slice[key][1]]
+        if not self._of_service[service]:
+            del self._of_service[service]
+        # IPv4 first: a pod with both families is one endpoint.
+        listed.sort(key=lambda endpoint: endpoint.address.startswith("["))
+        by_pod: dict[str, Endpoint] = {}
+        for endpoint in listed:
+            by_pod.setdefault(endpoint.pod or endpoint.address, endpoint)
+        return tuple(by_pod.values())

@@ -1,0 +1,155 @@
+"""One request, from its head to the end of its response."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, Protocol
+
+from inflight_gateway.catalog import Catalog
+from inflight_gateway.ext_proc import messages
+from inflight_gateway.ext_proc.body import Body, parse
+from inflight_gateway.ext_proc.dispatcher import Dispatcher, Start
+from inflight_gateway.ext_proc.view import Head, view
+from inflight_gateway.headers import ATTEMPT, AVOID, DESTINATION
+from inflight_gateway.paths import is_internal
+from inflight_gateway.tenants.gate import Gate
+from inflight_gateway.tenants.signature import EngineHeaders
+from inflight_gateway.types import Refusal, RequestView, ServiceConfig, ServiceKey
+
+HEAD_WITHIN_S = 10.0
+"""An engine that answers with progress frames sends its head as soon as the request is tokenized and queued; without
+one in this time Envoy tries the next endpoint. Other answers may take as long as the generation."""
+
+_HOLD_MARGIN_S = 5.0
+"""Envoy waits longer than the hold queue: the picker ends a hold, not Envoy's timeout."""
+
+_numbers = count(1)
+
+
+class Observer(Protocol):
+    """Told what becomes of requests, for metrics, logs and people."""
+
+    def started(self, request: RequestView, start: Start, *, relayed: bool) -> None:
+        """It goes to a replica."""
+
+    def refused(self, request_id: str, service: ServiceKey | None, refusal: Refusal, *, relayed: bool) -> None:
+        """It gets an answer from the gateway itself."""
+
+    def ended(self, request_id: str) -> None:
+        """One of its attempts has ended."""
+
+    def decided(self, seconds: float) -> None:
+        """How long the picker took for a request, waiting not counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What requests need. Attributes: clock: seconds, monotonic."""
+
+    catalog: Catalog
+    gate: Gate
+    engine_headers: EngineHeaders
+    dispatcher: Dispatcher
+    observer: Observer
+    clock: Callable[[], float]
+
+
+class Exchange:
+    """Its methods are called in the order of Envoy's messages; `close` always comes last.
+
+    Args:
+        head: of the request.
+        allowed: addresses that another gateway allows for it; empty: all.
+    """
+
+    def __init__(self, parts: Parts, head: Head, allowed: Collection[str]) -> None:
+        self._parts = parts
+        self._head = head
+        self._allowed = allowed
+        self._arrived = parts.clock()
+        self._placed: RequestView | None = None
+        self._admitted = False
+
+    def refusal(self) -> Any | None:
+        """From the head alone: bodies that need not be read are not."""
+        if is_internal(self._head.path):
+            return self._refuse(Refusal(404, "not_found", f"the gateway serves no path {self._head.path}"), None)
+        config = self._config(None)
+        if isinstance(config, Refusal):
+            return self._refuse(config, None) if self._head.end_of_stream else None
+        tenant = self._parts.gate.check(self._head.headers, config, self._arrived)
+        return self._refuse(tenant, config.key) if isinstance(tenant, Refusal) else None
+
+    async def place(self, stage: messages.Stage, content: bytes) -> AsyncIterator[Any]:
+        """The answer, before it a longer timeout where the request has to wait."""
+        parts, begin = self._parts, self._parts.clock()
+        body = parse(content) if content else Body()
+        config = self._config(body.model)
+        if isinstance(config, Refusal):
+            yield self._refuse(config, None)
+            return
+        tenant = parts.gate.check(self._head.headers, config, begin)
+        if isinstance(tenant, Refusal):
+            yield self._refuse(tenant, config.key)
+            return
+        request = view(self._head, body, len(content), config, tenant, self._arrived)
+        limit_headers = await parts.gate.admit(request, config, begin)
+        if isinstance(limit_headers, Refusal):
+            yield self._refuse(limit_headers, config.key)
+            return
+        self._admitted = True
+        # Clients may repeat an id, and a relay tries again before its last try has ended.
+        self._placed = replace(request, request_id=f"{request.request_id}#{next(_numbers)}")
+        outcome = parts.dispatcher.place(self._placed, config, self._allowed)
+        parts.observer.decided(parts.clock() - begin)
+        if isinstance(outcome, asyncio.Future) and not outcome.done():
+            yield messages.wait_longer(config.hold.max_wait_s + _HOLD_MARGIN_S)
+        result = outcome if isinstance(outcome, Refusal) else await outcome
+        if isinstance(result, Refusal):
+            yield self._refuse(result, config.key)
+            return
+        parts.observer.started(request, result, relayed=self._head.relayed)
+        yield self._go_on(stage, request, config, result, limit_headers)
+
+    def close(self) -> None:
+        """The response has ended, or the client left."""
+        if self._placed is not None:
+            self._parts.dispatcher.end(self._placed)
+        if self._admitted:
+            self._parts.gate.ended(self._head.request_id)
+        self._parts.observer.ended(self._head.request_id)
+
+    def _config(self, model: str | None) -> ServiceConfig | Refusal:
+        catalog = self._parts.catalog
+        key = catalog.resolve(self._head.host, model, tuple(self._allowed))
+        return key if isinstance(key, Refusal) else catalog.services[key]
+
+    def _refuse(self, refusal: Refusal, service: ServiceKey | None) -> Any:
+        self._parts.observer.refused(self._head.request_id, service, refusal, relayed=self._head.relayed)
+        return messages.refuse(refusal, service)
+
+    def _go_on(
+        self,
+        stage: messages.Stage,
+        request: RequestView,
+        config: ServiceConfig,
+        start: Start,
+        limit_headers: messages.Pairs,
+    ) -> Any:
+        pick, headers = start.pick, self._parts.engine_headers
+        to_set = [
+            (DESTINATION, ",".join(endpoint.address for endpoint in pick.endpoints)),
+            ("x-envoy-max-retries", str(len(pick.endpoints) - 1)),
+            *headers.to_set(config, request.tenant, request.request_id),
+        ]
+        if self._head.progress:
+            to_set.append(("x-envoy-upstream-rq-per-try-timeout-ms", str(round(HEAD_WITHIN_S * 1000))))
+        metadata = {
+            "service": str(config.key),
+            "first_token_within": f"{pick.first_token_within_s:.3f}",
+            **dict(limit_headers),
+        }
+        return messages.go_on(stage, to_set, (AVOID, ATTEMPT, *headers.to_remove(config)), metadata)

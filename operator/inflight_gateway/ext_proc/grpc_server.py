@@ -1,0 +1,30 @@
+"""The gRPC server of ADS and external processing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+from envoy.service.discovery.v3 import ads_pb2_grpc
+from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
+
+from inflight_gateway.ext_proc.server import Processor
+from inflight_gateway.proxy.ads import Ads
+from inflight_gateway.settings import MAX_BODY_BYTES
+
+_OPTIONS = (
+    # gRPC's own limit of 4 MiB is less than a request's body may have.
+    ("grpc.max_receive_message_length", MAX_BODY_BYTES + 2**20),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.so_reuseport", 0),
+)
+
+
+async def serve(socket: Path, ads: Ads, processor: Processor) -> grpc.aio.Server:
+    """Listens until stopped. `socket` must not exist."""
+    server = grpc.aio.server(options=_OPTIONS)
+    ads_pb2_grpc.add_AggregatedDiscoveryServiceServicer_to_server(ads, server)
+    external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(processor, server)
+    server.add_insecure_port(f"unix:{socket}")
+    await server.start()
+    return server

@@ -1,0 +1,49 @@
+"""Hashes of a prompt's leading blocks: two requests that share the first n share what a prefix cache holds of them.
+
+The gateway has no tokenizer: blocks are of characters, and tokens are estimated. An engine's own blocks differ, but a
+common beginning is common in both.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+BYTES_PER_TOKEN = 4
+"""UTF-8 bytes of a token on average, of English text and code with vocabularies of 32k to 256k tokens."""
+
+BLOCK_TOKENS = 64
+"""Estimated tokens of a block: 4 of an engine's blocks of 16. Shorter common beginnings are not worth a detour."""
+
+MAX_BLOCKS = 2048
+"""Of one prompt: 131,072 tokens. What two longer prompts share beyond that is not seen."""
+
+_TOKEN_BYTES = 4
+"""Of a token id, as hashed."""
+
+
+def text_prefix(text: str, tenant: str, salt: str) -> tuple[int, ...]:
+    """Of a prompt's canonical text. `tenant`, `salt`: engines share no blocks between different ones."""
+    return _chain(text.encode("utf-8", "surrogatepass"), BLOCK_TOKENS * BYTES_PER_TOKEN, f"text\0{tenant}\0{salt}")
+
+
+def token_prefix(token_ids: Sequence[int], tenant: str, salt: str) -> tuple[int, ...]:
+    """Of a prompt that is a list of token ids."""
+    kept = array("I", [token & 0xFFFFFFFF for token in token_ids[: MAX_BLOCKS * BLOCK_TOKENS]])
+    return _chain(kept.tobytes(), BLOCK_TOKENS * _TOKEN_BYTES, f"tokens\0{tenant}\0{salt}")
+
+
+def estimated_tokens(text: str) -> int:
+    """Of a text; at least 1."""
+    return max(1, len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
+
+
+def _chain(data: bytes, block_bytes: int, seed: str) -> tuple[int, ...]:
+    """Whole blocks only; each hash is of all before it, so that equal hashes mean equal beginnings."""
+    digest = blake2b(seed.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    hashes = []
+    for start in range(0, min(len(data) // block_bytes, MAX_BLOCKS) * block_bytes, block_bytes):
+        digest = blake2b(data[start : start + block_bytes], digest_size=8, key=digest).digest()
+        hashes.append(int.from_bytes(digest, "little"))
+    return tuple(hashes)

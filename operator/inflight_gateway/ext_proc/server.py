@@ -1,0 +1,84 @@
+"""The external processor: one stream for each request, open until its response has ended."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
+from envoy.service.ext_proc.v3.external_processor_pb2 import HeadersResponse, ProcessingResponse, TrailersResponse
+
+from inflight_gateway.ext_proc import messages
+from inflight_gateway.ext_proc.exchange import Exchange, Parts
+from inflight_gateway.ext_proc.view import Head, addresses
+from inflight_gateway.headers import SUBSET
+
+_log = logging.getLogger(__name__)
+
+_SUBSET_NAMESPACE = "envoy.lb.subset_hint"
+"""Of the metadata in which another gateway names the endpoints that may be picked (Gateway API Inference Extension,
+docs/proposals/004-endpoint-picker-protocol)."""
+
+
+class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]  # no types
+    """An exception ends the stream; Envoy then goes on as if there were no picker."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.open_streams = 0
+
+    async def Process(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        exchange: Exchange | None = None
+        self.open_streams += 1
+        try:
+            async for message in requests:
+                kind = message.WhichOneof("request")
+                if kind == "request_headers":
+                    head = Head(messages.header_pairs(message.request_headers), end_of_stream=_ends(message))
+                    exchange = Exchange(self._parts, head, _allowed(message))
+                    refusal = exchange.refusal()
+                    if refusal is not None:
+                        yield refusal
+                    elif head.end_of_stream:
+                        async for answer in exchange.place("request_headers", b""):
+                            yield answer
+                    else:
+                        yield messages.CONTINUE_HEADERS
+                elif kind == "request_body" and exchange is not None:
+                    async for answer in exchange.place("request_body", message.request_body.body):
+                        yield answer
+                else:
+                    yield _nothing_to_say(kind)
+        except Exception:
+            _log.exception("a request goes on without the picker")
+            raise
+        finally:
+            self.open_streams -= 1
+            if exchange is not None:
+                exchange.close()
+
+
+def _ends(message: Any) -> bool:
+    return bool(message.request_headers.end_of_stream)
+
+
+def _allowed(message: Any) -> frozenset[str]:
+    """Only from metadata: a header could be the client's."""
+    struct = message.metadata_context.filter_metadata.get(_SUBSET_NAMESPACE)
+    if struct is None or SUBSET not in struct.fields:
+        return frozenset()
+    value = struct.fields[SUBSET]
+    listed = [item.string_value for item in value.list_value.values]
+    return addresses(",".join([value.string_value, *listed]))
+
+
+def _nothing_to_say(kind: str | None) -> Any:
+    """Gateways of others may send more than our Envoy is configured to."""
+    if kind == "response_headers":
+        return ProcessingResponse(response_headers=HeadersResponse())
+    if kind in ("request_trailers", "response_trailers"):
+        return ProcessingResponse(**{kind: TrailersResponse()})
+    raise ValueError(
+        f"the picker takes no {kind} here: set request_body_mode to BUFFERED and response_body_mode to NONE"
+    )

@@ -1,0 +1,87 @@
+"""From a request's head and body to what is picked for."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+
+from inflight_gateway.ext_proc.body import Body
+from inflight_gateway.ext_proc.prefix import BLOCK_TOKENS
+from inflight_gateway.headers import ATTEMPT, AVOID, PROGRESS, REQUEST_ID
+from inflight_gateway.types import RequestView, ServiceClass, ServiceConfig
+
+_MOST_ATTEMPTS = 99
+"""More than any service allows."""
+
+
+class Head:
+    """A request's head as Envoy sends it: names in lower case; of a repeated name, the last value."""
+
+    __slots__ = ("end_of_stream", "headers", "request_id")
+
+    def __init__(self, pairs: Iterable[tuple[str, str]], *, end_of_stream: bool) -> None:
+        self.headers: Mapping[str, str] = dict(pairs)
+        self.end_of_stream = end_of_stream
+        self.request_id = self.headers.get(REQUEST_ID) or uuid.uuid4().hex
+
+    @property
+    def host(self) -> str:
+        return self.headers.get(":authority", "")
+
+    @property
+    def path(self) -> str:
+        return self.headers.get(":path", "/")
+
+    @property
+    def relayed(self) -> bool:
+        """A relay sent it, and will report how it ended."""
+        return ATTEMPT in self.headers
+
+    @property
+    def progress(self) -> bool:
+        """The engine answers with its head at once."""
+        return self.headers.get(PROGRESS) == "1"
+
+    @property
+    def attempt(self) -> int:
+        value = self.headers.get(ATTEMPT, "")
+        return min(int(value), _MOST_ATTEMPTS) if value.isascii() and value.isdigit() and value != "0" else 1
+
+    @property
+    def avoid(self) -> frozenset[str]:
+        return addresses(self.headers.get(AVOID, ""))
+
+
+def addresses(text: str) -> frozenset[str]:
+    """Of a list `IP:PORT,IP:PORT`."""
+    return frozenset(part.strip() for part in text.split(",") if part.strip())
+
+
+def view(head: Head, body: Body, body_bytes: int, config: ServiceConfig, tenant: str, arrived: float) -> RequestView:
+    """Args: arrived: when Envoy asked, seconds of the monotonic clock."""
+    chosen = _service_class(body.service_class, config)
+    ttft_s = config.ttft_s if chosen.ttft_s is None else chosen.ttft_s
+    return RequestView(
+        request_id=head.request_id,
+        service=config.key,
+        arrived=arrived,
+        path=head.path.partition("?")[0],
+        stream=body.stream,
+        prompt_tokens=body.prompt_tokens,
+        max_tokens=body.max_tokens,
+        service_class=chosen.name,
+        priority=chosen.priority if body.priority is None else body.priority,
+        tenant=tenant,
+        prefix=body.prefix(tenant),
+        block_tokens=BLOCK_TOKENS,
+        deadline=arrived + ttft_s + config.ttft_per_token_s * body.prompt_tokens,
+        body_bytes=body_bytes,
+        attempt=head.attempt,
+        avoid=head.avoid,
+    )
+
+
+def _service_class(name: str | None, config: ServiceConfig) -> ServiceClass:
+    """The engine refuses a class that it does not have; until then the request counts as one of the first."""
+    first = config.classes[0] if config.classes else ServiceClass("default")
+    return next((one for one in config.classes if one.name == name), first)

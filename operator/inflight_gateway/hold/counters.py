@@ -1,0 +1,82 @@
+"""Who has been served least: the virtual token counters of Sheng et al. 2024, "Fairness in Serving Large Language
+Models" (OSDI), with weights."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush, heapreplace
+
+PROMPT_TOKEN = 1
+OUTPUT_TOKEN = 2
+"""What a token counts, as in the engine: the paper's w_p and w_q, after the usual prices of hosted models."""
+
+MAX_DEBTORS = 16_384
+"""Clients without waiting requests that are remembered because they are ahead of the others."""
+
+
+class VirtualCounters:
+    """Tokens served to each client, divided by its weight.
+
+    A client that starts waiting is lifted to the least counter among those that wait or, where none does, to that of
+    the client that waited last: capacity that a client did not ask for is not saved up. So a client that always has
+    requests waiting is next after at most its share of what the others are charged.
+    """
+
+    def __init__(self) -> None:
+        self._served: dict[str, float] = {}
+        self._weights: dict[str, float] = {}
+        self._rank: dict[str, int] = {}
+        """Of clients that wait: when they started to."""
+        self._heap: list[tuple[float, int, str]] = []
+        """A counter only grows, so an entry is at most its client's counter; it is corrected when it surfaces."""
+        self._level = 0.0
+        self._ranks = 0
+
+    def least(self) -> str | None:
+        """The waiting client that was served least; of equal ones the one that has waited for longest."""
+        heap = self._heap
+        while heap:
+            served, rank, client = heap[0]
+            if self._rank.get(client) != rank:
+                heappop(heap)
+            elif self._served[client] > served:
+                heapreplace(heap, (self._served[client], rank, client))
+            else:
+                return client
+        return None
+
+    def start_waiting(self, client: str, weight: float) -> None:
+        """The first of its requests waits."""
+        least = self.least()
+        level = self._level if least is None else self._served[least]
+        served = self._served[client] = max(level, self._served.get(client, 0.0))
+        self._weights[client] = weight
+        self._ranks += 1
+        self._rank[client] = self._ranks
+        heappush(self._heap, (served, self._ranks, client))
+        self._forget(level)
+
+    def stop_waiting(self, client: str) -> None:
+        """None of its requests waits any more."""
+        self._level = max(self._level, self._served[client])
+        del self._rank[client]
+        if len(self._heap) > 2 * len(self._rank) + 8:
+            self._heap = [(self._served[each], rank, each) for each, rank in self._rank.items()]
+            heapify(self._heap)
+
+    def charge(self, client: str, tokens: float) -> None:
+        """So many tokens were computed for it, in the measure of `PROMPT_TOKEN`. A client that is not remembered was
+        not ahead of the others, and is not now."""
+        if client in self._served:
+            self._served[client] += tokens / self._weights[client]
+
+    def _forget(self, level: float) -> None:
+        """Once there are more than `MAX_DEBTORS`: those that would be lifted on their return, and at least the half with
+        the smallest debts."""
+        if len(self._served) - len(self._rank) <= MAX_DEBTORS:
+            return
+        resting = sorted((client for client in self._served if client not in self._rank), key=self._served.__getitem__)
+        surplus = len(resting) - MAX_DEBTORS // 2
+        for place, client in enumerate(resting):
+            if place >= surplus and self._served[client] > level:
+                break
+            del self._served[client], self._weights[client]

@@ -1,0 +1,146 @@
+"""The requests that wait at the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from inflight_gateway.hold.bounds import exceeded, queue_full
+from inflight_gateway.hold.counters import OUTPUT_TOKEN, PROMPT_TOKEN
+from inflight_gateway.hold.order import Held
+from inflight_gateway.hold.service_queue import ServiceQueue
+from inflight_gateway.types import Pick, Refusal, RequestView, ServiceConfig, ServiceKey
+
+CanStart = Callable[[RequestView], Pick | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waits for a service. Attributes: oldest_s: how long the oldest has waited; 0 where none does."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    body_bytes: int = 0
+    oldest_s: float = 0.0
+
+
+class HoldQueue:
+    """Requests of all services. Every request should pass through `offer` and `release`, also where a replica is free:
+    then none overtakes those that wait, and all are charged to their tenants.
+
+    A request that was offered leaves once: by `release`, `expire` or `remove`.
+    """
+
+    def __init__(self) -> None:
+        self._services: dict[ServiceKey, ServiceQueue] = {}
+        self._by_id: dict[str, Held] = {}
+        self._by_expiry: list[tuple[float, int, Held]] = []
+        """Those that left are dropped as they surface."""
+        self._offers = 0
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def offer(self, request: RequestView, config: ServiceConfig, now: float) -> Refusal | None:
+        """Let a request wait, within the bounds of its service; else the answer that it gets."""
+        queue = self._services.get(request.service)
+        if queue is None:
+            queue = self._services[request.service] = ServiceQueue(config)
+        queue.config = config
+        if request.request_id in self._by_id:
+            return Refusal(400, "request_id_in_use", f"a request with the id {request.request_id} waits already")
+        why = exceeded(request, config.hold, queue.room, queue.tenant_room(request.tenant))
+        if why is not None:
+            oldest_s = self.waiting(request.service, now).oldest_s
+            return queue_full(request.service, why, min(oldest_s, config.hold.max_wait_s))
+        self._offers += 1
+        held = Held(request, self._offers, now, now + config.hold.max_wait_s)
+        queue.push(held)
+        self._by_id[request.request_id] = held
+        heappush(self._by_expiry, (held.until, held.sequence, held))
+        return None
+
+    def release(
+        self, now: float, can_start: CanStart, service: ServiceKey | None = None
+    ) -> list[tuple[RequestView, Pick]]:
+        """Those that can start, in the order in which they were asked for; no request overtakes the head of its
+        service's queue.
+
+        Args:
+            can_start: must count what it picks before it returns, so that the next pick knows of it (`Ledger.begin`).
+            service: only its requests; None: those of all services.
+        """
+        released: list[tuple[RequestView, Pick]] = []
+        queues = list(self._services) if service is None else [service] if service in self._services else []
+        for key in queues:
+            queue = self._services[key]
+            while (held := queue.head(now)) is not None:
+                pick = can_start(held.request)
+                if pick is None:
+                    break
+                computed = max(0, held.request.prompt_tokens - pick.cached_tokens)
+                queue.start(held, PROMPT_TOKEN * computed + OUTPUT_TOKEN)
+                del self._by_id[held.request.request_id]
+                released.append((held.request, pick))
+        self._drop_expiries()
+        return released
+
+    def expire(self, now: float) -> list[RequestView]:
+        """Take out those that have waited as long as they may, the first to expire first."""
+        expired: list[RequestView] = []
+        while self._by_expiry and self._by_expiry[0][0] <= now:
+            held = heappop(self._by_expiry)[2]
+            if self._waits(held):
+                self._discard(held)
+                expired.append(held.request)
+        return expired
+
+    def remove(self, request_id: str) -> bool:
+        """Take out a request whose client left; False: it does not wait."""
+        held = self._by_id.get(request_id)
+        if held is None:
+            return False
+        self._discard(held)
+        self._drop_expiries()
+        return True
+
+    def served(self, request: RequestView, output_tokens: int) -> None:
+        """A request has generated so many tokens since the last such call; its prompt was charged by `release`."""
+        queue = self._services.get(request.service)
+        if queue is not None:
+            queue.charge(request.service_class, request.tenant, OUTPUT_TOKEN * output_tokens)
+
+    def waiting(self, service: ServiceKey, now: float) -> Waiting:
+        queue = self._services.get(service)
+        if queue is None or not len(queue):
+            return Waiting()
+        room, oldest = queue.room, next(iter(queue))
+        return Waiting(room.requests, room.prompt_tokens, room.body_bytes, now - oldest.since)
+
+    def services(self) -> list[ServiceKey]:
+        """For which something waits."""
+        return [key for key, queue in self._services.items() if len(queue)]
+
+    def forget(self, service: ServiceKey) -> list[RequestView]:
+        """The service is gone; those that waited for it."""
+        queue = self._services.get(service)
+        left = [] if queue is None else list(queue)
+        for held in left:
+            self._discard(held)
+        self._services.pop(service, None)
+        return [held.request for held in left]
+
+    def _waits(self, held: Held) -> bool:
+        return self._by_id.get(held.request.request_id) is held
+
+    def _discard(self, held: Held) -> None:
+        self._services[held.request.service].discard(held)
+        del self._by_id[held.request.request_id]
+
+    def _drop_expiries(self) -> None:
+        heap = self._by_expiry
+        while heap and not self._waits(heap[0][2]):
+            heappop(heap)
+        if len(heap) > 2 * len(self._by_id) + 64:
+            heap[:] = sorted(entry for entry in heap if self._waits(entry[2]))

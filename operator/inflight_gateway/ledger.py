@@ -1,0 +1,231 @@
+"""What this gateway sent to each engine: in-flight requests, counted exactly, and the prompt tokens that the engine's
+last sample cannot contain."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from inflight_gateway.pick.prefix_index import DEFAULT_BLOCKS, PrefixIndex
+from inflight_gateway.pick.progress import prefill_tokens_per_second
+from inflight_gateway.pick.replica_state import STALE_S
+from inflight_gateway.types import Endpoint, EndpointLoad, EngineSample, Pick, RequestView, ServiceKey
+
+PEER_S = 5.0
+"""Seconds after which a peer's report no longer counts."""
+
+
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """A request in flight. Attributes: tokens: of its prompt that the engine has to compute."""
+
+    service: ServiceKey
+    address: str
+    at: float
+    tokens: int
+
+
+@dataclass(slots=True)
+class _Peer:
+    at: float
+    in_flight: int
+    sent_tokens: int
+
+
+@dataclass(slots=True)
+class _Account:
+    """One engine.
+
+    Attributes:
+        total_tokens: sent ever.
+        sample: that the next five belong to.
+        since: what was sent since its scrape began, at most `STALE_S` ago: when, and how many tokens.
+        since_tokens: their sum.
+        pending: prompt tokens that the engine has still to compute, at `pending_at`, where it computes `rate` a second.
+        others: requests in the sample that this gateway did not send.
+        gone: it is no endpoint any more.
+    """
+
+    in_flight: int = 0
+    total_tokens: int = 0
+    sample: EngineSample | None = None
+    since: deque[tuple[float, int]] = field(default_factory=deque)
+    since_tokens: int = 0
+    pending: float = 0.0
+    pending_at: float = 0.0
+    rate: float = 0.0
+    others: int = 0
+    peers: dict[str, _Peer] = field(default_factory=dict)
+    gone: bool = False
+
+    def take(self, sample: EngineSample) -> None:
+        """A new sample: what was sent before its scrape began is in it, or was computed."""
+        self.sample = sample
+        self.drop_before(sample.at)
+        self.rate = prefill_tokens_per_second(sample)
+        self.pending, self.pending_at = float(sample.waiting_prompt_tokens), sample.at
+        for at, tokens in self.since:
+            self.advance(at)
+            self.pending += tokens
+        self.others = max(0, sample.running + sample.waiting - self.in_flight)
+
+    def advance(self, now: float) -> None:
+        self.pending = max(0.0, self.pending - self.rate * max(0.0, now - self.pending_at))
+        self.pending_at = max(now, self.pending_at)
+
+    def send(self, at: float, tokens: int) -> None:
+        self.advance(at)
+        self.pending += tokens
+        self.since.append((at, tokens))
+        self.since_tokens += tokens
+
+    def drop_before(self, time: float) -> None:
+        while self.since and self.since[0][0] < time:
+            self.since_tokens -= self.since.popleft()[1]
+
+
+class Ledger:
+    """
+    Args:
+        endpoints: of a service, now.
+        sample: of an address, the latest; None: it was never scraped.
+    """
+
+    def __init__(
+        self,
+        endpoints: Callable[[ServiceKey], Sequence[Endpoint]],
+        sample: Callable[[str], EngineSample | None],
+    ) -> None:
+        self._endpoints = endpoints
+        self._sample = sample
+        self._accounts: dict[str, _Account] = {}
+        self._sent: dict[str, list[_Sent]] = {}
+        """By request id. A client may send the same one several times at once."""
+        self._prefixes: dict[ServiceKey, PrefixIndex] = {}
+        self._in_flight: dict[ServiceKey, int] = {}
+        self._last: dict[ServiceKey, float] = {}
+
+    def loads(self, service: ServiceKey, request: RequestView, now: float) -> list[EndpointLoad]:
+        """All endpoints of the service, as they are for this request."""
+        endpoints = self._endpoints(service)
+        index = self._prefixes.get(service)
+        addresses = [each.address for each in endpoints]
+        matched = index.matched(addresses, request.prefix) if index and request.prefix else [0] * len(addresses)
+        most_cached = max(0, request.prompt_tokens - 1)
+        loads = []
+        for endpoint, blocks in zip(endpoints, matched, strict=True):
+            account = self._account(endpoint.address, now)
+            sample = account.sample
+            known = account.since_tokens + (sample.waiting_prompt_tokens if sample else 0)
+            loads.append(
+                EndpointLoad(
+                    endpoint=endpoint,
+                    sample=sample,
+                    in_flight=account.in_flight,
+                    sent_tokens=account.since_tokens,
+                    cached_tokens=min(blocks * request.block_tokens, most_cached),
+                    computed_tokens=max(0, known - round(account.pending)),
+                    others=max(account.others, _of_peers(account, now)),
+                )
+            )
+        return loads
+
+    def begin(self, request: RequestView, pick: Pick, now: float) -> None:
+        """The request goes to the first of the picked endpoints."""
+        address = pick.endpoints[0].address
+        tokens = max(0, request.prompt_tokens - pick.cached_tokens)
+        account = self._account(address, now)
+        account.in_flight += 1
+        account.total_tokens += tokens
+        account.send(now, tokens)
+        self._sent.setdefault(request.request_id, []).append(_Sent(request.service, address, now, tokens))
+        self._in_flight[request.service] = self._in_flight.get(request.service, 0) + 1
+        self._last[request.service] = now
+        if request.prefix:
+            index = self._prefixes.setdefault(request.service, PrefixIndex())
+            kv_tokens = account.sample.kv_cache_tokens if account.sample else 0
+            blocks = max(1, kv_tokens // max(1, request.block_tokens)) if kv_tokens else DEFAULT_BLOCKS
+            index.add(address, request.prefix, blocks)
+
+    def moved(self, request_id: str, address: str, now: float) -> None:
+        """Another endpoint of the picked ones took the request, as the first had failed."""
+        sent = self._sent.get(request_id)
+        if not sent or sent[-1].address == address:
+            return
+        entry = sent[-1]
+        self._leave(entry.address, now)
+        entry.address = address
+        account = self._account(address, now)
+        account.in_flight += 1
+        account.total_tokens += entry.tokens
+        account.send(now, entry.tokens)
+
+    def end(self, request_id: str, now: float) -> None:
+        """The request's stream has ended, however it did; one that is not known is ignored."""
+        sent = self._sent.get(request_id)
+        if not sent:
+            return
+        entry = sent.pop(0)
+        if not sent:
+            del self._sent[request_id]
+        self._leave(entry.address, now)
+        self._in_flight[entry.service] -= 1
+        self._last[entry.service] = now
+
+    def touch(self, service: ServiceKey, now: float) -> None:
+        """A request came for the service, whatever became of it."""
+        self._last[service] = now
+
+    def service(self, service: ServiceKey, now: float) -> tuple[int, float | None]:
+        """Requests in flight, and seconds since the last one came or ended; None: none since this gateway started."""
+        last = self._last.get(service)
+        return self._in_flight.get(service, 0), None if last is None else now - last
+
+    def sent(self) -> dict[str, tuple[int, int]]:
+        """By address: requests in flight, and prompt tokens sent there since this gateway started; what peers are told,
+        who count differences."""
+        return {address: (each.in_flight, each.total_tokens) for address, each in self._accounts.items()}
+
+    def peer(self, gateway: str, sent: Mapping[str, tuple[int, int]], now: float) -> None:
+        """What another gateway sent, as its `sent` says; the first report of it only sets the start."""
+        for address, (in_flight, total) in sent.items():
+            account = self._account(address, now)
+            known = account.peers.get(gateway)
+            if known is not None and total > known.sent_tokens:
+                account.send(now, total - known.sent_tokens)
+            account.peers[gateway] = _Peer(now, in_flight, total)
+
+    def forget(self, service: ServiceKey, address: str) -> None:
+        """The endpoint is gone: its requests in flight are counted on, its cache is not."""
+        index = self._prefixes.get(service)
+        if index is not None:
+            index.forget(address)
+        account = self._accounts.get(address)
+        if account is not None:
+            account.gone = True
+            self._drop_if_done(address, account)
+
+    def _leave(self, address: str, now: float) -> None:
+        account = self._account(address, now)
+        account.in_flight -= 1
+        self._drop_if_done(address, account)
+
+    def _drop_if_done(self, address: str, account: _Account) -> None:
+        if account.gone and not account.in_flight:
+            del self._accounts[address]
+
+    def _account(self, address: str, now: float) -> _Account:
+        account = self._accounts.get(address)
+        if account is None:
+            account = self._accounts[address] = _Account(pending_at=now)
+        sample = self._sample(address)
+        if sample is not None and sample is not account.sample:
+            account.take(sample)
+        account.drop_before(now - STALE_S)
+        account.advance(now)
+        return account
+
+
+def _of_peers(account: _Account, now: float) -> int:
+    return sum(peer.in_flight for peer in account.peers.values() if now - peer.at <= PEER_S)

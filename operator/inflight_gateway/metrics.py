@@ -1,0 +1,175 @@
+"""Metrics of the picker. Those of single tenants are in `tenants/usage.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from inflight_gateway.state.load import ServiceLoad
+from inflight_gateway.types import Finished, Pick, Refusal, RequestView, ServiceKey
+
+_SERVICE = ("namespace", "service")
+
+_FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 15, 30, 60, 120)
+"""Seconds; finest around the targets that services set."""
+
+_DURATION = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
+_HELD = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120)
+_DECISION = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
+
+
+class Metrics:
+    """Attributes: registry: with all of them."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "inflight_gateway_requests",
+            "Requests that ended, by the status that the client got; 0: the client left before one, or the relay died.",
+            (*_SERVICE, "status"),
+            registry=registry,
+        )
+        self._first_token = Histogram(
+            "inflight_gateway_time_to_first_token_seconds",
+            "From a request's arrival at the relay to the first token that the client got, waiting and tries included.",
+            _SERVICE,
+            buckets=_FIRST_TOKEN,
+            registry=registry,
+        )
+        self._duration = Histogram(
+            "inflight_gateway_request_duration_seconds",
+            "From a request's arrival at the relay to the end of its answer.",
+            _SERVICE,
+            buckets=_DURATION,
+            registry=registry,
+        )
+        self._gap = Histogram(
+            "inflight_gateway_longest_gap_seconds",
+            "Longest time between two writes of a stream to its client, after the first token.",
+            _SERVICE,
+            buckets=_DURATION,
+            registry=registry,
+        )
+        self._attempts = Counter(
+            "inflight_gateway_attempts",
+            "Replicas that requests were sent to, one for each try; requests that ended.",
+            _SERVICE,
+            registry=registry,
+        )
+        self._continuations = Counter(
+            "inflight_gateway_continuations",
+            "Times that an answer went on at another replica after tokens had been sent.",
+            _SERVICE,
+            registry=registry,
+        )
+        self._held = Histogram(
+            "inflight_gateway_held_seconds",
+            "Time that requests waited at the gateway before they were sent to a replica.",
+            _SERVICE,
+            buckets=_HELD,
+            registry=registry,
+        )
+        self._picks = Counter(
+            "inflight_gateway_picks", "Picks of a replica, by reason.", (*_SERVICE, "reason"), registry=registry
+        )
+        self._prompt_tokens = Counter(
+            "inflight_gateway_prompt_tokens",
+            "Prompt tokens of requests that ended, as engines counted them.",
+            _SERVICE,
+            registry=registry,
+        )
+        self._cached_predicted = Counter(
+            "inflight_gateway_cached_tokens_predicted",
+            "Prompt tokens that the picked replica's prefix cache should have held; estimated from characters.",
+            _SERVICE,
+            registry=registry,
+        )
+        self._cached_found = Counter(
+            "inflight_gateway_cached_tokens_found",
+            "Prompt tokens that engines found in their prefix caches.",
+            _SERVICE,
+            registry=registry,
+        )
+        self._refusals = Counter(
+            "inflight_gateway_refusals",
+            "Answers of the gateway itself, by the code of the error; without a service: it was not found.",
+            (*_SERVICE, "code"),
+            registry=registry,
+        )
+        self._config_refused = Counter(
+            "inflight_gateway_envoy_config_rejections",
+            "Configurations that Envoy refused (NACK), by type; it keeps the one that it had.",
+            ("type",),
+            registry=registry,
+        )
+        self._decision = Histogram(
+            "inflight_gateway_pick_duration_seconds",
+            "Time of the picker for a request's body, key, limits and pick, waiting not included.",
+            buckets=_DECISION,
+            registry=registry,
+        )
+
+    def page(self) -> bytes:
+        """In Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def watch_loads(self, loads: Callable[[], Mapping[ServiceKey, ServiceLoad]]) -> None:
+        """Adds gauges of what is held and in flight, read when the page is."""
+        self.registry.register(_Loads(loads))
+
+    def picked(self, request: RequestView, pick: Pick, held_s: float) -> None:
+        self._picks.labels(*request.service, pick.reason).inc()
+        self._cached_predicted.labels(*request.service).inc(pick.cached_tokens)
+        self._held.labels(*request.service).observe(held_s)
+
+    def refused(self, service: ServiceKey | None, refusal: Refusal) -> None:
+        self._refusals.labels(*(service or ("", "")), refusal.code).inc()
+
+    def finished(self, finished: Finished) -> None:
+        service = finished.service
+        self._requests.labels(*service, str(finished.status)).inc()
+        self._attempts.labels(*service).inc(len(finished.endpoints))
+        self._continuations.labels(*service).inc(finished.continuations)
+        self._prompt_tokens.labels(*service).inc(finished.prompt_tokens)
+        self._cached_found.labels(*service).inc(finished.cached_tokens)
+        if finished.ttft_s is not None:
+            self._first_token.labels(*service).observe(finished.ttft_s)
+            self._gap.labels(*service).observe(finished.longest_gap_s)
+        if finished.status == 200 and finished.e2e_s:
+            self._duration.labels(*service).observe(finished.e2e_s)
+
+    def config_refused(self, type_url: str) -> None:
+        """`type_url`: as type.googleapis.com/envoy.config.listener.v3.Listener."""
+        self._config_refused.labels(type_url.rpartition(".")[2]).inc()
+
+    def decided(self, seconds: float) -> None:
+        self._decision.observe(seconds)
+
+
+class _Loads(Collector):
+    def __init__(self, loads: Callable[[], Mapping[ServiceKey, ServiceLoad]]) -> None:
+        self._loads = loads
+
+    def describe(self) -> list[Metric]:
+        """Nothing to read before the services are known."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        held = GaugeMetricFamily(
+            "inflight_gateway_held_requests", "Requests that wait at the gateway.", labels=_SERVICE
+        )
+        oldest = GaugeMetricFamily(
+            "inflight_gateway_oldest_held_seconds", "Time that the first of them has waited.", labels=_SERVICE
+        )
+        in_flight = GaugeMetricFamily(
+            "inflight_gateway_requests_in_flight", "Requests at replicas that have not ended.", labels=_SERVICE
+        )
+        for service, load in self._loads().items():
+            held.add_metric(service, load.held)
+            oldest.add_metric(service, load.oldest_held_s)
+            in_flight.add_metric(service, load.in_flight)
+        yield from (held, oldest, in_flight)

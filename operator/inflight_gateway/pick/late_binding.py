@@ -1,0 +1,53 @@
+"""Whether a replica can start a request soon, or the request should wait at the gateway.
+
+What waits in an engine is bound to it: a replica that becomes ready a second later cannot take it. So the gateway sends
+an engine no more than keeps it busy until the next look at it, and what its prefix cache saves: a replica that becomes
+ready would have to compute that first.
+"""
+
+from __future__ import annotations
+
+from inflight_cost.model import StepWork
+from inflight_gateway.pick.replica_state import ReplicaState
+
+MOST_BACKLOG_S = 0.5
+"""Seconds of prefill that may be queued at a replica. The queue must not run dry while the gateway's estimate is off:
+a sample is up to a second old, and the cost model some ten percent wrong over that second."""
+
+LEAST_STEPS = 4
+"""Full steps that may be queued, however long they take."""
+
+SPARE_SLOTS = 0.0625
+"""Share of the slots for which a successor may wait in the engine, so that a slot is not empty between the end of a
+request and the arrival of the next."""
+
+
+def can_start_soon(state: ReplicaState) -> bool:
+    """Looks only at what is ahead of the request, so that a prompt of any length starts at an idle replica."""
+    return _has_slot(state) and _backlog_is_short(state)
+
+
+def most_outstanding(max_num_seqs: int) -> int:
+    """Requests that may be at a replica, running or queued."""
+    return max_num_seqs + max(1, int(max_num_seqs * SPARE_SLOTS))
+
+
+def _has_slot(state: ReplicaState) -> bool:
+    return state.outstanding < most_outstanding(state.sample.max_num_seqs)
+
+
+def _backlog_is_short(state: ReplicaState) -> bool:
+    pending, budget = state.pending_tokens, state.sample.max_num_batched_tokens
+    if pending <= LEAST_STEPS * budget:
+        return True
+    if not state.measured:
+        return False
+    return state.backlog_s <= max(MOST_BACKLOG_S, LEAST_STEPS * _full_step_s(state)) + state.saved_prefill_s
+
+
+def _full_step_s(state: ReplicaState) -> float:
+    budget = state.sample.max_num_batched_tokens
+    work: StepWork = state.decoding._replace(
+        prefill_tokens=budget, prefill_context_tokens=budget * state.attended_tokens
+    )
+    return state.cost.seconds(work)

@@ -1,0 +1,21 @@
+"""How fast an engine works off its prompt tokens between two samples."""
+
+from __future__ import annotations
+
+from inflight_gateway.pick.replica_state import decode_work
+from inflight_gateway.types import EngineSample
+
+FULL_KV = 0.9
+"""KV utilization above which requests that wait do so for blocks, not for their turn to be computed."""
+
+
+def prefill_tokens_per_second(sample: EngineSample) -> float:
+    """Prompt tokens in full steps, beside the decodes of the sample; 0 where it cannot be said: no cost model, or the
+    engine waits for KV blocks."""
+    if sample.cost is None or (sample.waiting and sample.kv_utilization >= FULL_KV):
+        return 0.0
+    decoding = decode_work(sample, sample.running)
+    room = max(1.0, sample.max_num_batched_tokens - decoding.decode_seqs)
+    attended = sample.waiting_prompt_tokens / max(1, sample.waiting) / 2
+    step = decoding._replace(prefill_tokens=room, prefill_context_tokens=room * attended)
+    return room / sample.cost.seconds(step)

@@ -1,0 +1,100 @@
+"""What a replica is about to do, as far as the gateway knows, when a request is picked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inflight_cost.backlog import backlog_seconds
+from inflight_cost.model import CostModel, StepWork
+from inflight_gateway.types import EndpointLoad, EngineSample, RequestView
+
+STALE_S = 10.0
+"""A sample that is older says nothing of the load; sizes and cost model still hold."""
+
+DEFAULT_COST = CostModel(
+    base_s=5.5e-3,
+    decode_seq_s=15e-6,
+    prefill_token_s=30e-6,
+    decode_kv_token_s=0.045e-6,
+    prefill_context_token_s=1.05e-9,
+)
+"""An 8B model on one H100-class GPU, by public arithmetic: ranks replicas until one of them has fitted its own cost.
+Nothing is promised to a client by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaState:
+    """Attributes:
+    load: what the state was made of.
+    cost: of its steps. measured: `cost` is the engine's own, or that of another replica of the service.
+    pending_tokens: prompt tokens that it computes before those of the request.
+    uncached_tokens: of the request's prompt, those that it would compute.
+    attended_tokens: that a pending prompt token attends to, on average.
+    decoding: what each step does besides prefill.
+    outstanding: requests that were sent there and have not ended.
+    """
+
+    load: EndpointLoad
+    sample: EngineSample
+    cost: CostModel
+    measured: bool
+    pending_tokens: int
+    uncached_tokens: int
+    attended_tokens: float
+    decoding: StepWork
+    outstanding: int
+
+    @property
+    def used_kv_tokens(self) -> float:
+        return self.sample.kv_utilization * self.sample.kv_cache_tokens
+
+    @property
+    def backlog_s(self) -> float:
+        """Seconds until the pending tokens are computed."""
+        return backlog_seconds(
+            self.cost, self.pending_tokens, self.attended_tokens, self.decoding, self.sample.max_num_batched_tokens
+        )
+
+    @property
+    def own_prefill_s(self) -> float:
+        """Seconds that the request's own prompt adds there."""
+        return self.cost.prefill_seconds(self.uncached_tokens, self.load.cached_tokens)
+
+    @property
+    def saved_prefill_s(self) -> float:
+        """Seconds that the prefix cache saves the replica."""
+        cached = self.load.cached_tokens
+        return self.cost.prefill_seconds(self.uncached_tokens + cached) - self.own_prefill_s if cached else 0.0
+
+
+def is_fresh(load: EndpointLoad, now: float) -> bool:
+    return load.sample is not None and now - load.sample.at <= STALE_S
+
+
+def replica_state(load: EndpointLoad, request: RequestView, cost: CostModel | None, now: float) -> ReplicaState:
+    """
+    Args:
+        cost: of another replica of the service, for one that has not fitted its own; None: no replica has.
+    """
+    sample = load.sample or EngineSample(at=now)
+    fresh = is_fresh(load, now)
+    waiting_tokens = sample.waiting_prompt_tokens if fresh else 0
+    running = sample.running if fresh else max(0, load.in_flight)
+    mean_prompt = waiting_tokens / sample.waiting if fresh and sample.waiting else request.prompt_tokens
+    known = sample.cost or cost
+    return ReplicaState(
+        load=load,
+        sample=sample,
+        cost=known or DEFAULT_COST,
+        measured=known is not None,
+        pending_tokens=max(0, waiting_tokens + load.sent_tokens - load.computed_tokens),
+        uncached_tokens=max(1, request.prompt_tokens - load.cached_tokens),
+        attended_tokens=mean_prompt / 2,
+        decoding=decode_work(sample, running),
+        outstanding=load.in_flight + load.others,
+    )
+
+
+def decode_work(sample: EngineSample, running: int) -> StepWork:
+    """A step in which all running requests decode."""
+    return StepWork(running, 0, sample.kv_utilization * sample.kv_cache_tokens, 0)

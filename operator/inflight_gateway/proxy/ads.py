@@ -1,0 +1,110 @@
+"""ADS: hands each Envoy the newest snapshot, and learns what it takes and refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from envoy.service.discovery.v3 import ads_pb2_grpc
+from envoy.service.discovery.v3.discovery_pb2 import DiscoveryRequest, DiscoveryResponse
+
+from inflight_gateway.proxy.snapshot import ORDER, Snapshot
+from inflight_gateway.proxy.subscription import Subscription
+
+_log = logging.getLogger(__name__)
+
+Listener = Callable[[str, str], None]
+"""Called with a type URL and a version of its resources."""
+
+
+class Ads(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignore[misc]  # xds-protos has no types
+    """Of the process's Envoys: one, but for a short time while its container restarts.
+
+    Args:
+        taken: called when Envoy uses a version.
+        refused: called when Envoy refuses a version; it keeps what it had.
+    """
+
+    def __init__(self, first: Snapshot, taken: Listener, refused: Listener) -> None:
+        self._snapshot = first
+        self._taken = taken
+        self._refused = refused
+        self._streams: set[_Stream] = set()
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """Sends what differs from before to all Envoys."""
+        self._snapshot = snapshot
+        for stream in self._streams:
+            stream.changed.set()
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self._snapshot
+
+    def acknowledged(self, type_url: str) -> bool:
+        """Whether an Envoy is connected that took some version of this type."""
+        subscriptions = (stream.subscriptions.get(type_url) for stream in self._streams)
+        return any(one is not None and one.acknowledged for one in subscriptions)
+
+    async def StreamAggregatedResources(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        stream = _Stream(self._taken, self._refused)
+        reader = asyncio.create_task(stream.read(requests))
+        self._streams.add(stream)
+        try:
+            while not reader.done():
+                stream.changed.clear()
+                for response in stream.responses(self._snapshot):
+                    yield response
+                await stream.changed.wait()
+            await reader
+        finally:
+            self._streams.discard(stream)
+            reader.cancel()
+
+
+class _Stream:
+    def __init__(self, taken: Listener, refused: Listener) -> None:
+        self.subscriptions: defaultdict[str, Subscription] = defaultdict(Subscription)
+        self.changed = asyncio.Event()
+        self._taken = taken
+        self._refused = refused
+
+    async def read(self, requests: AsyncIterator[Any]) -> None:
+        try:
+            async for request in requests:
+                self._take(request)
+                self.changed.set()
+        finally:
+            self.changed.set()
+
+    def _take(self, request: DiscoveryRequest) -> None:
+        subscription, type_url = self.subscriptions[request.type_url], request.type_url
+        refused = request.HasField("error_detail")
+        if not subscription.requested(request.resource_names, request.response_nonce, refused):
+            return
+        if refused:
+            _log.error("Envoy refuses version %s of %s: %s", subscription.sent, type_url, request.error_detail.message)
+            self._refused(type_url, subscription.sent)
+        else:
+            self._taken(type_url, subscription.sent)
+
+    def responses(self, snapshot: Snapshot) -> list[Any]:
+        responses = []
+        for type_url in ORDER:
+            subscription = self.subscriptions.get(type_url)
+            if subscription is None:
+                continue
+            resources = subscription.response(snapshot[type_url])
+            if resources is not None:
+                responses.append(
+                    DiscoveryResponse(
+                        version_info=subscription.sent,
+                        type_url=type_url,
+                        nonce=subscription.nonce,
+                        resources=resources,
+                    )
+                )
+        return responses

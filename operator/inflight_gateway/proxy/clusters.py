@@ -1,0 +1,121 @@
+"""Clusters: the relays, all engines for the picker's choice, and the engines of each service."""
+
+from __future__ import annotations
+
+from inflight_gateway.headers import DESTINATION
+from inflight_gateway.proxy.names import PICKED, RELAYS, UNLIMITED, Json, pipe, service_cluster, typed
+from inflight_gateway.settings import Sockets
+from inflight_gateway.types import ServiceKey
+
+_LEAST_REQUEST: Json = {
+    "policies": [
+        {
+            "typed_extension_config": {
+                "name": "envoy.load_balancing_policies.least_request",
+                "typed_config": typed("envoy.extensions.load_balancing_policies.least_request.v3.LeastRequest"),
+            }
+        }
+    ]
+}
+
+_NO_ENDPOINT: Json = {
+    "policies": [
+        {
+            "typed_extension_config": {
+                "name": "envoy.load_balancing_policies.subset",
+                "typed_config": typed(
+                    "envoy.extensions.load_balancing_policies.subset.v3.Subset",
+                    fallback_policy="NO_FALLBACK",
+                    subset_selectors=[{"keys": ["no-endpoint-has-this-key"]}],
+                    subset_lb_policy=_LEAST_REQUEST,
+                ),
+            }
+        }
+    ]
+}
+"""Finds nothing, ever. With any other fallback, override_host sends a request with a wrong, empty or exhausted list to
+an engine of any service, silently."""
+
+
+def picked() -> Json:
+    """Takes the endpoints of the header DESTINATION in their order, one for each try."""
+    policy = typed(
+        "envoy.extensions.load_balancing_policies.override_host.v3.OverrideHost",
+        override_host_sources=[{"header": DESTINATION}],
+        fallback_policy=_NO_ENDPOINT,
+    )
+    name = "envoy.load_balancing_policies.override_host"
+    return _engines(PICKED, {"policies": [{"typed_extension_config": {"name": name, "typed_config": policy}}]})
+
+
+def service(key: ServiceKey) -> Json:
+    """Chooses an engine by least requests itself."""
+    return _engines(service_cluster(key), _LEAST_REQUEST)
+
+
+def relays(sockets: Sockets, count: int) -> Json:
+    """The relays, and the inner listener for while none of them takes connections."""
+    by_priority = [
+        [{"endpoint": {"address": pipe(sockets.relay(index))}} for index in range(count)],
+        [{"endpoint": {"address": pipe(sockets.inner), "health_check_config": {"disable_active_health_check": True}}}],
+    ]
+    return {
+        "name": RELAYS,
+        "type": "STATIC",
+        "connect_timeout": "1s",
+        "load_balancing_policy": _LEAST_REQUEST,
+        # 0: dead relays are passed over also when all are dead.
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        "health_checks": [
+            {
+                "timeout": "1s",
+                "interval": "1s",
+                "no_traffic_interval": "1s",
+                "unhealthy_interval": "0.2s",
+                "unhealthy_threshold": 1,
+                "healthy_threshold": 1,
+                "tcp_health_check": {},
+            }
+        ],
+        "circuit_breakers": _circuit_breakers(),
+        "load_assignment": {
+            "cluster_name": RELAYS,
+            "endpoints": [
+                {"priority": priority, "lb_endpoints": endpoints}
+                for priority, endpoints in enumerate(group for group in by_priority if group)
+            ],
+        },
+    }
+
+
+def _engines(name: str, policy: Json) -> Json:
+    return {
+        "name": name,
+        "type": "EDS",
+        "eds_cluster_config": {"service_name": name, "eds_config": {"ads": {}, "resource_api_version": "V3"}},
+        "connect_timeout": "1s",
+        "load_balancing_policy": policy,
+        "circuit_breakers": _circuit_breakers(),
+        "typed_extension_protocol_options": {
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": typed(
+                "envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+                # Engines close idle connections after 120 s; one closed by them could cut off a request on its way.
+                common_http_protocol_options={"idle_timeout": "60s"},
+                explicit_http_config={"http_protocol_options": {}},
+            )
+        },
+    }
+
+
+def _circuit_breakers() -> Json:
+    """A share of the requests may be tries again, so that an outage is not multiplied."""
+    return {
+        "thresholds": [
+            {
+                "max_connections": UNLIMITED,
+                "max_pending_requests": UNLIMITED,
+                "max_requests": UNLIMITED,
+                "retry_budget": {"budget_percent": {"value": 25}, "min_retry_concurrency": 64},
+            }
+        ]
+    }

@@ -1,0 +1,170 @@
+"""Listeners: the outer one for clients, the inner one for relays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inflight_gateway.headers import ENDPOINT, FIRST_TOKEN_WITHIN, INTERNAL, PROGRESS, SERVICE, SUBSET
+from inflight_gateway.proxy.errors import local_replies
+from inflight_gateway.proxy.names import (
+    INNER,
+    LONGEST_MESSAGE_TIMEOUT_S,
+    LONGEST_SILENCE,
+    METADATA,
+    OUTER,
+    PICKER,
+    RELAYS,
+    Json,
+    pipe,
+    typed,
+)
+from inflight_gateway.settings import MAX_BODY_BYTES, Sockets
+
+_ENVOY_HEADERS = (
+    "x-envoy-attempt-count",
+    "x-envoy-hedge-on-per-try-timeout",
+    "x-envoy-max-retries",
+    "x-envoy-original-path",
+    "x-envoy-retriable-header-names",
+    "x-envoy-retriable-status-codes",
+    "x-envoy-retry-grpc-on",
+    "x-envoy-retry-on",
+    "x-envoy-upstream-alt-stat-name",
+    "x-envoy-upstream-rq-per-try-timeout-ms",
+    "x-envoy-upstream-rq-timeout-alt-response",
+    "x-envoy-upstream-rq-timeout-ms",
+    "x-envoy-upstream-stream-duration-ms",
+)
+"""Envoy obeys them, also of clients where their address looks like one of its own network."""
+
+_MESSAGE_TIMEOUT = "2s"
+"""Without an answer of the picker in this time the request goes on without it."""
+
+
+def outer(port: int) -> Json:
+    """TCP, for clients. Removes from requests all headers that only relay and picker may set."""
+    removed = [{"remove": name} for name in (*INTERNAL, SUBSET, *_ENVOY_HEADERS)]
+    return {
+        "name": OUTER,
+        "address": {"socket_address": {"address": "::", "port_value": port, "ipv4_compat": True}},
+        # What a graceful shutdown drains; the inner listener stays for the relays.
+        "traffic_direction": "INBOUND",
+        **_http(
+            stat_prefix=OUTER,
+            use_remote_address=True,
+            normalize_path=True,
+            merge_slashes=True,
+            request_headers_timeout="30s",
+            always_set_request_id_in_response=True,
+            early_header_mutation_extensions=[
+                {
+                    "name": "envoy.http.early_header_mutation.header_mutation",
+                    "typed_config": typed(
+                        "envoy.extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
+                        mutations=removed,
+                    ),
+                }
+            ],
+            route_config=_outer_routes(),
+            http_filters=[_router()],
+        ),
+    }
+
+
+def inner(sockets: Sockets) -> Json:
+    """A UNIX socket, for relays: asks the picker."""
+    return {
+        "name": INNER,
+        "address": pipe(sockets.inner),
+        "traffic_direction": "OUTBOUND",
+        **_http(
+            stat_prefix=INNER,
+            skip_xff_append=True,
+            strip_trailing_host_dot=True,
+            # A relay sees the end of a cut stream only when the connection closes; the default is a second later.
+            delayed_close_timeout="0.02s",
+            rds={"route_config_name": INNER, "config_source": {"ads": {}, "resource_api_version": "V3"}},
+            http_filters=[_picker_filter(), _router()],
+        ),
+    }
+
+
+def _http(**specific: Any) -> Json:
+    manager = typed(
+        "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        generate_request_id=True,
+        preserve_external_request_id=True,
+        request_id_extension={
+            "typed_config": typed("envoy.extensions.request_id.uuid.v3.UuidRequestIdConfig", pack_trace_reason=False)
+        },
+        stream_idle_timeout=LONGEST_SILENCE,
+        server_header_transformation="PASS_THROUGH",
+        local_reply_config=local_replies(),
+        **specific,
+    )
+    filter_ = {"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}
+    return {"filter_chains": [{"filters": [filter_]}]}
+
+
+def _outer_routes() -> Json:
+    """Tried again only where a relay took no request or died before an answer: it tries engines again itself."""
+    retry = {
+        "retry_on": "connect-failure,refused-stream,reset-before-request,reset",
+        "num_retries": 2,
+        "retry_priority": {
+            "name": "envoy.retry_priorities.previous_priorities",
+            "typed_config": typed(
+                "envoy.extensions.retry.priority.previous_priorities.v3.PreviousPrioritiesConfig", update_frequency=2
+            ),
+        },
+        "retry_host_predicate": [
+            {
+                "name": "envoy.retry_host_predicates.previous_hosts",
+                "typed_config": typed("envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"),
+            }
+        ],
+    }
+    route = {"cluster": RELAYS, "timeout": "0s", "idle_timeout": LONGEST_SILENCE, "retry_policy": retry}
+    return {
+        "name": OUTER,
+        "virtual_hosts": [
+            {
+                "name": "any",
+                "domains": ["*"],
+                "routes": [{"match": {"prefix": "/"}, "route": route}],
+                "request_body_buffer_limit": MAX_BODY_BYTES,
+            }
+        ],
+        "response_headers_to_remove": [ENDPOINT, FIRST_TOKEN_WITHIN, SERVICE, PROGRESS],
+    }
+
+
+def _picker_filter() -> Json:
+    """The picker gets the head and the whole body of each request, and its stream stays open until the response ends.
+
+    failure_mode_allow: without it, running answers are cut when the picker dies.
+    """
+    processor = typed(
+        "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor",
+        grpc_service={"envoy_grpc": {"cluster_name": PICKER}},
+        failure_mode_allow=True,
+        processing_mode={
+            "request_header_mode": "SEND",
+            "request_body_mode": "BUFFERED",
+            "response_header_mode": "SKIP",
+            "request_trailer_mode": "SKIP",
+            "response_trailer_mode": "SKIP",
+        },
+        message_timeout=_MESSAGE_TIMEOUT,
+        max_message_timeout=f"{LONGEST_MESSAGE_TIMEOUT_S}s",
+        mutation_rules={"allow_envoy": True},
+        metadata_options={"receiving_namespaces": {"untyped": [METADATA]}},
+    )
+    return {"name": "envoy.filters.http.ext_proc", "typed_config": processor}
+
+
+def _router() -> Json:
+    return {
+        "name": "envoy.filters.http.router",
+        "typed_config": typed("envoy.extensions.filters.http.router.v3.Router"),
+    }

@@ -1,0 +1,103 @@
+"""Routes of the inner listener: the picker's choice, else each service's own engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from inflight_gateway.headers import DESTINATION, ENDPOINT, FIRST_TOKEN_WITHIN, SERVICE
+from inflight_gateway.paths import PUBLIC
+from inflight_gateway.proxy.errors import fixed
+from inflight_gateway.proxy.names import INNER, LONGEST_SILENCE, METADATA, PICKED, Json, header, service_cluster
+from inflight_gateway.settings import MAX_BODY_BYTES
+from inflight_gateway.types import ServiceConfig, ServiceKey
+
+RATE_LIMIT_HEADERS = tuple(
+    f"x-ratelimit-{value}-{unit}" for unit in ("requests", "tokens") for value in ("limit", "remaining", "reset")
+)
+"""Of responses, from the picker's metadata: OpenAI's names."""
+
+RETRY_ON = "connect-failure,refused-stream,reset-before-request,reset,retriable-status-codes"
+"""All that can happen before the head of a response. Without `reset`, a connection that an engine closes before its
+head is not tried again."""
+
+_DEFAULT_RETRIES = 2
+
+
+def inner_routes(services: Iterable[tuple[ServiceConfig, Iterable[str]]]) -> Json:
+    """Args: services: with the host names of each, without ports."""
+    return {
+        "name": INNER,
+        "ignore_port_in_host_matching": True,
+        "validate_clusters": False,
+        "virtual_hosts": [
+            *(_virtual_host(config, sorted(hosts)) for config, hosts in sorted(services, key=lambda one: one[0].key)),
+            {"name": "any", "domains": ["*"], "routes": [_picked(), _no_picker()], **_limits()},
+        ],
+        "response_headers_to_add": [
+            header(ENDPOINT, "%UPSTREAM_REMOTE_ADDRESS%"),
+            header(FIRST_TOKEN_WITHIN, _metadata("first_token_within")),
+            header(SERVICE, _metadata("service")),
+            *(header(name, _metadata(name)) for name in RATE_LIMIT_HEADERS),
+        ],
+    }
+
+
+def _virtual_host(config: ServiceConfig, hosts: list[str]) -> Json:
+    if config.api_keys_secret is not None:
+        message = "the gateway cannot check API keys at the moment; try again"
+        closed = {"name": "no-keys", "match": {"prefix": "/"}, **fixed(503, "gateway_unavailable", message)}
+        without_picker = [closed]
+    else:
+        without_picker = [_least_requests(config.key), _internal_path()]
+    return {"name": str(config.key), "domains": hosts, "routes": [_picked(), *without_picker], **_limits()}
+
+
+def _limits() -> Json:
+    """Of bodies: the picker reads them whole, and they are kept for tries again."""
+    return {"request_body_buffer_limit": MAX_BODY_BYTES}
+
+
+def _picked() -> Json:
+    """Only the picker can have set this header: the outer listener removes it from clients' requests."""
+    return {
+        "name": PICKED,
+        "match": {"prefix": "/", "headers": [{"name": DESTINATION, "present_match": True}]},
+        "route": _to(PICKED),
+    }
+
+
+def _least_requests(key: ServiceKey) -> Json:
+    return {
+        "name": "least-requests",
+        "match": {"safe_regex": {"regex": PUBLIC}},
+        "route": _to(service_cluster(key)),
+    }
+
+
+def _internal_path() -> Json:
+    message = "the gateway serves no such path at the moment"
+    return {"name": "internal-path", "match": {"prefix": "/"}, **fixed(404, "not_found", message)}
+
+
+def _no_picker() -> Json:
+    message = "the gateway has only host names to go by at the moment: send the request to NAME.NAMESPACE, or try again"
+    return {"name": "no-picker", "match": {"prefix": "/"}, **fixed(503, "gateway_unavailable", message)}
+
+
+def _to(cluster: str) -> Json:
+    """The picker sets x-envoy-max-retries: as many tries as it named endpoints."""
+    return {
+        "cluster": cluster,
+        "timeout": "0s",
+        "idle_timeout": LONGEST_SILENCE,
+        "retry_policy": {
+            "retry_on": RETRY_ON,
+            "retriable_status_codes": [503],
+            "num_retries": _DEFAULT_RETRIES,
+            "retry_back_off": {"base_interval": "0.025s", "max_interval": "0.25s"},
+        },
+    }
+
+
+def _metadata(name: str) -> str:
+    return f"%DYNAMIC_METADATA({METADATA}:{name})%"

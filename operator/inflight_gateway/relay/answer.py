@@ -1,0 +1,152 @@
+"""What an engine has told of an answer so far, per choice: enough to have it continued elsewhere.
+
+Token ids stay text: they come as `1,2,3` and go into a JSON list as they are, so that a token costs a few bytes of
+memory and no conversion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+import msgspec
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of the whole answer, continuations included."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class Ending(Enum):
+    WHOLE = "whole"
+    """The frame's data is the whole answer."""
+    RETRY = "retry"
+    """The frame's data is an error; another replica may succeed."""
+    FINAL = "final"
+    """The frame's data is an error for the client."""
+
+
+class Ended(NamedTuple):
+    """Attributes: status: HTTP status for the frame's data."""
+
+    ending: Ending
+    status: int
+
+
+@dataclass(slots=True)
+class Choice:
+    """Attributes: tokens: `ID,ID,...`. seed: decimal; drawn by the engine. finish_reason: None: not complete."""
+
+    tokens: bytearray = field(default_factory=bytearray)
+    seed: bytes | None = None
+    finish_reason: bytes | None = None
+
+
+class Answer:
+    """Attributes:
+    usage: None: not reported.
+    has_tokens: any choice has one, or is complete without.
+    advanced: the same of what came in the attempt under way.
+    """
+
+    __slots__ = ("_choices", "advanced", "has_tokens", "usage")
+
+    def __init__(self) -> None:
+        self._choices: dict[int, Choice] = {}
+        self.usage: Usage | None = None
+        self.has_tokens = self.advanced = False
+
+    def begin_attempt(self) -> None:
+        self.advanced = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all choices."""
+        return sum(choice.tokens.count(b",") + 1 for choice in self._choices.values() if choice.tokens)
+
+    def all_finished(self, body: bytes) -> bool:
+        """Whether each choice that `body` asks for is complete."""
+        finished = sum(choice.finish_reason is not None for choice in self._choices.values())
+        return finished > 0 and finished == num_choices(body)
+
+    def take(self, notes: Iterable[bytes]) -> Ended | None:
+        """Apply the notes of one frame. Returns what they say of the answer's end.
+
+        Raises:
+            ValueError: they are not as the protocol says. Notes of an unknown kind are skipped.
+        """
+        ended = None
+        for note in notes:
+            kind = note[:2]
+            if kind == b"t ":
+                index, _, ids = note[2:].partition(b" ")
+                if not ids:
+                    raise ValueError("no token ids")
+                tokens = self._choice(index).tokens
+                if tokens:
+                    tokens += b","
+                tokens += ids
+                self.has_tokens = self.advanced = True
+            elif kind == b"f ":
+                index, _, reason = note[2:].partition(b" ")
+                self._choice(index).finish_reason = reason
+                self.has_tokens = self.advanced = True
+            elif kind == b"s ":
+                index, _, seed = note[2:].partition(b" ")
+                self._choice(index).seed = b"%d" % int(seed)
+            elif kind == b"u ":
+                self.usage = msgspec.json.decode(note[2:], type=Usage)
+            elif kind == b"w ":
+                ended = Ended(Ending.WHOLE, int(note[2:]))
+            elif kind == b"e ":
+                status, _, ending = note[2:].partition(b" ")
+                ended = Ended(Ending(ending.decode()), int(status))
+        return ended
+
+    def _choice(self, index: bytes) -> Choice:
+        number = int(index)
+        choice = self._choices.get(number)
+        if choice is None:
+            if number < 0:
+                raise ValueError("the index of a choice is negative")
+            choice = self._choices[number] = Choice()
+        return choice
+
+    def continued(self, body: bytes, created: int) -> bytes:
+        """`body`, the JSON object that was asked with, with the field that has the engine go on after these tokens.
+
+        Args:
+            created: UNIX seconds that the client has been told.
+
+        Raises:
+            ValueError: a token id is no number.
+        """
+        number = max(num_choices(body), max(self._choices, default=0) + 1)
+        choices = [_continued(self._choices.get(index, _NOTHING)) for index in range(number)]
+        field = b'{"choices":[%b],"created":%d}' % (b",".join(choices), created)
+        opened = body.rstrip().removesuffix(b"}")
+        return b'%b,"inflight_continuation":%b}' % (opened, field)
+
+
+_NOTHING = Choice()
+
+
+def _continued(choice: Choice) -> bytes:
+    tokens = bytes(choice.tokens)
+    if tokens.strip(b"0123456789,"):
+        raise ValueError("a token id is not a number")
+    reason = msgspec.json.encode(None if choice.finish_reason is None else choice.finish_reason.decode())
+    return b'{"token_ids":[%b],"seed":%b,"finish_reason":%b}' % (tokens, choice.seed or b"null", reason)
+
+
+def num_choices(body: bytes) -> int:
+    """How many answers a request asks for: `n` for each of its prompts."""
+    asked = msgspec.json.decode(body)
+    prompt = asked.get("prompt")
+    several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
+    return (asked.get("n") or 1) * (len(prompt) if several else 1)

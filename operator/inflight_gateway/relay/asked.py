@@ -1,0 +1,33 @@
+"""What the relay reads in the body of a generation request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+PATHS = frozenset((b"/v1/chat/completions", b"/v1/completions", b"/v1/generate"))
+"""POST there asks for a generation."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """Attributes: stream: as the client wrote it; whether it is valid, the engine says. inflight_continuation: the
+    relay's own field, which a client may not set."""
+
+    stream: Any = None
+    inflight_continuation: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def forged(self) -> bool:
+        return self.inflight_continuation is not msgspec.UNSET
+
+
+_decoder = msgspec.json.Decoder(Asked)
+
+
+def read(body: bytes) -> Asked | None:
+    """None: `body` is no JSON object; the engine will say so."""
+    try:
+        return _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

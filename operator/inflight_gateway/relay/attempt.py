@@ -1,0 +1,187 @@
+"""One attempt of a generation request: its response is read and watched."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from inflight_gateway import headers as names
+from inflight_gateway.relay.decide import Failure
+from inflight_gateway.relay.frames import Frame, FrameParser, FrameTooLong
+from inflight_gateway.relay.heads import Headers, find
+from inflight_gateway.relay.inner import InnerConnection
+from inflight_gateway.relay.shared import Shared
+
+GRACE_S = 0.1
+"""Between the moment when a byte is overdue and that when the engine is given up: this process may have been the one
+that stood still, and then what came meanwhile is read first."""
+
+_PROGRESS = names.PROGRESS.encode()
+_ENDPOINT = names.ENDPOINT.encode()
+_SERVICE = names.SERVICE.encode()
+_FIRST_TOKEN_WITHIN = names.FIRST_TOKEN_WITHIN.encode()
+
+
+class Owner(Protocol):
+    """Of an attempt. It gets `accepted` and `frames`, or `plain`, `plain_data` and `plain_ended`; `failed` at most
+    once, and then nothing more."""
+
+    def accepted(self, headers: Headers) -> None:
+        """The engine answers with progress frames."""
+        ...
+
+    def frames(self, frames: Sequence[Frame], now: float) -> None: ...
+
+    def plain(self, status: int, headers: Headers) -> None:
+        """It does not, or it refused: this is a response as any other."""
+        ...
+
+    def plain_data(self, data: bytes) -> None: ...
+
+    def plain_ended(self) -> None: ...
+
+    def failed(self, failure: Failure) -> None: ...
+
+
+class Attempt:
+    """Args: blocked: the client does not read at the moment.
+
+    Attributes: endpoint: IP:PORT that answered; empty: not known. service: NAMESPACE/NAME, likewise.
+    """
+
+    def __init__(self, shared: Shared, owner: Owner, request: tuple[bytes, bytes], *, blocked: bool) -> None:
+        self.endpoint = self.service = ""
+        self._shared = shared
+        self._owner = owner
+        # Kept until the response begins, for a connection that was closed while idle.
+        self._request: tuple[bytes, bytes] | None = request
+        self._blocked = blocked
+        self._loop = asyncio.get_running_loop()
+        self._parser: FrameParser | None = None
+        self._call: InnerConnection
+        self._timer: asyncio.TimerHandle | None = None
+        self._heard_at = 0.0
+        self._first_token_by: float | None = None
+        self._ask()
+
+    def _ask(self) -> None:
+        assert self._request is not None
+        head, body = self._request
+        self._call = self._shared.pool.call(self)
+        self._call.write(head)
+        self._call.write(body)
+
+    def first_token(self) -> None:
+        """It has come."""
+        self._first_token_by = None
+
+    def cancel(self) -> None:
+        """The rest of the response is not wanted, nor what makes it."""
+        self._stop_timer()
+        self._call.cancel()
+
+    def read_rest(self) -> None:
+        """The answer is complete."""
+        self._stop_timer()
+        self._call.read_rest()
+
+    def client_writable(self, *, now: bool) -> None:
+        self._blocked = not now
+        if now:
+            self._heard_at = self._loop.time()
+            if self._first_token_by is not None:
+                self._first_token_by = max(self._first_token_by, self._heard_at + self._shared.tuning.silence_s)
+            self._call.resume()
+        else:
+            self._call.pause()
+
+    # Of the inner listener.
+
+    def head(self, status: int, headers: Headers) -> None:
+        self._request = None
+        self.endpoint = _address(find(headers, _ENDPOINT))
+        self.service = (find(headers, _SERVICE) or b"").decode("latin-1")
+        if self._blocked:
+            self._call.pause()
+        if find(headers, _PROGRESS) is None or status != 200:
+            self._owner.plain(status, headers)
+            return
+        self._parser = FrameParser()
+        self._heard_at = self._loop.time()
+        within = _seconds(find(headers, _FIRST_TOKEN_WITHIN))
+        if within is not None:
+            self._first_token_by = self._heard_at + within
+        self._timer = self._loop.call_at(self._overdue_at(), self._look)
+        self._owner.accepted(headers)
+
+    def data(self, data: bytes) -> None:
+        if self._parser is None:
+            self._owner.plain_data(data)
+            return
+        self._heard_at = now = self._loop.time()
+        try:
+            frames = self._parser.feed(data)
+        except FrameTooLong:
+            self._fail(Failure.GARBLED)
+            return
+        if frames:
+            self._owner.frames(frames, now)
+
+    def ended(self) -> None:
+        if self._parser is None:
+            self._owner.plain_ended()
+        else:
+            self._stop_timer()
+            self._owner.failed(Failure.CUT)
+
+    def lost(self, *, stale: bool) -> None:
+        if stale:
+            self._ask()
+        else:
+            self._fail(Failure.CUT)
+
+    def inner_writable(self, *, now: bool) -> None:
+        """The body is written as a whole: it is in memory anyway."""
+
+    # Of time.
+
+    def _overdue_at(self) -> float:
+        silent_at = self._heard_at + self._shared.tuning.silence_s
+        return silent_at if self._first_token_by is None else min(silent_at, self._first_token_by)
+
+    def _look(self, *, again: bool = False) -> None:
+        """Whether a byte or the first token is overdue."""
+        now = self._loop.time()
+        if self._blocked:  # nothing is read, so nothing is overdue
+            self._timer = self._loop.call_later(self._shared.tuning.silence_s, self._look)
+            return
+        overdue_at = self._overdue_at()
+        if now < overdue_at:
+            self._timer = self._loop.call_at(overdue_at, self._look)
+        elif not again:
+            self._timer = self._loop.call_later(GRACE_S, lambda: self._look(again=True))
+        else:
+            silent = now >= self._heard_at + self._shared.tuning.silence_s
+            self._fail(Failure.SILENT if silent else Failure.LATE)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _fail(self, failure: Failure) -> None:
+        self.cancel()
+        self._owner.failed(failure)
+
+
+def _address(value: bytes | None) -> str:
+    """Envoy writes `-` where a response has no upstream."""
+    return "" if value is None or value == b"-" else value.decode("latin-1")
+
+
+def _seconds(value: bytes | None) -> float | None:
+    try:
+        return None if value is None else float(value)
+    except ValueError:
+        return None

@@ -1,0 +1,42 @@
+"""How often a relay may try again: an outage is not multiplied.
+
+A token bucket, as Finagle's RetryBudget: each request pays a part of a retry in, each retry takes one out, and some are
+granted per second so that little traffic can retry at all. Not Envoy's `retry_budget`, which bounds concurrent retries:
+when a replica dies, all its requests are tried again at the same moment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetLimits:
+    """Attributes: ratio: retries per request, in the long run. per_s: retries granted per second beside it, which a
+    burst refills from. burst: most that can be saved up: what one failing replica has in flight."""
+
+    ratio: float = 0.2
+    per_s: float = 10.0
+    burst: float = 500.0
+
+
+class RetryBudget:
+    """Begins full. `now`: seconds of one monotonic clock."""
+
+    def __init__(self, limits: BudgetLimits, now: float) -> None:
+        self._limits = limits
+        self._saved = limits.burst
+        self._at = now
+
+    def request(self) -> None:
+        """A request came."""
+        self._saved = min(self._limits.burst, self._saved + self._limits.ratio)
+
+    def retry(self, now: float) -> bool:
+        """Whether one may be made; if so it is taken from the budget."""
+        self._saved = min(self._limits.burst, self._saved + (now - self._at) * self._limits.per_s)
+        self._at = now
+        if self._saved < 1:
+            return False
+        self._saved -= 1
+        return True

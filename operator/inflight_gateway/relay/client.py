@@ -1,0 +1,220 @@
+"""The side of Envoy's outer listener: requests come in, one after the other on each connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+import httptools
+
+from inflight_gateway.relay.errors import ClientError
+from inflight_gateway.relay.heads import LAST_CHUNK, Headers, chunk, end_to_end, response_head, without
+
+WRITE_BUFFER_BYTES = 64 * 2**10
+"""Kept for a client that does not read, before its answer is no longer read either."""
+
+
+@dataclass(slots=True)
+class Request:
+    """The head of a request. Attributes: target: path and query. headers: end-to-end only. length: of the body; None:
+    chunked. arrived: seconds of the loop's clock."""
+
+    method: bytes
+    target: bytes
+    headers: Headers
+    length: int | None
+    arrived: float = field(default=0.0)
+
+    @property
+    def path(self) -> bytes:
+        return self.target.partition(b"?")[0]
+
+
+class Exchange(Protocol):
+    """One request and its answer, as the connection tells of it. Nothing is called after `left`, or once the answer is
+    complete."""
+
+    def begin(self) -> None: ...
+
+    def body(self, data: bytes) -> None: ...
+
+    def body_ended(self) -> None: ...
+
+    def left(self) -> None:
+        """The client is gone."""
+        ...
+
+    def client_writable(self, *, now: bool) -> None:
+        """Of the answer: hold it back, or go on."""
+        ...
+
+
+class ClientConnection(asyncio.Protocol):
+    """Envoy sends a request only when it has the whole answer of the one before, so that what comes earlier than that
+    is not HTTP as it speaks it: the connection is closed.
+
+    Args:
+        begin: makes the exchange of a request.
+        opened, closed: are called with this connection.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[Request, ClientConnection], Exchange],
+        opened: Callable[[ClientConnection], None],
+        closed: Callable[[ClientConnection], None],
+    ) -> None:
+        self._begin = begin
+        self._opened = opened
+        self._closed = closed
+        self._transport: asyncio.Transport
+        self._parser = httptools.HttpRequestParser(self)
+        self._loop = asyncio.get_running_loop()
+        self._target = b""
+        self._headers: Headers = []
+        self._exchange: Exchange | None = None
+        self._receiving = self._chunked = self._last = False
+
+    @property
+    def busy(self) -> bool:
+        return self._exchange is not None or self._receiving
+
+    def drain(self) -> None:
+        """Close after the request under way."""
+        self._last = True
+        if not self.busy:
+            self._transport.close()
+
+    def close(self) -> None:
+        """Break off what is under way."""
+        self._transport.abort()
+
+    # The exchange's side.
+
+    def start(self, status: int, headers: Headers, length: int | None) -> None:
+        """Write the head of the answer. `headers` name no length; `length` of the body, None: not known."""
+        self._chunked = length is None and status not in (204, 304) and self._parser.get_method() != b"HEAD"
+        if self._chunked:
+            headers = [*headers, (b"transfer-encoding", b"chunked")]
+        elif length is not None:
+            headers = [*headers, (b"content-length", b"%d" % length)]
+        if self._last:
+            headers = [*headers, (b"connection", b"close")]
+        self._transport.write(response_head(status, headers))
+
+    def write(self, data: bytes) -> None:
+        """A part of the body."""
+        if data:
+            self._transport.write(chunk(data) if self._chunked else data)
+
+    def finish(self) -> None:
+        """The answer is complete."""
+        if self._chunked:
+            self._transport.write(LAST_CHUNK)
+        self._exchange = None
+        self._chunked = False
+        if self._receiving:  # the request's body will not be read
+            self._last = True
+        if self._last:
+            self._transport.close()
+
+    def respond(self, status: int, headers: Headers, body: bytes) -> None:
+        """Write a whole answer, which may be one to a request that is not read to its end."""
+        if self._receiving:
+            self._last = True
+        self.start(status, headers, len(body))
+        self.write(body)
+        self.finish()
+
+    def refuse(self, error: ClientError) -> None:
+        self.respond(error.status, error.headers, error.body)
+
+    def abort(self) -> None:
+        """Break the answer off, so that the client sees that it is not complete."""
+        self._exchange = None
+        self._transport.abort()
+
+    def pause(self) -> None:
+        """Read no more of the request's body for now."""
+        self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # The connection's side.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self._transport = transport
+        self._opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._leave()
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closed(self)
+        self._leave()
+
+    def _leave(self) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.left()
+
+    def pause_writing(self) -> None:
+        if self._exchange is not None:
+            self._exchange.client_writable(now=False)
+
+    def resume_writing(self) -> None:
+        if self._exchange is not None:
+            self._exchange.client_writable(now=True)
+
+    # The parser's side.
+
+    def on_message_begin(self) -> None:
+        if self.busy or self._last:
+            self._leave()
+            self._transport.abort()
+        self._target = b""
+        self._headers = []
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        if self._transport.is_closing():
+            return
+        length: int | None = 0
+        for name, value in self._headers:
+            if name == b"content-length":
+                length = int(value)
+            elif name == b"transfer-encoding":
+                length = None
+            elif name == b"expect":
+                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if not self._parser.should_keep_alive():
+            self._last = True
+        headers = without(end_to_end(self._headers), b"content-length")
+        request = Request(self._parser.get_method(), self._target, headers, length, self._loop.time())
+        self._receiving = True
+        self._exchange = exchange = self._begin(request, self)
+        exchange.begin()
+
+    def on_body(self, data: bytes) -> None:
+        if self._exchange is not None:
+            self._exchange.body(data)
+
+    def on_message_complete(self) -> None:
+        self._receiving = False
+        if self._exchange is not None:
+            self._exchange.body_ended()

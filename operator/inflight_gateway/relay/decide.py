@@ -1,0 +1,96 @@
+"""What to do when an attempt fails: try elsewhere, wait, or tell the client. Pure: no clock, no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from inflight_gateway.relay.errors import ClientError
+
+
+class Failure(Enum):
+    """How an attempt ended."""
+
+    CUT = "cut"
+    """The connection broke off, or the answer ended too early."""
+    SILENT = "silent"
+    """Not a byte came for too long, though an engine sends a heartbeat each second."""
+    LATE = "late"
+    """The first token did not come in time."""
+    GARBLED = "garbled"
+    """What came are no progress frames."""
+    ENGINE = "engine"
+    """The engine says that another replica may succeed."""
+    BUSY = "busy"
+    """503 for another attempt: no replica is free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Attributes:
+    max_attempts: replicas that one request is sent to at most.
+    max_wait_s: that one request waits in all, where no replica is free for another attempt.
+    min_pause_s, max_pause_s: between two of these tries, whatever Retry-After says.
+    """
+
+    max_attempts: int = 3
+    max_wait_s: float = 60.0
+    min_pause_s: float = 0.5
+    max_pause_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """Attributes:
+    failures: attempts of this request that failed, this one included; those that found all replicas busy not.
+    waited_s: for replicas to be free.
+    """
+
+    failures: int
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Attributes: after_s: seconds to wait first."""
+
+    after_s: float = 0.0
+
+
+def next_step(
+    failure: Failure,
+    tried: Tried,
+    limits: Limits,
+    *,
+    retry_after_s: float | None = None,
+    said: ClientError | None = None,
+) -> Again | ClientError:
+    """Whether to try again; the budget for retries is to be asked after this.
+
+    Args:
+        retry_after_s: as the 503 said.
+        said: the engine's own error; None: the failure speaks for itself.
+    """
+    if failure is Failure.BUSY:
+        pause = min(limits.max_pause_s, max(limits.min_pause_s, 1.0 if retry_after_s is None else retry_after_s))
+        if tried.waited_s + pause <= limits.max_wait_s:
+            return Again(pause)
+        return said or _ERRORS[failure]
+    if tried.failures < limits.max_attempts:
+        return Again()
+    return said or _ERRORS[failure]
+
+
+_ERRORS = {
+    Failure.CUT: ClientError(502, "the connection to the engine broke off, at each attempt", "engine_lost"),
+    Failure.GARBLED: ClientError(502, "the engine's answer could not be read", "engine_lost"),
+    Failure.SILENT: ClientError(504, "the engine stopped responding, at each attempt", "engine_silent"),
+    Failure.LATE: ClientError(504, "no engine produced a token in time", "first_token_late"),
+    Failure.ENGINE: ClientError(503, "the engine failed, at each attempt", "engine_failed", retry_after_s=1),
+    Failure.BUSY: ClientError(503, "no replica is free to go on with this request", "no_replica", retry_after_s=5),
+}
+
+OUT_OF_BUDGET = ClientError(
+    503, "the engine failed, and too many requests are being tried again", "retry_budget_exhausted", retry_after_s=5
+)
+NOT_CONTINUED = ClientError(502, "the engine failed, and no other could continue its answer", "not_continued")

@@ -1,0 +1,52 @@
+"""Errors of the relay for clients, in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+
+from inflight_gateway.relay.heads import Headers
+
+
+@dataclass(frozen=True)
+class ClientError:
+    """Attributes: code: OpenAI's machine-readable name. body_as_is: an engine's error object, sent in place of one."""
+
+    status: int
+    message: str = ""
+    code: str | None = None
+    retry_after_s: int | None = None
+    body_as_is: bytes = b""
+
+    @cached_property
+    def body(self) -> bytes:
+        if self.body_as_is:
+            return self.body_as_is
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        error = {"message": self.message, "type": kind, "param": None, "code": self.code}
+        return msgspec.json.encode({"error": error})
+
+    @property
+    def event(self) -> bytes:
+        """As a server-sent event, for a stream that has begun."""
+        return b"data: " + self.body + b"\n\n"
+
+    @property
+    def headers(self) -> Headers:
+        headers = [(b"content-type", b"application/json")]
+        if self.retry_after_s is not None:
+            headers.append((b"retry-after", b"%d" % self.retry_after_s))
+        return headers
+
+
+def engine_error(status: int, data: bytes) -> ClientError:
+    """From a frame's data: `data: {"error": ...}`."""
+    retry_after = 1 if status in (429, 503) else None
+    body = data.strip().removeprefix(b"data:").strip()
+    return ClientError(status, "the engine failed", "engine_failed", retry_after, body_as_is=body)
+
+
+_TYPES = {503: "service_unavailable_error", 504: "timeout_error"}
+"""As the engine names them."""

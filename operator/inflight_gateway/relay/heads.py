@@ -1,0 +1,64 @@
+"""Heads of HTTP/1.1 messages as bytes. Names of headers are in lower case."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
+
+from inflight_gateway import headers as names
+
+Headers = list[tuple[bytes, bytes]]
+
+_HOP_BY_HOP = frozenset(
+    (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect")
+)
+"""RFC 9110, 7.6.1; `expect` is answered here."""
+
+_INTERNAL = frozenset(name.encode() for name in names.INTERNAL)
+
+_REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
+
+
+def end_to_end(headers: Headers) -> Headers:
+    """Without those that are for one connection only."""
+    dropped = _HOP_BY_HOP
+    connection = find(headers, b"connection")
+    if connection is not None and connection.lower() not in (b"close", b"keep-alive"):
+        dropped = _HOP_BY_HOP | {name.strip().lower() for name in connection.split(b",")}
+    return [header for header in headers if header[0] not in dropped]
+
+
+def without_internal(headers: Headers) -> Headers:
+    """Without what only the parts of the gateway tell each other."""
+    return [header for header in headers if header[0] not in _INTERNAL]
+
+
+def without(headers: Headers, *dropped: bytes) -> Headers:
+    return [header for header in headers if header[0] not in dropped]
+
+
+def find(headers: Headers, name: bytes) -> bytes | None:
+    for each, value in headers:
+        if each == name:
+            return value
+    return None
+
+
+def request_head(method: bytes, target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, target, _lines(headers))
+
+
+def response_head(status: int, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    return b"HTTP/1.1 %d %b\r\n%b\r\n" % (status, _REASONS.get(status, b""), _lines(headers))
+
+
+def _lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
+def chunk(data: bytes) -> bytes:
+    """`data`, which must not be empty, in chunked transfer coding."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+LAST_CHUNK = b"0\r\n\r\n"

@@ -1,0 +1,242 @@
+"""Connections to Envoy's inner listener: one request at a time on each, kept for the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from typing import Protocol, cast
+
+import httptools
+
+from inflight_gateway.relay.heads import Headers
+
+_log = logging.getLogger(__name__)
+
+MAX_IDLE = 256
+"""Connections kept for later requests."""
+
+_CONNECT_TRIES = 100
+_CONNECT_PAUSE_S = 0.02
+"""A UNIX socket whose queue of new connections is full refuses at once; Envoy empties it within milliseconds."""
+
+
+class ResponseReader(Protocol):
+    """Gets one response. Nothing is called after `ended` or `lost`, or once the call was cancelled."""
+
+    def head(self, status: int, headers: Headers) -> None: ...
+
+    def data(self, data: bytes) -> None: ...
+
+    def ended(self) -> None: ...
+
+    def lost(self, *, stale: bool) -> None:
+        """The connection broke off. `stale`: an idle one that was closed when it was used again: ask once more."""
+        ...
+
+    def inner_writable(self, *, now: bool) -> None:
+        """Of the request's body: hold it back, or go on."""
+        ...
+
+
+class InnerPool:
+    """Attributes: path: socket of the inner listener."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._idle: list[InnerConnection] = []
+        self._connecting: set[asyncio.Task[None]] = set()
+
+    def call(self, reader: ResponseReader) -> InnerConnection:
+        """A connection for one request, which may be written at once."""
+        connection = self._idle.pop() if self._idle else self._connect()
+        connection.begin(reader)
+        return connection
+
+    def _connect(self) -> InnerConnection:
+        connection = InnerConnection(self)
+        task = asyncio.get_running_loop().create_task(self._open(connection))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+        return connection
+
+    async def _open(self, connection: InnerConnection) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(_CONNECT_TRIES):
+            try:
+                await loop.create_unix_connection(lambda: connection, self.path)
+            except OSError as error:
+                if error.errno != errno.EAGAIN:
+                    _log.warning("cannot connect to the inner listener: %s", error)
+                    break
+            else:
+                return
+            await asyncio.sleep(_CONNECT_PAUSE_S)
+        connection.connection_lost(None)
+
+    def give_back(self, connection: InnerConnection) -> bool:
+        """Returns whether it is kept."""
+        if len(self._idle) >= MAX_IDLE:
+            return False
+        self._idle.append(connection)
+        return True
+
+    def remove(self, connection: InnerConnection) -> None:
+        """It was closed while idle, perhaps."""
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def close(self) -> None:
+        for connection in [*self._idle]:
+            connection.close()
+        self._idle.clear()
+
+
+class InnerConnection(asyncio.Protocol):
+    """The call that it serves writes to it and cancels it."""
+
+    def __init__(self, pool: InnerPool) -> None:
+        self._pool = pool
+        self._transport: asyncio.Transport | None = None
+        self._closed = False
+        self._reader: ResponseReader | None = None
+        # Written before the connection stands.
+        self._unsent: list[bytes] = []
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: Headers = []
+        self._status = 0
+        self._used = self._answered = self._no_body = False
+
+    # The call's side.
+
+    def begin(self, reader: ResponseReader) -> None:
+        self._reader = reader
+        self._answered = self._no_body = False
+
+    def write(self, data: bytes, *, no_body: bool = False) -> None:
+        """Args: no_body: it is the head of a HEAD request, whose answer has none."""
+        self._no_body |= no_body
+        if self._transport is None:
+            self._unsent.append(data)
+        else:
+            self._transport.write(data)
+
+    def read_rest(self) -> None:
+        """The call has what it wants: what is left of the response is read for nobody, and the connection kept."""
+        if self._reader is not None:
+            self._reader = _REST
+
+    def cancel(self) -> None:
+        """End the call, if it has not ended; what is under way at the other side ends with the connection."""
+        if self._reader is not None:
+            self.close()
+
+    def close(self) -> None:
+        self._reader = None
+        self._closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause(self) -> None:
+        """Read no more for now."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # The connection's side.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
+        self._transport = transport
+        if self._closed:
+            transport.abort()
+            return
+        transport.write(b"".join(self._unsent))
+        self._unsent.clear()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            if self._reader is not None:
+                _log.warning("the inner listener's response cannot be read: %s", error)
+            self._end_lost()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pool.remove(self)
+        self._end_lost()
+
+    def _end_lost(self) -> None:
+        reader = self._reader
+        stale = self._used and not self._answered
+        self.close()
+        if reader is not None:
+            reader.lost(stale=stale)
+
+    def pause_writing(self) -> None:
+        if self._reader is not None:
+            self._reader.inner_writable(now=False)
+
+    def resume_writing(self) -> None:
+        if self._reader is not None:
+            self._reader.inner_writable(now=True)
+
+    # The parser's side.
+
+    def on_message_begin(self) -> None:
+        self._headers = []
+        self._answered = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self._status = self._parser.get_status_code()
+        if self._status >= 200 and self._reader is not None:
+            self._reader.head(self._status, self._headers)
+            if self._no_body:
+                self._end(reusable=False)
+
+    def on_body(self, data: bytes) -> None:
+        if self._reader is not None:
+            self._reader.data(data)
+
+    def on_message_complete(self) -> None:
+        if self._status >= 200:
+            self._end(reusable=self._parser.should_keep_alive())
+
+    def _end(self, *, reusable: bool) -> None:
+        reader, self._reader = self._reader, None
+        if reader is None:
+            return
+        self._used = True
+        # Before the reader goes on: it may be paused for a client that has read all by the next request.
+        self.resume()
+        if not reusable or not self._pool.give_back(self):
+            self.close()
+        reader.ended()
+
+
+class _Rest:
+    """Of a response."""
+
+    def head(self, status: int, headers: Headers) -> None:
+        pass
+
+    def data(self, data: bytes) -> None:
+        pass
+
+    def ended(self) -> None:
+        pass
+
+    def lost(self, *, stale: bool) -> None:
+        pass
+
+    def inner_writable(self, *, now: bool) -> None:
+        pass
+
+
+_REST = _Rest()

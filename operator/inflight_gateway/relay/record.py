@@ -1,0 +1,81 @@
+"""What is reported of one generation request, collected while it is served."""
+
+from __future__ import annotations
+
+import time
+
+from inflight_gateway import headers as names
+from inflight_gateway.relay.answer import Answer, Usage
+from inflight_gateway.relay.client import Request
+from inflight_gateway.relay.heads import find
+from inflight_gateway.types import Finished, ServiceKey
+
+_REQUEST_ID = names.REQUEST_ID.encode()
+
+
+class Record:
+    """Attributes: status: 0: the client has none yet. stream: it asked for one. arrived_unix: seconds."""
+
+    __slots__ = (
+        "_arrived",
+        "_continuations",
+        "_endpoints",
+        "_first_at",
+        "_longest_gap",
+        "_request",
+        "_service",
+        "_written_at",
+        "arrived_unix",
+        "status",
+        "stream",
+    )
+
+    def __init__(self, request: Request) -> None:
+        self.status = 0
+        self.stream = False
+        self.arrived_unix = int(time.time())
+        self._request = request
+        self._service = ""
+        self._endpoints: list[str] = []
+        self._continuations = 0
+        self._first_at: float | None = None
+        self._written_at = 0.0
+        self._longest_gap = 0.0
+
+    def attempt(self, service: str, endpoint: str, *, continued: bool) -> None:
+        """One was answered. Args: continued: tokens had been sent before it. Empty: not known."""
+        self._service = service or self._service
+        if endpoint:
+            self._endpoints.append(endpoint)
+        self._continuations += continued
+
+    def wrote(self, now: float) -> None:
+        """A part of the answer, to the client."""
+        if self._first_at is None:
+            self._first_at = now
+        elif now - self._written_at > self._longest_gap:
+            self._longest_gap = now - self._written_at
+        self._written_at = now
+
+    def finished(self, answer: Answer, now: float, error: str) -> Finished | None:
+        """None: no service is known, so nobody to report to. Args: error: code of what ended the answer early."""
+        namespace, slash, name = self._service.partition("/")
+        if not slash:
+            return None
+        usage = answer.usage or Usage(completion_tokens=answer.num_tokens)
+        arrived = self._request.arrived
+        return Finished(
+            request_id=(find(self._request.headers, _REQUEST_ID) or b"").decode("latin-1"),
+            service=ServiceKey(namespace, name),
+            status=self.status,
+            stream=self.stream,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            ttft_s=self._first_at - arrived if self.stream and self._first_at is not None else None,
+            e2e_s=now - arrived,
+            longest_gap_s=self._longest_gap if self.stream else 0.0,
+            endpoints=tuple(self._endpoints),
+            continuations=self._continuations,
+            error=error,
+        )

@@ -1,0 +1,70 @@
+"""Reports of finished requests to the picker: best effort, in batches, never in a request's way."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections import deque
+
+import aiohttp
+import msgspec
+
+from inflight_gateway.types import Finished
+
+_log = logging.getLogger(__name__)
+
+INTERVAL_S = 0.1
+MAX_WAITING = 10_000
+"""Reports; about 5 s of what one process can serve."""
+MAX_BATCH = 1000
+_TIMEOUT = aiohttp.ClientTimeout(total=2)
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(Finished))
+
+
+def encode(reports: list[Finished]) -> bytes:
+    """As a JSON list of objects; a service is `NAMESPACE/NAME`."""
+    plain = [{name: getattr(report, name) for name in _FIELDS} | {"service": str(report.service)} for report in reports]
+    return msgspec.json.encode(plain)
+
+
+class Reports:
+    """Attributes: dropped: reports that the picker did not get."""
+
+    def __init__(self, socket: str) -> None:
+        self._socket = socket
+        self._waiting: deque[Finished] = deque()
+        self.dropped = 0
+
+    def add(self, report: Finished) -> None:
+        if len(self._waiting) >= MAX_WAITING:
+            self.dropped += 1
+        else:
+            self._waiting.append(report)
+
+    async def run(self) -> None:
+        """Send until cancelled, then once more what waits."""
+        logged = 0
+        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(self._socket), timeout=_TIMEOUT) as session:
+            try:
+                while True:
+                    await asyncio.sleep(INTERVAL_S)
+                    await self._send(session)
+                    if self.dropped > logged:
+                        _log.warning("%d reports of finished requests were not sent so far", self.dropped)
+                        logged = max(self.dropped, 2 * logged)
+            finally:
+                await self._send(session)
+
+    async def _send(self, session: aiohttp.ClientSession) -> None:
+        while self._waiting:
+            batch = [self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))]
+            try:
+                async with session.post(
+                    "http://picker/v1/finished", data=encode(batch), headers={"content-type": "application/json"}
+                ) as response:
+                    response.raise_for_status()
+            except (aiohttp.ClientError, OSError, TimeoutError):
+                self.dropped += len(batch)
+                return

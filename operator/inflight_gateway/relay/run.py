@@ -1,0 +1,52 @@
+"""`inflight-gateway relay`: a parent that keeps its worker processes running."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvloop
+
+from inflight_gateway.relay.shared import Tuning
+from inflight_gateway.relay.supervisor import supervise
+from inflight_gateway.relay.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Attributes:
+    listen: socket path; worker N listens at it with `-N` before the suffix: `relay.sock` -> `relay-0.sock`.
+    inner: socket of Envoy's inner listener.
+    reports: socket of the picker for reports.
+    processes: number of workers.
+    drain_s: seconds that requests under way may take after SIGTERM.
+    """
+
+    listen: Path
+    inner: Path
+    reports: Path
+    processes: int = 1
+    drain_s: float = 300.0
+    tuning: Tuning = field(default_factory=Tuning)
+
+
+def worker_socket(listen: Path, worker: int) -> Path:
+    return listen.with_name(f"{listen.stem}-{worker}{listen.suffix}")
+
+
+def main(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT. Returns the exit code."""
+    supervise(lambda worker: uvloop.run(_serve(settings, worker)), settings.processes)
+    return 0
+
+
+async def _serve(settings: Settings, worker: int) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    serving = Worker(settings.inner, settings.reports, settings.tuning)
+    await serving.start(worker_socket(settings.listen, worker))
+    await stop.wait()
+    await serving.stop(settings.drain_s)

@@ -1,0 +1,39 @@
+"""What all requests of one relay process share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from inflight_gateway.relay.budget import BudgetLimits, RetryBudget
+from inflight_gateway.relay.decide import Limits
+from inflight_gateway.relay.inner import InnerPool
+from inflight_gateway.types import Finished
+
+MAX_BODY_BYTES = 32 * 2**20
+"""Of one generation request, as Envoy's listeners."""
+
+MAX_BODIES_BYTES = 512 * 2**20
+"""Of all that are under way in one process: each body is kept until its answer is complete, to be sent again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Attributes:
+    silence_s: an engine that sent nothing for so long is given up; it sends a heartbeat each second.
+    """
+
+    silence_s: float = 5.0
+    limits: Limits = field(default_factory=Limits)
+    budget: BudgetLimits = field(default_factory=BudgetLimits)
+
+
+@dataclass(slots=True)
+class Shared:
+    """Attributes: bodies_bytes: of requests under way. report: takes what is to be told of a finished one."""
+
+    pool: InnerPool
+    tuning: Tuning
+    budget: RetryBudget
+    report: Callable[[Finished], None]
+    bodies_bytes: int = 0

@@ -1,0 +1,68 @@
+"""Where relays report finished requests: HTTP on a UNIX socket that only the pod's containers can reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+
+from inflight_gateway.types import Finished, ServiceKey
+
+PATH = "/v1/finished"
+MAX_BYTES = 8 * 2**20
+"""Of one batch of reports."""
+
+
+class _Report(msgspec.Struct):
+    """`Finished` as JSON: its service is `NAMESPACE/NAME`, or empty where the relay did not learn it."""
+
+    request_id: str
+    service: str
+    status: int
+    stream: bool
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    ttft_s: float | None = None
+    e2e_s: float = 0.0
+    longest_gap_s: float = 0.0
+    endpoints: tuple[str, ...] = ()
+    continuations: int = 0
+
+
+_decoder = msgspec.json.Decoder(list[_Report])
+
+
+def read(content: bytes) -> list[Finished]:
+    """
+    Raises:
+        ValueError: this is no list of reports; the message names the field.
+    """
+    return [_finished(report) for report in _decoder.decode(content)]
+
+
+def _finished(report: _Report) -> Finished:
+    namespace, _, name = report.service.partition("/")
+    return Finished(**{**msgspec.structs.asdict(report), "service": ServiceKey(namespace, name)})
+
+
+async def serve(socket: Path, report: Callable[[Finished], None]) -> web.AppRunner:
+    """Calls `report` for each finished request, until the runner is cleaned up. `socket` must not exist."""
+
+    async def take(request: web.Request) -> web.Response:
+        try:
+            reports = read(await request.read())
+        except ValueError as error:
+            return web.Response(status=400, text=f"{error}\n")
+        for finished in reports:
+            report(finished)
+        return web.Response(status=204)
+
+    app = web.Application(client_max_size=MAX_BYTES)
+    app.add_routes([web.post(PATH, take)])
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+    await runner.setup()
+    await web.UnixSite(runner, str(socket)).start()
+    return runner

@@ -1,0 +1,1 @@
+"""Load of engines, read from their metrics pages every second."""

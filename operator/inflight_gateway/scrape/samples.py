@@ -1,0 +1,84 @@
+"""The last sample of each engine, and whether the engine takes requests. Seconds are of the monotonic clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from inflight_gateway.types import EngineSample
+
+UNREACHABLE_AFTER_SECONDS = 3.0
+"""From the last time that an engine answered or took a connection until it counts as unreachable. A scrape comes every
+second, so one that is lost does not count."""
+
+
+@dataclass(slots=True, eq=False)
+class _Known:
+    reached: float
+    sample: EngineSample | None = None
+    error: str = ""
+    reachable: bool = True
+
+
+class Samples:
+    """Written by the scraper, read by the picker.
+
+    An unreachable engine keeps its place in the catalog, and its last sample: it is the last choice, not none. When
+    scrapes fail for the gateway's own reasons, all engines are equal again.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Known] = {}
+        self._subscribers: list[Callable[[str], None]] = []
+
+    def get(self, address: str) -> EngineSample | None:
+        """None: never scraped successfully. Its age is now - `at`."""
+        known = self._known.get(address)
+        return None if known is None else known.sample
+
+    def reachable(self, address: str) -> bool:
+        """False: neither a scrape nor a TCP connection succeeded for `UNREACHABLE_AFTER_SECONDS`, or the engine drains
+        (its pod may still be an endpoint for a moment, or longer while the API server is away)."""
+        known = self._known.get(address)
+        return known is None or (known.reachable and not (known.sample is not None and known.sample.draining))
+
+    def error(self, address: str) -> str:
+        """Why the last scrape gave no sample; empty after one that did."""
+        known = self._known.get(address)
+        return "" if known is None else known.error
+
+    def subscribe(self, subscriber: Callable[[str], None]) -> None:
+        """Calls `subscriber` with the address whenever a sample came, or whether it is reachable changed."""
+        self._subscribers.append(subscriber)
+
+    def keep(self, addresses: Collection[str], now: float) -> None:
+        """Forgets all other addresses; new ones count as reached now."""
+        for gone in self._known.keys() - set(addresses):
+            del self._known[gone]
+        for address in addresses:
+            self._known.setdefault(address, _Known(now))
+
+    def scraped(self, address: str, sample: EngineSample, now: float) -> None:
+        """A scrape succeeded."""
+        known = self._known.get(address)
+        if known is not None:
+            known.sample, known.error = sample, ""
+            known.reached, known.reachable = now, True
+            self._tell(address)
+
+    def failed(self, address: str, error: str, *, connected: bool, now: float) -> None:
+        """A scrape failed. `connected`: the engine took a connection all the same."""
+        known = self._known.get(address)
+        if known is None:
+            return
+        known.error = error
+        if connected:
+            known.reached = now
+        reachable = now - known.reached < UNREACHABLE_AFTER_SECONDS
+        if reachable != known.reachable:
+            known.reachable = reachable
+            self._tell(address)
+
+    def _tell(self, address: str) -> None:
+        for subscriber in tuple(self._subscribers):
+            subscriber(address)

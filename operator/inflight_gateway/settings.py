@@ -1,0 +1,83 @@
+"""Settings of the gateway's programs, as flags give them."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+RUN_DIR = Path("/run/inflight-gateway")
+"""Folder of the UNIX sockets; the containers of a gateway pod share it."""
+
+MAX_BODY_BYTES = 32 * 2**20
+"""Longest request body; longer ones get status 413."""
+
+GATEWAY_KEY_FILE = Path("/etc/inflight-gateway/key")
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """UNIX sockets between Envoy, relays and picker."""
+
+    run_dir: Path = RUN_DIR
+
+    @property
+    def picker(self) -> Path:
+        """gRPC: ADS and ext_proc."""
+        return self.run_dir / "picker.sock"
+
+    @property
+    def reports(self) -> Path:
+        """HTTP: relays report finished requests to the picker."""
+        return self.run_dir / "reports.sock"
+
+    @property
+    def inner(self) -> Path:
+        """HTTP: Envoy's inner listener, which relays send requests to."""
+        return self.run_dir / "inner.sock"
+
+    @property
+    def admin(self) -> Path:
+        """HTTP: Envoy's admin interface."""
+        return self.run_dir / "admin.sock"
+
+    @property
+    def relays(self) -> Path:
+        """HTTP: the relay; each of its processes has a socket of its own, see `relay`."""
+        return self.run_dir / "relay.sock"
+
+    def relay(self, index: int) -> Path:
+        """Relay process `index`, from 0."""
+        return self.run_dir / f"relay-{index}.sock"
+
+
+@dataclass(frozen=True, slots=True)
+class PickerSettings:
+    """Flags of `inflight-gateway picker`.
+
+    Attributes:
+        static: YAML file with services and endpoints; None: Kubernetes.
+        kubeconfig: None: the service account of the pod.
+        namespaces: that are served; empty: all.
+        port: of Envoy's outer listener. http_port: of metrics, health and state.
+        relays: relay processes; 0: Envoy sends requests to its inner listener directly.
+        cluster_domain: DNS domain of the cluster; names of services end with it.
+        peers: name of the headless Service of the gateway's pods; empty: there are no other gateway pods.
+        drain_min_s, drain_max_s: seconds of a graceful shutdown, at least and at most.
+        name: of this gateway in the state stream: its pod.
+    """
+
+    sockets: Sockets = Sockets()
+    static: Path | None = None
+    kubeconfig: str | None = None
+    namespaces: tuple[str, ...] = ()
+    port: int = 8080
+    http_port: int = 9003
+    relays: int = 1
+    cluster_domain: str = "cluster.local"
+    peers: str = ""
+    gateway_key_file: Path = GATEWAY_KEY_FILE
+    drain_min_s: float = 5.0
+    drain_max_s: float = 600.0
+    access_log: bool = True
+    name: str = field(default_factory=socket.gethostname)

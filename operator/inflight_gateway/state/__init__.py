@@ -1,0 +1,1 @@
+"""What one gateway pod tells others: the operator, its peers, people, Prometheus and the kubelet."""

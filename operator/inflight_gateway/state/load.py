@@ -1,0 +1,173 @@
+"""The load that one gateway pod reports, and the lines it is written in.
+
+A line is a JSON object: `{"gateway":POD,"full":true,"services":[...],"endpoints":[...]}`. A full line holds everything,
+others only what changed since the line before; what a full line does not name is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from inflight_gateway.types import ServiceKey
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLoad:
+    """Of one service, as this gateway pod sees it.
+
+    Attributes:
+        held: requests that wait here for a replica. held_prompt_tokens: of their prompts, estimated.
+        oldest_held_s: seconds that the first of them has waited; 0 without one.
+        in_flight: requests that this gateway has sent to replicas.
+        idle_s: seconds since its last request came or ended; None: none since this gateway started.
+    """
+
+    held: int = 0
+    held_prompt_tokens: int = 0
+    oldest_held_s: float = 0.0
+    in_flight: int = 0
+    idle_s: float | None = None
+
+
+class SentLoad(NamedTuple):
+    """What one gateway pod has sent to one endpoint.
+
+    Attributes:
+        in_flight: requests that have not ended.
+        sent_tokens: of prompts, since this gateway started: of a counter, a lost line loses nothing.
+    """
+
+    in_flight: int = 0
+    sent_tokens: int = 0
+
+
+class LoadSource(Protocol):
+    """Implemented by the picker; asked at most every 50 ms."""
+
+    def service_loads(self) -> Mapping[ServiceKey, ServiceLoad]:
+        """Of every service in the catalog."""
+
+    def sent_loads(self) -> Mapping[str, SentLoad]:
+        """By address; endpoints that nothing was sent to may be left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """Everything that a full line says."""
+
+    services: Mapping[ServiceKey, ServiceLoad]
+    endpoints: Mapping[str, SentLoad]
+
+    @classmethod
+    def of(cls, source: LoadSource) -> Loads:
+        return cls(dict(source.service_loads()), dict(source.sent_loads()))
+
+    def since(self, before: Loads) -> Loads:
+        """What differs from `before`. Time that passes alone changes nothing. What is gone is named with zeros."""
+        return Loads(
+            {key: load for key, load in self.services.items() if _differs(load, before.services.get(key))},
+            {
+                **{address: SentLoad() for address in before.endpoints.keys() - self.endpoints.keys()},
+                **{address: load for address, load in self.endpoints.items() if load != before.endpoints.get(address)},
+            },
+        )
+
+    @property
+    def empty(self) -> bool:
+        return not self.services and not self.endpoints
+
+    def line(self, gateway: str, *, full: bool) -> bytes:
+        """With its line feed. `gateway`: name of this pod."""
+        return (
+            _ENCODER.encode(
+                _Line(
+                    gateway,
+                    full,
+                    [
+                        _Service(
+                            key.namespace,
+                            key.name,
+                            load.held,
+                            load.held_prompt_tokens,
+                            round(load.oldest_held_s, 3),
+                            load.in_flight,
+                            None if load.idle_s is None else round(load.idle_s, 3),
+                        )
+                        for key, load in self.services.items()
+                    ],
+                    [_Endpoint(address, *load) for address, load in self.endpoints.items()],
+                )
+            )
+            + b"\n"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLine:
+    """A line of another gateway pod."""
+
+    gateway: str
+    full: bool
+    loads: Loads
+
+
+def read_line(line: bytes) -> ReadLine:
+    """The opposite of `Loads.line`. Fields that this version does not know are ignored.
+
+    Raises:
+        ValueError: not such a line; the message names the field.
+    """
+    read = _DECODER.decode(line)
+    return ReadLine(
+        read.gateway,
+        read.full,
+        Loads(
+            {
+                ServiceKey(one.namespace, one.name): ServiceLoad(
+                    one.held, one.held_prompt_tokens, one.oldest_held_s, one.in_flight, one.idle_s
+                )
+                for one in read.services
+            },
+            {one.address: SentLoad(one.in_flight, one.sent_tokens) for one in read.endpoints},
+        ),
+    )
+
+
+class _Service(msgspec.Struct):
+    namespace: str
+    name: str
+    held: int = 0
+    held_prompt_tokens: int = 0
+    oldest_held_s: float = 0.0
+    in_flight: int = 0
+    idle_s: float | None = None
+
+
+class _Endpoint(msgspec.Struct):
+    address: str
+    in_flight: int = 0
+    sent_tokens: int = 0
+
+
+class _Line(msgspec.Struct):
+    gateway: str
+    full: bool = False
+    services: list[_Service] = []
+    endpoints: list[_Endpoint] = []
+
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(_Line)
+
+
+def _differs(now: ServiceLoad, before: ServiceLoad | None) -> bool:
+    if before is None:
+        return True
+    if (now.held, now.held_prompt_tokens, now.in_flight) != (before.held, before.held_prompt_tokens, before.in_flight):
+        return True
+    # A request that came and ended between two lines leaves its mark here alone.
+    return now.idle_s is not None and (before.idle_s is None or now.idle_s < before.idle_s)

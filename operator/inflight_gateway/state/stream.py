@@ -1,0 +1,104 @@
+"""Lines of load for those who watch: a full one first, then changes at once but at most every 50 ms, full every 5 s."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+
+from inflight_gateway.state.load import Loads, LoadSource
+
+MIN_SECONDS = 0.05
+"""Between two lines with changes."""
+
+FULL_SECONDS = 5.0
+"""Between two full lines."""
+
+MAX_BEHIND = 128
+"""Lines that wait for a watcher: one that reads nothing for about six seconds of constant change is cut off."""
+
+
+class TooSlowError(Exception):
+    """A watcher does not read what it is sent."""
+
+
+class LoadStream:
+    """Turns the picker's load into lines, the same ones for all watchers.
+
+    Args:
+        gateway: name of this pod.
+    """
+
+    def __init__(self, gateway: str, source: LoadSource) -> None:
+        self._gateway = gateway
+        self._source = source
+        self._changed = asyncio.Event()
+        self._watchers: set[asyncio.Queue[bytes | None]] = set()
+        self._sent = Loads({}, {})
+
+    @property
+    def watchers(self) -> int:
+        return len(self._watchers)
+
+    def changed(self) -> None:
+        """Something of the load has changed: a request came, was sent, or ended. Cheap; call it each time."""
+        self._changed.set()
+
+    def full_line(self) -> bytes:
+        return Loads.of(self._source).line(self._gateway, full=True)
+
+    async def watch(self) -> AsyncGenerator[bytes, None]:
+        """Lines, until `run` ends.
+
+        Raises:
+            TooSlowError: the reader is behind by `MAX_BEHIND` lines.
+        """
+        lines: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_BEHIND + 1)  # and the end
+        # All others get the changes up to now, so that the next line with changes means the same to everybody.
+        self._send(full=False)
+        self._watchers.add(lines)
+        try:
+            yield self._sent.line(self._gateway, full=True)
+            while (line := await lines.get()) is not None:
+                yield line
+            if lines not in self._watchers:
+                raise TooSlowError(f"behind by {MAX_BEHIND} lines")
+        finally:
+            self._watchers.discard(lines)
+
+    async def run(self) -> None:
+        """Sends lines to watchers until cancelled, and ends all of them then."""
+        try:
+            await self._run()
+        finally:
+            for lines in self._watchers:
+                lines.put_nowait(None)
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        full_at = loop.time()
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(full_at):
+                    await self._changed.wait()
+            self._changed.clear()
+            full = loop.time() >= full_at
+            if full:
+                full_at = loop.time() + FULL_SECONDS
+            if self._watchers:
+                self._send(full=full)
+                await asyncio.sleep(MIN_SECONDS)
+
+    def _send(self, *, full: bool) -> None:
+        now = Loads.of(self._source)
+        news = now if full else now.since(self._sent)
+        self._sent = now
+        if news.empty and not full:
+            return
+        line = news.line(self._gateway, full=full)
+        for lines in tuple(self._watchers):
+            if lines.qsize() < MAX_BEHIND:
+                lines.put_nowait(line)
+            else:
+                self._watchers.discard(lines)
+                lines.put_nowait(None)

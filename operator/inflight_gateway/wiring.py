@@ -1,0 +1,153 @@
+"""The parts of the picker, and who tells whom of what."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import monotonic
+
+import aiohttp
+from aiohttp import web
+
+from inflight_gateway.catalog import Catalog, Change, SecretData, SecretRef
+from inflight_gateway.courses import Courses
+from inflight_gateway.ext_proc.dispatcher import Dispatcher
+from inflight_gateway.ext_proc.exchange import Parts
+from inflight_gateway.ext_proc.server import Processor
+from inflight_gateway.hold.queue import HoldQueue
+from inflight_gateway.ledger import Ledger
+from inflight_gateway.loads import GatewayLoads
+from inflight_gateway.metrics import Metrics
+from inflight_gateway.pick.picker import Picker
+from inflight_gateway.proxy.publisher import Publisher
+from inflight_gateway.proxy.snapshot import Fixed
+from inflight_gateway.scrape.samples import Samples
+from inflight_gateway.scrape.scraper import Scraper, metrics_session
+from inflight_gateway.settings import PickerSettings
+from inflight_gateway.state.knowledge import Knowledge
+from inflight_gateway.state.load import SentLoad
+from inflight_gateway.state.peers import Peers
+from inflight_gateway.state.picks import PicksLog
+from inflight_gateway.state.port import StatePort
+from inflight_gateway.state.stream import LoadStream
+from inflight_gateway.tenants import wire
+from inflight_gateway.tenants.gate import Gate
+from inflight_gateway.tenants.routes import PeerClient, take_handler
+from inflight_gateway.tenants.sharing import SharedLimits
+from inflight_gateway.tenants.signature import EngineHeaders
+from inflight_gateway.types import Endpoint, ServiceKey
+
+
+class Gateway:
+    """Everything but the sockets. `open` makes one.
+
+    Attributes:
+        courses: takes the relays' reports.
+        processor: answers Envoy.
+        publisher: configures Envoy.
+    """
+
+    def __init__(self, settings: PickerSettings, http: aiohttp.ClientSession, key: bytes | None) -> None:
+        self.catalog = Catalog(settings.cluster_domain)
+        self.metrics = Metrics()
+        self._samples = Samples()
+        self._scraper = Scraper(self._samples, http)
+        self._holds = HoldQueue()
+        self._ledger = Ledger(self._reachable, self._samples.get)
+        self._picks = PicksLog()
+        self._peers = Peers(http, self._heard_from)
+        self._key = key
+        self._peer_client = PeerClient(key or b"")
+        self.limits = SharedLimits(settings.name, self._trusted_peers, self._peer_client.post)
+        self._gate = Gate(self._secret, self.limits)
+        self.metrics.registry.register(self._gate.usage)
+        loads = GatewayLoads(self.catalog, self._holds, self._ledger, monotonic)
+        self.metrics.watch_loads(loads.service_loads)
+        self._stream = LoadStream(settings.name, loads)
+        self.courses = Courses(self.metrics, self._picks, self._gate, self._holds, monotonic, log=settings.access_log)
+        self._dispatcher = Dispatcher(
+            self.catalog, Picker(), self._holds, self._ledger, monotonic, self._stream.changed
+        )
+        self.processor = Processor(
+            Parts(self.catalog, self._gate, EngineHeaders(key), self._dispatcher, self.courses, monotonic)
+        )
+        fixed = Fixed(settings.sockets, settings.port, settings.relays)
+        self.publisher = Publisher(fixed, self.catalog, self.metrics.config_refused, self._dispatcher.release)
+        self._addresses: dict[ServiceKey, frozenset[str]] = {}
+        self.catalog.subscribe(self._changed)
+        self._samples.subscribe(self._sampled)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, settings: PickerSettings) -> AsyncIterator[Gateway]:
+        async with metrics_session() as http:
+            gateway = cls(settings, http, gateway_key(settings.gateway_key_file))
+            try:
+                yield gateway
+            finally:
+                gateway._scraper.close()
+                gateway._peers.close()
+                await gateway._peer_client.close()
+
+    def state_port(self, unready: Callable[[], Sequence[str]], problems: Callable[[], Sequence[str]]) -> StatePort:
+        """Args: unready: see `StatePort`. problems: calls to the Kubernetes API that fail now."""
+        self.metrics.registry.register(Knowledge(self.catalog, self._samples, self._peers, problems))
+        take = web.post(wire.PATH, take_handler(self.limits, self._key))
+        return StatePort(self._stream, self._picks, self.metrics.page, unready, [take])
+
+    async def run(self) -> None:
+        """Reports of limits to the other gateways, until cancelled."""
+        await self.limits.run()
+
+    def keep_peers(self, addresses: Collection[str]) -> None:
+        self._peers.keep(addresses)
+
+    def tick(self) -> None:
+        """What time alone changes; called several times a second."""
+        self._dispatcher.expire()
+        if len(self._holds):
+            self._dispatcher.release()
+        self.courses.expire()
+
+    def _changed(self, change: Change) -> None:
+        self.publisher.catalog_changed(change)
+        self._scraper.keep(self.catalog.addresses())
+        for key in change.endpoints:
+            now = frozenset(endpoint.address for endpoint in self.catalog.endpoints_of(key))
+            for gone in self._addresses.get(key, frozenset()) - now:
+                self._ledger.forget(key, gone)
+            self._addresses[key] = now
+        for key in change.services - self.catalog.services.keys():
+            self._picks.forget(key)
+            self._gate.usage.forget(key)
+        self._dispatcher.catalog_changed(change)
+        self._stream.changed()
+
+    def _sampled(self, address: str) -> None:
+        service = self.catalog.service_of(address)
+        if service is not None:
+            self._dispatcher.release(service)
+
+    def _reachable(self, key: ServiceKey) -> Sequence[Endpoint]:
+        """Of a service: those that Envoy knows, without those that take no connections unless none does."""
+        endpoints = [one for one in self.catalog.endpoints_of(key) if self.publisher.knows(one.address)]
+        return [one for one in endpoints if self._samples.reachable(one.address)] or endpoints
+
+    def _trusted_peers(self) -> Mapping[str, str]:
+        """Without a key gateways cannot trust each other's messages: each enforces limits alone."""
+        return self._peers.live() if self._key is not None else {}
+
+    def _secret(self, namespace: str, name: str) -> SecretData | None:
+        return self.catalog.secret(SecretRef(namespace, name))
+
+    def _heard_from(self, gateway: str, sent: Mapping[str, SentLoad]) -> None:
+        self._ledger.peer(gateway, sent, monotonic())
+
+
+def gateway_key(file: Path) -> bytes | None:
+    """None: there is none, so engines are not told tenants, and gateways do not share limits."""
+    try:
+        return file.read_bytes().strip()
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,135 @@
+"""The gateway in front of a simulated fleet: the picker, the prefix index and the queue that run in the cluster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from inflight_gateway.hold.queue import HoldQueue
+from inflight_gateway.ledger import Ledger
+from inflight_gateway.pick.picker import Picker
+from inflight_gateway.types import (
+    Endpoint,
+    EngineSample,
+    HoldBounds,
+    Pick,
+    RequestView,
+    ServiceConfig,
+    ServiceKey,
+)
+from inflight_simulator.arrivals import SHARED_BLOCK_TOKENS
+from inflight_simulator.fleet.config import FleetConfig
+from inflight_simulator.fleet.pods import Pod
+from inflight_simulator.fleet.replica import Course
+
+SCRAPE_S = 1.0
+_SERVICE = ServiceKey("simulated", "fleet")
+_UNBOUNDED = HoldBounds(max_requests=2**62, max_bytes=2**62, max_wait_s=math.inf)
+"""The queues of pods have no bounds here either, so that all routings serve the same requests."""
+_SPREAD = 0x9E37_79B9_7F4A_7C15
+"""Makes of ids that count up something like hashes: multiplication by 2^64 / the golden ratio, Knuth 1998, 6.4."""
+
+
+class Gateway:
+    """Picks from samples that are up to a second old and from what it sent since, as in the cluster."""
+
+    def __init__(self, config: FleetConfig, course: Course) -> None:
+        targets = config.service_targets
+        self._cost = config.replica.cost
+        self._course = course
+        self._config = ServiceConfig(
+            key=_SERVICE,
+            uid="",
+            model="",
+            ttft_s=config.targets.ttft,
+            ttft_per_token_s=targets.ttft_per_token,
+            tpot_s=config.targets.tpot,
+            max_num_seqs=config.limits.max_num_seqs,
+            hold=_UNBOUNDED,
+        )
+        self._targets = targets
+        self._numbers: dict[str, int] = {}
+        self._endpoints: tuple[Endpoint, ...] = ()
+        self._samples: dict[str, EngineSample] = {}
+        self._next_scrape = -math.inf
+        self._picker = Picker()
+        self._queue = HoldQueue()
+        self._ledger = Ledger(lambda _: self._endpoints, self._samples.get)
+
+    @property
+    def num_held(self) -> int:
+        return len(self._queue)
+
+    def arrive(self, request_id: int, now: float) -> None:
+        course = self._course
+        prompt_tokens = course.prompt_tokens[request_id]
+        hash_ids = course.requests.hash_ids[request_id] if course.requests.hash_ids else ()
+        target = self._targets.ttft_of(prompt_tokens)
+        request = RequestView(
+            request_id=str(request_id),
+            service=_SERVICE,
+            arrived=now,
+            prompt_tokens=prompt_tokens,
+            prefix=tuple(each * _SPREAD for each in hash_ids[: prompt_tokens // SHARED_BLOCK_TOKENS]),
+            block_tokens=SHARED_BLOCK_TOKENS,
+            deadline=math.inf if target is None else now + target,
+        )
+        self._queue.offer(request, self._config, now)
+
+    def look(self, pods: Sequence[Pod], now: float) -> None:
+        """Which pods are endpoints, what has ended there and, once a second, what their metrics show."""
+        routable = [pod for pod in pods if pod.routable]
+        if len(routable) != len(self._endpoints) or any(pod.name not in self._numbers for pod in routable):
+            self._set_endpoints(routable)
+        ended = self._course.ended
+        for request_id in ended:
+            self._ledger.end(str(request_id), now)
+        ended.clear()
+        if now >= self._next_scrape:
+            self._next_scrape = now + SCRAPE_S
+            for pod in routable:
+                self._samples[pod.name] = self._sample(pod, now)
+
+    def release(self, now: float, send: Callable[[int, int], None]) -> None:
+        """Calls `send` with the number of each request that can start, and that of its pod."""
+
+        def can_start(request: RequestView) -> Pick | None:
+            pick = self._picker.pick(request, self._config, self._ledger.loads(_SERVICE, request, now), now)
+            if pick is not None:
+                self._ledger.begin(request, pick, now)
+            return pick
+
+        if not self._queue:
+            return
+        for request, pick in self._queue.release(now, can_start):
+            request_id = int(request.request_id)
+            self._course.sent_s[request_id] = now
+            self._queue.served(request, self._course.output_tokens[request_id])
+            send(request_id, self._numbers[pick.endpoints[0].address])
+
+    def _set_endpoints(self, pods: Sequence[Pod]) -> None:
+        names = {pod.name for pod in pods}
+        for name in [name for name in self._numbers if name not in names]:
+            del self._numbers[name]
+            self._samples.pop(name, None)
+            self._ledger.forget(_SERVICE, name)
+        self._numbers.update({pod.name: pod.number for pod in pods})
+        self._endpoints = tuple(Endpoint(pod.name, pod.name) for pod in pods)
+
+    def _sample(self, pod: Pod, now: float) -> EngineSample:
+        replica = pod.replica
+        replica.take_in_until(now)
+        scheduler = replica.scheduler
+        config, limits = scheduler.config, scheduler.limits
+        return EngineSample(
+            at=now,
+            running=scheduler.num_running,
+            waiting=replica.num_waiting,
+            waiting_prompt_tokens=replica.pending_tokens,
+            kv_utilization=scheduler.kv_usage,
+            kv_cache_tokens=config.num_blocks * config.block_size,
+            block_size=config.block_size,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            cost=self._cost,
+        )

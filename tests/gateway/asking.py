@@ -1,0 +1,22 @@
+"""Requests of tests to a gateway, and services for its file."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+CHAT = "/v1/chat/completions"
+
+
+def service(name, *engines, **fields):
+    """An entry of the static file."""
+    return {"name": name, "endpoints": [engine.address for engine in engines], **fields}
+
+
+async def ask(http, stack, model: Any = "m", *, host=None, path=CHAT, headers=None, data=None, **fields):
+    """Status, body (decoded where it is a JSON object) and headers of one request."""
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "hello"}], **fields}).encode()
+    all_headers = {"content-type": "application/json", **({"Host": host} if host else {}), **(headers or {})}
+    async with http.post(stack.url + path, data=body if data is None else data, headers=all_headers) as answer:
+        text = await answer.text()
+        return answer.status, json.loads(text) if text.startswith("{") else text, answer.headers

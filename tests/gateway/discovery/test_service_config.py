@@ -1,0 +1,134 @@
+"""ServiceConfig from an InferenceService, of this or another version of the CRD."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inflight_gateway.discovery.service_config import ServiceConfigError, read_service
+from inflight_gateway.types import (
+    HoldBounds,
+    RateLimits,
+    ScoreWeights,
+    ServiceClass,
+    ServiceConfig,
+    ServiceKey,
+    TenantConfig,
+)
+
+KEY = ServiceKey("team", "chat")
+
+
+def manifest(spec: Any):
+    return {"metadata": {"namespace": "team", "name": "chat", "uid": "u-1"}, "spec": spec}
+
+
+def test_defaults_are_those_of_the_crd():
+    config, notes = read_service(manifest({"model": {"source": "builtin://smollm2"}, "gateway": {"enabled": True}}))
+    assert config == ServiceConfig(KEY, "u-1", "chat")
+    assert notes == ()
+    assert config.hold == HoldBounds(1000, 64 * 2**20, 60.0)
+    assert (config.ttft_s, config.tpot_s, config.max_attempts, config.continuation) == (0.5, 0.05, 3, True)
+
+
+def test_every_field():
+    spec = {
+        "model": {"servedName": "llama"},
+        "slo": {"ttftP95": "1s", "ttftPerThousandTokens": "60ms", "tpotP95": "20ms"},
+        "engine": {
+            "maxNumSeqs": 64,
+            "scheduling": {
+                "classes": [
+                    {"name": "interactive", "weight": 4, "slo": {"ttftP95": "200ms"}},
+                    {"name": "batch", "priority": -5},
+                ]
+            },
+        },
+        "scaling": {"mode": "Operator", "minReplicas": 0},
+        "gateway": {
+            "enabled": True,
+            "continuation": False,
+            "maxAttempts": 5,
+            "hold": {"maxRequests": 10, "maxBytes": "1Mi", "maxWait": "1m30s"},
+            "auth": {"apiKeysSecret": "keys"},
+            "tenants": [{"name": "acme", "weight": 2.5, "tokensPerMinute": 1000, "concurrentRequests": 3}],
+            "defaultLimits": {"requestsPerMinute": 6},
+            "scores": {"pendingTokens": 2, "running": 0, "kvCache": 0.5, "predictedTtft": 3, "prefix": 4},
+        },
+    }
+    assert read_service(manifest(spec)) == (
+        ServiceConfig(
+            key=KEY,
+            uid="u-1",
+            model="llama",
+            ttft_s=1.0,
+            ttft_per_token_s=0.06 / 1000,
+            tpot_s=0.02,
+            classes=(ServiceClass("interactive", 4.0, 0, 0.2), ServiceClass("batch", 1.0, -5, None)),
+            max_num_seqs=64,
+            hold=HoldBounds(10, 2**20, 90.0),
+            continuation=False,
+            max_attempts=5,
+            weights=ScoreWeights(2, 0, 0.5, 3, 4),
+            api_keys_secret="keys",
+            tenants=(TenantConfig("acme", 2.5, RateLimits(None, 1000, 3)),),
+            default_limits=RateLimits(6),
+            can_sleep=True,
+        ),
+        (),
+    )
+
+
+@pytest.mark.parametrize("spec", [{}, {"gateway": {}}, {"gateway": {"enabled": False}}, {"gateway": None}, None])
+def test_a_service_without_gateway_is_none(spec):
+    assert read_service(manifest(spec)) == (None, ())
+
+
+def test_a_service_whose_replicas_another_scaler_sets_cannot_sleep():
+    spec = {"gateway": {"enabled": True}, "scaling": {"mode": "External", "minReplicas": 0}}
+    assert not read_service(manifest(spec))[0].can_sleep
+
+
+def test_fields_that_cannot_be_read_have_their_default_and_a_note():
+    spec = {
+        "gateway": {"enabled": True, "maxAttempts": 0, "hold": {"maxWait": "soon"}, "tenants": [{"name": 5}, "acme"]},
+        "slo": "fast",
+    }
+    config, notes = read_service(manifest(spec))
+    assert config == ServiceConfig(KEY, "u-1", "chat")
+    assert [note.split(" cannot")[0] for note in notes] == [
+        "spec.slo",
+        "spec.gateway.hold.maxWait",
+        "spec.gateway.maxAttempts",
+        "spec.gateway.tenants[1]",
+        "spec.gateway.tenants[0].name",
+    ]
+
+
+@pytest.mark.parametrize("auth", [{}, {"apiKeysSecret": ""}, {"apiKeysSecret": 5}, {"apiKeysFrom": "keys"}, "keys"])
+def test_keys_that_are_asked_for_but_cannot_be_read_close_the_service(auth):
+    with pytest.raises(ServiceConfigError, match="must name a Secret in apiKeysSecret"):
+        read_service(manifest({"gateway": {"enabled": True, "auth": auth}}))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+FIELDS = st.fixed_dictionaries(
+    {},
+    optional={
+        name: JSON | st.dictionaries(st.sampled_from(["name", "weight", "slo", "maxWait", "maxBytes", "classes"]), JSON)
+        for name in ("hold", "tenants", "scores", "defaultLimits", "continuation", "maxAttempts")
+    },
+)
+
+
+@given(FIELDS, JSON, JSON)
+def test_no_spec_is_too_odd_to_be_read(gateway, slo, engine):
+    spec = {"gateway": {**gateway, "enabled": True}, "slo": slo, "engine": engine, "scaling": {"minReplicas": slo}}
+    config, _ = read_service(manifest(spec))
+    assert config.key == KEY
+    assert config.hold.max_bytes >= 0

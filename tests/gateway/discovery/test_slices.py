@@ -1,0 +1,89 @@
+"""Endpoints from EndpointSlices."""
+
+import pytest
+
+from inflight_gateway.discovery.reflector import ObjectKey
+from inflight_gateway.discovery.slices import Slices, all_addresses, ready_endpoints
+from inflight_gateway.types import Endpoint, ServiceKey
+
+CHAT = ServiceKey("team", "chat")
+HTTP = ({"name": "http", "port": 8000, "protocol": "TCP"},)
+
+
+def entry(ip, pod=None, **conditions):
+    return {"addresses": [ip], "conditions": conditions, **({"targetRef": {"kind": "Pod", "name": pod}} if pod else {})}
+
+
+def engine_slice(*entries, name="chat-engines-x", of="chat-engines", ports=HTTP):
+    labels = {"inflight.dev/service": "chat", "kubernetes.io/service-name": of}
+    return {
+        "metadata": {"namespace": "team", "name": name, "labels": labels},
+        "ports": list(ports),
+        "endpoints": list(entries),
+    }
+
+
+@pytest.mark.parametrize(
+    ("conditions", "counts"),
+    [
+        ({}, True),
+        ({"ready": None, "serving": None, "terminating": None}, True),
+        ({"ready": True, "serving": True, "terminating": False}, True),
+        ({"ready": False, "serving": True, "terminating": True}, False),
+        ({"ready": True, "serving": True, "terminating": True}, False),
+        ({"ready": True, "serving": False}, False),
+        ({"ready": False}, False),
+    ],
+)
+def test_only_pods_that_take_new_requests_are_endpoints(conditions, counts):
+    found = ready_endpoints(engine_slice(entry("10.0.0.1", "chat-0", **conditions)))
+    assert found == ((Endpoint("10.0.0.1:8000", "chat-0"),) if counts else ())
+
+
+@pytest.mark.parametrize(
+    ("ports", "port"),
+    [
+        (({"name": "admin", "port": 8001}, {"name": "http", "port": 8000}), 8000),
+        (({"name": "", "port": 9000},), 9000),
+        (({"name": "admin", "port": 8001}, {"name": "other", "port": 8002}), None),
+        (({"name": "http", "port": None},), None),
+        ((), None),
+    ],
+)
+def test_the_port_is_the_one_called_http_or_the_only_one(ports, port):
+    found = ready_endpoints(engine_slice(entry("10.0.0.1", "chat-0"), ports=ports))
+    assert [endpoint.address for endpoint in found] == ([] if port is None else [f"10.0.0.1:{port}"])
+
+
+def test_slices_of_a_service_are_joined_and_go_one_by_one():
+    slices = Slices()
+    first, second = ObjectKey("team", "one"), ObjectKey("team", "two")
+    assert slices.take({first: engine_slice(entry("10.0.0.1", "chat-0"))}) == {
+        CHAT: (Endpoint("10.0.0.1:8000", "chat-0"),)
+    }
+    # For a while a pod may be in two slices; with two address families it always is.
+    both = slices.take({second: engine_slice(entry("10.0.0.1", "chat-0"), entry("fd00::2", "chat-1"))})
+    assert both == {CHAT: (Endpoint("10.0.0.1:8000", "chat-0"), Endpoint("[fd00::2]:8000", "chat-1"))}
+    assert slices.take({first: None}) == both
+    assert slices.take({second: None}) == {CHAT: ()}
+    assert slices.take({second: None}) == {}
+
+
+def test_a_pod_with_two_address_families_is_one_endpoint():
+    of_both = {
+        ObjectKey("team", "a"): engine_slice(entry("fd00::1", "chat-0")),
+        ObjectKey("team", "b"): engine_slice(entry("10.0.0.1", "chat-0")),
+    }
+    assert Slices().take(of_both) == {CHAT: (Endpoint("10.0.0.1:8000", "chat-0"),)}
+
+
+def test_slices_that_the_clients_service_left_behind_are_no_engines():
+    left_behind = engine_slice(entry("10.0.0.9", "long-gone"), of="chat")
+    assert Slices().take({ObjectKey("team", "chat-abc"): left_behind}) == {}
+
+
+def test_peers_are_all_other_pods_of_the_gateway_ready_or_not():
+    pods = engine_slice(
+        entry("10.0.0.1", "gateway-0"), entry("10.0.0.2", "gateway-1", ready=False), entry("fd00::3", "gateway-2")
+    )
+    assert all_addresses(pods, 9003, without_pod="gateway-0") == {"10.0.0.2:9003", "[fd00::3]:9003"}

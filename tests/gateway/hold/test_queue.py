@@ -1,0 +1,368 @@
+"""What waits at the gateway: its bounds, its order, and who is next."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inflight_gateway.hold.bounds import TENANT_FACTOR
+from inflight_gateway.hold.order import LATE_EVERY, PRIORITY_AGING_S
+from inflight_gateway.hold.queue import HoldQueue
+from inflight_gateway.types import (
+    Endpoint,
+    HoldBounds,
+    Pick,
+    RequestView,
+    ServiceClass,
+    ServiceConfig,
+    ServiceKey,
+    TenantConfig,
+)
+
+SERVICE = ServiceKey("default", "chat")
+CONFIG = ServiceConfig(key=SERVICE, uid="u", model="m")
+PICK = Pick((Endpoint("10.0.0.1:8000", "pod"),), "only")
+
+
+def request(name, arrived=0.0, *, service=SERVICE, **fields):
+    fields.setdefault("prompt_tokens", 100)
+    return RequestView(request_id=str(name), service=service, arrived=arrived, **fields)
+
+
+def anything(_):
+    return PICK
+
+
+def nothing(_):
+    return None
+
+
+def at_most(count):
+    """Lets so many start."""
+    left = iter(range(count))
+    return lambda _: PICK if next(left, None) is not None else None
+
+
+def ids(released):
+    return [each.request_id for each, _ in released]
+
+
+def filled(*requests, config=CONFIG, now=0.0):
+    queue = HoldQueue()
+    for each in requests:
+        assert queue.offer(each, config, now) is None
+    return queue
+
+
+def test_without_deadlines_classes_and_tenants_the_first_to_arrive_is_the_first_to_start():
+    queue = filled(*(request(number, arrived=number) for number in range(5)))
+    assert ids(queue.release(9.0, at_most(2))) == ["0", "1"]
+    assert ids(queue.release(9.0, nothing)) == []
+    assert ids(queue.release(9.0, anything)) == ["2", "3", "4"]
+    assert len(queue) == 0
+
+
+def test_no_request_overtakes_one_that_cannot_start():
+    queue = filled(request("large"), request("small", arrived=1.0))
+    asked = []
+    queue.release(2.0, lambda each: asked.append(each.request_id))
+    assert asked == ["large"]
+
+
+def test_a_service_that_cannot_start_anything_holds_up_no_other():
+    other = ServiceKey("default", "other")
+    queue = filled(request("a"), request("b", service=other))
+    assert ids(queue.release(1.0, lambda each: PICK if each.service == other else None)) == ["b"]
+    assert ids(queue.release(1.0, anything, ServiceKey("default", "unknown"))) == []
+    assert ids(queue.release(1.0, anything, SERVICE)) == ["a"]
+
+
+def test_a_smaller_priority_counts_as_an_earlier_arrival():
+    late_but_first = request("first", arrived=5.0, priority=-1)
+    queue = filled(request("0", arrived=0.0), request("4", arrived=4.0), late_but_first, now=5.0)
+    assert ids(queue.release(5.0, anything)) == ["first", "0", "4"]
+    aged = filled(request("old", arrived=0.0), request("new", arrived=PRIORITY_AGING_S + 1, priority=-1), now=20.0)
+    assert ids(aged.release(20.0, anything)) == ["old", "new"]
+
+
+def test_a_request_whose_first_token_is_overdue_lets_those_in_time_go_first():
+    queue = filled(request("late", arrived=0.0, deadline=1.0), request("in time", arrived=2.0, deadline=9.0), now=2.0)
+    assert ids(queue.release(2.0, anything)) == ["in time", "late"]
+
+
+def test_one_start_in_twenty_goes_to_the_oldest_late_request():
+    late = [request(f"late {number}", arrived=number / 10, deadline=1.0) for number in range(3)]
+    others = [request(number, arrived=2.0 + number / 100) for number in range(100)]
+    queue = filled(*late, *others, now=5.0)
+    started = ids(queue.release(5.0, anything))
+    assert [started.index(f"late {number}") for number in range(3)] == [LATE_EVERY * turn - 1 for turn in range(1, 4)]
+
+
+def test_classes_that_always_wait_get_tokens_by_their_weights():
+    config = replace(CONFIG, classes=(ServiceClass("gold", weight=3.0), ServiceClass("bronze", weight=1.0)))
+    queue = HoldQueue()
+    for number in range(400):
+        name = "gold" if number % 2 else "bronze"
+        assert queue.offer(request(number, service_class=name), config, 0.0) is None
+    started = Counter("gold" if int(name) % 2 else "bronze" for name in ids(queue.release(1.0, at_most(200))))
+    assert started["gold"] == pytest.approx(150, abs=3)
+
+
+def test_tenants_that_always_wait_get_tokens_by_their_weights_however_many_requests_each_sends():
+    config = replace(CONFIG, tenants=(TenantConfig("acme", weight=2.0),))
+    queue = HoldQueue()
+    for number in range(600):
+        queue.offer(request(f"flood {number}", tenant="flood", prompt_tokens=1000), config, 0.0)
+    for number in range(100):
+        queue.offer(request(f"acme {number}", tenant="acme", prompt_tokens=100), config, 0.0)
+    started = ids(queue.release(1.0, at_most(60)))
+    tokens = {
+        "flood": sum(1000 for name in started if name.startswith("flood")),
+        "acme": sum(100 for name in started if name.startswith("acme")),
+    }
+    assert tokens["acme"] == pytest.approx(2 * tokens["flood"], abs=2 * 1000)
+
+
+def test_output_tokens_count_twice_and_as_soon_as_they_are_reported():
+    talker = [request(f"talker {number}", tenant="talker", prompt_tokens=100) for number in range(20)]
+    reader = [request(f"reader {number}", tenant="reader", prompt_tokens=100) for number in range(20)]
+    queue = filled(*talker, *reader)
+    first = ids(queue.release(1.0, at_most(1)))
+    assert first == ["talker 0"]
+    queue.served(talker[0], 500)
+    assert all(name.startswith("reader") for name in ids(queue.release(1.0, at_most(10))))
+
+
+def test_cached_prompt_tokens_are_not_charged():
+    """Two tenants with equal prompts, one of which is found in prefix caches."""
+    queue = HoldQueue()
+    for number in range(50):
+        queue.offer(request(f"cached {number}", tenant="cached", prompt_tokens=1000), CONFIG, 0.0)
+        queue.offer(request(f"new {number}", tenant="new", prompt_tokens=1000), CONFIG, 0.0)
+    cached = replace(PICK, cached_tokens=900)
+    limit = iter(range(33))
+
+    def can_start(each):
+        if next(limit, None) is None:
+            return None
+        return cached if each.tenant == "cached" else PICK
+
+    started = Counter(name.split()[0] for name in ids(queue.release(1.0, can_start)))
+    assert started["cached"] == pytest.approx(30, abs=1)
+
+
+def test_a_tenant_that_comes_back_has_saved_nothing_up():
+    queue = HoldQueue()
+    queue.offer(request("idle first", tenant="idle"), CONFIG, 0.0)
+    queue.release(0.0, anything)
+    for number in range(200):
+        queue.offer(request(f"busy {number}", tenant="busy"), CONFIG, 1.0)
+        if number < 100:
+            queue.release(1.0, anything)
+    for number in range(100):
+        queue.offer(request(f"idle {number}", tenant="idle"), CONFIG, 2.0)
+    started = Counter(name.split()[0] for name in ids(queue.release(2.0, at_most(50))))
+    assert started["busy"] == pytest.approx(25, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "fields"),
+    [
+        (HoldBounds(max_requests=3), {}),
+        (HoldBounds(max_bytes=350), {"body_bytes": 100}),
+    ],
+)
+def test_beyond_a_bound_the_answer_is_503_with_retry_after(bounds, fields):
+    config = replace(CONFIG, hold=bounds)
+    queue = filled(*(request(number, **fields) for number in range(3)), config=config)
+    refusal = queue.offer(request("more", **fields), config, 7.2)
+    assert (refusal.status, refusal.code) == (503, "queue_full")
+    assert dict(refusal.headers)["retry-after"] == "8"
+    assert "default/chat" in refusal.message
+    assert "spec.gateway.hold.max" in refusal.message
+    assert len(queue) == 3
+    queue.release(8.0, at_most(1))
+    assert queue.offer(request("more", **fields), config, 8.0) is None
+
+
+def test_bounds_are_of_each_service():
+    config = replace(CONFIG, hold=HoldBounds(max_requests=1))
+    queue = filled(request("a"), config=config)
+    other = ServiceKey("default", "other")
+    assert queue.offer(request("b", service=other), replace(config, key=other), 0.0) is None
+
+
+@pytest.mark.parametrize("floods", [1, 2, 5])
+def test_tenants_that_flood_leave_room_for_another(floods):
+    config = replace(CONFIG, hold=HoldBounds(max_requests=1000, max_bytes=10**9))
+    queue = HoldQueue()
+    for number in range(2000):
+        for flood in range(floods):
+            queue.offer(request(f"{flood} {number}", tenant=f"flood {flood}", body_bytes=10), config, 0.0)
+    free = 1000 - len(queue)
+    assert free >= 1000 // (1 + TENANT_FACTOR * floods)
+    refused = sum(queue.offer(request(f"b {n}", tenant="b", body_bytes=10), config, 0.0) is not None for n in range(9))
+    assert refused == 0
+
+
+def test_a_flood_of_bytes_leaves_room_for_another_tenant():
+    config = replace(CONFIG, hold=HoldBounds(max_requests=10**6, max_bytes=10_000))
+    queue = HoldQueue()
+    for number in range(200):
+        queue.offer(request(number, tenant="flood", body_bytes=100), config, 0.0)
+    assert queue.offer(request("b", tenant="b", body_bytes=500), config, 0.0) is None
+
+
+def test_requests_without_tenants_may_use_the_whole_queue():
+    config = replace(CONFIG, hold=HoldBounds(max_requests=100))
+    filled(*(request(number) for number in range(100)), config=config)
+
+
+def test_a_request_expires_after_the_longest_wait_and_not_before():
+    config = replace(CONFIG, hold=HoldBounds(max_wait_s=60.0))
+    queue = filled(request("a"), config=config, now=0.0)
+    queue.offer(request("b"), config, 10.0)
+    assert queue.expire(59.9) == []
+    assert [each.request_id for each in queue.expire(60.0)] == ["a"]
+    assert ids(queue.release(60.0, anything)) == ["b"]
+    assert queue.expire(1000.0) == []
+
+
+def test_a_request_whose_client_left_is_not_started():
+    queue = filled(request("a"), request("b"))
+    assert queue.remove("a")
+    assert not queue.remove("a")
+    assert ids(queue.release(0.0, anything)) == ["b"]
+
+
+def test_an_id_that_waits_already_is_refused():
+    queue = filled(request("a"))
+    assert queue.offer(request("a"), CONFIG, 0.0).status == 400
+    assert len(queue) == 1
+
+
+def test_what_waits_is_counted_by_service():
+    queue = filled(request("a", body_bytes=5), request("b", body_bytes=7), now=3.0)
+    waiting = queue.waiting(SERVICE, 10.0)
+    assert (waiting.requests, waiting.prompt_tokens, waiting.body_bytes, waiting.oldest_s) == (2, 200, 12, 7.0)
+    assert queue.services() == [SERVICE]
+    queue.release(10.0, anything)
+    assert queue.waiting(SERVICE, 10.0).requests == 0
+    assert queue.services() == []
+
+
+def test_a_service_that_is_gone_gives_its_requests_back():
+    queue = filled(request("a"), request("b"))
+    assert [each.request_id for each in queue.forget(SERVICE)] == ["a", "b"]
+    assert (len(queue), queue.forget(SERVICE)) == (0, [])
+
+
+_OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("offer"),
+            st.integers(0, 2),
+            st.integers(0, 2),
+            st.integers(-2, 2),
+            st.sampled_from([0.5, 5.0, float("inf")]),
+            st.integers(0, 40),
+        ),
+        st.tuples(st.just("release"), st.integers(0, 4)),
+        st.tuples(st.just("expire")),
+        st.tuples(st.just("remove"), st.integers(0, 60)),
+        st.tuples(st.just("pass"), st.floats(0, 3)),
+        st.tuples(st.just("served"), st.integers(0, 60), st.integers(0, 1000)),
+    ),
+    max_size=80,
+)
+
+
+@given(_OPERATIONS)
+def test_nothing_is_lost_none_starts_twice_bounds_hold_and_tenants_keep_their_order(operations):
+    bounds = HoldBounds(max_requests=12, max_bytes=200, max_wait_s=4.0)
+    config = replace(CONFIG, hold=bounds, classes=(ServiceClass("x", 2.0), ServiceClass("y")))
+    queue, now, offered, left = HoldQueue(), 0.0, {}, Counter()
+    waiting = {}
+    """Since when each waits."""
+    for number, operation in enumerate(operations):
+        match operation:
+            case ("offer", tenant, kind, priority, slack, size):
+                made = request(
+                    number,
+                    now,
+                    tenant=("", "a", "b")[tenant],
+                    service_class=("default", "x", "y")[kind],
+                    priority=priority,
+                    deadline=now + slack,
+                    body_bytes=size,
+                )
+                offered[str(number)] = made
+                if queue.offer(made, config, now) is None:
+                    waiting[str(number)] = now
+            case ("release", count):
+                for started in ids(queue.release(now, at_most(count))):
+                    key = _key(offered[started])
+                    same = [offered[name] for name in waiting if _lane(offered[name]) == _lane(offered[started])]
+                    # Within a tenant and a class nothing starts before one that is ahead and as timely.
+                    ahead = [each for each in same if _key(each) < key and each.deadline >= now]
+                    assert not ahead or offered[started].deadline < now
+                    del waiting[started]
+                    left[started] += 1
+            case ("expire",):
+                for each in queue.expire(now):
+                    assert now - waiting.pop(each.request_id) >= bounds.max_wait_s
+                    left[each.request_id] += 1
+                assert all(now - since < bounds.max_wait_s for since in waiting.values())
+            case ("remove", place):
+                name = str(place)
+                assert queue.remove(name) == (name in waiting)
+                if waiting.pop(name, None) is not None:
+                    left[name] += 1
+            case ("pass", seconds):
+                now += seconds
+            case ("served", place, tokens):
+                if str(place) in offered:
+                    queue.served(offered[str(place)], tokens)
+        assert len(queue) == len(waiting) <= bounds.max_requests
+        counted = queue.waiting(SERVICE, now)
+        assert counted.requests == len(waiting)
+        assert counted.body_bytes == sum(offered[name].body_bytes for name in waiting) <= bounds.max_bytes
+        assert counted.oldest_s == (now - min(waiting.values()) if waiting else 0.0)
+    rest = ids(queue.release(now, anything))
+    assert sorted(rest) == sorted(waiting)
+    assert all(count == 1 for count in left.values())
+
+
+def _key(each):
+    return each.arrived + each.priority * PRIORITY_AGING_S, int(each.request_id)
+
+
+def _lane(each):
+    return each.service_class, each.tenant
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(1, 5000)), min_size=1, max_size=60),
+    st.integers(1, 5000),
+)
+def test_a_waiting_request_starts_whatever_others_send(others, prompt_tokens):
+    """No starvation: with a start for each arrival, a request of a tenant of its own waits for no more than what
+    lifts the others' counters over its own."""
+    queue = HoldQueue()
+    assert queue.offer(request("mine", tenant="mine", prompt_tokens=prompt_tokens), CONFIG, 0.0) is None
+    for number, (tenant, tokens) in enumerate(others * 3):
+        queue.offer(request(number, tenant=f"t{tenant}", prompt_tokens=tokens), CONFIG, 0.0)
+    # Each of five others may start once before it; those with the same counter started to wait later.
+    assert "mine" in ids(queue.release(1.0, at_most(6)))
+
+
+def test_counters_of_idle_tenants_are_forgotten():
+    queue = HoldQueue()
+    for number in range(40_000):
+        queue.offer(request(number, tenant=f"tenant {number}"), CONFIG, 0.0)
+        queue.release(0.0, anything)
+    counters = queue._services[SERVICE]._classes["default"].counters
+    assert len(counters._served) <= 16_384 + 1
+    assert len(queue._by_expiry) < 1000

@@ -1,0 +1,33 @@
+"""Requests, services and loads with few words."""
+
+from inflight_cost.model import CostModel
+from inflight_gateway.types import Endpoint, EndpointLoad, EngineSample, RequestView, ServiceConfig, ServiceKey
+
+SERVICE = ServiceKey("default", "chat")
+CONFIG = ServiceConfig(key=SERVICE, uid="u", model="m")
+COST = CostModel(
+    base_s=5e-3, decode_seq_s=15e-6, prefill_token_s=30e-6, decode_kv_token_s=45e-9, prefill_context_token_s=1e-9
+)
+NOW = 100.0
+
+
+def request(name="r", **fields):
+    fields.setdefault("prompt_tokens", 1000)
+    return RequestView(request_id=name, service=SERVICE, arrived=NOW, **fields)
+
+
+def sample(**fields):
+    fields = {"at": NOW - 0.5, "kv_cache_tokens": 400_000, "cost": COST, **fields}
+    return EngineSample(**fields)
+
+
+def load(address, *, in_flight=0, sent_tokens=0, cached_tokens=0, computed_tokens=0, others=0, **fields):
+    """`fields`: of the sample; `sample=None`: never scraped."""
+    scraped = None if "sample" in fields else sample(**fields)
+    return EndpointLoad(
+        Endpoint(address, f"pod-{address}"), scraped, in_flight, sent_tokens, cached_tokens, computed_tokens, others
+    )
+
+
+def addresses(pick):
+    return [each.address for each in pick.endpoints]

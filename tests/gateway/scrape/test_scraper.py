@@ -1,0 +1,151 @@
+"""Scraping engines over real sockets. The engines are fake: small servers with one behaviour each."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from inflight_gateway.scrape import samples as samples_module
+from inflight_gateway.scrape import scraper as scraper_module
+from inflight_gateway.scrape.samples import Samples
+from inflight_gateway.scrape.scraper import MAX_BODY, Scraper, metrics_session
+from tests.gateway.waiting import until
+
+PAGE = b"vllm:num_requests_running 3\n"
+
+
+def answer(body=PAGE, status="200 OK", **headers):
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+class FakeEngine:
+    """Answers each request with `behaviour(writer)`. Attributes: heads: of requests. connections: accepted."""
+
+    def __init__(self, behaviour):
+        self.behaviour, self.heads, self.connections, self.writers = behaviour, [], 0, set()
+
+    async def serve(self, reader, writer):
+        self.connections += 1
+        self.writers.add(writer)
+        try:
+            while True:
+                self.heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
+                await self.behaviour(writer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    async def start(self, port=0):
+        self.server = await asyncio.start_server(self.serve, "127.0.0.1", port)
+        self.address = f"127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def stop(self):
+        self.server.close()
+        for writer in self.writers:
+            writer.transport.abort()
+        await self.server.wait_closed()
+
+
+async def well(writer):
+    writer.write(answer())
+
+
+async def hang(writer):
+    await asyncio.sleep(60)
+
+
+async def no_metrics(writer):
+    writer.write(answer(b"Not Found", "404 Not Found"))
+
+
+async def endless(writer):
+    writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    while True:
+        writer.write(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
+        await writer.drain()
+
+
+async def zipped(writer):
+    writer.write(answer(b"\x1f\x8b", Content_Encoding="gzip"))
+
+
+async def elsewhere(writer):
+    writer.write(answer(b"", "302 Found", Location="http://127.0.0.1:1/metrics"))
+
+
+async def rubbish(writer):
+    writer.write(b"220 this is not HTTP\r\n\r\n")
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch):
+    monkeypatch.setattr(scraper_module, "TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(samples_module, "UNREACHABLE_AFTER_SECONDS", 0.4)
+
+
+@asynccontextmanager
+async def scraping(*behaviours, interval=0.05):
+    engines = [await FakeEngine(behaviour).start() for behaviour in behaviours]
+    async with metrics_session() as http:
+        samples = Samples()
+        scraper = Scraper(samples, http, interval)
+        scraper.keep([engine.address for engine in engines])
+        yield samples, scraper, engines
+        scraper.close()
+    for engine in engines:
+        await engine.stop()
+
+
+async def test_an_engine_is_scraped_again_and_again_over_one_connection_and_asked_for_few_names():
+    async with scraping(well) as (samples, _, [engine]):
+        await until(lambda: len(engine.heads) >= 4)
+        assert samples.get(engine.address).running == 3
+        assert samples.error(engine.address) == ""
+        assert engine.connections == 1
+        assert "name%5B%5D=vllm:num_requests_running&" in engine.heads[0]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "why"),
+    [
+        (no_metrics, "HTTP 404"),
+        (endless, f"more than {MAX_BODY} bytes"),
+        (zipped, "Content-Encoding 'gzip' was not asked for"),
+        (elsewhere, "HTTP 302"),
+        (rubbish, ""),
+        (hang, "no answer within 0.2 s"),
+    ],
+)
+async def test_an_engine_that_answers_badly_or_hangs_has_an_error_and_stays_reachable(behaviour, why):
+    async with scraping(behaviour, well) as (samples, _, [bad, good]):
+        await until(lambda: samples.error(bad.address))
+        assert why in samples.error(bad.address)
+        await asyncio.sleep(0.6)
+        assert samples.reachable(bad.address)
+        assert samples.get(bad.address) is None
+        assert samples.get(good.address).running == 3
+
+
+async def test_an_engine_that_is_gone_becomes_unreachable_keeps_its_sample_and_comes_back():
+    async with scraping(well) as (samples, _, [engine]):
+        await until(lambda: samples.get(engine.address) is not None)
+        await engine.stop()
+        await until(lambda: not samples.reachable(engine.address))
+        assert samples.get(engine.address).running == 3
+        again = await FakeEngine(well).start(int(engine.address.rpartition(":")[2]))
+        await until(lambda: samples.reachable(engine.address))
+        await again.stop()
+
+
+async def test_engines_that_left_the_list_are_scraped_no_more():
+    async with scraping(well, well) as (samples, scraper, [stays, leaves]):
+        await until(lambda: samples.get(leaves.address) is not None)
+        scraper.keep([stays.address])
+        await asyncio.sleep(0.05)
+        before = len(leaves.heads), len(stays.heads)
+        await until(lambda: len(stays.heads) >= before[1] + 3)
+        assert len(leaves.heads) == before[0]
+        assert samples.get(leaves.address) is None

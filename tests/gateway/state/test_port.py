@@ -1,0 +1,278 @@
+"""The state port over a real socket, and peers that read it. Load comes from a fake picker: two dictionaries."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from time import monotonic
+
+import aiohttp
+import pytest
+
+from inflight_gateway.state import peers as peers_module
+from inflight_gateway.state import port as port_module
+from inflight_gateway.state import stream as stream_module
+from inflight_gateway.state.load import SentLoad, ServiceLoad
+from inflight_gateway.state.peers import SILENT_SECONDS, Peers
+from inflight_gateway.state.picks import PicksLog
+from inflight_gateway.state.port import StatePort
+from inflight_gateway.state.stream import LoadStream
+from inflight_gateway.types import Endpoint, Pick, RequestView, ServiceKey
+from tests.gateway.waiting import until
+
+KEY = ServiceKey("team", "chat")
+ENGINE = "10.0.0.1:8000"
+
+
+class FakeLoad:
+    def __init__(self):
+        self.services, self.endpoints, self.asked = {KEY: ServiceLoad()}, {}, 0
+
+    def service_loads(self):
+        self.asked += 1
+        return self.services
+
+    def sent_loads(self):
+        return self.endpoints
+
+
+class Served:
+    def __init__(self, name="gateway-0"):
+        self.load, self.picks, self.reasons, self.metrics = FakeLoad(), PicksLog(), [], b"up 1\n"
+        self.stream = LoadStream(name, self.load)
+        self.port = StatePort(self.stream, self.picks, lambda: self.metrics, lambda: self.reasons)
+
+    def change(self, load):
+        self.load.services = {KEY: load}
+        self.stream.changed()
+
+    def send(self, in_flight, tokens):
+        self.load.endpoints = {ENGINE: SentLoad(in_flight, tokens)}
+        self.stream.changed()
+
+
+@asynccontextmanager
+async def serving(name="gateway-0"):
+    served = Served(name)
+    served.address = f"127.0.0.1:{await served.port.start(0, '127.0.0.1')}"
+    async with aiohttp.ClientSession(f"http://{served.address}") as served.http:
+        yield served
+    await served.port.close()
+
+
+@pytest.fixture
+async def served():
+    async with serving() as one:
+        yield one
+
+
+@asynccontextmanager
+async def watching(served):
+    async with served.http.get("/v1/state?watch=1") as answer:
+        assert answer.status == 200
+
+        async def line():
+            async with asyncio.timeout(10):
+                return json.loads(await answer.content.readline())
+
+        yield line
+
+
+async def get(served, path):
+    async with served.http.get(path) as answer:
+        return answer.status, await answer.text()
+
+
+async def test_health_readiness_and_metrics(served):
+    assert await get(served, "/healthz") == (200, "ok\n")
+    assert await get(served, "/readyz") == (200, "ok\n")
+    served.reasons = ["Envoy has not connected", "services have not been listed"]
+    assert await get(served, "/readyz") == (503, "Envoy has not connected\nservices have not been listed\n")
+    assert await get(served, "/metrics") == (200, "up 1\n")
+
+
+async def test_one_full_line_without_watch(served):
+    served.load.services = {KEY: ServiceLoad(held=2)}
+    status, text = await get(served, "/v1/state")
+    assert status == 200
+    assert json.loads(text)["full"] is True
+    assert json.loads(text)["services"][0]["held"] == 2
+
+
+async def test_the_first_held_request_is_told_at_once(served):
+    async with watching(served) as line:
+        assert (await line())["services"][0]["held"] == 0
+        await asyncio.sleep(0.1)
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        served.change(ServiceLoad(held=1, held_prompt_tokens=100))
+        news = await line()
+        assert loop.time() - start < 0.04
+        assert news["full"] is False
+        assert news["services"][0]["held"] == 1
+        assert news["endpoints"] == []
+
+
+async def test_many_changes_make_few_lines_and_the_last_one_is_right(served):
+    async with watching(served) as line:
+        await line()
+        loop = asyncio.get_running_loop()
+        start, lines = loop.time(), 0
+        last = {}
+        for number in range(1, 51):
+            served.send(number, number * 10)
+            await asyncio.sleep(0.004)
+        while last.get("in_flight") != 50:
+            last = (await line())["endpoints"][0]
+            lines += 1
+        assert last == {"address": ENGINE, "in_flight": 50, "sent_tokens": 500}
+        assert lines <= (loop.time() - start) / stream_module.MIN_SECONDS + 2
+
+
+async def test_full_lines_come_without_any_change(served, monkeypatch):
+    monkeypatch.setattr(stream_module, "FULL_SECONDS", 0.1)
+    async with serving() as other, watching(other) as line:
+        assert [(await line())["full"] for _ in range(3)] == [True, True, True]
+
+
+async def test_a_watcher_that_comes_later_has_the_same_load_as_those_before(served):
+    async with watching(served) as first:
+        await first()
+        served.send(7, 70)
+        assert (await first())["endpoints"][0]["in_flight"] == 7
+        async with watching(served) as second:
+            assert (await second())["endpoints"][0]["in_flight"] == 7
+            served.send(0, 0)
+            assert (await second())["endpoints"][0]["in_flight"] == 0
+            assert (await first())["endpoints"][0]["in_flight"] == 0
+
+
+async def test_load_is_not_computed_while_nobody_watches(served):
+    async with watching(served) as line:
+        await line()
+    for _ in range(20):
+        served.send(1, 1)
+        served.send(2, 2)
+        await asyncio.sleep(0.01)
+    await until(lambda: served.stream.watchers == 0)
+    asked = served.load.asked
+    for _ in range(20):
+        served.stream.changed()
+        await asyncio.sleep(0.005)
+    assert served.load.asked == asked
+
+
+async def test_watchers_are_bounded_and_one_that_reads_nothing_is_cut_off(served, monkeypatch):
+    monkeypatch.setattr(port_module, "MAX_WATCHERS", 2)
+    monkeypatch.setattr(port_module, "WRITE_SECONDS", 0.2)
+    monkeypatch.setattr(stream_module, "MIN_SECONDS", 0.0)
+    host, _, port = served.address.partition(":")
+    _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    writer.write(b"GET /v1/state?watch=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with watching(served) as line:
+        await line()
+        await until(lambda: served.stream.watchers == 2)
+        assert (await get(served, "/v1/state?watch=1"))[0] == 503
+        served.load.endpoints = {f"10.0.{number // 256}.{number % 256}:8000": SentLoad() for number in range(5000)}
+        number = 0
+        async with asyncio.timeout(30):
+            while served.stream.watchers == 2:
+                number += 1
+                served.load.endpoints = {address: SentLoad(number) for address in served.load.endpoints}
+                served.stream.changed()
+                await line()
+    writer.close()
+
+
+async def test_picks_of_a_service(served):
+    request = RequestView("r-1", KEY, 0.0, prompt_tokens=12, tenant="acme")
+    served.picks.picked(request, Pick((Endpoint(ENGINE, "chat-0"),), "only", scores={"prefix": 0.5}), 0.25, 1000.0)
+    status, text = await get(served, "/v1/picks?namespace=team&service=chat&last=5")
+    assert status == 200
+    [pick] = json.loads(text)["picks"]
+    assert (pick["request_id"], pick["tenant"], pick["finished"]) == ("r-1", "acme", None)
+    assert pick["attempts"][0]["pods"] == ["chat-0"]
+    assert pick["attempts"][0]["held_s"] == 0.25
+    assert pick["attempts"][0]["scores"] == {"prefix": 0.5}
+
+
+@pytest.mark.parametrize("query", ["", "?namespace=team", "?namespace=team&service=chat&last=0", "?service=a&last=x"])
+async def test_picks_with_a_bad_query_are_refused(served, query):
+    assert (await get(served, f"/v1/picks{query}"))[0] == 400
+
+
+async def test_a_taken_port_is_named(served):
+    other = Served()
+    with pytest.raises(OSError, match="cannot listen on --http-port"):
+        await other.port.start(int(served.address.partition(":")[2]), "127.0.0.1")
+
+
+@asynccontextmanager
+async def following(*addresses, clock=monotonic):
+    """Peers, and by gateway what was last heard from it."""
+    heard = {}
+    async with aiohttp.ClientSession() as http:
+        peers = Peers(http, lambda gateway, sent: heard.update({gateway: dict(sent)}), clock)
+        peers.keep(addresses)
+        yield peers, heard
+        peers.close()
+
+
+async def test_peers_are_heard_until_they_are_silent_or_gone(served):
+    now = [100.0]
+    async with serving("gateway-1") as second:
+        served.send(3, 300)
+        async with following(served.address, second.address, clock=lambda: now[0]) as (peers, heard):
+            await until(lambda: heard == {"gateway-0": {ENGINE: SentLoad(3, 300)}, "gateway-1": {}})
+            second.send(1, 50)
+            await until(lambda: heard["gateway-1"] == {ENGINE: SentLoad(1, 50)})
+            assert peers.live() == {"gateway-0": served.address, "gateway-1": second.address}
+            now[0] += SILENT_SECONDS + 0.1
+            assert peers.live() == {}
+            served.send(2, 320)
+            await until(lambda: heard["gateway-0"] == {ENGINE: SentLoad(2, 320)})
+            assert peers.live() == {"gateway-0": served.address}
+            peers.keep([second.address])
+            assert peers.live() == {}
+
+
+async def test_a_peer_that_restarts_is_followed_again_and_its_old_numbers_go():
+    first, second = Served(), Served()
+    port = await first.port.start(0, "127.0.0.1")
+    first.send(9, 90)
+    async with following(f"127.0.0.1:{port}") as (peers, heard):
+        await until(lambda: heard == {"gateway-0": {ENGINE: SentLoad(9, 90)}})
+        await first.port.close()
+        assert peers.live() == {"gateway-0": f"127.0.0.1:{port}"}
+        await second.port.start(port, "127.0.0.1")
+        await until(lambda: heard == {"gateway-0": {}})
+    await second.port.close()
+
+
+async def test_a_peer_that_sends_something_else_counts_nothing():
+    async def serve(reader, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n[1]\n")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with following(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") as (peers, heard):
+        await asyncio.sleep(0.3)
+        assert not peers.live()
+        assert not heard
+    server.close()
+
+
+async def test_a_fault_in_taking_a_line_does_not_end_the_following(served, caplog, monkeypatch):
+    monkeypatch.setattr(peers_module, "MIN_BACK_OFF", 0.01)
+    taken = []
+
+    def take(gateway, sent):
+        taken.append(gateway)
+        if len(taken) == 1:
+            raise RuntimeError("a fault of the ledger")
+
+    async with aiohttp.ClientSession() as http:
+        peers = Peers(http, take)
+        peers.keep([served.address])
+        await until(lambda: len(taken) == 2)
+        peers.close()
+    assert "a fault of the ledger" in caplog.text

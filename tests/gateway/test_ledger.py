@@ -1,0 +1,203 @@
+"""What was sent where: exact counts, and tokens that the last sample cannot contain."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inflight_gateway.ledger import PEER_S, Ledger
+from inflight_gateway.types import Endpoint, EngineSample, Pick, RequestView, ServiceKey
+from tests.gateway.pick.loads import COST
+
+SERVICE = ServiceKey("default", "chat")
+A, B = Endpoint("10.0.0.1:8000", "a"), Endpoint("10.0.0.2:8000", "b")
+
+
+class World:
+    def __init__(self, *endpoints):
+        self.endpoints = list(endpoints or (A, B))
+        self.samples = {}
+        self.ledger = Ledger(lambda _: self.endpoints, self.samples.get)
+
+    def scrape(self, endpoint, at, **fields):
+        self.samples[endpoint.address] = EngineSample(at=at, kv_cache_tokens=64_000, **fields)
+
+    def send(self, name, endpoint=A, at=0.0, prompt=1000, cached=0, prefix=()):
+        request = made(name, prompt, prefix)
+        self.ledger.begin(request, Pick((endpoint,), "only", cached_tokens=cached), at)
+
+    def load(self, endpoint=A, at=0.0, prompt=1000, prefix=()):
+        loads = self.ledger.loads(SERVICE, made("?", prompt, prefix), at)
+        return next(each for each in loads if each.endpoint == endpoint)
+
+
+def made(name, prompt=1000, prefix=()):
+    return RequestView(str(name), SERVICE, 0.0, prompt_tokens=prompt, prefix=prefix)
+
+
+def test_requests_are_in_flight_from_begin_to_end():
+    world = World()
+    world.send("x")
+    world.send("y")
+    assert (world.load(A).in_flight, world.load(B).in_flight) == (2, 0)
+    assert world.ledger.service(SERVICE, 3.0) == (2, 3.0)
+    world.ledger.end("x", 5.0)
+    world.ledger.end("x", 5.0)
+    world.ledger.end("never known", 5.0)
+    assert world.load(A, 5.0).in_flight == 1
+    assert world.ledger.service(SERVICE, 6.0) == (1, 1.0)
+
+
+def test_a_service_without_any_request_was_never_busy():
+    world = World()
+    assert world.ledger.service(SERVICE, 9.0) == (0, None)
+    world.ledger.touch(SERVICE, 9.0)
+    assert world.ledger.service(SERVICE, 10.0) == (0, 1.0)
+
+
+def test_tokens_count_as_sent_until_a_scrape_begins_after_them():
+    world = World()
+    world.scrape(A, at=0.0)
+    world.send("x", at=1.0, prompt=1000, cached=400)
+    world.send("y", at=2.0, prompt=50)
+    assert world.load(at=2.0).sent_tokens == 650
+    world.scrape(A, at=1.5)
+    assert world.load(at=2.0).sent_tokens == 50
+    world.scrape(A, at=2.5)
+    assert world.load(at=2.5).sent_tokens == 0
+
+
+def test_tokens_sent_to_a_replica_that_is_never_scraped_are_forgotten_in_the_end():
+    world = World()
+    for number in range(100):
+        world.send(number, at=float(number))
+    assert 0 < world.load(at=100.0).sent_tokens <= 11_000
+
+
+def test_the_engine_computes_at_the_speed_of_its_cost_model_between_scrapes_and_no_more_than_there_is():
+    world = World()
+    world.scrape(A, at=0.0, waiting=10, waiting_prompt_tokens=30_000, cost=COST)
+    full_step_s = 5e-3 + 2048 * 30e-6
+    rate = 2048 / full_step_s
+    assert world.load(at=0.5).computed_tokens == pytest.approx(0.5 * rate, rel=0.1)
+    assert world.load(at=60.0).computed_tokens == 30_000
+    # An idle engine has computed nothing of what comes now.
+    world.send("x", at=60.0, prompt=500)
+    load = world.load(at=60.0)
+    assert (load.sent_tokens, load.computed_tokens) == (500, 30_000)
+
+
+def test_what_is_sent_after_the_queue_ran_dry_is_still_to_be_computed_with_the_next_sample_too():
+    world = World()
+    world.send("x", at=0.9, prompt=800)
+    world.scrape(A, at=0.0, cost=COST)
+    load = world.load(at=0.9)
+    assert (load.sent_tokens, load.computed_tokens) == (800, 0)
+
+
+def test_nothing_is_computed_without_a_cost_model_or_while_the_engine_waits_for_kv_blocks():
+    world = World()
+    world.scrape(A, at=0.0, waiting=1, waiting_prompt_tokens=9000)
+    world.scrape(B, at=0.0, waiting=1, waiting_prompt_tokens=9000, cost=COST, kv_utilization=0.99)
+    assert world.load(A, at=1.0).computed_tokens == 0
+    assert world.load(B, at=1.0).computed_tokens == 0
+
+
+def test_requests_that_others_sent_show_in_the_sample():
+    world = World()
+    world.send("x")
+    world.scrape(A, at=1.0, running=5, waiting=2)
+    assert world.load(at=1.0).others == 6
+
+
+def test_peers_count_by_what_their_reports_differ_and_not_for_long():
+    world = World()
+    world.scrape(A, at=0.0)
+    world.ledger.peer("other", {A.address: (3, 10_000)}, 1.0)
+    load = world.load(at=1.0)
+    assert (load.others, load.sent_tokens) == (3, 0)
+    world.ledger.peer("other", {A.address: (4, 10_700)}, 2.0)
+    load = world.load(at=2.0)
+    assert (load.others, load.sent_tokens) == (4, 700)
+    # The peer has started anew.
+    world.ledger.peer("other", {A.address: (1, 50)}, 3.0)
+    assert world.load(at=3.0).sent_tokens == 700
+    assert world.load(at=4.0 + PEER_S).others == 0
+
+
+def test_what_a_gateway_tells_of_itself_is_what_its_peers_take_in():
+    mine, other = World(), World()
+    mine.ledger.peer("other", other.ledger.sent(), 0.0)
+    other.send("a", A)
+    mine.ledger.peer("other", other.ledger.sent(), 0.5)
+    other.send("x", A, prompt=700)
+    mine.ledger.peer("other", other.ledger.sent(), 1.0)
+    assert (mine.load(A, 1.0).others, mine.load(A, 1.0).sent_tokens) == (2, 700)
+
+
+def test_a_request_that_went_on_to_another_endpoint_counts_there():
+    world = World()
+    world.send("x", A, prompt=600)
+    world.ledger.moved("x", B.address, 1.0)
+    world.ledger.moved("unknown", B.address, 1.0)
+    assert (world.load(A, 1.0).in_flight, world.load(B, 1.0).in_flight) == (0, 1)
+    assert world.load(B, 1.0).sent_tokens == 600
+    world.ledger.end("x", 2.0)
+    assert world.load(B, 2.0).in_flight == 0
+
+
+def test_cached_tokens_are_those_of_the_blocks_that_were_sent_there_but_never_the_whole_prompt():
+    world = World()
+    prefix = tuple(range(1, 11))
+    world.send("x", A, prompt=640, prefix=prefix)
+    assert world.load(A, prompt=1000, prefix=(*prefix, 99)).cached_tokens == 640
+    assert world.load(A, prompt=640, prefix=prefix).cached_tokens == 639
+    assert world.load(B, prompt=640, prefix=prefix).cached_tokens == 0
+
+
+def test_an_endpoint_that_is_gone_leaves_neither_cache_nor_account_behind():
+    world = World()
+    world.send("x", A, prefix=(1, 2))
+    world.ledger.forget(SERVICE, A.address)
+    assert world.load(A).in_flight == 1
+    world.ledger.end("x", 1.0)
+    world.endpoints.remove(A)
+    assert A.address not in world.ledger.sent()
+    world.endpoints.append(A)
+    assert world.load(A, prefix=(1, 2)).cached_tokens == 0
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("begin"), st.integers(0, 5), st.booleans()),
+            st.tuples(st.just("end"), st.integers(0, 5)),
+            st.tuples(st.just("scrape"), st.booleans(), st.integers(0, 5000)),
+        ),
+        max_size=60,
+    )
+)
+def test_counts_are_exact_and_estimates_within_what_is_known_after_anything(operations):
+    """Also where a client sends one request id several times at once."""
+    world, at, running = World(), 0.0, Counter()
+    for operation in operations:
+        at += 0.25
+        match operation:
+            case ("begin", name, first):
+                world.send(name, A if first else B, at)
+                running[str(name)] += 1
+            case ("end", name):
+                world.ledger.end(str(name), at)
+                running[str(name)] = max(0, running[str(name)] - 1)
+            case ("scrape", first, tokens):
+                world.scrape(A if first else B, at, waiting=1, waiting_prompt_tokens=tokens, cost=COST)
+        loads = [world.load(each, at) for each in (A, B)]
+        assert sum(each.in_flight for each in loads) == running.total() == world.ledger.service(SERVICE, at)[0]
+        for load in loads:
+            waiting = load.sample.waiting_prompt_tokens if load.sample else 0
+            assert 0 <= load.computed_tokens <= load.sent_tokens + waiting
+    for name in range(6):
+        for _ in operations:
+            world.ledger.end(str(name), at)
+    assert [world.load(each, at).in_flight for each in (A, B)] == [0, 0]
