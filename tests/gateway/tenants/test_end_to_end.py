@@ -138,7 +138,7 @@ async def test_malformed_requests_never_make_an_error_of_the_server(stack, engin
     some = random.Random(0)
     credentials = ["Bearer", "Bearer ", "bearer ifk_1 ifk_1", "ifk_1", "Bearer " + "x" * 5000, "Bearer \x80\xff"]
     bodies = [b"", b"{", b"[]", b"null", b'{"model": 3}', b'{"messages": "x"}', b"\xff" * 50, b'{"max_tokens": -1}']
-    for _ in range(300):
+    for _ in range(100):
         headers = {"authorization": some.choice(credentials)}
         status, _, _ = await ask(http, stack, headers=headers, data=some.choice(bodies))
         assert 400 <= status < 500
