@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from inflight_gateway import headers as names
 from inflight_gateway.relay import asked, decide
 from inflight_gateway.relay.answer import Answer, Ended, Ending
+from inflight_gateway.relay.asking import attempt_head
 from inflight_gateway.relay.attempt import Attempt
 from inflight_gateway.relay.client import ClientConnection, Request
 from inflight_gateway.relay.decide import Again, Failure, Tried, next_step
 from inflight_gateway.relay.errors import ClientError, engine_error
 from inflight_gateway.relay.frames import Frame
-from inflight_gateway.relay.heads import Headers, end_to_end, find, request_head, without, without_internal
+from inflight_gateway.relay.heads import Headers, end_to_end, find, without, without_internal
 from inflight_gateway.relay.passing import start_as_is
 from inflight_gateway.relay.record import Record
 from inflight_gateway.relay.shared import MAX_BODIES_BYTES, MAX_BODY_BYTES, Shared
@@ -105,27 +106,23 @@ class Generation:
         self._number += 1
         body = self._body
         if self._answer.has_tokens:
-            body = self._answer.continued(body, self._created or self._record.arrived_unix)
-        headers = [
-            *self._request.headers,
-            (b"content-length", b"%d" % len(body)),
-            (_ATTEMPT, b"%d" % self._number),
-        ]
-        if self._asked is not None:
-            headers.append((_PROGRESS, b"1"))
-        if self._avoid:
-            headers.append((_AVOID, ",".join(self._avoid).encode("latin-1")))
+            try:
+                body = self._answer.continued(body, self._created or self._record.arrived_unix)
+            except ValueError:
+                self._refuse(decide.NOT_CONTINUED)
+                return
+        progress = self._asked is not None
+        head = attempt_head(self._request, len(body), self._number, self._avoid, progress=progress)
         self._answer.begin_attempt()
-        request = request_head(self._request.method, self._request.target, headers), body
-        self._attempt = Attempt(self._shared, self, request, blocked=self._blocked)
+        self._attempt = Attempt(self._shared, self, (head, body), blocked=self._blocked)
 
     def accepted(self, headers: Headers) -> None:
         self._seen(continued=self._answer.has_tokens)
         self._headers = without(without_internal(end_to_end(headers)), b"content-length")
 
     def _seen(self, *, continued: bool = False) -> None:
-        assert self._attempt is not None
-        self._record.attempt(self._attempt.service, self._attempt.endpoint, continued=continued)
+        if self._attempt is not None:
+            self._record.attempt(self._attempt.service, self._attempt.endpoint, continued=continued)
 
     def frames(self, frames: Sequence[Frame], now: float) -> None:
         assert self._attempt is not None
@@ -225,6 +222,7 @@ class Generation:
     def plain_data(self, data: bytes) -> None:
         self._client.write(data)
         self._record.wrote(self._loop.time())
+        self._record.plain(data)
 
     def plain_ended(self) -> None:
         self._end()
@@ -306,7 +304,4 @@ def _seconds(value: bytes | None) -> float | None:
     return float(value) if value is not None and value.isdigit() else None
 
 
-_ATTEMPT = names.ATTEMPT.encode()
-_AVOID = names.AVOID.encode()
-_PROGRESS = names.PROGRESS.encode()
 _REQUEST_ID = names.REQUEST_ID.encode()
