@@ -74,11 +74,9 @@ class Record:
         """A part of an answer without progress frames: its token counts, if it has any, are at its end."""
         self._tail = (self._tail + data)[-_TAIL_BYTES:]
 
-    def finished(self, answer: Answer, now: float, error: str) -> Finished | None:
-        """None: no service is known, so nobody to report to. Args: error: code of what ended the answer early."""
-        namespace, slash, name = self._service.partition("/")
-        if not slash:
-            return None
+    def finished(self, answer: Answer, now: float, error: str) -> Finished:
+        """Its service is empty where no response named one. Args: error: code of what ended the answer early."""
+        namespace, _, name = self._service.partition("/")
         usage = answer.usage or _usage_in(self._tail) or Usage(completion_tokens=answer.num_tokens)
         arrived = self._request.arrived
         return Finished(

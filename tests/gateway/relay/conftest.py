@@ -85,10 +85,9 @@ class Setup:
             return response.status, {name.lower(): value for name, value in response.headers.items()}, body
 
 
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The loop that the program runs on: its transports differ from asyncio's."""
-    return uvloop.EventLoopPolicy()
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture

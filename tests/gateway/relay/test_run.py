@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -47,6 +48,10 @@ class Program:
         pid = self.process.pid
         return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
+    def listens(self, worker: int) -> bool:
+        with socket.socket(socket.AF_UNIX) as client:
+            return client.connect_ex(str(self.socket(worker))) == 0
+
     @staticmethod
     async def until(condition) -> None:
         await eventually(condition, 30)
@@ -73,7 +78,8 @@ async def test_a_worker_that_dies_is_started_again_and_all_end_on_sigterm(progra
     first = program.workers()
     assert len(first) == 2
     os.kill(first[0], signal.SIGKILL)
-    await program.until(lambda: len(set(program.workers()) - set(first)) == 1)
+    await program.until(lambda: program.listens(0))
+    assert len(set(program.workers()) - set(first)) == 1
     program.process.send_signal(signal.SIGTERM)
     assert await asyncio.wait_for(program.process.wait(), 10) == 0
     assert not program.socket(0).exists()
