@@ -39,7 +39,7 @@ class Program:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )  # fmt: skip
         for worker in range(workers):
-            await self.until(self.socket(worker).is_socket)
+            await self.until(lambda worker=worker: self.listens(worker))
 
     def socket(self, worker: int) -> Path:
         return worker_socket(self.directory / "relay.sock", worker)
