@@ -149,4 +149,4 @@ def num_choices(body: bytes) -> int:
     asked = msgspec.json.decode(body)
     prompt = asked.get("prompt")
     several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
-    return (asked.get("n") or 1) * (len(prompt) if several else 1)
+    return int(asked.get("n") or 1) * (len(prompt) if several else 1)

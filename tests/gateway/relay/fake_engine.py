@@ -1,13 +1,14 @@
 """A stand-in for Envoy's inner listener with engines behind it: what it does to each request is scripted.
 
-Its answers are made of a request's seed, so that a continuation with the wrong tokens or seed gives another answer. Each
-token's text comes with it, but for every third token: that text is held back until the next one, as an engine does while
-it could become a stop string.
+Its answers are made of a request's seed, so that a continuation with the wrong tokens or seed gives another answer.
+Each token's text comes with it, but for every third token: that text is held back until the next one, as an engine does
+while it could become a stop string.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -220,10 +221,8 @@ class FakeEngine:
             writer.close()
             return False
         if do.hang is not None:
-            try:
+            with contextlib.suppress(ConnectionError):
                 await reader.read(1)
-            except ConnectionError:
-                pass
             seen.cancelled.set()
             return False
         writer.write(b"0\r\n\r\n")

@@ -6,9 +6,13 @@ import json
 import re
 
 import pytest
+import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from inflight_gateway.relay.decide import Limits
+from inflight_gateway.relay.shared import Tuning
+from tests.gateway.relay.conftest import Setup
 from tests.gateway.relay.fake_engine import CREATED, Do, frames_for
 
 STREAM = {"model": "m", "stream": True, "max_tokens": 7, "messages": [{"role": "user", "content": "hi"}]}
@@ -58,12 +62,6 @@ async def test_a_cut_at_any_byte_makes_no_difference(relay, asked):
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_cuts_errors_and_splits_of_any_kind_make_no_difference(data, tmp_path_factory):
-    import asyncio
-
-    from inflight_gateway.relay.decide import Limits
-    from inflight_gateway.relay.shared import Tuning
-    from tests.gateway.relay.conftest import Setup
-
     asked = {
         **data.draw(st.sampled_from([STREAM, WHOLE])),
         "n": data.draw(st.integers(1, 3)),
@@ -95,7 +93,7 @@ def test_cuts_errors_and_splits_of_any_kind_make_no_difference(data, tmp_path_fa
         finally:
             await setup.stop()
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 async def test_a_continuation_has_tokens_seeds_finish_reasons_and_time_of_all_choices(relay):

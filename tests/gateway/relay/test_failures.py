@@ -96,6 +96,14 @@ async def test_garbled_frames_are_a_failure_of_their_engine(relay):
     assert same(body, STREAM)
 
 
+async def test_garbled_frames_after_tokens_end_the_answer_rather_than_leave_a_gap(relay):
+    garbled = b':t 0 9\n:t 1 \ndata: {"lost":1}\n\n'
+    relay.script(Do(frames=FRAMES[:MIDDLE] + garbled, split=MIDDLE, pause_s=0.05), Do())
+    _, _, body = await relay.post(STREAM)
+    assert json.loads(body.rstrip().rsplit(b"data: ", 1)[1])["error"]["code"] == "not_continued"
+    assert b"lost" not in body
+
+
 @pytest.mark.parametrize("status", [400, 404, 429, 503])
 async def test_a_refusal_of_the_first_attempt_is_passed_on(relay, status):
     said = b'{"error":{"message":"no"}}'

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from inflight_gateway.relay.shared import Tuning
+from tests.gateway.relay.conftest import eventually
 from tests.gateway.relay.fake_engine import Do, frames_for
 from tests.gateway.relay.test_continue import STREAM
 
@@ -60,10 +61,7 @@ async def test_two_thousand_open_streams_take_little_memory_and_all_end(make):
     gate = asyncio.Event()
     cut = frames.index(b"\n\n", len(frames) // 2) + 2
 
-    class Held(Do):
-        pass
-
-    relay.script(Held(split=cut))
+    relay.script(Do(split=cut))
     send = relay.engine._answer
 
     async def answer(do, seen, number, reader, writer):
@@ -87,9 +85,7 @@ async def test_two_thousand_open_streams_take_little_memory_and_all_end(make):
                 return await response.read()
 
         tasks = [asyncio.create_task(one()) for _ in range(2000)]
-        async with asyncio.timeout(60):
-            while len(relay.engine.seen) < 2000:
-                await asyncio.sleep(0.1)
+        await eventually(lambda: len(relay.engine.seen) == 2000, 60)
         await asyncio.sleep(0.5)
         grown = resident_bytes() - before
         gate.set()
