@@ -38,6 +38,9 @@ from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.tenants.signature import EngineHeaders
 from inflight_gateway.types import Endpoint, ServiceKey
 
+KEY_SECONDS = 5.0
+"""Between two looks at the gateway key's file."""
+
 
 class Gateway:
     """Everything but the sockets. `open` makes one.
@@ -48,7 +51,7 @@ class Gateway:
         publisher: configures Envoy.
     """
 
-    def __init__(self, settings: PickerSettings, http: aiohttp.ClientSession, key: bytes | None) -> None:
+    def __init__(self, settings: PickerSettings, http: aiohttp.ClientSession) -> None:
         self.catalog = Catalog(settings.cluster_domain)
         self.metrics = Metrics()
         self._samples = Samples()
@@ -57,7 +60,9 @@ class Gateway:
         self._ledger = Ledger(self._reachable, self._samples.get)
         self._picks = PicksLog()
         self._peers = Peers(http, self._heard_from)
-        self._key = key
+        self._key_file = settings.gateway_key_file
+        self._key = key = gateway_key(settings.gateway_key_file)
+        self._key_read = monotonic()
         self._peer_client = PeerClient(key or b"")
         self.limits = SharedLimits(settings.name, self._trusted_peers, self._peer_client.post)
         self._gate = Gate(self._secret, self.limits)
@@ -69,9 +74,8 @@ class Gateway:
         self._dispatcher = Dispatcher(
             self.catalog, Picker(), self._holds, self._ledger, monotonic, self._stream.changed
         )
-        self.processor = Processor(
-            Parts(self.catalog, self._gate, EngineHeaders(key), self._dispatcher, self.courses, monotonic)
-        )
+        self._parts = Parts(self.catalog, self._gate, EngineHeaders(key), self._dispatcher, self.courses, monotonic)
+        self.processor = Processor(self._parts)
         fixed = Fixed(settings.sockets, settings.port, settings.relays)
         self.publisher = Publisher(fixed, self.catalog, self.metrics.config_refused, self._dispatcher.release)
         self._addresses: dict[ServiceKey, frozenset[str]] = {}
@@ -82,7 +86,7 @@ class Gateway:
     @asynccontextmanager
     async def open(cls, settings: PickerSettings) -> AsyncIterator[Gateway]:
         async with metrics_session() as http:
-            gateway = cls(settings, http, gateway_key(settings.gateway_key_file))
+            gateway = cls(settings, http)
             try:
                 yield gateway
             finally:
@@ -93,8 +97,11 @@ class Gateway:
     def state_port(self, unready: Callable[[], Sequence[str]], problems: Callable[[], Sequence[str]]) -> StatePort:
         """Args: unready: see `StatePort`. problems: calls to the Kubernetes API that fail now."""
         self.metrics.registry.register(Knowledge(self.catalog, self._samples, self._peers, problems))
-        take = web.post(wire.PATH, take_handler(self.limits, self._key))
-        return StatePort(self._stream, self._picks, self.metrics.page, unready, [take])
+
+        async def take(request: web.Request) -> web.Response:
+            return await take_handler(self.limits, self._key)(request)
+
+        return StatePort(self._stream, self._picks, self.metrics.page, unready, [web.post(wire.PATH, take)])
 
     async def run(self) -> None:
         """Reports of limits to the other gateways, until cancelled."""
@@ -109,6 +116,17 @@ class Gateway:
         if len(self._holds):
             self._dispatcher.release()
         self.courses.expire()
+        if monotonic() - self._key_read >= KEY_SECONDS:
+            self._read_key()
+
+    def _read_key(self) -> None:
+        """The operator makes the key when it starts, which may be after the gateway."""
+        self._key_read = monotonic()
+        key = gateway_key(self._key_file)
+        if key != self._key:
+            self._key = key
+            self._parts.engine_headers = EngineHeaders(key)
+            self._peer_client.use(key or b"")
 
     def _changed(self, change: Change) -> None:
         self.publisher.catalog_changed(change)

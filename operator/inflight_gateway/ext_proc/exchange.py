@@ -45,9 +45,10 @@ class Observer(Protocol):
         """How long the picker took for a request, waiting not counted."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Parts:
-    """What requests need. Attributes: clock: seconds, monotonic."""
+    """What requests need. Attributes: engine_headers: another one when the gateway key changes. clock: seconds,
+    monotonic."""
 
     catalog: Catalog
     gate: Gate
