@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import time
 
+from inflight_gateway.ext_proc.exchange import HEAD_WITHIN_S
 from tests.gateway.asking import ask, service
 from tests.gateway.fake_engine import headers_of
 from tests.gateway.gateway_stack import GatewayStack, until
@@ -58,5 +60,20 @@ async def test_without_relays_alive_envoy_goes_around_them(tmp_path, engines, ht
             return "x-inflight-progress" in headers_of(engine.requests[-1])
 
         await until(relayed, "requests go through the relay again", 15)
+    finally:
+        stack.stop_all()
+
+
+async def test_an_engine_that_hangs_before_its_head_is_given_up(tmp_path, engines, http):
+    hanging, good = await engines("hanging", "hang"), await engines("good")
+    stack = GatewayStack(tmp_path, relays=1)
+    stack.services(service("a", hanging, good, model="m"))
+    try:
+        await stack.start_all()
+        begin = time.monotonic()
+        answers = await asyncio.gather(*(ask(http, stack) for _ in range(8)))
+        assert {(status, body["engine"]) for status, body, _ in answers} == {(200, "good")}
+        assert hanging.requests
+        assert time.monotonic() - begin < HEAD_WITHIN_S + 5
     finally:
         stack.stop_all()

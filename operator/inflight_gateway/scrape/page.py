@@ -141,7 +141,7 @@ def _cache_config(series: Series) -> tuple[int, int]:
         if size.isdigit() and blocks.isdigit():
             sizes.append(int(size))
             tokens += int(size) * int(blocks)
-    return max(sizes), min(tokens, int(MAX_COUNT))
+    return min(max(sizes), int(MAX_COUNT)), min(tokens, int(MAX_COUNT))
 
 
 def _cost(terms: Series, curve: Series) -> CostModel | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from inflight_gateway.types import EngineSample
+
+logger = logging.getLogger(__name__)
 
 UNREACHABLE_AFTER_SECONDS = 3.0
 """From the last time that an engine answered or took a connection until it counts as unreachable. A scrape comes every
@@ -63,7 +66,8 @@ class Samples:
         known = self._known.get(address)
         if known is not None:
             known.sample, known.error = sample, ""
-            known.reached, known.reachable = now, True
+            known.reached = now
+            self._set_reachable(address, known, now)
             self._tell(address)
 
     def failed(self, address: str, error: str, *, connected: bool, now: float) -> None:
@@ -74,10 +78,22 @@ class Samples:
         known.error = error
         if connected:
             known.reached = now
-        reachable = now - known.reached < UNREACHABLE_AFTER_SECONDS
-        if reachable != known.reachable:
-            known.reachable = reachable
+        if self._set_reachable(address, known, now):
             self._tell(address)
+
+    def _set_reachable(self, address: str, known: _Known, now: float) -> bool:
+        """Whether this changed it."""
+        reachable = now - known.reached < UNREACHABLE_AFTER_SECONDS
+        if reachable == known.reachable:
+            return False
+        known.reachable = reachable
+        if reachable:
+            logger.info("engine %s can be reached again", address)
+        else:
+            logger.warning(
+                "engine %s is not reached and gets requests only where no other is: %s", address, known.error
+            )
+        return True
 
     def _tell(self, address: str) -> None:
         for subscriber in tuple(self._subscribers):

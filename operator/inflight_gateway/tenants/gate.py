@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from inflight_gateway.headers import ATTEMPT, REQUEST_ID
 from inflight_gateway.tenants import answers
 from inflight_gateway.tenants.accounts import TenantKey
-from inflight_gateway.tenants.estimate import Estimates
+from inflight_gateway.tenants.estimate import GENERATING, Estimates
 from inflight_gateway.tenants.keys import KeyTables
 from inflight_gateway.tenants.sharing import Grant, SharedLimits
 from inflight_gateway.tenants.usage import Usage
@@ -150,11 +150,12 @@ class Gate:
             one.open = 0
             self._not_in_flight(one)
         # A client that left in the middle: nobody counted the prompt, and an engine has computed it.
-        unknown = not finished.prompt_tokens and finished.endpoints and finished.status in (0, 200)
+        generating = one.request.path in GENERATING
+        unknown = generating and not finished.prompt_tokens and finished.endpoints and finished.status in (0, 200)
         prompt = one.request.prompt_tokens if unknown else finished.prompt_tokens
         self._limits.settle(one.grant, prompt + finished.completion_tokens)
         if finished.status == 200:
-            self._estimates.learn(one.grant.key, finished.completion_tokens)
+            self._estimates.learn(one.grant.key, one.request, finished.completion_tokens)
         counts = self.usage.of(one.service, one.label)
         counts.requests += 1
         counts.prompt_tokens += prompt

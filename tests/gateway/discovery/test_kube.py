@@ -85,11 +85,13 @@ async def test_services_and_engines_that_are_there_that_come_change_and_go(fake)
         await until(lambda: catalog.services[CHAT].max_attempts == 7)
         await fake.put(SERVICES, service(enabled=False))
         await until(lambda: not catalog.services)
+        assert catalog.resolve("chat.team").code == "service_not_behind_gateway"
         await fake.put(SERVICES, service("plain"))
         await until(lambda: set(catalog.services) == {ServiceKey("team", "plain")})
         await fake.delete(SERVICES, "team", "plain")
         await fake.delete(SLICES, "team", "chat-engines-x")
         await until(lambda: not catalog.services and not catalog.endpoints)
+        assert catalog.resolve("plain.team").code == "service_not_found"
 
 
 async def test_everything_stays_while_the_api_is_away_and_what_changed_meanwhile_comes_after(fake):

@@ -202,7 +202,7 @@ async def test_picks_with_a_bad_query_are_refused(served, query):
 
 async def test_a_taken_port_is_named(served):
     other = Served()
-    with pytest.raises(OSError, match="cannot listen on --state-port"):
+    with pytest.raises(OSError, match="cannot listen on --http-port"):
         await other.port.start(int(served.address.partition(":")[2]), "127.0.0.1")
 
 

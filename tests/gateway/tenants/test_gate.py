@@ -154,6 +154,16 @@ async def test_without_max_tokens_the_tenants_mean_answer_is_charged():
     assert answer["x-ratelimit-remaining-tokens"] == str(1000 - 10 - 256)
 
 
+async def test_requests_that_generate_nothing_cost_no_tokens_and_teach_nothing():
+    gate, service = alone(), config(limits=RateLimits(requests_per_minute=9, tokens_per_minute=1000))
+    now = time.monotonic()
+    answer = dict(await gate.admit(request(1, path="/v1/models", max_tokens=None), service, now))
+    assert (answer["x-ratelimit-remaining-requests"], answer["x-ratelimit-remaining-tokens"]) == ("8", "1000")
+    gate.settle(finished(1))
+    answer = dict(await gate.admit(request(2, max_tokens=None), service, now))
+    assert answer["x-ratelimit-remaining-tokens"] == str(1000 - 10 - 256)
+
+
 async def test_concurrent_requests_end_with_their_streams():
     gate, service = alone(), config(limits=RateLimits(concurrent_requests=1))
     await gate.admit(request(1), service, 0.0)
