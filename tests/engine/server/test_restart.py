@@ -107,7 +107,7 @@ async def test_stream_that_has_begun_goes_on_without_a_gap_or_a_repeat(make_fake
         fake.engine.report(admitted=[(0, slot)])
         for token in text.encode():
             fake.engine.report(tokens={slot: token}, logprobs=[TokenLogprobs(slot, -token / 10, [], [])])
-        await until(lambda: fake.service.metrics.generation_tokens == count + len(text))
+        await until(lambda all=count + len(text): fake.service.metrics.generation_tokens == all)
     answer = await asyncio.wait_for(call, 5)
     *chunks, usage_chunk, done = events(answer.text)
     choices = [json.loads(each)["choices"][0] for each in chunks]
