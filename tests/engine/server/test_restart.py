@@ -103,11 +103,11 @@ async def test_stream_that_has_begun_goes_on_without_a_gap_or_a_repeat(make_fake
             generation.tries = 0  # it was in one crash, and not in both
         await restart(fake)
         await until(lambda: fake.engine.requests)
-        count = fake.service.metrics.generation_tokens
+        count = fake.service.metrics.generation_tokens + len(text)
         fake.engine.report(admitted=[(0, slot)])
         for token in text.encode():
             fake.engine.report(tokens={slot: token}, logprobs=[TokenLogprobs(slot, -token / 10, [], [])])
-        await until(lambda all=count + len(text): fake.service.metrics.generation_tokens == all)
+        await until(lambda count=count: fake.service.metrics.generation_tokens == count)
     answer = await asyncio.wait_for(call, 5)
     *chunks, usage_chunk, done = events(answer.text)
     choices = [json.loads(each)["choices"][0] for each in chunks]
