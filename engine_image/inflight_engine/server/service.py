@@ -392,8 +392,9 @@ class Service:
 
     def _check_bounds(self, service_class: str, num_requests: int, num_tokens: Sequence[int] = ()) -> None:
         """`num_tokens`: of each prompt; empty before they are known."""
-        uncomputed = self._gauges().waiting_tokens
-        predicted = self._seconds_for(uncomputed)
+        now = self._gauges()
+        uncomputed = now.waiting_tokens
+        predicted = self.metrics.seconds_for(uncomputed, now.waiting, now)
         refusal = self._queue.refusal(service_class, num_requests, sum(num_tokens), min(predicted, LONGEST_RETRY_AFTER))
         if refusal is not None:
             reason, error = refusal
@@ -409,9 +410,9 @@ class Service:
             self.metrics.rejections["shed"] += 1
             raise shed
 
-    def _seconds_for(self, num_tokens: float) -> float:
-        """Until so many prompt tokens are computed."""
-        return self.metrics.seconds_for(num_tokens, self.runtime.limits)
+    def _seconds_for(self, num_tokens: float, num_requests: float) -> float:
+        """Until so many waiting requests have a slot, and this many prompt tokens are computed."""
+        return self.metrics.seconds_for(num_tokens, num_requests, self._gauges()) if len(self._dispatcher) else 0.0
 
     def _send(self, *messages: ToEngine) -> None:
         if not self.has_work:
