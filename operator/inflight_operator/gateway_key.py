@@ -22,17 +22,18 @@ class GatewayKey:
 
 
 class LiveGatewayKey(LiveKey[GatewayKey]):
-    """The key in a Secret with the field `key`, which the gateway's pods mount."""
+    """The key in a Secret with the field `key`, which the gateway's pods mount. White space around it does not count,
+    here and there."""
 
     what = "the gateway's key"
     fields = ("key",)
 
     def fresh(self) -> GatewayKey:
-        """Printable, so that a reader that strips white space from the file gets the same bytes."""
+        """Printable: random bytes may begin or end with white space."""
         return GatewayKey(secrets.token_urlsafe(KEY_BYTES).encode())
 
     def written(self, key: GatewayKey) -> tuple[bytes, ...]:
         return (key.key,)
 
     def read(self, values: Mapping[str, bytes]) -> GatewayKey:
-        return GatewayKey(long_enough(values["key"]))
+        return GatewayKey(long_enough(values["key"].strip()))

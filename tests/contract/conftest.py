@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from time import monotonic, sleep
 
 import pytest
 import yaml
@@ -60,8 +61,19 @@ def kubectl(tmp_path_factory):
     with apiserver_only(tmp_path_factory.mktemp("apiserver")) as kubeconfig:
         kubectl = Kubectl(kubeconfig)
         kubectl.ok("apply", "--server-side", "-f", str(CRD_FILE))
-        kubectl.ok("wait", "--for=condition=Established", "--timeout=30s", "crd/inferenceservices.inflight.dev")
+        _established(kubectl, "inferenceservices.inflight.dev")
         yield kubectl
+
+
+def _established(kubectl, crd):
+    """`kubectl wait` fails at once for an object that has no conditions yet."""
+    deadline = monotonic() + 30
+    while True:
+        done = kubectl.run("wait", "--for=condition=Established", "--timeout=30s", f"crd/{crd}")
+        if done.returncode == 0:
+            return
+        assert monotonic() < deadline, done.stderr
+        sleep(0.1)
 
 
 @pytest.fixture

@@ -24,6 +24,10 @@ def classes(*given):
     return spec(engine={"scheduling": {"classes": list(given)}})
 
 
+def gateway(**parts):
+    return spec(gateway={"enabled": True, **parts})
+
+
 BAD = {
     "an unknown source scheme": (
         {"model": {"source": "ftp://models/x"}},
@@ -54,6 +58,74 @@ BAD = {
         spec(scaling={"minReplicas": 9}),
         "scaling.maxReplicas must be at least scaling.minReplicas",
     ),
+    "zero replicas without a gateway that holds requests": (
+        spec(scaling={"minReplicas": 0}),
+        "scaling.minReplicas 0 needs the gateway, which holds requests while no replica runs: set gateway.enabled true,"
+        " or scaling.minReplicas to 1 or more",
+    ),
+    "no replica at most": (
+        {**gateway(), "scaling": {"minReplicas": 0, "maxReplicas": 0}},
+        "spec.scaling.maxReplicas in body should be greater than or equal to 1",
+    ),
+    "sleep at once": (
+        {**gateway(), "scaling": {"minReplicas": 0, "idleTimeout": "1s"}},
+        "scaling.idleTimeout must be between 10s and 168h",
+    ),
+    "sleep after no duration": (
+        spec(scaling={"idleTimeout": "soon"}),
+        "scaling.idleTimeout must be a duration above zero, such as 500ms, 2s or 1m30s",
+    ),
+    "API keys without a gateway that checks them": (
+        spec(gateway={"auth": {"apiKeysSecret": "keys"}}),
+        "gateway.auth needs gateway.enabled true: without the gateway, API keys are not checked",
+    ),
+    "API keys in a Secret that can have no such name": (
+        gateway(auth={"apiKeysSecret": "My Keys"}),
+        "gateway.auth.apiKeysSecret must be the name of a Secret, such as chat-keys",
+    ),
+    "API keys without a Secret": (gateway(auth={}), "spec.gateway.auth.apiKeysSecret: Required value"),
+    "tenants that clients name beside those that the gateway signs": (
+        {**gateway(), "engine": {"extraArgs": ["--trust-tenant-header"]}},
+        "engine.extraArgs --trust-tenant-header and gateway.enabled exclude each other: engines behind the gateway"
+        " believe the tenant that it signs",
+    ),
+    "no attempt": (
+        gateway(maxAttempts=0),
+        "spec.gateway.maxAttempts in body should be greater than or equal to 1",
+    ),
+    "two tenants of one name": (
+        gateway(tenants=[{"name": "acme"}, {"name": "acme", "weight": 2}]),
+        'spec.gateway.tenants[1]: Duplicate value: {"name":"acme"}',
+    ),
+    "a tenant of a name that no header can carry": (
+        gateway(tenants=[{"name": "acme inc"}]),
+        "gateway.tenants.name must be at most 63 letters, digits, '-', '_' and '.', and begin and end with a letter or"
+        " digit, such as acme",
+    ),
+    "a tenant that starves": (
+        gateway(tenants=[{"name": "acme", "weight": 0}]),
+        "gateway.tenants.weight must be above 0, such as 2: a tenant of 0 would starve",
+    ),
+    "a tenant that may do nothing": (
+        gateway(tenants=[{"name": "acme", "requestsPerMinute": 0}]),
+        "spec.gateway.tenants[0].requestsPerMinute in body should be greater than or equal to 1",
+    ),
+    "a score that repels": (
+        gateway(scores={"prefix": -1}),
+        "spec.gateway.scores.prefix in body should be greater than or equal to 0",
+    ),
+    "no room for held requests": (
+        gateway(hold={"maxBytes": "100Ki"}),
+        "gateway.hold.maxBytes must be a quantity from 1Mi to 16Gi, such as 64Mi",
+    ),
+    "room for held requests that is no quantity": (
+        gateway(hold={"maxBytes": "lots"}),
+        "gateway.hold.maxBytes must be a quantity from 1Mi to 16Gi, such as 64Mi",
+    ),
+    "requests that are held for a day": (
+        gateway(hold={"maxWait": "24h"}),
+        "gateway.hold.maxWait must be between 1s and 1h",
+    ),
     "limits by hand above the capacity": (
         spec(tuning={"override": {"maxNumSeqs": 1000, "until": "2030-01-31T12:00:00Z"}}),
         "tuning.override.maxNumSeqs must not exceed engine.maxNumSeqs, the capacity an engine starts with;"
@@ -76,8 +148,8 @@ BAD = {
         "tuning.override needs a limit to set: maxNumSeqs, maxNumBatchedTokens, or both",
     ),
     "no replicas at least": (
-        spec(scaling={"minReplicas": 0}),
-        "spec.scaling.minReplicas in body should be greater than or equal to 1",
+        spec(scaling={"minReplicas": -1}),
+        "spec.scaling.minReplicas in body should be greater than or equal to 0",
     ),
     "replicas set while the operator decides": (
         spec(replicas=4),
@@ -527,6 +599,23 @@ GOOD = {
         ),
     ),
     "a runtime class and a scheduler": ("chat", template(runtimeClassName="nvidia", schedulerName="volcano")),
+    "zero replicas behind the gateway": (
+        "chat",
+        {**gateway(), "scaling": {"minReplicas": 0, "maxReplicas": 1, "idleTimeout": "10s"}},
+    ),
+    "zero replicas of another scaler": ("chat", spec(replicas=0, scaling={"mode": "External", "minReplicas": 0})),
+    "everything of the gateway": (
+        "chat",
+        gateway(
+            continuation=False,
+            maxAttempts=10,
+            hold={"maxRequests": 1, "maxBytes": 1048576, "maxWait": "1h"},
+            auth={"apiKeysSecret": "chat-keys"},
+            tenants=[{"name": "acme", "weight": 0.5, "requestsPerMinute": 60}, {"name": "a.b_c-D"}],
+            defaultLimits={"requestsPerMinute": 1, "tokensPerMinute": 1, "concurrentRequests": 1},
+            scores={"pendingTokens": 0, "running": 0, "kvCache": 0, "predictedTtft": 0, "prefix": 1000},
+        ),
+    ),
     "scaling down disabled": ("chat", spec(scaling={"behavior": {"scaleDown": {"selectPolicy": "Disabled"}}})),
 }
 

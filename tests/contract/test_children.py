@@ -8,6 +8,7 @@ from time import monotonic
 import pytest
 
 from inflight_operator.api import InferenceService
+from inflight_operator.api.types import Gateway
 from inflight_operator.apply import ChildConflictError, needs_apply, sync_children
 from inflight_operator.apply.children import UNREAD_KINDS, ChildrenState
 from inflight_operator.limits import Limits, LimitsInForce
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.contract
 SETTINGS = Settings(
     engine_image="localhost/engine:test",
     operator_namespace="inflight-system",
+    gateway_service="inflight-gateway.inflight-system.svc.cluster.local",
     admin_peers=(
         {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}},
         {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}},
@@ -27,6 +29,12 @@ SETTINGS = Settings(
 PLAN = ChildPlan(replicas=2, limits=LimitsInForce(Limits(64, 1024), 7), admin_token="secret")
 
 SPECS = {
+    "behind the gateway": {
+        "model": {"source": "builtin://smollm2"},
+        "accelerator": {"count": 0},
+        "gateway": {"enabled": True, "auth": {"apiKeysSecret": "chat-keys"}},
+        "scaling": {"minReplicas": 0},
+    },
     "four lines": {"model": {"source": "builtin://smollm2"}, "accelerator": {"count": 0}},
     "a GPU": {"model": {"source": "hf://Qwen/Qwen3-8B", "servedName": "qwen", "storage": "40Gi"}},
     "a claim": {"model": {"source": "pvc://models/qwen3/8b"}, "rollout": {"strategy": "ReleaseFirst"}},
@@ -330,6 +338,30 @@ async def test_every_child_is_owned_by_the_service_so_that_deleting_it_deletes_t
         assert owner["uid"] == service.metadata.uid
         assert owner["controller"] is True
         assert "finalizers" not in child["metadata"]
+
+
+async def test_the_service_becomes_an_alias_of_the_gateway_and_a_service_of_its_pods_again(api, simple):
+    namespace, operator = simple.metadata.namespace, Operator(api, simple)
+    apart = render(simple, PLAN, SETTINGS)
+    behind = simple.model_copy(update={"spec": simple.spec.model_copy(update={"gateway": Gateway(enabled=True)})})
+    through = render(behind, replace(PLAN, tenant_key="key"), SETTINGS)
+    for _ in range(2):
+        await operator.applied(apart)
+        plain = await api.get("Service", namespace, "chat")
+        assert (plain["spec"]["type"], "externalName" in plain["spec"]) == ("ClusterIP", False)
+        assert plain["spec"]["clusterIP"] not in ("", "None")
+        assert await api.get("Service", namespace, "chat-engines") is None
+        assert await operator.applied(apart) == ()
+
+        await operator.applied(through)
+        alias = await api.get("Service", namespace, "chat")
+        assert (alias["spec"]["type"], alias["spec"]["externalName"]) == ("ExternalName", SETTINGS.gateway_service)
+        assert not alias["spec"].get("clusterIP")
+        assert "selector" not in alias["spec"]
+        engines = await api.get("Service", namespace, "chat-engines")
+        assert engines["spec"]["clusterIP"] == "None"
+        assert engines["metadata"]["labels"]["inflight.dev/service"] == "chat"
+        assert await operator.applied(through) == ()
 
 
 async def test_a_secret_of_someone_else_with_the_tokens_name_is_not_taken_over(kubectl, api, simple):

@@ -55,6 +55,7 @@ def test_a_spec_of_four_lines_gets_every_default_from_the_api_server(make):
             "mode": "Operator",
             "minReplicas": 1,
             "maxReplicas": 8,
+            "idleTimeout": "10m",
             "behavior": {
                 "scaleUp": {
                     "stabilizationWindowSeconds": 0,
@@ -70,6 +71,13 @@ def test_a_spec_of_four_lines_gets_every_default_from_the_api_server(make):
                     "policies": [{"type": "Percent", "value": 100, "periodSeconds": 15}],
                 },
             },
+        },
+        "gateway": {
+            "enabled": False,
+            "continuation": True,
+            "maxAttempts": 3,
+            "hold": {"maxRequests": 1000, "maxBytes": "64Mi", "maxWait": "60s"},
+            "scores": {"pendingTokens": 1.0, "running": 1.0, "kvCache": 1.0, "predictedTtft": 1.0, "prefix": 1.0},
         },
         "tuning": {"mode": "Auto", "maxNumSeqs": {"min": 1}},
         "rollout": {"strategy": "SurgeFirst", "drainTimeout": "120s", "startupTimeout": "30m"},

@@ -54,7 +54,17 @@ FIELDS = {
     "accelerator.count": ("tensor-parallel-size", as_is, None),
     "rollout.drainTimeout": ("drain-timeout", parse_duration, "may finish"),
 }
-NO_FIELD = {"host", "port", "admin-port", "served-model-name", "device", "drain-delay", "limits-file", "ttft-target"}
+NO_FIELD = {
+    "host",
+    "port",
+    "admin-port",
+    "served-model-name",
+    "device",
+    "drain-delay",
+    "limits-file",
+    "tenant-key-file",
+    "ttft-target",
+}
 """Flags that the operator sets without a field, or from something that has no default."""
 OF_THE_CHART = {"otlp-traces-endpoint", "traces-sampling-ratio", "log-format", "enable-access-log"}
 """Flags of fields whose defaults are values of the chart: tests/chart/test_engine_observability.py."""

@@ -4,6 +4,7 @@ There are no nodes here, so no pod ever runs.
 """
 
 import asyncio
+import base64
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ import httpx
 import pytest
 
 from inflight_operator import leader as leader_module
+from inflight_operator.gateway_key import GatewayKey
 from inflight_operator.leader import LEASE_NAME, Leadership, LeaseLostError
 from tests.contract.manifests import service_manifest
 
@@ -180,6 +182,31 @@ def test_it_looks_after_every_namespace_it_is_given_and_no_other(kubectl, namesp
     time.sleep(1)  # a watch in each namespace: a child that is deleted comes back at once
     kubectl.ok("delete", "deployment", "chat", "-n", others[0])
     eventually(10, lambda: deployed(others[0]))
+
+
+def test_a_gateway_brings_its_key_and_takes_over_the_address_of_services_that_ask_for_it(kubectl, namespace, start):
+    gateway = {"gateway": {"enabled": True}, "scaling": {"minReplicas": 0}}
+    kubectl.create(service_manifest(namespace, {"model": {"source": "builtin://smollm2"}, **gateway}))
+    kubectl.create(service_manifest(namespace, {"model": {"source": "builtin://smollm2"}}, "plain"))
+    host = f"inflight-gateway.{namespace}.svc.cluster.local"
+    start("--gateway-service", host)
+
+    def conditions():
+        service = kubectl.json("get", "ifsvc", "chat", "-n", namespace)
+        return {one["type"]: one for one in service.get("status", {}).get("conditions", ())}
+
+    def services():
+        items = kubectl.json("get", "services", "-n", namespace, "-l", "inflight.dev/service")["items"]
+        return {one["metadata"]["name"]: one["spec"].get("externalName") for one in items}
+
+    found = eventually(30, conditions)
+    assert (found["GatewayReady"]["reason"], found["Ready"]["reason"]) == ("NoGatewayPods", "Starting")
+    eventually(10, lambda: services() == {"chat": host, "chat-engines": None, "plain": None})
+    key = base64.b64decode(kubectl.json("get", "secret", "inflight-gateway-key", "-n", namespace)["data"]["key"])
+    uid = kubectl.json("get", "ifsvc", "chat", "-n", namespace)["metadata"]["uid"]
+    secret = kubectl.json("get", "secret", "chat-admin-token", "-n", namespace)["data"]
+    expected = GatewayKey(key).tenant_key(namespace, "chat", uid)
+    assert base64.b64decode(secret["tenant-key"]).decode() == expected
 
 
 def name_of(program):

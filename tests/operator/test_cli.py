@@ -23,6 +23,9 @@ def test_help_shows_an_example(capsys):
         ["run", "--engine-image", "x", "--metrics-port", "70000"],
         ["run", "--engine-image", "x", "--interval", "0"],
         ["run", "--engine-image", "x", "--interval", "soon"],
+        ["run", "--engine-image", "x", "--gateway-service", "inflight-gateway"],
+        ["run", "--engine-image", "x", "--gateway-service", "inflight-gateway.system.svc"],
+        ["run", "--engine-image", "x", "--gateway-service", "http://g.system.svc.cluster.local"],
     ],
 )
 def test_wrong_usage_ends_with_2(arguments, capsys):

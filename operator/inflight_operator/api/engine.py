@@ -46,6 +46,7 @@ OWN_FLAGS = (
     "drain-delay",
     "drain-timeout",
     "limits-file",
+    "tenant-key-file",
     "otlp-traces-endpoint",
     "traces-sampling-ratio",
     "log-format",

@@ -87,9 +87,9 @@ class Scheduling(SpecModel):
         default=None,
         description="Order of waiting requests within a class. fcfs: as they came. sjf: those with the fewest output"
         " tokens to expect first (expected_output_tokens of the request, else its max_tokens). priority: those with the"
-        " smallest priority number first. fair: those of the tenant that was served least first (header"
-        " X-Inflight-Tenant; needs --trust-tenant-header in engine.extraArgs). deadline: as they came, those first that"
-        " can still keep their target (slo.ttftP95 of the"
+        " smallest priority number first. fair: those of the tenant that was served least first: of the API key with"
+        " gateway.enabled, else of the header X-Inflight-Tenant, which needs --trust-tenant-header in"
+        " engine.extraArgs. deadline: as they came, those first that can still keep their target (slo.ttftP95 of the"
         " class, else of the service); one turn in twenty goes to requests that cannot, so that none starves. Default:"
         " deadline where there is such a target, else fcfs.",
     )

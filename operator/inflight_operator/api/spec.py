@@ -214,6 +214,13 @@ class InferenceServiceSpec(SpecModel):
                 fieldPath=".gateway.auth",
             ),
             rule(
+                "!self.gateway.enabled || !has(self.engine.extraArgs)"
+                " || !self.engine.extraArgs.exists(a, a.matches('^--trust-tenant-header(=.*)?$'))",
+                "engine.extraArgs --trust-tenant-header and gateway.enabled exclude each other: engines behind the"
+                " gateway believe the tenant that it signs",
+                fieldPath=".engine.extraArgs",
+            ),
+            rule(
                 "self.scaling.mode == 'External' || !has(self.replicas)"
                 " || oldSelf.?replicas.orValue(-1) == self.replicas",
                 "replicas is set by hand or by an autoscaler only when scaling.mode is External; in mode Operator set"

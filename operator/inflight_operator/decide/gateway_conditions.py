@@ -62,7 +62,7 @@ def _gateway_ready(facts: GatewayFacts) -> Finding:
     view = facts.view
     if not facts.service:
         reason = Reason("NoGateway")
-    elif not view.pods and not view.silence:
+    elif not view.pods:
         reason = Reason("NoGatewayPods", {"service": facts.service})
     elif not view.heard:
         reason = Reason("GatewayNotHeard", {"said": view.silence})

@@ -132,7 +132,8 @@ class GatewayReader:
         )
         silent = (one for one in self._streams.values() if one.pod.takes_requests)
         unheard = (_silence(one, key) for one in silent if one.reports is None or key not in one.reports)
-        return gateway_view(told, pods, self.clock(), next(unheard, self._lookup_error))
+        # While the list of pods is not known, there may be one more.
+        return gateway_view(told, pods + bool(self._lookup_error), self.clock(), next(unheard, self._lookup_error))
 
     @property
     def pods(self) -> tuple[int, int]:

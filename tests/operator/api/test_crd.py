@@ -1,12 +1,13 @@
 """The generated CRD: kept up to date, and without what a JSON schema has and a structural schema must not."""
 
 import re
+from dataclasses import replace
 
 import yaml
 
 from inflight_operator.api.crd import FILES, PROJECT, crd, crd_yaml, main
 from inflight_operator.api.engine import OWN_FLAGS
-from tests.operator.render.services import EVERYTHING, engine, make
+from tests.operator.render.services import EVERYTHING, SETTINGS, engine, make
 
 
 def schemas(schema, path="spec"):
@@ -72,5 +73,6 @@ def test_every_rule_has_a_sentence_that_names_a_field():
 
 def test_the_flags_extra_args_may_not_repeat_are_the_ones_the_operator_sets():
     own_fields = {name: value for name, value in EVERYTHING["engine"].items() if name != "extraArgs"}
-    command = engine(make(**{**EVERYTHING, "engine": own_fields}))["command"]
+    service = make(**{**EVERYTHING, "engine": own_fields, "gateway": {"enabled": True}})
+    command = engine(service, replace(SETTINGS, gateway_service="g.system.svc.cluster.local"))["command"]
     assert {argument.removeprefix("--").partition("=")[0] for argument in command[3:]} == set(OWN_FLAGS)

@@ -47,6 +47,7 @@ def observations(draw):
         ttft_p95=draw(st.none() | st.floats(0.01, 20)),
         tpot_p95=draw(st.none() | st.floats(0.001, 2)),
         limits_spent=draw(st.booleans()),
+        held=draw(st.sampled_from([0, 0, 1, 100])),
     )
 
 
@@ -116,6 +117,15 @@ def test_a_longer_queue_never_asks_for_fewer(observation, target, more):
     )
     wide = ScalingBounds(0, 10_000)
     asked = ScalingTargets(waiting_requests=target)
+    before = decide_scaling(observation, asked, AT_ONCE, wide, ScalingHistory())
+    after = decide_scaling(longer, asked, AT_ONCE, wide, ScalingHistory())
+    assert after.replicas >= before.replicas
+
+
+@given(observations(), st.builds(ScalingTargets, waiting_requests=st.integers(1, 20)), st.integers(1, 100))
+def test_requests_held_at_the_gateway_never_ask_for_fewer(observation, asked, more):
+    wide = ScalingBounds(1, 10_000)
+    longer = replace(observation, held=observation.held + more)
     before = decide_scaling(observation, asked, AT_ONCE, wide, ScalingHistory())
     after = decide_scaling(longer, asked, AT_ONCE, wide, ScalingHistory())
     assert after.replicas >= before.replicas

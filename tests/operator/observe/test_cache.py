@@ -205,6 +205,12 @@ def test_endpoints_are_the_ready_pods_of_the_service_s_own_slices():
     assert cache.children(KEY) == []
 
 
+def test_the_slices_of_a_service_behind_the_gateway_are_those_of_its_engines():
+    cache = ClusterCache()
+    assert cache.put("EndpointSlice", endpoint_slice("a", 1, "one", of="chat-engines")) == KEY
+    assert cache.endpoints(KEY) == {"one"}
+
+
 def test_a_slice_asks_for_a_look_only_when_the_ready_pods_changed():
     cache = ClusterCache()
     cache.put("EndpointSlice", endpoint_slice("a", 1, "one"))

@@ -142,7 +142,7 @@ async def test_a_lookup_that_is_refused_keeps_the_pods_and_is_said_where_there_a
         async with reading(slices, pod.port, monkeypatch) as (reader, _):
             await reader.settled(5.0)
             slices.error = KubeApiError("GET", 403, "forbidden")
-            await asyncio.sleep(0.2)
+            await until(lambda: not reader.view(CHAT).known)  # there may be a pod that is not in the list
             assert reader.view(CHAT).held == 1
         async with reading(slices, pod.port, monkeypatch) as (reader, _):
             await until(lambda: "forbidden" in reader.view(CHAT).silence)

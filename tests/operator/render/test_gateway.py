@@ -1,0 +1,79 @@
+"""What changes in the children of a service that is behind the gateway, and what does not."""
+
+import base64
+from dataclasses import replace
+
+from inflight_operator.render import render
+from inflight_operator.render.deployment import template_inputs
+from tests.operator.render.services import CPU, PLAN, SETTINGS, child, engine, make, pod
+
+HOST = "inflight-gateway.inflight-system.svc.cluster.local"
+GATEWAY = replace(SETTINGS, gateway_service=HOST)
+BEHIND = {**CPU, "gateway": {"enabled": True}}
+KEYS = {**CPU, "gateway": {"enabled": True, "auth": {"apiKeysSecret": "keys"}}}
+PROMETHEUS = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+GATEWAY_PODS = {
+    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "inflight-system"}},
+    "podSelector": {"matchLabels": {"app.kubernetes.io/name": "inflight-gateway"}},
+}
+
+
+def services(service, settings=GATEWAY):
+    found = (one for one in render(service, PLAN, settings) if one["kind"] == "Service")
+    return {one["metadata"]["name"]: one["spec"] for one in found}
+
+
+def serving_rules(service, settings=GATEWAY):
+    rules = child("NetworkPolicy", service, settings=settings)["spec"]["ingress"]
+    return [rule for rule in rules if rule["ports"][0]["port"] == "http"]
+
+
+def test_the_address_is_an_alias_of_the_gateway_and_the_engines_have_a_headless_service():
+    (engines, alias) = services(make(**BEHIND)).items()
+    assert (engines[0], engines[1]["clusterIP"]) == ("chat-engines", "None")
+    assert engines[1]["selector"] == child("Service", make(**CPU))["spec"]["selector"]
+    assert (alias[0], alias[1]["type"], alias[1]["externalName"]) == ("chat", "ExternalName", HOST)
+    assert "selector" not in alias[1]
+
+
+def test_without_a_gateway_to_run_behind_all_children_are_those_of_a_service_that_asks_for_none():
+    asking, other = (render(make(**spec), PLAN, SETTINGS) for spec in (BEHIND, CPU))
+    kinds = {one["kind"] for one in other} - {"Deployment"}
+    assert [one for one in asking if one["kind"] in kinds] == [one for one in other if one["kind"] in kinds]
+    assert pod(make(**BEHIND)) == pod(make(**CPU))
+
+
+def test_a_gateway_changes_nothing_of_services_that_do_not_ask_for_it():
+    assert render(make(**CPU), PLAN, GATEWAY) == render(make(**CPU), PLAN, SETTINGS)
+
+
+def test_engines_verify_tenants_by_a_key_from_their_secret():
+    service = make(**BEHIND)
+    secret = child("Secret", service, replace(PLAN, tenant_key="a key"), GATEWAY)
+    assert base64.b64decode(secret["data"]["tenant-key"]) == b"a key"
+    assert "tenant-key" not in child("Secret", make(**CPU))["data"]
+    container = engine(service, GATEWAY)
+    (flag,) = (one for one in container["command"] if one.startswith("--tenant-key-file="))
+    assert flag == "--tenant-key-file=/etc/inflight/admin/tenant-key"
+    assert "/etc/inflight/admin" in [mount["mountPath"] for mount in container["volumeMounts"]]
+
+
+def test_to_put_a_service_behind_the_gateway_is_a_change_of_its_spec_and_no_upgrade():
+    assert template_inputs(make(**BEHIND).spec) != template_inputs(make(**CPU).spec)
+    tuned = {**CPU, "gateway": {"enabled": True, "maxAttempts": 5, "hold": {"maxRequests": 7}}}
+    assert template_inputs(make(**BEHIND).spec) == template_inputs(make(**tuned).spec)
+    assert pod(make(**BEHIND), GATEWAY) == pod(make(**tuned), GATEWAY)
+
+
+def test_anyone_reaches_engines_behind_the_gateway_unless_it_checks_keys():
+    assert serving_rules(make(**BEHIND)) == serving_rules(make(**CPU))
+    (rule,) = serving_rules(make(**KEYS))
+    assert rule["from"] == [GATEWAY_PODS]
+    (rule,) = serving_rules(make(**KEYS), replace(GATEWAY, admin_peers=(PROMETHEUS,)))
+    assert rule["from"] == [GATEWAY_PODS, PROMETHEUS]
+
+
+def test_no_client_reaches_a_service_with_keys_where_no_gateway_checks_them():
+    assert serving_rules(make(**KEYS), SETTINGS) == []
+    (rule,) = serving_rules(make(**KEYS), replace(SETTINGS, admin_peers=(PROMETHEUS,)))
+    assert rule["from"] == [PROMETHEUS]
