@@ -82,7 +82,7 @@ contract: .venv/kernels.stamp ## Tests against a real kube-apiserver
 e2e: .venv/kernels.stamp cluster ## Tests on real pods in the local cluster
 	$(PY) -m pytest e2e/scenarios
 
-e2e-disruptions: .venv/tools.stamp ## Traffic through every disruption, and a table of what was lost; a quarter of an hour. ARGS=--help
+e2e-disruptions: .venv/tools.stamp ## Traffic through every disruption, and a table of what was lost; a quarter of an hour. ARGS=--gateway, --help
 	@$(PY) -m e2e.disruptions $(ARGS)
 
 venv: .venv/kernels.stamp ## .venv with every program in .venv/bin

@@ -1,15 +1,16 @@
 """Throughput of one API process in tokens/s and streams, with an engine process that computes nothing.
 
     python -m bench.api_process [--streams N ...] [--tokens N] [--step-ms MS | --rate N | --saturated] [--together N]
-        [--whole] [--profile] [--server FLAGS]
+        [--whole] [--progress] [--profile] [--server FLAGS]
 
 A stand-in for the engine process sends a token for each stream in every step, over the real socket and in the real
 messages; clients in a process of their own read the answers. By default steps are so slow that every token is an event
 of its own, as under a real engine that the API process keeps up with. `--rate` offers so many tokens/s to all streams
 together. With `--saturated` steps are sent as fast as the API process reads them, which is then always behind: tokens
 of a stream that are there together share an event. `--together` sends so many steps at once, as they are there after
-the API process was busy with other streams for so long: what an event of so many tokens costs. `--server` gives flags
-to the server, as in `--server="--enable-access-log --log-format json"`.
+the API process was busy with other streams for so long: what an event of so many tokens costs. `--progress` asks for
+progress frames, as a gateway does. `--server` gives flags to the server, as in
+`--server="--enable-access-log --log-format json"`.
 
 The figure is the CPU time of the API process for each token, and tokens/s is what a core of its own carries at that;
 unlike seconds on the clock it means something while others use the machine. The CPU time of a request is all that
@@ -81,11 +82,14 @@ def _serve(sock: socket.socket, listener: socket.socket, profile: bool, flags: S
         pstats.Stats(profiler).sort_stats("tottime").print_stats(35)
 
 
-def _read_answers(address: tuple[str, int], streams: int, tokens: int, whole: bool, counted: Connection) -> None:
+def _read_answers(
+    address: tuple[str, int], streams: int, tokens: int, whole: bool, progress: bool, counted: Connection
+) -> None:
     """Sends how many events there were, of tokens: not the end of a choice, and not [DONE]."""
     stream = str(not whole).lower()
     body = f'{{"prompt": "hello", "stream": {stream}, "ignore_eos": true, "max_tokens": {tokens}}}'
     head = "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    head += "X-Inflight-Progress: 1\r\n" if progress else ""
     request = f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
 
     async def read() -> int:
@@ -185,6 +189,7 @@ def measure(
     *,
     together: int = 1,
     whole: bool = False,
+    progress: bool = False,
     profile: bool = False,
     server: Sequence[str] = (),
 ) -> Cost:
@@ -194,6 +199,7 @@ def measure(
         step_seconds: from one step to the next; 0: no longer than it takes to send one.
         together: steps that are sent at once.
         whole: answers are not streamed.
+        progress: answers come in progress frames.
         profile: print where the API process spends its time.
         server: flags of the server.
     """
@@ -206,7 +212,8 @@ def measure(
     theirs.close()
     engine = _Engine(ours, streams)
     events, counted = context.Pipe(duplex=False)
-    clients = context.Process(target=_read_answers, args=(listener.getsockname(), streams, tokens, whole, counted))
+    address = listener.getsockname()
+    clients = context.Process(target=_read_answers, args=(address, streams, tokens, whole, progress, counted))
     _wait_ready(listener.getsockname())
     listener.close()
     assert api.pid is not None
@@ -235,6 +242,7 @@ def main() -> None:
     pace.add_argument("--saturated", action="store_true", help="as fast as the API process reads")
     parser.add_argument("--together", type=int, default=1, help="steps that are sent at once")
     parser.add_argument("--whole", action="store_true", help="answers are not streamed")
+    parser.add_argument("--progress", action="store_true", help="answers come in progress frames")
     parser.add_argument("--profile", action="store_true", help="print where the API process spends its time")
     parser.add_argument(
         "--server", type=shlex.split, default=[], metavar="FLAGS", help="flags of inflight-engine serve"
@@ -250,6 +258,7 @@ def main() -> None:
             step,
             together=flags.together,
             whole=flags.whole,
+            progress=flags.progress,
             profile=flags.profile,
             server=flags.server,
         )

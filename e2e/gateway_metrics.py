@@ -26,6 +26,6 @@ def counted(page: str, metric: str, service: Service) -> int:
             for family in text_string_to_metric_families(page)
             for sample in family.samples
             if sample.name == metric
-            and (sample.labels.get("namespace"), sample.labels.get("name")) == (service.namespace, service.name)
+            and (sample.labels.get("namespace"), sample.labels.get("service")) == (service.namespace, service.name)
         )
     )

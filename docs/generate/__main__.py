@@ -14,6 +14,7 @@ DOCS = Path(__file__).resolve().parents[1]
 FILES: dict[str, Callable[[], str]] = {
     "reference/inferenceservice.md": resource.page,
     "reference/inflight-engine.md": flags.engine_page,
+    "reference/inflight-gateway.md": flags.gateway_page,
     "reference/inflight-operator.md": flags.operator_page,
     "reference/inflight-simulate.md": flags.simulator_page,
     "reference/metrics.md": metrics.page,

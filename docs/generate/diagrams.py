@@ -139,11 +139,39 @@ PROCESSES = Drawing(
     ],
 )
 
+GATEWAY = Drawing(
+    "A request passes Envoy, the relay and Envoy again, which asks the picker for an engine. The relay asks again when "
+    "an engine fails.",
+    100,
+    40,
+    {
+        "pod": Box(54, 15.5, 60, 25, "gateway pod", frame=True),
+        "client": Box(9, 13, 16, 6, "client\nNAME.NAMESPACE.svc", _GREY),
+        "outer": Box(33, 13, 13, 7, "Envoy, outer\nTCP 8080", _GREEN),
+        "relay": Box(54, 13, 13, 7, "relay\nretry, continue", _AMBER),
+        "inner": Box(75, 13, 13, 7, "Envoy, inner\nUNIX socket", _GREEN),
+        "picker": Box(75, 24, 13, 6, "picker\npick, hold, limits", _AMBER),
+        "engines": Box(94.5, 13, 10, 6, "engines\nport 8000", _GREEN),
+        "kubernetes": Box(54, 36, 18, 6, "Kubernetes API\nservices, endpoints", _GREY),
+        "operator": Box(82, 36, 18, 6, "operator\nwakes services", _GREY),
+    },
+    [
+        Arrow("client", "outer", "HTTP", side=-1.4),
+        Arrow("outer", "relay"),
+        Arrow("relay", "inner"),
+        Arrow("inner", "engines"),
+        Arrow("inner", "picker", "ext_proc,\nADS", both=True, side=-5.5),
+        Arrow("kubernetes", "picker", "watch", side=1.5),
+        Arrow("picker", "operator", "state", side=2.6),
+    ],
+)
+
 PICTURES: dict[str, Callable[[], str]] = {
     "overview": OVERVIEW.svg,
     "request": REQUEST.svg,
     "autopilot": AUTOPILOT.svg,
     "operator-round": ROUND.svg,
     "engine-processes": PROCESSES.svg,
+    "gateway": GATEWAY.svg,
 }
 """File names without suffix, and what draws them."""

@@ -19,6 +19,11 @@ def engine_page() -> str:
     return _argparse_page("inflight-engine")
 
 
+def gateway_page() -> str:
+    """`inflight-gateway`."""
+    return _argparse_page("inflight-gateway")
+
+
 def operator_page() -> str:
     """`inflight-operator`."""
     return _argparse_page("inflight-operator")

@@ -1,4 +1,4 @@
-"""The reference of the metrics: every family that an engine and the operator export, from their own collectors."""
+"""The reference of the metrics: every family that engine, operator and gateway export, from their own collectors."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.metrics import NO_STATS, EngineMetrics, Gauges
+from inflight_gateway.metrics import Metrics as GatewayMetrics
+from inflight_gateway.state.load import ServiceLoad
+from inflight_gateway.tenants.usage import Usage
+from inflight_gateway.types import ServiceKey
 from inflight_operator.metrics import OperatorMetrics
 
 INTRODUCTION = """\
@@ -36,14 +40,21 @@ OPERATOR = """\
 end when the service is deleted.
 
 """
+GATEWAY = """\
+## Gateway metrics
+
+`GET /metrics` of each gateway pod, port 9003. Each pod counts the requests that it served. Series of a service have the
+labels `namespace` and `service`.
+
+"""
 _HEADER = ("metric", "type", "labels", "meaning")
 _SERVICE = ("namespace", "name")
 
 
 def page() -> str:
     """The whole page."""
-    engine, operator = _table(engine_families()), _table(operator_families())
-    return GENERATED + INTRODUCTION + ENGINE + engine + "\n" + OPERATOR + operator
+    engine, operator, gateway = map(_table, (engine_families(), operator_families(), gateway_families()))
+    return GENERATED + INTRODUCTION + ENGINE + engine + "\n" + OPERATOR + operator + "\n" + GATEWAY + gateway
 
 
 def engine_families() -> list[Metric]:
@@ -62,9 +73,19 @@ def operator_families() -> list[Metric]:
     """All families of an operator: its own, then those of services."""
     metrics = OperatorMetrics()
     metrics.count_scrapes(lambda: (0, 0))
+    metrics.count_gateway_pods(lambda: (0, 0))
     metrics.reconciles.labels("done")
     metrics.decisions.labels("Scaling", "")
     return sorted(metrics.registry.collect(), key=_is_of_services)
+
+
+def gateway_families() -> list[Metric]:
+    """All families of a picker that serves one service."""
+    service, metrics, usage = ServiceKey("", ""), GatewayMetrics(), Usage()
+    metrics.watch_loads(lambda: {service: ServiceLoad()})
+    usage.of(service, "").refused["key"] = 0
+    metrics.registry.register(usage)
+    return list(metrics.registry.collect())
 
 
 def _is_of_services(family: Metric) -> bool:

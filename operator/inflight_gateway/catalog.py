@@ -5,6 +5,7 @@ One writer (discovery), many readers. Everything happens in the event loop's thr
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from inflight_gateway.types import Endpoint, Refusal, ServiceConfig, ServiceKey
+
+logger = logging.getLogger(__name__)
 
 
 class SecretRef(NamedTuple):
@@ -53,6 +56,7 @@ class Catalog:
         self._services: dict[ServiceKey, ServiceConfig] = {}
         self._endpoints: dict[ServiceKey, tuple[Endpoint, ...]] = {}
         self._secrets: dict[SecretRef, SecretData] = {}
+        self._outside: set[ServiceKey] = set()
         self._by_name: dict[str, set[ServiceKey]] = defaultdict(set)
         self._by_model: dict[str, set[ServiceKey]] = defaultdict(set)
         self._by_address: dict[str, ServiceKey] = {}
@@ -100,19 +104,29 @@ class Catalog:
         services: Mapping[ServiceKey, ServiceConfig | None] = MappingProxyType({}),
         endpoints: Mapping[ServiceKey, Collection[Endpoint]] = MappingProxyType({}),
         secrets: Mapping[SecretRef, SecretData | None] = MappingProxyType({}),
+        outside: Mapping[ServiceKey, bool] = MappingProxyType({}),
     ) -> Change:
         """Sets each of these, or removes it where the value is None or, for endpoints, empty.
 
-        Subscribers are called once, after all of it, and not at all where everything was so before.
+        `outside` are InferenceServices that are not behind the gateway. Clients of one that was so until now may still
+        come here, and must not get to another service by their model. Subscribers do not hear of them.
+
+        Subscribers are called once, after all of it, and not at all where everything was so before. One that fails does
+        not keep the change from the others: it would not come again.
         """
         change = Change(
             frozenset(key for key, config in services.items() if self._set_service(key, config)),
             frozenset(key for key, those in endpoints.items() if self._set_endpoints(key, those)),
             frozenset(ref for ref, data in secrets.items() if self._set_secret(ref, data)),
         )
+        self._outside |= {key for key, is_outside in outside.items() if is_outside}
+        self._outside -= {key for key, is_outside in outside.items() if not is_outside}
         if change != Change():
             for subscriber in tuple(self._subscribers):
-                subscriber(change)
+                try:
+                    subscriber(change)
+                except Exception:
+                    logger.exception("a change of the catalog was not taken: %s", change)
         return change
 
     def hosts(self, key: ServiceKey) -> tuple[str, ...]:
@@ -135,24 +149,27 @@ class Catalog:
             subset: addresses, see `headers.SUBSET`.
         """
         hostname = _hostname(host)
-        candidates = self._by_hostname(hostname)
+        named = self._key_of(hostname)
+        if named in self._services:
+            return named
+        if named in self._outside:
+            return _outside(named)
+        candidates = set(self._by_name.get(hostname, ()))
         if len(candidates) == 1:
             return next(iter(candidates))
-        for named in (self._by_model.get(model or "", set()), self._owners(subset)):
+        for hinted in (self._by_model.get(model or "", set()), self._owners(subset)):
             # Each hint narrows what the one before left open; a hint that fits nothing is no hint.
-            candidates = (candidates & named if candidates else named) or candidates
+            candidates = (candidates & hinted if candidates else hinted) or candidates
             if len(candidates) == 1:
                 return next(iter(candidates))
         return _unresolved(hostname, model, len(candidates))
 
-    def _by_hostname(self, hostname: str) -> set[ServiceKey]:
+    def _key_of(self, hostname: str) -> ServiceKey | None:
+        """What NAME.NAMESPACE[.svc[.DOMAIN]] stands for, whether there is such a service or not."""
         name, _, rest = hostname.partition(".")
-        if not rest:
-            return set(self._by_name.get(name, ()))
         namespace, _, suffix = rest.partition(".")
-        key = ServiceKey(namespace, name)
-        known = key in self._services and suffix in ("", "svc", f"svc.{self._cluster_domain}")
-        return {key} if known else set()
+        full = name and namespace and suffix in ("", "svc", f"svc.{self._cluster_domain}")
+        return ServiceKey(namespace, name) if full else None
 
     def _owners(self, addresses: Iterable[str]) -> set[ServiceKey]:
         owners = (self.service_of(address.strip()) for address in addresses)
@@ -208,6 +225,15 @@ def _hostname(host: str) -> str:
     """Host without its port and the root's dot. A bracketed IPv6 address names no service and stays as it is."""
     name, _, port = host.strip().lower().rpartition(":")
     return (name if name and port.isdigit() else host.strip().lower()).removesuffix(".")
+
+
+def _outside(key: ServiceKey) -> Refusal:
+    return Refusal(
+        404,
+        "service_not_behind_gateway",
+        f"InferenceService {key} is not behind the gateway: set spec.gateway.enabled, or where that was just switched"
+        " off try again, as addresses are cached for some seconds",
+    )
 
 
 def _unresolved(hostname: str, model: str | None, candidates: int) -> Refusal:

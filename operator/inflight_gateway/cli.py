@@ -65,9 +65,8 @@ def _envoy_config(arguments: argparse.Namespace) -> int:
 
 def _picker(arguments: argparse.Namespace) -> int:
     # The relay runs in processes of its own and needs neither gRPC nor Kubernetes: 60 MiB less for each.
-    from inflight_gateway.discovery.kube_api import ConnectError
     from inflight_gateway.discovery.static import StaticFileError
-    from inflight_gateway.runtime import run_picker
+    from inflight_gateway.runtime import StartError, run_picker
 
     settings = PickerSettings(
         sockets=Sockets(arguments.run_dir),
@@ -92,7 +91,7 @@ def _picker(arguments: argparse.Namespace) -> int:
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         try:
             await run_picker(settings, stop)
-        except* (ConnectError, StaticFileError, OSError) as errors:
+        except* (StartError, StaticFileError, OSError) as errors:
             raise _StartError(str(_first(errors))) from errors
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

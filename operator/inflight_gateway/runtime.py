@@ -8,11 +8,7 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
-from kubernetes.aio import client
-
 from inflight_gateway import reports
-from inflight_gateway.discovery.kube import GatewayPods, KubeDiscovery
-from inflight_gateway.discovery.kube_api import KubeApi, load_configuration
 from inflight_gateway.discovery.static import StaticDiscovery
 from inflight_gateway.ext_proc import grpc_server
 from inflight_gateway.proxy.drain import drain
@@ -26,10 +22,16 @@ _TICK_S = 0.1
 """Between two looks at holds that have expired: they end so much late at most."""
 
 
+class StartError(Exception):
+    """The services cannot be found out; the message says what to do."""
+
+
 class _Discovery(Protocol):
     async def run(self) -> None: ...
 
     def unready(self) -> list[str]: ...
+
+    def problems(self) -> list[str]: ...
 
 
 async def run_picker(settings: PickerSettings, stop: asyncio.Event) -> None:
@@ -37,7 +39,7 @@ async def run_picker(settings: PickerSettings, stop: asyncio.Event) -> None:
 
     Raises:
         OSError: a socket or port cannot be listened on, or a file cannot be read.
-        StaticFileError, ConnectError: the services cannot be found out.
+        StaticFileError, StartError: the services cannot be found out.
     """
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(Gateway.open(settings))
@@ -54,11 +56,21 @@ async def _discovery(settings: PickerSettings, gateway: Gateway) -> AsyncIterato
     if settings.static is not None:
         yield StaticDiscovery(settings.static, gateway.catalog)
         return
+    # Importing the Kubernetes client takes a second and 50 MiB, which a static file does not need.
+    from kubernetes.aio import client
+
+    from inflight_gateway.discovery.kube import GatewayPods, KubeDiscovery
+    from inflight_gateway.discovery.kube_api import ConnectError, KubeApi, load_configuration
+
     pods = None
     if settings.peers:
         namespace, _, service = settings.peers.partition("/")
         pods = GatewayPods(namespace, service, settings.name, settings.http_port)
-    async with client.ApiClient(await load_configuration(settings.kubeconfig)) as api:
+    try:
+        configuration = await load_configuration(settings.kubeconfig)
+    except ConnectError as error:
+        raise StartError(str(error)) from error
+    async with client.ApiClient(configuration) as api:
         yield KubeDiscovery(KubeApi(api), gateway.catalog, settings.namespaces, pods, gateway.keep_peers)
 
 
@@ -74,7 +86,7 @@ class _Process:
 
     async def run(self, stop: asyncio.Event) -> None:
         settings = self._settings
-        port = self._gateway.state_port(self._unready)
+        port = self._gateway.state_port(self._unready, self._discovery.problems)
         self._closing.push_async_callback(port.close)
         number = await port.start(settings.http_port)
         _log.info("metrics, health and state on port %d", number)

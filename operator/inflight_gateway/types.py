@@ -114,7 +114,13 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class EngineSample:
-    """An engine's metrics, as last scraped. Attributes: at: when the scrape began. cost: None before its first fit."""
+    """An engine's metrics, as last scraped.
+
+    Attributes:
+        at: when the scrape began.
+        cost: None before its first fit.
+        draining: it refuses new requests.
+    """
 
     at: float
     running: int = 0
@@ -126,6 +132,7 @@ class EngineSample:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     cost: CostModel | None = None
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +203,7 @@ class Pick:
         first_token_within_s: after which the request is tried elsewhere.
         cached_tokens: of its prompt, at the first.
         scores: of the first, by name, for people.
+        prefill_s: of the predicted TTFT, the part for the request's own prompt; None: not known.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -204,6 +212,7 @@ class Pick:
     first_token_within_s: float = 30.0
     cached_tokens: int = 0
     scores: dict[str, float] = field(default_factory=dict)
+    prefill_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

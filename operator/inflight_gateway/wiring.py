@@ -25,6 +25,7 @@ from inflight_gateway.proxy.snapshot import Fixed
 from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.scrape.scraper import Scraper, metrics_session
 from inflight_gateway.settings import PickerSettings
+from inflight_gateway.state.knowledge import Knowledge
 from inflight_gateway.state.load import SentLoad
 from inflight_gateway.state.peers import Peers
 from inflight_gateway.state.picks import PicksLog
@@ -37,6 +38,9 @@ from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.tenants.signature import EngineHeaders
 from inflight_gateway.types import Endpoint, ServiceKey
 
+KEY_SECONDS = 5.0
+"""Between two looks at the gateway key's file."""
+
 
 class Gateway:
     """Everything but the sockets. `open` makes one.
@@ -47,7 +51,7 @@ class Gateway:
         publisher: configures Envoy.
     """
 
-    def __init__(self, settings: PickerSettings, http: aiohttp.ClientSession, key: bytes | None) -> None:
+    def __init__(self, settings: PickerSettings, http: aiohttp.ClientSession) -> None:
         self.catalog = Catalog(settings.cluster_domain)
         self.metrics = Metrics()
         self._samples = Samples()
@@ -56,10 +60,11 @@ class Gateway:
         self._ledger = Ledger(self._reachable, self._samples.get)
         self._picks = PicksLog()
         self._peers = Peers(http, self._heard_from)
-        self._key = key
-        # Without a key gateways cannot trust each other's messages: each enforces limits alone.
+        self._key_file = settings.gateway_key_file
+        self._key = key = gateway_key(settings.gateway_key_file)
+        self._key_read = monotonic()
         self._peer_client = PeerClient(key or b"")
-        self.limits = SharedLimits(settings.name, dict if key is None else self._peers.live, self._peer_client.post)
+        self.limits = SharedLimits(settings.name, self._trusted_peers, self._peer_client.post)
         self._gate = Gate(self._secret, self.limits)
         self.metrics.registry.register(self._gate.usage)
         loads = GatewayLoads(self.catalog, self._holds, self._ledger, monotonic)
@@ -69,9 +74,8 @@ class Gateway:
         self._dispatcher = Dispatcher(
             self.catalog, Picker(), self._holds, self._ledger, monotonic, self._stream.changed
         )
-        self.processor = Processor(
-            Parts(self.catalog, self._gate, EngineHeaders(key), self._dispatcher, self.courses, monotonic)
-        )
+        self._parts = Parts(self.catalog, self._gate, EngineHeaders(key), self._dispatcher, self.courses, monotonic)
+        self.processor = Processor(self._parts)
         fixed = Fixed(settings.sockets, settings.port, settings.relays)
         self.publisher = Publisher(fixed, self.catalog, self.metrics.config_refused, self._dispatcher.release)
         self._addresses: dict[ServiceKey, frozenset[str]] = {}
@@ -82,7 +86,7 @@ class Gateway:
     @asynccontextmanager
     async def open(cls, settings: PickerSettings) -> AsyncIterator[Gateway]:
         async with metrics_session() as http:
-            gateway = cls(settings, http, gateway_key(settings.gateway_key_file))
+            gateway = cls(settings, http)
             try:
                 yield gateway
             finally:
@@ -90,9 +94,14 @@ class Gateway:
                 gateway._peers.close()
                 await gateway._peer_client.close()
 
-    def state_port(self, unready: Callable[[], Sequence[str]]) -> StatePort:
-        take = web.post(wire.PATH, take_handler(self.limits, self._key))
-        return StatePort(self._stream, self._picks, self.metrics.page, unready, [take])
+    def state_port(self, unready: Callable[[], Sequence[str]], problems: Callable[[], Sequence[str]]) -> StatePort:
+        """Args: unready: see `StatePort`. problems: calls to the Kubernetes API that fail now."""
+        self.metrics.registry.register(Knowledge(self.catalog, self._samples, self._peers, problems))
+
+        async def take(request: web.Request) -> web.Response:
+            return await take_handler(self.limits, self._key)(request)
+
+        return StatePort(self._stream, self._picks, self.metrics.page, unready, [web.post(wire.PATH, take)])
 
     async def run(self) -> None:
         """Reports of limits to the other gateways, until cancelled."""
@@ -107,6 +116,17 @@ class Gateway:
         if len(self._holds):
             self._dispatcher.release()
         self.courses.expire()
+        if monotonic() - self._key_read >= KEY_SECONDS:
+            self._read_key()
+
+    def _read_key(self) -> None:
+        """The operator makes the key when it starts, which may be after the gateway."""
+        self._key_read = monotonic()
+        key = gateway_key(self._key_file)
+        if key != self._key:
+            self._key = key
+            self._parts.engine_headers = EngineHeaders(key)
+            self._peer_client.use(key or b"")
 
     def _changed(self, change: Change) -> None:
         self.publisher.catalog_changed(change)
@@ -131,6 +151,10 @@ class Gateway:
         """Of a service: those that Envoy knows, without those that take no connections unless none does."""
         endpoints = [one for one in self.catalog.endpoints_of(key) if self.publisher.knows(one.address)]
         return [one for one in endpoints if self._samples.reachable(one.address)] or endpoints
+
+    def _trusted_peers(self) -> Mapping[str, str]:
+        """Without a key gateways cannot trust each other's messages: each enforces limits alone."""
+        return self._peers.live() if self._key is not None else {}
 
     def _secret(self, namespace: str, name: str) -> SecretData | None:
         return self.catalog.secret(SecretRef(namespace, name))

@@ -9,6 +9,7 @@ import yaml
 from deploy import envoy_bootstrap
 from inflight_gateway import cli
 from inflight_gateway.settings import GATEWAY_KEY_FILE, RUN_DIR, PickerSettings
+from inflight_operator.gateway_key import GATEWAY_KEY_SECRET_NAME
 
 CHART = Path(__file__).parents[2] / "helm" / "inflight"
 GATEWAY = ("Deployment", "prod-gateway")
@@ -33,7 +34,8 @@ def container_of(objects, name):
 def test_without_it_nothing_of_the_gateway_is_rendered_and_the_operator_knows_none(helm):
     plain = helm.objects()
     assert not [name for _, name in plain if "gateway" in name]
-    assert "gateway" not in yaml.safe_dump([one for key, one in plain.items() if key[0] != "CustomResourceDefinition"])
+    apart = ("CustomResourceDefinition", "Pod")  # the resource has spec.gateway; helm test, a check that is not made
+    assert "gateway" not in yaml.safe_dump([one for (kind, _), one in plain.items() if kind not in apart])
 
 
 def test_it_adds_exactly_these_objects(helm, objects):
@@ -142,7 +144,7 @@ def test_the_containers_share_the_sockets_and_nothing_else_is_writable(objects):
     assert pod["securityContext"]["runAsNonRoot"]
     volumes = {one["name"]: one for one in pod["volumes"]}
     assert volumes["run"]["emptyDir"]
-    assert volumes["key"]["secret"] == {"secretName": "prod-gateway-key", "optional": True}
+    assert volumes["key"]["secret"] == {"secretName": GATEWAY_KEY_SECRET_NAME, "optional": True}
     assert str(GATEWAY_KEY_FILE.parent) in [one["mountPath"] for one in container_of(objects, "picker")["volumeMounts"]]
 
 
@@ -203,11 +205,11 @@ def test_with_namespaces_the_gateway_has_rights_in_these_and_sees_its_own_pods(h
 def test_the_operator_may_make_and_read_the_gateways_key_and_no_other(objects):
     create, read = objects[("Role", "prod-operator-key")]["rules"]
     assert create["verbs"] == ["create"]
-    assert read["resourceNames"] == ["prod-operator-key", "prod-gateway-key"]
+    assert read["resourceNames"] == ["prod-operator-key", GATEWAY_KEY_SECRET_NAME]
     assert read["verbs"] == ["get"]
     policy = objects[("ValidatingAdmissionPolicy", "inflight-system-prod-operator-children")]
     (is_key,) = (one["expression"] for one in policy["spec"]["variables"] if one["name"] == "isKey")
-    assert 'object.metadata.name in ["prod-operator-key", "prod-gateway-key"]' in is_key
+    assert 'object.metadata.name in ["prod-operator-key", "inflight-gateway-key"]' in is_key
 
 
 def test_pods_are_selected_by_their_own_labels_and_not_by_the_operators(objects):
@@ -252,7 +254,10 @@ def test_clients_and_scrapers_can_be_restricted_while_operator_and_peers_stay(he
         *ENABLED, "--set-json", f"gateway.clientPeers={peers}", "--set-json", f"networkPolicy.metricsPeers={peers}"
     )
     http, state = given[("NetworkPolicy", "prod-gateway")]["spec"]["ingress"]
-    assert http == {"ports": [{"port": "http", "protocol": "TCP"}], "from": json.loads(peers)}
+    assert http["ports"] == [{"port": "http", "protocol": "TCP"}]
+    test, *others = http["from"]
+    assert test["podSelector"]["matchLabels"]["app.kubernetes.io/name"] == "inflight-operator-test"
+    assert others == json.loads(peers)
     names = [
         one["podSelector"]["matchLabels"]["app.kubernetes.io/name"] for one in state["from"] if "podSelector" in one
     ]
@@ -268,6 +273,16 @@ def test_with_restricted_egress_both_programs_reach_what_they_need(helm):
 
     assert ports("prod-gateway") == [[53, 5353], [443, 6443], [8000], [9003]]
     assert ports("prod-operator") == [[53, 5353], [443, 6443], [8000, 8001], [9003]]
+
+
+def test_helm_test_asks_the_gateway_where_there_is_one(helm, objects):
+    def environment(given):
+        return {
+            one["name"]: one["value"] for one in given[("Pod", "prod-operator-test")]["spec"]["containers"][0]["env"]
+        }
+
+    assert environment(objects)["GATEWAY_URL"] == "http://prod-gateway.inflight-system.svc"
+    assert "GATEWAY_URL" not in environment(helm.objects())
 
 
 def test_one_pod_has_no_disruption_budget(helm):

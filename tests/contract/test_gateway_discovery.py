@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+import socket
+import sys
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
+import aiohttp
 import pytest
 import yaml
 from kubernetes.aio import client
@@ -104,9 +107,8 @@ class Cable:
             writer.close()
 
 
-@asynccontextmanager
-async def discovering(kubectl, namespace, tmp_path, *, namespaces=()):
-    """Discovery with the token of the namespace's account, over a cable."""
+async def account_over_cable(kubectl, namespace, tmp_path):
+    """A kubeconfig with the token of the namespace's account, and the cable that it goes over."""
     config = yaml.safe_load(kubectl.kubeconfig.read_text())
     token = kubectl.ok("create", "token", "default", "-n", namespace).strip()
     server = urlsplit(config["clusters"][0]["cluster"]["server"])
@@ -116,6 +118,12 @@ async def discovering(kubectl, namespace, tmp_path, *, namespaces=()):
     config["users"][0]["user"] = {"token": token}
     path = tmp_path / "gateway.kubeconfig"
     path.write_text(yaml.safe_dump(config))
+    return path, cable
+
+
+@asynccontextmanager
+async def discovering(kubectl, namespace, tmp_path, *, namespaces=()):
+    path, cable = await account_over_cable(kubectl, namespace, tmp_path)
     catalog = Catalog()
     async with client.ApiClient(await load_configuration(str(path))) as api_client:
         discovery = KubeDiscovery(KubeApi(api_client), catalog, namespaces)
@@ -203,3 +211,50 @@ async def test_a_cut_connection_and_a_version_that_is_too_old(kubectl, namespace
         await until(lambda: not catalog.endpoints_of(key))
         await until(lambda: not discovery.problems())
         assert set(catalog.services) == {key}
+
+
+async def test_a_picker_that_starts_without_the_api_server_says_why_and_knows_its_services_after(
+    kubectl, namespace, tmp_path
+):
+    kubectl.create(
+        *grant("ClusterRole", namespace, CLUSTER_RULES),
+        service_manifest(namespace, {**MODEL, "gateway": {"enabled": True}}),
+    )
+    kubeconfig, cable = await account_over_cable(kubectl, namespace, tmp_path)
+    await cable.cut()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    picker = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "inflight_gateway.cli", "picker",
+        "--kubeconfig", str(kubeconfig), "--namespace", namespace,
+        "--http-port", str(port), "--run-dir", str(tmp_path / "run"), "--drain-min", "0", "--drain-max", "1",
+    )  # fmt: skip
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
+
+            async def says(path, text):
+                """Waits until the answer has this text in it, and returns its status."""
+                async with asyncio.timeout(60):
+                    while True:
+                        try:
+                            async with http.get(path) as answer:
+                                if text in await answer.text():
+                                    return answer.status
+                        except aiohttp.ClientConnectionError:
+                            assert picker.returncode is None, "the picker has ended"
+                        await asyncio.sleep(0.1)
+
+            assert await says("/readyz", "inferenceservices") == 503
+            assert await says("/readyz", "the API server does not answer") == 503
+            assert await says("/healthz", "ok") == 200
+            await cable.mend()
+            assert await says("/v1/state", f'"namespace":"{namespace}","name":"chat"') == 200
+            assert await says("/readyz", "Envoy") == 503
+            assert await says("/metrics", "inflight_gateway_kubernetes_watches_failing 0.0") == 200
+            await cable.cut()
+            assert await says("/metrics", "inflight_gateway_kubernetes_watches_failing 2.0") == 200
+            assert await says("/v1/state", f'"namespace":"{namespace}","name":"chat"') == 200
+    finally:
+        picker.terminate()
+        await picker.wait()

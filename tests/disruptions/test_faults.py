@@ -93,26 +93,28 @@ def test_phases_of_the_gateway_run_only_with_the_flag():
     assert chosen(parser().parse_args(["--phases", "gateway-killed,steady"])) == ("gateway-killed", "steady")
 
 
-PAGE = """\
-# TYPE inflight_gateway_continuations counter
-inflight_gateway_continuations_total{namespace="a",name="chat",cause="cut"} 3.0
-inflight_gateway_continuations_total{namespace="a",name="chat",cause="silent"} 2.0
-inflight_gateway_continuations_total{namespace="b",name="chat",cause="cut"} 7.0
-"""
-
-
-def test_a_counter_of_the_gateway_is_added_up_for_one_service():
+def test_what_the_gateway_counted_is_read_for_one_service():
     from e2e.gateway_metrics import CONTINUATIONS, counted
     from e2e.service import Service
+    from inflight_gateway.metrics import Metrics
+    from inflight_gateway.types import Finished, ServiceKey
 
-    assert counted(PAGE, CONTINUATIONS, Service("chat", "a")) == 5
+    metrics = Metrics()
+    for namespace, continuations in (("a", 3), ("a", 2), ("b", 7)):
+        metrics.finished(Finished("1", ServiceKey(namespace, "chat"), 200, True, continuations=continuations))
+    page = metrics.page().decode()
+    assert counted(page, CONTINUATIONS, Service("chat", "a")) == 5
+    assert counted(page, CONTINUATIONS, Service("other", "a")) == 0
     assert counted("", CONTINUATIONS, Service("chat", "a")) == 0
 
 
 def test_a_process_is_found_by_an_argument_of_its_command_line(monkeypatch):
     from e2e.disruptions import processes
 
-    with subprocess.Popen([sys.executable, "-c", "input()", "picker"], stdin=subprocess.PIPE) as process:
+    program = "import sys; print('there', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", program, "picker"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "there\n"
         monkeypatch.setattr(processes, "of_containers", lambda uid: [process.pid, 2**22 + 1])
         assert processes.with_argument("uid", "picker") == [process.pid]
         assert processes.with_argument("uid", "relay") == []

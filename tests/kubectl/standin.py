@@ -61,6 +61,9 @@ class Source:
     def events(self, service, pods):
         return []
 
+    def gateway(self, service):
+        return None
+
     def reader(self):
         return self
 

@@ -1,5 +1,6 @@
 """The checks, on a stand-in for the cluster that answers from a table of paths."""
 
+import base64
 import json
 from datetime import UTC, datetime, timedelta
 
@@ -327,3 +328,69 @@ def test_label_selectors_match_as_kubernetes_matches(selector, holds):
 def test_without_a_namespace_selector_a_prometheus_looks_in_its_own_namespace():
     server = prometheus({}, None)
     assert not selects(server, "podmonitors", monitor(), {"default": {}})
+
+
+def behind_the_gateway(ready=True, keys=None, **changed):
+    """Answers of a cluster with one service behind the gateway. Args: keys: data of its Secret; None: there is none."""
+    gateway = {"gateway": {"enabled": True, "auth": {"apiKeysSecret": "chat-keys"}}}
+    pod = pod_body("inflight-gateway-1", "inflight-system", ready=ready)
+    external = {"spec": {"externalName": "inflight-gateway.inflight-system.svc.cluster.local"}}
+    secret = {} if keys is None else {"/api/v1/namespaces/default/secrets/chat-keys": {"data": keys}}
+    return well(
+        **{
+            f"{GROUP}/namespaces/default/inferenceservices": items(body(spec=gateway)),
+            "/api/v1/namespaces/inflight-system/pods": items(pod),
+            "/api/v1/namespaces/default/services/chat": external,
+            "details": True,
+        }
+        | secret
+        | changed
+    )
+
+
+def stored_key(text=None):
+    value = text or json.dumps({"tenant": "acme", "sha256": "0" * 64})
+    return base64.b64encode(value.encode()).decode()
+
+
+def test_a_gateway_with_keys_is_well():
+    said = {one.check: one for one in found(behind_the_gateway(keys={"k": stored_key()}))}
+    assert (said["gateway"].level, said["gateway"].found) == ("ok", "1 ready pod for 1 service")
+    assert said["API keys of default/chat"].level == "ok"
+    assert said["your rights to manage API keys"].level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("answers", "level", "words", "remedy"),
+    [
+        (
+            behind_the_gateway(ready=False, keys={"k": stored_key()}),
+            "fail",
+            "no gateway pod is ready",
+            "gateway.enabled",
+        ),
+        (behind_the_gateway(), "fail", "has no valid key", "keys create chat --tenant NAME -n default"),
+        (
+            behind_the_gateway(keys={"a": stored_key(), "b": stored_key("{")}),
+            "warn",
+            "entries of Secret chat-keys: b",
+            "",
+        ),
+        (
+            behind_the_gateway(keys={"k": stored_key()}, refused={("caller", "patch", "secrets")}),
+            "warn",
+            "you may not patch secrets",
+            "rolebinding",
+        ),
+    ],
+    ids=["no pod", "no key", "malformed", "no rights"],
+)
+def test_what_is_wrong_with_the_gateway_is_found(answers, level, words, remedy):
+    (one,) = [one for one in only(answers, level) if words in one.found]
+    assert remedy in one.remedy
+
+
+def test_services_that_may_not_be_listed_hide_no_other_right():
+    forbidden = ApiProblem("forbidden: no", "ask", 403, "Forbidden")
+    said = found(well(**{f"{GROUP}/namespaces/default/inferenceservices": forbidden}))
+    assert any(one.check == "your rights to set limits" and one.level == "ok" for one in said)

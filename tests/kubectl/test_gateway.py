@@ -219,6 +219,17 @@ def test_a_service_at_zero_is_idle_and_well():
     assert "✓ GatewayReady: the gateway routes its requests" in shown
 
 
+def test_what_ends_and_begins_the_sleep_is_said():
+    scaling = {"scaling": {"mode": "Operator", "minReplicas": 0, "maxReplicas": 4, "idleTimeout": "5m"}}
+    sleeps = asleep()
+    assert (
+        "up: the next request starts a replica; the gateway holds it until then"
+        in explain(sleeps, [], [], NOW).would_act
+    )
+    one = Service.of(body(spec=GATEWAY | scaling, replicas=1, readyReplicas=1, desiredReplicas=1))
+    assert "down: to zero after 5m without a request (scaling.idleTimeout)" in explain(one, [], [], NOW).would_act
+
+
 def test_a_service_that_wakes_shows_what_waits_for_it():
     found = asleep("Waking", desiredReplicas=1, gateway={"held": 5, "heldPromptTokens": 10, "inFlight": 0})
     assert found.state == "Waking"

@@ -51,7 +51,7 @@ def test_a_key_goes_to_standard_output_alone_and_its_hash_to_the_secret(api):
     done = run("create", "chat", "--tenant", "acme")
     key = done.stdout.strip()
     assert re.fullmatch(r"ifk_[A-Za-z0-9_-]{43}", key)
-    assert "Secret chat-keys (created) has its hash only" in done.stderr
+    assert "Secret chat-keys (created) stores only its hash" in done.stderr
     ((key_id, value),) = data(api).items()
     assert json.loads(value) == {"tenant": "acme", "sha256": hashlib.sha256(key.encode()).hexdigest()}
     assert key not in json.dumps(api.objects)

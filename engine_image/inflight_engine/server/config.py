@@ -19,6 +19,7 @@ class ServerConfig:
     served_model_name: the name that clients use.
     generation_config: where the defaults of sampling come from; `source` of `read_generation_config`.
     trust_tenant_header: `X-Inflight-Tenant` says whose a request is.
+    tenant_key_file: it does where it is signed with the key in this file.
     bounds: how many requests may wait.
     shed_after: seconds; a request that is predicted to wait longer is refused. None: none is.
     queue_timeout: seconds a request may wait for a slot.
@@ -38,6 +39,7 @@ class ServerConfig:
     served_model_name: str
     generation_config: str
     trust_tenant_header: bool
+    tenant_key_file: Path | None
     bounds: QueueBounds
     shed_after: float | None
     queue_timeout: float

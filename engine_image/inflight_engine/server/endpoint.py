@@ -44,10 +44,8 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
     """
     arrived = time.monotonic()
     config = service.config
-    scheduling = scheduling_of(
-        body, http.headers, config.engine.classes, trust_tenant_header=config.trust_tenant_header
-    )
     exchange = exchange_of(http.scope)
+    scheduling = scheduling_of(body, config.engine.classes, service.tenants.of(http.headers, exchange.request_id))
     exchange.scheduling = scheduling
     prompts, n = body.prompts(), body.n or 1
     relayed = http.headers.get(PROGRESS_HEADER) == "1"

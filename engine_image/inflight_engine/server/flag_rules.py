@@ -15,6 +15,8 @@ def wrong_combination(flags: argparse.Namespace) -> str | None:
         return "--no-serving-metrics needs --admin-port: /metrics would be nowhere"
     if flags.admin_port and flags.admin_port == flags.port:
         return f"--admin-port and --port are both {flags.port}: give admin calls a port of their own, or none"
+    if flags.trust_tenant_header and flags.tenant_key_file is not None:
+        return "--trust-tenant-header and --tenant-key-file exclude each other: the header is believed or checked"
     try:
         tracing_config(flags)
     except ValueError as error:

@@ -94,8 +94,11 @@ class Lifecycle:
             gc.freeze()  # What was imported stays; looking through it for garbage would hold up all streams.
             self._log_facts(ready, self._supervisor.start_seconds)
             config = service.config
-            if config.engine.scheduling_policy == "fair" and not config.trust_tenant_header:
-                log.warning("policy fair is fcfs without --trust-tenant-header: all requests are of one tenant")
+            if config.engine.scheduling_policy == "fair" and not service.tenants.known:
+                log.warning(
+                    "policy fair is fcfs without --tenant-key-file or --trust-tenant-header: all requests are of one "
+                    "tenant"
+                )
 
     def _log_facts(self, ready: EngineReady, seconds: float) -> None:
         service, runner = self._service, ready.runner

@@ -55,8 +55,9 @@ def _engine_state(page: Families, metrics: EngineMetrics, now: Gauges) -> None:
     )
     page.gauge(
         "inflight_predicted_queue_seconds",
-        "Predicted seconds until all waiting prompt tokens are computed, from the step cost; 0 until it is fitted.",
-        metrics.seconds_for(now.waiting_tokens, now.limits),
+        "Predicted seconds until all waiting requests have a slot and their prompts are computed, from the step cost "
+        "and the mean output; 0 until the cost is fitted.",
+        metrics.seconds_for(now.waiting_tokens, now.waiting, now),
     )
     page.gauge("inflight_draining", "1 while the engine drains.", float(now.draining))
 

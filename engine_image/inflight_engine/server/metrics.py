@@ -24,11 +24,15 @@ from inflight_engine.server.families import Families
 from inflight_engine.server.generation import Generation
 from inflight_engine.server.histogram import Histogram
 from inflight_engine.server.metric_page import add_engine_families
+from inflight_engine.server.slot_wait import Slots
 from inflight_engine.server.span_counts import SpanCounts
 from inflight_engine.server.step_parts import StepParts
 
 NO_STATS = StepStats(0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 """Before the first step."""
+
+_ESTIMATE_SECONDS = 1.0
+"""Between two estimates of the mean output for predictions."""
 
 REJECTIONS = ("queue_full", "class_queue_full", "queue_tokens", "shed", "draining", "not_ready", "never_fits")
 """Why a request was not taken: 400 for the last, 503 for the others."""
@@ -98,6 +102,7 @@ class EngineMetrics(Collector):
         self.spans: SpanCounts | None = None
         self.step_parts = StepParts()
         self.output_lengths = OutputLengths()
+        self._mean, self._estimate_at = 0.0, 0.0
         self.arrived_requests = self.arrived_prompt_tokens = self.arrived_prompt_tokens_squared = 0
         self.prompt_tokens = 0
         self.generation_tokens = 0
@@ -131,15 +136,37 @@ class EngineMetrics(Collector):
         self.arrived_prompt_tokens += num_prompt_tokens
         self.arrived_prompt_tokens_squared += num_prompt_tokens**2
 
-    def seconds_for(self, num_tokens: float, limits: Limits | None) -> float:
-        """Until so many prompt tokens are computed beside what decodes; 0 while no steps are measured, or the model of
-        them predicts too badly."""
-        if self.step_cost is None or self.step_cost.error > GOOD_ERROR or limits is None:
+    def seconds_for(self, num_tokens: float, num_requests: float, now: Gauges) -> float:
+        """Until so many waiting requests have a slot, and this many prompt tokens are computed beside what decodes; 0
+        while no steps are measured, or the model of them predicts too badly."""
+        limits, ready = now.limits, now.ready
+        if self.step_cost is None or self.step_cost.error > GOOD_ERROR or limits is None or ready is None:
             return 0.0
         # A prompt's tokens attend to half of it on average, and longer prompts have more of the tokens.
         attended = self.arrived_prompt_tokens_squared / max(1, self.arrived_prompt_tokens) / 2
-        budget = limits.max_num_batched_tokens
-        return backlog_seconds(self.step_cost.model, num_tokens, attended, self._decoding, budget)
+        cost, budget = self.step_cost.model, limits.max_num_batched_tokens
+        seconds = backlog_seconds(cost, num_tokens, attended, self._decoding, budget)
+        slots = Slots(
+            limits.max_num_seqs,
+            now.stats.num_running,
+            ready.runner.num_cache_tokens,
+            self.arrived_prompt_tokens / max(1, self.arrived_requests),
+            self._mean_output(),
+        )
+        # Slots get free while prompts are computed, and steps that only decode follow where that is not enough.
+        prefill_steps = num_tokens / max(1.0, budget - self._decoding.decode_seqs)
+        return seconds + max(0.0, slots.steps_until_free(num_requests) - prefill_steps) * cost.seconds(self._decoding)
+
+    def _mean_output(self) -> float:
+        """Tokens; 0 before any output is complete. Estimated now and then: that takes about a millisecond."""
+        now = time.monotonic()
+        if now >= self._estimate_at:
+            self._estimate_at = now + _ESTIMATE_SECONDS
+            for generation in self._running():
+                self._count_output(generation)
+            estimate = self.output_lengths.estimate()
+            self._mean = 0.0 if estimate is None else estimate.mean
+        return self._mean
 
     def ended(self, generation: Generation) -> None:
         """Count a request that has just ended, however it did."""

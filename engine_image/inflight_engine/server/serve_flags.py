@@ -177,6 +177,13 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         "clients send (default: it is ignored, and all requests are of one tenant)",
         action="store_true",
     )
+    add(
+        "--tenant-key-file",
+        "file with the key that signs the header X-Inflight-Tenant: the header is believed only with a valid "
+        "X-Inflight-Tenant-Signature; read again when it changes",
+        type=Path,
+        metavar="FILE",
+    )
     add("--seed", "base of the random streams of requests without a seed", type=number(int, 0, 2**63 - 1), default=0)
     add(
         "--limits-file",
@@ -238,6 +245,7 @@ def server_config(flags: argparse.Namespace) -> ServerConfig:
         served_model_name=flags.served_model_name or model.rstrip("/").rsplit("/", 1)[-1],
         generation_config=flags.generation_config,
         trust_tenant_header=flags.trust_tenant_header,
+        tenant_key_file=flags.tenant_key_file,
         bounds=QueueBounds(flags.max_queued_requests, flags.max_queued_tokens),
         shed_after=flags.shed_after,
         queue_timeout=flags.queue_timeout,

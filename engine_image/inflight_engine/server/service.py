@@ -44,6 +44,7 @@ from inflight_engine.server.progress import KILL_GRACE_SECONDS, Progress
 from inflight_engine.server.restarts import Restarts
 from inflight_engine.server.runtime_config import RuntimeConfig
 from inflight_engine.server.shedding import Shedding
+from inflight_engine.server.tenants import Tenants
 from inflight_engine.server.timeouts import Timeouts
 
 MAX_TRIES = 2
@@ -67,6 +68,7 @@ class Service:
         engine_lost: set when another engine process has to be started.
         deliveries: news of generations, to those who serve their clients.
         heartbeats: of responses that report their progress.
+        tenants: says whose a request is.
         lost_at: when the latest engine process was lost, seconds on the monotonic clock.
         record: file to which the engine process records; None: it does not.
         spans: makes the traces of requests; None: they have none.
@@ -99,6 +101,7 @@ class Service:
         self.calls = EngineCalls(self._send)
         self.deliveries = Deliveries()
         self.heartbeats = Heartbeats(lambda: self.stalled)
+        self.tenants = Tenants(trusted=config.trust_tenant_header, key_file=config.tenant_key_file)
         self.spans: RequestSpans | None = None
         self.runtime = RuntimeConfig(config.engine.classes, self.calls)
         self._tokenizer: Tokenizer | None = None
@@ -389,8 +392,9 @@ class Service:
 
     def _check_bounds(self, service_class: str, num_requests: int, num_tokens: Sequence[int] = ()) -> None:
         """`num_tokens`: of each prompt; empty before they are known."""
-        uncomputed = self._gauges().waiting_tokens
-        predicted = self._seconds_for(uncomputed)
+        now = self._gauges()
+        uncomputed = now.waiting_tokens
+        predicted = self.metrics.seconds_for(uncomputed, now.waiting, now)
         refusal = self._queue.refusal(service_class, num_requests, sum(num_tokens), min(predicted, LONGEST_RETRY_AFTER))
         if refusal is not None:
             reason, error = refusal
@@ -406,9 +410,9 @@ class Service:
             self.metrics.rejections["shed"] += 1
             raise shed
 
-    def _seconds_for(self, num_tokens: float) -> float:
-        """Until so many prompt tokens are computed."""
-        return self.metrics.seconds_for(num_tokens, self.runtime.limits)
+    def _seconds_for(self, num_tokens: float, num_requests: float) -> float:
+        """Until so many waiting requests have a slot, and this many prompt tokens are computed."""
+        return self.metrics.seconds_for(num_tokens, num_requests, self._gauges()) if len(self._dispatcher) else 0.0
 
     def _send(self, *messages: ToEngine) -> None:
         if not self.has_work:

@@ -12,10 +12,10 @@ from inflight_engine.server.errors import ApiError
 
 class Shedding:
     """Predicts how long the next request of a class would wait, from the prompt tokens that are computed before its
-    own, and refuses it where that is more than the bound.
+    own and the requests that take a slot before it, and refuses it where that is more than the bound.
 
     Those are the tokens of requests in prefill, and of its own class what waits before it, slowed down by the weights
-    of the other classes that have requests waiting; never more than all tokens that are to be computed. Under the
+    of the other classes that have requests waiting; never more than all that waits. Under the
     `deadline` policy a request goes before those that are late, so while it can keep its target only requests in time
     count. The prediction leaves out the request's own prefill, so an engine with nothing to compute refuses nothing.
 
@@ -23,7 +23,8 @@ class Shedding:
         classes: their `shed_after` stands instead of `bound`.
         bound: seconds, of classes without their own; None: any wait.
         targets: of TTFT by class, where the policy orders by them.
-        seconds_for: how long so many prompt tokens take; 0 before anything is measured.
+        seconds_for: how long so many prompt tokens, and slots for so many requests, take; 0 before anything is
+            measured, or where nothing runs.
         ttft_per_token: seconds that each token of a prompt adds to its target.
     """
 
@@ -32,7 +33,7 @@ class Shedding:
         classes: Iterable[ServiceClass],
         bound: float | None,
         targets: Mapping[str, float],
-        seconds_for: Callable[[float], float],
+        seconds_for: Callable[[float, float], float],
         ttft_per_token: float = 0.0,
     ) -> None:
         self._bounds = {each.name: bound if each.shed_after is None else each.shed_after for each in classes}
@@ -85,11 +86,14 @@ class Shedding:
         competing = sum(weights[name] for name, each in self._waiting.items() if len(each) or each is own)
         slowed = competing / weights[service_class]
 
-        def wait_behind(num_tokens: int) -> float:
-            return self._seconds_for(min(uncomputed, in_prefill + num_tokens * slowed))
+        waiting = sum(len(each) for each in self._waiting.values())
 
-        in_time = wait_behind(own.tokens_in_time(now))
-        return in_time if in_time <= own.target_of(num_tokens) else wait_behind(own.num_tokens)
+        def wait_behind(num_tokens: int, num_requests: int) -> float:
+            slots = min(waiting, num_requests * slowed) + 1
+            return self._seconds_for(min(uncomputed, in_prefill + num_tokens * slowed), slots)
+
+        in_time = wait_behind(own.tokens_in_time(now), own.num_in_time)
+        return in_time if in_time <= own.target_of(num_tokens) else wait_behind(own.num_tokens, len(own))
 
 
 class _Waiting:
@@ -114,6 +118,11 @@ class _Waiting:
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    @property
+    def num_in_time(self) -> int:
+        """Requests that `tokens_in_time` counted last."""
+        return len(self._in_time)
 
     def target_of(self, num_tokens: int | None) -> float:
         """Of a prompt of so many tokens; None: of any, however long."""

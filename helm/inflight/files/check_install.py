@@ -1,10 +1,12 @@
-"""`helm test`: the operator answers, exports its metrics, and the API server serves InferenceServices."""
+"""`helm test`: the operator answers and exports its metrics, the API server serves InferenceServices, and the gateway
+answers where it is installed."""
 
 import json
 import os
 import ssl
 import sys
 import time
+import urllib.error
 import urllib.request
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -43,14 +45,29 @@ def resource_is_served() -> None:
         raise OSError(f"the API server does not serve {', '.join(sorted(missing))}")
 
 
+def gateway_answers() -> None:
+    """Its own name is no service, which it says itself: Envoy, relay and picker have worked."""
+    try:
+        get(f"{os.environ['GATEWAY_URL']}/v1/models")
+    except urllib.error.HTTPError as refusal:
+        error = json.loads(refusal.read())["error"]
+        if error["code"] == "service_not_found":
+            return
+        raise OSError(f"HTTP {refusal.code}: {error}") from refusal
+    raise OSError("/v1/models was answered without the name of a service")
+
+
 def main() -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
-    for check in (operator_is_healthy, metrics_are_exported, resource_is_served):
+    checks = [operator_is_healthy, metrics_are_exported, resource_is_served]
+    if "GATEWAY_URL" in os.environ:
+        checks.append(gateway_answers)
+    for check in checks:
         while True:
             try:
                 check()
                 break
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, LookupError, TypeError) as error:
                 # A Service that is new may not be known to DNS yet.
                 if time.monotonic() > deadline:
                     sys.exit(f"{check.__name__.replace('_', ' ')}: no ({error})")

@@ -15,9 +15,9 @@
 {{- include "inflight.fullname" . }}-gateway
 {{- end -}}
 
-{{/* The Secret with the gateway's key, which the operator makes in its own namespace. */}}
+{{/* The Secret with the gateway's key, which the operator makes in the gateway's namespace under this name. */}}
 {{- define "inflight.gatewayKeySecret" -}}
-{{- include "inflight.gatewayName" . }}-key
+inflight-gateway-key
 {{- end -}}
 
 {{- define "inflight.gatewayServiceAccountName" -}}

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from inflight_kubectl.load.drive import Load
     from inflight_kubectl.load.shape import Arrivals, Shape
 
+GATEWAY_PROBE = "/ready"
+"""A path that the gateway refuses itself: it wakes no service and is charged to no tenant."""
+
 MOST_CLIENTS = 256
 """Requests in flight: each has a websocket to the API server and a thread."""
 
@@ -128,7 +131,8 @@ def bench(
     headers = _headers(found, tenant, api_key)
     with forward_to_service(cluster, found) as forward:
         before = read_totals(cluster, cluster.pods(found))
-        load = asyncio.run(_run(forward, shape, options, headers, progress=sys.stderr.isatty()))
+        probe = GATEWAY_PROBE if behind_gateway(found) else "/health"
+        load = asyncio.run(_run(forward, shape, options, headers, probe, progress=sys.stderr.isatty()))
         after = read_totals(cluster, cluster.pods(found))
     # Requests that failed may have had their first token, and those in flight at an early end too.
     clean = not load.stopped and not any(one.error for one in load.results)
@@ -170,7 +174,7 @@ def targets_of(service: Service, service_class: str | None) -> Targets:
 
 
 async def _run(
-    forward: PortForward, shape: Shape, options: dict[str, Any], headers: dict[str, str], *, progress: bool
+    forward: PortForward, shape: Shape, options: dict[str, Any], headers: dict[str, str], probe: str, *, progress: bool
 ) -> Load:
     from inflight_kubectl.load.drive import drive
 
@@ -178,7 +182,7 @@ async def _run(
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, stop.set)
     try:
-        return await drive(forward, shape, options, headers, stop, _progress if progress else lambda _: None)
+        return await drive(forward, shape, options, headers, stop, _progress if progress else lambda _: None, probe)
     finally:
         loop.remove_signal_handler(signal.SIGINT)
         if progress:

@@ -91,6 +91,8 @@ def chat(
     }
     conversation = Conversation({name: value for name, value in options.items() if value is not None}, system)
     headers = authorization(found, api_key)
+    if found.state in ("Idle", "Waking"):
+        click.echo(f"{service} is at zero: the first answer comes when a replica is ready.", err=True)
     with forward_to_service(cluster, found) as forward, forward.client(timeout=_timeout(), headers=headers) as http:
         if question is None:
             _Session(conversation, http, forward, service, stats).run()

@@ -31,9 +31,9 @@ Examples:
 def keys() -> None:
     """Create, list and revoke the API keys of services behind the gateway.
 
-    The Secret that spec.gateway.auth.apiKeysSecret names has the SHA-256 of each key, its tenant and its end. The
-    gateway takes changes of the Secret at once, without a restart. To rotate a key, create a new one for the tenant,
-    give it to the client, and revoke the old one.
+    The Secret named by spec.gateway.auth.apiKeysSecret stores the SHA-256 hash, the tenant and the expiry of each key.
+    The gateway applies changes of the Secret without a restart. To rotate a key, create a new one for the tenant, give
+    it to the client, and revoke the old one.
     """
 
 
@@ -63,7 +63,7 @@ Examples:
 def create(service: str, tenant: str, lifetime: float | None, as_json: bool, target: Target) -> None:
     """Create an API key of SERVICE for a tenant, and print it.
 
-    The key is shown only here: the Secret has its hash. The Secret is created where it does not exist.
+    The key is shown only once: the Secret stores its hash. The Secret is created if it does not exist.
     """
     from inflight_kubectl.key_store import add_key
 
@@ -85,7 +85,8 @@ def create(service: str, tenant: str, lifetime: float | None, as_json: bool, tar
         return
     end = f"until {rfc3339(expires)}" if expires is not None else "until it is revoked"
     where = f"Secret {secret} ({'created' if created else 'updated'})"
-    click.echo(f"Key {made.key_id} of tenant {tenant}, valid {end}. {where} has its hash only: keep the key.", err=True)
+    click.echo(f"Key {made.key_id} of tenant {tenant}, valid {end}.", err=True)
+    click.echo(f"{where} stores only its hash: save the key now.", err=True)
     click.echo(made.key)
 
 
@@ -104,7 +105,7 @@ Examples:
 def list_keys(service: str | None, as_json: bool, target: Target) -> None:
     """List the API keys of SERVICE, or of all services of the namespace.
 
-    Shows ids, tenants and ends. The keys themselves are not stored anywhere.
+    Shows key IDs, tenants and expiry. The keys themselves are not stored.
     """
     from inflight_kubectl.key_store import keys_by_secret
 
@@ -146,9 +147,9 @@ Examples:
 @json_option
 @cluster_options()
 def revoke(key_id: str, service: str | None, as_json: bool, target: Target) -> None:
-    """Revoke the API key with the id KEY_ID: new requests with it get status 401.
+    """Revoke the API key KEY_ID: new requests with it get status 401.
 
-    Answers that are under way end normally. `keys list` shows the ids.
+    Requests in flight finish normally. `keys list` shows the key IDs.
     """
     from inflight_kubectl.key_store import keys_by_secret, remove_key
 

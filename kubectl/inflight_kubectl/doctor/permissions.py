@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+from inflight_kubectl.api_keys import keys_secret
 from inflight_kubectl.api_problems import ApiProblem
 from inflight_kubectl.cluster import Cluster, Json
 from inflight_kubectl.doctor.result import Result, fail, ok, warn
@@ -28,6 +29,9 @@ REACHING: tuple[Access, ...] = (("get", "", "pods/portforward"), ("create", "", 
 
 CHANGING: tuple[Access, ...] = (("patch", GROUP, "inferenceservices"),)
 """For limits by hand; the role `edit` has it."""
+
+KEEPING: tuple[Access, ...] = (("get", "", "secrets"), ("create", "", "secrets"), ("patch", "", "secrets"))
+"""For API keys; the role `edit` has them."""
 
 OPERATING: tuple[Access, ...] = (
     ("list", GROUP, "inferenceservices"),
@@ -58,12 +62,21 @@ def check_caller(cluster: Cluster) -> Iterator[Result]:
         ("your reading rights", READING, "view", fail),
         ("your port-forward rights", REACHING, "edit", warn),
         ("your rights to set limits", CHANGING, "edit", warn),
+        *((("your rights to manage API keys", KEEPING, "edit", warn),) if _keyed(cluster) else ()),
     ):
         refused = [access for access, may in _ask(cluster, needed, cluster.scope, None) if not may]
         if not refused:
             yield ok(name, f"you may use all that is needed in {where}")
             continue
         yield worse(name, f"in {where} you may not {_words(refused)}", _grant(cluster, role))
+
+
+def _keyed(cluster: Cluster) -> bool:
+    """Whether a service names a Secret with API keys; False where services may not be listed: a finding."""
+    try:
+        return any(keys_secret(service) for service in cluster.services())
+    except ApiProblem:
+        return False
 
 
 def check_operator_rights(cluster: Cluster) -> Iterator[Result]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from inflight_kubectl.api_problems import ApiProblem, UnreachableProblem
 from inflight_kubectl.cluster import Cluster
+from inflight_kubectl.doctor.gateway import check_gateway
 from inflight_kubectl.doctor.installation import check_cluster, check_crd, check_operator
 from inflight_kubectl.doctor.monitoring import check_monitoring
 from inflight_kubectl.doctor.permissions import check_caller, check_operator_rights
@@ -19,6 +20,7 @@ CHECKS: tuple[tuple[str, Callable[[Cluster], Iterator[Result]]], ...] = (
     ("operator", check_operator),
     ("your rights", check_caller),
     ("operator's rights", check_operator_rights),
+    ("gateway", check_gateway),
     ("prometheus", check_monitoring),
     ("accelerators", check_accelerators),
     ("images", check_images),

@@ -87,6 +87,7 @@ async def drive(
     headers: dict[str, str],
     stop: asyncio.Event,
     progress: Callable[[Load], None],
+    probe: str = "/health",
 ) -> Load:
     """Sends a whole load; every request that was sent is in the results, but for those in flight at an early end.
 
@@ -95,11 +96,12 @@ async def drive(
         headers: of each request.
         stop: set from outside, it ends the load early.
         progress: called a few times a second.
+        probe: path whose answer, whatever it is, shows that a connection was made.
     """
     async with AsyncExitStack() as stack:
         clients = _Clients(forward, headers, shape.concurrency, stack)
         first = min(shape.concurrency, shape.requests or shape.concurrency)
-        await clients.warm(min(first, WARM if shape.rate is None else WARM_AT_RATE))
+        await clients.warm(min(first, WARM if shape.rate is None else WARM_AT_RATE), probe)
         return await _Driver(clients, forward, shape, options, stop, progress).run()
 
 
@@ -127,10 +129,10 @@ class _Clients:
         self._idle.append(client)
         self._free.release()
 
-    async def warm(self, number: int) -> None:
+    async def warm(self, number: int, probe: str) -> None:
         """Makes that many connections. One that cannot be made shows when a request needs it."""
         clients = [await self.take() for _ in range(number)]
-        await asyncio.gather(*(client.get("/health") for client in clients), return_exceptions=True)
+        await asyncio.gather(*(client.get(probe) for client in clients), return_exceptions=True)
         for client in clients:
             self.give(client)
 

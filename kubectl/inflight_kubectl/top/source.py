@@ -9,6 +9,7 @@ from inflight_kubectl.cluster import Cluster
 from inflight_kubectl.engine_metrics import EngineReader, Figures
 from inflight_kubectl.events import Event, pod_events
 from inflight_kubectl.feed import ServiceFeed, View
+from inflight_kubectl.gateway_view import GatewayView, gateway_view
 from inflight_kubectl.pods import Pod
 from inflight_kubectl.resources import Service
 
@@ -48,6 +49,8 @@ class Source(Protocol):
 
     def events(self, service: Service, pods: Sequence[Pod]) -> list[Event]: ...
 
+    def gateway(self, service: Service) -> GatewayView | None: ...
+
     def reader(self) -> Reader: ...
 
 
@@ -70,6 +73,10 @@ class ClusterSource:
             Problem: forbidden, or no answer.
         """
         return self._cluster.pods(service)
+
+    def gateway(self, service: Service) -> GatewayView | None:
+        """What the gateway says of a service; None where it is not behind it."""
+        return gateway_view(self._cluster, service)
 
     def reader(self) -> Reader:
         """A reader of engines; close it."""

@@ -50,7 +50,8 @@ class WhyScreen(Screen[None]):
         source = cast("TopApp", self.app).source
         try:
             pods = source.pods(self._service)
-            report = explain(self._service, pods, source.events(self._service, pods), datetime.now(UTC))
+            events, gateway = source.events(self._service, pods), source.gateway(self._service)
+            report = explain(self._service, pods, events, datetime.now(UTC), gateway)
         except Problem:
             return  # the first text stays: it needs the service alone
         self.app.call_from_thread(self.query_one("#why", Static).update, rendered(report))

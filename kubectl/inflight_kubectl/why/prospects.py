@@ -13,6 +13,9 @@ FALLBACK_WAITING = 4
 FALLBACK_KV = 0.8
 """Targets of a replica that count while engines have measured no step costs, by the schema of `scaling.targets`."""
 
+DEFAULT_IDLE_TIMEOUT = "10m"
+"""`scaling.idleTimeout` where the stored spec does not have it."""
+
 DEFAULT_DOWN_WINDOW = 60
 """`scaleDown.stabilizationWindowSeconds` where the stored spec does not have it."""
 
@@ -81,6 +84,8 @@ def _up(service: Service, scaling: Mapping[str, Any]) -> list[str]:
         return ["up: never, behavior.scaleUp.selectPolicy is Disabled"]
     if ordered >= most:
         return [f"up: not above scaling.maxReplicas, which is {most}"]
+    if ordered == 0 and service.state == "Idle":
+        return ["up: the next request starts a replica; the gateway holds it until then"]
     demand = service.status.get("demand")
     window = rules.get("stabilizationWindowSeconds", 0)
     held = f", if that lasts for {window} s" if window else ""
@@ -100,6 +105,9 @@ def _down(service: Service, scaling: Mapping[str, Any], now: datetime) -> list[s
         return ["down: never, behavior.scaleDown.selectPolicy is Disabled"]
     if ordered <= least:
         return [f"down: not below scaling.minReplicas, which is {least}"]
+    if ordered == 1:
+        timeout = scaling.get("idleTimeout") or DEFAULT_IDLE_TIMEOUT
+        return [f"down: to zero after {timeout} without a request (scaling.idleTimeout)"]
     window = rules.get("stabilizationWindowSeconds", DEFAULT_DOWN_WINDOW)
     text = f"down: once fewer replicas were enough for {window} s (behavior.scaleDown.stabilizationWindowSeconds)"
     last = _last_scaling(service)

@@ -107,7 +107,8 @@ class KubeDiscovery:
 
     def _services_changed(self, changes: Changes) -> None:
         services = {ServiceKey(*key): self._read(key, manifest) for key, manifest in changes.items()}
-        self._catalog.update(services=services)
+        outside = {key: config is None and changes[ObjectKey(*key)] is not None for key, config in services.items()}
+        self._catalog.update(services=services, outside=outside)
 
     def _read(self, key: ObjectKey, manifest: Manifest | None) -> ServiceConfig | None:
         config, notes = None, tuple[str, ...]()

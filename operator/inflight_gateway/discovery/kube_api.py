@@ -116,7 +116,7 @@ class KubeApi:
             with _readable_errors(path):
                 async with answer:
                     page = json.loads(await answer.read())
-                items += page["items"]
+                items += page["items"] or []
                 version, following = page["metadata"]["resourceVersion"], page["metadata"].get("continue", "")
             if not following:
                 return items, version

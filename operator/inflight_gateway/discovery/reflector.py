@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.2, 5.0
 """Seconds between two calls that fail. Each wait has a random part, so that gateways do not come all at once."""
 
+SHORTEST_WATCH = 1.0
+"""Seconds from one watch to the next at least."""
+
 WARN_SECONDS = 60.0
 """Between two warnings about the same selection."""
 
@@ -63,15 +66,18 @@ class Reflector:
 
     async def run(self) -> None:
         """Until cancelled."""
+        loop = asyncio.get_running_loop()
         failures = 0
         while True:
             try:
                 if not self._version:
                     await self._list()
                     failures = 0
+                began = loop.time()
                 await self._watch()
                 failures = 0
-                await asyncio.sleep(random.uniform(0.0, FIRST_BACK_OFF))
+                # The API server ends watches after a minute; something that ends them at once gets no storm of them.
+                await asyncio.sleep(max(0.0, SHORTEST_WATCH - (loop.time() - began)) * random.uniform(0.5, 1.0))
             except KubeApiError as error:
                 failures += 1
                 if error.status:

@@ -50,6 +50,7 @@ class StaticDiscovery:
         self._path = path
         self._catalog = catalog
         self._seen = _version(path)
+        self._problem = ""
         self._take(read_file(path))
 
     async def run(self) -> None:
@@ -63,13 +64,19 @@ class StaticDiscovery:
             try:
                 self._take(read_file(self._path))
             except StaticFileError as error:
+                self._problem = str(error)
                 logger.error("%s; what it said before stays in force", error)
             else:
+                self._problem = ""
                 logger.info("%s was read again: %d services", self._path, len(self._catalog.services))
 
     def unready(self) -> list[str]:
         """The file was read before this object was there."""
         return []
+
+    def problems(self) -> list[str]:
+        """Why the file as it is now is not in force."""
+        return [self._problem] if self._problem else []
 
     def _take(self, file: StaticFile) -> None:
         catalog = self._catalog

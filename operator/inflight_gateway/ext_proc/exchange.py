@@ -45,9 +45,10 @@ class Observer(Protocol):
         """How long the picker took for a request, waiting not counted."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Parts:
-    """What requests need. Attributes: clock: seconds, monotonic."""
+    """What requests need. Attributes: engine_headers: another one when the gateway key changes. clock: seconds,
+    monotonic."""
 
     catalog: Catalog
     gate: Gate
@@ -111,7 +112,6 @@ class Exchange:
         if isinstance(result, Refusal):
             yield self._refuse(result, config.key)
             return
-        parts.gate.dispatched(request)
         parts.observer.started(request, result, relayed=self._head.relayed)
         yield self._go_on(stage, request, config, result, limit_headers)
 

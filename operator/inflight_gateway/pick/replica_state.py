@@ -60,6 +60,12 @@ class ReplicaState:
         """Seconds that the request's own prompt adds there."""
         return self.cost.prefill_seconds(self.uncached_tokens, self.load.cached_tokens)
 
+    @property
+    def saved_prefill_s(self) -> float:
+        """Seconds that the prefix cache saves the replica."""
+        cached = self.load.cached_tokens
+        return self.cost.prefill_seconds(self.uncached_tokens + cached) - self.own_prefill_s if cached else 0.0
+
 
 def is_fresh(load: EndpointLoad, now: float) -> bool:
     return load.sample is not None and now - load.sample.at <= STALE_S

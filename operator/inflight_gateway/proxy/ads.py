@@ -46,7 +46,8 @@ class Ads(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignore[misc
 
     def acknowledged(self, type_url: str) -> bool:
         """Whether an Envoy is connected that took some version of this type."""
-        return any(stream.subscriptions[type_url].acknowledged for stream in self._streams)
+        subscriptions = (stream.subscriptions.get(type_url) for stream in self._streams)
+        return any(one is not None and one.acknowledged for one in subscriptions)
 
     async def StreamAggregatedResources(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         stream = _Stream(self._taken, self._refused)

@@ -36,15 +36,15 @@ class Subscription:
             nonce: of the response that it answers; empty in the first request of a stream.
             refused: it carries an error.
         """
-        if self.nonce and nonce != self.nonce:
+        if nonce and nonce != self.nonce:
             return False  # It crossed a newer response, which has its own answer.
         asked = frozenset(names)
-        if asked - self.names or (self.names and not asked):
+        if not nonce or asked - self.names or (self.names and not asked):
             self.due = True
         self.names = asked
-        if self.nonce and not refused:
+        if nonce and not refused:
             self.acknowledged = self.sent
-        return bool(self.nonce)
+        return bool(nonce)
 
     def response(self, resources: Resources) -> list[AnyMessage] | None:
         """What is to be sent now; None: nothing. The next nonce is then in `nonce`."""

@@ -69,6 +69,11 @@ class Answer:
         """Of all choices."""
         return sum(choice.tokens.count(b",") + 1 for choice in self._choices.values() if choice.tokens)
 
+    def all_finished(self, body: bytes) -> bool:
+        """Whether each choice that `body` asks for is complete."""
+        finished = sum(choice.finish_reason is not None for choice in self._choices.values())
+        return finished > 0 and finished == num_choices(body)
+
     def take(self, notes: Iterable[bytes]) -> Ended | None:
         """Apply the notes of one frame. Returns what they say of the answer's end.
 
@@ -144,4 +149,4 @@ def num_choices(body: bytes) -> int:
     asked = msgspec.json.decode(body)
     prompt = asked.get("prompt")
     several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
-    return (asked.get("n") or 1) * (len(prompt) if several else 1)
+    return int(asked.get("n") or 1) * (len(prompt) if several else 1)

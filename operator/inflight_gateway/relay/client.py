@@ -10,7 +10,15 @@ from typing import Protocol, cast
 import httptools
 
 from inflight_gateway.relay.errors import ClientError
-from inflight_gateway.relay.heads import LAST_CHUNK, Headers, chunk, end_to_end, response_head, without
+from inflight_gateway.relay.heads import (
+    LAST_CHUNK,
+    Headers,
+    chunk,
+    end_to_end,
+    response_head,
+    without,
+    without_internal,
+)
 
 WRITE_BUFFER_BYTES = 64 * 2**10
 """Kept for a client that does not read, before its answer is no longer read either."""
@@ -121,7 +129,9 @@ class ClientConnection(asyncio.Protocol):
             self._transport.close()
 
     def respond(self, status: int, headers: Headers, body: bytes) -> None:
-        """Write a whole answer."""
+        """Write a whole answer, which may be one to a request that is not read to its end."""
+        if self._receiving:
+            self._last = True
         self.start(status, headers, len(body))
         self.write(body)
         self.finish()
@@ -136,7 +146,8 @@ class ClientConnection(asyncio.Protocol):
 
     def pause(self) -> None:
         """Read no more of the request's body for now."""
-        self._transport.pause_reading()
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
 
     def resume(self) -> None:
         if not self._transport.is_closing():
@@ -202,7 +213,8 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if not self._parser.should_keep_alive():
             self._last = True
-        headers = without(end_to_end(self._headers), b"content-length")
+        # Envoy's outer listener removes internal ones too; a client that set one could choose where requests go.
+        headers = without(without_internal(end_to_end(self._headers)), b"content-length")
         request = Request(self._parser.get_method(), self._target, headers, length, self._loop.time())
         self._receiving = True
         self._exchange = exchange = self._begin(request, self)

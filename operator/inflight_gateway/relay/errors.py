@@ -41,10 +41,9 @@ class ClientError:
         return headers
 
 
-def engine_error(status: int, data: bytes) -> ClientError:
-    """From a frame's data: `data: {"error": ...}`."""
+def engine_error(status: int, body: bytes) -> ClientError:
+    """One that an engine reported. Args: body: its error object, as JSON."""
     retry_after = 1 if status in (429, 503) else None
-    body = data.strip().removeprefix(b"data:").strip()
     return ClientError(status, "the engine failed", "engine_failed", retry_after, body_as_is=body)
 
 

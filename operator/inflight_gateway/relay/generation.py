@@ -7,31 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 import uuid
 from collections.abc import Sequence
 
 from inflight_gateway import headers as names
 from inflight_gateway.relay import asked, decide
 from inflight_gateway.relay.answer import Answer, Ended, Ending
+from inflight_gateway.relay.asking import attempt_head
 from inflight_gateway.relay.attempt import Attempt
 from inflight_gateway.relay.client import ClientConnection, Request
 from inflight_gateway.relay.decide import Again, Failure, Tried, next_step
+from inflight_gateway.relay.delivery import DONE, Delivery, json_of
 from inflight_gateway.relay.errors import ClientError, engine_error
 from inflight_gateway.relay.frames import Frame
-from inflight_gateway.relay.heads import Headers, end_to_end, find, request_head, without, without_internal
+from inflight_gateway.relay.heads import Headers, find
 from inflight_gateway.relay.passing import start_as_is
 from inflight_gateway.relay.record import Record
 from inflight_gateway.relay.shared import MAX_BODIES_BYTES, MAX_BODY_BYTES, Shared
 
-DONE = b"data: [DONE]\n\n"
-
 _TOO_LARGE = ClientError(413, f"the request's body is larger than {MAX_BODY_BYTES >> 20} MiB", "request_too_large")
 _FULL = ClientError(503, "the gateway holds too many large requests", "gateway_full", retry_after_s=1)
 _FORGED = ClientError(400, "inflight_continuation is a field of the gateway", "unsupported_parameter")
-
-_CREATED = re.compile(rb'"created":\s*(\d+)')
-"""In a chunk. Within a JSON string the quotes would be escaped."""
 
 
 class Generation:
@@ -51,12 +47,9 @@ class Generation:
         self._failed_at = 0.0
         self._avoid: dict[str, None] = {}
         self._answer = Answer()
-        self._created: int | None = None
-        self._headers: Headers = []
-        # Complete frames for the client, until the first token: without one, another attempt begins from the start.
-        self._pending: list[bytes] = []
-        self._started = self._passing = self._blocked = False
+        self._passing = self._blocked = False
         self._record = Record(request)
+        self._delivery = Delivery(client, self._record)
 
     # Of the client.
 
@@ -80,7 +73,7 @@ class Generation:
         if self._asked is not None and self._asked.forged:
             self._refuse(_FORGED)
             return
-        self._record.stream = self._asked is not None and self._asked.stream is True
+        self._record.stream = self._asked is not None and bool(self._asked.stream)
         if find(self._request.headers, _REQUEST_ID) is None:
             self._request.headers.append((_REQUEST_ID, uuid.uuid4().hex.encode()))
         self._shared.budget.request()
@@ -103,98 +96,78 @@ class Generation:
         self._number += 1
         body = self._body
         if self._answer.has_tokens:
-            body = self._answer.continued(body, self._created or self._record.arrived_unix)
-        headers = [
-            *self._request.headers,
-            (b"content-length", b"%d" % len(body)),
-            (_ATTEMPT, b"%d" % self._number),
-        ]
-        if self._asked is not None:
-            headers.append((_PROGRESS, b"1"))
-        if self._avoid:
-            headers.append((_AVOID, ",".join(self._avoid).encode("latin-1")))
+            try:
+                body = self._answer.continued(body, self._delivery.created or self._record.arrived_unix)
+            except ValueError:
+                self._refuse(decide.NOT_CONTINUED)
+                return
+        progress = self._asked is not None
+        head = attempt_head(self._request, len(body), self._number, self._avoid, progress=progress)
         self._answer.begin_attempt()
-        request = request_head(self._request.method, self._request.target, headers), body
-        self._attempt = Attempt(self._shared, self, request, blocked=self._blocked)
+        self._attempt = Attempt(self._shared, self, (head, body), blocked=self._blocked)
 
     def accepted(self, headers: Headers) -> None:
         self._seen(continued=self._answer.has_tokens)
-        self._headers = without(without_internal(end_to_end(headers)), b"content-length")
+        self._delivery.accepted(headers)
 
     def _seen(self, *, continued: bool = False) -> None:
-        assert self._attempt is not None
-        self._record.attempt(self._attempt.service, self._attempt.endpoint, continued=continued)
+        if self._attempt is not None:
+            self._record.attempt(self._attempt.service, self._attempt.endpoint, continued=continued)
 
     def frames(self, frames: Sequence[Frame], now: float) -> None:
         assert self._attempt is not None
-        answer = self._answer
-        waited_for_first = not answer.advanced
-        pending = self._pending
+        answer, delivery = self._answer, self._delivery
+        before_first = not answer.advanced
         for frame in frames:
             try:
                 ended = answer.take(frame.notes) if frame.notes else None
             except ValueError:
-                self._write_pending(now)
-                self._attempt.cancel()
-                self.failed(Failure.GARBLED)
+                self._garbled()
                 return
             if ended is not None:
-                self._write_pending(now)
-                self._ended(ended, frame.data)
+                self._ended(ended, frame.data, now)
                 return
-            if frame.data:
-                pending.append(frame.data)
+            if frame.data and self._record.stream:
+                delivery.take(frame)
                 if frame.data == DONE:
                     self._done(now)
                     return
+        if before_first and answer.advanced:
+            self._attempt.first_token()
         if answer.has_tokens:
-            if waited_for_first and answer.advanced:
-                self._attempt.first_token()
-            if pending:
-                self._write_pending(now)
+            delivery.send(now)
 
-    def _write_pending(self, now: float) -> None:
-        """What may be sent; what comes before the first token may not."""
-        if not self._answer.has_tokens or not self._pending:
-            return
-        data = b"".join(self._pending)
-        self._pending.clear()
-        if not self._started:
-            self._started = True
-            created = _CREATED.search(data)
-            self._created = None if created is None else int(created[1])
-            self._record.status = 200
-            self._client.start(200, self._headers, None)
-        self._client.write(data)
-        self._record.wrote(now)
+    def _garbled(self) -> None:
+        assert self._attempt is not None
+        self._attempt.cancel()
+        if self._answer.has_tokens:  # perhaps some of a frame that the client did not get
+            self._refuse(decide.NOT_CONTINUED)
+        else:
+            self.failed(Failure.GARBLED)
 
     def _done(self, now: float) -> None:
         """The stream is complete."""
-        self._answer.has_tokens = True  # also of an answer without any
-        self._write_pending(now)
-        self._complete()
-        self._client.finish()
-
-    def _complete(self) -> None:
         assert self._attempt is not None
+        self._delivery.send(now)
         self._attempt.read_rest()
         self._end()
+        self._client.finish()
 
-    def _ended(self, ended: Ended, data: bytes) -> None:
+    def _ended(self, ended: Ended, data: bytes, now: float) -> None:
         assert self._attempt is not None
-        if ended.ending is Ending.WHOLE:
-            if self._started:
-                self._attempt.cancel()
-                self.failed(Failure.GARBLED)
-                return
-            headers = without(self._headers, b"content-type", b"cache-control", b"x-accel-buffering")
+        if ended.ending is Ending.WHOLE and not self._record.stream:
+            self._attempt.read_rest()
             self._record.status = ended.status
-            self._complete()
-            body = data.strip().removeprefix(b"data:").strip()
-            self._client.respond(ended.status, [*headers, (b"content-type", b"application/json")], body)
+            self._end()
+            self._delivery.whole(ended.status, data)
+            return
+        if self._answer.has_tokens:
+            self._delivery.send(now)
+        if ended.ending is Ending.WHOLE:
+            self._garbled()
             return
         self._attempt.cancel()
-        error = engine_error(ended.status, data)
+        error = engine_error(ended.status, json_of(data))
         if ended.ending is Ending.RETRY:
             self.failed(Failure.ENGINE, said=error)
         else:
@@ -222,6 +195,7 @@ class Generation:
     def plain_data(self, data: bytes) -> None:
         self._client.write(data)
         self._record.wrote(self._loop.time())
+        self._record.plain(data)
 
     def plain_ended(self) -> None:
         self._end()
@@ -241,11 +215,17 @@ class Generation:
         elif failure is Failure.BUSY:
             # Without those that failed nobody is left: one of them may have started again by then.
             self._avoid.clear()
+        if self._delivery.counts_sent and self._answer.all_finished(self._body):
+            # A continuation would repeat the counts.
+            self._client.write(DONE)
+            self._end()
+            self._client.finish()
+            return
         if failure is not Failure.BUSY:
             self._failures += 1
             self._failed_at = now
         self._attempt = None
-        self._pending.clear()
+        self._delivery.forget()
         if not self._answer.has_tokens:
             self._answer = Answer()
         tried = Tried(self._failures, now - self._failed_at)
@@ -259,17 +239,10 @@ class Generation:
             self._retry = self._loop.call_later(step.after_s * random.uniform(0.8, 1.2), self._ask)
 
     def _refuse(self, error: ClientError) -> None:
-        """End the answer with an error: as a response where none has begun, else as an event, without `[DONE]`."""
-        if self._started:
-            self._client.write(error.event)
-        else:
+        if not self._delivery.started:
             self._record.status = error.status
-        started = self._started
         self._end(error=error.code or "")
-        if started:
-            self._client.finish()
-        else:
-            self._client.refuse(error)
+        self._delivery.end_with(error)
 
     def _end(self, *, error: str = "") -> None:
         """Nothing more is done for this request."""
@@ -281,9 +254,7 @@ class Generation:
         self._parts.clear()
         self._shared.bodies_bytes -= self._size
         self._size = 0
-        finished = self._record.finished(self._answer, self._loop.time(), error)
-        if finished is not None:
-            self._shared.report(finished)
+        self._shared.report(self._record.finished(self._answer, self._loop.time(), error))
 
 
 def _seconds(value: bytes | None) -> float | None:
@@ -291,7 +262,4 @@ def _seconds(value: bytes | None) -> float | None:
     return float(value) if value is not None and value.isdigit() else None
 
 
-_ATTEMPT = names.ATTEMPT.encode()
-_AVOID = names.AVOID.encode()
-_PROGRESS = names.PROGRESS.encode()
 _REQUEST_ID = names.REQUEST_ID.encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 from inflight_gateway import headers as names
@@ -11,6 +12,16 @@ from inflight_gateway.relay.heads import find
 from inflight_gateway.types import Finished, ServiceKey
 
 _REQUEST_ID = names.REQUEST_ID.encode()
+
+_TAIL_BYTES = 2048
+_COUNT = re.compile(rb'"(prompt_tokens|cached_tokens|completion_tokens)":\s*(\d+)')
+"""Within a JSON string the quotes would be escaped."""
+
+
+def _usage_in(tail: bytes) -> Usage | None:
+    """OpenAI's `usage` object. The last one: a stream may count in each chunk."""
+    counts = {name.decode(): int(count) for name, count in _COUNT.findall(tail)}
+    return Usage(**counts) if counts else None
 
 
 class Record:
@@ -24,6 +35,7 @@ class Record:
         "_longest_gap",
         "_request",
         "_service",
+        "_tail",
         "_written_at",
         "arrived_unix",
         "status",
@@ -38,6 +50,7 @@ class Record:
         self._service = ""
         self._endpoints: list[str] = []
         self._continuations = 0
+        self._tail = b""
         self._first_at: float | None = None
         self._written_at = 0.0
         self._longest_gap = 0.0
@@ -57,12 +70,14 @@ class Record:
             self._longest_gap = now - self._written_at
         self._written_at = now
 
-    def finished(self, answer: Answer, now: float, error: str) -> Finished | None:
-        """None: no service is known, so nobody to report to. Args: error: code of what ended the answer early."""
-        namespace, slash, name = self._service.partition("/")
-        if not slash:
-            return None
-        usage = answer.usage or Usage(completion_tokens=answer.num_tokens)
+    def plain(self, data: bytes) -> None:
+        """A part of an answer without progress frames: its token counts, if it has any, are at its end."""
+        self._tail = (self._tail + data)[-_TAIL_BYTES:]
+
+    def finished(self, answer: Answer, now: float, error: str) -> Finished:
+        """Its service is empty where no response named one. Args: error: code of what ended the answer early."""
+        namespace, _, name = self._service.partition("/")
+        usage = answer.usage or _usage_in(self._tail) or Usage(completion_tokens=answer.num_tokens)
         arrived = self._request.arrived
         return Finished(
             request_id=(find(self._request.headers, _REQUEST_ID) or b"").decode("latin-1"),

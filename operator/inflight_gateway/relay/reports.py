@@ -24,9 +24,13 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(Finished))
 
 
 def encode(reports: list[Finished]) -> bytes:
-    """As a JSON list of objects; a service is `NAMESPACE/NAME`."""
-    plain = [{name: getattr(report, name) for name in _FIELDS} | {"service": str(report.service)} for report in reports]
-    return msgspec.json.encode(plain)
+    """As a JSON list of objects; a service is `NAMESPACE/NAME`, or empty."""
+    return msgspec.json.encode([_plain(report) for report in reports])
+
+
+def _plain(report: Finished) -> dict[str, object]:
+    service = str(report.service) if report.service.name else ""
+    return {name: getattr(report, name) for name in _FIELDS} | {"service": service}
 
 
 class Reports:

@@ -23,6 +23,7 @@ _WAITING_TOKENS = "inflight_waiting_prompt_tokens"
 _KV_TOKENS = "inflight_kv_cache_tokens"
 _MAX_SEQS = "inflight_max_num_seqs"
 _MAX_TOKENS = "inflight_max_num_batched_tokens"
+_DRAINING = "inflight_draining"
 _COST_TERMS = "inflight_step_cost_seconds"
 _COST_CURVE = "inflight_step_cost_curve_seconds"
 
@@ -35,6 +36,7 @@ WANTED = (
     _KV_TOKENS,
     _MAX_SEQS,
     _MAX_TOKENS,
+    _DRAINING,
     _COST_TERMS,
     _COST_CURVE,
 )
@@ -113,6 +115,7 @@ def read_page(page: bytes, at: float) -> EngineSample:
         block_size=block_size or defaults.block_size,
         max_num_seqs=int(most(_MAX_SEQS)) or defaults.max_num_seqs,
         max_num_batched_tokens=int(most(_MAX_TOKENS)) or defaults.max_num_batched_tokens,
+        draining=most(_DRAINING) > 0,
         cost=_cost(found.get(_COST_TERMS.encode(), []), found.get(_COST_CURVE.encode(), [])),
     )
 
@@ -138,7 +141,7 @@ def _cache_config(series: Series) -> tuple[int, int]:
         if size.isdigit() and blocks.isdigit():
             sizes.append(int(size))
             tokens += int(size) * int(blocks)
-    return max(sizes), min(tokens, int(MAX_COUNT))
+    return min(max(sizes), int(MAX_COUNT)), min(tokens, int(MAX_COUNT))
 
 
 def _cost(terms: Series, curve: Series) -> CostModel | None:

@@ -1,11 +1,14 @@
-"""The last sample of each engine, and whether the engine can be reached. Seconds are of the monotonic clock."""
+"""The last sample of each engine, and whether the engine takes requests. Seconds are of the monotonic clock."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from inflight_gateway.types import EngineSample
+
+logger = logging.getLogger(__name__)
 
 UNREACHABLE_AFTER_SECONDS = 3.0
 """From the last time that an engine answered or took a connection until it counts as unreachable. A scrape comes every
@@ -37,17 +40,15 @@ class Samples:
         return None if known is None else known.sample
 
     def reachable(self, address: str) -> bool:
-        """False: neither a scrape nor a TCP connection succeeded for `UNREACHABLE_AFTER_SECONDS`."""
+        """False: neither a scrape nor a TCP connection succeeded for `UNREACHABLE_AFTER_SECONDS`, or the engine drains
+        (its pod may still be an endpoint for a moment, or longer while the API server is away)."""
         known = self._known.get(address)
-        return known is None or known.reachable
+        return known is None or (known.reachable and not (known.sample is not None and known.sample.draining))
 
     def error(self, address: str) -> str:
         """Why the last scrape gave no sample; empty after one that did."""
         known = self._known.get(address)
         return "" if known is None else known.error
-
-    def unreachable(self) -> list[str]:
-        return [address for address, known in self._known.items() if not known.reachable]
 
     def subscribe(self, subscriber: Callable[[str], None]) -> None:
         """Calls `subscriber` with the address whenever a sample came, or whether it is reachable changed."""
@@ -65,7 +66,8 @@ class Samples:
         known = self._known.get(address)
         if known is not None:
             known.sample, known.error = sample, ""
-            known.reached, known.reachable = now, True
+            known.reached = now
+            self._set_reachable(address, known, now)
             self._tell(address)
 
     def failed(self, address: str, error: str, *, connected: bool, now: float) -> None:
@@ -76,10 +78,22 @@ class Samples:
         known.error = error
         if connected:
             known.reached = now
-        reachable = now - known.reached < UNREACHABLE_AFTER_SECONDS
-        if reachable != known.reachable:
-            known.reachable = reachable
+        if self._set_reachable(address, known, now):
             self._tell(address)
+
+    def _set_reachable(self, address: str, known: _Known, now: float) -> bool:
+        """Whether this changed it."""
+        reachable = now - known.reached < UNREACHABLE_AFTER_SECONDS
+        if reachable == known.reachable:
+            return False
+        known.reachable = reachable
+        if reachable:
+            logger.info("engine %s can be reached again", address)
+        else:
+            logger.warning(
+                "engine %s is not reached and gets requests only where no other is: %s", address, known.error
+            )
+        return True
 
     def _tell(self, address: str) -> None:
         for subscriber in tuple(self._subscribers):

@@ -18,6 +18,11 @@ from inflight_gateway.scrape.samples import Samples
 logger = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 1.0
+
+MOST_PER_SECOND = 250
+"""Scrapes of all engines together: one takes about 0.6 ms of the picker's one core. Where there are more engines, each
+is scraped less often."""
+
 TIMEOUT_SECONDS = 1.0
 """For one page, from connecting to the last byte."""
 
@@ -53,7 +58,7 @@ class Scraper:
 
     Args:
         http: see `metrics_session`; stays the caller's to close.
-        interval: seconds between two scrapes of an engine. Each engine has its own moment in it.
+        interval: seconds between two scrapes of an engine, at least. Each engine has its own moment in it.
         clock: of `EngineSample.at`.
     """
 
@@ -88,7 +93,7 @@ class Scraper:
     async def _follow(self, address: str) -> None:
         loop = asyncio.get_running_loop()
         url = URL(f"http://{address}/metrics?{_QUERY}", encoded=True)
-        moment = crc32(address.encode()) / 2**32 * self._interval
+        phase = crc32(address.encode()) / 2**32
         while True:
             try:
                 await self._scrape(address, url)
@@ -96,8 +101,9 @@ class Scraper:
                 # One engine's page must not end the scrapes of that engine; the fault is ours.
                 logger.exception("scraping %s failed", address)
             # Its next moment that is at least half an interval away: timers may fire a little early.
-            earliest = loop.time() + self._interval / 2
-            await asyncio.sleep(self._interval / 2 + (moment - earliest) % self._interval)
+            interval = max(self._interval, len(self._tasks) / MOST_PER_SECOND)
+            earliest = loop.time() + interval / 2
+            await asyncio.sleep(interval / 2 + (phase * interval - earliest) % interval)
 
     async def _scrape(self, address: str, url: URL) -> None:
         at, connected = self._clock(), False

@@ -104,6 +104,10 @@ class Peers:
                 reason = "the stream ended"
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 reason = str(error) or type(error).__name__
+            except Exception:
+                # The peer goes on being followed; the fault is ours.
+                logger.exception("a line of gateway peer %s was not taken", address)
+                reason = "a fault of this gateway"
             failures += 1
             log = logger.info if failures == 1 else logger.debug
             log("gateway peer %s: %s after %.1f s", address, reason[:200], self._clock() - connected)

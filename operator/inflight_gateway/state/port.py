@@ -75,7 +75,7 @@ class StatePort:
             await site.start()
         except OSError as error:
             await self._runner.cleanup()
-            raise OSError(f"cannot listen on --state-port {port}: {error.strerror or error}") from error
+            raise OSError(f"cannot listen on --http-port {port}: {error.strerror or error}") from error
         self._sending = asyncio.create_task(self._stream.run(), name="load stream")
         return int(self._runner.addresses[0][1])
 

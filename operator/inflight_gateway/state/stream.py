@@ -87,7 +87,7 @@ class LoadStream:
                 full_at = loop.time() + FULL_SECONDS
             if self._watchers:
                 self._send(full=full)
-                await asyncio.sleep(MIN_SECONDS)
+            await asyncio.sleep(MIN_SECONDS)
 
     def _send(self, *, full: bool) -> None:
         now = Loads.of(self._source)

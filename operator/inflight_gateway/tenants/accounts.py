@@ -74,6 +74,12 @@ class Accounts:
         entry.account.in_flight += 1
         return entry.account.charge(take.tokens, now)
 
+    def add(self, key: TenantKey, requests: int, tokens: int, now: float) -> None:
+        """Charges what another gateway admitted without asking."""
+        account = self._entry(key).account
+        account.requests.add(requests, now)
+        account.tokens.add(tokens, now)
+
     def settle(self, settlement: Settlement, now: float) -> None:
         """Corrects a charge by the real usage."""
         entry = self._entry(settlement.key)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from inflight_gateway.tenants.accounts import TenantKey
 from inflight_gateway.types import RequestView
 
+GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/generate"})
+"""Paths whose requests cost tokens. The others, such as /v1/models and /tokenize, count as requests alone."""
+
 FIRST_ANSWER = 256
 """Output tokens that are expected of a tenant's first request without `max_tokens`."""
 
@@ -23,11 +26,15 @@ class Estimates:
 
     def tokens(self, key: TenantKey, request: RequestView) -> int:
         """Prompt and answer: `max_tokens`, which the answer cannot exceed, else the tenant's mean answer."""
+        if request.path not in GENERATING:
+            return 0
         output = request.max_tokens if request.max_tokens is not None else round(self._means.get(key, FIRST_ANSWER))
         return request.prompt_tokens + output
 
-    def learn(self, key: TenantKey, output_tokens: int) -> None:
-        """An answer of the tenant was whole."""
+    def learn(self, key: TenantKey, request: RequestView, output_tokens: int) -> None:
+        """The request's answer was whole."""
+        if request.path not in GENERATING:
+            return
         mean = self._means.get(key, FIRST_ANSWER)
         self._means[key] = mean + LEARNING * (output_tokens - mean)
         if len(self._means) > MAX_TENANTS:

@@ -13,14 +13,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from inflight_gateway.headers import ATTEMPT, REQUEST_ID
 from inflight_gateway.tenants import answers
 from inflight_gateway.tenants.accounts import TenantKey
-from inflight_gateway.tenants.estimate import Estimates
+from inflight_gateway.tenants.estimate import GENERATING, Estimates
 from inflight_gateway.tenants.keys import KeyTables
-from inflight_gateway.tenants.sharing import NO_LIMITS, Grant, SharedLimits
+from inflight_gateway.tenants.sharing import Grant, SharedLimits
 from inflight_gateway.tenants.usage import Usage
 from inflight_gateway.types import Finished, RateLimits, Refusal, RequestView, ServiceConfig, ServiceKey
 
@@ -87,9 +87,9 @@ class Gate:
         if config.api_keys_secret is None:
             return ""
         # A key that was revoked since then does not cut an answer that goes on at another replica.
-        running = self._admitted.get(headers.get(REQUEST_ID, "")) if headers.get(ATTEMPT, "1") != "1" else None
-        if running:
-            return running[0].request.tenant
+        running = self._of(headers.get(REQUEST_ID, ""), config.key) if headers.get(ATTEMPT, "1") != "1" else None
+        if running is not None:
+            return running.request.tenant
         namespace, name = config.key.namespace, config.api_keys_secret
         table = self._tables.table(namespace, name, self._secret_data(namespace, name))
         self.usage.malformed_keys = self._tables.malformed
@@ -109,11 +109,13 @@ class Gate:
         """Charges a request to its tenant's limits.
 
         Returns:
-            Headers for the response, or 429. Later attempts are never refused and cost nothing.
+            Headers for the response, or 429. Later attempts of an admitted request are never refused and cost nothing.
         """
         self._forget_unreported(now)
-        if request.attempt > 1:
-            return await self._again(request, config, now)
+        # Unknown after a restart of the picker, and where a client that reaches it past Envoy claims to be an attempt.
+        known = self._of(request.request_id, request.service) if request.attempt > 1 else None
+        if known is not None:
+            return self._again(known)
         limits = limits_of(config, request.tenant)
         key = TenantKey(request.service, request.tenant)
         label = self._label(config, request.tenant)
@@ -148,32 +150,24 @@ class Gate:
             one.open = 0
             self._not_in_flight(one)
         # A client that left in the middle: nobody counted the prompt, and an engine has computed it.
-        unknown = not finished.prompt_tokens and finished.endpoints and finished.status in (0, 200)
+        generating = one.request.path in GENERATING
+        unknown = generating and not finished.prompt_tokens and finished.endpoints and finished.status in (0, 200)
         prompt = one.request.prompt_tokens if unknown else finished.prompt_tokens
         self._limits.settle(one.grant, prompt + finished.completion_tokens)
         if finished.status == 200:
-            self._estimates.learn(one.grant.key, finished.completion_tokens)
+            self._estimates.learn(one.grant.key, one.request, finished.completion_tokens)
         counts = self.usage.of(one.service, one.label)
         counts.requests += 1
         counts.prompt_tokens += prompt
         counts.cached_tokens += finished.cached_tokens
         counts.completion_tokens += finished.completion_tokens
 
-    async def _again(self, request: RequestView, config: ServiceConfig, now: float) -> answers.Headers:
-        known = next(
-            (one for one in self._admitted.get(request.request_id, ()) if one.service == request.service), None
-        )
-        if known is not None:
-            if not known.open:
-                self._limits.resume(known.grant)
-                self.usage.of(known.service, known.label).in_flight += 1
-            known.open += 1
-            return known.headers
-        # This picker was restarted since the first attempt: what the answer still costs is charged when it ends.
-        key = TenantKey(request.service, request.tenant)
-        grant = await self._limits.admit(key, NO_LIMITS, 0, now)
-        self._keep(_Admitted(replace(request, prompt_tokens=0), grant, self._label(config, request.tenant), ()))
-        return ()
+    def _again(self, known: _Admitted) -> answers.Headers:
+        if not known.open:
+            self._limits.resume(known.grant)
+            self.usage.of(known.service, known.label).in_flight += 1
+        known.open += 1
+        return known.headers
 
     def _of(self, request_id: str, service: ServiceKey) -> _Admitted | None:
         return next((one for one in self._admitted.get(request_id, ()) if one.service == service), None)

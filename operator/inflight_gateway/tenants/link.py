@@ -17,8 +17,9 @@ from inflight_gateway.tenants.limits import Verdict
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 0.05
-"""Longest wait for an owner."""
+ANSWER_S = 0.25
+"""Longest wait for an owner. It answers within milliseconds; under a flood of requests its event loop may be late, and
+deciding without it then would lift the limits just when they count."""
 
 AWAY_S = 1.0
 """How long an owner that did not answer is not asked again."""
@@ -49,9 +50,12 @@ class Link:
         self._accounts = accounts
         self._takes: list[tuple[Take, asyncio.Future[tuple[Verdict, int]]]] = []
         self._settlements: list[Settlement] = []
+        self._alone: dict[TenantKey, tuple[int, int]] = {}
+        """Requests and tokens that were admitted without the owner, and that it was not told of."""
         self._touched: set[TenantKey] = set()
         self._task: asyncio.Task[None] | None = None
         self._away_until = 0.0
+        self._failing = False
 
     @property
     def away(self) -> bool:
@@ -83,6 +87,12 @@ class Link:
             self._settlements.append(settlement)
             self._wake()
 
+    def admitted_alone(self, take: Take) -> None:
+        """The request was admitted without the owner, which is told when it answers again: it then admits less, so that
+        the limits hold on average."""
+        requests, tokens = self._alone.get(take.key, (0, 0))
+        self._alone[take.key] = requests + 1, tokens + take.tokens
+
     def touch(self, key: TenantKey) -> None:
         """Tells the owner how many requests of the tenant are in flight here."""
         self._touched.add(key)
@@ -104,6 +114,7 @@ class Link:
             takes, self._takes = self._takes[:MAX_ENTRIES], self._takes[MAX_ENTRIES:]
             settled, self._settlements = self._settlements[:MAX_ENTRIES], self._settlements[MAX_ENTRIES:]
             touched, self._touched = self._touched, set()
+            alone, self._alone = self._alone, {}
             keys = touched | {take.key for take, _ in takes}
             batch = wire.Batch(
                 gateway=self._sender,
@@ -111,15 +122,17 @@ class Link:
                 takes=tuple(take for take, _ in takes),
                 settlements=tuple(settled),
                 in_flight=tuple(wire.InFlight(key, self._accounts.in_flight(key)) for key in keys),
+                alone=tuple(wire.Alone(key, *numbers) for key, numbers in alone.items()),
             )
             try:
                 async with asyncio.timeout(ANSWER_S):
                     answer = wire.verdicts(await self._send(wire.encoded(batch)))
                 if len(answer) != len(takes):
                     raise ValueError("it has another number of verdicts")
-            except (OSError, TimeoutError, ValueError) as error:
+            except Exception as error:  # whatever it is, the requests that wait must get their decision
                 self._failed(takes, error)
                 return
+            self._recovered()
             for (take, future), verdict in zip(takes, answer, strict=True):
                 self._answered(take, future, verdict)
 
@@ -140,14 +153,20 @@ class Link:
         self.touch(take.key)
         self.settle(Settlement(take.key, take.tokens, 0, verdict.slot))
 
+    def _recovered(self) -> None:
+        if self._failing:
+            log.info("gateway %s answers for limits again", self._owner)
+        self._failing = False
+
     def _failed(self, takes: list[tuple[Take, asyncio.Future[tuple[Verdict, int]]]], error: Exception) -> None:
-        if not self.away:
+        if not self._failing:
             said = str(error) or type(error).__name__
             log.warning("gateway %s does not answer for limits, deciding alone for now: %s", self._owner, said)
+        self._failing = True
         self._away_until = time.monotonic() + AWAY_S
         for _, future in (*takes, *self._takes):
             if not future.done():
                 future.set_exception(OwnerAwayError())
         self._takes = []
-        # A settlement that may have arrived must not be sent again: a refund twice would lift the limit.
+        # What may have arrived is not sent again: a refund twice would lift a limit, a charge twice would lower it.
         self._settlements = []

@@ -45,6 +45,10 @@ class PeerClient:
         self._gateway_key = gateway_key
         self._session: aiohttp.ClientSession | None = None
 
+    def use(self, gateway_key: bytes) -> None:
+        """The key has changed."""
+        self._gateway_key = gateway_key
+
     async def post(self, address: str, content: bytes) -> bytes:
         """
         Raises:

@@ -3,7 +3,7 @@
 Each tenant of a service has one owner among the live gateways, by rendezvous hashing (Thaler and Ravishankar 1996):
 when a gateway comes or goes, only its own tenants move. The others ask the owner, which decides and charges. While it
 does not answer, each gateway enforces its part of the limits alone; it has charged all of its own admissions to its own
-accounts, so what it let pass before counts.
+accounts, so what it let pass before counts. The owner is told afterwards.
 
 A tenant that moves begins with an empty minute at its new owner, so it may get up to one more minute's limit then.
 """
@@ -65,7 +65,7 @@ class SharedLimits:
         """Decides on a request, and charges it if it is admitted. Args: tokens: estimate of prompt and answer."""
         take = Take(key, limits, charge_for(tokens, limits))
         peers = self._peers() if limits != NO_LIMITS else {}
-        owner = owner_of(key, (self._name, *peers))
+        owner = owner_of(key, (self._name, *peers)) if peers else self._name
         if owner == self._name:
             return self._alone(take, now)
         link = self._link(owner, peers[owner])
@@ -77,7 +77,11 @@ class SharedLimits:
             else:
                 return Grant(key, verdict, take.tokens, slot, owner)
         part = share(limits, len(peers) + 1)
-        return self._alone(Take(key, part, charge_for(tokens, part)), now)
+        take = Take(key, part, charge_for(tokens, part))
+        grant = self._alone(take, now)
+        if grant.verdict.refused_by is None:
+            link.admitted_alone(take)
+        return grant
 
     def settle(self, grant: Grant, used: int) -> None:
         """Corrects the charge by the real usage in tokens."""
@@ -101,6 +105,8 @@ class SharedLimits:
         """Decides for another gateway."""
         for said in batch.in_flight:
             self._accounts.peer_has(batch.gateway, said.key, said.count, now)
+        for one in batch.alone:
+            self._accounts.add(one.key, one.requests, one.tokens, now)
         for settlement in batch.settlements:
             self._accounts.settle(settlement, now)
         return tuple(self._accounts.admit(take, now, batch.gateway) for take in batch.takes)

@@ -29,6 +29,15 @@ class InFlight:
 
 
 @dataclass(frozen=True, slots=True)
+class Alone:
+    """What the sender admitted while the receiver did not answer."""
+
+    key: TenantKey
+    requests: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Attributes: gateway: name of the sender's pod. at: Unix time."""
 
@@ -37,6 +46,7 @@ class Batch:
     takes: tuple[Take, ...] = ()
     settlements: tuple[Settlement, ...] = ()
     in_flight: tuple[InFlight, ...] = ()
+    alone: tuple[Alone, ...] = ()
 
 
 _batches = msgspec.json.Decoder(Batch)

@@ -72,7 +72,7 @@ class Autopilot:
         self.interval_s = INTERVAL_S
         self.decisions: list[str] = []
         self._scales = scales
-        self._pooled = config.routing == "least-work"
+        self._pooled = config.routing in ("least-work", "gateway")
         self._service = service_of(config)
         self._settings = Settings(engine_image=_IMAGE)
         self._policy = policy_of(self._service, self._settings)

@@ -172,6 +172,7 @@ def server_config(**changes):
         "served_model_name": "fake",
         "generation_config": "auto",
         "trust_tenant_header": False,
+        "tenant_key_file": None,
         "bounds": QueueBounds(8),
         "shed_after": None,
         "queue_timeout": 30.0,

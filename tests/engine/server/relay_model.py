@@ -36,8 +36,8 @@ class Choice:
 
 @dataclass
 class Kept:
-    """What a relay knows. `data`: what it passed on. `pending`: what it will when a token is reported. `whole`: the body
-    of an answer that is not streamed. `error`: status and what to do. `usage`: as reported."""
+    """What a relay knows. `data`: what it passed on. `pending`: what it will when a token is reported. `whole`: the
+    body of an answer that is not streamed. `error`: status and what to do. `usage`: as reported."""
 
     choices: list[Choice]
     data: list[str] = field(default_factory=list)

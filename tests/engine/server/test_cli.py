@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from unittest.mock import Mock, call
 
 import msgspec
@@ -37,6 +38,7 @@ def test_defaults_are_those_of_the_engine_configuration():
     assert config.engine == EngineConfig("builtin://smollm2")
     assert (config.served_model_name, config.port, config.generation_config) == ("smollm2", 8000, "auto")
     assert (config.admin_port, config.serving_metrics, config.trust_tenant_header) == (None, True, False)
+    assert (config.tenant_key_file, parse("m", "--tenant-key-file", "k").tenant_key_file) == (None, Path("k"))
     assert (config.bounds.max_requests, config.queue_timeout, config.request_timeout) == (512, 60, 600)
     assert (config.drain_delay, config.drain_timeout) == (0, 120)
 
@@ -211,6 +213,7 @@ def test_model_in_a_file_is_no_flag(tmp_path, capsys, model):
         ("serve m --queue-timeout 0", "must be at least"),
         ("serve m --no-serving-metrics", "needs --admin-port"),
         ("serve m --port 8000 --admin-port 8000", "both 8000"),
+        ("serve m --trust-tenant-header --tenant-key-file k", "exclude each other"),
         ("serve m --admin-port 65536", "must be between"),
         ("serve m --num-kv-blocks 3 --kv-cache-memory 1Gi", "not allowed with"),
         ("serve m --config /no/such/file", "cannot be read"),

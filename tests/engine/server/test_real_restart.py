@@ -1,5 +1,5 @@
-"""The real engine process, killed or stopped under load: every request is answered, whole or with an error that says
-to retry, and soon; then the server goes on with another engine process."""
+"""The real engine process, killed or stopped under load: every request is answered as if nothing had happened; then the
+server goes on with another engine process."""
 
 import asyncio
 import json
@@ -16,7 +16,8 @@ pytestmark = pytest.mark.slow
 
 NUM_CLIENTS = 24
 OUTPUT_TOKENS = 24
-LATEST_ERROR_SECONDS = 15.0
+LATEST_SECONDS = 60.0
+"""After the engine process was lost: until it is ended, and another one is loaded and has computed the rest."""
 
 
 @dataclass
@@ -25,7 +26,7 @@ class Outcome:
 
     ended: float
     kind: str
-    num_tokens: int
+    tokens: list[int]
 
 
 async def ask(http, number) -> Outcome:
@@ -43,19 +44,17 @@ async def ask(http, number) -> Outcome:
             answer = await http.post("/v1/generate", json=body)
             content = answer.json()
             kind = "whole" if answer.status_code == 200 else content["error"]["code"]
-            if kind != "whole":
-                assert answer.headers["retry-after"]
-            return Outcome(time.monotonic(), kind, len(content.get("tokens", ())))
-        tokens, last = 0, {}
+            return Outcome(time.monotonic(), kind, content.get("tokens", []))
+        tokens, last = [], {}
         async with http.stream("POST", "/v1/generate", json=body) as answer:
             async for line in answer.aiter_lines():
                 if line.startswith("data: {"):
                     last = json.loads(line.removeprefix("data: "))
-                    tokens += len(last.get("tokens", ()))
+                    tokens += last.get("tokens", [])
         kind = last["error"]["code"] if "error" in last else "whole" if last.get("finish_reason") else "broken"
         return Outcome(time.monotonic(), kind, tokens)
     except httpx.HTTPError as error:
-        return Outcome(time.monotonic(), f"broken: {error!r}", 0)
+        return Outcome(time.monotonic(), f"broken: {error!r}", [])
 
 
 async def under_load(server, disrupt) -> tuple[float, list[Outcome]]:
@@ -74,7 +73,7 @@ async def under_load(server, disrupt) -> tuple[float, list[Outcome]]:
 
 
 def disrupted_server(own_server, number, *flags):
-    server = own_server("--max-num-seqs", "8", "--seed", "1", *flags)
+    server = own_server("--max-num-seqs", "8", "--seed", "1", "--dtype", "float32", *flags)
     expected = httpx.get(f"{server.url}/v1/runtime_config").json()
     change = {"max_num_seqs": 6, "revision": 5}
     token = {"authorization": "Bearer test-token"}
@@ -88,23 +87,23 @@ def disrupted_server(own_server, number, *flags):
 
 
 def check(server, at, outcomes):
-    """Returns how many failed."""
-    kinds = [outcome.kind for outcome in outcomes]
-    print({kind: kinds.count(kind) for kind in kinds}, "latest", max(o.ended for o in outcomes) - at)
-    assert set(kinds) <= {"whole", "engine_failed"}
-    assert all(outcome.num_tokens == OUTPUT_TOKENS for outcome in outcomes if outcome.kind == "whole")
-    # Only streams that had begun: at most the half of those that ran.
-    assert kinds.count("engine_failed") <= 6
-    assert all(o.ended - at < LATEST_ERROR_SECONDS for o in outcomes if o.kind == "engine_failed")
+    latest = max(outcome.ended for outcome in outcomes) - at
+    print("the last answer was complete", latest, "s after the engine process was lost")
+    assert {outcome.kind for outcome in outcomes} == {"whole"}
+    assert latest < LATEST_SECONDS
     seen = server.metrics()
     assert seen["inflight_engine_restarts_total"] == 1
-    assert seen["inflight_requests_resubmitted_total"] >= NUM_CLIENTS - 8 - kinds.count("engine_failed")
+    assert seen["inflight_requests_resubmitted_total"] >= NUM_CLIENTS - 8
     assert (seen["vllm:num_requests_running"], seen["vllm:num_requests_waiting"]) == (0, 0)
     assert server.status("/ready") == 200
-    return kinds.count("engine_failed")
+    with httpx.Client(base_url=server.url, timeout=120) as http:
+        for number, outcome in enumerate(outcomes):
+            body = {"prompt": f"Once upon a time, {number} ", "max_tokens": OUTPUT_TOKENS, "ignore_eos": True}
+            undisturbed = http.post("/v1/generate", json=body | {"temperature": 0}).json()
+            assert outcome.tokens == undisturbed["tokens"]
 
 
-def test_killed_engine_process_costs_only_streams_that_had_begun(own_server, tmp_path):
+def test_killed_engine_process_costs_no_request_and_changes_no_token(own_server, tmp_path):
     server, at, outcomes = disrupted_server(own_server, signal.SIGKILL, "--record", str(tmp_path / "run.jsonl.gz"))
     check(server, at, outcomes)
     answer = httpx.get(f"{server.url}/admin/record", headers={"authorization": "Bearer test-token"})
@@ -115,7 +114,7 @@ def test_killed_engine_process_costs_only_streams_that_had_begun(own_server, tmp
     assert server.process.wait(30) == 0
 
 
-def test_stopped_engine_process_is_ended_and_its_requests_too_within_15_seconds(own_server):
+def test_stopped_engine_process_is_ended_and_costs_no_request(own_server):
     server, at, outcomes = disrupted_server(own_server, signal.SIGSTOP)
     check(server, at, outcomes)
 

@@ -24,6 +24,7 @@ from inflight_engine.server.lifecycle import Lifecycle
 from inflight_engine.server.middleware import OpenResponses
 from inflight_engine.server.phase import Phase
 from inflight_engine.server.progress import KILL_GRACE_SECONDS, Progress
+from inflight_engine.server.request_phases import request_phases
 from inflight_engine.server.restarts import MOST_RESTARTS, WINDOW_SECONDS, Restarts
 from tests.engine.server.fake_engine import READY, connect_engine, until
 from tests.engine.server.test_requests import events, metrics, start
@@ -103,11 +104,11 @@ async def test_stream_that_has_begun_goes_on_without_a_gap_or_a_repeat(make_fake
             generation.tries = 0  # it was in one crash, and not in both
         await restart(fake)
         await until(lambda: fake.engine.requests)
-        count = fake.service.metrics.generation_tokens
+        count = fake.service.metrics.generation_tokens + len(text)
         fake.engine.report(admitted=[(0, slot)])
         for token in text.encode():
             fake.engine.report(tokens={slot: token}, logprobs=[TokenLogprobs(slot, -token / 10, [], [])])
-        await until(lambda: fake.service.metrics.generation_tokens == count + len(text))
+        await until(lambda count=count: fake.service.metrics.generation_tokens == count)
     answer = await asyncio.wait_for(call, 5)
     *chunks, usage_chunk, done = events(answer.text)
     choices = [json.loads(each)["choices"][0] for each in chunks]
@@ -562,3 +563,20 @@ async def test_all_choices_of_a_call_are_answered_or_the_call_fails(make_fake, s
         assert events(answer.text)[-1] == "[DONE]"
     else:
         assert [choice["text"] for choice in answer.json()["choices"]] == ["a", "b"]
+
+
+async def test_the_wait_for_another_engine_process_is_a_preemption_in_the_trace(make_fake):
+    fake = await make_fake()
+    call = start(fake, stream=True)
+    await until(lambda: fake.engine.requests)
+    fake.engine.report(admitted=[(0, 0)], tokens={0: ord("a")})
+    await until(lambda: fake.service.metrics.generation_tokens)
+    (generation,) = fake.service._dispatcher.unfinished()
+    await die(fake)
+    await restart(fake)
+    await until(lambda: fake.engine.requests)
+    fake.engine.answer(0, "bc", slot=3)
+    await call
+    phases = [phase.name for phase in request_phases(generation, time.monotonic())]
+    assert phases == ["queue", "prefill", "decode", "preempted", "prefill", "decode"]
+    assert generation.time_per_output_token is not None

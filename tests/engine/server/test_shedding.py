@@ -10,6 +10,7 @@ from inflight_engine.messages import StepCost
 from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.shedding import Shedding
+from inflight_engine.server.slot_wait import Slots
 from tests.engine.server.fake_engine import until
 from tests.engine.server.test_requests import metrics
 from tests.engine.server.test_scheduling_fields import start
@@ -21,7 +22,7 @@ WEIGHTS = {"chat": 3.0, "batch": 1.0}
 
 
 def shedding(bound=2.0, classes=(CHAT, BATCH), targets=None, per_token=0.0):
-    return Shedding(classes, bound, targets or {}, lambda tokens: tokens / RATE, per_token)
+    return Shedding(classes, bound, targets or {}, lambda tokens, requests: tokens / RATE, per_token)
 
 
 def fill(queue, name, tokens, first=0, arrived=0.0):
@@ -127,3 +128,33 @@ async def test_a_request_that_would_wait_too_long_is_503_and_counted_and_an_idle
     await until(lambda: len(fake.engine.requests) == 3)
     fake.engine.answer(list(fake.engine.requests)[-1], "x")
     assert (await again).status_code == 200
+
+
+def test_slots_that_are_taken_count_with_the_requests_that_take_them_first():
+    asked = []
+    queue = Shedding((CHAT, BATCH), 2.0, {}, lambda tokens, requests: asked.append(requests) or requests)
+    assert queue.refusal("chat", 0.0, 0, WEIGHTS) is None
+    waiting = fill(queue, "chat", [1, 1]) + fill(queue, "batch", [1] * 9, first=5)
+    assert queue.refusal("chat", 0.0, waiting, WEIGHTS) is not None
+    # Of two of its own it waits for a third more, as batch has a weight of one to three.
+    assert asked == [1, 1 + 2 * 4 / 3]
+
+
+@pytest.mark.parametrize(
+    ("limit", "running", "kv_tokens", "wanted", "steps"),
+    [
+        (8, 3, 10**6, 5, 0),  # slots are free
+        (8, 8, 10**6, 1, 100 / 8),  # one of eight ends each 12.5 steps
+        (8, 8, 10**6, 16, 2 * 100),
+        (8, 5, 10**6, 4, 100 / 8),
+        (8, 2, 300, 1, 100 / 2),  # the cache holds two of 100 + 50 tokens
+        (8, 4, 300, 1, 100 / 4),  # and more while they are short
+        (8, 0, 10, 1, 0),
+    ],
+)
+def test_slots_get_free_as_outputs_end(limit, running, kv_tokens, wanted, steps):
+    assert Slots(limit, running, kv_tokens, 100.0, 100.0).steps_until_free(wanted) == pytest.approx(steps)
+
+
+def test_before_an_output_is_complete_slots_count_as_free():
+    assert Slots(2, 2, 1000, 10.0, 0.0).steps_until_free(50) == 0

@@ -14,12 +14,13 @@ class FakeApi:
     """Attributes:
     requests: (path, query) of each call, in order.
     refuse: HTTP status for all calls; None: answer them.
+    ends_watches: at once, after the events that there are.
     """
 
     def __init__(self):
         self.objects, self.events, self.version, self.oldest = {}, [], 1, 0
         self.requests, self.refuse, self.changed = [], None, asyncio.Condition()
-        self.port, self.runner, self.page = 0, None, None
+        self.port, self.runner, self.page, self.ends_watches = 0, None, None, False
 
     async def put(self, path, manifest):
         key = (path, manifest["metadata"]["namespace"], manifest["metadata"]["name"])
@@ -90,6 +91,8 @@ class FakeApi:
                 if version > last and (bookmark or self._selected(key, manifest, request.path, query)):
                     last = version
                     await answer.write(json.dumps({"type": kind, "object": manifest}).encode() + b"\n")
+            if self.ends_watches:
+                return answer
             async with self.changed:
                 await self.changed.wait()
 

@@ -7,8 +7,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from inflight_gateway.catalog import Catalog, SecretRef
+from inflight_gateway.discovery import kube as kube_module
 from inflight_gateway.discovery import reflector as reflector_module
 from inflight_gateway.discovery.kube import GatewayPods, KubeDiscovery
+from inflight_gateway.discovery.service_config import read_service
 from inflight_gateway.types import Endpoint, ServiceKey
 from tests.gateway.discovery.fake_api import fake_api
 from tests.gateway.waiting import until
@@ -83,11 +85,13 @@ async def test_services_and_engines_that_are_there_that_come_change_and_go(fake)
         await until(lambda: catalog.services[CHAT].max_attempts == 7)
         await fake.put(SERVICES, service(enabled=False))
         await until(lambda: not catalog.services)
+        assert catalog.resolve("chat.team").code == "service_not_behind_gateway"
         await fake.put(SERVICES, service("plain"))
         await until(lambda: set(catalog.services) == {ServiceKey("team", "plain")})
         await fake.delete(SERVICES, "team", "plain")
         await fake.delete(SLICES, "team", "chat-engines-x")
         await until(lambda: not catalog.services and not catalog.endpoints)
+        assert catalog.resolve("plain.team").code == "service_not_found"
 
 
 async def test_everything_stays_while_the_api_is_away_and_what_changed_meanwhile_comes_after(fake):
@@ -214,21 +218,32 @@ async def test_lists_of_many_pages_are_read_whole(fake):
         assert len(catalog.services) == 10
 
 
-async def test_a_fault_of_a_reader_does_not_end_the_watch(fake, caplog):
+async def test_a_fault_of_a_reader_does_not_end_the_watch(fake, caplog, monkeypatch):
     await fake.put(SERVICES, service())
+    faults = [RuntimeError("a fault of ours")]
+
+    def read(manifest):
+        if faults:
+            raise faults.pop()
+        return read_service(manifest)
+
+    monkeypatch.setattr(kube_module, "read_service", read)
     async with discovering(fake) as (catalog, discovery):
-        faults = iter([RuntimeError("a fault of a subscriber")])
-
-        def subscriber(change):
-            for fault in faults:
-                raise fault
-
-        catalog.subscribe(subscriber)
         await until(lambda: set(catalog.services) == {CHAT})
         await until(lambda: not discovery.unready() and not discovery.problems())
         await fake.put(SERVICES, service("later"))
         await until(lambda: len(catalog.services) == 2)
-    assert "a fault of a subscriber" in caplog.text
+    assert "a fault of ours" in caplog.text
+
+
+async def test_watches_that_end_at_once_do_not_become_a_storm(fake):
+    fake.ends_watches = True
+    async with discovering(fake) as (catalog, discovery):
+        await until(lambda: not discovery.unready())
+        await asyncio.sleep(1.0)
+        await fake.put(SERVICES, service())
+        await until(lambda: set(catalog.services) == {CHAT})
+    assert len(fake.requests) < 20
 
 
 async def test_peers_are_the_other_pods_of_the_gateways_own_service(fake):

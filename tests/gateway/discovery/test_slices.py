@@ -1,6 +1,8 @@
 """Endpoints from EndpointSlices."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inflight_gateway.discovery.reflector import ObjectKey
 from inflight_gateway.discovery.slices import Slices, all_addresses, ready_endpoints
@@ -87,3 +89,25 @@ def test_peers_are_all_other_pods_of_the_gateway_ready_or_not():
         entry("10.0.0.1", "gateway-0"), entry("10.0.0.2", "gateway-1", ready=False), entry("fd00::3", "gateway-2")
     )
     assert all_addresses(pods, 9003, without_pod="gateway-0") == {"10.0.0.2:9003", "[fd00::3]:9003"}
+
+
+ENTRIES = st.builds(
+    lambda pod, takes: entry(f"10.0.0.{pod}", f"chat-{pod}", ready=takes), st.integers(1, 5), st.booleans()
+)
+SERVICES = st.sampled_from(["chat-engines", "another-service"])
+MANIFESTS = st.none() | st.builds(
+    lambda entries, of: engine_slice(*entries, of=of), st.lists(ENTRIES, max_size=4), SERVICES
+)
+KEYS = st.builds(ObjectKey, st.just("team"), st.sampled_from("abc"))
+CHANGES = st.lists(st.dictionaries(KEYS, MANIFESTS, min_size=1))
+
+
+@given(CHANGES)
+def test_after_any_changes_the_endpoints_are_those_of_the_slices_there_are(changes):
+    slices, live, known = Slices(), {}, ()
+    for change in changes:
+        live.update(change)
+        known = slices.take(change).get(CHAT, known)
+        fresh = Slices().take({key: manifest for key, manifest in live.items() if manifest is not None}).get(CHAT, ())
+        assert set(known) == set(fresh)
+        assert len({endpoint.pod for endpoint in known}) == len(known)

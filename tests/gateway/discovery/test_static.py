@@ -114,8 +114,10 @@ async def test_a_changed_file_takes_effect_and_one_with_errors_changes_nothing(t
         write(path, "services: [{name: chat, endpoints: [1]}]")
         await until(lambda: "what it said before stays in force" in caplog.text)
         assert len(catalog.endpoints_of(CHAT)) == 2
+        assert "endpoints[0]" in discovery.problems()[0]
         new = write(tmp_path / "new.yaml", "services: [{name: chat, endpoints: ['127.0.0.1:9']}]")
         new.replace(path)
         await until(lambda: catalog.endpoints_of(CHAT) == (Endpoint("127.0.0.1:9", ""),))
+        await until(lambda: not discovery.problems())
         assert set(catalog.services) == {CHAT}
         assert catalog.secret(SecretRef("default", "keys")) is None

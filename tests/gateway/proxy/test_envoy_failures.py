@@ -27,10 +27,13 @@ async def test_without_a_picker_streams_go_on_and_new_requests_go_by_least_reque
         begin = await open_stream.content.readline()
         stack.signal("picker", signal.SIGKILL)
         stack.processes["picker"].wait()
-        for _ in range(6):
+
+        async def stream():
             async with http.post(f"{stack.url}/v1/completions", data=STREAM, headers=headers) as answer:
                 assert answer.status == 200
                 assert numbers(await answer.read()) == list(range(40))
+
+        await asyncio.gather(*(stream() for _ in range(6)))
         rest = await open_stream.content.read()
         assert numbers(begin + rest) == list(range(40))
     assert first.requests

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+import uvloop
 from aiohttp import web
 
 from inflight_gateway.relay.budget import BudgetLimits
@@ -19,6 +20,15 @@ QUICK = Tuning(
     limits=Limits(min_pause_s=0.01, max_pause_s=0.1, max_wait_s=2.0),
     budget=BudgetLimits(burst=1e6),
 )
+
+
+async def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Wait until it holds."""
+    for _ in range(int(seconds / 0.02)):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    raise TimeoutError
 
 
 class Setup:
@@ -56,9 +66,7 @@ class Setup:
         return web.Response()
 
     async def report(self, number: int = 0) -> dict:
-        async with asyncio.timeout(3):
-            while len(self.reports) <= number:
-                await asyncio.sleep(0.02)
+        await eventually(lambda: len(self.reports) > number)
         return self.reports[number]
 
     def script(self, *steps: Do) -> None:
@@ -75,6 +83,11 @@ class Setup:
         async with self.session.post(f"http://svc.ns{path}", json=asked, **more) as response:
             body = await response.read()
             return response.status, {name.lower(): value for name, value in response.headers.items()}, body
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop that the program runs on: its transports differ from asyncio's."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture

@@ -1,13 +1,14 @@
 """A stand-in for Envoy's inner listener with engines behind it: what it does to each request is scripted.
 
-Its answers are made of a request's seed, so that a continuation with the wrong tokens or seed gives another answer. Each
-token's text comes with it, but for every third token: that text is held back until the next one, as an engine does while
-it could become a stop string.
+Its answers are made of a request's seed, so that a continuation with the wrong tokens or seed gives another answer.
+Each token's text comes with it, but for every third token: that text is held back until the next one, as an engine does
+while it could become a stop string.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ class Do:
     Attributes:
         status: an answer without progress frames, with `body`.
         cut: bytes of the frames after which the connection breaks. hang: likewise, but it stays open.
-        error: a frame sent in place of all after `cut` bytes: `:e` and its data.
+        error: a frame sent in place of all after the last whole frame within `cut` bytes: `:e` and its data.
         within: value of x-inflight-first-token-within.
         split: bytes of each write; 0: all in one.
         pause_s: between two of these writes.
@@ -164,7 +165,7 @@ class FakeEngine:
         try:
             while await self._one(reader, writer):
                 pass
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
             self._tasks.discard(asyncio.current_task())
@@ -194,7 +195,9 @@ class FakeEngine:
         if do.endpoint:
             own.append(f"x-inflight-endpoint: {do.endpoint}")
         if do.status:
-            length = [] if any(name == "content-length" for name, _ in do.headers) else [f"content-length: {len(do.body)}"]
+            length = (
+                [] if any(name == "content-length" for name, _ in do.headers) else [f"content-length: {len(do.body)}"]
+            )
             head = [f"HTTP/1.1 {do.status} X", *length, "x-inflight-service: ns/svc", *own, "", ""]
             writer.write("\r\n".join(head).encode() + (b"" if seen.method == "HEAD" else do.body))
             return True
@@ -205,6 +208,8 @@ class FakeEngine:
         writer.write("\r\n".join(head).encode())
         frames = frames_for(seen.json, number) if do.frames is None else do.frames
         end = next((each for each in (do.cut, do.hang) if each is not None), len(frames))
+        if do.error:
+            end = frames.rfind(b"\n\n", 0, end) + 2 if b"\n\n" in frames[:end] else 0
         sent = frames[:end] + do.error
         for begin in range(0, len(sent), do.split or max(1, len(sent))):
             part = sent[begin : begin + (do.split or len(sent))]
@@ -216,10 +221,8 @@ class FakeEngine:
             writer.close()
             return False
         if do.hang is not None:
-            try:
+            with contextlib.suppress(ConnectionError):
                 await reader.read(1)
-            except ConnectionError:
-                pass
             seen.cancelled.set()
             return False
         writer.write(b"0\r\n\r\n")

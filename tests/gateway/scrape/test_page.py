@@ -100,6 +100,11 @@ def test_a_cost_model_that_no_engine_has_counts_as_not_given(values, curve):
     assert read_page(cost_page(values, curve), 0.0).cost is None
 
 
+@pytest.mark.parametrize(("value", "drains"), [("0", False), ("0.0", False), ("1", True)])
+def test_an_engine_says_that_it_drains(value, drains):
+    assert read_page(page_of(inflight_draining=value), 0.0).draining == drains
+
+
 def test_series_without_end_are_bounded():
     page = b"".join(b'vllm:num_requests_running{engine="%d"} 1\n' % number for number in range(10_000))
     assert read_page(page, 0.0).running == MAX_SERIES

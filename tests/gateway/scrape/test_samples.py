@@ -30,7 +30,6 @@ def test_an_engine_becomes_unreachable_after_seconds_without_an_answer_and_comes
     assert samples.reachable(A)
     samples.failed(A, "refused", connected=False, now=1.0 + UNREACHABLE_AFTER_SECONDS)
     assert not samples.reachable(A)
-    assert samples.unreachable() == [A]
     assert samples.get(A).running == 3
     assert samples.error(A) == "refused"
     assert heard == [A]
@@ -50,13 +49,21 @@ def test_an_engine_that_takes_connections_stays_reachable_without_metrics():
     assert samples.reachable(A)
 
 
+def test_an_engine_that_drains_is_the_last_choice_until_it_says_otherwise():
+    samples = kept(A)
+    samples.scraped(A, EngineSample(1.0, draining=True), 1.0)
+    assert not samples.reachable(A)
+    samples.scraped(A, EngineSample(2.0), 2.0)
+    assert samples.reachable(A)
+
+
 def test_results_of_an_engine_that_is_gone_are_dropped():
     samples = kept(A, B)
     samples.keep([B], 1.0)
     samples.scraped(A, EngineSample(1.0), 1.0)
     samples.failed(A, "refused", connected=False, now=99.0)
     assert samples.get(A) is None
-    assert samples.unreachable() == []
+    assert samples.reachable(A)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["scraped", "connected", "failed"]), st.floats(0.1, 5.0))))

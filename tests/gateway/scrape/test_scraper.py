@@ -149,3 +149,13 @@ async def test_engines_that_left_the_list_are_scraped_no_more():
         await until(lambda: len(stays.heads) >= before[1] + 3)
         assert len(leaves.heads) == before[0]
         assert samples.get(leaves.address) is None
+
+
+async def test_many_engines_are_scraped_less_often_each(monkeypatch):
+    monkeypatch.setattr(scraper_module, "MOST_PER_SECOND", 20)
+    async with scraping(*[well] * 10, interval=0.01) as (_, _, engines):
+        await until(lambda: all(engine.heads for engine in engines))
+        before = sum(len(engine.heads) for engine in engines)
+        await asyncio.sleep(2.0)
+        scrapes = sum(len(engine.heads) for engine in engines) - before
+    assert 20 <= scrapes <= 60, "at 100 a second for each of ten engines there would be 2,000"

@@ -80,6 +80,16 @@ def test_an_unknown_model_is_not_found_and_other_services_are_not_named():
     assert "secret-team" not in refusal.message
 
 
+def test_a_service_that_left_the_gateway_is_refused_and_its_requests_go_nowhere_else():
+    known = catalog(config(B_CHAT, "llama"))
+    known.update(outside={A_CHAT: True})
+    refusal = known.resolve("chat.a.svc", "llama")
+    assert (refusal.status, refusal.code) == (404, "service_not_behind_gateway")
+    assert known.resolve("localhost", "llama") == B_CHAT
+    known.update(services={A_CHAT: config(A_CHAT)}, outside={A_CHAT: False})
+    assert known.resolve("chat.a.svc", "llama") == A_CHAT
+
+
 def test_the_short_name_is_a_host_of_a_service_while_no_other_has_it():
     known = catalog(config(A_CHAT))
     assert known.hosts(A_CHAT) == ("chat", "chat.a", "chat.a.svc", "chat.a.svc.cluster.local")
@@ -104,6 +114,19 @@ def test_subscribers_hear_once_of_what_really_changed():
     unsubscribe()
     known.update(services={A_CHAT: None})
     assert len(heard) == 2
+
+
+def test_a_subscriber_that_fails_does_not_keep_a_change_from_the_others(caplog):
+    known, heard = Catalog(), []
+
+    def fails(change):
+        raise RuntimeError("a fault of a subscriber")
+
+    known.subscribe(fails)
+    known.subscribe(heard.append)
+    known.update(services={A_CHAT: config(A_CHAT)})
+    assert heard == [Change(services=frozenset({A_CHAT}))]
+    assert "a fault of a subscriber" in caplog.text
 
 
 KEYS = st.builds(ServiceKey, st.sampled_from("ab"), st.sampled_from(["chat", "code"]))

@@ -1,4 +1,4 @@
-"""Lines of load: they say what changed, and who reads all of them knows the writer's load."""
+"""Lines of load: each holds what changed, and all of them together give the load of the writer."""
 
 import json
 

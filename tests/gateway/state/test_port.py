@@ -8,6 +8,7 @@ from time import monotonic
 import aiohttp
 import pytest
 
+from inflight_gateway.state import peers as peers_module
 from inflight_gateway.state import port as port_module
 from inflight_gateway.state import stream as stream_module
 from inflight_gateway.state.load import SentLoad, ServiceLoad
@@ -201,7 +202,7 @@ async def test_picks_with_a_bad_query_are_refused(served, query):
 
 async def test_a_taken_port_is_named(served):
     other = Served()
-    with pytest.raises(OSError, match="cannot listen on --state-port"):
+    with pytest.raises(OSError, match="cannot listen on --http-port"):
         await other.port.start(int(served.address.partition(":")[2]), "127.0.0.1")
 
 
@@ -258,3 +259,20 @@ async def test_a_peer_that_sends_something_else_counts_nothing():
         assert not peers.live()
         assert not heard
     server.close()
+
+
+async def test_a_fault_in_taking_a_line_does_not_end_the_following(served, caplog, monkeypatch):
+    monkeypatch.setattr(peers_module, "MIN_BACK_OFF", 0.01)
+    taken = []
+
+    def take(gateway, sent):
+        taken.append(gateway)
+        if len(taken) == 1:
+            raise RuntimeError("a fault of the ledger")
+
+    async with aiohttp.ClientSession() as http:
+        peers = Peers(http, take)
+        peers.keep([served.address])
+        await until(lambda: len(taken) == 2)
+        peers.close()
+    assert "a fault of the ledger" in caplog.text

@@ -1,5 +1,6 @@
 import logging
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
 from inflight_gateway.tenants.gate import REPORT_WAIT_S, presented_key
-from inflight_gateway.types import RateLimits, Refusal
+from inflight_gateway.types import RateLimits, Refusal, ServiceKey
 from tests.gateway.tenants.things import CHAT, alone, alone_with, config, finished, named, request, secret
 
 
@@ -75,6 +76,8 @@ async def test_a_revoked_key_does_not_cut_an_answer_that_goes_on():
     headers = bearer("ifk_1") | {"x-request-id": "r-1", "x-inflight-attempt": "2"}
     assert gate.check(headers, config(), 0.0) == "acme"
     assert gate.check(headers | {"x-inflight-attempt": "1"}, config(), 0.0).status == 401
+    another = replace(config(), key=ServiceKey("team-b", "chat"))
+    assert gate.check(headers, another, 0.0).status == 401
     gate.settle(finished())
     assert gate.check(headers, config(), 0.0).status == 401
 
@@ -151,6 +154,16 @@ async def test_without_max_tokens_the_tenants_mean_answer_is_charged():
     assert answer["x-ratelimit-remaining-tokens"] == str(1000 - 10 - 256)
 
 
+async def test_requests_that_generate_nothing_cost_no_tokens_and_teach_nothing():
+    gate, service = alone(), config(limits=RateLimits(requests_per_minute=9, tokens_per_minute=1000))
+    now = time.monotonic()
+    answer = dict(await gate.admit(request(1, path="/v1/models", max_tokens=None), service, now))
+    assert (answer["x-ratelimit-remaining-requests"], answer["x-ratelimit-remaining-tokens"]) == ("8", "1000")
+    gate.settle(finished(1))
+    answer = dict(await gate.admit(request(2, max_tokens=None), service, now))
+    assert answer["x-ratelimit-remaining-tokens"] == str(1000 - 10 - 256)
+
+
 async def test_concurrent_requests_end_with_their_streams():
     gate, service = alone(), config(limits=RateLimits(concurrent_requests=1))
     await gate.admit(request(1), service, 0.0)
@@ -170,8 +183,12 @@ async def test_later_attempts_are_neither_refused_nor_charged():
     assert await gate.admit(request(1, attempt=2), service, 1.0) == first
     gate.ended("r-1", 2.0)
     gate.settle(finished(1))
-    # A picker that was restarted does not know the first attempt.
-    assert await gate.admit(request(9, attempt=2), service, 2.0) == ()
+
+
+async def test_who_only_claims_to_be_a_later_attempt_is_charged_and_refused_like_all():
+    gate, service = alone(), config(limits=RateLimits(requests_per_minute=1))
+    assert not isinstance(await gate.admit(request(1, attempt=2), service, 0.0), Refusal)
+    assert isinstance(await gate.admit(request(2, attempt=2), service, 0.0), Refusal)
 
 
 async def test_a_refused_request_with_the_id_of_another_does_not_end_it():

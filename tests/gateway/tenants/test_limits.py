@@ -37,7 +37,7 @@ def test_no_minute_contains_more_requests_than_the_limit(pauses, limit):
     assert most_in_a_minute(takings) <= limit
 
 
-@given(st.integers(1, 6000), st.floats(0.01, 0.5), st.floats(0, 1))
+@given(st.integers(1, 1200), st.floats(0.02, 0.5), st.floats(0, 1))
 @settings(max_examples=20, deadline=None)
 def test_a_client_that_always_asks_gets_99_percent_of_its_limit(limit, interval, begin):
     account, limits, admitted, now = Account(), RateLimits(requests_per_minute=limit), 0, begin

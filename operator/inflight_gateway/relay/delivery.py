@@ -1,0 +1,87 @@
+"""What the client gets of an answer that comes in progress frames."""
+
+from __future__ import annotations
+
+import re
+
+from inflight_gateway.relay.client import ClientConnection
+from inflight_gateway.relay.errors import ClientError
+from inflight_gateway.relay.frames import Frame
+from inflight_gateway.relay.heads import Headers, end_to_end, without, without_internal
+from inflight_gateway.relay.record import Record
+
+DONE = b"data: [DONE]\n\n"
+
+_CREATED = re.compile(rb'"created":\s*(\d+)')
+"""In a chunk. Within a JSON string the quotes would be escaped."""
+
+
+class Delivery:
+    """Frames are kept until they may be sent: before the first token another attempt begins from the start, and the
+    client must not see two beginnings.
+
+    Attributes:
+        started: the client has a head.
+        created: UNIX seconds that it was told; None: none yet.
+    """
+
+    def __init__(self, client: ClientConnection, record: Record) -> None:
+        self.started = False
+        self.created: int | None = None
+        self._client = client
+        self._record = record
+        self._headers: Headers = []
+        self._kept: list[bytes] = []
+        self._last: Frame | None = None
+
+    def accepted(self, headers: Headers) -> None:
+        """By an engine, with these headers of a response."""
+        self._headers = without(without_internal(end_to_end(headers)), b"content-length")
+
+    def take(self, frame: Frame) -> None:
+        """One with data."""
+        self._last = frame
+        self._kept.append(frame.data)
+
+    def forget(self) -> None:
+        """What was not sent: it comes again."""
+        self._kept.clear()
+
+    def send(self, now: float) -> None:
+        """All that was taken."""
+        if not self._kept:
+            return
+        data = b"".join(self._kept)
+        self._kept.clear()
+        if not self.started:
+            self.started = True
+            created = _CREATED.search(data)
+            self.created = None if created is None else int(created[1])
+            self._record.status = 200
+            self._client.start(200, self._headers, None)
+        self._client.write(data)
+        self._record.wrote(now)
+
+    @property
+    def counts_sent(self) -> bool:
+        """Whether something follows the last token or end of a choice: token counts, which come last."""
+        last = self._last
+        return self.started and last is not None and not any(note.startswith((b"t ", b"f ")) for note in last.notes)
+
+    def whole(self, status: int, data: bytes) -> None:
+        """A frame's data line as a response of its own."""
+        headers = without(self._headers, b"content-type", b"cache-control", b"x-accel-buffering")
+        self._client.respond(status, [*headers, (b"content-type", b"application/json")], json_of(data))
+
+    def end_with(self, error: ClientError) -> None:
+        """As a response where none has begun, else as an event, without `[DONE]`."""
+        if self.started:
+            self._client.write(error.event)
+            self._client.finish()
+        else:
+            self._client.refuse(error)
+
+
+def json_of(data: bytes) -> bytes:
+    """That of a frame's one data line."""
+    return data.strip().removeprefix(b"data:").strip()

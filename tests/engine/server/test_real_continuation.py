@@ -1,0 +1,73 @@
+"""The real model: an answer that is cut and goes on has the tokens, the text and the log-probabilities that it has
+without a cut."""
+
+import httpx
+import pytest
+
+from tests.engine.server.relay_model import HEADERS, Choice, Kept, frames
+from tests.engine.server.test_continuation import told, whole
+
+pytestmark = pytest.mark.slow
+
+PROMPT = "Once upon a time there was a 🐈 and a 🐕:"
+SAMPLED = {"temperature": 1.0, "seed": 5}
+CASES = {
+    "greedy": {"temperature": 0},
+    "seeded": {**SAMPLED, "top_p": 0.9},
+    "penalties": {**SAMPLED, "presence_penalty": 1.0, "frequency_penalty": 0.7, "repetition_penalty": 1.2},
+    "greedy with penalties": {"temperature": 0, "frequency_penalty": 1.5, "repetition_penalty": 1.3},
+    "logit_bias": {**SAMPLED, "logit_bias": {"28": 4.0, "198": -100}},
+    "min_tokens": {**SAMPLED, "min_tokens": 30, "stop": ["the", "a "]},
+    "stop strings": {"temperature": 0, "stop": [" zebra and", ". He"]},
+    "stop token": {**SAMPLED, "stop_token_ids": [28, 30]},
+    "log-probabilities": {"temperature": 0, "logprobs": 2},
+    "ignore_eos": {**SAMPLED, "ignore_eos": True, "n": 2},
+    # Characters of several tokens.
+    "bytes": {**SAMPLED, "temperature": 2.0, "ignore_eos": True, "return_token_ids": True},
+    "echo": {"temperature": 0, "echo": True},
+}
+
+
+def ask(http, body):
+    answer = http.post("/v1/completions", json=body, headers=HEADERS)
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_a_cut_answer_equals_one_without_a_cut(server, case, stream):
+    body = {"prompt": PROMPT, "max_tokens": 40, "stream": stream, **CASES[case]}
+    number = body.get("n", 1)
+    with httpx.Client(base_url=server.url, timeout=120) as http:
+        plain = http.post("/v1/completions", json=body, headers={"x-request-id": "one"})
+        lines = [line.removeprefix("data: ") for line in plain.text.split("\n\n") if line]
+        expected = told(lines, "") if stream else whole(plain.json())
+        found = frames(ask(http, body))
+        for cut in sorted({2, 3, len(found) // 3, len(found) // 2, len(found) - 4, len(found) - 2} - {-1, -2}):
+            kept = Kept([Choice() for _ in range(number)])
+            kept.read(found[: max(0, cut)])
+            while not kept.complete:
+                kept.read(frames(ask(http, body | kept.cut())))
+            if stream:
+                kept.data += [] if kept.data[-1:] == ["[DONE]"] else ["[DONE]"]
+            seen = told(kept.data, "") if stream else whole(kept.whole)
+            for each in (seen, expected):
+                each.get("usage", {}).pop("prompt_tokens_details", None)  # the prompt may be cached by now
+            assert seen == expected, f"cut behind frame {cut} of {len(found)}"
+
+
+def test_a_drawn_seed_is_told_and_continues_the_same_stream_of_random_numbers(server):
+    body = {"prompt": PROMPT, "max_tokens": 30, "temperature": 1.0, "n": 2, "stream": True, "ignore_eos": True}
+    with httpx.Client(base_url=server.url, timeout=120) as http:
+        found = frames(ask(http, body))
+        expected = Kept([Choice(), Choice()])
+        expected.read(found)
+        assert None not in [each.seed for each in expected.choices]
+        kept = Kept([Choice(), Choice()])
+        kept.read(found[: len(found) // 2])
+        rest = frames(ask(http, body | kept.cut()))
+        assert not any(comment.startswith("s") for comments, _ in rest for comment in comments)
+        kept.read(rest)
+    assert kept.choices == expected.choices
+    assert told(kept.data, "")[1] == told(expected.data, "")[1]

@@ -1,0 +1,116 @@
+"""Any order of arrivals, ends, expiries and changes of endpoints: none is lost, none starts twice, none leaks."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inflight_gateway.catalog import Catalog
+from inflight_gateway.ext_proc.dispatcher import Dispatcher, Start
+from inflight_gateway.hold.queue import HoldQueue
+from inflight_gateway.ledger import Ledger
+from inflight_gateway.pick.picker import Picker
+from inflight_gateway.types import Endpoint, HoldBounds, Refusal, RequestView, ServiceConfig, ServiceKey
+
+KEY = ServiceKey("default", "a")
+CONFIG = ServiceConfig(KEY, "uid", "m", max_num_seqs=2, hold=HoldBounds(max_requests=5, max_wait_s=10.0))
+
+
+class World:
+    def __init__(self):
+        self.now = 100.0
+        self.catalog = Catalog()
+        self.catalog.update(services={KEY: CONFIG})
+        self.holds = HoldQueue()
+        self.ledger = Ledger(self.catalog.endpoints_of, lambda _: None)
+        self.dispatcher = Dispatcher(self.catalog, Picker(), self.holds, self.ledger, lambda: self.now, lambda: None)
+        self.catalog.subscribe(self.dispatcher.catalog_changed)
+        self.placed: dict[str, tuple[RequestView, object]] = {}
+
+    def endpoints(self, count):
+        self.catalog.update(endpoints={KEY: tuple(Endpoint(f"10.0.0.{one}:80", "p") for one in range(count))})
+
+    def arrive(self, number):
+        request = RequestView(str(number), KEY, self.now)
+        self.placed[request.request_id] = request, self.dispatcher.place(request, CONFIG)
+
+    def outcomes(self):
+        done = {}
+        for name, (_, outcome) in self.placed.items():
+            if isinstance(outcome, Refusal):
+                done[name] = outcome
+            elif outcome.done():
+                done[name] = outcome.result()
+        return done
+
+    def end(self, name):
+        self.dispatcher.end(self.placed.pop(name)[0])
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("arrive"), st.integers(0, 2)),
+        st.tuples(st.just("end"), st.integers(0, 9)),
+        st.tuples(st.just("endpoints"), st.integers(0, 3)),
+        st.tuples(st.just("wait"), st.integers(1, 12)),
+    ),
+    max_size=40,
+)
+
+
+@given(STEPS)
+def test_nothing_is_lost_or_leaks(steps):
+    async def run():
+        world, number = World(), 0
+        for step, value in steps:
+            if step == "arrive":
+                for _ in range(value):
+                    world.arrive(number)
+                    number += 1
+            elif step == "end" and world.placed:
+                world.end(sorted(world.placed)[value % len(world.placed)])
+            elif step == "endpoints":
+                world.endpoints(value)
+            elif step == "wait":
+                world.now += value
+                world.dispatcher.expire()
+                world.dispatcher.release()
+            done = world.outcomes()
+            started = sum(isinstance(outcome, Start) for outcome in done.values())
+            assert world.ledger.service(KEY, world.now)[0] == started
+            assert len(world.holds) == len(world.placed) - len(done) <= CONFIG.hold.max_requests
+        for name in list(world.placed):
+            world.end(name)
+        assert len(world.holds) == 0
+        assert world.ledger.service(KEY, world.now)[0] == 0
+        assert all(in_flight == 0 for in_flight, _ in world.ledger.sent().values())
+
+    asyncio.run(run())
+
+
+async def test_requests_start_when_an_endpoint_comes():
+    world = World()
+    for number in range(3):
+        world.arrive(number)
+    assert world.outcomes() == {}
+    world.now += 1
+    world.endpoints(1)
+    starts = world.outcomes()
+    assert starts
+    assert all(start.held_s == 1.0 for start in starts.values())
+
+
+async def test_a_request_for_a_deleted_service_is_refused():
+    world = World()
+    world.arrive(0)
+    world.catalog.update(services={KEY: None})
+    assert world.outcomes()["0"].status == 404
+
+
+async def test_only_allowed_endpoints_are_picked():
+    world = World()
+    world.endpoints(3)
+    outcome = world.dispatcher.place(RequestView("x", KEY, world.now), CONFIG, frozenset({"10.0.0.2:80"}))
+    assert [one.address for one in outcome.result().pick.endpoints] == ["10.0.0.2:80"]

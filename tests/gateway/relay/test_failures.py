@@ -1,0 +1,184 @@
+"""What clients are told where answers cannot go on, and how soon failures are noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import pytest
+
+from inflight_gateway.relay.budget import BudgetLimits
+from inflight_gateway.relay.decide import Limits
+from inflight_gateway.relay.shared import Tuning
+from tests.gateway.relay.fake_engine import Do, frames_for
+from tests.gateway.relay.test_continue import LOST, STREAM, WHOLE, same
+
+FRAMES = frames_for(STREAM)
+MIDDLE = FRAMES.index(b"\n\n", len(FRAMES) // 2) + 2
+FINAL = b':e 500 final\ndata: {"error":{"message":"broken"}}\n\n'
+
+
+@pytest.mark.parametrize("asked", [STREAM, WHOLE], ids=["stream", "whole"])
+@pytest.mark.parametrize("at", [0, 5, MIDDLE])
+async def test_an_engine_that_hangs_is_left_after_its_silence(relay, asked, at):
+    relay.script(Do(hang=min(at, len(frames_for(asked)) // 2)), Do())
+    begun = time.monotonic()
+    status, _, body = await relay.post(asked)
+    assert status == 200
+    assert same(body, asked)
+    assert 0.3 < time.monotonic() - begun < 3
+    assert relay.engine.seen[0].cancelled.is_set()
+
+
+async def test_an_engine_that_only_beats_is_left_when_the_first_token_is_overdue(relay):
+    beats = b":h\n\n" * 100
+    relay.script(Do(frames=beats, split=4, pause_s=0.05, within=0.3, endpoint="10.0.0.9:1"), Do())
+    begun = time.monotonic()
+    status, _, body = await relay.post(STREAM)
+    assert status == 200
+    assert same(body, STREAM)
+    assert 0.3 < time.monotonic() - begun < 3
+    assert "inflight_continuation" not in relay.engine.seen[1].json
+    assert relay.engine.seen[1].headers["x-inflight-avoid"] == "10.0.0.9:1"
+
+
+async def test_heartbeats_keep_an_answer_open_and_tokens_after_the_first_need_no_hurry(relay):
+    first = FRAMES[: FRAMES.index(b"\n\n", FRAMES.index(b":t ")) + 2]
+    slow = first + b":h\n\n" * 12 + FRAMES[len(first) :]
+    relay.script(Do(frames=slow, split=len(first), pause_s=0.2, within=0.1))
+    _, _, body = await relay.post(STREAM)
+    assert same(body, STREAM)
+    assert len(relay.engine.seen) == 1
+
+
+@pytest.mark.parametrize("asked", [STREAM, WHOLE], ids=["stream", "whole"])
+async def test_a_final_error_before_the_first_token_has_its_status(relay, asked):
+    relay.script(Do(cut=0, error=FINAL))
+    status, headers, body = await relay.post(asked)
+    assert (status, json.loads(body)) == (500, {"error": {"message": "broken"}})
+    assert headers["content-type"] == "application/json"
+    report = await relay.report()
+    assert (report["status"], report["error"], report["service"]) == (500, "engine_failed", "ns/svc")
+
+
+async def test_a_lost_engine_is_retried_and_its_error_is_the_last_word(relay):
+    relay.script(Do(cut=0, error=LOST), Do(cut=0, error=LOST), Do(cut=0, error=LOST))
+    status, headers, body = await relay.post(STREAM)
+    assert (status, json.loads(body)["error"]["message"]) == (503, "engine died")
+    assert headers["retry-after"] == "1"
+    assert len(relay.engine.seen) == 3
+
+
+async def test_silence_at_every_attempt_is_504(relay):
+    relay.script(Do(hang=0))
+    status, _, body = await relay.post(WHOLE)
+    assert (status, json.loads(body)["error"]["code"]) == (504, "engine_silent")
+
+
+async def test_a_connection_without_any_answer_is_502(relay):
+    relay.script(Do(no_head=True))
+    status, _, body = await relay.post(STREAM)
+    error = json.loads(body)["error"]
+    assert (status, error["code"], error["type"], error["param"]) == (502, "engine_lost", "server_error", None)
+
+
+async def test_without_an_inner_listener_it_is_502(relay):
+    await relay.engine.stop()
+    (relay.directory / "inner.sock").unlink(missing_ok=True)
+    for path in ("/v1/chat/completions", "/v1/embeddings"):
+        assert (await relay.post(STREAM, path))[0] == 502
+
+
+async def test_garbled_frames_are_a_failure_of_their_engine(relay):
+    relay.script(Do(frames=b":t zero 5\n\n"), Do())
+    _, _, body = await relay.post(STREAM)
+    assert same(body, STREAM)
+
+
+async def test_garbled_frames_after_tokens_end_the_answer_rather_than_leave_a_gap(relay):
+    garbled = b':t 0 9\n:t 1 \ndata: {"lost":1}\n\n'
+    relay.script(Do(frames=FRAMES[:MIDDLE] + garbled, split=MIDDLE, pause_s=0.05), Do())
+    _, _, body = await relay.post(STREAM)
+    assert json.loads(body.rstrip().rsplit(b"data: ", 1)[1])["error"]["code"] == "not_continued"
+    assert b"lost" not in body
+
+
+@pytest.mark.parametrize("status", [400, 404, 429, 503])
+async def test_a_refusal_of_the_first_attempt_is_passed_on(relay, status):
+    said = b'{"error":{"message":"no"}}'
+    relay.script(Do(status=status, body=said, headers=(("retry-after", "7"), ("x-ratelimit-limit-requests", "3"))))
+    got, headers, body = await relay.post(STREAM)
+    assert (got, body, headers["retry-after"], headers["x-ratelimit-limit-requests"]) == (status, said, "7", "3")
+    assert "x-inflight-service" not in headers
+    assert len(relay.engine.seen) == 1
+
+
+async def test_no_free_replica_is_waited_for_only_so_long(make):
+    relay = await make(Tuning(limits=Limits(min_pause_s=0.05, max_pause_s=0.05, max_wait_s=0.3)))
+    relay.script(Do(cut=MIDDLE), Do(status=503, endpoint="", headers=(("retry-after", "60"),)))
+    begun = time.monotonic()
+    status, _, body = await relay.post(STREAM)
+    assert status == 200
+    assert json.loads(body.rstrip().rsplit(b"data: ", 1)[1])["error"]["code"] == "no_replica"
+    assert time.monotonic() - begun < 2
+    assert 4 < len(relay.engine.seen) < 12
+
+
+@pytest.mark.parametrize("status", [200, 502, 504])
+async def test_an_engine_that_cannot_continue_is_left_for_one_that_can(relay, status):
+    relay.script(Do(cut=MIDDLE), Do(status=status, body=b"{}", endpoint="10.0.0.2:1"), Do())
+    _, _, body = await relay.post(STREAM)
+    assert same(body, STREAM)
+    assert relay.engine.seen[2].headers["x-inflight-avoid"] == "10.0.0.1:8000,10.0.0.2:1"
+
+
+async def test_a_continuation_that_is_refused_ends_the_answer(relay):
+    relay.script(Do(cut=MIDDLE), Do(status=400, body=b"{}"))
+    _, _, body = await relay.post(STREAM)
+    assert json.loads(body.rstrip().rsplit(b"data: ", 1)[1])["error"]["code"] == "not_continued"
+    assert len(relay.engine.seen) == 2
+
+
+async def test_an_outage_is_not_multiplied(make):
+    relay = await make(Tuning(budget=BudgetLimits(ratio=0.2, per_s=0.0, burst=5)))
+    relay.script(Do(cut=0, error=LOST))
+    answers = [await relay.post(STREAM) for _ in range(100)]
+    assert {status for status, _, _ in answers} == {503}
+    assert len(relay.engine.seen) <= 100 + 5 + 20
+    codes = {json.loads(body)["error"].get("code") for _, _, body in answers}
+    assert "retry_budget_exhausted" in codes
+
+
+async def test_a_client_may_not_forge_a_continuation(relay):
+    status, _, body = await relay.post({**STREAM, "inflight_continuation": {"choices": [], "created": 1}})
+    assert status == 400
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+    assert relay.engine.seen == []
+
+
+async def test_a_client_that_leaves_ends_the_request_at_once(relay):
+    relay.script(Do(hang=MIDDLE))
+    async with relay.session.post("http://svc/v1/chat/completions", json=STREAM) as response:
+        await response.content.readany()
+    await asyncio.wait_for(relay.engine.seen[0].cancelled.wait(), 0.25)
+    report = await relay.report()
+    assert (report["status"], report["error"]) == (200, "client_left")
+    assert report["completion_tokens"] > 0
+
+
+async def test_a_client_that_leaves_before_an_answer_ends_the_request_too(relay):
+    relay.script(Do(hang=0))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(relay.post(WHOLE), 0.15)
+    await asyncio.wait_for(relay.engine.seen[0].cancelled.wait(), 0.25)
+    assert (await relay.report())["status"] == 0
+
+
+async def test_a_client_that_leaves_while_a_replica_is_waited_for_is_not_retried(make):
+    relay = await make(Tuning(limits=Limits(min_pause_s=0.3)))
+    relay.script(Do(cut=MIDDLE), Do(status=503, endpoint="", headers=(("retry-after", "0"),)))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(relay.post(STREAM), 0.2)
+    await asyncio.sleep(0.5)
+    assert len(relay.engine.seen) == 2

@@ -1,0 +1,35 @@
+"""Metrics of what the gateway knows."""
+
+import aiohttp
+from prometheus_client import CollectorRegistry, generate_latest
+
+from inflight_gateway.catalog import Catalog
+from inflight_gateway.scrape.samples import Samples
+from inflight_gateway.state.knowledge import Knowledge
+from inflight_gateway.state.peers import Peers
+from inflight_gateway.types import Endpoint, EngineSample, ServiceConfig, ServiceKey
+
+CHAT = ServiceKey("team", "chat")
+
+
+async def test_endpoints_by_state_and_failing_watches():
+    catalog, samples, problems = Catalog(), Samples(), ["GET /api: the API server does not answer"]
+    addresses = [f"10.0.0.{number}:8000" for number in range(1, 5)]
+    catalog.update(
+        services={CHAT: ServiceConfig(CHAT, "u", "chat")}, endpoints={CHAT: [Endpoint(one, one) for one in addresses]}
+    )
+    samples.keep(addresses, 0.0)
+    samples.scraped(addresses[0], EngineSample(1.0), 1.0)
+    samples.scraped(addresses[1], EngineSample(1.0, draining=True), 1.0)
+    samples.failed(addresses[2], "refused", connected=False, now=99.0)
+    samples.failed(addresses[3], "HTTP 404", connected=True, now=99.0)
+    async with aiohttp.ClientSession() as http:
+        registry = CollectorRegistry()
+        registry.register(Knowledge(catalog, samples, Peers(http, lambda _, __: None), lambda: problems))
+        lines = generate_latest(registry).decode().splitlines()
+    labels = '{namespace="team",service="chat"}'
+    assert f"inflight_gateway_endpoints{labels} 4.0" in lines
+    assert f"inflight_gateway_endpoints_unreachable{labels} 2.0" in lines
+    assert f"inflight_gateway_endpoints_unmeasured{labels} 2.0" in lines
+    assert "inflight_gateway_peers 0.0" in lines
+    assert "inflight_gateway_kubernetes_watches_failing 1.0" in lines

@@ -1,0 +1,146 @@
+"""Keys, limits and signed tenants through real Envoy, relay and picker, with stand-ins for engines."""
+
+import asyncio
+import random
+
+import pytest
+
+from inflight_gateway.tenants.signature import signature, tenant_key
+from inflight_gateway.types import ServiceKey
+from tests.gateway.asking import ask, service
+from tests.gateway.fake_engine import headers_of
+from tests.gateway.gateway_stack import GatewayStack, until
+from tests.gateway.tenants.things import secret
+
+GATEWAY_KEY = b"the gateway's key"
+
+
+def bearer(key):
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.fixture
+def stack(tmp_path):
+    stack = GatewayStack(tmp_path, relays=1)
+    key = tmp_path / "key"
+    key.write_bytes(GATEWAY_KEY)
+    stack.picker_flags += ["--gateway-key-file", str(key)]
+    yield stack
+    stack.stop_all()
+
+
+def write(stack, engine, tenants=(), **keys):
+    """The service `a` with API keys. Args: keys: tenant -> its key."""
+    data = {name: value.decode() for name, value in secret(**keys).items()}
+    stack.services(
+        service("a", engine, model="m", uid="u-1", api_keys_secret="keys", tenants=list(tenants)),
+        secrets=[{"namespace": "default", "name": "keys", "data": data}],
+    )
+
+
+async def test_only_right_keys_pass_and_no_engine_sees_them(stack, engines, http):
+    engine = await engines("engine")
+    write(stack, engine, acme="ifk_1")
+    await stack.start_all()
+    forged = {"x-inflight-tenant": "other", "x-inflight-tenant-signature": "v1=00", "x-request-id": "r-1"}
+    assert (await ask(http, stack, headers=bearer("ifk_1") | forged))[0] == 200
+    assert (await ask(http, stack, headers={"api-key": "ifk_1", "x-request-id": "r-2"}))[0] == 200
+    key = tenant_key(GATEWAY_KEY, ServiceKey("default", "a"), "u-1")
+    for number, seen in enumerate(engine.requests, 1):
+        headers = headers_of(seen)
+        assert "authorization" not in headers
+        assert "api-key" not in headers
+        assert headers["x-inflight-tenant"] == "acme"
+        assert headers["x-inflight-tenant-signature"] == signature(key, "acme", f"r-{number}")
+    for wrong in ({}, bearer("ifk_2"), bearer("ifk_1x"), {"authorization": "Basic ifk_1"}, {"x-inflight-attempt": "2"}):
+        status, body, headers = await ask(http, stack, headers=wrong)
+        assert (status, body["error"]["code"], headers["www-authenticate"]) == (401, "invalid_api_key", "Bearer")
+    assert len(engine.requests) == 2
+
+
+async def test_keys_are_rotated_under_load_without_a_failure(stack, engines, http):
+    engine = await engines("engine")
+    write(stack, engine, acme="ifk_old")
+    await stack.start_all()
+    keys, answers, stop = ["ifk_old"], [], asyncio.Event()
+
+    async def client():
+        while not stop.is_set():
+            answers.append((await ask(http, stack, headers=bearer(random.choice(keys))))[0])
+
+    clients = [asyncio.create_task(client()) for _ in range(4)]
+    write(stack, engine, acme="ifk_old", acme2="ifk_new")
+
+    async def taken(key, status):
+        return (await ask(http, stack, headers=bearer(key)))[0] == status
+
+    await until(lambda: taken("ifk_new", 200), "the new key is taken")
+    keys[:] = ["ifk_new"]
+    await asyncio.sleep(0.2)
+    write(stack, engine, acme2="ifk_new")
+    await until(lambda: taken("ifk_old", 401), "the old key is refused")
+    stop.set()
+    await asyncio.gather(*clients)
+    assert set(answers) == {200}
+    assert len(answers) > 20
+
+
+async def test_limits_are_exact_under_a_flood_and_clients_see_openais_headers(stack, engines, http):
+    engine = await engines("engine")
+    write(stack, engine, [{"name": "acme", "limits": {"requests_per_minute": 100}}], acme="ifk_1", free="ifk_2")
+    await stack.start_all()
+    found = await asyncio.gather(*(ask(http, stack, headers=bearer("ifk_1")) for _ in range(300)))
+    assert sorted(status for status, _, _ in found) == [200] * 100 + [429] * 200
+    refused = next(one for one in found if one[0] == 429)
+    assert refused[1]["error"]["code"] == "rate_limit_exceeded"
+    assert 50 <= int(refused[2]["retry-after"]) <= 61
+    passed = next(one for one in found if one[0] == 200)
+    assert passed[2]["x-ratelimit-limit-requests"] == "100"
+    assert 0 <= int(passed[2]["x-ratelimit-remaining-requests"]) < 100
+    assert (await ask(http, stack, headers=bearer("ifk_2")))[0] == 200
+    page = await stack.metrics()
+    labels = 'namespace="default",reason="requests",service="a",tenant="acme"'
+    assert f"inflight_gateway_tenant_refused_total{{{labels}}} 200.0" in page
+
+
+async def test_concurrent_streams_are_exact_and_leave_room_when_they_end_or_are_left(stack, engines, http):
+    engine = await engines("engine", "stream")
+    engine.events = 1_000_000
+    write(stack, engine, [{"name": "acme", "limits": {"concurrent_requests": 3}}], acme="ifk_1")
+    await stack.start_all()
+
+    async def stream():
+        body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hello"}]}
+        answer = await http.post(f"{stack.url}/v1/chat/completions", json=body, headers=bearer("ifk_1"))
+        if answer.status == 200:
+            await answer.content.readline()
+        return answer
+
+    found = [await stream() for _ in range(5)]
+    assert [one.status for one in found] == [200, 200, 200, 429, 429]
+    found[0].close()
+
+    async def room():
+        answer = await stream()
+        found.append(answer)
+        return answer.status == 200
+
+    await until(room, "a stream that its client left makes room", 5)
+    assert (await stream()).status == 429
+    for one in found:
+        one.close()
+
+
+async def test_malformed_requests_never_make_an_error_of_the_server(stack, engines, http):
+    engine = await engines("engine")
+    write(stack, engine, acme="ifk_1")
+    await stack.start_all()
+    some = random.Random(0)
+    credentials = ["Bearer", "Bearer ", "bearer ifk_1 ifk_1", "ifk_1", "Bearer " + "x" * 5000, "Bearer \x80\xff"]
+    bodies = [b"", b"{", b"[]", b"null", b'{"model": 3}', b'{"messages": "x"}', b"\xff" * 50, b'{"max_tokens": -1}']
+    for _ in range(100):
+        headers = {"authorization": some.choice(credentials)}
+        status, _, _ = await ask(http, stack, headers=headers, data=some.choice(bodies))
+        assert 400 <= status < 500
+    assert "Traceback" not in stack.log("picker")
+    assert (await ask(http, stack, headers=bearer("ifk_1")))[0] == 200

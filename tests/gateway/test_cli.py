@@ -1,0 +1,45 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from inflight_gateway import cli
+
+
+def test_envoy_config_is_json(tmp_path, capsys):
+    assert cli.main(["envoy-config", "--run-dir", str(tmp_path), "--name", "pod"]) == 0
+    config = json.loads(capsys.readouterr().out)
+    assert config["node"]["id"] == "pod"
+    assert config["admin"]["address"]["pipe"]["path"] == f"{tmp_path}/admin.sock"
+    file = tmp_path / "envoy.json"
+    assert cli.main(["envoy-config", "--run-dir", str(tmp_path), "--name", "pod", "--output", str(file)]) == 0
+    assert json.loads(file.read_text()) == config
+
+
+@pytest.mark.parametrize("command", ["picker", "relay", "envoy-config"])
+def test_help_names_a_default_for_each_value(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "--help"])
+    assert ended.value.code == 0
+    assert "example, on a laptop" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "flags", [["--port", "x"], ["--relays", "-1"], ["--drain-min", "nan"], ["--peers", "name"], ["--drain-max", "1e9"]]
+)
+def test_wrong_flags_are_refused_with_a_sentence(flags, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["picker", *flags])
+    assert ended.value.code == 2
+    assert " is not " in capsys.readouterr().err
+
+
+def test_a_picker_that_cannot_start_says_why_in_one_line(tmp_path, capsys):
+    code = cli.main(["picker", "--static", str(tmp_path / "none.yaml"), "--http-port", "0"])
+    assert code == 1
+    error = capsys.readouterr().err
+    assert "none.yaml" in error
+    assert "Traceback" not in error

@@ -1,0 +1,116 @@
+"""From picks, refusals and reports to metrics and the access log."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import msgspec
+import pytest
+
+from inflight_gateway import reports
+from inflight_gateway.courses import Courses
+from inflight_gateway.ext_proc.dispatcher import Start
+from inflight_gateway.hold.queue import HoldQueue
+from inflight_gateway.logs import JsonFormatter
+from inflight_gateway.metrics import Metrics
+from inflight_gateway.state.picks import PicksLog
+from inflight_gateway.types import Endpoint, Finished, Pick, Refusal, RequestView, ServiceKey
+
+KEY = ServiceKey("default", "a")
+REQUEST = RequestView("id", KEY, 0.0, tenant="acme")
+START = Start(Pick((Endpoint("10.0.0.1:80", "p"),), "prefix", cached_tokens=64), 0.25)
+REPORT = Finished("id", KEY, 200, True, 100, 48, 7, 0.5, 1.5, 0.1, ("10.0.0.1:80", "10.0.0.2:80"), 1)
+
+
+class NoGate:
+    """Stands in for the accounts of tenants."""
+
+    def __init__(self):
+        self.settled = []
+
+    def settle(self, finished):
+        self.settled.append(finished)
+
+
+class World:
+    def __init__(self):
+        self.now, self.metrics, self.gate = 0.0, Metrics(), NoGate()
+        self.courses = Courses(self.metrics, PicksLog(), self.gate, HoldQueue(), lambda: self.now, log=True)
+
+    def value(self, name, **labels):
+        return self.metrics.registry.get_sample_value(f"inflight_gateway_{name}", labels)
+
+
+@pytest.fixture
+def lines(caplog):
+    caplog.set_level(logging.INFO, "inflight_gateway.access")
+    return lambda: [json.loads(JsonFormatter().format(record)) for record in caplog.records]
+
+
+def test_a_report_is_counted_settled_and_logged(lines):
+    world = World()
+    world.courses.started(REQUEST, START, relayed=True)
+    world.courses.ended("id")
+    world.courses.report(REPORT)
+    service = {"namespace": "default", "service": "a"}
+    assert world.value("requests_total", **service, status="200") == 1
+    assert world.value("attempts_total", **service) == 2
+    assert world.value("continuations_total", **service) == 1
+    assert world.value("picks_total", **service, reason="prefix") == 1
+    assert world.value("cached_tokens_predicted_total", **service) == 64
+    assert world.value("cached_tokens_found_total", **service) == 48
+    assert world.value("time_to_first_token_seconds_sum", **service) == 0.5
+    assert world.value("held_seconds_sum", **service) == 0.25
+    assert world.gate.settled == [REPORT]
+    (line,) = lines()
+    wanted = {"request_id": "id", "service": "default/a", "tenant": "acme", "endpoint": "10.0.0.2:80", "attempts": 2}
+    wanted |= {"held_s": 0.25, "status": 200, "ttft_s": 0.5, "continuations": 1}
+    assert wanted.items() <= line.items()
+
+
+def test_a_request_without_a_report_is_logged_after_a_while(lines):
+    world = World()
+    world.courses.started(REQUEST, START, relayed=True)
+    world.courses.ended("id")
+    world.courses.expire()
+    assert lines() == []
+    world.now = 31.0
+    world.courses.expire()
+    assert [line["status"] for line in lines()] == [0]
+
+
+def test_the_wait_for_a_report_begins_anew_with_each_attempt(lines):
+    world = World()
+    world.courses.started(REQUEST, START, relayed=True)
+    world.courses.ended("id")
+    world.now = 20.0
+    world.courses.started(REQUEST, START, relayed=True)
+    world.now = 40.0
+    world.courses.expire()
+    assert lines() == []
+    world.courses.report(REPORT)
+    assert [line["held_s"] for line in lines()] == [0.5]
+
+
+def test_without_a_relay_the_end_of_the_stream_is_the_report(lines):
+    world = World()
+    world.courses.refused("id", KEY, Refusal(401, "invalid_api_key", "no"), relayed=False)
+    world.courses.ended("id")
+    (line,) = lines()
+    assert (line["status"], line["refusal"], line["service"]) == (401, "invalid_api_key", "default/a")
+
+
+def test_a_report_without_a_service_is_of_the_one_that_was_picked_for():
+    world = World()
+    world.courses.started(REQUEST, START, relayed=True)
+    world.courses.report(Finished("id", ServiceKey("", ""), 0, True))
+    assert world.value("requests_total", namespace="default", service="a", status="0") == 1
+
+
+def test_reports_are_read_as_relays_write_them():
+    plain = [msgspec.to_builtins(REPORT) | {"service": "default/a"}]
+    assert reports.read(json.dumps(plain).encode()) == [REPORT]
+    for wrong in (b"{", b"{}", b'[{"request_id": 5}]'):
+        with pytest.raises(ValueError, match=r"[Ee]xpected|truncated"):
+            reports.read(wrong)

@@ -1,0 +1,79 @@
+"""The whole gateway as processes: Envoy, relays and picker, with stand-ins for engines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+
+from inflight_gateway.ext_proc.exchange import HEAD_WITHIN_S
+from tests.gateway.asking import ask, service
+from tests.gateway.fake_engine import headers_of
+from tests.gateway.gateway_stack import GatewayStack, until
+
+
+async def test_a_request_is_served_reported_and_logged(tmp_path, engines, http):
+    engine = await engines("engine")
+    stack = GatewayStack(tmp_path, relays=2)
+    stack.services(service("a", engine, model="m"))
+    try:
+        await stack.start_all()
+        status, body, headers = await ask(http, stack, headers={"x-request-id": "one"})
+        assert (status, body) == (200, {"engine": "engine"})
+        assert headers["x-request-id"] == "one"
+        assert not [name for name in headers if name.lower().startswith("x-inflight")]
+        assert headers_of(engine.requests[0])["x-inflight-progress"] == "1"
+
+        async def counted():
+            return 'requests_total{namespace="default",service="a",status="200"} 1.0' in await stack.metrics()
+
+        await until(counted, "the relay's report is in the metrics", 3)
+        line = next(json.loads(line) for line in stack.log("picker").splitlines() if '"request_id": "one"' in line)
+        assert line["service"] == "default/a"
+        assert line["endpoint"] == engine.address
+        assert (line["status"], line["attempts"]) == (200, 1)
+        url = f"{stack.state_url}/v1/picks?namespace=default&service=a"
+        async with http.get(url) as answer:
+            assert (await answer.json())["picks"][0]["request_id"] == "one"
+    finally:
+        stack.stop_all()
+
+
+async def test_without_relays_alive_envoy_goes_around_them(tmp_path, engines, http):
+    engine = await engines("engine")
+    stack = GatewayStack(tmp_path, relays=1)
+    stack.services(service("a", engine, model="m"))
+    try:
+        await stack.start_all()
+        assert (await ask(http, stack))[0] == 200
+        stack.signal("relay", signal.SIGTERM)
+        await asyncio.to_thread(stack.processes["relay"].wait, 10)
+        for _ in range(10):
+            status, body, _ = await ask(http, stack)
+            assert (status, body) == (200, {"engine": "engine"})
+        assert "x-inflight-progress" not in headers_of(engine.requests[-1])
+        stack.start_relays()
+
+        async def relayed():
+            await ask(http, stack)
+            return "x-inflight-progress" in headers_of(engine.requests[-1])
+
+        await until(relayed, "requests go through the relay again", 15)
+    finally:
+        stack.stop_all()
+
+
+async def test_an_engine_that_hangs_before_its_head_is_given_up(tmp_path, engines, http):
+    hanging, good = await engines("hanging", "hang"), await engines("good")
+    stack = GatewayStack(tmp_path, relays=1)
+    stack.services(service("a", hanging, good, model="m"))
+    try:
+        await stack.start_all()
+        begin = time.monotonic()
+        answers = await asyncio.gather(*(ask(http, stack) for _ in range(8)))
+        assert {(status, body["engine"]) for status, body, _ in answers} == {(200, "good")}
+        assert hanging.requests
+        assert time.monotonic() - begin < HEAD_WITHIN_S + 5
+    finally:
+        stack.stop_all()
