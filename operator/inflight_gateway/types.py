@@ -203,6 +203,7 @@ class Pick:
         first_token_within_s: after which the request is tried elsewhere.
         cached_tokens: of its prompt, at the first.
         scores: of the first, by name, for people.
+        prefill_s: of the predicted TTFT, the part for the request's own prompt; None: not known.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -211,6 +212,7 @@ class Pick:
     first_token_within_s: float = 30.0
     cached_tokens: int = 0
     scores: dict[str, float] = field(default_factory=dict)
+    prefill_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

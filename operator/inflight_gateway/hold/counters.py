@@ -70,8 +70,8 @@ class VirtualCounters:
             self._served[client] += tokens / self._weights[client]
 
     def _forget(self, level: float) -> None:
-        """Once there are more than `MAX_DEBTORS`: those that would be lifted on their return, and at least the half with
-        the smallest debts."""
+        """Once there are more than `MAX_DEBTORS`: those that would be lifted on their return, and at least half of all,
+        the smallest debts first."""
         if len(self._served) - len(self._rank) <= MAX_DEBTORS:
             return
         resting = sorted((client for client in self._served if client not in self._rank), key=self._served.__getitem__)

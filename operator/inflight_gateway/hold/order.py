@@ -18,12 +18,14 @@ LATE_EVERY = 20
 class Held:
     """Attributes:
     sequence: number of the offer. since: when it was made. until: when it expires.
+    latest_start: of its prefill, to keep its deadline.
     """
 
     request: RequestView
     sequence: int
     since: float
     until: float
+    latest_start: float = float("inf")
 
     @property
     def order(self) -> tuple[float, int]:
@@ -65,9 +67,9 @@ class HeldHeap:
 
 
 class TenantQueue:
-    """By priority and arrival among the requests whose first token is not overdue. One pick in `LATE_EVERY` goes to the
-    oldest late request, and every pick does while no other waits: the engine's `deadline` policy. Without deadlines and
-    priorities it is first come, first served.
+    """By priority and arrival among the requests whose first token can still come in time. One pick in `LATE_EVERY`
+    goes to the oldest late request, and every pick does while no other waits: the engine's `deadline` policy. Without
+    deadlines and priorities it is first come, first served.
     """
 
     def __init__(self) -> None:
@@ -82,12 +84,16 @@ class TenantQueue:
 
     def push(self, held: Held) -> None:
         self._in_time.push(held, held.order[0])
-        if held.request.deadline < float("inf"):
-            self._by_deadline.push(held, held.request.deadline)
+        if held.latest_start < float("inf"):
+            self._by_deadline.push(held, held.latest_start)
 
-    def head(self, now: float) -> Held | None:
-        """The next to start, left in place."""
-        while (due := self._by_deadline.first()) is not None and due.request.deadline < now:
+    def head(self, start: float) -> Held | None:
+        """The next to start, left in place.
+
+        Args:
+            start: when the prefill of a request would begin that is sent now.
+        """
+        while (due := self._by_deadline.first()) is not None and due.latest_start < start:
             self._by_deadline.discard(due)
             self._in_time.discard(due)
             self._late.push(due, due.order[0])

@@ -55,7 +55,9 @@ class HoldQueue:
             oldest_s = self.waiting(request.service, now).oldest_s
             return queue_full(request.service, why, min(oldest_s, config.hold.max_wait_s))
         self._offers += 1
-        held = Held(request, self._offers, now, now + config.hold.max_wait_s)
+        held = Held(
+            request, self._offers, now, now + config.hold.max_wait_s, latest_start=queue.lead.latest_start(request)
+        )
         queue.push(held)
         self._by_id[request.request_id] = held
         heappush(self._by_expiry, (held.until, held.sequence, held))
@@ -80,6 +82,7 @@ class HoldQueue:
                 if pick is None:
                     break
                 computed = max(0, held.request.prompt_tokens - pick.cached_tokens)
+                queue.lead.started(held.request, pick)
                 queue.start(held, PROMPT_TOKEN * computed + OUTPUT_TOKEN)
                 del self._by_id[held.request.request_id]
                 released.append((held.request, pick))

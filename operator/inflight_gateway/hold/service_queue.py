@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from inflight_gateway.hold.bounds import Room
 from inflight_gateway.hold.counters import VirtualCounters
+from inflight_gateway.hold.lead import Lead
 from inflight_gateway.hold.order import Held, TenantQueue
 from inflight_gateway.types import ServiceConfig
 
@@ -25,10 +26,12 @@ class ServiceQueue:
 
     Attributes:
         room: all that waits.
+        lead: how long before its deadline a request has to start.
     """
 
     def __init__(self, config: ServiceConfig) -> None:
         self.room = Room()
+        self.lead = Lead()
         self._by_tenant: dict[str, Room] = {}
         self._counters = VirtualCounters()
         self._classes: dict[str, _ClassQueue] = {}
@@ -66,7 +69,7 @@ class ServiceQueue:
             return None
         queue = self._classes[service_class]
         tenant = queue.counters.least()
-        return None if tenant is None else queue.tenants[tenant].head(now)
+        return None if tenant is None else queue.tenants[tenant].head(now + self.lead.wait(self.config.ttft_s))
 
     def start(self, held: Held, tokens: float) -> None:
         """Take out the head, which starts, and charge its class and tenant."""

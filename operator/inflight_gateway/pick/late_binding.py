@@ -10,11 +10,12 @@ from __future__ import annotations
 from inflight_cost.model import StepWork
 from inflight_gateway.pick.replica_state import ReplicaState
 
-MOST_BACKLOG_S = 0.5
-"""Seconds of prefill that may be queued at a replica. The queue must not run dry while the gateway's estimate is off:
-a sample is up to a second old, and the cost model some ten percent wrong over that second."""
+TTFT_SHARE = 0.25
+"""Of the service's TTFT target that a request may wait in an engine's queue: more of it, and in an overload even those
+that are sent in time come too late. The queue must not run dry while the gateway's estimate is off: a sample is up to a
+second old, and the cost model some ten percent wrong over that second."""
 
-LEAST_STEPS = 4
+LEAST_STEPS = 2
 """Full steps that may be queued, however long they take."""
 
 SPARE_SLOTS = 0.0625
@@ -22,9 +23,9 @@ SPARE_SLOTS = 0.0625
 request and the arrival of the next."""
 
 
-def can_start_soon(state: ReplicaState) -> bool:
+def can_start_soon(state: ReplicaState, ttft_s: float) -> bool:
     """Looks only at what is ahead of the request, so that a prompt of any length starts at an idle replica."""
-    return _has_slot(state) and _backlog_is_short(state)
+    return _has_slot(state) and _backlog_is_short(state, ttft_s)
 
 
 def most_outstanding(max_num_seqs: int) -> int:
@@ -36,13 +37,13 @@ def _has_slot(state: ReplicaState) -> bool:
     return state.outstanding < most_outstanding(state.sample.max_num_seqs)
 
 
-def _backlog_is_short(state: ReplicaState) -> bool:
+def _backlog_is_short(state: ReplicaState, ttft_s: float) -> bool:
     pending, budget = state.pending_tokens, state.sample.max_num_batched_tokens
     if pending <= LEAST_STEPS * budget:
         return True
     if not state.measured:
         return False
-    return state.backlog_s <= max(MOST_BACKLOG_S, LEAST_STEPS * _full_step_s(state)) + state.saved_prefill_s
+    return state.backlog_s <= max(TTFT_SHARE * ttft_s, LEAST_STEPS * _full_step_s(state)) + state.saved_prefill_s
 
 
 def _full_step_s(state: ReplicaState) -> float:

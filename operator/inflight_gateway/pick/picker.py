@@ -60,7 +60,7 @@ def _by_score(
     busy: list[_Scored] = []
     for load in usable:
         state = replica_state(load, request, cost, now)
-        (ready if can_start_soon(state) else busy).append(_Scored(state, scores(state, config)))
+        (ready if can_start_soon(state, config.ttft_s) else busy).append(_Scored(state, scores(state, config)))
     if not ready:
         return None
 
@@ -78,6 +78,7 @@ def _by_score(
         first_token_within_s=first_token_within(predicted),
         cached_tokens=best.state.load.cached_tokens,
         scores=best.scores,
+        prefill_s=best.state.own_prefill_s if best.state.measured else None,
     )
 
 
