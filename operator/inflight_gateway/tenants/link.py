@@ -55,6 +55,7 @@ class Link:
         self._touched: set[TenantKey] = set()
         self._task: asyncio.Task[None] | None = None
         self._away_until = 0.0
+        self._failing = False
 
     @property
     def away(self) -> bool:
@@ -128,9 +129,10 @@ class Link:
                     answer = wire.verdicts(await self._send(wire.encoded(batch)))
                 if len(answer) != len(takes):
                     raise ValueError("it has another number of verdicts")
-            except (OSError, TimeoutError, ValueError) as error:
+            except Exception as error:  # whatever it is, the requests that wait must get their decision
                 self._failed(takes, error)
                 return
+            self._recovered()
             for (take, future), verdict in zip(takes, answer, strict=True):
                 self._answered(take, future, verdict)
 
@@ -151,10 +153,16 @@ class Link:
         self.touch(take.key)
         self.settle(Settlement(take.key, take.tokens, 0, verdict.slot))
 
+    def _recovered(self) -> None:
+        if self._failing:
+            log.info("gateway %s answers for limits again", self._owner)
+        self._failing = False
+
     def _failed(self, takes: list[tuple[Take, asyncio.Future[tuple[Verdict, int]]]], error: Exception) -> None:
-        if not self.away:
+        if not self._failing:
             said = str(error) or type(error).__name__
             log.warning("gateway %s does not answer for limits, deciding alone for now: %s", self._owner, said)
+        self._failing = True
         self._away_until = time.monotonic() + AWAY_S
         for _, future in (*takes, *self._takes):
             if not future.done():

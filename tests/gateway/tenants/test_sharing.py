@@ -180,6 +180,32 @@ async def test_an_owner_that_returns_is_told_what_was_admitted_without_it(monkey
     assert (await network.admit(network.owner(), limits)).verdict.refused_by == "requests"
 
 
+async def test_an_outage_is_logged_once_and_its_end_too(monkeypatch, caplog):
+    monkeypatch.setattr("inflight_gateway.tenants.link.AWAY_S", 0.0)
+    caplog.set_level("INFO")
+    network, limits = Network(2), RateLimits(requests_per_minute=10)
+    (other,) = network.others()
+    network.down = set(network.names)
+    for _ in range(3):
+        await network.admit(other, limits)
+    network.down = set()
+    await network.admit(other, limits)
+    assert [one.message.partition(" ")[2].partition(" ")[2] for one in caplog.records] == [
+        "does not answer for limits, deciding alone for now: refused",
+        "answers for limits again",
+    ]
+
+
+async def test_an_unforeseen_error_of_the_network_leaves_no_request_waiting():
+    async def post(address, content):
+        raise RuntimeError("Session is closed")
+
+    key = next(key for key in (TenantKey(CHAT, str(one)) for one in range(99)) if owner_of(key, "ab") == "b")
+    limits = SharedLimits("a", lambda: {"b": "address"}, post)
+    grant = await limits.admit(key, RateLimits(requests_per_minute=10), 1, time.monotonic())
+    assert (grant.owner, grant.verdict.refused_by) == (None, None)
+
+
 async def test_requests_in_flight_at_a_gateway_that_died_stop_counting():
     network, limits = Network(2), RateLimits(concurrent_requests=1)
     (other,) = network.others()
