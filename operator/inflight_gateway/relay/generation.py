@@ -73,7 +73,7 @@ class Generation:
         if self._asked is not None and self._asked.forged:
             self._refuse(_FORGED)
             return
-        self._record.stream = self._asked is not None and self._asked.stream is True
+        self._record.stream = self._asked is not None and bool(self._asked.stream)
         if find(self._request.headers, _REQUEST_ID) is None:
             self._request.headers.append((_REQUEST_ID, uuid.uuid4().hex.encode()))
         self._shared.budget.request()
@@ -127,7 +127,7 @@ class Generation:
             if ended is not None:
                 self._ended(ended, frame.data, now)
                 return
-            if frame.data:
+            if frame.data and self._record.stream:
                 delivery.take(frame)
                 if frame.data == DONE:
                     self._done(now)
@@ -155,7 +155,7 @@ class Generation:
 
     def _ended(self, ended: Ended, data: bytes, now: float) -> None:
         assert self._attempt is not None
-        if ended.ending is Ending.WHOLE and not self._delivery.started:
+        if ended.ending is Ending.WHOLE and not self._record.stream:
             self._attempt.read_rest()
             self._record.status = ended.status
             self._end()

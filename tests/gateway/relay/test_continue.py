@@ -120,6 +120,12 @@ async def test_prompts_without_a_token_yet_are_choices_too(relay):
     assert [choice["token_ids"] for choice in choices] == [[5], []]
 
 
+async def test_only_the_whole_answer_of_a_request_without_stream_reaches_the_client(relay):
+    frames = b'data: {"role":1}\n\n:t 0 5\ndata: {"text":1}\n\n:f 0 stop\n:w 200\ndata: {"all":1}\n\n'
+    relay.script(Do(frames=frames))
+    assert (await relay.post(WHOLE))[2] == b'{"all":1}'
+
+
 async def test_all_that_failed_are_avoided_and_reported(relay):
     frames = frames_for(STREAM)
     middle = frames.index(b"\n\n", len(frames) // 3) + 2

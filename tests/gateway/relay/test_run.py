@@ -78,8 +78,8 @@ async def test_a_worker_that_dies_is_started_again_and_all_end_on_sigterm(progra
     first = program.workers()
     assert len(first) == 2
     os.kill(first[0], signal.SIGKILL)
+    await program.until(lambda: len(set(program.workers()) - set(first)) == 1)
     await program.until(lambda: program.listens(0))
-    assert len(set(program.workers()) - set(first)) == 1
     program.process.send_signal(signal.SIGTERM)
     assert await asyncio.wait_for(program.process.wait(), 10) == 0
     assert not program.socket(0).exists()
