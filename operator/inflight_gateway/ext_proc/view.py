@@ -58,7 +58,11 @@ def addresses(text: str) -> frozenset[str]:
 
 
 def view(head: Head, body: Body, body_bytes: int, config: ServiceConfig, tenant: str, arrived: float) -> RequestView:
-    """Args: arrived: when Envoy asked, seconds of the monotonic clock."""
+    """All but the prefix, which is long and needed only until the request starts.
+
+    Args:
+        arrived: when Envoy asked, seconds of the monotonic clock.
+    """
     chosen = _service_class(body.service_class, config)
     ttft_s = config.ttft_s if chosen.ttft_s is None else chosen.ttft_s
     return RequestView(
@@ -72,7 +76,6 @@ def view(head: Head, body: Body, body_bytes: int, config: ServiceConfig, tenant:
         service_class=chosen.name,
         priority=chosen.priority if body.priority is None else body.priority,
         tenant=tenant,
-        prefix=body.prefix(tenant),
         block_tokens=BLOCK_TOKENS,
         deadline=arrived + ttft_s + config.ttft_per_token_s * body.prompt_tokens,
         body_bytes=body_bytes,
