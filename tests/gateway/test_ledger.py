@@ -96,12 +96,16 @@ def test_what_is_sent_after_the_queue_ran_dry_is_still_to_be_computed_with_the_n
     assert (load.sent_tokens, load.computed_tokens) == (800, 0)
 
 
-def test_nothing_is_computed_without_a_cost_model_or_while_the_engine_waits_for_kv_blocks():
+def test_an_engine_without_a_cost_model_counts_as_fast():
     world = World()
     world.scrape(A, at=0.0, waiting=1, waiting_prompt_tokens=9000)
-    world.scrape(B, at=0.0, waiting=1, waiting_prompt_tokens=9000, cost=COST, kv_utilization=0.99)
+    assert world.load(A, at=1.0).computed_tokens == 9000
+
+
+def test_nothing_is_computed_while_the_engine_waits_for_kv_blocks():
+    world = World()
+    world.scrape(A, at=0.0, waiting=1, waiting_prompt_tokens=9000, cost=COST, kv_utilization=0.99)
     assert world.load(A, at=1.0).computed_tokens == 0
-    assert world.load(B, at=1.0).computed_tokens == 0
 
 
 def test_requests_that_others_sent_show_in_the_sample():
