@@ -71,6 +71,7 @@ class Attempt:
         self._call = self._shared.pool.call(self)
         self._call.write(head)
         self._call.write(body)
+        self._call.sent = True
 
     def first_token(self) -> None:
         """It has come."""
