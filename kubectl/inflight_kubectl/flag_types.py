@@ -9,13 +9,12 @@ import click
 
 from inflight_kubectl.resources import seconds
 
-_DURATION = re.compile(r"([0-9]+(\.[0-9]+)?(ms|s|m|h))+")
-_LIFETIME = re.compile(r"([0-9]{1,9})([mhd])")
+_DURATION = re.compile(r"([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
 
 class DurationType(click.ParamType[float]):
-    """A duration such as `30s`, `10m` or `1h30m`, as seconds.
+    """A duration such as `30s`, `10m`, `1h30m` or `90d`, as seconds.
 
     Args:
         least, most: allowed, in seconds.
@@ -35,32 +34,6 @@ class DurationType(click.ParamType[float]):
             self.fail(f"{value!r} is no duration: write a number with its unit, such as 30s, 10m or 1h30m", param, ctx)
         if not self.least <= length <= self.most:
             self.fail(f"{value} is not between {written(self.least)} and {written(self.most)}", param, ctx)
-        return length
-
-
-class LifetimeType(click.ParamType[float]):
-    """A whole number of days, hours or minutes such as `90d`, as seconds.
-
-    Args:
-        least, most: allowed, in seconds.
-    """
-
-    name = "duration"
-
-    def __init__(self, least: float, most: float) -> None:
-        self.least, self.most = least, most
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Seconds; usage errors name the form and the bounds."""
-        if isinstance(value, float):
-            return value
-        match = _LIFETIME.fullmatch(value)
-        if match is None:
-            self.fail(f"{value!r} is no duration: write a whole number with its unit, such as 12h or 90d", param, ctx)
-        length = int(match[1]) * {"m": 60.0, "h": 3600.0, "d": 86_400.0}[match[2]]
-        if not self.least <= length <= self.most:
-            most = f"{self.most / 86_400:.0f}d"
-            self.fail(f"{value} is not between {written(self.least)} and {most}", param, ctx)
         return length
 
 

@@ -10,7 +10,8 @@ from tests.kubectl.objects import NOW
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["top", "--help"], ["why", "-h"], ["doctor", "-h"], ["completion", "-h"]]
+    "words",
+    [["--help"], ["top", "--help"], ["why", "-h"], ["doctor", "-h"], ["completion", "-h"], ["keys", "create", "-h"]],
 )
 def test_help_imports_neither_the_kubernetes_client_nor_textual(words):
     code = (

@@ -14,7 +14,7 @@ from inflight_gateway.tenants.keys import parse
 from inflight_kubectl.api_keys import authorization, new_key, stored_keys
 from inflight_kubectl.cli import cli
 from inflight_kubectl.cluster import Cluster, Target
-from inflight_kubectl.flag_types import LifetimeType
+from inflight_kubectl.flag_types import DurationType
 from inflight_kubectl.names import candidates
 from inflight_kubectl.output import Problem
 from inflight_kubectl.resources import Service
@@ -182,14 +182,14 @@ def test_keys_are_random():
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90d", 7_776_000.0), ("12h", 43_200.0), ("5m", 300.0)])
-def test_lifetimes_are_days_hours_or_minutes(text, seconds):
-    assert LifetimeType(60.0, 1e9).convert(text, None, None) == seconds
+def test_lifetimes_are_in_days_hours_or_minutes(text, seconds):
+    assert DurationType(60.0, 1e9).convert(text, None, None) == seconds
 
 
-@pytest.mark.parametrize("text", ["90", "1.5d", "-1d", "0d", "99999d", "d", "9" * 30 + "d"])
-def test_other_lifetimes_are_refused(text):
+@pytest.mark.parametrize("text", ["90", "-1d", "0d", "99999d", "d", "9" * 30 + "d"])
+def test_lifetimes_of_another_form_or_length_are_refused(text):
     with pytest.raises(click.UsageError):
-        LifetimeType(60.0, 3660 * 86_400.0).convert(text, None, None)
+        DurationType(60.0, 3660 * 86_400.0).convert(text, None, None)
 
 
 @pytest.mark.parametrize("name", ["create", "list", "revoke"])

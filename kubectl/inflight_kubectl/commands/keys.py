@@ -9,7 +9,7 @@ import click
 
 from inflight_kubectl.api_keys import TENANT_NAME, StoredKey, cautions, keys_secret, named_secret, new_key, rfc3339
 from inflight_kubectl.cluster import Target, cluster_options, completing, service_argument
-from inflight_kubectl.flag_types import LifetimeType
+from inflight_kubectl.flag_types import DurationType
 from inflight_kubectl.output import Problem, console, json_option, plain_table, print_json
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ Examples:
 @click.option(
     "--expires",
     "lifetime",
-    type=LifetimeType(60.0, 3660 * DAY),
+    type=DurationType(60.0, 3660 * DAY),
     metavar="DURATION",
     help="How long the key is valid, such as 12h or 90d. Default: until it is revoked.",
 )

@@ -75,12 +75,12 @@ class Dispatcher:
         self._changed()
         return outcome
 
-    def end(self, request: RequestView) -> None:
+    def end(self, request_id: str, service: ServiceKey) -> None:
         """The request's stream has ended, or its client left while it waited."""
-        if self._waiting.pop(request.request_id, None) is not None:
-            self._holds.remove(request.request_id)
-        self._ledger.end(request.request_id, self._clock())
-        self.release(request.service)
+        if self._waiting.pop(request_id, None) is not None:
+            self._holds.remove(request_id)
+        self._ledger.end(request_id, self._clock())
+        self.release(service)
         self._changed()
 
     def release(self, service: ServiceKey | None = None) -> None:

@@ -71,7 +71,7 @@ class Exchange:
         self._head = head
         self._allowed = allowed
         self._arrived = parts.clock()
-        self._placed: RequestView | None = None
+        self._placed: tuple[str, ServiceKey] | None = None
         self._admitted = False
 
     def refusal(self) -> Any | None:
@@ -103,8 +103,12 @@ class Exchange:
             return
         self._admitted = True
         # Clients may repeat an id, and a relay tries again before its last try has ended.
-        self._placed = replace(request, request_id=f"{request.request_id}#{next(_numbers)}")
-        outcome = parts.dispatcher.place(self._placed, config, self._allowed)
+        unique = f"{request.request_id}#{next(_numbers)}"
+        self._placed = unique, config.key
+        outcome = parts.dispatcher.place(
+            replace(request, request_id=unique, prefix=body.prefix(tenant)), config, self._allowed
+        )
+        del body, content  # not kept while the request waits: they may be long
         parts.observer.decided(parts.clock() - begin)
         if isinstance(outcome, asyncio.Future) and not outcome.done():
             yield messages.wait_longer(config.hold.max_wait_s + _HOLD_MARGIN_S)
@@ -118,7 +122,7 @@ class Exchange:
     def close(self) -> None:
         """The response has ended, or the client left."""
         if self._placed is not None:
-            self._parts.dispatcher.end(self._placed)
+            self._parts.dispatcher.end(*self._placed)
         if self._admitted:
             self._parts.gate.ended(self._head.request_id)
         self._parts.observer.ended(self._head.request_id)

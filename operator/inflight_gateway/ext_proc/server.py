@@ -46,7 +46,9 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
                     else:
                         yield messages.CONTINUE_HEADERS
                 elif kind == "request_body" and exchange is not None:
-                    async for answer in exchange.place("request_body", message.request_body.body):
+                    answers = exchange.place("request_body", message.request_body.body)
+                    del message  # the body: the stream stays open until the response ends
+                    async for answer in answers:
                         yield answer
                 else:
                     yield _nothing_to_say(kind)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inflight_gateway.pick.replica_state import decode_work
+from inflight_gateway.pick.replica_state import DEFAULT_COST, decode_work
 from inflight_gateway.types import EngineSample
 
 FULL_KV = 0.9
@@ -10,12 +10,15 @@ FULL_KV = 0.9
 
 
 def prefill_tokens_per_second(sample: EngineSample) -> float:
-    """Prompt tokens in full steps, beside the decodes of the sample; 0 where it cannot be said: no cost model, or the
-    engine waits for KV blocks."""
-    if sample.cost is None or (sample.waiting and sample.kv_utilization >= FULL_KV):
+    """Prompt tokens in full steps, beside the decodes of the sample; 0 while the engine waits for KV blocks.
+
+    An engine without a cost model counts as fast: where it is not, the next sample shows what was sent too much, and
+    nobody could see that it idles.
+    """
+    if sample.waiting and sample.kv_utilization >= FULL_KV:
         return 0.0
     decoding = decode_work(sample, sample.running)
     room = max(1.0, sample.max_num_batched_tokens - decoding.decode_seqs)
     attended = sample.waiting_prompt_tokens / max(1, sample.waiting) / 2
     step = decoding._replace(prefill_tokens=room, prefill_context_tokens=room * attended)
-    return room / sample.cost.seconds(step)
+    return room / (sample.cost or DEFAULT_COST).seconds(step)

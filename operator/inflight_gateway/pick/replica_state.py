@@ -32,6 +32,8 @@ class ReplicaState:
     attended_tokens: that a pending prompt token attends to, on average.
     decoding: what each step does besides prefill.
     outstanding: requests that were sent there and have not ended.
+    backlog_s: seconds until the pending tokens are computed.
+    own_prefill_s: seconds that the request's own prompt adds there.
     """
 
     load: EndpointLoad
@@ -43,22 +45,12 @@ class ReplicaState:
     attended_tokens: float
     decoding: StepWork
     outstanding: int
+    backlog_s: float
+    own_prefill_s: float
 
     @property
     def used_kv_tokens(self) -> float:
         return self.sample.kv_utilization * self.sample.kv_cache_tokens
-
-    @property
-    def backlog_s(self) -> float:
-        """Seconds until the pending tokens are computed."""
-        return backlog_seconds(
-            self.cost, self.pending_tokens, self.attended_tokens, self.decoding, self.sample.max_num_batched_tokens
-        )
-
-    @property
-    def own_prefill_s(self) -> float:
-        """Seconds that the request's own prompt adds there."""
-        return self.cost.prefill_seconds(self.uncached_tokens, self.load.cached_tokens)
 
     @property
     def saved_prefill_s(self) -> float:
@@ -82,16 +74,23 @@ def replica_state(load: EndpointLoad, request: RequestView, cost: CostModel | No
     running = sample.running if fresh else max(0, load.in_flight)
     mean_prompt = waiting_tokens / sample.waiting if fresh and sample.waiting else request.prompt_tokens
     known = sample.cost or cost
+    used = known or DEFAULT_COST
+    pending_tokens = max(0, waiting_tokens + load.sent_tokens - load.computed_tokens)
+    uncached_tokens = max(1, request.prompt_tokens - load.cached_tokens)
+    attended_tokens = mean_prompt / 2
+    decoding = decode_work(sample, running)
     return ReplicaState(
         load=load,
         sample=sample,
-        cost=known or DEFAULT_COST,
+        cost=used,
         measured=known is not None,
-        pending_tokens=max(0, waiting_tokens + load.sent_tokens - load.computed_tokens),
-        uncached_tokens=max(1, request.prompt_tokens - load.cached_tokens),
-        attended_tokens=mean_prompt / 2,
-        decoding=decode_work(sample, running),
+        pending_tokens=pending_tokens,
+        uncached_tokens=uncached_tokens,
+        attended_tokens=attended_tokens,
+        decoding=decoding,
         outstanding=load.in_flight + load.others,
+        backlog_s=backlog_seconds(used, pending_tokens, attended_tokens, decoding, sample.max_num_batched_tokens),
+        own_prefill_s=used.prefill_seconds(uncached_tokens, load.cached_tokens),
     )
 
 

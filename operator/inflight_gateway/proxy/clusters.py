@@ -78,6 +78,7 @@ def relays(sockets: Sockets, count: int) -> Json:
             }
         ],
         "circuit_breakers": _circuit_breakers(),
+        **_http1(),
         "load_assignment": {
             "cluster_name": RELAYS,
             "endpoints": [
@@ -96,15 +97,19 @@ def _engines(name: str, policy: Json) -> Json:
         "connect_timeout": "1s",
         "load_balancing_policy": policy,
         "circuit_breakers": _circuit_breakers(),
-        "typed_extension_protocol_options": {
-            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": typed(
-                "envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
-                # Engines close idle connections after 120 s; one closed by them could cut off a request on its way.
-                common_http_protocol_options={"idle_timeout": "60s"},
-                explicit_http_config={"http_protocol_options": {}},
-            )
-        },
+        **_http1(),
     }
+
+
+def _http1() -> Json:
+    """Engines close idle connections after 120 s, relays after 75 s; one closed by them could cut off a request on its
+    way."""
+    options = typed(
+        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+        common_http_protocol_options={"idle_timeout": "60s"},
+        explicit_http_config={"http_protocol_options": {}},
+    )
+    return {"typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options}}
 
 
 def _circuit_breakers() -> Json:

@@ -82,10 +82,14 @@ def next_step(
 
 
 _ERRORS = {
-    Failure.CUT: ClientError(502, "the connection to the engine broke off, at each attempt", "engine_lost"),
-    Failure.GARBLED: ClientError(502, "the engine's answer could not be read", "engine_lost"),
-    Failure.SILENT: ClientError(504, "the engine stopped responding, at each attempt", "engine_silent"),
-    Failure.LATE: ClientError(504, "no engine produced a token in time", "first_token_late"),
+    Failure.CUT: ClientError(
+        502, "the connection to the engine broke off, at each attempt", "engine_lost", retry_after_s=1
+    ),
+    Failure.GARBLED: ClientError(502, "the engine's answer could not be read", "engine_lost", retry_after_s=1),
+    Failure.SILENT: ClientError(
+        504, "the engine stopped responding, at each attempt", "engine_silent", retry_after_s=1
+    ),
+    Failure.LATE: ClientError(504, "no engine produced a token in time", "first_token_late", retry_after_s=1),
     Failure.ENGINE: ClientError(503, "the engine failed, at each attempt", "engine_failed", retry_after_s=1),
     Failure.BUSY: ClientError(503, "no replica is free to go on with this request", "no_replica", retry_after_s=5),
 }
@@ -93,4 +97,6 @@ _ERRORS = {
 OUT_OF_BUDGET = ClientError(
     503, "the engine failed, and too many requests are being tried again", "retry_budget_exhausted", retry_after_s=5
 )
-NOT_CONTINUED = ClientError(502, "the engine failed, and no other could continue its answer", "not_continued")
+NOT_CONTINUED = ClientError(
+    502, "the engine failed, and no other could continue its answer", "not_continued", retry_after_s=1
+)

@@ -93,9 +93,13 @@ class InnerPool:
 
 
 class InnerConnection(asyncio.Protocol):
-    """The call that it serves writes to it and cancels it."""
+    """The call that it serves writes to it and cancels it.
+
+    Attributes: sent: the whole request is written, so that another one may follow its response.
+    """
 
     def __init__(self, pool: InnerPool) -> None:
+        self.sent = False
         self._pool = pool
         self._transport: asyncio.Transport | None = None
         self._closed = False
@@ -111,7 +115,7 @@ class InnerConnection(asyncio.Protocol):
 
     def begin(self, reader: ResponseReader) -> None:
         self._reader = reader
-        self._answered = self._no_body = False
+        self.sent = self._answered = self._no_body = False
 
     def write(self, data: bytes, *, no_body: bool = False) -> None:
         """Args: no_body: it is the head of a HEAD request, whose answer has none."""
@@ -122,7 +126,7 @@ class InnerConnection(asyncio.Protocol):
             self._transport.write(data)
 
     def read_rest(self) -> None:
-        """The call has what it wants: what is left of the response is read for nobody, and the connection kept."""
+        """Discard the rest of the response and keep the connection: the call is complete."""
         if self._reader is not None:
             self._reader = _REST
 
@@ -215,7 +219,7 @@ class InnerConnection(asyncio.Protocol):
         self._used = True
         # Before the reader goes on: it may be paused for a client that has read all by the next request.
         self.resume()
-        if not reusable or not self._pool.give_back(self):
+        if not (reusable and self.sent) or not self._pool.give_back(self):
             self.close()
         reader.ended()
 

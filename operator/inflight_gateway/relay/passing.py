@@ -46,6 +46,7 @@ class PassThrough:
             headers = [*headers, (b"content-length", b"%d" % request.length)]
         self._call = self._pool.call(self)
         self._call.write(request_head(request.method, request.target, headers), no_body=request.method == b"HEAD")
+        self._call.sent = request.length == 0
 
     def body(self, data: bytes) -> None:
         self._call.write(chunk(data) if self._chunked else data)
@@ -53,6 +54,7 @@ class PassThrough:
     def body_ended(self) -> None:
         if self._chunked:
             self._call.write(LAST_CHUNK)
+        self._call.sent = True
 
     def left(self) -> None:
         self._call.cancel()

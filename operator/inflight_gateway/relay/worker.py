@@ -56,6 +56,7 @@ class Worker:
         _remove(self._listen)
         for connection in [*self._connections]:
             connection.drain()
+        self._none_open.clear()
         with contextlib.suppress(TimeoutError):
             if self._connections:
                 await asyncio.wait_for(self._none_open.wait(), seconds)

@@ -21,7 +21,7 @@ from inflight_gateway.tenants.accounts import TenantKey
 from inflight_gateway.tenants.estimate import GENERATING, Estimates
 from inflight_gateway.tenants.keys import KeyTables
 from inflight_gateway.tenants.sharing import Grant, SharedLimits
-from inflight_gateway.tenants.usage import Usage
+from inflight_gateway.tenants.usage import Counts, Usage
 from inflight_gateway.types import Finished, RateLimits, Refusal, RequestView, ServiceConfig, ServiceKey
 
 REPORT_WAIT_S = 30.0
@@ -37,11 +37,16 @@ SecretData = Callable[[str, str], Mapping[str, bytes] | None]
 
 @dataclass(slots=True)
 class _Admitted:
-    """A request between its admission and its report. Attributes: open: attempts under way."""
+    """A request between its admission and its report.
+
+    Attributes:
+        counts: of its tenant; those of a service that is gone are in no metric any more.
+        open: attempts under way.
+    """
 
     request: RequestView
     grant: Grant
-    label: str
+    counts: Counts
     headers: answers.Headers
     open: int = 1
 
@@ -124,7 +129,9 @@ class Gate:
             self.usage.refused(request.service, label, grant.verdict.refused_by)
             return answers.over_limit(config, request.tenant, limits, grant.verdict)
         headers = answers.limit_headers(grant.verdict)
-        self._keep(_Admitted(request, grant, label, headers))
+        counts = self.usage.of(request.service, label)
+        counts.in_flight += 1
+        self._admitted.setdefault(request.request_id, []).append(_Admitted(request, grant, counts, headers))
         return headers
 
     def ended(self, request_id: str, now: float | None = None) -> None:
@@ -156,29 +163,24 @@ class Gate:
         self._limits.settle(one.grant, prompt + finished.completion_tokens)
         if finished.status == 200:
             self._estimates.learn(one.grant.key, one.request, finished.completion_tokens)
-        counts = self.usage.of(one.service, one.label)
-        counts.requests += 1
-        counts.prompt_tokens += prompt
-        counts.cached_tokens += finished.cached_tokens
-        counts.completion_tokens += finished.completion_tokens
+        one.counts.requests += 1
+        one.counts.prompt_tokens += prompt
+        one.counts.cached_tokens += finished.cached_tokens
+        one.counts.completion_tokens += finished.completion_tokens
 
     def _again(self, known: _Admitted) -> answers.Headers:
         if not known.open:
             self._limits.resume(known.grant)
-            self.usage.of(known.service, known.label).in_flight += 1
+            known.counts.in_flight += 1
         known.open += 1
         return known.headers
 
     def _of(self, request_id: str, service: ServiceKey) -> _Admitted | None:
         return next((one for one in self._admitted.get(request_id, ()) if one.service == service), None)
 
-    def _keep(self, one: _Admitted) -> None:
-        self._admitted.setdefault(one.request.request_id, []).append(one)
-        self.usage.of(one.service, one.label).in_flight += 1
-
     def _not_in_flight(self, one: _Admitted) -> None:
         self._limits.release(one.grant)
-        self.usage.of(one.service, one.label).in_flight -= 1
+        one.counts.in_flight -= 1
 
     def _remove(self, request_id: str, one: _Admitted) -> None:
         others = [other for other in self._admitted[request_id] if other is not one]
@@ -192,7 +194,7 @@ class Gate:
             _, request_id, one = self._unreported.popleft()
             if not one.open and any(other is one for other in self._admitted.get(request_id, ())):
                 self._remove(request_id, one)
-                self.usage.of(one.service, one.label).requests += 1
+                one.counts.requests += 1
 
     def _label(self, config: ServiceConfig, tenant: str) -> str:
         name = config.api_keys_secret

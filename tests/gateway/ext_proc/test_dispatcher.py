@@ -46,7 +46,8 @@ class World:
         return done
 
     def end(self, name):
-        self.dispatcher.end(self.placed.pop(name)[0])
+        self.placed.pop(name)
+        self.dispatcher.end(name, KEY)
 
 
 STEPS = st.lists(

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_gateway.hold.bounds import TENANT_FACTOR
+from inflight_gateway.hold.lead import MARGIN_SHARE
 from inflight_gateway.hold.order import LATE_EVERY, PRIORITY_AGING_S
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.types import (
@@ -90,6 +91,17 @@ def test_a_smaller_priority_counts_as_an_earlier_arrival():
 def test_a_request_whose_first_token_is_overdue_lets_those_in_time_go_first():
     queue = filled(request("late", arrived=0.0, deadline=1.0), request("in time", arrived=2.0, deadline=9.0), now=2.0)
     assert ids(queue.release(2.0, anything)) == ["in time", "late"]
+
+
+def test_a_request_is_late_when_the_engines_queue_and_its_own_prefill_take_it_past_its_deadline():
+    """Predicted: 1 s of queue and 1 s of prefill for each start, of 100 tokens."""
+    slow = replace(PICK, predicted_ttft_s=2.0, prefill_s=1.0)
+    queue = filled(*(request(number) for number in range(100)))
+    queue.release(0.0, lambda _: slow)
+    assert queue.offer(request("tight", arrived=0.0, deadline=2.0), CONFIG, 0.0) is None
+    assert queue.offer(request("short", arrived=1.0, prompt_tokens=10, deadline=2.0), CONFIG, 0.0) is None
+    assert queue.offer(request("easy", arrived=2.0, deadline=9.0), CONFIG, 0.0) is None
+    assert ids(queue.release(0.0, anything)) == ["short", "easy", "tight"]
 
 
 def test_one_start_in_twenty_goes_to_the_oldest_late_request():
@@ -306,8 +318,9 @@ def test_nothing_is_lost_none_starts_twice_bounds_hold_and_tenants_keep_their_or
                     key = _key(offered[started])
                     same = [offered[name] for name in waiting if _lane(offered[name]) == _lane(offered[started])]
                     # Within a tenant and a class nothing starts before one that is ahead and as timely.
-                    ahead = [each for each in same if _key(each) < key and each.deadline >= now]
-                    assert not ahead or offered[started].deadline < now
+                    # (`PICK` predicts nothing, so only the margin comes off a deadline.)
+                    ahead = [each for each in same if _key(each) < key and _in_time(each, now)]
+                    assert not ahead or not _in_time(offered[started], now)
                     del waiting[started]
                     left[started] += 1
             case ("expire",):
@@ -337,6 +350,10 @@ def test_nothing_is_lost_none_starts_twice_bounds_hold_and_tenants_keep_their_or
 
 def _key(each):
     return each.arrived + each.priority * PRIORITY_AGING_S, int(each.request_id)
+
+
+def _in_time(each, now):
+    return each.deadline >= now + MARGIN_SHARE * CONFIG.ttft_s
 
 
 def _lane(each):

@@ -109,9 +109,20 @@ def test_a_request_is_held_while_every_replica_has_enough_to_do_and_starts_at_on
 def test_a_replica_keeps_a_few_steps_of_prefill_queued():
     budget = 2048
     assert pick([load("a", waiting_prompt_tokens=LEAST_STEPS * budget, waiting=9)]) is not None
+    assert pick([load("a", waiting_prompt_tokens=6_000, waiting=6)]) is None
+
+
+def test_no_more_is_queued_than_a_share_of_the_ttft_target_takes_to_compute():
+    slow = replace(CONFIG, ttft_s=2.0)
     # Half a second at about 30 us a token and 5 ms a step.
-    assert pick([load("a", waiting_prompt_tokens=14_000, waiting=14)]) is not None
-    assert pick([load("a", waiting_prompt_tokens=20_000, waiting=20)]) is None
+    assert pick([load("a", waiting_prompt_tokens=14_000, waiting=14)], slow) is not None
+    assert pick([load("a", waiting_prompt_tokens=20_000, waiting=20)], slow) is None
+
+
+def test_more_may_be_queued_where_the_prefix_cache_saves_as_much():
+    behind = {"waiting_prompt_tokens": 8_000, "waiting": 8}
+    assert pick([load("a", **behind)], prompt_tokens=8000) is None
+    assert pick([load("a", cached_tokens=7_500, **behind)], prompt_tokens=8000) is not None
 
 
 def test_a_prompt_of_any_length_starts_at_an_idle_replica():
@@ -169,8 +180,8 @@ def test_the_first_token_may_take_several_times_its_prediction_and_never_less_th
 
 
 def test_the_predicted_ttft_is_the_backlog_and_the_own_prompt_in_the_cost_models_seconds():
-    found = pick([load("a", waiting_prompt_tokens=8192, waiting=8)])
-    steps = 8192 / 2048 * (5e-3 + 2048 * 30e-6)
+    found = pick([load("a", waiting_prompt_tokens=4096, waiting=4)])
+    steps = 4096 / 2048 * (5e-3 + 2048 * 30e-6)
     assert found.predicted_ttft_s == pytest.approx(steps + 1000 * 30e-6 + 5e-3, rel=0.1)
 
 

@@ -29,6 +29,7 @@ class Do:
         split: bytes of each write; 0: all in one.
         pause_s: between two of these writes.
         endpoint: x-inflight-endpoint; empty: none.
+        no_head: the connection closes in place of a response. early: the response comes before the request's body.
         frames: bytes sent in place of the model's.
     """
 
@@ -44,6 +45,7 @@ class Do:
     endpoint: str = "10.0.0.1:8000"
     frames: bytes | None = None
     no_head: bool = False
+    early: bool = False
 
 
 @dataclass
@@ -176,6 +178,8 @@ class FakeEngine:
         method, target, _ = lines[0].split(" ")
         headers = dict(line.split(": ", 1) for line in lines[1:] if line)
         body = b""
+        if self.script(len(self.seen), Seen(method, target, headers, b"")).early:
+            writer.write(b"HTTP/1.1 403 X\r\ncontent-length: 0\r\n\r\n")
         if headers.get("transfer-encoding") == "chunked":
             while size := int(await reader.readline(), 16):
                 body += await reader.readexactly(size)
@@ -191,6 +195,8 @@ class FakeEngine:
     async def _answer(self, do: Do, seen: Seen, number: int, reader, writer) -> bool:
         if do.no_head:
             return False
+        if do.early:
+            return True
         own = [f"{name}: {value}" for name, value in do.headers]
         if do.endpoint:
             own.append(f"x-inflight-endpoint: {do.endpoint}")

@@ -82,6 +82,14 @@ async def test_internal_headers_of_a_client_go_no_further(relay):
         assert not set(forged) & set(relay.engine.seen[-1].headers)
 
 
+async def test_a_response_before_the_end_of_the_request_costs_both_connections(relay):
+    relay.script(Do(early=True))
+    head = b"POST /v1/files HTTP/1.1\r\nhost: a\r\ncontent-length: 10\r\n\r\n12345"
+    answer = await raw(relay, head)
+    assert answer.startswith(b"HTTP/1.1 403 ")
+    assert relay.worker._shared.pool._idle == []
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_engine_without_progress_frames_answers_as_it_does(relay, stream):
     body = b'data: {"choices":[]}\n\n: a comment of its own\n\ndata: [DONE]\n\n' if stream else b'{"choices":[]}'

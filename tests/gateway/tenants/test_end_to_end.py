@@ -3,14 +3,21 @@
 import asyncio
 import random
 
+import httpx
 import pytest
 
 from inflight_gateway.tenants.signature import signature, tenant_key
 from inflight_gateway.types import ServiceKey
+from inflight_kubectl.engine_access import PortForward
+from inflight_kubectl.gateway_view import gateway_view
+from inflight_kubectl.resources import Service
 from tests.gateway.asking import ask, service
 from tests.gateway.fake_engine import headers_of
 from tests.gateway.gateway_stack import GatewayStack, until
 from tests.gateway.tenants.things import secret
+from tests.kubectl.fake_api import FakeApi
+from tests.kubectl.objects import body
+from tests.kubectl.test_gateway import GATEWAY, PODS, SERVICE, gateway_pod
 
 GATEWAY_KEY = b"the gateway's key"
 
@@ -144,3 +151,32 @@ async def test_malformed_requests_never_make_an_error_of_the_server(stack, engin
         assert 400 <= status < 500
     assert "Traceback" not in stack.log("picker")
     assert (await ask(http, stack, headers=bearer("ifk_1")))[0] == 200
+
+
+async def test_the_plugin_shows_the_picks_and_the_held_requests_of_the_picker(stack, engines, http, monkeypatch):
+    engine = await engines("engine")
+    write(stack, engine, acme="ifk_1")
+    await stack.start_all()
+    assert (await ask(http, stack, headers=bearer("ifk_1") | {"x-request-id": "r-1"}))[0] == 200
+    stack.services(service("a", model="m", can_sleep=True))
+
+    async def asleep():
+        return not (await stack.state())["endpoints"]
+
+    await until(asleep, "the picker knows of no engine", 10)
+    held = asyncio.create_task(ask(http, stack))
+    api = FakeApi(body("a", spec=GATEWAY))
+    api.objects[SERVICE.replace("chat", "a")] = {"spec": {"externalName": "gw.inflight-system.svc.cluster.local"}}
+    api.objects[f"{PODS}/gw-0"] = gateway_pod("gw-0")
+    monkeypatch.setattr(PortForward, "client", lambda *_, **__: httpx.Client(base_url=stack.state_url))
+    found = Service.of(body("a", spec=GATEWAY))
+
+    async def seen():
+        view = await asyncio.to_thread(gateway_view, api.target(), found)
+        return view if view.problem or (view.held and view.picks) else None
+
+    view = await until(seen, "the view has both", 10)
+    assert (view.problem, view.pods, view.held) == (None, ("gw-0",), 1)
+    assert (view.picks[0].request_id, view.picks[0].tenant, view.picks[0].status) == ("r-1", "acme", 200)
+    stack.services(service("a", engine, model="m"))
+    assert (await held)[0] == 200

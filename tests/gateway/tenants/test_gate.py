@@ -271,6 +271,14 @@ async def test_usage_is_counted_by_known_tenants_and_all_others_together():
     assert "stranger" not in said
 
 
+async def test_a_service_that_is_gone_leaves_no_metrics():
+    gate = alone()
+    await gate.admit(request(1), config(), 0.0)
+    gate.usage.forget(CHAT)
+    gate.settle(finished(1))
+    assert [sample for metric in gate.usage.collect() for sample in metric.samples if sample.labels] == []
+
+
 def test_the_bearer_token_goes_before_the_other_header():
     assert presented_key({"authorization": "Bearer a", "api-key": "b"}) == "a"
     assert presented_key({"authorization": "Token a", "api-key": "b"}) == "b"

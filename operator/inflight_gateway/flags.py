@@ -1,0 +1,124 @@
+"""Flags of the command `inflight-gateway`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from inflight_gateway import logs
+from inflight_gateway.settings import GATEWAY_KEY_FILE
+
+
+def picker(parser: argparse.ArgumentParser) -> None:
+    """Of `inflight-gateway picker` alone."""
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--static", type=Path, metavar="FILE", help="YAML file with services and endpoints, instead of Kubernetes"
+    )
+    source.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig (default: the service account of the pod)")
+    parser.add_argument(
+        "--namespace",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="serve this namespace only; repeat it for several (default: all)",
+    )
+    parser.add_argument(
+        "--port", type=_port, default=8080, metavar="PORT", help="port for clients, of Envoy (default: 8080)"
+    )
+    parser.add_argument(
+        "--http-port",
+        type=_port,
+        default=9003,
+        metavar="PORT",
+        help="port of /metrics, /healthz, /readyz, /v1/state and /v1/picks; 0 takes a free one (default: 9003)",
+    )
+    parser.add_argument(
+        "--relays",
+        type=count,
+        default=1,
+        metavar="N",
+        help="relay processes; 0: none, answers are not continued at another replica (default: 1)",
+    )
+    parser.add_argument(
+        "--cluster-domain",
+        default="cluster.local",
+        metavar="DOMAIN",
+        help="DNS domain of the cluster (default: cluster.local)",
+    )
+    parser.add_argument(
+        "--peers",
+        type=_peers,
+        default="",
+        metavar="NAMESPACE/NAME",
+        help="Service of the gateway's pods: they tell each other their load and share limits (default: no peers)",
+    )
+    parser.add_argument(
+        "--gateway-key-file",
+        type=Path,
+        default=GATEWAY_KEY_FILE,
+        metavar="FILE",
+        help="key that signs tenants for engines and messages to peers; without the file engines are not told the"
+        f" tenant (default: {GATEWAY_KEY_FILE})",
+    )
+    parser.add_argument(
+        "--drain-min",
+        type=_seconds,
+        default=5.0,
+        metavar="SECONDS",
+        help="after SIGTERM, how long new requests are still served, until clients find other gateway pods"
+        " (default: 5)",
+    )
+    parser.add_argument(
+        "--access-log",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="a log line for each request that ended",
+    )
+
+
+def process(parser: argparse.ArgumentParser) -> None:
+    """Of commands that run until they are told to end."""
+    parser.add_argument(
+        "--drain-max",
+        type=_seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="after SIGTERM, how long running requests may take to end (default: 600)",
+    )
+    parser.add_argument(
+        "--log-format", choices=logs.FORMATS, default="text", help="format of log lines (default: text)"
+    )
+    parser.add_argument(
+        "--log-level", choices=logs.LEVELS, default="info", help="lowest level of log lines (default: info)"
+    )
+
+
+def _peers(text: str) -> str:
+    namespace, _, name = text.partition("/")
+    if text and (not namespace or not name or "/" in name):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAMESPACE/NAME")
+    return text
+
+
+def count(text: str) -> int:
+    """Of processes."""
+    if not text.isascii() or not text.isdigit() or int(text) > 64:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 64")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 86400")
+    return seconds
