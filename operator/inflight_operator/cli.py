@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
-import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,15 +13,14 @@ from typing import get_args
 
 import uvloop
 
-from inflight_operator import logs
+from inflight_operator import flag_types, logs
 from inflight_operator.admin_key import KEY_SECRET_NAME
-from inflight_operator.api.observability import ENDPOINT_PATTERN
 from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.connect import ConnectError
 from inflight_operator.leader import LEASE_NAME
 from inflight_operator.reconcile.upgrades import UpgradeMode
 from inflight_operator.recording.recorder import DEFAULT_MEBIBYTES
-from inflight_operator.render import EngineObservability, Manifest
+from inflight_operator.render import EngineObservability
 from inflight_operator.runtime import Options, run_operator
 
 EXAMPLE = """\
@@ -143,25 +140,29 @@ def build_parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--gateway-service",
-        type=_gateway_service,
+        type=flag_types.gateway_service,
         default="",
         metavar="HOST",
         help="full DNS name of the gateway's Service, such as inflight-gateway.inflight-system.svc.cluster.local; with"
         " it, services with spec.gateway.enabled are behind the gateway (default: no service is)",
     )
     run.add_argument(
-        "--metrics-port", type=_port, default=8080, metavar="PORT", help="port of /metrics and /healthz (default: 8080)"
+        "--metrics-port",
+        type=flag_types.port,
+        default=8080,
+        metavar="PORT",
+        help="port of /metrics and /healthz (default: 8080)",
     )
     run.add_argument(
         "--interval",
-        type=_interval,
+        type=flag_types.interval,
         default=3.0,
         metavar="SECONDS",
         help="time between two rounds of a service (default: 3)",
     )
     run.add_argument(
         "--admin-peers",
-        type=_peers,
+        type=flag_types.peers,
         default=(),
         metavar="JSON",
         help="list of NetworkPolicyPeers that may reach the engines' admin port beside the operator, such as a"
@@ -176,7 +177,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--engine-upgrades-at-once",
-        type=_positive,
+        type=flag_types.positive,
         default=1,
         metavar="N",
         help="services that move at the same time, with --engine-upgrade Paced (default: 1)",
@@ -191,13 +192,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--record-service",
         action="append",
         default=[],
-        type=_service,
+        type=flag_types.service,
         metavar="NAMESPACE/NAME",
         help="record this service only; repeat it for several (default: all)",
     )
     run.add_argument(
         "--record-size",
-        type=_positive,
+        type=flag_types.positive,
         default=DEFAULT_MEBIBYTES,
         metavar="MIB",
         help=f"most disk space of the recording; the oldest file is deleted first (default: {DEFAULT_MEBIBYTES})",
@@ -208,7 +209,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--engine-traces-endpoint",
-        type=_collector,
+        type=flag_types.collector,
         default="",
         metavar="URL",
         help="OpenTelemetry collector (OTLP over HTTP) of engines whose service names none in spec.engine.tracing;"
@@ -216,7 +217,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--engine-traces-sampling-ratio",
-        type=_share,
+        type=flag_types.share,
         default=1.0,
         metavar="RATIO",
         help="share of engine requests that are traced, 0 to 1 (default: 1)",
@@ -234,73 +235,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="a log line for each request of engines whose service does not set it in spec.engine.logs",
     )
     return parser
-
-
-def _collector(text: str) -> str:
-    if text and re.fullmatch(ENDPOINT_PATTERN, text) is None:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a URL such as http://collector.observability.svc:4318, with a port from 1 to 65535"
-        )
-    return text
-
-
-def _gateway_service(text: str) -> str:
-    label = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-    if text and (len(text) > 253 or re.fullmatch(rf"{label}\.{label}\.svc(\.{label})+", text) is None):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not the full name of a Service: give NAME.NAMESPACE.svc.DOMAIN, such as"
-            " inflight-gateway.inflight-system.svc.cluster.local"
-        )
-    return text
-
-
-def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
-    return share
-
-
-def _peers(text: str) -> tuple[Manifest, ...]:
-    try:
-        peers = json.loads(text)
-    except ValueError:
-        peers = None
-    if not isinstance(peers, list) or not all(isinstance(peer, dict) for peer in peers):
-        raise argparse.ArgumentTypeError("it must be a JSON list of NetworkPolicyPeer objects")
-    return tuple(peers)
-
-
-def _service(text: str) -> str:
-    namespace, _, name = text.partition("/")
-    if not namespace or not name or "/" in name:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAMESPACE/NAME")
-    return text
-
-
-def _positive(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
-def _port(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give 1 to 65535, or 0 for a free one")
-    return int(text)
-
-
-def _interval(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.5 <= seconds <= 60:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.5 to 60")
-    return seconds
 
 
 if __name__ == "__main__":

@@ -99,12 +99,12 @@ class Tenant(TenantLimits):
 
 
 def _weight(what: str) -> float:
-    weight: float = Field(default=1.0, ge=0, le=1000, description=f"Weight of {what}, from 0 to 1000. 0 ignores it.")
+    weight: float = Field(default=1.0, ge=0, le=1000, description=f"Weight of {what}, 0 to 1000. 0 turns it off.")
     return weight
 
 
 class Scores(SpecModel):
-    """How much each measurement counts when the gateway chooses the replica for a request."""
+    """How much each measurement counts when the gateway chooses the replica of a request."""
 
     pending_tokens: float = _weight("the prompt tokens that the replica has not computed yet")
     running: float = _weight("the requests that run there")
@@ -140,4 +140,6 @@ class Gateway(SpecModel):
         default_factory=TenantLimits,
         description="Limits of each tenant that gateway.tenants does not name. Default: none.",
     )
-    scores: Scores = Field(default_factory=Scores, description="Weights of what the choice of a replica goes by.")
+    scores: Scores = Field(
+        default_factory=Scores, description="Weights of the measurements that the choice of a replica is based on."
+    )

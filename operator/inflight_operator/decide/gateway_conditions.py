@@ -26,7 +26,8 @@ class GatewayFacts:
     why: why the service sleeps or does not; None for one that never scales to zero.
     asleep: no replica is ordered.
     waking: replicas were ordered for held requests, and none takes requests yet.
-    troubled: ordered replicas that are blocked, or start for longer than usual.
+    blocked: ordered replicas that will not become ready without intervention. One that only starts for longer than
+        usual will answer what waits.
     """
 
     service: str
@@ -34,7 +35,7 @@ class GatewayFacts:
     why: Reason | None = None
     asleep: bool = False
     waking: bool = False
-    troubled: int = 0
+    blocked: int = 0
 
 
 def with_gateway(findings: Sequence[Finding], facts: GatewayFacts) -> tuple[Finding, ...]:
@@ -52,7 +53,7 @@ def _ready(found: Finding, gateway: Finding, facts: GatewayFacts) -> Finding:
         if gateway.status != "True":
             return Finding("Ready", "False", gateway.reason, gateway.message)
         return Finding("Ready", "True", "Idle", sentence(facts.why))
-    if not facts.waking or facts.troubled or gateway.status != "True":
+    if not facts.waking or facts.blocked or gateway.status != "True":
         return found
     numbers: dict[str, Number] = {"held": facts.view.held, "said": found.message}
     return Finding("Ready", "True", "Waking", sentence(Reason("WakingPods", numbers)))

@@ -298,7 +298,7 @@ def _gateway_facts(snapshot: Snapshot, memory: Memory, scaled: Scaled) -> Gatewa
         why=scaled.sleep,
         asleep=memory.replicas == 0,
         waking=memory.waking,
-        troubled=scaled.troubled,
+        blocked=scaled.blocked,
     )
 
 

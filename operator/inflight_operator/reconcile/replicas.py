@@ -35,7 +35,6 @@ class Scaled:
         decision: of the operator; in mode External an opinion.
         memory: with `replicas` to be ordered.
         blocked: replicas that will not become ready unless something is done about them.
-        troubled: those, and those that start for longer than usual.
         sizing: demand against what a replica carries; None while no cost model sizes it.
         sleep: why the service sleeps or does not; None for one that never scales to zero.
     """
@@ -43,7 +42,6 @@ class Scaled:
     decision: ScalingDecision
     memory: Memory
     blocked: int
-    troubled: int
     sizing: Sizing | None
     sleep: Reason | None
 
@@ -74,7 +72,7 @@ def scale(snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured) -> Sc
         wanted = max(wanted, ordered)  # bounds that cannot be read are no reason to remove replicas
     waking = wanted > 0 and (memory.waking or (ordered == 0 and decision.code == "Waking"))
     memory = replace(memory, replicas=wanted, scaling=history, waking=waking)
-    return Scaled(decision, memory, replicas.blocked, observation.uncredited, sizing, sleep)
+    return Scaled(decision, memory, replicas.blocked, sizing, sleep)
 
 
 def _sleep(

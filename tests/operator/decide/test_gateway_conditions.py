@@ -63,7 +63,7 @@ def test_a_waking_service_is_ready_unless_its_replica_has_a_problem():
         "2 requests wait at the gateway until a replica is ready; 1 of 1 pod loads the model"
     )
     assert found["Waking"].status == "True"
-    assert said(LOADING, why=Reason("NoReadyPods"), waking=True, troubled=1)["Ready"] == LOADING
+    assert said(LOADING, why=Reason("NoReadyPods"), waking=True, blocked=1)["Ready"] == LOADING
     assert said(LOADING, why=Reason("NoReadyPods"))["Ready"] == LOADING
 
 

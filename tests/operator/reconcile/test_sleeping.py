@@ -81,6 +81,18 @@ async def test_an_idle_service_goes_to_zero_and_stays_ready(world):
     assert world.status["desiredReplicas"] == 0
 
 
+async def test_a_request_that_comes_just_after_the_decision_to_sleep_asks_for_a_round_at_once(world):
+    await running(world)
+    assert not world.rounds.is_down(KEY)
+    await world.round(70.0)
+    await world.round()
+    assert world.cache.pods(KEY)[0].serves  # the pod is still there
+    assert world.rounds.is_down(KEY)
+    world.gateway.says(held=1, idle_s=0.0)
+    await world.round(0.1)
+    assert world.replicas() == 1
+
+
 async def test_a_held_request_wakes_it_and_ready_stays_true_until_the_replica_serves(world):
     await asleep(world)
     world.gateway.says(held=3, held_prompt_tokens=900, idle_s=0.0)
