@@ -13,7 +13,10 @@ from inflight_gateway.pick.replica_state import STALE_S
 from inflight_gateway.types import Endpoint, EndpointLoad, EngineSample, Pick, RequestView, ServiceKey
 
 PEER_S = 5.0
-"""Seconds after which a peer's report no longer counts."""
+"""Seconds after which a peer's requests in flight no longer count."""
+
+FORGET_PEER_S = 60.0
+"""Seconds after which a peer that is heard of again counts as a new one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +110,7 @@ class Ledger:
         self._last: dict[ServiceKey, float] = {}
 
     def loads(self, service: ServiceKey, request: RequestView, now: float) -> list[EndpointLoad]:
-        """All endpoints of the service, as they are for this request."""
+        """All endpoints of the service, as they are for this request: O(endpoints x log(blocks of the prompt))."""
         endpoints = self._endpoints(service)
         index = self._prefixes.get(service)
         addresses = [each.address for each in endpoints]
@@ -188,9 +191,13 @@ class Ledger:
         return {address: (each.in_flight, each.total_tokens) for address, each in self._accounts.items()}
 
     def peer(self, gateway: str, sent: Mapping[str, tuple[int, int]], now: float) -> None:
-        """What another gateway sent, as its `sent` says; the first report of it only sets the start."""
+        """What another gateway sent, as its `sent` says; the first report of it only sets the start. Addresses that no
+        request was picked for here are left out: a peer may still name endpoints that are gone."""
         for address, (in_flight, total) in sent.items():
+            if address not in self._accounts:
+                continue
             account = self._account(address, now)
+            account.peers = {name: peer for name, peer in account.peers.items() if now - peer.at <= FORGET_PEER_S}
             known = account.peers.get(gateway)
             if known is not None and total > known.sent_tokens:
                 account.send(now, total - known.sent_tokens)

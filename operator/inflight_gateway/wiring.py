@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -76,7 +77,7 @@ class Gateway:
         )
         self._parts = Parts(self.catalog, self._gate, EngineHeaders(key), self._dispatcher, self.courses, monotonic)
         self.processor = Processor(self._parts)
-        fixed = Fixed(settings.sockets, settings.port, settings.relays)
+        fixed = Fixed(settings.sockets, any_address(), settings.port, settings.relays)
         self.publisher = Publisher(fixed, self.catalog, self.metrics.config_refused, self._dispatcher.release)
         self._addresses: dict[ServiceKey, frozenset[str]] = {}
         self.catalog.subscribe(self._changed)
@@ -161,6 +162,16 @@ class Gateway:
 
     def _heard_from(self, gateway: str, sent: Mapping[str, SentLoad]) -> None:
         self._ledger.peer(gateway, sent, monotonic())
+
+
+def any_address() -> str:
+    """All addresses of this pod; without IPv6 where the node has it switched off."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::", 0))
+    except OSError:
+        return "0.0.0.0"
+    return "::"
 
 
 def gateway_key(file: Path) -> bytes | None:

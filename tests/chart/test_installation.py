@@ -61,6 +61,20 @@ def test_its_pods_are_admitted_under_pod_security_restricted(release, cluster_he
         assert 'violates PodSecurity "restricted' in refused.stderr
 
 
+def test_the_gateways_objects_are_valid_and_its_pods_are_admitted_under_pod_security_restricted(release, helm, kubectl):
+    given = helm.objects("--set", "gateway.enabled=true")
+    objects = [one for (_, name), one in given.items() if name.startswith("prod-gateway")]
+    flags = ["--dry-run=server", "--validate=strict"]
+    created = kubectl.create(*objects, flags=flags)
+    assert created.returncode == 0, created.stderr
+    assert "warning" not in created.stderr.lower(), created.stderr
+    template = copy.deepcopy(given[("Deployment", "prod-gateway")]["spec"]["template"])
+    template["metadata"]["generateName"] = "gateway-"
+    template["spec"]["serviceAccountName"] = "default"  # that of the gateway exists once it is installed
+    admitted = kubectl.create({"apiVersion": "v1", "kind": "Pod", **template}, flags=[*flags, "--namespace", SYSTEM])
+    assert admitted.returncode == 0, admitted.stderr
+
+
 def test_the_notes_hold_a_service_that_the_api_server_takes(release, kubectl):
     found = re.search(r"kubectl apply -f - <<EOF\n(.*?)\n  EOF", release.stdout, re.DOTALL)
     assert found

@@ -118,6 +118,7 @@ def test_requests_that_others_sent_show_in_the_sample():
 def test_peers_count_by_what_their_reports_differ_and_not_for_long():
     world = World()
     world.scrape(A, at=0.0)
+    world.load(A)
     world.ledger.peer("other", {A.address: (3, 10_000)}, 1.0)
     load = world.load(at=1.0)
     assert (load.others, load.sent_tokens) == (3, 0)
@@ -132,12 +133,19 @@ def test_peers_count_by_what_their_reports_differ_and_not_for_long():
 
 def test_what_a_gateway_tells_of_itself_is_what_its_peers_take_in():
     mine, other = World(), World()
+    mine.load(A)
     mine.ledger.peer("other", other.ledger.sent(), 0.0)
     other.send("a", A)
     mine.ledger.peer("other", other.ledger.sent(), 0.5)
     other.send("x", A, prompt=700)
     mine.ledger.peer("other", other.ledger.sent(), 1.0)
     assert (mine.load(A, 1.0).others, mine.load(A, 1.0).sent_tokens) == (2, 700)
+
+
+def test_endpoints_that_only_a_peer_names_are_not_remembered():
+    world = World()
+    world.ledger.peer("other", {"10.9.9.9:8000": (1, 100)}, 1.0)
+    assert world.ledger.sent() == {}
 
 
 def test_a_request_that_went_on_to_another_endpoint_counts_there():

@@ -13,6 +13,10 @@ from inflight_gateway.types import RequestView, ServiceClass, ServiceConfig
 _MOST_ATTEMPTS = 99
 """More than any service allows."""
 
+_FIRST_OF_ALL = -100
+"""The highest priority that clients can ask for. Requests that are tried again have it where they wait: a client may be
+in the middle of an answer."""
+
 
 class Head:
     """A request's head as Envoy sends it: names in lower case; of a repeated name, the last value."""
@@ -64,6 +68,8 @@ def view(head: Head, body: Body, body_bytes: int, config: ServiceConfig, tenant:
         arrived: when Envoy asked, seconds of the monotonic clock.
     """
     chosen = _service_class(body.service_class, config)
+    again = head.attempt > 1
+    priority = chosen.priority if body.priority is None else body.priority
     ttft_s = config.ttft_s if chosen.ttft_s is None else chosen.ttft_s
     return RequestView(
         request_id=head.request_id,
@@ -74,10 +80,11 @@ def view(head: Head, body: Body, body_bytes: int, config: ServiceConfig, tenant:
         prompt_tokens=body.prompt_tokens,
         max_tokens=body.max_tokens,
         service_class=chosen.name,
-        priority=chosen.priority if body.priority is None else body.priority,
+        priority=_FIRST_OF_ALL if again else priority,
         tenant=tenant,
         block_tokens=BLOCK_TOKENS,
-        deadline=arrived + ttft_s + config.ttft_per_token_s * body.prompt_tokens,
+        # Late requests wait for all others; the deadline of a first token says nothing of one that was sent long ago.
+        deadline=float("inf") if again else arrived + ttft_s + config.ttft_per_token_s * body.prompt_tokens,
         body_bytes=body_bytes,
         attempt=head.attempt,
         avoid=head.avoid,

@@ -57,10 +57,13 @@ def _by_score(
 ) -> Pick | None:
     cost = _any_cost(loads)
     ready: list[_Scored] = []
-    busy: list[_Scored] = []
+    busy: list[ReplicaState] = []
     for load in usable:
         state = replica_state(load, request, cost, now)
-        (ready if can_start_soon(state, config.ttft_s) else busy).append(_Scored(state, scores(state, config)))
+        if can_start_soon(state, config.ttft_s):
+            ready.append(_Scored(state, scores(state, config)))
+        else:
+            busy.append(state)
     if not ready:
         return None
 
@@ -68,11 +71,11 @@ def _by_score(
         return scored.total, _tie(request, scored.state.load)
 
     ready.sort(key=key)
-    busy.sort(key=key)
+    busy.sort(key=lambda state: (state.backlog_s, _tie(request, state.load)))
     best = ready[0]
     predicted = predicted_ttft_seconds(best.state) if best.state.measured else None
     return Pick(
-        endpoints=_in_order(request, config, [each.state.load for each in ready + busy], loads),
+        endpoints=_in_order(request, config, [state.load for state in [*(each.state for each in ready), *busy]], loads),
         reason=_reason(best, ready, len(loads)),
         predicted_ttft_s=predicted,
         first_token_within_s=first_token_within(predicted),

@@ -41,12 +41,16 @@ _MESSAGE_TIMEOUT = "2s"
 """Without an answer of the picker in this time the request goes on without it."""
 
 
-def outer(port: int) -> Json:
-    """TCP, for clients. Removes from requests all headers that only relay and picker may set."""
+def outer(address: str, port: int) -> Json:
+    """TCP, for clients. Removes from requests all headers that only relay and picker may set.
+
+    Args:
+        address: `::` takes IPv4 connections too.
+    """
     removed = [{"remove": name} for name in (*INTERNAL, SUBSET, *_ENVOY_HEADERS)]
     return {
         "name": OUTER,
-        "address": {"socket_address": {"address": "::", "port_value": port, "ipv4_compat": True}},
+        "address": {"socket_address": {"address": address, "port_value": port, "ipv4_compat": address == "::"}},
         # What a graceful shutdown drains; the inner listener stays for the relays.
         "traffic_direction": "INBOUND",
         **_http(

@@ -61,9 +61,10 @@ Snapshot = Mapping[str, Resources]
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """What does not change while a picker runs. Attributes: port: of the outer listener. relays: processes."""
+    """What does not change while a picker runs. Attributes: address, port: of the outer listener. relays: processes."""
 
     sockets: Sockets
+    address: str
     port: int
     relays: int
 
@@ -86,7 +87,9 @@ def snapshot(
                 ],
             ),
             ENDPOINTS: engine_endpoints(services, engines),
-            LISTENERS: resources(LISTENERS, [listeners.outer(fixed.port), listeners.inner(fixed.sockets)]),
+            LISTENERS: resources(
+                LISTENERS, [listeners.outer(fixed.address, fixed.port), listeners.inner(fixed.sockets)]
+            ),
             ROUTES: resources(ROUTES, [routes.inner_routes((services[key], hosts[key]) for key in services)]),
         }
     )

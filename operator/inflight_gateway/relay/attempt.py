@@ -14,8 +14,8 @@ from inflight_gateway.relay.inner import InnerConnection
 from inflight_gateway.relay.shared import Shared
 
 GRACE_S = 0.1
-"""Between the moment when a byte is overdue and that when the engine is given up: this process may have been the one
-that stood still, and then what came meanwhile is read first."""
+"""Seconds between the moment when a byte is overdue and the end of the attempt: if this process itself was blocked,
+the bytes that arrived meanwhile are read first."""
 
 _PROGRESS = names.PROGRESS.encode()
 _ENDPOINT = names.ENDPOINT.encode()
@@ -74,11 +74,11 @@ class Attempt:
         self._call.sent = True
 
     def first_token(self) -> None:
-        """It has come."""
+        """The first token has come."""
         self._first_token_by = None
 
     def cancel(self) -> None:
-        """The rest of the response is not wanted, nor what makes it."""
+        """Close the connection, so that the engine stops."""
         self._stop_timer()
         self._call.cancel()
 

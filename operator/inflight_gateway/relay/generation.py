@@ -213,7 +213,7 @@ class Generation:
         if self._attempt.endpoint:
             self._avoid[self._attempt.endpoint] = None
         elif failure is Failure.BUSY:
-            # Without those that failed nobody is left: one of them may have started again by then.
+            # All other replicas are busy or gone; one that failed may be ready again by then.
             self._avoid.clear()
         if self._delivery.counts_sent and self._answer.all_finished(self._body):
             # A continuation would repeat the counts.

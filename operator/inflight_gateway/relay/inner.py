@@ -126,7 +126,7 @@ class InnerConnection(asyncio.Protocol):
             self._transport.write(data)
 
     def read_rest(self) -> None:
-        """The call has what it wants: what is left of the response is read for nobody, and the connection kept."""
+        """Discard the rest of the response and keep the connection: the call is complete."""
         if self._reader is not None:
             self._reader = _REST
 

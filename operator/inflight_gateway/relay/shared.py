@@ -20,7 +20,7 @@ MAX_BODIES_BYTES = 512 * 2**20
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """Attributes:
-    silence_s: an engine that sent nothing for so long is given up; it sends a heartbeat each second.
+    silence_s: an attempt fails when no byte comes for so long; engines send a heartbeat each second.
     """
 
     silence_s: float = 5.0

@@ -29,7 +29,7 @@ class Answers:
 
 
 def a_snapshot(stack, *addresses):
-    fixed = Fixed(Sockets(stack.run_dir), stack.port, relays=0)
+    fixed = Fixed(Sockets(stack.run_dir), "127.0.0.1", stack.port, relays=0)
     engines = {KEY: tuple(Endpoint(address, "pod") for address in addresses)}
     return snapshot(fixed, {KEY: ServiceConfig(KEY, "uid", "m")}, {KEY: ("a", "a.default")}, engines)
 
@@ -87,7 +87,7 @@ def test_equal_content_has_an_equal_version(stack):
 
 
 def test_services_with_keys_never_fail_open(stack):
-    fixed = Fixed(Sockets(stack.run_dir), 8080, relays=1)
+    fixed = Fixed(Sockets(stack.run_dir), "::", 8080, relays=1)
     config = replace(ServiceConfig(KEY, "uid", "m"), api_keys_secret="keys")
     routes = snapshot(fixed, {KEY: config}, {KEY: ("a",)}, {})[ROUTES].by_name["inner"]
     assert b"service/default/a" not in routes.value
