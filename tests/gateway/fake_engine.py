@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+
+from tests.gateway.relay.fake_engine import frames_for
 
 
 @dataclass
@@ -21,8 +24,8 @@ class Seen:
 
 @dataclass
 class FakeEngine:
-    """Answers each request by `answer`: `ok`, `busy` (503), `close` (the connection, before a head), `hang` or
-    `stream`.
+    """Answers each request by `answer`: `ok`, `busy` (503), `close` (the connection, before a head), `hang`,
+    `stream` or `progress` (the frames of the relay tests' engine).
 
     A stream has `events` events, one each `tick` seconds.
     """
@@ -33,6 +36,8 @@ class FakeEngine:
     address: str = ""
     tick: float = 0.05
     events: int = 40
+    cuts: list[int] = field(default_factory=list)
+    """Of the next answers with progress frames: the frame before which the connection breaks. Engines may share it."""
 
     async def start(self) -> FakeEngine:
         app = web.Application(client_max_size=64 * 2**20)
@@ -64,9 +69,25 @@ class FakeEngine:
             await asyncio.sleep(0.1)
         if self.answer == "hang":
             await asyncio.sleep(3600)
+        if self.answer == "progress":
+            return await self._progress(request)
         if self.answer == "stream":
             return await self._stream(request)
         return web.json_response({"engine": self.name})
+
+    async def _progress(self, request: web.Request) -> web.StreamResponse:
+        assert request.headers["x-inflight-progress"] == "1"
+        frames = frames_for(json.loads(self.seen[-1].body)).split(b"\n\n")[:-1]
+        cut = self.cuts.pop() if self.cuts else len(frames)
+        answer = web.StreamResponse(headers={"content-type": "text/event-stream", "x-inflight-progress": "1"})
+        await answer.prepare(request)
+        for frame in frames[:cut]:
+            await answer.write(frame + b"\n\n")
+            await asyncio.sleep(self.tick)
+        if cut < len(frames):
+            assert request.transport is not None
+            request.transport.abort()
+        return answer
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"content-type": "text/event-stream", "x-engine": self.name})

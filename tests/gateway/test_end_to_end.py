@@ -77,3 +77,37 @@ async def test_an_engine_that_hangs_before_its_head_is_given_up(tmp_path, engine
         assert time.monotonic() - begin < HEAD_WITHIN_S + 5
     finally:
         stack.stop_all()
+
+
+async def test_an_answer_goes_on_at_another_engine_when_its_own_dies(tmp_path, engines, http):
+    cuts = []
+    first, second = await engines("first", "progress"), await engines("second", "progress")
+    first.cuts = second.cuts = cuts
+    first.tick = second.tick = 0.01
+    stack = GatewayStack(tmp_path, relays=1)
+    stack.services(service("a", first, second, model="m"))
+    try:
+        await stack.start_all()
+        for fields in ({"stream": True}, {"stream": False}):
+            asked = {"seed": 7, "max_tokens": 20, **fields}
+            undisturbed = await ask(http, stack, **asked)
+            cuts.append(9)
+            headers = {"x-request-id": f"cut-{fields['stream']}"}
+            cut = await ask(http, stack, headers=headers, **asked)
+            assert cuts == []
+            assert cut[0] == 200
+            if fields["stream"]:
+                assert cut[1] == undisturbed[1]
+            else:  # its time of creation came with the whole answer, which nobody got
+                assert cut[1]["choices"] == undisturbed[1]["choices"]
+        continuations = 'continuations_total{namespace="default",service="a"} '
+
+        async def counted():
+            return continuations + "2.0" in await stack.metrics()
+
+        await until(counted, "the continuations are in the metrics", 5)
+        line = next(json.loads(line) for line in stack.log("picker").splitlines() if '"cut-True"' in line)
+        assert (line["continuations"], line["attempts"], line["status"]) == (1, 2, 200)
+        assert line["completion_tokens"] == 20
+    finally:
+        stack.stop_all()
