@@ -43,7 +43,8 @@ class Fleet:
         self.ordered = config.initial_replicas
         self.counts: list[ReplicaCount] = []
         self.first_limits = (config.limits, 0)
-        self._scheduling = scheduler_config(config, requests)
+        longest = int((requests.prompt_tokens + requests.output_tokens).max())
+        self._scheduling = scheduler_config(config, longest, prefix_caching=bool(requests.hash_ids))
         self._router = Router(config.routing)
         self.gateway = Gateway(config, self.course) if config.routing == "gateway" else None
         self._metered = metered

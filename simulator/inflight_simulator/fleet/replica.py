@@ -76,20 +76,20 @@ def _sampling(max_tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens)
 
 
-def scheduler_config(config: FleetConfig, requests: Requests) -> SchedulerConfig:
-    """The scheduler of a replica, with a prefix cache where the requests say what their prompts share."""
+def scheduler_config(config: FleetConfig, longest: int, *, prefix_caching: bool = False) -> SchedulerConfig:
+    """The scheduler of a replica. `longest`: tokens of the longest request."""
     model = config.replica
     return SchedulerConfig(
         capacity=Limits(*config.capacity),
         num_blocks=model.kv_tokens // model.block_size,
         block_size=model.block_size,
-        max_model_len=int((requests.prompt_tokens + requests.output_tokens).max()),
+        max_model_len=longest,
         kv_headroom=model.kv_headroom,
         policy=config.policy,
         ttft_target=config.targets.ttft,
         ttft_per_token=config.ttft_per_token,
         preemption="recompute",
-        prefix_caching=bool(requests.hash_ids),
+        prefix_caching=prefix_caching,
     )
 
 
