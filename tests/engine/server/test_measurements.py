@@ -17,6 +17,7 @@ from e2e import cluster
 from inflight_cost.model import CostModel, StepWork
 from inflight_engine import buckets
 from inflight_engine.messages import StepCost
+from inflight_engine.request import FinishReason
 from inflight_engine.server.admission import QueueBounds
 from inflight_engine.server.health import health_status
 from inflight_engine.server.histogram import Histogram
