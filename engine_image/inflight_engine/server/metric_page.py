@@ -56,7 +56,7 @@ def _engine_state(page: Families, metrics: EngineMetrics, now: Gauges) -> None:
     page.gauge(
         "inflight_predicted_queue_seconds",
         "Predicted seconds until all waiting requests have a slot and their prompts are computed, from the step cost "
-        "and the mean output; 0 until the cost is fitted.",
+        "and the mean output.",
         metrics.seconds_for(now.waiting_tokens, now.waiting, now),
     )
     page.gauge("inflight_draining", "1 while the engine drains.", float(now.draining))

@@ -31,6 +31,9 @@ from inflight_engine.server.step_parts import StepParts
 NO_STATS = StepStats(0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 """Before the first step."""
 
+_NEWEST_STEP = 0.05
+"""What the latest step weighs in the average."""
+
 _ESTIMATE_SECONDS = 1.0
 """Between two estimates of the mean output for predictions."""
 
@@ -103,6 +106,8 @@ class EngineMetrics(Collector):
         self.step_parts = StepParts()
         self.output_lengths = OutputLengths()
         self._mean, self._estimate_at = 0.0, 0.0
+        self._step_seconds = 0.0
+        """Of a step, on average of late."""
         self.arrived_requests = self.arrived_prompt_tokens = self.arrived_prompt_tokens_squared = 0
         self.prompt_tokens = 0
         self.generation_tokens = 0
@@ -127,6 +132,7 @@ class EngineMetrics(Collector):
             self.step_tokens.observe(tokens)
             self.step_duration.observe(stats.step_seconds)
             self.schedule_duration.observe(stats.schedule_seconds)
+            self._step_seconds += (stats.step_seconds - self._step_seconds) * _NEWEST_STEP
             self._decoding = StepWork(stats.num_decode_tokens, 0, stats.decode_kv_tokens, 0)
             self.step_parts.count(stats.work, None if self.step_cost is None else self.step_cost.model)
 
@@ -137,15 +143,11 @@ class EngineMetrics(Collector):
         self.arrived_prompt_tokens_squared += num_prompt_tokens**2
 
     def seconds_for(self, num_tokens: float, num_requests: float, now: Gauges) -> float:
-        """Until so many waiting requests have a slot, and this many prompt tokens are computed beside what decodes; 0
-        while no steps are measured, or the model of them predicts too badly."""
+        """Until so many waiting requests have a slot, and this many prompt tokens are computed beside what decodes.
+        While there is no model of steps that predicts them well, only slots count, by how long steps took of late."""
         limits, ready = now.limits, now.ready
-        if self.step_cost is None or self.step_cost.error > GOOD_ERROR or limits is None or ready is None:
+        if limits is None or ready is None:
             return 0.0
-        # A prompt's tokens attend to half of it on average, and longer prompts have more of the tokens.
-        attended = self.arrived_prompt_tokens_squared / max(1, self.arrived_prompt_tokens) / 2
-        cost, budget = self.step_cost.model, limits.max_num_batched_tokens
-        seconds = backlog_seconds(cost, num_tokens, attended, self._decoding, budget)
         slots = Slots(
             limits.max_num_seqs,
             now.stats.num_running,
@@ -153,9 +155,16 @@ class EngineMetrics(Collector):
             self.arrived_prompt_tokens / max(1, self.arrived_requests),
             self._mean_output(),
         )
+        steps = slots.steps_until_free(num_requests)
+        if self.step_cost is None or self.step_cost.error > GOOD_ERROR:
+            return steps * self._step_seconds
+        # A prompt's tokens attend to half of it on average, and longer prompts have more of the tokens.
+        attended = self.arrived_prompt_tokens_squared / max(1, self.arrived_prompt_tokens) / 2
+        cost, budget = self.step_cost.model, limits.max_num_batched_tokens
+        seconds = backlog_seconds(cost, num_tokens, attended, self._decoding, budget)
         # Slots get free while prompts are computed, and steps that only decode follow where that is not enough.
         prefill_steps = num_tokens / max(1.0, budget - self._decoding.decode_seqs)
-        return seconds + max(0.0, slots.steps_until_free(num_requests) - prefill_steps) * cost.seconds(self._decoding)
+        return seconds + max(0.0, steps - prefill_steps) * cost.seconds(self._decoding)
 
     def _mean_output(self) -> float:
         """Tokens; 0 before any output is complete. Estimated now and then: that takes about a millisecond."""

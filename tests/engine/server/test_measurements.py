@@ -17,6 +17,7 @@ from e2e import cluster
 from inflight_cost.model import CostModel, StepWork
 from inflight_engine import buckets
 from inflight_engine.messages import StepCost
+from inflight_engine.request import FinishReason
 from inflight_engine.server.admission import QueueBounds
 from inflight_engine.server.health import health_status
 from inflight_engine.server.histogram import Histogram
@@ -194,6 +195,31 @@ async def test_predicted_queue_is_what_steps_full_of_waiting_tokens_cost(make_fa
     assert (await samples(fake))["inflight_predicted_queue_seconds"] == pytest.approx(expected)
     fake.engine.answer(0, "x")
     await call
+
+
+@pytest.mark.parametrize("fitted", [True, False])
+async def test_predicted_queue_counts_the_steps_until_running_requests_have_ended(make_fake, fitted):
+    fake = await make_fake()
+    if fitted:
+        fake.engine.send(StepCost(CostModel(0.02, 0.0, 0.0, 0.0, 0.0), 0.03, 100.0))
+    else:
+        for _ in range(400):
+            fake.engine.report(num_decode_tokens=1, step_seconds=0.02)
+    calls = [asyncio.create_task(fake.post("/v1/completions", prompt="x", max_tokens=8)) for _ in range(7)]
+    await until(lambda: len(fake.engine.requests) == 7)
+    fake.engine.report(admitted=[(0, 0)])
+    for _ in range(8):
+        fake.engine.report(tokens={0: 65}, num_decode_tokens=1, step_seconds=0.02)
+    fake.engine.report(finished=[(0, FinishReason.LENGTH)])
+    fake.engine.report(admitted=[(slot + 1, slot) for slot in range(4)], num_running=4, num_waiting=2)
+    await until(lambda: fake.service.stats.num_waiting == 2)
+    fake.service.metrics._estimate_at = 0.0
+    # Two of four outputs of 8 tokens have to end, and one step computes the two prompts.
+    predicted = (await samples(fake))["inflight_predicted_queue_seconds"]
+    assert predicted == pytest.approx((2 * 8 / 4 + fitted) * 0.02, rel=0.1)
+    for request_id in range(1, 7):
+        fake.engine.answer(request_id, "x", slot=3)
+    await asyncio.gather(*calls)
 
 
 async def test_cost_of_steps_is_shown_once_it_is_measured(make_fake):
