@@ -8,12 +8,13 @@ from typing import Any
 
 from inflight_cost.capacity import StepLimits
 from inflight_simulator.fleet.config import FleetConfig
+from inflight_simulator.fleet.course import Course
 from inflight_simulator.fleet.gateway import Gateway
 from inflight_simulator.fleet.meter import Meter
 from inflight_simulator.fleet.noise import Noise
 from inflight_simulator.fleet.outcome import ReplicaCount
 from inflight_simulator.fleet.pods import Pod, first_to_go
-from inflight_simulator.fleet.replica import NEVER, Course, Replica, scheduler_config
+from inflight_simulator.fleet.replica import NEVER, Replica, scheduler_config
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.routing import Router
 
@@ -43,7 +44,8 @@ class Fleet:
         self.ordered = config.initial_replicas
         self.counts: list[ReplicaCount] = []
         self.first_limits = (config.limits, 0)
-        self._scheduling = scheduler_config(config, requests)
+        longest = int((requests.prompt_tokens + requests.output_tokens).max())
+        self._scheduling = scheduler_config(config, longest, prefix_caching=bool(requests.hash_ids))
         self._router = Router(config.routing)
         self.gateway = Gateway(config, self.course) if config.routing == "gateway" else None
         self._metered = metered

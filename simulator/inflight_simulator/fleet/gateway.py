@@ -19,8 +19,8 @@ from inflight_gateway.types import (
 )
 from inflight_simulator.arrivals import SHARED_BLOCK_TOKENS
 from inflight_simulator.fleet.config import FleetConfig
+from inflight_simulator.fleet.course import Course
 from inflight_simulator.fleet.pods import Pod
-from inflight_simulator.fleet.replica import Course
 
 SCRAPE_S = 1.0
 _SERVICE = ServiceKey("simulated", "fleet")

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 
 from inflight_cost.capacity import StepLimits
 from inflight_cost.model import StepWork, attended_tokens
-from inflight_engine.request import Request, SamplingParams, TokenIds
+from inflight_engine.request import Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler
-from inflight_simulator.arrivals import OUTPUT_TOKEN, SHARED_BLOCK_TOKENS
+from inflight_simulator.arrivals import OUTPUT_TOKEN
 from inflight_simulator.fleet.config import FleetConfig
+from inflight_simulator.fleet.course import Course
 from inflight_simulator.fleet.meter import Meter
 from inflight_simulator.fleet.noise import Noise
-from inflight_simulator.fleet.requests import Floats, Requests
+from inflight_simulator.fleet.requests import Floats
 
 NEVER = math.inf
 _AHEAD = 128
@@ -28,68 +28,25 @@ _AHEAD = 128
 _RAMP = np.arange(_AHEAD, dtype=np.float64)
 
 
-@dataclass(slots=True)
-class Course:
-    """What became of each request; lists are by request id.
-
-    Attributes:
-        first_s, end_s: when its first and its last token came; NaN until then.
-        pod: that it was sent to; -1 until then.
-        sent_s: when; its arrival, unless the gateway held it.
-        ended: requests that ended since the list was last cleared, refused ones included; kept for the gateway.
-    """
-
-    requests: Requests
-    first_s: list[float] = field(init=False)
-    end_s: list[float] = field(init=False)
-    pod: list[int] = field(init=False)
-    prompt_tokens: list[int] = field(init=False)
-    output_tokens: list[int] = field(init=False)
-    arrival_s: list[float] = field(init=False)
-    sent_s: list[float] = field(init=False)
-    ended: list[int] = field(default_factory=list)
-    prompt: TokenIds = field(init=False)
-    """Of all requests, where their contents are never looked at."""
-
-    def __post_init__(self) -> None:
-        count = len(self.requests)
-        self.first_s, self.end_s, self.pod = [math.nan] * count, [math.nan] * count, [-1] * count
-        self.prompt_tokens = self.requests.prompt_tokens.tolist()
-        self.output_tokens = self.requests.output_tokens.tolist()
-        self.arrival_s = self.requests.arrival_s.tolist()
-        self.sent_s = list(self.arrival_s)
-        self.prompt = np.zeros(max(self.prompt_tokens, default=1), np.int32)
-
-    def prompt_token_ids(self, request_id: int) -> TokenIds:
-        """int32 [prompt_tokens]: equal where two prompts share a prefix."""
-        tokens = self.prompt_tokens[request_id]
-        if not self.requests.hash_ids:
-            return self.prompt[:tokens]
-        hash_ids = np.array(self.requests.hash_ids[request_id], np.int32)
-        if not len(hash_ids):
-            return np.full(tokens, OUTPUT_TOKEN - 1 - request_id, np.int32)
-        return np.repeat(hash_ids, SHARED_BLOCK_TOKENS)[:tokens]
-
-
 @lru_cache(maxsize=100_000)
 def _sampling(max_tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens)
 
 
-def scheduler_config(config: FleetConfig, requests: Requests) -> SchedulerConfig:
-    """The scheduler of a replica, with a prefix cache where the requests say what their prompts share."""
+def scheduler_config(config: FleetConfig, longest: int, *, prefix_caching: bool = False) -> SchedulerConfig:
+    """The scheduler of a replica. `longest`: tokens of the longest request."""
     model = config.replica
     return SchedulerConfig(
         capacity=Limits(*config.capacity),
         num_blocks=model.kv_tokens // model.block_size,
         block_size=model.block_size,
-        max_model_len=int((requests.prompt_tokens + requests.output_tokens).max()),
+        max_model_len=longest,
         kv_headroom=model.kv_headroom,
         policy=config.policy,
         ttft_target=config.targets.ttft,
         ttft_per_token=config.ttft_per_token,
         preemption="recompute",
-        prefix_caching=bool(requests.hash_ids),
+        prefix_caching=prefix_caching,
     )
 
 
