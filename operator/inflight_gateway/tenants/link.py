@@ -17,11 +17,11 @@ from inflight_gateway.tenants.limits import Verdict
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 0.25
+ANSWER_S = 0.5
 """Longest wait for an owner. It answers within milliseconds; under a flood of requests its event loop may be late, and
 deciding without it then would lift the limits just when they count."""
 
-AWAY_S = 1.0
+AWAY_S = 2.0
 """How long an owner that did not answer is not asked again."""
 
 MAX_ENTRIES = 1000

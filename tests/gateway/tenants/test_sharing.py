@@ -11,13 +11,19 @@ from hypothesis import strategies as st
 
 from inflight_gateway.tenants import wire
 from inflight_gateway.tenants.accounts import TenantKey
-from inflight_gateway.tenants.link import ANSWER_S
 from inflight_gateway.tenants.routes import PeerClient, take_handler
 from inflight_gateway.tenants.sharing import SharedLimits, owner_of
 from inflight_gateway.types import RateLimits, ServiceKey
+from tests.gateway.gateway_stack import until
 
 CHAT = ServiceKey("team-a", "chat")
 KEY = TenantKey(CHAT, "acme")
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A busy machine is no gateway that is away."""
+    monkeypatch.setattr("inflight_gateway.tenants.link.ANSWER_S", 30.0)
 
 
 class Network:
@@ -148,13 +154,14 @@ async def test_what_the_owner_admitted_counts_when_it_is_gone():
     assert len(admitted([await network.admit(other, limits) for _ in range(10)])) == 1
 
 
-async def test_an_owner_that_hangs_costs_a_request_no_more_than_its_time():
+async def test_an_owner_that_hangs_costs_a_request_no_more_than_its_time(monkeypatch):
+    monkeypatch.setattr("inflight_gateway.tenants.link.ANSWER_S", 0.05)
     network, limits = Network(2, delay=30.0), RateLimits(requests_per_minute=10)
     (other,) = network.others()
     began = time.monotonic()
     grants = await asyncio.gather(*(network.admit(other, limits) for _ in range(4)))
     assert len(admitted(grants)) == 4
-    assert ANSWER_S <= time.monotonic() - began < ANSWER_S + 0.5
+    assert 0.05 <= time.monotonic() - began < 5
 
 
 async def test_an_owner_that_returns_is_asked_again(monkeypatch):
@@ -226,14 +233,18 @@ async def test_long_requests_are_reported_again():
 
 
 async def test_a_request_that_is_cancelled_while_it_asks_leaves_nothing_in_flight():
-    network, limits = Network(2, delay=0.01), RateLimits(concurrent_requests=1, requests_per_minute=100)
+    network, limits = Network(2, delay=0.5), RateLimits(concurrent_requests=1)
     (other,) = network.others()
     task = asyncio.create_task(network.admit(other, limits))
-    await asyncio.sleep(0.005)
-    task.cancel()
-    await asyncio.sleep(0.05)
+    await until(lambda: network.calls == 1, "the owner is asked")
+    assert task.cancel()
+    await until(lambda: network.calls == 2, "the owner is told that the request is gone")
+
+    async def room():
+        return (await network.admit(network.owner(), limits)).verdict.refused_by is None
+
+    await until(room, "the owner has heard it")
     assert other._accounts.keys_in_flight() == []
-    assert (await network.admit(network.owner(), limits)).verdict.refused_by is None
 
 
 def test_a_gateway_that_goes_moves_only_its_own_tenants():
