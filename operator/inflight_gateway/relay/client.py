@@ -83,7 +83,7 @@ class ClientConnection(asyncio.Protocol):
         self._target = b""
         self._headers: Headers = []
         self._exchange: Exchange | None = None
-        self._receiving = self._chunked = self._last = False
+        self._receiving = self._chunked = self._bodiless = self._last = False
 
     @property
     def busy(self) -> bool:
@@ -103,7 +103,8 @@ class ClientConnection(asyncio.Protocol):
 
     def start(self, status: int, headers: Headers, length: int | None) -> None:
         """Write the head of the answer. `headers` name no length; `length` of the body, None: not known."""
-        self._chunked = length is None and status not in (204, 304) and self._parser.get_method() != b"HEAD"
+        self._bodiless = status in (204, 304) or self._parser.get_method() == b"HEAD"
+        self._chunked = length is None and not self._bodiless
         if self._chunked:
             headers = [*headers, (b"transfer-encoding", b"chunked")]
         elif length is not None:
@@ -114,7 +115,7 @@ class ClientConnection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """A part of the body."""
-        if data:
+        if data and not self._bodiless:
             self._transport.write(chunk(data) if self._chunked else data)
 
     def finish(self) -> None:

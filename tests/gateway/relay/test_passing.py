@@ -54,6 +54,13 @@ async def test_a_head_request_keeps_the_length_and_has_no_body(relay):
         assert await response.read() == b"next"
 
 
+async def test_a_head_request_that_fails_has_no_body_either(relay):
+    relay.script(Do(no_head=True))
+    answer = await raw(relay, b"HEAD /v1/models HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 502 ")
+    assert answer.endswith(b"\r\n\r\n")
+
+
 async def test_bodies_stream_both_ways(relay):
     async def parts():
         for _ in range(50):
