@@ -9,6 +9,7 @@ import asyncio
 import random
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 
 from inflight_gateway import headers as names
 from inflight_gateway.relay import asked, decide
@@ -46,6 +47,7 @@ class Generation:
         self._failures = 0
         self._failed_at = 0.0
         self._avoid: dict[str, None] = {}
+        self._limits = shared.tuning.limits
         self._answer = Answer()
         self._passing = self._blocked = False
         self._record = Record(request)
@@ -112,6 +114,8 @@ class Generation:
 
     def _seen(self, *, continued: bool = False) -> None:
         if self._attempt is not None:
+            if self._attempt.max_attempts is not None:
+                self._limits = replace(self._limits, max_attempts=self._attempt.max_attempts)
             self._record.attempt(self._attempt.service, self._attempt.endpoint, continued=continued)
 
     def frames(self, frames: Sequence[Frame], now: float) -> None:
@@ -229,7 +233,7 @@ class Generation:
         if not self._answer.has_tokens:
             self._answer = Answer()
         tried = Tried(self._failures, now - self._failed_at)
-        step = next_step(failure, tried, self._shared.tuning.limits, retry_after_s=retry_after_s, said=said)
+        step = next_step(failure, tried, self._limits, retry_after_s=retry_after_s, said=said)
         if isinstance(step, Again) and failure is not Failure.BUSY and not self._shared.budget.retry(now):
             step = decide.OUT_OF_BUDGET
         if isinstance(step, ClientError):
