@@ -13,7 +13,7 @@ from inflight_gateway.ext_proc import messages
 from inflight_gateway.ext_proc.body import Body, parse
 from inflight_gateway.ext_proc.dispatcher import Dispatcher, Start
 from inflight_gateway.ext_proc.view import Head, view
-from inflight_gateway.headers import ATTEMPT, AVOID, DESTINATION
+from inflight_gateway.headers import ATTEMPT, AVOID, DESTINATION, PROGRESS
 from inflight_gateway.paths import is_internal
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.signature import EngineHeaders
@@ -145,16 +145,23 @@ class Exchange:
         limit_headers: messages.Pairs,
     ) -> Any:
         pick, headers = start.pick, self._parts.engine_headers
+        # The earlier attempts of the relay used up a replica each.
+        endpoints = pick.endpoints[: max(1, config.max_attempts - request.attempt + 1)]
         to_set = [
-            (DESTINATION, ",".join(endpoint.address for endpoint in pick.endpoints)),
-            ("x-envoy-max-retries", str(len(pick.endpoints) - 1)),
+            (DESTINATION, ",".join(endpoint.address for endpoint in endpoints)),
+            ("x-envoy-max-retries", str(len(endpoints) - 1)),
             *headers.to_set(config, request.tenant, request.request_id),
         ]
-        if self._head.progress:
+        to_remove = [AVOID, ATTEMPT, *headers.to_remove(config)]
+        if not config.continuation:
+            # An ordinary answer then: the relay passes it on as it comes.
+            to_remove.append(PROGRESS)
+        elif self._head.progress:
             to_set.append(("x-envoy-upstream-rq-per-try-timeout-ms", str(round(HEAD_WITHIN_S * 1000))))
         metadata = {
             "service": str(config.key),
             "first_token_within": f"{pick.first_token_within_s:.3f}",
+            "max_attempts": str(config.max_attempts),
             **dict(limit_headers),
         }
-        return messages.go_on(stage, to_set, (AVOID, ATTEMPT, *headers.to_remove(config)), metadata)
+        return messages.go_on(stage, to_set, to_remove, metadata)
