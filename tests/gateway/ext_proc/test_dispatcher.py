@@ -115,3 +115,35 @@ async def test_only_allowed_endpoints_are_picked():
     world.endpoints(3)
     outcome = world.dispatcher.place(RequestView("x", KEY, world.now), CONFIG, frozenset({"10.0.0.2:80"}))
     assert [one.address for one in outcome.result().pick.endpoints] == ["10.0.0.2:80"]
+
+
+async def test_a_request_with_allowed_endpoints_does_not_keep_others_waiting():
+    """They are another gateway's word, which may be busy or old."""
+    world = World()
+    world.endpoints(2)
+    busy = frozenset({"10.0.0.0:80"})
+    outcomes = [world.dispatcher.place(RequestView(str(number), KEY, world.now), CONFIG, busy) for number in range(8)]
+    assert all(outcome.done() for outcome in outcomes)
+    assert world.dispatcher.place(RequestView("free", KEY, world.now), CONFIG).done()
+
+
+async def test_a_request_whose_allowed_endpoints_are_gone_is_refused_at_once():
+    world = World()
+    world.endpoints(2)
+    refusal = world.dispatcher.place(RequestView("x", KEY, world.now), CONFIG, frozenset({"10.0.0.9:80"}))
+    assert (refusal.status, refusal.code) == (503, "no_replica")
+    assert len(world.holds) == 0
+
+
+async def test_a_request_that_waits_is_refused_when_its_allowed_endpoints_go():
+    world = World()
+    world.endpoints(2)
+    for number in range(8):
+        world.arrive(number)
+    waits = [name for name in world.placed if name not in world.outcomes()]
+    assert waits
+    outcome = world.dispatcher.place(RequestView("x", KEY, world.now + 1), CONFIG, frozenset({"10.0.0.1:80"}))
+    assert not outcome.done()
+    world.endpoints(1)
+    assert outcome.result().status == 503
+    assert len(world.holds) == len([name for name in world.placed if name not in world.outcomes()])
