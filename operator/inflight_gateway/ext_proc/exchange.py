@@ -13,8 +13,9 @@ from inflight_gateway.ext_proc import messages
 from inflight_gateway.ext_proc.body import Body, parse
 from inflight_gateway.ext_proc.dispatcher import Dispatcher, Start
 from inflight_gateway.ext_proc.view import Head, view
-from inflight_gateway.headers import ATTEMPT, AVOID, DESTINATION, PROGRESS
+from inflight_gateway.headers import ATTEMPT, AVOID, DESTINATION, INTERNAL, PROGRESS, SUBSET
 from inflight_gateway.paths import is_internal
+from inflight_gateway.proxy.names import METADATA
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.signature import EngineHeaders
 from inflight_gateway.types import Refusal, RequestView, ServiceConfig, ServiceKey
@@ -22,6 +23,10 @@ from inflight_gateway.types import Refusal, RequestView, ServiceConfig, ServiceK
 HEAD_WITHIN_S = 10.0
 """An engine that answers with progress frames sends its head as soon as the request is tokenized and queued; without
 one in this time Envoy tries the next endpoint. Other answers may take as long as the generation."""
+
+PICKED_METADATA = "envoy.lb"
+"""Where other gateways look for the pick beside the header (Gateway API Inference Extension,
+docs/proposals/004-endpoint-picker-protocol)."""
 
 _HOLD_MARGIN_S = 5.0
 """Envoy waits longer than the hold queue: the picker ends a hold, not Envoy's timeout."""
@@ -64,12 +69,14 @@ class Exchange:
     Args:
         head: of the request.
         allowed: addresses that another gateway allows for it; empty: all.
+        guest: another gateway asks, and not the Envoy of this pod.
     """
 
-    def __init__(self, parts: Parts, head: Head, allowed: Collection[str]) -> None:
+    def __init__(self, parts: Parts, head: Head, allowed: Collection[str], *, guest: bool = False) -> None:
         self._parts = parts
         self._head = head
         self._allowed = allowed
+        self._guest = guest
         self._arrived = parts.clock()
         self._placed: tuple[str, ServiceKey] | None = None
         self._admitted = False
@@ -147,11 +154,16 @@ class Exchange:
         pick, headers = start.pick, self._parts.engine_headers
         # The earlier attempts of the relay used up a replica each.
         endpoints = pick.endpoints[: max(1, config.max_attempts - request.attempt + 1)]
-        to_set = [
-            (DESTINATION, ",".join(endpoint.address for endpoint in endpoints)),
-            ("x-envoy-max-retries", str(len(endpoints) - 1)),
-            *headers.to_set(config, request.tenant, request.request_id),
-        ]
+        destination = ",".join(endpoint.address for endpoint in endpoints)
+        to_set = [(DESTINATION, destination), *headers.to_set(config, request.tenant, request.request_id)]
+        if self._guest:
+            present = {name for name, _ in to_set}
+            # A client may have sent them: nothing in front of the picker has removed them.
+            forged = [name for name in (*INTERNAL, SUBSET) if name not in present]
+            return messages.go_on(
+                stage, to_set, (*forged, *headers.to_remove(config)), {PICKED_METADATA: {DESTINATION: destination}}
+            )
+        to_set.append(("x-envoy-max-retries", str(len(endpoints) - 1)))
         to_remove = [AVOID, ATTEMPT, *headers.to_remove(config)]
         if not config.continuation:
             # An ordinary answer then: the relay passes it on as it comes.
@@ -164,4 +176,4 @@ class Exchange:
             "max_attempts": str(config.max_attempts),
             **dict(limit_headers),
         }
-        return messages.go_on(stage, to_set, to_remove, metadata)
+        return messages.go_on(stage, to_set, to_remove, {METADATA: metadata})
