@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Protocol
 
+from inflight_gateway.access_log import Course
 from inflight_gateway.catalog import Catalog
 from inflight_gateway.ext_proc import messages
 from inflight_gateway.ext_proc.body import Body, parse
@@ -37,14 +38,16 @@ _numbers = count(1)
 class Observer(Protocol):
     """Told what becomes of requests, for metrics, logs and people."""
 
-    def started(self, request: RequestView, start: Start, *, relayed: bool) -> None:
+    def started(self, request: RequestView, start: Start, *, relayed: bool) -> Course:
         """It goes to a replica."""
 
-    def refused(self, request_id: str, service: ServiceKey | None, refusal: Refusal, *, relayed: bool) -> None:
+    def refused(
+        self, request_id: str, service: ServiceKey | None, refusal: Refusal, *, relayed: bool, attempt: int = 1
+    ) -> Course:
         """It gets an answer from the gateway itself."""
 
-    def ended(self, request_id: str) -> None:
-        """One of its attempts has ended."""
+    def ended(self, course: Course) -> None:
+        """The attempt has ended that `started` or `refused` was called for."""
 
     def decided(self, seconds: float) -> None:
         """How long the picker took for a request, waiting not counted."""
@@ -80,6 +83,7 @@ class Exchange:
         self._arrived = parts.clock()
         self._placed: tuple[str, ServiceKey] | None = None
         self._admitted = False
+        self._course: Course | None = None
 
     def refusal(self) -> Any | None:
         """From the head alone: bodies that need not be read are not."""
@@ -123,7 +127,7 @@ class Exchange:
         if isinstance(result, Refusal):
             yield self._refuse(result, config.key)
             return
-        parts.observer.started(request, result, relayed=self._head.relayed)
+        self._course = parts.observer.started(request, result, relayed=self._head.relayed)
         yield self._go_on(stage, request, config, result, limit_headers)
 
     def close(self) -> None:
@@ -132,7 +136,8 @@ class Exchange:
             self._parts.dispatcher.end(*self._placed)
         if self._admitted:
             self._parts.gate.ended(self._head.request_id)
-        self._parts.observer.ended(self._head.request_id)
+        if self._course is not None:
+            self._parts.observer.ended(self._course)
 
     def _config(self, model: str | None) -> ServiceConfig | Refusal:
         catalog = self._parts.catalog
@@ -140,7 +145,10 @@ class Exchange:
         return key if isinstance(key, Refusal) else catalog.services[key]
 
     def _refuse(self, refusal: Refusal, service: ServiceKey | None) -> Any:
-        self._parts.observer.refused(self._head.request_id, service, refusal, relayed=self._head.relayed)
+        head = self._head
+        self._course = self._parts.observer.refused(
+            head.request_id, service, refusal, relayed=head.relayed, attempt=head.attempt
+        )
         return messages.refuse(refusal, service)
 
     def _go_on(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from inflight_gateway.relay.decide import Again, Failure, Tried, next_step
 from inflight_gateway.relay.delivery import DONE, Delivery, json_of
 from inflight_gateway.relay.errors import ClientError, engine_error
 from inflight_gateway.relay.frames import Frame
-from inflight_gateway.relay.heads import Headers, find
+from inflight_gateway.relay.heads import Headers, find, without
 from inflight_gateway.relay.passing import start_as_is
 from inflight_gateway.relay.record import Record
 from inflight_gateway.relay.shared import MAX_BODIES_BYTES, MAX_BODY_BYTES, Shared
@@ -76,8 +77,9 @@ class Generation:
             self._refuse(_FORGED)
             return
         self._record.stream = self._asked is not None and bool(self._asked.stream)
-        if find(self._request.headers, _REQUEST_ID) is None:
-            self._request.headers.append((_REQUEST_ID, uuid.uuid4().hex.encode()))
+        if not _IDS.fullmatch(find(self._request.headers, _REQUEST_ID) or b""):
+            named = (_REQUEST_ID, uuid.uuid4().hex.encode())
+            self._request.headers = [*without(self._request.headers, _REQUEST_ID), named]
         self._shared.budget.request()
         self._ask()
 
@@ -266,4 +268,6 @@ def _seconds(value: bytes | None) -> float | None:
     return float(value) if value is not None and value.isdigit() else None
 
 
+_IDS = re.compile(rb"[!-~]{1,256}")
+"""Request ids that are kept. Others would be read differently by picker and engine, which sign and verify them."""
 _REQUEST_ID = names.REQUEST_ID.encode()
