@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.gateway.usage import cpu_seconds, memory_mib
-from e2e.demo_engine import free_port
 
 _BIN = Path(sys.executable).parent
 _READY_SECONDS = 30.0
@@ -38,6 +38,13 @@ class Gateway:
     def memory(self) -> dict[str, float]:
         """MiB of each process (proportional set size)."""
         return {name: memory_mib(pid) for name, pid in self.pids.items()}
+
+
+def unused_port() -> int:
+    """Not a fixed one where it is free: Envoys of several benchmarks would share it (SO_REUSEPORT)."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -64,7 +71,7 @@ def gateway(folder: Path, services: Sequence[dict[str, Any]]) -> Iterator[Gatewa
         RuntimeError: it did not become ready; the message has the end of the logs.
     """
     folder.mkdir(parents=True)
-    port, http_port = free_port(18080), free_port(19003)
+    port, http_port = unused_port(), unused_port()
     static, bootstrap = folder / "services.yaml", folder / "envoy.json"
     static.write_text(json.dumps({"services": list(services)}))
     ours, run_dir = str(_BIN / "inflight-gateway"), ["--run-dir", str(folder)]
