@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,6 +13,11 @@ from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.ledger import Ledger
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.types import Endpoint, Pick, Refusal, RequestView, ServiceConfig, ServiceKey
+
+_log = logging.getLogger(__name__)
+
+FAULT_LOG_S = 60.0
+"""Between two lines about picks that fail."""
 
 RETRY_AFTER_S = 5
 """Told to clients whose request waited in vain: by then a replica may have become free or ready."""
@@ -60,6 +66,7 @@ class Dispatcher:
         self._clock = clock
         self._changed = changed
         self._waiting: dict[str, _Waiting] = {}
+        self._fault_logged = float("-inf")
 
     def place(
         self, request: RequestView, config: ServiceConfig, allowed: Collection[str] = ()
@@ -130,20 +137,30 @@ class Dispatcher:
         loads = self._ledger.loads(request.service, request, now)
         if waiting.allowed:
             loads = [load for load in loads if load.endpoint.address in waiting.allowed]
-        pick = self._picker.pick(request, config, loads, now)
+        try:
+            pick = self._picker.pick(request, config, loads, now)
+        except Exception:
+            # A fault of ours at the head of a queue would hold up the whole service, and end this process.
+            self._log_fault(request.service, now)
+            pick = self._among(request.service, {load.endpoint.address for load in loads}, config)
         if pick is None and waiting.allowed:
             pick = self._among(request.service, waiting.allowed, config)
         if pick is not None:
             self._ledger.begin(request, pick, now)
         return pick
 
+    def _log_fault(self, service: ServiceKey, now: float) -> None:
+        if now >= self._fault_logged + FAULT_LOG_S:
+            self._fault_logged = now
+            _log.exception("picking for %s failed: by least requests for now", service)
+
     def _among(self, service: ServiceKey, allowed: Collection[str], config: ServiceConfig) -> Pick | None:
-        """Another gateway's choice, though none of it can start the request soon. To wait for it would keep all others
-        of the service waiting too, which other replicas could start."""
+        """By least requests, without asking what they can start soon. For another gateway's choice: to wait for it
+        would keep all others of the service waiting too, which other replicas could start."""
         in_flight = self._ledger.sent()
         endpoints = self._allowed(service, allowed)
         endpoints.sort(key=lambda endpoint: in_flight.get(endpoint.address, (0, 0))[0])
-        return Pick(tuple(endpoints[: config.max_attempts]), "allowed") if endpoints else None
+        return Pick(tuple(endpoints[: config.max_attempts]), "least-requests") if endpoints else None
 
     def _allowed(self, service: ServiceKey, allowed: Collection[str]) -> list[Endpoint]:
         return [one for one in self._catalog.endpoints_of(service) if one.address in allowed]

@@ -147,3 +147,19 @@ async def test_a_request_that_waits_is_refused_when_its_allowed_endpoints_go():
     world.endpoints(1)
     assert outcome.result().status == 503
     assert len(world.holds) == len([name for name in world.placed if name not in world.outcomes()])
+
+
+async def test_a_fault_of_the_scores_holds_up_nothing(caplog):
+    class Faulty(Picker):
+        def pick(self, *_):
+            raise ZeroDivisionError
+
+    world = World()
+    world.dispatcher._picker = Faulty()
+    world.endpoints(2)
+    for number in range(4):
+        world.arrive(number)
+    world.dispatcher.release()
+    starts = world.outcomes().values()
+    assert sorted(start.pick.endpoints[0].address for start in starts) == ["10.0.0.0:80"] * 2 + ["10.0.0.1:80"] * 2
+    assert caplog.text.count("picking for default/a failed") == 1
