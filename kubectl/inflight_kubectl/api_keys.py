@@ -20,6 +20,9 @@ from typing import Any, Literal
 from inflight_kubectl.output import Problem, in_utc
 from inflight_kubectl.resources import Service
 
+DEFAULT_SECRET = "inflight-api-keys"
+"""Name of a Secret with API keys that the gateway may read with the chart's defaults (`gateway.apiKeySecrets`)."""
+
 TENANT_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 PREFIX = "ifk_"
 _BYTES = 32
@@ -100,7 +103,7 @@ def named_secret(service: Service) -> str:
     name = keys_secret(service)
     if name:
         return name
-    patch = json.dumps({"spec": {"gateway": {"enabled": True, "auth": {"apiKeysSecret": f"{service.name}-api-keys"}}}})
+    patch = json.dumps({"spec": {"gateway": {"enabled": True, "auth": {"apiKeysSecret": DEFAULT_SECRET}}}})
     raise Problem(
         f"{service.name} asks for no API keys: spec.gateway.auth.apiKeysSecret is not set",
         "Set it, and create a key before clients use the service again: kubectl patch ifsvc"

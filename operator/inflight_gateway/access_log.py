@@ -17,19 +17,23 @@ class Course:
 
     Attributes:
         request: of its first attempt; None: it was refused before it could be read.
+        request_id: the client's own, or made here.
         relayed: a relay will report how it ended.
         held_s: seconds that it waited. picked: first endpoints of its picks.
         refusal: code of the gateway's own answer; empty: none.
         status: of that answer; 0: none.
+        open: attempts under way.
         ended_at: when its last attempt ended, seconds of the monotonic clock.
     """
 
+    request_id: str
     relayed: bool
     request: RequestView | None = None
     held_s: float = 0.0
     picked: list[str] = field(default_factory=list)
     refusal: str = ""
     status: int = 0
+    open: int = 0
     ended_at: float = float("inf")
 
 
@@ -50,6 +54,8 @@ def write(finished: Finished, course: Course | None) -> None:
         "cached_tokens": finished.cached_tokens,
         "completion_tokens": finished.completion_tokens,
     }
+    if finished.error:
+        fields["error"] = finished.error
     if course and course.refusal:
         fields["refusal"] = course.refusal
     _log.info("request", extra={"fields": fields})

@@ -83,6 +83,7 @@ def _picker(arguments: argparse.Namespace) -> int:
         drain_max_s=arguments.drain_max,
         access_log=arguments.access_log,
         name=arguments.name,
+        ext_proc_port=arguments.ext_proc_port,
     )
 
     async def until_told() -> None:

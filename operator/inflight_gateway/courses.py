@@ -36,40 +36,47 @@ class Courses:
         self._holds = holds
         self._clock = clock
         self._log = log
-        self._open: dict[str, Course] = {}
-        self._unreported: deque[tuple[float, str, Course]] = deque()
+        self._open: dict[str, list[Course]] = {}
+        """By request id, which is the client's own: several requests may have the same."""
+        self._unreported: deque[tuple[float, Course]] = deque()
 
-    def started(self, request: RequestView, start: Start, *, relayed: bool) -> None:
-        course = self._course(request.request_id, relayed)
+    def started(self, request: RequestView, start: Start, *, relayed: bool) -> Course:
+        course = self._course(request.request_id, request.attempt, relayed)
         course.request = course.request or request
         course.held_s += start.held_s
         course.picked.append(start.pick.endpoints[0].address)
         self._metrics.picked(request, start.pick, start.held_s)
         self._picks.picked(request, start.pick, start.held_s, time.time())
+        return course
 
-    def refused(self, request_id: str, service: ServiceKey | None, refusal: Refusal, *, relayed: bool) -> None:
-        course = self._course(request_id, relayed)
+    def refused(
+        self, request_id: str, service: ServiceKey | None, refusal: Refusal, *, relayed: bool, attempt: int = 1
+    ) -> Course:
+        course = self._course(request_id, attempt, relayed)
         course.refusal, course.status = refusal.code, refusal.status
         if course.request is None and service is not None:
             course.request = RequestView(request_id, service, self._clock())
         self._metrics.refused(service, refusal)
+        return course
 
-    def ended(self, request_id: str) -> None:
-        course = self._open.get(request_id)
-        if course is None:
+    def ended(self, course: Course) -> None:
+        course.open -= 1
+        if course.open or course not in self._open.get(course.request_id, ()):
             return
         course.ended_at = self._clock()
         if course.relayed:
-            self._unreported.append((course.ended_at, request_id, course))
+            self._unreported.append((course.ended_at, course))
         else:
-            self._finish_unreported(request_id, course)
+            self._finish_unreported(course)
 
     def decided(self, seconds: float) -> None:
         self._metrics.decided(seconds)
 
     def report(self, finished: Finished) -> None:
         """A relay says how a request ended."""
-        course = self._open.pop(finished.request_id, None)
+        course = self._of(finished)
+        if course is not None:
+            self._remove(course)
         if not finished.service.name and course is not None and course.request is not None:
             finished = replace(finished, service=course.request.service)
         self._gate.settle(finished)
@@ -81,22 +88,40 @@ class Courses:
         """Gives up waiting for reports of relays that died."""
         until = self._clock() - REPORT_WAIT_S
         while self._unreported and self._unreported[0][0] <= until:
-            ended_at, request_id, course = self._unreported.popleft()
+            ended_at, course = self._unreported.popleft()
             # Unless it has another attempt since, or another request has its id.
-            if self._open.get(request_id) is course and course.ended_at == ended_at:
-                self._finish_unreported(request_id, course)
+            if not course.open and course.ended_at == ended_at and course in self._open.get(course.request_id, ()):
+                self._finish_unreported(course)
 
-    def _course(self, request_id: str, relayed: bool) -> Course:
-        course = self._open.get(request_id)
-        if course is None:
-            course = self._open[request_id] = Course(relayed)
+    def _course(self, request_id: str, attempt: int, relayed: bool) -> Course:
+        """A first attempt begins one. A later one goes on with that of its request, whose attempt before has ended or
+        is about to."""
+        known = self._open.setdefault(request_id, [])
+        if attempt == 1 or not known:
+            known.append(Course(request_id, relayed))
+            course = known[-1]
+        else:
+            course = next((one for one in known if not one.open), known[-1])
+        course.open += 1
         course.ended_at = float("inf")
         return course
 
-    def _finish_unreported(self, request_id: str, course: Course) -> None:
-        del self._open[request_id]
+    def _of(self, finished: Finished) -> Course | None:
+        """Of several with the same id, the one that was at the report's endpoint."""
+        known = self._open.get(finished.request_id, [])
+        tried = set(finished.endpoints)
+        return next((one for one in known if tried.intersection(one.picked)), known[0] if known else None)
+
+    def _remove(self, course: Course) -> None:
+        known = self._open[course.request_id]
+        known.remove(course)
+        if not known:
+            del self._open[course.request_id]
+
+    def _finish_unreported(self, course: Course) -> None:
+        self._remove(course)
         service = course.request.service if course.request is not None else _NO_SERVICE
-        finished = Finished(request_id, service, course.status, stream=False, endpoints=tuple(course.picked))
+        finished = Finished(course.request_id, service, course.status, stream=False, endpoints=tuple(course.picked))
         self._finish(finished, course)
 
     def _finish(self, finished: Finished, course: Course | None) -> None:

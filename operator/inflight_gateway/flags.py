@@ -34,6 +34,13 @@ def picker(parser: argparse.ArgumentParser) -> None:
         help="port of /metrics, /healthz, /readyz, /v1/state and /v1/picks; 0 takes a free one (default: 9003)",
     )
     parser.add_argument(
+        "--ext-proc-port",
+        type=_port,
+        metavar="PORT",
+        help="port of external processing (gRPC without TLS), for gateways that use this picker as their endpoint"
+        " picker (default: not served)",
+    )
+    parser.add_argument(
         "--relays",
         type=count,
         default=1,

@@ -30,6 +30,9 @@ FIRST_TOKEN_WITHIN = "x-inflight-first-token-within"
 """In responses, from the picker by Envoy to the relay: seconds from the head of the response in which the first token
 must come before the request is tried at another replica."""
 
+MAX_ATTEMPTS = "x-inflight-max-attempts"
+"""In responses, from the picker by Envoy to the relay: attempts that the service allows for one request."""
+
 PROGRESS = "x-inflight-progress"
 """From the relay to the engine, `1`: answer with progress frames, see docs/engine.md; in responses: the engine does."""
 
@@ -44,6 +47,7 @@ INTERNAL = (
     ATTEMPT,
     ENDPOINT,
     FIRST_TOKEN_WITHIN,
+    MAX_ATTEMPTS,
     PROGRESS,
     TENANT,
     TENANT_SIGNATURE,

@@ -12,8 +12,9 @@ from inflight_gateway.pick.progress import prefill_tokens_per_second
 from inflight_gateway.pick.replica_state import STALE_S
 from inflight_gateway.types import Endpoint, EndpointLoad, EngineSample, Pick, RequestView, ServiceKey
 
-PEER_S = 5.0
-"""Seconds after which a peer's requests in flight no longer count."""
+PEER_S = 7.0
+"""Seconds after which a peer's requests in flight no longer count: more than the 5 s between two full lines of its
+state stream (`state/stream.py`), and as long as limits count it as live (`state/peers.py`)."""
 
 FORGET_PEER_S = 60.0
 """Seconds after which a peer that is heard of again counts as a new one."""

@@ -30,6 +30,7 @@ class _Report(msgspec.Struct):
     longest_gap_s: float = 0.0
     endpoints: tuple[str, ...] = ()
     continuations: int = 0
+    error: str = ""
 
 
 _decoder = msgspec.json.Decoder(list[_Report])

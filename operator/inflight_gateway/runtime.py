@@ -111,6 +111,9 @@ class _Process:
         self._closing.push_async_callback(runner.cleanup)
         server = await grpc_server.serve(sockets.picker, gateway.publisher.ads, gateway.processor)
         self._closing.push_async_callback(server.stop, 0.0)
+        if self._settings.ext_proc_port is not None:
+            guests = await grpc_server.serve_guests(self._settings.ext_proc_port, gateway.guests)
+            self._closing.push_async_callback(guests.stop, 0.0)
         self._serving = True
         _log.info("%d services; Envoy may connect at %s", len(gateway.catalog.services), sockets.picker)
 

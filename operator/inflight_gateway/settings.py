@@ -65,6 +65,7 @@ class PickerSettings:
         peers: name of the headless Service of the gateway's pods; empty: there are no other gateway pods.
         drain_min_s, drain_max_s: seconds of a graceful shutdown, at least and at most.
         name: of this gateway in the state stream: its pod.
+        ext_proc_port: TCP port of external processing for other gateways; None: not served.
     """
 
     sockets: Sockets = Sockets()
@@ -81,3 +82,4 @@ class PickerSettings:
     drain_max_s: float = 600.0
     access_log: bool = True
     name: str = field(default_factory=socket.gethostname)
+    ext_proc_port: int | None = None

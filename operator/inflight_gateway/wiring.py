@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,10 +10,12 @@ from time import monotonic
 import aiohttp
 from aiohttp import web
 
+from inflight_gateway.addresses import any_address
 from inflight_gateway.catalog import Catalog, Change, SecretData, SecretRef
 from inflight_gateway.courses import Courses
 from inflight_gateway.ext_proc.dispatcher import Dispatcher
 from inflight_gateway.ext_proc.exchange import Parts
+from inflight_gateway.ext_proc.guests import GuestProcessor
 from inflight_gateway.ext_proc.server import Processor
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.ledger import Ledger
@@ -48,7 +49,7 @@ class Gateway:
 
     Attributes:
         courses: takes the relays' reports.
-        processor: answers Envoy.
+        processor: answers Envoy. guests: answers other gateways.
         publisher: configures Envoy.
     """
 
@@ -77,6 +78,7 @@ class Gateway:
         )
         self._parts = Parts(self.catalog, self._gate, EngineHeaders(key), self._dispatcher, self.courses, monotonic)
         self.processor = Processor(self._parts)
+        self.guests = GuestProcessor(self._parts)
         fixed = Fixed(settings.sockets, any_address(), settings.port, settings.relays)
         self.publisher = Publisher(fixed, self.catalog, self.metrics.config_refused, self._dispatcher.release)
         self._addresses: dict[ServiceKey, frozenset[str]] = {}
@@ -162,16 +164,6 @@ class Gateway:
 
     def _heard_from(self, gateway: str, sent: Mapping[str, SentLoad]) -> None:
         self._ledger.peer(gateway, sent, monotonic())
-
-
-def any_address() -> str:
-    """All addresses of this pod; without IPv6 where the node has it switched off."""
-    try:
-        with socket.socket(socket.AF_INET6) as probe:
-            probe.bind(("::", 0))
-    except OSError:
-        return "0.0.0.0"
-    return "::"
 
 
 def gateway_key(file: Path) -> bytes | None:

@@ -38,6 +38,7 @@ CHANGES = {
             "relay.processes": 3,
             "relay.resources": {"limits": {"memory": "3Gi"}},
             "picker.resources": {"limits": {"memory": "3Gi"}},
+            "extProcPort": 9004,
             "drainSeconds": 60,
             "apiKeySecrets": ["keys"],
             "serviceAccount.name": "other",

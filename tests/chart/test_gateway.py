@@ -323,3 +323,14 @@ def test_the_help_of_a_wrong_value_names_it(helm):
         "clusterDomain=.": "clusterDomain: Does not match pattern",
     }.items():
         assert sentence in helm.template("--set", setting).stderr
+
+
+def test_other_gateways_reach_the_picker_only_where_its_port_is_set(helm, objects):
+    given = helm.objects(*ENABLED, "--set", "gateway.extProcPort=9004,networkPolicy.enabled=true")
+    assert (understood(objects, "picker").ext_proc_port, understood(given, "picker").ext_proc_port) == (None, 9004)
+    assert {one["name"] for one in objects[("Service", "prod-gateway")]["spec"]["ports"]} == {"http"}
+    port = given[("Service", "prod-gateway")]["spec"]["ports"][1]
+    assert (port["port"], port["targetPort"], port["appProtocol"]) == (9004, "ext-proc", "kubernetes.io/h2c")
+    assert {"name": "ext-proc", "containerPort": 9004} in container_of(given, "picker")["ports"]
+    allowed = given[("NetworkPolicy", "prod-gateway")]["spec"]["ingress"][0]["ports"]
+    assert [one["port"] for one in allowed] == ["http", "ext-proc"]

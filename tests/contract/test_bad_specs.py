@@ -81,7 +81,7 @@ BAD = {
     ),
     "API keys in a Secret that can have no such name": (
         gateway(auth={"apiKeysSecret": "My Keys"}),
-        "gateway.auth.apiKeysSecret must be the name of a Secret, such as chat-keys",
+        "gateway.auth.apiKeysSecret must be the name of a Secret, such as inflight-api-keys",
     ),
     "API keys without a Secret": (gateway(auth={}), "spec.gateway.auth.apiKeysSecret: Required value"),
     "tenants that clients name beside those that the gateway signs": (

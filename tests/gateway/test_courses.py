@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -20,7 +21,7 @@ from inflight_gateway.types import Endpoint, Finished, Pick, Refusal, RequestVie
 KEY = ServiceKey("default", "a")
 REQUEST = RequestView("id", KEY, 0.0, tenant="acme")
 START = Start(Pick((Endpoint("10.0.0.1:80", "p"),), "prefix", cached_tokens=64), 0.25)
-REPORT = Finished("id", KEY, 200, True, 100, 48, 7, 0.5, 1.5, 0.1, ("10.0.0.1:80", "10.0.0.2:80"), 1)
+REPORT = Finished("id", KEY, 200, True, 100, 48, 7, 0.5, 1.5, 0.1, ("10.0.0.1:80", "10.0.0.2:80"), 1, "engine_lost")
 
 
 class NoGate:
@@ -50,8 +51,8 @@ def lines(caplog):
 
 def test_a_report_is_counted_settled_and_logged(lines):
     world = World()
-    world.courses.started(REQUEST, START, relayed=True)
-    world.courses.ended("id")
+    course = world.courses.started(REQUEST, START, relayed=True)
+    world.courses.ended(course)
     world.courses.report(REPORT)
     service = {"namespace": "default", "service": "a"}
     assert world.value("requests_total", **service, status="200") == 1
@@ -71,8 +72,8 @@ def test_a_report_is_counted_settled_and_logged(lines):
 
 def test_a_request_without_a_report_is_logged_after_a_while(lines):
     world = World()
-    world.courses.started(REQUEST, START, relayed=True)
-    world.courses.ended("id")
+    course = world.courses.started(REQUEST, START, relayed=True)
+    world.courses.ended(course)
     world.courses.expire()
     assert lines() == []
     world.now = 31.0
@@ -82,10 +83,10 @@ def test_a_request_without_a_report_is_logged_after_a_while(lines):
 
 def test_the_wait_for_a_report_begins_anew_with_each_attempt(lines):
     world = World()
-    world.courses.started(REQUEST, START, relayed=True)
-    world.courses.ended("id")
+    course = world.courses.started(REQUEST, START, relayed=True)
+    world.courses.ended(course)
     world.now = 20.0
-    world.courses.started(REQUEST, START, relayed=True)
+    course = world.courses.started(replace(REQUEST, attempt=2), START, relayed=True)
     world.now = 40.0
     world.courses.expire()
     assert lines() == []
@@ -95,8 +96,8 @@ def test_the_wait_for_a_report_begins_anew_with_each_attempt(lines):
 
 def test_without_a_relay_the_end_of_the_stream_is_the_report(lines):
     world = World()
-    world.courses.refused("id", KEY, Refusal(401, "invalid_api_key", "no"), relayed=False)
-    world.courses.ended("id")
+    course = world.courses.refused("id", KEY, Refusal(401, "invalid_api_key", "no"), relayed=False)
+    world.courses.ended(course)
     (line,) = lines()
     assert (line["status"], line["refusal"], line["service"]) == (401, "invalid_api_key", "default/a")
 
@@ -114,3 +115,40 @@ def test_reports_are_read_as_relays_write_them():
     for wrong in (b"{", b"{}", b'[{"request_id": 5}]'):
         with pytest.raises(ValueError, match=r"[Ee]xpected|truncated"):
             reports.read(wrong)
+
+
+def test_requests_with_one_id_are_logged_and_charged_each(lines):
+    """Ids are the clients' own: a tenant that repeats one must not get its tokens for nothing, or at another's cost."""
+    world = World()
+    served = []
+    world.courses._holds.served = lambda request, tokens: served.append((request.tenant, tokens))
+    other = replace(REQUEST, tenant="other")
+    first = world.courses.started(REQUEST, START, relayed=True)
+    second = world.courses.started(other, replace_endpoint(START, "10.0.0.9:80"), relayed=True)
+    third = world.courses.started(REQUEST, START, relayed=True)
+    for course, endpoint in ((second, "10.0.0.9:80"), (first, "10.0.0.1:80"), (third, "10.0.0.1:80")):
+        world.courses.ended(course)
+        world.now += 40.0
+        world.courses.report(replace(REPORT, endpoints=(endpoint,)))
+    assert served == [("other", 7), ("acme", 7), ("acme", 7)]
+    assert [line["tenant"] for line in lines()] == ["other", "acme", "acme"]
+    world.now += 100.0
+    world.courses.expire()
+    assert len(lines()) == 3
+
+
+def test_a_try_again_that_is_refused_belongs_to_its_request(lines):
+    world = World()
+    course = world.courses.started(REQUEST, START, relayed=True)
+    world.courses.ended(course)
+    assert world.courses.refused("id", KEY, Refusal(503, "no_replica", "no"), relayed=True, attempt=2) is course
+    world.courses.ended(course)
+    world.courses.report(replace(REPORT, error="no_replica"))
+    world.now = 100.0
+    world.courses.expire()
+    (line,) = lines()
+    assert (line["refusal"], line["error"]) == ("no_replica", "no_replica")
+
+
+def replace_endpoint(start, address):
+    return start._replace(pick=replace(start.pick, endpoints=(Endpoint(address, "p"),)))

@@ -7,6 +7,8 @@ import json
 import signal
 import time
 
+import pytest
+
 from inflight_gateway.ext_proc.exchange import HEAD_WITHIN_S
 from tests.gateway.asking import ask, service
 from tests.gateway.fake_engine import headers_of
@@ -109,5 +111,39 @@ async def test_an_answer_goes_on_at_another_engine_when_its_own_dies(tmp_path, e
         line = next(json.loads(line) for line in stack.log("picker").splitlines() if '"cut-True"' in line)
         assert (line["continuations"], line["attempts"], line["status"]) == (1, 2, 200)
         assert line["completion_tokens"] == 20
+    finally:
+        stack.stop_all()
+
+
+async def test_answers_of_a_service_without_continuation_pass_as_engines_write_them(tmp_path, engines, http):
+    engine = await engines("engine", "stream")
+    engine.events = 3
+    stack = GatewayStack(tmp_path, relays=1)
+    stack.services(service("a", engine, model="m", continuation=False))
+    try:
+        await stack.start_all()
+        status, body, headers = await ask(http, stack, stream=True)
+        assert (status, headers["x-engine"]) == (200, "engine")
+        assert body.startswith("data: engine 0")
+        assert body.endswith("data: [DONE]\n\n")
+        sent = headers_of(engine.requests[0])
+        assert "x-inflight-progress" not in sent
+        assert "x-envoy-expected-rq-timeout-ms" not in sent
+    finally:
+        stack.stop_all()
+
+
+@pytest.mark.parametrize("most", [1, 2])
+async def test_max_attempts_bounds_the_replicas_of_a_request_over_envoy_and_relay(tmp_path, engines, http, most):
+    some = [await engines(f"engine-{number}", "progress") for number in range(4)]
+    for engine in some:
+        engine.cuts = [0] * 10
+    stack = GatewayStack(tmp_path, relays=1)
+    stack.services(service("a", *some, model="m", max_attempts=most))
+    try:
+        await stack.start_all()
+        status, body, _ = await ask(http, stack, stream=True, max_tokens=5)
+        assert (status, body["error"]["code"]) == (502, "engine_lost")
+        assert sum(len(engine.requests) for engine in some) == most
     finally:
         stack.stop_all()

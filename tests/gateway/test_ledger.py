@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_gateway.ledger import PEER_S, Ledger
+from inflight_gateway.state.peers import SILENT_SECONDS
+from inflight_gateway.state.stream import FULL_SECONDS
 from inflight_gateway.types import Endpoint, EngineSample, Pick, RequestView, ServiceKey
 from tests.gateway.pick.loads import COST
 
@@ -213,3 +215,8 @@ def test_counts_are_exact_and_estimates_within_what_is_known_after_anything(oper
         for _ in operations:
             world.ledger.end(str(name), at)
     assert [world.load(each, at).in_flight for each in (A, B)] == [0, 0]
+
+
+def test_a_peer_counts_until_limits_take_it_for_gone():
+    """Full lines come every 5 s: one that is a moment late must not hide what the peer has in flight."""
+    assert PEER_S == SILENT_SECONDS > FULL_SECONDS

@@ -5,13 +5,15 @@ import hashlib
 import json
 import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import click
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from inflight_gateway.tenants.keys import parse
-from inflight_kubectl.api_keys import authorization, new_key, stored_keys
+from inflight_kubectl.api_keys import DEFAULT_SECRET, authorization, new_key, stored_keys
 from inflight_kubectl.cli import cli
 from inflight_kubectl.cluster import Cluster, Target
 from inflight_kubectl.flag_types import DurationType
@@ -21,6 +23,7 @@ from inflight_kubectl.resources import Service
 from tests.kubectl.fake_api import FakeApi
 from tests.kubectl.objects import NOW, body
 
+PROJECT = Path(__file__).parents[2]
 SECRET = "/api/v1/namespaces/default/secrets/chat-keys"
 
 
@@ -100,7 +103,7 @@ def test_a_service_that_names_no_secret_gets_the_command_that_sets_one(api):
     api.objects.update(FakeApi(behind(secret=None)).objects)
     said = run("create", "chat", "--tenant", "acme", code=1).stderr
     patch = json.loads(re.search(r"-p '(.*)'", said)[1])
-    assert patch == {"spec": {"gateway": {"enabled": True, "auth": {"apiKeysSecret": "chat-api-keys"}}}}
+    assert patch == {"spec": {"gateway": {"enabled": True, "auth": {"apiKeysSecret": DEFAULT_SECRET}}}}
     assert SECRET not in api.objects
 
 
@@ -202,3 +205,13 @@ def test_requests_to_a_service_with_keys_need_one():
         authorization(Service.of(behind()), None)
     assert authorization(Service.of(behind()), "ifk_1") == {"authorization": "Bearer ifk_1"}
     assert authorization(Service.of(behind(secret=None)), None) == {}
+
+
+def test_the_secret_of_examples_and_guides_is_one_that_the_gateway_may_read_by_default():
+    values = yaml.safe_load((PROJECT / "helm/inflight/values.yaml").read_text())
+    assert values["gateway"]["apiKeySecrets"] == [DEFAULT_SECRET]
+    for folder in ("docs", "examples"):
+        for page in (PROJECT / folder).rglob("*"):
+            if page.suffix in (".md", ".yaml"):
+                named = re.findall(r"apiKeysSecret: ([\w-]+)", page.read_text())
+                assert set(named) <= {DEFAULT_SECRET}, page

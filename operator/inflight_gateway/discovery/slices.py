@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+from inflight_gateway.addresses import address_of
 from inflight_gateway.discovery.kube_api import Manifest
 from inflight_gateway.discovery.reflector import Changes, ObjectKey
 from inflight_gateway.types import Endpoint, ServiceKey
@@ -19,10 +20,6 @@ ENGINES_SUFFIX = "-engines"
 """Name of the headless Service after that of the InferenceService."""
 
 PORT_NAME = "http"
-
-
-def address_of(ip: str, port: int) -> str:
-    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
 def service_of(manifest: Manifest) -> ServiceKey | None:

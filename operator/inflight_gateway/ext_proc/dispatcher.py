@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,7 +12,12 @@ from inflight_gateway.catalog import Catalog, Change
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.ledger import Ledger
 from inflight_gateway.pick.picker import Picker
-from inflight_gateway.types import Pick, Refusal, RequestView, ServiceConfig, ServiceKey
+from inflight_gateway.types import Endpoint, Pick, Refusal, RequestView, ServiceConfig, ServiceKey
+
+_log = logging.getLogger(__name__)
+
+FAULT_LOG_S = 60.0
+"""Between two lines about picks that fail."""
 
 RETRY_AFTER_S = 5
 """Told to clients whose request waited in vain: by then a replica may have become free or ready."""
@@ -28,6 +34,7 @@ class Start(NamedTuple):
 class _Waiting:
     """Attributes: allowed: addresses that another gateway allows; empty: all."""
 
+    service: ServiceKey
     outcome: asyncio.Future[Start | Refusal]
     since: float
     allowed: Collection[str]
@@ -59,6 +66,7 @@ class Dispatcher:
         self._clock = clock
         self._changed = changed
         self._waiting: dict[str, _Waiting] = {}
+        self._fault_logged = float("-inf")
 
     def place(
         self, request: RequestView, config: ServiceConfig, allowed: Collection[str] = ()
@@ -66,11 +74,13 @@ class Dispatcher:
         """The future is done already where a replica can start the request now. `end` must follow, whatever happens."""
         now = self._clock()
         self._ledger.touch(request.service, now)
+        if allowed and not self._allowed(request.service, allowed):
+            return _none_allowed(request.service)
         refusal = self._holds.offer(request, config, now)
         if refusal is not None:
             return refusal
         outcome: asyncio.Future[Start | Refusal] = asyncio.get_running_loop().create_future()
-        self._waiting[request.request_id] = _Waiting(outcome, now, allowed)
+        self._waiting[request.request_id] = _Waiting(request.service, outcome, now, allowed)
         self.release(request.service)
         self._changed()
         return outcome
@@ -110,6 +120,11 @@ class Dispatcher:
         for key in change.services - self._catalog.services.keys():
             for request in self._holds.forget(key):
                 self._refuse(request, Refusal(404, "service_not_found", f"{key} was deleted"))
+        for request_id, waiting in tuple(self._waiting.items()):
+            if waiting.allowed and waiting.service in change.endpoints and self._lost(waiting):
+                self._holds.remove(request_id)
+                del self._waiting[request_id]
+                _settle(waiting.outcome, _none_allowed(waiting.service))
         for key in change.services | change.endpoints:
             self.release(key)
 
@@ -122,10 +137,36 @@ class Dispatcher:
         loads = self._ledger.loads(request.service, request, now)
         if waiting.allowed:
             loads = [load for load in loads if load.endpoint.address in waiting.allowed]
-        pick = self._picker.pick(request, config, loads, now)
+        try:
+            pick = self._picker.pick(request, config, loads, now)
+        except Exception:
+            # A fault of ours at the head of a queue would hold up the whole service, and end this process.
+            self._log_fault(request.service, now)
+            pick = self._among(request.service, {load.endpoint.address for load in loads}, config)
+        if pick is None and waiting.allowed:
+            pick = self._among(request.service, waiting.allowed, config)
         if pick is not None:
             self._ledger.begin(request, pick, now)
         return pick
+
+    def _log_fault(self, service: ServiceKey, now: float) -> None:
+        if now >= self._fault_logged + FAULT_LOG_S:
+            self._fault_logged = now
+            _log.exception("picking for %s failed: by least requests for now", service)
+
+    def _among(self, service: ServiceKey, allowed: Collection[str], config: ServiceConfig) -> Pick | None:
+        """By least requests, without asking what they can start soon. For another gateway's choice: to wait for it
+        would keep all others of the service waiting too, which other replicas could start."""
+        in_flight = self._ledger.sent()
+        endpoints = self._allowed(service, allowed)
+        endpoints.sort(key=lambda endpoint: in_flight.get(endpoint.address, (0, 0))[0])
+        return Pick(tuple(endpoints[: config.max_attempts]), "least-requests") if endpoints else None
+
+    def _allowed(self, service: ServiceKey, allowed: Collection[str]) -> list[Endpoint]:
+        return [one for one in self._catalog.endpoints_of(service) if one.address in allowed]
+
+    def _lost(self, waiting: _Waiting) -> bool:
+        return not self._allowed(waiting.service, waiting.allowed)
 
     def _refuse(self, request: RequestView, refusal: Refusal) -> None:
         waiting = self._waiting.pop(request.request_id, None)
@@ -138,3 +179,12 @@ def _settle(outcome: asyncio.Future[Start | Refusal], result: Start | Refusal) -
     """Unless the client has just left: then its stream's end follows."""
     if not outcome.done():
         outcome.set_result(result)
+
+
+def _none_allowed(service: ServiceKey) -> Refusal:
+    return Refusal(
+        503,
+        "no_replica",
+        f"none of the endpoints that the gateway in front allows is a replica of {service} that takes requests",
+        (("retry-after", str(RETRY_AFTER_S)),),
+    )

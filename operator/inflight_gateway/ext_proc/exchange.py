@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Protocol
 
+from inflight_gateway.access_log import Course
 from inflight_gateway.catalog import Catalog
 from inflight_gateway.ext_proc import messages
 from inflight_gateway.ext_proc.body import Body, parse
 from inflight_gateway.ext_proc.dispatcher import Dispatcher, Start
 from inflight_gateway.ext_proc.view import Head, view
-from inflight_gateway.headers import ATTEMPT, AVOID, DESTINATION
+from inflight_gateway.headers import ATTEMPT, AVOID, DESTINATION, INTERNAL, PROGRESS, SUBSET
 from inflight_gateway.paths import is_internal
+from inflight_gateway.proxy.names import METADATA
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.signature import EngineHeaders
 from inflight_gateway.types import Refusal, RequestView, ServiceConfig, ServiceKey
@@ -22,6 +24,10 @@ from inflight_gateway.types import Refusal, RequestView, ServiceConfig, ServiceK
 HEAD_WITHIN_S = 10.0
 """An engine that answers with progress frames sends its head as soon as the request is tokenized and queued; without
 one in this time Envoy tries the next endpoint. Other answers may take as long as the generation."""
+
+PICKED_METADATA = "envoy.lb"
+"""Where other gateways look for the pick beside the header (Gateway API Inference Extension,
+docs/proposals/004-endpoint-picker-protocol)."""
 
 _HOLD_MARGIN_S = 5.0
 """Envoy waits longer than the hold queue: the picker ends a hold, not Envoy's timeout."""
@@ -32,14 +38,16 @@ _numbers = count(1)
 class Observer(Protocol):
     """Told what becomes of requests, for metrics, logs and people."""
 
-    def started(self, request: RequestView, start: Start, *, relayed: bool) -> None:
+    def started(self, request: RequestView, start: Start, *, relayed: bool) -> Course:
         """It goes to a replica."""
 
-    def refused(self, request_id: str, service: ServiceKey | None, refusal: Refusal, *, relayed: bool) -> None:
+    def refused(
+        self, request_id: str, service: ServiceKey | None, refusal: Refusal, *, relayed: bool, attempt: int = 1
+    ) -> Course:
         """It gets an answer from the gateway itself."""
 
-    def ended(self, request_id: str) -> None:
-        """One of its attempts has ended."""
+    def ended(self, course: Course) -> None:
+        """The attempt has ended that `started` or `refused` was called for."""
 
     def decided(self, seconds: float) -> None:
         """How long the picker took for a request, waiting not counted."""
@@ -64,15 +72,18 @@ class Exchange:
     Args:
         head: of the request.
         allowed: addresses that another gateway allows for it; empty: all.
+        guest: another gateway asks, and not the Envoy of this pod.
     """
 
-    def __init__(self, parts: Parts, head: Head, allowed: Collection[str]) -> None:
+    def __init__(self, parts: Parts, head: Head, allowed: Collection[str], *, guest: bool = False) -> None:
         self._parts = parts
         self._head = head
         self._allowed = allowed
+        self._guest = guest
         self._arrived = parts.clock()
         self._placed: tuple[str, ServiceKey] | None = None
         self._admitted = False
+        self._course: Course | None = None
 
     def refusal(self) -> Any | None:
         """From the head alone: bodies that need not be read are not."""
@@ -116,7 +127,7 @@ class Exchange:
         if isinstance(result, Refusal):
             yield self._refuse(result, config.key)
             return
-        parts.observer.started(request, result, relayed=self._head.relayed)
+        self._course = parts.observer.started(request, result, relayed=self._head.relayed)
         yield self._go_on(stage, request, config, result, limit_headers)
 
     def close(self) -> None:
@@ -125,7 +136,8 @@ class Exchange:
             self._parts.dispatcher.end(*self._placed)
         if self._admitted:
             self._parts.gate.ended(self._head.request_id)
-        self._parts.observer.ended(self._head.request_id)
+        if self._course is not None:
+            self._parts.observer.ended(self._course)
 
     def _config(self, model: str | None) -> ServiceConfig | Refusal:
         catalog = self._parts.catalog
@@ -133,7 +145,10 @@ class Exchange:
         return key if isinstance(key, Refusal) else catalog.services[key]
 
     def _refuse(self, refusal: Refusal, service: ServiceKey | None) -> Any:
-        self._parts.observer.refused(self._head.request_id, service, refusal, relayed=self._head.relayed)
+        head = self._head
+        self._course = self._parts.observer.refused(
+            head.request_id, service, refusal, relayed=head.relayed, attempt=head.attempt
+        )
         return messages.refuse(refusal, service)
 
     def _go_on(
@@ -145,16 +160,28 @@ class Exchange:
         limit_headers: messages.Pairs,
     ) -> Any:
         pick, headers = start.pick, self._parts.engine_headers
-        to_set = [
-            (DESTINATION, ",".join(endpoint.address for endpoint in pick.endpoints)),
-            ("x-envoy-max-retries", str(len(pick.endpoints) - 1)),
-            *headers.to_set(config, request.tenant, request.request_id),
-        ]
-        if self._head.progress:
+        # The earlier attempts of the relay used up a replica each.
+        endpoints = pick.endpoints[: max(1, config.max_attempts - request.attempt + 1)]
+        destination = ",".join(endpoint.address for endpoint in endpoints)
+        to_set = [(DESTINATION, destination), *headers.to_set(config, request.tenant, request.request_id)]
+        if self._guest:
+            present = {name for name, _ in to_set}
+            # A client may have sent them: nothing in front of the picker has removed them.
+            forged = [name for name in (*INTERNAL, SUBSET) if name not in present]
+            return messages.go_on(
+                stage, to_set, (*forged, *headers.to_remove(config)), {PICKED_METADATA: {DESTINATION: destination}}
+            )
+        to_set.append(("x-envoy-max-retries", str(len(endpoints) - 1)))
+        to_remove = [AVOID, ATTEMPT, *headers.to_remove(config)]
+        if not config.continuation:
+            # An ordinary answer then: the relay passes it on as it comes.
+            to_remove.append(PROGRESS)
+        elif self._head.progress:
             to_set.append(("x-envoy-upstream-rq-per-try-timeout-ms", str(round(HEAD_WITHIN_S * 1000))))
         metadata = {
             "service": str(config.key),
             "first_token_within": f"{pick.first_token_within_s:.3f}",
+            "max_attempts": str(config.max_attempts),
             **dict(limit_headers),
         }
-        return messages.go_on(stage, to_set, (AVOID, ATTEMPT, *headers.to_remove(config)), metadata)
+        return messages.go_on(stage, to_set, to_remove, {METADATA: metadata})

@@ -1,4 +1,4 @@
-"""The gRPC server of ADS and external processing."""
+"""The gRPC servers: ADS and external processing for the Envoy of this pod; external processing for other gateways."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import grpc
 from envoy.service.discovery.v3 import ads_pb2_grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 
+from inflight_gateway.addresses import address_of, any_address
+from inflight_gateway.ext_proc.guests import GuestProcessor
 from inflight_gateway.ext_proc.server import Processor
 from inflight_gateway.proxy.ads import Ads
 from inflight_gateway.settings import MAX_BODY_BYTES
@@ -26,5 +28,21 @@ async def serve(socket: Path, ads: Ads, processor: Processor) -> grpc.aio.Server
     ads_pb2_grpc.add_AggregatedDiscoveryServiceServicer_to_server(ads, server)
     external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(processor, server)
     server.add_insecure_port(f"unix:{socket}")
+    await server.start()
+    return server
+
+
+async def serve_guests(port: int, processor: GuestProcessor) -> grpc.aio.Server:
+    """Listens on a TCP port of all addresses until stopped. Other gateways get no ADS: it would configure them.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    server = grpc.aio.server(options=_OPTIONS)
+    external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(processor, server)
+    try:
+        server.add_insecure_port(address_of(any_address(), port))
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on --ext-proc-port {port}: {error}") from error
     await server.start()
     return server

@@ -20,7 +20,7 @@ from google.protobuf.struct_pb2 import Struct
 
 from inflight_gateway.headers import SERVICE
 from inflight_gateway.openai_error import error_body
-from inflight_gateway.proxy.names import LONGEST_MESSAGE_TIMEOUT_S, METADATA
+from inflight_gateway.proxy.names import LONGEST_MESSAGE_TIMEOUT_S
 from inflight_gateway.types import Refusal, ServiceKey
 
 Stage = Literal["request_headers", "request_body"]
@@ -39,12 +39,12 @@ def header_pairs(headers: Any) -> list[tuple[str, str]]:
     return [(one.key, one.value or one.raw_value.decode("utf-8", "replace")) for one in headers.headers.headers]
 
 
-def go_on(stage: Stage, to_set: Pairs, to_remove: Iterable[str], metadata: Mapping[str, str]) -> Any:
-    """The request goes on with these headers, by the route that then fits."""
+def go_on(stage: Stage, to_set: Pairs, to_remove: Iterable[str], metadata: Mapping[str, Mapping[str, str]]) -> Any:
+    """The request goes on with these headers, by the route that then fits. Args: metadata: by namespace."""
     mutation = HeaderMutation(set_headers=_options(to_set), remove_headers=to_remove)
     common = CommonResponse(header_mutation=mutation, clear_route_cache=True)
     dynamic = Struct()
-    dynamic.update({METADATA: dict(metadata)})
+    dynamic.update({namespace: dict(fields) for namespace, fields in metadata.items()})
     if stage == "request_headers":
         return ProcessingResponse(request_headers=HeadersResponse(response=common), dynamic_metadata=dynamic)
     return ProcessingResponse(request_body=BodyResponse(response=common), dynamic_metadata=dynamic)

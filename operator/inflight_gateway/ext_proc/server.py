@@ -36,7 +36,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
                 kind = message.WhichOneof("request")
                 if kind == "request_headers":
                     head = Head(messages.header_pairs(message.request_headers), end_of_stream=_ends(message))
-                    exchange = Exchange(self._parts, head, _allowed(message))
+                    exchange = Exchange(self._parts, head, allowed(message))
                     refusal = exchange.refusal()
                     if refusal is not None:
                         yield refusal
@@ -65,8 +65,8 @@ def _ends(message: Any) -> bool:
     return bool(message.request_headers.end_of_stream)
 
 
-def _allowed(message: Any) -> frozenset[str]:
-    """Only from metadata: a header could be the client's."""
+def allowed(message: Any) -> frozenset[str]:
+    """Addresses that another gateway allows for a request; empty: all. From metadata, as a header may be a client's."""
     struct = message.metadata_context.filter_metadata.get(_SUBSET_NAMESPACE)
     if struct is None or SUBSET not in struct.fields:
         return frozenset()

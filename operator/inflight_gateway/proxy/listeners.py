@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inflight_gateway.headers import ENDPOINT, FIRST_TOKEN_WITHIN, INTERNAL, PROGRESS, SERVICE, SUBSET
+from inflight_gateway.headers import ENDPOINT, FIRST_TOKEN_WITHIN, INTERNAL, MAX_ATTEMPTS, PROGRESS, SERVICE, SUBSET
 from inflight_gateway.proxy.errors import local_replies
 from inflight_gateway.proxy.names import (
     INNER,
@@ -139,7 +139,7 @@ def _outer_routes() -> Json:
                 "request_body_buffer_limit": MAX_BODY_BYTES,
             }
         ],
-        "response_headers_to_remove": [ENDPOINT, FIRST_TOKEN_WITHIN, SERVICE, PROGRESS],
+        "response_headers_to_remove": [ENDPOINT, FIRST_TOKEN_WITHIN, MAX_ATTEMPTS, SERVICE, PROGRESS],
     }
 
 

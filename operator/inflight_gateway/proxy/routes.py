@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from inflight_gateway.headers import DESTINATION, ENDPOINT, FIRST_TOKEN_WITHIN, SERVICE
+from inflight_gateway.headers import DESTINATION, ENDPOINT, FIRST_TOKEN_WITHIN, MAX_ATTEMPTS, SERVICE
 from inflight_gateway.paths import PUBLIC
 from inflight_gateway.proxy.errors import fixed
 from inflight_gateway.proxy.names import INNER, LONGEST_SILENCE, METADATA, PICKED, Json, header, service_cluster
@@ -36,6 +36,7 @@ def inner_routes(services: Iterable[tuple[ServiceConfig, Iterable[str]]]) -> Jso
         "response_headers_to_add": [
             header(ENDPOINT, "%UPSTREAM_REMOTE_ADDRESS%"),
             header(FIRST_TOKEN_WITHIN, _metadata("first_token_within")),
+            header(MAX_ATTEMPTS, _metadata("max_attempts")),
             header(SERVICE, _metadata("service")),
             *(header(name, _metadata(name)) for name in RATE_LIMIT_HEADERS),
         ],

@@ -20,6 +20,7 @@ the bytes that arrived meanwhile are read first."""
 _PROGRESS = names.PROGRESS.encode()
 _ENDPOINT = names.ENDPOINT.encode()
 _SERVICE = names.SERVICE.encode()
+_MAX_ATTEMPTS = names.MAX_ATTEMPTS.encode()
 _FIRST_TOKEN_WITHIN = names.FIRST_TOKEN_WITHIN.encode()
 
 
@@ -47,11 +48,14 @@ class Owner(Protocol):
 class Attempt:
     """Args: blocked: the client does not read at the moment.
 
-    Attributes: endpoint: IP:PORT that answered; empty: not known. service: NAMESPACE/NAME, likewise.
+    Attributes:
+        endpoint: IP:PORT that answered; empty: not known. service: NAMESPACE/NAME, likewise.
+        max_attempts: that the service allows for one request; None: not known.
     """
 
     def __init__(self, shared: Shared, owner: Owner, request: tuple[bytes, bytes], *, blocked: bool) -> None:
         self.endpoint = self.service = ""
+        self.max_attempts: int | None = None
         self._shared = shared
         self._owner = owner
         # Kept until the response begins, for a connection that was closed while idle.
@@ -103,6 +107,7 @@ class Attempt:
         self._request = None
         self.endpoint = _address(find(headers, _ENDPOINT))
         self.service = (find(headers, _SERVICE) or b"").decode("latin-1")
+        self.max_attempts = _count(find(headers, _MAX_ATTEMPTS))
         if self._blocked:
             self._call.pause()
         if find(headers, _PROGRESS) is None or status != 200:
@@ -186,3 +191,8 @@ def _seconds(value: bytes | None) -> float | None:
         return None if value is None else float(value)
     except ValueError:
         return None
+
+
+def _count(value: bytes | None) -> int | None:
+    """None also for 0 and for what is no number."""
+    return int(value) or None if value is not None and value.isdigit() else None

@@ -28,7 +28,7 @@ class Failure(Enum):
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Attributes:
-    max_attempts: replicas that one request is sent to at most.
+    max_attempts: replicas that one request is sent to at most, where no response has named the service's own limit.
     max_wait_s: that one request waits in all, where no replica is free for another attempt.
     min_pause_s, max_pause_s: between two of these tries, whatever Retry-After says.
     """

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 
 from inflight_gateway import headers as names
 from inflight_gateway.relay import asked, decide
@@ -20,7 +22,7 @@ from inflight_gateway.relay.decide import Again, Failure, Tried, next_step
 from inflight_gateway.relay.delivery import DONE, Delivery, json_of
 from inflight_gateway.relay.errors import ClientError, engine_error
 from inflight_gateway.relay.frames import Frame
-from inflight_gateway.relay.heads import Headers, find
+from inflight_gateway.relay.heads import Headers, find, without
 from inflight_gateway.relay.passing import start_as_is
 from inflight_gateway.relay.record import Record
 from inflight_gateway.relay.shared import MAX_BODIES_BYTES, MAX_BODY_BYTES, Shared
@@ -46,6 +48,7 @@ class Generation:
         self._failures = 0
         self._failed_at = 0.0
         self._avoid: dict[str, None] = {}
+        self._limits = shared.tuning.limits
         self._answer = Answer()
         self._passing = self._blocked = False
         self._record = Record(request)
@@ -74,8 +77,9 @@ class Generation:
             self._refuse(_FORGED)
             return
         self._record.stream = self._asked is not None and bool(self._asked.stream)
-        if find(self._request.headers, _REQUEST_ID) is None:
-            self._request.headers.append((_REQUEST_ID, uuid.uuid4().hex.encode()))
+        if not _IDS.fullmatch(find(self._request.headers, _REQUEST_ID) or b""):
+            named = (_REQUEST_ID, uuid.uuid4().hex.encode())
+            self._request.headers = [*without(self._request.headers, _REQUEST_ID), named]
         self._shared.budget.request()
         self._ask()
 
@@ -112,6 +116,8 @@ class Generation:
 
     def _seen(self, *, continued: bool = False) -> None:
         if self._attempt is not None:
+            if self._attempt.max_attempts is not None:
+                self._limits = replace(self._limits, max_attempts=self._attempt.max_attempts)
             self._record.attempt(self._attempt.service, self._attempt.endpoint, continued=continued)
 
     def frames(self, frames: Sequence[Frame], now: float) -> None:
@@ -229,7 +235,7 @@ class Generation:
         if not self._answer.has_tokens:
             self._answer = Answer()
         tried = Tried(self._failures, now - self._failed_at)
-        step = next_step(failure, tried, self._shared.tuning.limits, retry_after_s=retry_after_s, said=said)
+        step = next_step(failure, tried, self._limits, retry_after_s=retry_after_s, said=said)
         if isinstance(step, Again) and failure is not Failure.BUSY and not self._shared.budget.retry(now):
             step = decide.OUT_OF_BUDGET
         if isinstance(step, ClientError):
@@ -262,4 +268,6 @@ def _seconds(value: bytes | None) -> float | None:
     return float(value) if value is not None and value.isdigit() else None
 
 
+_IDS = re.compile(rb"[!-~]{1,256}")
+"""Request ids that are kept. Others would be read differently by picker and engine, which sign and verify them."""
 _REQUEST_ID = names.REQUEST_ID.encode()

@@ -10,19 +10,21 @@ from inflight_gateway.types import RateLimits, Refusal, ServiceConfig
 Headers = tuple[tuple[str, str], ...]
 
 KEYS_RETRY_S = 5
-"""Retry-After while a service's Secret with API keys does not exist."""
+"""Retry-After while a service's Secret with API keys cannot be read."""
 
 CONCURRENT_RETRY_S = 1
 """Retry-After of a tenant with too many requests in flight: one of them may end at any time."""
 
 
 def no_keys(config: ServiceConfig) -> Refusal:
-    """The Secret that the service names does not exist, or was not read yet: nobody may pass."""
+    """The Secret that the service names does not exist, or the gateway may not read it: no request may pass."""
     return Refusal(
         503,
         "api_keys_unavailable",
-        f"The Secret {config.api_keys_secret} with the API keys of service {config.key.name} does not exist. Create a"
-        f" key with `kubectl inflight keys create {config.key.name} --tenant NAME -n {config.key.namespace}`.",
+        f"The gateway has no API keys of service {config.key.name}: the Secret {config.api_keys_secret} does not exist,"
+        " or the gateway may not read it. Create a key with `kubectl inflight keys create"
+        f" {config.key.name} --tenant NAME -n {config.key.namespace}`, and list the Secret's name in the value"
+        " gateway.apiKeySecrets of the Helm chart.",
         (("retry-after", str(KEYS_RETRY_S)),),
     )
 

@@ -53,7 +53,7 @@ class Auth(SpecModel):
         json_schema_extra=validations(
             rule(
                 "self.matches('^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$')",
-                "gateway.auth.apiKeysSecret must be the name of a Secret, such as chat-keys",
+                "gateway.auth.apiKeysSecret must be the name of a Secret, such as inflight-api-keys",
             )
         ),
     )

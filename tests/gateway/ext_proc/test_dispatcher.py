@@ -115,3 +115,51 @@ async def test_only_allowed_endpoints_are_picked():
     world.endpoints(3)
     outcome = world.dispatcher.place(RequestView("x", KEY, world.now), CONFIG, frozenset({"10.0.0.2:80"}))
     assert [one.address for one in outcome.result().pick.endpoints] == ["10.0.0.2:80"]
+
+
+async def test_a_request_with_allowed_endpoints_does_not_keep_others_waiting():
+    """They are another gateway's word, which may be busy or old."""
+    world = World()
+    world.endpoints(2)
+    busy = frozenset({"10.0.0.0:80"})
+    outcomes = [world.dispatcher.place(RequestView(str(number), KEY, world.now), CONFIG, busy) for number in range(8)]
+    assert all(outcome.done() for outcome in outcomes)
+    assert world.dispatcher.place(RequestView("free", KEY, world.now), CONFIG).done()
+
+
+async def test_a_request_whose_allowed_endpoints_are_gone_is_refused_at_once():
+    world = World()
+    world.endpoints(2)
+    refusal = world.dispatcher.place(RequestView("x", KEY, world.now), CONFIG, frozenset({"10.0.0.9:80"}))
+    assert (refusal.status, refusal.code) == (503, "no_replica")
+    assert len(world.holds) == 0
+
+
+async def test_a_request_that_waits_is_refused_when_its_allowed_endpoints_go():
+    world = World()
+    world.endpoints(2)
+    for number in range(8):
+        world.arrive(number)
+    waits = [name for name in world.placed if name not in world.outcomes()]
+    assert waits
+    outcome = world.dispatcher.place(RequestView("x", KEY, world.now + 1), CONFIG, frozenset({"10.0.0.1:80"}))
+    assert not outcome.done()
+    world.endpoints(1)
+    assert outcome.result().status == 503
+    assert len(world.holds) == len([name for name in world.placed if name not in world.outcomes()])
+
+
+async def test_a_fault_of_the_scores_holds_up_nothing(caplog):
+    class Faulty(Picker):
+        def pick(self, *_):
+            raise ZeroDivisionError
+
+    world = World()
+    world.dispatcher._picker = Faulty()
+    world.endpoints(2)
+    for number in range(4):
+        world.arrive(number)
+    world.dispatcher.release()
+    starts = world.outcomes().values()
+    assert sorted(start.pick.endpoints[0].address for start in starts) == ["10.0.0.0:80"] * 2 + ["10.0.0.1:80"] * 2
+    assert caplog.text.count("picking for default/a failed") == 1

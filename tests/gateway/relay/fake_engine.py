@@ -25,7 +25,7 @@ class Do:
         status: an answer without progress frames, with `body`.
         cut: bytes of the frames after which the connection breaks. hang: likewise, but it stays open.
         error: a frame sent in place of all after the last whole frame within `cut` bytes: `:e` and its data.
-        within: value of x-inflight-first-token-within.
+        within: value of x-inflight-first-token-within. most: of x-inflight-max-attempts.
         split: bytes of each write; 0: all in one.
         pause_s: between two of these writes.
         endpoint: x-inflight-endpoint; empty: none.
@@ -40,6 +40,7 @@ class Do:
     hang: int | None = None
     error: bytes = b""
     within: float | None = None
+    most: int | None = None
     split: int = 0
     pause_s: float = 0.0
     endpoint: str = "10.0.0.1:8000"
@@ -210,6 +211,8 @@ class FakeEngine:
         own += ["x-inflight-progress: 1", "x-inflight-service: ns/svc", "x-request-id: " + seen.headers["x-request-id"]]
         if do.within is not None:
             own.append(f"x-inflight-first-token-within: {do.within}")
+        if do.most is not None:
+            own.append(f"x-inflight-max-attempts: {do.most}")
         head = ["HTTP/1.1 200 OK", "content-type: text/event-stream", "transfer-encoding: chunked", *own, "", ""]
         writer.write("\r\n".join(head).encode())
         frames = frames_for(seen.json, number) if do.frames is None else do.frames

@@ -62,6 +62,15 @@ async def test_a_final_error_before_the_first_token_has_its_status(relay, asked)
     assert (report["status"], report["error"], report["service"]) == (500, "engine_failed", "ns/svc")
 
 
+@pytest.mark.parametrize("most", [1, 2, 5])
+async def test_a_service_bounds_the_attempts_of_its_requests(relay, most):
+    relay.script(Do(cut=0, error=LOST, most=most))
+    status, headers, _ = await relay.post(STREAM)
+    assert status == 503
+    assert "x-inflight-max-attempts" not in headers
+    assert len(relay.engine.seen) == most
+
+
 async def test_a_lost_engine_is_retried_and_its_error_is_the_last_word(relay):
     relay.script(Do(cut=0, error=LOST), Do(cut=0, error=LOST), Do(cut=0, error=LOST))
     status, headers, body = await relay.post(STREAM)

@@ -218,3 +218,13 @@ async def test_what_envoy_would_not_send_closes_the_connection(relay, data, capl
 async def test_a_client_that_waits_for_100_continue_gets_it(relay):
     head = b"POST /v1/files HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
     assert await raw(relay, head, b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@pytest.mark.parametrize("given", ["über-1", "a b", "x" * 300])
+async def test_a_request_id_that_cannot_be_signed_is_replaced(relay, given):
+    """Picker and engine would read its bytes differently, and reports would fit no request."""
+    status, _, _ = await relay.post(STREAM, headers={"x-request-id": given})
+    assert status == 200
+    seen = relay.engine.seen[0].headers["x-request-id"]
+    assert len(seen) == 32
+    assert (await relay.report())["request_id"] == seen

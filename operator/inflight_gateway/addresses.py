@@ -1,0 +1,20 @@
+"""Network addresses: how they are written, and which ones the gateway listens on."""
+
+from __future__ import annotations
+
+import socket
+
+
+def address_of(ip: str, port: int) -> str:
+    """`IP:PORT`, `[IP]:PORT` of an IPv6 address."""
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+
+
+def any_address() -> str:
+    """All addresses of this pod: `::` takes IPv4 connections too. `0.0.0.0` on nodes without IPv6."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::", 0))
+    except OSError:
+        return "0.0.0.0"
+    return "::"

@@ -1,0 +1,201 @@
+"""The picker as the endpoint picker of another gateway: external processing over TCP."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+
+import grpc
+import pytest
+from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue, Metadata
+from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
+from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
+from envoy.service.ext_proc.v3.external_processor_pb2 import (
+    HttpBody,
+    HttpHeaders,
+    HttpTrailers,
+    ProcessingRequest,
+    ProtocolConfiguration,
+)
+from google.protobuf.struct_pb2 import Struct
+
+from inflight_gateway.addresses import any_address
+from inflight_gateway.ext_proc.guests import CHUNK_BYTES
+from tests.gateway.asking import service
+from tests.gateway.gateway_stack import free_port, until
+
+KEY = "ifk_" + "a" * 43
+DESTINATION = "x-gateway-destination-endpoint"
+DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
+
+
+def head(subset=None, *, mode=ProcessingMode.BUFFERED, ends=False, **headers):
+    pairs = {":method": "POST", ":path": "/v1/completions", ":authority": "llm.example.com", **headers}
+    values = [HeaderValue(key=name.replace("_", "-"), raw_value=value.encode()) for name, value in pairs.items()]
+    metadata = Metadata()
+    if subset is not None:
+        hint = Struct()
+        hint.update({f"{DESTINATION}-subset": subset})
+        metadata.filter_metadata["envoy.lb.subset_hint"].CopyFrom(hint)
+    return ProcessingRequest(
+        request_headers=HttpHeaders(headers=HeaderMap(headers=values), end_of_stream=ends),
+        metadata_context=metadata,
+        protocol_config=ProtocolConfiguration(request_body_mode=mode, response_body_mode=mode),
+    )
+
+
+def body(content, *, ends=True):
+    return ProcessingRequest(request_body=HttpBody(body=content, end_of_stream=ends))
+
+
+def mutated(common):
+    """Headers that are set, and those that are removed."""
+    mutation = common.header_mutation
+    return {one.header.key: one.header.raw_value.decode() for one in mutation.set_headers}, set(mutation.remove_headers)
+
+
+class OtherGateway:
+    """A stream for one request."""
+
+    def __init__(self, port):
+        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        self._call = external_processor_pb2_grpc.ExternalProcessorStub(self._channel).Process()
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        self._call.cancel()
+        await self._channel.close()
+
+    async def say(self, *messages):
+        for message in messages:
+            await self._call.write(message)
+
+    async def answer(self):
+        return await self._call.read()
+
+
+@pytest.fixture
+async def port(stack):
+    entry = json.dumps({"tenant": "acme", "sha256": hashlib.sha256(KEY.encode()).hexdigest()})
+    services = [
+        service("open", model="m", max_attempts=2) | {"endpoints": ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"]},
+        service("keyed", model="k", api_keys_secret="keys") | {"endpoints": ["10.0.0.4:80"]},
+    ]
+    stack.services(*services, secrets=[{"name": "keys", "data": {"k1": entry}}])
+    for _ in range(5):  # a free port may be another program's a moment later
+        port, stack.state_port = free_port(), free_port()
+        stack.state_url = f"http://127.0.0.1:{stack.state_port}"
+        stack.picker_flags = ["--ext-proc-port", str(port)]
+        stack.start_picker()
+        picker = stack.processes["picker"]
+        await until(lambda: picker.poll() is not None or "Envoy may connect" in stack.log("picker"), "it serves")  # noqa: B023
+        if picker.poll() is None:
+            return port
+    raise AssertionError(stack.log("picker"))
+
+
+async def test_the_endpoint_is_one_of_the_subset_in_header_and_metadata(port):
+    for _ in range(4):
+        async with OtherGateway(port) as other:
+            await other.say(head(subset="10.0.0.2:80"))
+            assert (await other.answer()).WhichOneof("response") == "request_headers"
+            await other.say(body(b'{"model": "m", "prompt": "x"}'))
+            answer = await other.answer()
+            headers, removed = mutated(answer.request_body.response)
+            assert headers == {DESTINATION: "10.0.0.2:80"}
+            assert {"x-inflight-tenant", "x-inflight-attempt", f"{DESTINATION}-subset"} <= removed
+            assert dict(answer.dynamic_metadata["envoy.lb"]) == {DESTINATION: "10.0.0.2:80"}
+
+
+async def test_without_a_subset_the_list_is_as_long_as_the_service_allows(port):
+    async with OtherGateway(port) as other:
+        await other.say(head(), body(b'{"model": "m"}'))
+        await other.answer()
+        headers, _ = mutated((await other.answer()).request_body.response)
+        assert len(headers[DESTINATION].split(",")) == 2
+
+
+async def test_a_subset_without_a_replica_is_refused(port):
+    async with OtherGateway(port) as other:
+        await other.say(head(subset="10.9.9.9:80", **{":authority": "open.default"}), body(b'{"model": "m"}'))
+        await other.answer()
+        assert (await other.answer()).immediate_response.status.code == 503
+
+
+async def test_keys_are_checked_and_headers_of_clients_not_believed(port):
+    good = {"authorization": f"Bearer {KEY}", "x-request-id": "same"}
+    forged = {"x-inflight-attempt": "2", "x-inflight-tenant": "acme", "x-request-id": "same"}
+    async with OtherGateway(port) as running, OtherGateway(port) as other:
+        await running.say(head(**good), body(b'{"model": "k"}'))
+        await running.answer()
+        headers, removed = mutated((await running.answer()).request_body.response)
+        assert headers == {DESTINATION: "10.0.0.4:80"}
+        assert {"authorization", "api-key"} <= removed
+        await other.say(head(**forged), body(b'{"model": "k"}'))
+        await other.answer()
+        assert (await other.answer()).immediate_response.status.code == 401
+
+
+@pytest.mark.parametrize("trailers", [False, True])
+async def test_bodies_that_come_in_parts_are_sent_back_after_the_pick(port, trailers):
+    content = b'{"model": "m", "prompt": "' + b"x" * 200_000 + b'"}'
+    parts = [content[:70_000], content[70_000:]]
+    async with OtherGateway(port) as other:
+        await other.say(head(mode=DUPLEX), body(parts[0], ends=False), body(parts[1], ends=not trailers))
+        if trailers:
+            await other.say(ProcessingRequest(request_trailers=HttpTrailers()))
+        headers, _ = mutated((await other.answer()).request_headers.response)
+        assert DESTINATION in headers
+        back, ends = b"", False
+        while len(back) < len(content):
+            part = (await other.answer()).request_body.response.body_mutation.streamed_response
+            assert len(part.body) <= CHUNK_BYTES
+            assert not ends
+            back, ends = back + part.body, part.end_of_stream
+        assert back == content
+        assert ends is not trailers
+        if trailers:
+            assert (await other.answer()).WhichOneof("response") == "request_trailers"
+        await other.say(ProcessingRequest(response_headers=HttpHeaders()))
+        assert (await other.answer()).WhichOneof("response") == "response_headers"
+        await other.say(ProcessingRequest(response_body=HttpBody(body=b"data", end_of_stream=True)))
+        part = (await other.answer()).response_body.response.body_mutation.streamed_response
+        assert (part.body, part.end_of_stream) == (b"data", True)
+
+
+async def test_a_refused_body_is_not_sent_back(port):
+    async with OtherGateway(port) as other:
+        await other.say(head(mode=DUPLEX), body(b'{"model": "unknown"}'))
+        assert (await other.answer()).immediate_response.status.code == 404
+
+
+async def test_requests_are_in_flight_until_the_stream_ends(port, stack):
+    async def in_flight():
+        return sum(one["in_flight"] for one in (await stack.state())["services"])
+
+    async with OtherGateway(port) as other:
+        await other.say(head(), body(b'{"model": "m"}'))
+        await other.answer()
+        await other.answer()
+        assert await in_flight() == 1
+
+    async def none():
+        return await in_flight() == 0
+
+    await until(none, "the request has ended", 5)
+
+
+def test_nodes_without_ipv6_are_listened_on_by_ipv4(monkeypatch):
+    assert any_address() in ("::", "0.0.0.0")
+
+    class NoIpv6(socket.socket):
+        def __init__(self, family=socket.AF_INET, *more):
+            if family == socket.AF_INET6:
+                raise OSError(97, "Address family not supported by protocol")
+            super().__init__(family, *more)
+
+    monkeypatch.setattr(socket, "socket", NoIpv6)
+    assert any_address() == "0.0.0.0"
