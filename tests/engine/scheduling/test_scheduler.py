@@ -379,6 +379,24 @@ def test_a_failed_plan_leaves_nothing_to_find_of_what_it_was_to_compute(lookahea
     driver.run()
 
 
+@pytest.mark.parametrize("launch_breaks", [False, True])
+def test_a_copy_of_a_chunk_without_memory_is_put_back_whether_or_not_its_own_launch_broke(launch_breaks):
+    driver = Driver(max_num_batched_tokens=16, num_blocks=64, lookahead=True)
+    driver.add(1, list(range(40)), 4)
+    copy = driver.add(2, list(range(40)), 4)
+    driver.step()
+    driver.step(
+        fails=lambda plan: launch_breaks and plan.step == 2,
+        failing_chunks=lambda plan: {0} if plan.step == 1 else frozenset(),
+    )
+    (start,) = driver.plans[-1].starts
+    assert (start.request_id, start.num_computed_tokens) == (2, 36), "it finds blocks of the chunk that has no memory"
+    assert driver.finished == {1: FinishReason.OUT_OF_MEMORY}
+    assert (copy.state, driver.scheduler.num_running) == (RequestState.PREEMPTED, 0)
+    driver.run()
+    assert driver.finished[2] is FinishReason.LENGTH
+
+
 @pytest.mark.parametrize("fields", [{"policy": "fair"}, {"classes": (ServiceClass(), ServiceClass("batch"))}], ids=str)
 def test_a_head_that_does_not_fit_costs_no_look_at_its_blocks_while_it_stays_the_head(monkeypatch, fields):
     driver = Driver(num_blocks=16, block_size=4, max_num_batched_tokens=64, **fields)
