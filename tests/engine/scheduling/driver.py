@@ -262,9 +262,13 @@ class Driver:
         slots = [slot for slot in step.owners if slot in failing]
         # One that an earlier failure has put back starts anew anyway.
         failed = [step.owners[slot] for slot in slots if slot not in step.put_back]
-        spoiled, lost = set(failed), set()
+        spoiled = set(failed)
+        lost: set[tuple[int, int]] = set()
         misled: dict[int, None] = {}
         for each in steps:
+            for start in each.plan.starts:  # A copy from host memory fills a block before anything is computed.
+                copied = start.block_ids[: len(start.host_block_ids)].tolist()
+                lost = {entry for entry in lost if entry[0] not in copied}
             for computed in each.computed:
                 if computed.slot in each.put_back:  # by a failure before this one
                     lost |= computed.written

@@ -397,6 +397,38 @@ def test_a_copy_of_a_chunk_without_memory_is_put_back_whether_or_not_its_own_lau
     assert driver.finished[2] is FinishReason.LENGTH
 
 
+def test_a_request_copied_from_host_into_blocks_of_a_chunk_without_memory_goes_on():
+    driver = Driver(
+        num_blocks=8,
+        max_num_batched_tokens=32,
+        max_model_len=32,
+        policy="priority",
+        preemption="swap",
+        num_host_blocks=16,
+        lookahead=True,
+    )
+    driver.add(1, list(range(12)), 20)
+    swapped = driver.add(2, list(range(20, 32)), 16)
+    while swapped.state is not RequestState.SWAPPED:
+        driver.step()
+    overtaking = driver.add(3, [40] * 8, 4, priority=-2)
+
+    def cancel_the_running_ones():
+        driver.cancel(3)
+        driver.cancel(1)
+
+    driver.step(meanwhile=cancel_the_running_ones)
+    (chunk_start,) = driver.plans[-1].starts
+    assert chunk_start.request_id == overtaking.request_id
+    driver.step(failing_chunks=lambda plan: {chunk_start.slot})
+    (start,) = driver.plans[-1].starts
+    copied = start.block_ids[: len(start.host_block_ids)].tolist()
+    assert not set(chunk_start.block_ids.tolist()).isdisjoint(copied)
+    assert swapped.state is RequestState.RUNNING
+    driver.run()
+    assert driver.finished[2] is FinishReason.LENGTH
+
+
 @pytest.mark.parametrize("fields", [{"policy": "fair"}, {"classes": (ServiceClass(), ServiceClass("batch"))}], ids=str)
 def test_a_head_that_does_not_fit_costs_no_look_at_its_blocks_while_it_stays_the_head(monkeypatch, fields):
     driver = Driver(num_blocks=16, block_size=4, max_num_batched_tokens=64, **fields)
