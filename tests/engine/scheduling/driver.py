@@ -43,7 +43,7 @@ class Launched:
     Attributes:
         owners: request of each slot it computes, as it was planned.
         token_ids: that it sampled; None where its launch broke. written: entries of blocks that it computed.
-        computed: by request, in the plan's order.
+        computed: by request, in the plan's order, also where its launch broke: the scheduler does not know yet.
         breaks: it gives no tokens.
         put_back: slots whose requests were put back since.
     """
@@ -196,21 +196,21 @@ class Driver:
         attended = sum(len(each.stamps) for each in self.runner.running if each.slot in decoding)
         assert self.scheduler.num_attended_tokens == attended, "num_attended_tokens is wrong"
         breaks = fails(plan)
-        token_ids, written, computed = None, [], []
+        token_ids, written = None, []
         self.plans.append(plan)
         if breaks and not (self.lookahead and plan.step % 2):
             self.runner.fail(plan)
             self.rules.failed(plan)
         else:
             token_ids = self.runner.execute(plan)
-            written, computed = list(self.runner.written), self.runner.computed
+            written = list(self.runner.written)
             self.rules.after(plan)
         for start in plan.starts:
             self.slot_owner[start.slot] = start.request_id
             self.admission_order.append(start.request_id)
         computing = plan.decode_slots.tolist() + [chunk.slot for chunk in plan.prefills]
         owners = {slot: self.slot_owner[slot] for slot in computing}
-        return Launched(plan, owners, token_ids, written, computed, breaks)
+        return Launched(plan, owners, token_ids, written, self.runner.computed, breaks)
 
     def _take_in(self, step: Launched, failing_chunks: FailingChunks) -> None:
         plan = step.plan
@@ -262,9 +262,13 @@ class Driver:
         slots = [slot for slot in step.owners if slot in failing]
         # One that an earlier failure has put back starts anew anyway.
         failed = [step.owners[slot] for slot in slots if slot not in step.put_back]
-        spoiled, lost = set(failed), set()
+        spoiled = set(failed)
+        lost: set[tuple[int, int]] = set()
         misled: dict[int, None] = {}
         for each in steps:
+            for start in each.plan.starts:  # A copy from host memory fills a block before anything is computed.
+                copied = start.block_ids[: len(start.host_block_ids)].tolist()
+                lost = {entry for entry in lost if entry[0] not in copied}
             for computed in each.computed:
                 if computed.slot in each.put_back:  # by a failure before this one
                     lost |= computed.written

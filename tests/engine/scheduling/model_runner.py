@@ -41,7 +41,7 @@ def reference_output(prompt: Sequence[int], max_tokens: int, stop_token_ids: tup
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a step computed of one request: tokens [begin, end), in its blocks then."""
+    """What a step computed of one request, or was to compute: tokens [begin, end), in its blocks then."""
 
     slot: int
     request_id: int
@@ -118,7 +118,7 @@ class ModelRunner:
         num_host_owned: host blocks that hold swapped requests.
         hit_tokens: tokens that starts found in the cache.
         written: (block, offset) of each entry that the last plan executed computed.
-        computed: by that plan, of each request, in the plan's order.
+        computed: of each request by the last plan, in its order; where that broke, what it was to compute.
     """
 
     def __init__(self, max_num_seqs: int, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
@@ -166,17 +166,15 @@ class ModelRunner:
         """Checks the plan, does what it says, and returns the sampled tokens."""
         self._apply(plan)
         decodes = plan.decode_slots.tolist()
-        before = {slot: sequence.computed for slot, sequence in self.slots.items()}
+        self.computed = self._to_compute(plan)
         self._write(plan, decodes)
-        self.computed = [
-            self._computed(slot, before[slot]) for slot in decodes + [chunk.slot for chunk in plan.prefills]
-        ]
         return self._read_and_sample(plan, decodes)
 
     def fail(self, plan: StepPlan) -> None:
         """Checks the plan's changes, and breaks before a copy or a token is written: host and device blocks that were
         to be copied to hold nothing, and those that were to be computed what they held before."""
         self._apply(plan)
+        self.computed = self._to_compute(plan)
         nothing = [UNWRITTEN] * self.block_size
         for preemption in plan.preemptions:
             for host in preemption.host_block_ids:
@@ -350,10 +348,15 @@ class ModelRunner:
                 written.append((sequence.blocks[position // size], position % size))
             sequence.computed = end
 
-    def _computed(self, slot: int, begin: int) -> Computed:
+    def _to_compute(self, plan: StepPlan) -> list[Computed]:
+        lengths = [(slot, 1) for slot in plan.decode_slots.tolist()]
+        lengths += [(chunk.slot, chunk.length) for chunk in plan.prefills]
+        return [self._computed(slot, length) for slot, length in lengths]
+
+    def _computed(self, slot: int, length: int) -> Computed:
         sequence = self.slots[slot]
-        blocks = tuple(sequence.blocks)
-        return Computed(slot, sequence.request_id, blocks, self.block_size, begin, sequence.computed)
+        begin, blocks = sequence.computed, tuple(sequence.blocks)
+        return Computed(slot, sequence.request_id, blocks, self.block_size, begin, begin + length)
 
     def _read_and_sample(self, plan: StepPlan, decodes: list[int]) -> TokenIds:
         sampled = []

@@ -379,6 +379,56 @@ def test_a_failed_plan_leaves_nothing_to_find_of_what_it_was_to_compute(lookahea
     driver.run()
 
 
+@pytest.mark.parametrize("launch_breaks", [False, True])
+def test_a_copy_of_a_chunk_without_memory_is_put_back_whether_or_not_its_own_launch_broke(launch_breaks):
+    driver = Driver(max_num_batched_tokens=16, num_blocks=64, lookahead=True)
+    driver.add(1, list(range(40)), 4)
+    copy = driver.add(2, list(range(40)), 4)
+    driver.step()
+    driver.step(
+        fails=lambda plan: launch_breaks and plan.step == 2,
+        failing_chunks=lambda plan: {0} if plan.step == 1 else frozenset(),
+    )
+    (start,) = driver.plans[-1].starts
+    assert (start.request_id, start.num_computed_tokens) == (2, 36), "it finds blocks of the chunk that has no memory"
+    assert driver.finished == {1: FinishReason.OUT_OF_MEMORY}
+    assert (copy.state, driver.scheduler.num_running) == (RequestState.PREEMPTED, 0)
+    driver.run()
+    assert driver.finished[2] is FinishReason.LENGTH
+
+
+def test_a_request_copied_from_host_into_blocks_of_a_chunk_without_memory_goes_on():
+    driver = Driver(
+        num_blocks=8,
+        max_num_batched_tokens=32,
+        max_model_len=32,
+        policy="priority",
+        preemption="swap",
+        num_host_blocks=16,
+        lookahead=True,
+    )
+    driver.add(1, list(range(12)), 20)
+    swapped = driver.add(2, list(range(20, 32)), 16)
+    while swapped.state is not RequestState.SWAPPED:
+        driver.step()
+    overtaking = driver.add(3, [40] * 8, 4, priority=-2)
+
+    def cancel_the_running_ones():
+        driver.cancel(3)
+        driver.cancel(1)
+
+    driver.step(meanwhile=cancel_the_running_ones)
+    (chunk_start,) = driver.plans[-1].starts
+    assert chunk_start.request_id == overtaking.request_id
+    driver.step(failing_chunks=lambda plan: {chunk_start.slot})
+    (start,) = driver.plans[-1].starts
+    copied = start.block_ids[: len(start.host_block_ids)].tolist()
+    assert not set(chunk_start.block_ids.tolist()).isdisjoint(copied)
+    assert swapped.state is RequestState.RUNNING
+    driver.run()
+    assert driver.finished[2] is FinishReason.LENGTH
+
+
 @pytest.mark.parametrize("fields", [{"policy": "fair"}, {"classes": (ServiceClass(), ServiceClass("batch"))}], ids=str)
 def test_a_head_that_does_not_fit_costs_no_look_at_its_blocks_while_it_stays_the_head(monkeypatch, fields):
     driver = Driver(num_blocks=16, block_size=4, max_num_batched_tokens=64, **fields)
