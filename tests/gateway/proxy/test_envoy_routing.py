@@ -82,9 +82,9 @@ INTERNAL_PATHS = ("/metrics", "//metrics", "/%6detrics", "/metrics?x", "/v1/../m
 
 @pytest.mark.parametrize("path", [*INTERNAL_PATHS, "/metrics/", "/admin/drain", "/v1/runtime_config", "/ready"])
 def test_engines_own_paths_are_internal(path):
-    from inflight_gateway.paths import is_internal
+    from inflight_gateway.paths import is_hidden
 
-    assert is_internal(path)
+    assert is_hidden(path)
 
 
 async def test_engines_own_paths_are_not_reachable(stack, engines, http):
