@@ -69,8 +69,9 @@ def view(head: Head, body: Body, body_bytes: int, config: ServiceConfig, tenant:
     """
     chosen = _service_class(body.service_class, config)
     again = head.attempt > 1
-    asked = body.priority is not None and _FIRST_OF_ALL <= body.priority <= _LAST_OF_ALL
-    priority = body.priority if asked else chosen.priority
+    priority = chosen.priority
+    if body.priority is not None and _FIRST_OF_ALL <= body.priority <= _LAST_OF_ALL:
+        priority = body.priority
     ttft_s = config.ttft_s if chosen.ttft_s is None else chosen.ttft_s
     return RequestView(
         request_id=head.request_id,
