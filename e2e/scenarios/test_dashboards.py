@@ -15,6 +15,8 @@ from e2e.traffic.pod import driver_pod
 SCRAPE_SECONDS = 1.0
 LONGEST_SECONDS = 100
 LIGHT = ("--clients=8", "--rate=2", "--requests=100000", "--seconds=300", "--prompt-words=30", "--max-tokens=16")
+BEHIND = ("--clients=4", "--rate=0.7", "--requests=100000", "--seconds=300", "--prompt-words=30", "--max-tokens=16")
+"""For the service behind the gateway: its panels need any traffic, and the other service needs the machine."""
 HEAVY = ("--clients=40", "--requests=100000", "--seconds=20", "--prompt-words=60", "--max-tokens=48")
 HEAVY_AFTER_SECONDS = 8
 """The cost of steps is fitted first. The overload that follows preempts, swaps, rejects, scales and tunes."""
@@ -34,7 +36,7 @@ def problems(namespace, client_image):
     with ExitStack() as running:
         prometheus = running.enter_context(watching(SCRAPE_SECONDS, [namespace]))
         running.enter_context(driver_pod(service, "light", list(LIGHT), image=client_image))
-        running.enter_context(driver_pod(behind, "behind", list(LIGHT), image=client_image))
+        running.enter_context(driver_pod(behind, "behind", list(BEHIND), image=client_image))
         begun = round(time.time())
         time.sleep(HEAVY_AFTER_SECONDS)
         running.enter_context(driver_pod(service, "heavy", list(HEAVY), image=client_image))
