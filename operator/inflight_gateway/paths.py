@@ -12,7 +12,13 @@ PUBLIC = r"/v1/(chat/completions|completions|generate|models|models/.+)|/tokeniz
 """RE2. While no picker answers, Envoy passes on these only."""
 
 
-def is_internal(path: str) -> bool:
-    """Whether clients of the gateway may not reach this path. `path`: as sent, with its query."""
-    plain = normpath("/" + unquote(path.partition("?")[0]).partition("?")[0].lstrip("/"))
-    return plain in _OWN or plain.startswith("/admin/")
+GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/generate"})
+"""Their answers cost tokens, and are continued."""
+
+
+def is_hidden(path: str) -> bool:
+    """Whether clients of the gateway may not reach this path: an internal one, or a generation that the gateway would
+    not recognize, and so not count. `path`: as sent, with its query."""
+    sent = path.partition("?")[0]
+    plain = normpath("/" + unquote(sent).partition("?")[0].lstrip("/"))
+    return plain in _OWN or plain.startswith("/admin/") or ("%" in sent and plain in GENERATING)

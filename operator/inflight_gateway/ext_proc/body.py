@@ -58,9 +58,13 @@ _decoder = msgspec.json.Decoder(_Fields)
 def parse(body: bytes) -> Body:
     """What can be read of it; nothing where it is not a JSON object."""
     try:
-        fields = _decoder.decode(body)
+        return _read(_decoder.decode(body))
     except (ValueError, RecursionError):
         return Body()
+
+
+def _read(fields: _Fields) -> Body:
+    """Raises: RecursionError: tools are nested almost as deeply as can be decoded; encoding them takes more."""
     prompts = [_conversation(fields.messages, fields.tools)] if fields.messages else _prompts(fields.prompt)
     first = prompts[0] if prompts else ""
     return Body(
@@ -84,7 +88,7 @@ def _conversation(messages: Any, tools: Any) -> str:
         parts.append(msgspec.json.encode(tools).decode())
     for message in messages if isinstance(messages, list) else ():
         if isinstance(message, dict):
-            parts.append(f"\x1e{message.get('role')}\x1f{_content(message.get('content'))}")
+            parts.append(f"\x1e{_text(message.get('role'))}\x1f{_content(message.get('content'))}")
             if message.get("tool_calls"):
                 parts.append(msgspec.json.encode(message["tool_calls"]).decode())
     return "".join(parts)

@@ -15,7 +15,7 @@ from inflight_gateway.ext_proc.body import Body, parse
 from inflight_gateway.ext_proc.dispatcher import Dispatcher, Start
 from inflight_gateway.ext_proc.view import Head, view
 from inflight_gateway.headers import ATTEMPT, AVOID, DESTINATION, INTERNAL, PROGRESS, SUBSET
-from inflight_gateway.paths import is_internal
+from inflight_gateway.paths import is_hidden
 from inflight_gateway.proxy.names import METADATA
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.signature import EngineHeaders
@@ -87,7 +87,7 @@ class Exchange:
 
     def refusal(self) -> Any | None:
         """From the head alone: bodies that need not be read are not."""
-        if is_internal(self._head.path):
+        if is_hidden(self._head.path):
             return self._refuse(Refusal(404, "not_found", f"the gateway serves no path {self._head.path}"), None)
         config = self._config(None)
         if isinstance(config, Refusal):

@@ -13,9 +13,9 @@ from inflight_gateway.types import RequestView, ServiceClass, ServiceConfig
 _MOST_ATTEMPTS = 99
 """More than any service allows."""
 
-_FIRST_OF_ALL = -100
-"""The highest priority that clients can ask for. Requests that are tried again have it where they wait: a client may be
-in the middle of an answer."""
+_FIRST_OF_ALL, _LAST_OF_ALL = -100, 100
+"""The priorities that engines take; they refuse requests with others. Requests that are tried again have the highest
+where they wait: a client may be in the middle of an answer."""
 
 
 class Head:
@@ -69,7 +69,9 @@ def view(head: Head, body: Body, body_bytes: int, config: ServiceConfig, tenant:
     """
     chosen = _service_class(body.service_class, config)
     again = head.attempt > 1
-    priority = chosen.priority if body.priority is None else body.priority
+    priority = chosen.priority
+    if body.priority is not None and _FIRST_OF_ALL <= body.priority <= _LAST_OF_ALL:
+        priority = body.priority
     ttft_s = config.ttft_s if chosen.ttft_s is None else chosen.ttft_s
     return RequestView(
         request_id=head.request_id,

@@ -6,25 +6,42 @@ from inflight_gateway.openai_error import error_body
 from inflight_gateway.proxy.names import Json, header
 
 
-def local_replies() -> Json:
-    """For failures that Envoy finds: no engine, timeouts, too long a body (which has no response flag). Answers of the
-    picker have no flag either, and stay as they are."""
-    body = {
-        "error": {
-            "message": "gateway: %LOCAL_REPLY_BODY%",
-            "type": "server_error",
-            "param": None,
-            "code": "gateway_%RESPONSE_CODE_DETAILS%",
-        }
-    }
-    in_shape = {"body_format_override": {"json_format": body, "content_type": "application/json"}}
-    too_long = {"op": "EQ", "value": {"default_value": 413, "runtime_key": "inflight.unused"}}
+def outer_replies() -> Json:
+    """All answers that Envoy gives clients itself: those of the picker and of the relay come from the inner side."""
     return {
         "mappers": [
-            {"filter": {"response_flag_filter": {}}, **in_shape},
-            {"filter": {"status_code_filter": {"comparison": too_long}}, **in_shape},
+            # Envoy's status for a transfer coding that it does not know: it is the client's mistake.
+            {"filter": _status("EQ", 501), "status_code": 400, **_REFUSED},
+            {"filter": _status("GE", 500), **_FAILED},
+            {"filter": _status("GE", 400), **_REFUSED},
         ]
     }
+
+
+def inner_replies() -> Json:
+    """For failures that Envoy finds: no engine, timeouts, too long a body (which has no response flag). Answers of the
+    picker have no flag either, and stay as they are."""
+    return {
+        "mappers": [
+            {"filter": {"response_flag_filter": {}}, **_FAILED},
+            {"filter": _status("EQ", 413), **_REFUSED},
+        ]
+    }
+
+
+def _status(op: str, value: int) -> Json:
+    compared = {"default_value": value, "runtime_key": "inflight.unused"}
+    return {"status_code_filter": {"comparison": {"op": op, "value": compared}}}
+
+
+def _error(message: str, kind: str) -> Json:
+    error = {"message": message, "type": kind, "param": None, "code": "gateway_%RESPONSE_CODE_DETAILS%"}
+    return {"body_format_override": {"json_format": {"error": error}, "content_type": "application/json"}}
+
+
+_FAILED = _error("gateway: %LOCAL_REPLY_BODY%", "server_error")
+_REFUSED = _error("the gateway refuses the request: %RESPONSE_CODE_DETAILS%", "invalid_request_error")
+"""The details name what is wrong, such as `http1.content_length_and_chunked_not_allowed`."""
 
 
 def fixed(status: int, code: str, message: str) -> Json:

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from inflight_gateway.headers import ENDPOINT, FIRST_TOKEN_WITHIN, INTERNAL, MAX_ATTEMPTS, PROGRESS, SERVICE, SUBSET
-from inflight_gateway.proxy.errors import local_replies
+from inflight_gateway.headers import (
+    DESTINATION,
+    ENDPOINT,
+    FIRST_TOKEN_WITHIN,
+    MAX_ATTEMPTS,
+    PROGRESS,
+    SERVICE,
+)
+from inflight_gateway.proxy.errors import inner_replies, outer_replies
 from inflight_gateway.proxy.names import (
     INNER,
     LONGEST_MESSAGE_TIMEOUT_S,
@@ -20,22 +27,9 @@ from inflight_gateway.proxy.names import (
 )
 from inflight_gateway.settings import MAX_BODY_BYTES, Sockets
 
-_ENVOY_HEADERS = (
-    "x-envoy-attempt-count",
-    "x-envoy-hedge-on-per-try-timeout",
-    "x-envoy-max-retries",
-    "x-envoy-original-path",
-    "x-envoy-retriable-header-names",
-    "x-envoy-retriable-status-codes",
-    "x-envoy-retry-grpc-on",
-    "x-envoy-retry-on",
-    "x-envoy-upstream-alt-stat-name",
-    "x-envoy-upstream-rq-per-try-timeout-ms",
-    "x-envoy-upstream-rq-timeout-alt-response",
-    "x-envoy-upstream-rq-timeout-ms",
-    "x-envoy-upstream-stream-duration-ms",
-)
-"""Envoy obeys them, also of clients where their address looks like one of its own network."""
+_INTERNAL_PREFIXES = ("x-inflight-", "x-envoy-", DESTINATION)
+"""Of request headers that only the parts of the gateway may set. Envoy obeys its own ones, also of clients where their
+address looks like one of its own network."""
 
 _MESSAGE_TIMEOUT = "2s"
 """Without an answer of the picker in this time the request goes on without it."""
@@ -47,7 +41,7 @@ def outer(address: str, port: int) -> Json:
     Args:
         address: `::` takes IPv4 connections too.
     """
-    removed = [{"remove": name} for name in (*INTERNAL, SUBSET, *_ENVOY_HEADERS)]
+    removed = [{"remove_on_match": {"key_matcher": {"prefix": prefix}}} for prefix in _INTERNAL_PREFIXES]
     return {
         "name": OUTER,
         "address": {"socket_address": {"address": address, "port_value": port, "ipv4_compat": address == "::"}},
@@ -59,6 +53,7 @@ def outer(address: str, port: int) -> Json:
             normalize_path=True,
             merge_slashes=True,
             request_headers_timeout="30s",
+            local_reply_config=outer_replies(),
             always_set_request_id_in_response=True,
             early_header_mutation_extensions=[
                 {
@@ -84,6 +79,10 @@ def inner(sockets: Sockets) -> Json:
         **_http(
             stat_prefix=INNER,
             skip_xff_append=True,
+            local_reply_config=inner_replies(),
+            # More than the outer listener lets pass (100 headers, 60 KiB), for those that relay and picker add.
+            common_http_protocol_options={"max_headers_count": 200},
+            max_request_headers_kb=96,
             strip_trailing_host_dot=True,
             # A relay sees the end of a cut stream only when the connection closes; the default is a second later.
             delayed_close_timeout="0.02s",
@@ -103,7 +102,6 @@ def _http(**specific: Any) -> Json:
         },
         stream_idle_timeout=LONGEST_SILENCE,
         server_header_transformation="PASS_THROUGH",
-        local_reply_config=local_replies(),
         **specific,
     )
     filter_ = {"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}

@@ -26,8 +26,8 @@ _decoder = msgspec.json.Decoder(Asked)
 
 
 def read(body: bytes) -> Asked | None:
-    """None: `body` is no JSON object; the engine will say so."""
+    """None: `body` is no JSON object, or one that is nested too deeply; the engine will say so."""
     try:
         return _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         return None

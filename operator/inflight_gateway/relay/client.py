@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, cast
@@ -20,8 +21,12 @@ from inflight_gateway.relay.heads import (
     without_internal,
 )
 
+_log = logging.getLogger(__name__)
+
 WRITE_BUFFER_BYTES = 64 * 2**10
 """Kept for a client that does not read, before its answer is no longer read either."""
+
+_UNREADABLE = ClientError(400, "the head of the request cannot be read as HTTP/1.1", "malformed_request")
 
 
 @dataclass(slots=True)
@@ -165,7 +170,15 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if isinstance(error, httptools.HttpParserCallbackError):
+                _log.exception("a request is given up")
+            elif not self.busy and not self._transport.is_closing():
+                # Envoy checks heads before, and lets more pass in HTTP/2, such as methods of any name.
+                length = (b"content-length", b"%d" % len(_UNREADABLE.body))
+                self._transport.write(response_head(400, [*_UNREADABLE.headers, length]) + _UNREADABLE.body)
+                self._transport.close()
+                return
             self._leave()
             self._transport.abort()
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+from inflight_gateway.paths import GENERATING
 from inflight_gateway.tenants.accounts import TenantKey
 from inflight_gateway.types import RequestView
-
-GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/generate"})
-"""Paths whose requests cost tokens. The others, such as /v1/models and /tokenize, count as requests alone."""
 
 FIRST_ANSWER = 256
 """Output tokens that are expected of a tenant's first request without `max_tokens`."""

@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from inflight_gateway.headers import ATTEMPT, REQUEST_ID
+from inflight_gateway.paths import GENERATING
 from inflight_gateway.tenants import answers
 from inflight_gateway.tenants.accounts import TenantKey
-from inflight_gateway.tenants.estimate import GENERATING, Estimates
+from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.keys import KeyTables
 from inflight_gateway.tenants.sharing import Grant, SharedLimits
 from inflight_gateway.tenants.usage import Counts, Usage

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,6 +54,14 @@ def test_fields_are_read():
 
 def test_a_body_that_is_no_object_says_nothing():
     assert parse(b"[1, 2]") == parse(b"nonsense") == parse(b"[" * 100_000) == Body()
+
+
+@pytest.mark.parametrize(
+    "field", ['"messages":[{"role":%s}]', '"messages":[{"tool_calls":%s}]', '"tools":%s,"messages":[1]']
+)
+def test_bodies_of_any_depth_are_taken(field):
+    for depth in (300, 400, 480, 500, 600, 800, 900, 950, 980, 2000):
+        parse(b'{"model":"m",' + (field % ("[" * depth + "]" * depth)).encode() + b"}")
 
 
 def test_token_ids_are_counted_and_text_is_estimated():

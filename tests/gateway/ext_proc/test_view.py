@@ -32,6 +32,11 @@ def test_a_class_has_its_own_target_and_a_request_its_own_priority():
     assert seen(Body(priority=-7)).priority == -7
 
 
+@pytest.mark.parametrize("priority", [-101, 101, 10**400, -(10**400)])
+def test_a_priority_that_engines_refuse_does_not_count(priority):
+    assert seen(Body(priority=priority)).priority == 2
+
+
 def test_a_class_that_is_not_there_is_the_engines_to_refuse():
     assert seen(Body(service_class="nonsense")).service_class == "chat"
 

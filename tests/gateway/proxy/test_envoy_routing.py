@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 
@@ -82,9 +83,70 @@ INTERNAL_PATHS = ("/metrics", "//metrics", "/%6detrics", "/metrics?x", "/v1/../m
 
 @pytest.mark.parametrize("path", [*INTERNAL_PATHS, "/metrics/", "/admin/drain", "/v1/runtime_config", "/ready"])
 def test_engines_own_paths_are_internal(path):
-    from inflight_gateway.paths import is_internal
+    from inflight_gateway.paths import is_hidden
 
-    assert is_internal(path)
+    assert is_hidden(path)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat%2fcompletions", "/v1%2Fcompletions?x=1", "/%761/generate"])
+def test_generations_under_another_spelling_of_their_path_are_not_served(path):
+    """Engines undo the spelling; their tokens would not be counted."""
+    from inflight_gateway.paths import is_hidden
+
+    assert is_hidden(path)
+    assert not is_hidden("/v1/models/owner%2Fname")
+
+
+def exchanged(stack, *data):
+    """What comes back on a connection of its own."""
+    with socket.create_connection(("127.0.0.1", stack.port), timeout=10) as raw:
+        raw.sendall(b"".join(data))
+        return raw.makefile("rb").read()
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "why"),
+    [
+        (b"GET / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: x\r\n\r\n", 400, b"transfer_encoding"),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nno colon\r\n\r\n", 400, b"codec_error"),
+        (b"GET / HTTP/1.0\r\nhost: a\r\n\r\n", 426, b"low_version"),
+        (b"GET / HTTP/1.1\r\n\r\n", 400, b"missing_host"),
+        (b"CONNECT a:80 HTTP/1.1\r\nhost: a:80\r\nconnection: close\r\n\r\n", 404, b"route_not_found"),
+        (b"GET / HTTP/1.1\r\nhost: a\r\n" + b"x: y\r\n" * 200 + b"\r\n", 431, b"too_many_headers"),
+    ],
+)
+async def test_envoys_own_refusals_are_errors_in_openais_shape(stack, engines, request_, status, why):
+    engine = await engines("engine")
+    stack.services(service("a", engine, model="m"))
+    await stack.start_all()
+    answer = await asyncio.to_thread(exchanged, stack, request_)
+    assert answer.startswith(b"HTTP/1.1 %d " % status), answer
+    error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    assert error["type"] == "invalid_request_error"
+    assert why in error["code"].encode(), error
+
+
+@pytest.mark.parametrize("number", [80, 92, 95])
+async def test_all_headers_that_the_outer_listener_lets_pass_reach_the_engine(stack, engines, http, number):
+    engine = await engines("engine")
+    stack.services(service("a", engine, model="m"))
+    await stack.start_all()
+    begin = b"GET /v1/models HTTP/1.1\r\nhost: a\r\nconnection: close\r\n"
+    answer = await asyncio.to_thread(exchanged, stack, begin, b"x: y\r\n" * number, b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 "), answer[:200]
+
+
+async def test_no_header_of_the_gateways_own_names_passes(stack, engines, http):
+    engine = await engines("engine")
+    stack.services(service("a", engine, model="m"))
+    await stack.start_all()
+    forged = {
+        "x-inflight-new": "1",
+        "X-Envoy-Original-Dst-Host": "127.0.0.1:1",
+        "x-gateway-destination-endpoint-new": "1",
+    }
+    assert (await ask(http, stack, headers=forged))[0] == 200
+    assert not {name.lower() for name in forged} & set(headers_of(engine.requests[0]))
 
 
 async def test_engines_own_paths_are_not_reachable(stack, engines, http):

@@ -228,3 +228,18 @@ async def test_a_request_id_that_cannot_be_signed_is_replaced(relay, given):
     seen = relay.engine.seen[0].headers["x-request-id"]
     assert len(seen) == 32
     assert (await relay.report())["request_id"] == seen
+
+
+@pytest.mark.parametrize("depth", [500, 5_000, 100_000])
+async def test_bodies_of_any_depth_are_the_engines_to_refuse(relay, depth):
+    relay.script(Do(status=400, body=b"too deep"))
+    data = b'{"messages":' + b"[" * depth + b"]" * depth + b"}"
+    async with relay.session.post("http://svc/v1/chat/completions", data=data) as response:
+        assert (response.status, await response.read()) == (400, b"too deep")
+
+
+async def test_a_head_that_is_no_http1_gets_a_400(relay):
+    answer = await raw(relay, b"foo /v1/models HTTP/1.1\r\nhost: a\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b'"code":"malformed_request"' in answer
+    assert relay.engine.seen == []
