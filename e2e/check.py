@@ -1,9 +1,9 @@
 """`make test`: every check, with its duration, and the first failure ends it.
 
 Two tracks, for two cores. In front run the checks that need no cluster, the cheapest failures first. In the background
-promtool is got, which the unit tests ask for, then the local cluster is prepared, which is the longest part where
-nothing is built yet; then come the contract tests, which mostly wait, and checkov over the manifests. Scenarios under
-traffic come last and alone.
+promtool is installed, which the unit tests need, and types are checked; then the local cluster is prepared, which is
+the longest part where nothing is built yet; then come the contract tests, which mostly wait, and checkov over the
+manifests. Scenarios under traffic come last and alone.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ IN_FRONT = (
     Check("format", (str(BIN / "ruff"), "format", "--check", ".")),
     Check("lint", (str(BIN / "ruff"), "check", ".")),
     Check("import rules", (str(BIN / "lint-imports"),)),
-    Check("types", (str(BIN / "mypy"),)),
     Check("unit tests", (*PYTEST, *IN_PARALLEL, "-m", "not contract and not cluster")),
 )
 IN_BACKGROUND = (
     Check("promtool", (sys.executable, "-m", "e2e.cluster", "promtool-path")),
+    Check("types", (str(BIN / "mypy"),)),
     Check("local cluster", (sys.executable, "-m", "e2e.install")),
     Check("contract tests", (*PYTEST, "-m", "contract")),
     Check("scan of the manifests", (sys.executable, "-m", "deploy.scan")),

@@ -19,8 +19,7 @@ from typing import Any
 import aiohttp
 
 from bench.gateway.keys import SECRET, bearer, new_key, secret
-from bench.gateway.stack import Gateway, gateway, process
-from e2e.demo_engine import free_port
+from bench.gateway.stack import Gateway, gateway, process, unused_port
 
 SERVICE = "bench"
 FACTOR = 3
@@ -126,7 +125,7 @@ def measure(folder: Path, minutes: int) -> Limits:
         RuntimeError: a process did not start.
     """
     folder.mkdir(parents=True)
-    port = free_port(18600)
+    port = unused_port()
     service: dict[str, Any] = {
         "name": SERVICE,
         "endpoints": [f"127.0.0.1:{port}"],

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.gateway.client import closed_loop, open_streams, prompt_body
-from bench.gateway.stack import Gateway, gateway, process
+from bench.gateway.stack import Gateway, gateway, process, unused_port
 from bench.gateway.upstream import EVENT_SECONDS
-from e2e.demo_engine import free_port
 
 CONNECTIONS = (1, 8)
 PROMPT_CHARACTERS = 2000
@@ -55,7 +54,7 @@ def measure(folder: Path, *, seconds: float, rounds: int, streams: int) -> Overh
     Raises:
         RuntimeError: a request was not answered, or a process did not start.
     """
-    port = free_port(18500)
+    port = unused_port()
     upstream = [sys.executable, "-m", "bench.gateway.upstream", str(port)]
     service = {"name": "bench", "endpoints": [f"127.0.0.1:{port}"], "max_num_seqs": 100_000}
     with process(folder / "upstream.log", upstream), gateway(folder / "gateway", [service]) as running:

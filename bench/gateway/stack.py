@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.gateway.usage import cpu_seconds, memory_mib
-from e2e.demo_engine import free_port
 
 _BIN = Path(sys.executable).parent
 _ENVOY = ("--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warning")
@@ -51,6 +51,13 @@ class Gateway:
         return {name: memory_mib(pid) for name, pid in self.pids.items()}
 
 
+def unused_port() -> int:
+    """Not a fixed one where it is free: Envoys of several benchmarks would share it (SO_REUSEPORT)."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 @contextmanager
 def process(log: Path, command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
     """A process that is ended with the block; its output goes to `log`."""
@@ -80,7 +87,7 @@ def gateway(
         RuntimeError: it did not become ready; the message has the end of the logs.
     """
     folder.mkdir(parents=True)
-    port, http_port = free_port(18080), free_port(19003)
+    port, http_port = unused_port(), unused_port()
     static, bootstrap = folder / "services.yaml", folder / "envoy.json"
     write_static(static, services, secrets)
     ours, run_dir = str(_BIN / "inflight-gateway"), ["--run-dir", str(folder)]

@@ -65,8 +65,10 @@ def draw_all(
     options.to.mkdir(parents=True, exist_ok=True)
     with pictures.served() as server:
         for name in dashboards:
-            # Fleet shows all services there are, the others one.
-            chosen = {"namespace": options.namespace} | ({} if name == "fleet" else {"service": "chat"})
+            # Fleet shows all services there are, the others one: only `summaries` is behind the gateway, and only in
+            # engines without one are requests rejected.
+            service = {"fleet": {}, "service": {"service": "summaries"}}.get(name, {"service": "chat"})
+            chosen = {"namespace": options.namespace, **service}
             picture = options.to / f"dashboard-{name}.png"
             with step(say, f"drawing {picture}"):
                 look = Look(url, window, chosen, options.theme)

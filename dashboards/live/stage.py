@@ -60,7 +60,7 @@ class Part:
 
 
 def parts(seconds: float) -> list[Part]:
-    """Two services: one with a steady load and a burst over its middle, one with long prompts."""
+    """Two services: one with a steady load and a burst over its middle; behind the gateway, one with long prompts."""
 
     def load(share_begin: float, share_end: float, *arguments: str) -> Load:
         lasts = (share_end - share_begin) * seconds
@@ -77,7 +77,7 @@ def parts(seconds: float) -> list[Part]:
         ),
         Part(
             "summaries",
-            STEADY,
+            {**STEADY, "gateway": {"enabled": True}},
             (
                 load(0, 0.7, "--clients=4", "--rate=0.3", "--prompt-words=250", "--max-tokens=24", "--seed=2"),
                 load(0.6, 1, "--clients=6", "--rate=0.7", "--prompt-words=200", "--max-tokens=24", "--seed=3"),

@@ -12,7 +12,11 @@ _LEAST_REQUEST: Json = {
         {
             "typed_extension_config": {
                 "name": "envoy.load_balancing_policies.least_request",
-                "typed_config": typed("envoy.extensions.load_balancing_policies.least_request.v3.LeastRequest"),
+                "typed_config": typed(
+                    "envoy.extensions.load_balancing_policies.least_request.v3.LeastRequest",
+                    # All engines of a service are compared: they are few, and a request is long.
+                    selection_method="FULL_SCAN",
+                ),
             }
         }
     ]

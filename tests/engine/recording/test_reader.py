@@ -144,7 +144,8 @@ def test_a_slot_that_the_engine_did_not_have_is_refused(path, lines):
 def test_a_damaged_file_is_refused(path, packed):
     middle = len(packed) // 2
     path.write_bytes(packed[:middle] + bytes(64) + packed[middle + 64 :])
-    assert "damaged" in refusal(path) or "cannot be understood" in refusal(path)
+    # Some of what the bytes still decompress to are lines, and then one of them is out of its place.
+    assert any(says in refusal(path) for says in ("damaged", "cannot be understood", "should be"))
 
 
 def test_the_reader_counts_every_step(path, packed, lines):

@@ -12,6 +12,7 @@ from inflight_engine.request import FinishReason
 from inflight_engine.server import progress_frames
 from inflight_engine.server.admission import QueueBounds
 from inflight_engine.server.errors import ApiError
+from inflight_engine.server.heartbeats import _ROUNDS as ROUNDS
 from inflight_engine.server.heartbeats import Heartbeats
 from inflight_engine.server.progress import Progress
 from tests.engine.server.fake_engine import until
@@ -158,19 +159,19 @@ async def test_seeds_that_the_engine_draws_are_told_once(make_fake):
 
 
 async def test_a_heartbeat_comes_where_nothing_else_does_and_stops_with_the_engine(make_fake, monkeypatch):
-    monkeypatch.setattr("inflight_engine.server.heartbeats._PERIOD", 0.05)
+    monkeypatch.setattr("inflight_engine.server.heartbeats._PERIOD", 0.2)
     fake = await make_fake()
     client = relayed(fake, stream=True, temperature=0)
     await until(lambda: len(client.frames) >= 4)
     assert {tuple(comments) for comments, _ in client.frames} == {("h",)}
     fake.engine.report(admitted=[(0, 0)])
-    for _ in range(10):
+    for _ in range(20):
         fake.engine.report(tokens={0: ord("a")})
         await asyncio.sleep(0.02)
-    assert sum(comments == ["h"] for comments, _ in client.frames[-8:]) <= 1
+    assert sum(comments == ["h"] for comments, _ in client.frames[-18:]) <= 1
     fake.service.progress = Progress(-100.0)
     count = len(client.frames)
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(0.6)
     assert len(client.frames) - count <= 1
     client.left.set()
     await client.task
@@ -188,12 +189,16 @@ async def test_one_timer_serves_all_responses_and_none_when_there_are_none():
     streams = [Stream() for _ in range(100)]
     for stream in streams:
         made.add(stream)
+    timer = made._timer
     assert sum("_beat" in repr(each) for each in asyncio.get_running_loop()._scheduled) == 1
-    await asyncio.sleep(0.65)
+    timer.cancel()
+    made._arm = lambda: None
+    for _ in range(ROUNDS):
+        made._beat()
     assert {stream.beats for stream in streams} == {1}
     for stream in streams:
         made.remove(stream)
-    await asyncio.sleep(0.1)
+    made._beat()
     assert (len(made), made._timer) == (0, None)
 
 

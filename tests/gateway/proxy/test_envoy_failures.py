@@ -22,22 +22,29 @@ async def test_without_a_picker_streams_go_on_and_new_requests_go_by_least_reque
     keyed = await engines("e3")
     stack.services(service("a", first, second, model="m"), service("b", keyed, model="n", api_keys_secret="keys"))
     await stack.start_all()
-    headers = {"Host": "a.default"}
+    headers, streams = {"Host": "a.default"}, []
+
+    async def stream(begins):
+        async with http.post(f"{stack.url}/v1/completions", data=STREAM, headers=headers) as answer:
+            assert answer.status == 200
+            begin = await answer.content.readline()
+            begins.set()
+            assert numbers(begin + await answer.content.read()) == list(range(40))
+
     async with http.post(f"{stack.url}/v1/completions", data=STREAM, headers=headers) as open_stream:
         begin = await open_stream.content.readline()
         stack.signal("picker", signal.SIGKILL)
         stack.processes["picker"].wait()
 
-        async def stream():
-            async with http.post(f"{stack.url}/v1/completions", data=STREAM, headers=headers) as answer:
-                assert answer.status == 200
-                assert numbers(await answer.read()) == list(range(40))
-
-        await asyncio.gather(*(stream() for _ in range(6)))
+        for _ in range(4):
+            begins = asyncio.Event()
+            streams.append(asyncio.create_task(stream(begins)))
+            await asyncio.wait_for(begins.wait(), 10)
+        await asyncio.gather(*streams)
         rest = await open_stream.content.read()
         assert numbers(begin + rest) == list(range(40))
-    assert first.requests
-    assert second.requests
+    # One of them had a request of the picker's before.
+    assert {len(first.requests), len(second.requests)} == {2, 3}
     # Keys cannot be checked, and engines' own paths are known only by name.
     status, body, _ = await ask(http, stack, host="b.default")
     assert (status, body["error"]["code"]) == (503, "gateway_unavailable")
