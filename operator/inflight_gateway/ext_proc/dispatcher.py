@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from inflight_gateway.catalog import Catalog, Change
 from inflight_gateway.hold.queue import HoldQueue
+from inflight_gateway.hold.shares import TenantShares
 from inflight_gateway.ledger import Ledger
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.types import Pick, Refusal, RequestView, ServiceConfig, ServiceKey
@@ -58,6 +59,7 @@ class Dispatcher:
         self._ledger = ledger
         self._clock = clock
         self._changed = changed
+        self._shares = TenantShares()
         self._waiting: dict[str, _Waiting] = {}
 
     def place(
@@ -69,6 +71,7 @@ class Dispatcher:
         refusal = self._holds.offer(request, config, now)
         if refusal is not None:
             return refusal
+        self._shares.arrived(request, config, now)
         outcome: asyncio.Future[Start | Refusal] = asyncio.get_running_loop().create_future()
         self._waiting[request.request_id] = _Waiting(outcome, now, allowed)
         self.release(request.service)
@@ -80,6 +83,7 @@ class Dispatcher:
         if self._waiting.pop(request_id, None) is not None:
             self._holds.remove(request_id)
         self._ledger.end(request_id, self._clock())
+        self._shares.ended(request_id)
         self.release(service)
         self._changed()
 
@@ -108,6 +112,7 @@ class Dispatcher:
     def catalog_changed(self, change: Change) -> None:
         """Refuses what waits for services that are gone, and starts what new endpoints can take."""
         for key in change.services - self._catalog.services.keys():
+            self._shares.forget(key)
             for request in self._holds.forget(key):
                 self._refuse(request, Refusal(404, "service_not_found", f"{key} was deleted"))
         for key in change.services | change.endpoints:
@@ -122,9 +127,10 @@ class Dispatcher:
         loads = self._ledger.loads(request.service, request, now)
         if waiting.allowed:
             loads = [load for load in loads if load.endpoint.address in waiting.allowed]
-        pick = self._picker.pick(request, config, loads, now)
+        pick = self._picker.pick(request, config, loads, now, above_share=self._shares.above(request, now))
         if pick is not None:
             self._ledger.begin(request, pick, now)
+            self._shares.started(request)
         return pick
 
     def _refuse(self, request: RequestView, refusal: Refusal) -> None:

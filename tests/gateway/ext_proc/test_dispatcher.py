@@ -115,3 +115,25 @@ async def test_only_allowed_endpoints_are_picked():
     world.endpoints(3)
     outcome = world.dispatcher.place(RequestView("x", KEY, world.now), CONFIG, frozenset({"10.0.0.2:80"}))
     assert [one.address for one in outcome.result().pick.endpoints] == ["10.0.0.2:80"]
+
+
+async def test_beside_a_tenant_that_floods_a_slot_is_free_for_another():
+    """The engine runs 2 at once and has one more in its queue."""
+    world = World()
+    world.endpoints(1)
+
+    def place(name, tenant):
+        return world.dispatcher.place(RequestView(name, KEY, world.now, tenant=tenant), CONFIG)
+
+    flood = [place(f"flood {number}", "flood") for number in range(6)]
+    assert sum(each.done() for each in flood) == 3
+    first = place("steady 0", "steady")
+    assert not first.done()
+    world.dispatcher.end("flood 0", KEY)
+    assert first.done()
+    assert sum(each.done() for each in flood) == 3
+    for name in ("flood 1", "flood 2", "steady 0", "flood 3"):
+        world.dispatcher.end(name, KEY)
+    assert [each.done() for each in flood] == [True] * 5 + [False]
+    assert place("steady 1", "steady").done()
+    assert not flood[5].done()
