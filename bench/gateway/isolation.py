@@ -186,7 +186,7 @@ async def _run(arm: str, url: str, keys: dict[str, str], seconds: float, flooded
 async def _steady(target: _Target, seconds: float) -> list[tuple[float, float] | None]:
     """Poisson arrivals, the same in each run."""
     rng, began, at = random.Random(1), time.monotonic(), 0.0
-    tasks = []
+    tasks: list[asyncio.Task[tuple[float, float] | None]] = []
     while (at := at + rng.expovariate(STEADY_PER_S)) < seconds:
         await asyncio.sleep(began + at - time.monotonic())
         tasks.append(asyncio.create_task(target.generate(STEADY, len(tasks))))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -112,7 +111,7 @@ def write_static(file: Path, services: Sequence[Object], secrets: Sequence[Objec
     """Atomically: the picker may read it at any time."""
     new = file.with_suffix(".new")
     new.write_text(json.dumps({"services": list(services), "secrets": list(secrets)}))
-    os.replace(new, file)
+    new.replace(file)
 
 
 def _wait_ready(http_port: int, running: dict[str, subprocess.Popen[bytes]], folder: Path) -> None:

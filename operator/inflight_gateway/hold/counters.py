@@ -29,7 +29,8 @@ class VirtualCounters:
         self._charged: set[str] = set()
         """Of clients that wait: those whose counter is due to what they were charged, and not to being lifted."""
         self._heap: list[tuple[float, bool, int, str]] = []
-        """(counter, charged, rank, client). A counter only grows, so an entry is at most its client's counter; it is corrected when it surfaces."""
+        """(counter, charged, rank, client). A counter only grows, so an entry is at most its client's counter; it is
+        corrected when it surfaces."""
         self._level = 0.0
         self._ranks = 0
 

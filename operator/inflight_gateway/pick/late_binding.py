@@ -31,7 +31,7 @@ def can_start_soon(state: ReplicaState, ttft_s: float, above_share: bool = False
 
 
 def most_outstanding(max_num_seqs: int, above_share: bool = False) -> int:
-    """Requests that may be at a replica, running or queued, with one more of a tenant that is above its share or not."""
+    """Requests that may be at a replica, running or queued, counting one more of a tenant."""
     spare = max(1, int(max_num_seqs * SPARE_SLOTS))
     return max(1, max_num_seqs - spare) if above_share else max_num_seqs + spare
 

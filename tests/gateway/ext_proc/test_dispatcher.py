@@ -136,4 +136,3 @@ async def test_beside_a_tenant_that_floods_a_slot_is_free_for_another():
         world.dispatcher.end(name, KEY)
     assert [each.done() for each in flood] == [True] * 5 + [False]
     assert place("steady 1", "steady").done()
-    assert not flood[5].done()
