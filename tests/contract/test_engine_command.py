@@ -24,7 +24,7 @@ def literals(model, field):
 
 
 def parsed(**spec):
-    program, verb, *arguments = engine_command(make(**spec), "/limits.json", EngineObservability())
+    program, verb, *arguments = engine_command(make(**spec), "/limits.json", EngineObservability(), None)
     assert (program, verb) == ("inflight-engine", "serve")
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
     add_serve_flags(parser)
