@@ -27,7 +27,7 @@ each; on a quiet machine.
 
 tenants: limits of requests, tokens and concurrent requests against tenants that send three times as much, and API keys
 rotated under load; then the latency of a tenant with a modest load on a real engine, alone and beside one that floods,
-by set-up. About 20 minutes; on a quiet machine."""
+by set-up. About 30 minutes; on a quiet machine."""
 
 PARTS = ("overhead", "routing", "tenants")
 
