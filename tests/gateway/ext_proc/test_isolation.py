@@ -140,8 +140,8 @@ def quantile(ordered, share):
 
 
 def test_beside_a_flood_of_twenty_times_its_load_a_tenants_median_latency_is_within_a_tenth_of_alone():
-    """The others are bursts of its own: one slot is free, and a second request that comes before the next one ends
-    waits for it. A slot that is left free costs the flood an eighth of its throughput."""
+    """Beyond the median: a request soon after another of the tenant is behind the flood by tokens served, and waits
+    although the flood may not take the free slot. Leaving a slot free costs the flood an eighth of its throughput."""
     alone_ttft, alone, _ = simulated(slots=8, flood_per_s=0, steady_per_s=1.0)
     ttft, latency, others = simulated(slots=8, flood_per_s=20.0, steady_per_s=1.0)
     assert len(latency) == len(alone)
