@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from bench.gateway import overhead, routing
+from bench.gateway import overhead, routing, tenants
 from bench.gateway.conversations import turns
 from bench.gateway.overhead import Overhead
 from bench.gateway.routing import POLICIES, Routed
@@ -23,7 +23,13 @@ CPU time of each process for a request is what a dedicated core would spend.
 
 routing: conversations of a Mooncake trace, scaled, on real replicas of the built-in model: time to first token and
 prefix hits of the gateway, of least requests, of round robin and of a plain Service, in one run. About four minutes for
-each; on a quiet machine."""
+each; on a quiet machine.
+
+tenants: limits of requests, tokens and concurrent requests against tenants that send three times as much, and API keys
+rotated under load; then the latency of a tenant with a modest load on a real engine, alone and beside one that floods,
+by set-up. About 30 minutes; on a quiet machine."""
+
+PARTS = ("overhead", "routing", "tenants")
 
 VOCAB_SIZE = 49_152
 """Of the built-in model."""
@@ -34,17 +40,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench.gateway", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="*", metavar="PART", help="overhead, routing (default: both)")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each run of overhead (default 5)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each path, in turns (default 3)")
     parser.add_argument("--streams", type=int, default=2000, help="open streams for the memory (default 2000)")
     parser.add_argument("--replicas", type=int, default=4, help="engines of routing (default 4)")
     parser.add_argument("--load-seconds", type=float, default=240, help="length of routing's load (default 240)")
     parser.add_argument("--policies", default=",".join(POLICIES), metavar="A,B", help="of routing (default all)")
+    parser.add_argument("--minutes", type=int, default=2, help="of the limits of tenants (default 2)")
+    parser.add_argument("--isolation-seconds", type=float, default=120, help="of each run of tenants (default 120)")
+    parser.add_argument(
+        "--arms", default=",".join(tenants.ARMS), metavar="A,B", help="set-ups of tenants (default all)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     arguments = parser.parse_args()
-    parts, policies = arguments.parts or ["overhead", "routing"], arguments.policies.split(",")
-    for given, known in ((parts, ("overhead", "routing")), (policies, POLICIES)):
+    parts, policies, arms = arguments.parts or PARTS, arguments.policies.split(","), arguments.arms.split(",")
+    for given, known in ((parts, PARTS), (policies, POLICIES), (arms, tenants.ARMS)):
         if unknown := [each for each in given if each not in known]:
             parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
     found: dict[str, object] = {}
@@ -63,7 +74,13 @@ def main() -> int:
                 (folder / "routing").mkdir()
                 routed = routing.measure(folder / "routing", load, arguments.replicas, policies, _say)
                 found["routing"] = [asdict(row) for row in routed]
-                print("\n".join(routing_table(routed)))
+                print("\n".join(routing_table(routed)), flush=True)
+            if "tenants" in parts:
+                tenancy = tenants.measure(
+                    folder / "tenants", arguments.minutes, arguments.isolation_seconds, arms, _say
+                )
+                found["tenants"] = asdict(tenancy)
+                print("\n".join(tenants.table(tenancy)))
         except RuntimeError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1

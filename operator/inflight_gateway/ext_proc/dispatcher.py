@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from inflight_gateway.catalog import Catalog, Change
 from inflight_gateway.hold.queue import HoldQueue
+from inflight_gateway.hold.shares import TenantShares
 from inflight_gateway.ledger import Ledger
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.types import Endpoint, Pick, Refusal, RequestView, ServiceConfig, ServiceKey
@@ -65,6 +66,7 @@ class Dispatcher:
         self._ledger = ledger
         self._clock = clock
         self._changed = changed
+        self._shares = TenantShares()
         self._waiting: dict[str, _Waiting] = {}
         self._fault_logged = float("-inf")
 
@@ -79,6 +81,7 @@ class Dispatcher:
         refusal = self._holds.offer(request, config, now)
         if refusal is not None:
             return refusal
+        self._shares.arrived(request, config, now)
         outcome: asyncio.Future[Start | Refusal] = asyncio.get_running_loop().create_future()
         self._waiting[request.request_id] = _Waiting(request.service, outcome, now, allowed)
         self.release(request.service)
@@ -90,6 +93,7 @@ class Dispatcher:
         if self._waiting.pop(request_id, None) is not None:
             self._holds.remove(request_id)
         self._ledger.end(request_id, self._clock())
+        self._shares.ended(request_id)
         self.release(service)
         self._changed()
 
@@ -118,6 +122,7 @@ class Dispatcher:
     def catalog_changed(self, change: Change) -> None:
         """Refuses what waits for services that are gone, and starts what new endpoints can take."""
         for key in change.services - self._catalog.services.keys():
+            self._shares.forget(key)
             for request in self._holds.forget(key):
                 self._refuse(request, Refusal(404, "service_not_found", f"{key} was deleted"))
         for request_id, waiting in tuple(self._waiting.items()):
@@ -138,7 +143,7 @@ class Dispatcher:
         if waiting.allowed:
             loads = [load for load in loads if load.endpoint.address in waiting.allowed]
         try:
-            pick = self._picker.pick(request, config, loads, now)
+            pick = self._picker.pick(request, config, loads, now, above_share=self._shares.above(request, now))
         except Exception:
             # A fault of ours at the head of a queue would hold up the whole service, and end this process.
             self._log_fault(request.service, now)
@@ -147,6 +152,7 @@ class Dispatcher:
             pick = self._among(request.service, waiting.allowed, config)
         if pick is not None:
             self._ledger.begin(request, pick, now)
+            self._shares.started(request)
         return pick
 
     def _log_fault(self, service: ServiceKey, now: float) -> None:

@@ -26,20 +26,24 @@ class VirtualCounters:
         self._weights: dict[str, float] = {}
         self._rank: dict[str, int] = {}
         """Of clients that wait: when they started to."""
-        self._heap: list[tuple[float, int, str]] = []
-        """A counter only grows, so an entry is at most its client's counter; it is corrected when it surfaces."""
+        self._charged: set[str] = set()
+        """Of clients that wait: those whose counter is due to what they were charged, and not to being lifted."""
+        self._heap: list[tuple[float, bool, int, str]] = []
+        """(counter, charged, rank, client). A counter only grows, so an entry is at most its client's counter; it is
+        corrected when it surfaces."""
         self._level = 0.0
         self._ranks = 0
 
     def least(self) -> str | None:
-        """The waiting client that was served least; of equal ones the one that has waited for longest."""
+        """The waiting client that was served least; of equal ones the one that has waited for longest, but after those
+        that were lifted: a client that floods is not ahead of one that comes now and then."""
         heap = self._heap
         while heap:
-            served, rank, client = heap[0]
+            served, _, rank, client = heap[0]
             if self._rank.get(client) != rank:
                 heappop(heap)
             elif self._served[client] > served:
-                heapreplace(heap, (self._served[client], rank, client))
+                heapreplace(heap, (self._served[client], client in self._charged, rank, client))
             else:
                 return client
         return None
@@ -48,19 +52,24 @@ class VirtualCounters:
         """The first of its requests waits."""
         least = self.least()
         level = self._level if least is None else self._served[least]
-        served = self._served[client] = max(level, self._served.get(client, 0.0))
+        own = self._served.get(client)
+        served = self._served[client] = level if own is None else max(level, own)
+        charged = own is not None and own >= level
+        if charged:
+            self._charged.add(client)
         self._weights[client] = weight
         self._ranks += 1
         self._rank[client] = self._ranks
-        heappush(self._heap, (served, self._ranks, client))
+        heappush(self._heap, (served, charged, self._ranks, client))
         self._forget(level)
 
     def stop_waiting(self, client: str) -> None:
         """None of its requests waits any more."""
         self._level = max(self._level, self._served[client])
         del self._rank[client]
+        self._charged.discard(client)
         if len(self._heap) > 2 * len(self._rank) + 8:
-            self._heap = [(self._served[each], rank, each) for each, rank in self._rank.items()]
+            self._heap = [(self._served[each], each in self._charged, rank, each) for each, rank in self._rank.items()]
             heapify(self._heap)
 
     def charge(self, client: str, tokens: float) -> None:
@@ -68,6 +77,8 @@ class VirtualCounters:
         not ahead of the others, and is not now."""
         if client in self._served:
             self._served[client] += tokens / self._weights[client]
+            if tokens and client in self._rank:
+                self._charged.add(client)
 
     def _forget(self, level: float) -> None:
         """Once there are more than `MAX_DEBTORS`: those that would be lifted on their return, and at least half of all,

@@ -20,21 +20,20 @@ LEAST_STEPS = 2
 
 SPARE_SLOTS = 0.0625
 """Share of the slots for which a successor may wait in the engine, so that a slot is not empty between the end of a
-request and the arrival of the next."""
+request and the arrival of the next. A tenant above its share leaves as many slots free instead: beside a tenant that
+floods, the requests of others then find a slot at once."""
 
 
-def can_start_soon(state: ReplicaState, ttft_s: float) -> bool:
+def can_start_soon(state: ReplicaState, ttft_s: float, above_share: bool = False) -> bool:
     """Looks only at what is ahead of the request, so that a prompt of any length starts at an idle replica."""
-    return _has_slot(state) and _backlog_is_short(state, ttft_s)
+    has_slot = state.outstanding < most_outstanding(state.sample.max_num_seqs, above_share)
+    return has_slot and _backlog_is_short(state, ttft_s)
 
 
-def most_outstanding(max_num_seqs: int) -> int:
-    """Requests that may be at a replica, running or queued."""
-    return max_num_seqs + max(1, int(max_num_seqs * SPARE_SLOTS))
-
-
-def _has_slot(state: ReplicaState) -> bool:
-    return state.outstanding < most_outstanding(state.sample.max_num_seqs)
+def most_outstanding(max_num_seqs: int, above_share: bool = False) -> int:
+    """Requests that may be at a replica, running or queued, counting one more of a tenant."""
+    spare = max(1, int(max_num_seqs * SPARE_SLOTS))
+    return max(1, max_num_seqs - spare) if above_share else max_num_seqs + spare
 
 
 def _backlog_is_short(state: ReplicaState, ttft_s: float) -> bool:

@@ -38,9 +38,18 @@ class Picker:
     """
 
     def pick(
-        self, request: RequestView, config: ServiceConfig, loads: Sequence[EndpointLoad], now: float
+        self,
+        request: RequestView,
+        config: ServiceConfig,
+        loads: Sequence[EndpointLoad],
+        now: float,
+        *,
+        above_share: bool = False,
     ) -> Pick | None:
         """The replicas to try, best first, at most `config.max_attempts`. Those that failed the request come last.
+
+        Args:
+            above_share: the request's tenant has more than its share of the requests in flight (`TenantShares`).
 
         None: no replica can start the request soon, or there is none; it should wait at the gateway.
         """
@@ -48,19 +57,24 @@ class Picker:
         if not usable:
             return None
         if any(is_fresh(load, now) for load in usable):
-            return _by_score(request, config, usable, loads, now)
-        return _by_in_flight(request, config, usable, loads)
+            return _by_score(request, config, usable, loads, now, above_share)
+        return _by_in_flight(request, config, usable, loads, above_share)
 
 
 def _by_score(
-    request: RequestView, config: ServiceConfig, usable: list[EndpointLoad], loads: Sequence[EndpointLoad], now: float
+    request: RequestView,
+    config: ServiceConfig,
+    usable: list[EndpointLoad],
+    loads: Sequence[EndpointLoad],
+    now: float,
+    above_share: bool,
 ) -> Pick | None:
     cost = _any_cost(loads)
     ready: list[_Scored] = []
     busy: list[ReplicaState] = []
     for load in usable:
         state = replica_state(load, request, cost, now)
-        if can_start_soon(state, config.ttft_s):
+        if can_start_soon(state, config.ttft_s, above_share):
             ready.append(_Scored(state, scores(state, config)))
         else:
             busy.append(state)
@@ -86,10 +100,14 @@ def _by_score(
 
 
 def _by_in_flight(
-    request: RequestView, config: ServiceConfig, usable: list[EndpointLoad], loads: Sequence[EndpointLoad]
+    request: RequestView,
+    config: ServiceConfig,
+    usable: list[EndpointLoad],
+    loads: Sequence[EndpointLoad],
+    above_share: bool,
 ) -> Pick | None:
     """Without a sample that says anything of loads."""
-    most = most_outstanding(config.max_num_seqs)
+    most = most_outstanding(config.max_num_seqs, above_share)
     ready = [load for load in usable if load.in_flight < most]
     if not ready:
         return None

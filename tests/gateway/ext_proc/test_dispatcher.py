@@ -151,7 +151,7 @@ async def test_a_request_that_waits_is_refused_when_its_allowed_endpoints_go():
 
 async def test_a_fault_of_the_scores_holds_up_nothing(caplog):
     class Faulty(Picker):
-        def pick(self, *_):
+        def pick(self, *_, **__):
             raise ZeroDivisionError
 
     world = World()
@@ -163,3 +163,24 @@ async def test_a_fault_of_the_scores_holds_up_nothing(caplog):
     starts = world.outcomes().values()
     assert sorted(start.pick.endpoints[0].address for start in starts) == ["10.0.0.0:80"] * 2 + ["10.0.0.1:80"] * 2
     assert caplog.text.count("picking for default/a failed") == 1
+
+
+async def test_beside_a_tenant_that_floods_a_slot_is_free_for_another():
+    """The engine runs 2 at once and has one more in its queue."""
+    world = World()
+    world.endpoints(1)
+
+    def place(name, tenant):
+        return world.dispatcher.place(RequestView(name, KEY, world.now, tenant=tenant), CONFIG)
+
+    flood = [place(f"flood {number}", "flood") for number in range(6)]
+    assert sum(each.done() for each in flood) == 3
+    first = place("steady 0", "steady")
+    assert not first.done()
+    world.dispatcher.end("flood 0", KEY)
+    assert first.done()
+    assert sum(each.done() for each in flood) == 3
+    for name in ("flood 1", "flood 2", "steady 0", "flood 3"):
+        world.dispatcher.end(name, KEY)
+    assert [each.done() for each in flood] == [True] * 5 + [False]
+    assert place("steady 1", "steady").done()

@@ -137,6 +137,23 @@ def test_tenants_that_always_wait_get_tokens_by_their_weights_however_many_reque
     assert tokens["acme"] == pytest.approx(2 * tokens["flood"], abs=2 * 1000)
 
 
+def test_a_tenant_that_comes_now_and_then_is_next_beside_one_that_floods():
+    queue = filled(*(request(f"flood {number}", tenant="flood") for number in range(100)))
+    queue.release(0.0, at_most(10))
+    for turn in range(5):
+        queue.offer(request(f"steady {turn}", tenant="steady", prompt_tokens=300), CONFIG, 1.0 + turn)
+        assert ids(queue.release(1.0 + turn, at_most(1))) == [f"steady {turn}"]
+        assert all(name.startswith("flood") for name in ids(queue.release(1.0 + turn, at_most(10))))
+
+
+def test_of_tenants_that_have_just_come_the_first_is_next():
+    queue = filled(*(request(f"flood {number}", tenant="flood") for number in range(10)))
+    queue.release(0.0, at_most(1))
+    for name in ("x", "y", "z"):
+        queue.offer(request(name, tenant=name), CONFIG, 1.0)
+    assert ids(queue.release(1.0, at_most(3))) == ["x", "y", "z"]
+
+
 def test_output_tokens_count_twice_and_as_soon_as_they_are_reported():
     talker = [request(f"talker {number}", tenant="talker", prompt_tokens=100) for number in range(20)]
     reader = [request(f"reader {number}", tenant="reader", prompt_tokens=100) for number in range(20)]

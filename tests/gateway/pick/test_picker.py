@@ -240,3 +240,18 @@ def test_a_replica_with_nothing_to_do_never_stays_idle_while_a_request_waits(loa
 def test_a_load_needs_no_more_than_endpoint_and_sample():
     first = load("a")
     assert pick([EndpointLoad(first.endpoint, first.sample)]) is not None
+
+
+@given(st.integers(1, 512), st.integers(0, 600))
+def test_a_tenant_above_its_share_leaves_slots_where_others_start(max_num_seqs, in_flight):
+    for sampled in (
+        load("a", in_flight=in_flight, max_num_seqs=max_num_seqs),
+        load("a", sample=None, in_flight=in_flight),
+    ):
+        config = replace(CONFIG, max_num_seqs=max_num_seqs)
+        above = Picker().pick(request(), config, [sampled], NOW, above_share=True)
+        below = Picker().pick(request(), config, [sampled], NOW)
+        assert above is None or below is not None
+        assert above is None or in_flight == 0 or in_flight + 1 < max_num_seqs
+        assert below is not None or in_flight > max_num_seqs
+        assert above is not None or in_flight > 0

@@ -1,0 +1,128 @@
+"""An engine without a model, whose steps take as long as a GPU's: `python -m bench.gateway.emulated PORT`.
+
+Continuous batching, first come, first served. On a GPU a step of few sequences takes about the time to read the
+weights, however many they are, so requests that run side by side hardly slow each other down; on a CPU they share its
+arithmetic. So here only the decisions of the gateway delay a request beside others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import deque
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from inflight_cost.model import CostModel, StepWork
+
+COST = CostModel(
+    base_s=25e-3,
+    decode_seq_s=50e-6,
+    prefill_token_s=60e-6,
+    decode_kv_token_s=0.0,
+    prefill_context_token_s=0.0,
+)
+"""About a 70B model on four H100: 35 GB of weights for each at 2 TB/s, with communication."""
+MAX_NUM_SEQS = 8
+MAX_QUEUED = 64
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    prompt_tokens: int
+    output_tokens: int
+    steps: asyncio.Queue[None] = field(default_factory=asyncio.Queue)
+    done: int = 0
+
+
+class Emulated:
+    """One replica."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[_Request] = deque()
+        self._running: list[_Request] = []
+        self._work = asyncio.Event()
+
+    async def steps(self) -> None:
+        """One after the other, while there is work. A prompt is computed in one step."""
+        while True:
+            if not self._running and not self._waiting:
+                self._work.clear()
+                await self._work.wait()
+            decoding, prompts = len(self._running), 0
+            while self._waiting and len(self._running) < MAX_NUM_SEQS:
+                self._running.append(self._waiting.popleft())
+                prompts += self._running[-1].prompt_tokens
+            await asyncio.sleep(COST.seconds(StepWork(decoding, prompts, 0, 0)))
+            for each in self._running:
+                each.done += 1
+                each.steps.put_nowait(None)
+            self._running = [each for each in self._running if each.done < each.output_tokens]
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        if len(self._waiting) >= MAX_QUEUED:
+            return web.json_response({"error": {"message": "the queue is full"}}, status=503)
+        body = await request.json()
+        one = _Request(len(body["prompt"]), body["max_tokens"])
+        progress = "x-inflight-progress" in request.headers
+        headers = {"content-type": "text/event-stream"} | ({"x-inflight-progress": "1"} if progress else {})
+        answer = web.StreamResponse(headers=headers)
+        self._waiting.append(one)
+        self._work.set()
+        try:
+            await answer.prepare(request)
+            for number in range(one.output_tokens):
+                await one.steps.get()
+                await answer.write(_frame(one, number, progress))
+            await answer.write(b"data: [DONE]\n\n")
+        finally:
+            one.done = one.output_tokens
+            if one in self._waiting:
+                self._waiting.remove(one)
+        return answer
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        values = {
+            "vllm:num_requests_running": len(self._running),
+            "vllm:num_requests_waiting": len(self._waiting),
+            "inflight_waiting_prompt_tokens": sum(each.prompt_tokens for each in self._waiting),
+            "inflight_kv_cache_tokens": 100_000,
+            "inflight_max_num_seqs": MAX_NUM_SEQS,
+            "inflight_max_num_batched_tokens": 2048,
+            'inflight_step_cost_seconds{term="step"}': COST.base_s,
+            'inflight_step_cost_seconds{term="decode_sequence"}': COST.decode_seq_s,
+            'inflight_step_cost_seconds{term="prefill_token"}': COST.prefill_token_s,
+            'inflight_step_cost_seconds{term="decode_kv_token"}': COST.decode_kv_token_s,
+            'inflight_step_cost_seconds{term="prefill_context_token"}': COST.prefill_context_token_s,
+        }
+        return web.Response(text="".join(f"{name} {value}\n" for name, value in values.items()))
+
+
+def _frame(one: _Request, number: int, progress: bool) -> bytes:
+    """As docs/engine.md says of progress frames, or server-sent events without them."""
+    choice = {"index": 0, "text": "x", "finish_reason": None}
+    data = b"data: " + json.dumps({"object": "text_completion", "choices": [choice]}).encode() + b"\n\n"
+    if not progress:
+        return data
+    last = number + 1 == one.output_tokens
+    usage = {"prompt_tokens": one.prompt_tokens, "cached_tokens": 0, "completion_tokens": one.output_tokens}
+    ended = b":f 0 length\n:u %s\n" % json.dumps(usage).encode() if last else b""
+    return b":t 0 7\n" + ended + data
+
+
+async def serve(port: int) -> None:
+    """Answer on `port` until the process ends."""
+    engine = Emulated()
+    app = web.Application()
+    app.add_routes([web.post("/v1/completions", engine.generate), web.get("/metrics", engine.metrics)])
+    app.router.add_get("/ready", engine.metrics)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    await engine.steps()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(int(sys.argv[1])))

@@ -1,0 +1,249 @@
+"""Isolation of tenants on a real engine: the latency of a tenant with a modest load, alone and beside one that floods.
+
+- `direct`: straight to the engine, which has one queue for all.
+- `gateway`: through the gateway, two tenants with equal weights.
+- `fair engine`: likewise, and the engine runs the policy `fair` with signed tenants.
+- `limited`: through the gateway, and `concurrentRequests` allows the flooding tenant one request in flight.
+- `GPU direct`, `GPU`: as `direct` and `gateway`, to an engine without a model whose steps take as long as a GPU's
+  (bench/gateway/emulated.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from bench.gateway.keys import SECRET, bearer, new_key, secret
+from bench.gateway.stack import gateway, process, unused_port
+from bench.served import served_engine
+from e2e.demo_engine import wait_ready
+from inflight_gateway.tenants.signature import tenant_key
+from inflight_gateway.types import ServiceKey
+
+SERVICE = "bench"
+STEADY, FLOODING = "steady", "flooding"
+STEADY_PER_S = 0.5
+"""At this load alone a slot is free nearly always. The flood asks for more than twice what the engine can do."""
+EMULATED_STEADY_PER_S = 1.5
+ROUNDS = 2
+"""Of each arm: alone and beside the flood in turns, so that both see the same machine."""
+FLOOD_FACTOR = 20
+PROMPT_TOKENS = 64
+OUTPUT_TOKENS = 24
+FLOOD_LEAD_SECONDS = 5.0
+"""The flood begins so much earlier."""
+ENGINE_FLAGS = (
+    "--quantization=int8",
+    "--num-threads=1",
+    "--max-num-seqs=8",
+    "--max-num-batched-tokens=256",
+    "--max-model-len=512",
+    "--num-kv-blocks=512",
+    "--max-queued-requests=64",
+)
+_MAX_NUM_SEQS = 8
+_FIRST_TOKEN_ID, _LAST_TOKEN_ID = 1000, 49_000
+_GATEWAY_KEY = "benchmark"
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One set-up. Attributes: gateway: else straight to the engine. flags: of the engine, besides `ENGINE_FLAGS`.
+    flooding: limits of the flooding tenant. signed: the engine is told tenants. emulated: the engine."""
+
+    gateway: bool = True
+    flags: tuple[str, ...] = ()
+    flooding: dict[str, int] | None = None
+    signed: bool = False
+    emulated: bool = False
+
+
+ARMS = {
+    "direct": Arm(gateway=False),
+    "gateway": Arm(),
+    "fair engine": Arm(flags=("--scheduling-policy=fair",), signed=True),
+    "limited": Arm(flooding={"concurrent_requests": 1}),
+    "GPU direct": Arm(gateway=False, emulated=True),
+    "GPU": Arm(emulated=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Isolated:
+    """The steady tenant's latency. Attributes: seconds, but for: requests: that it sent. failed: of them, those that
+    were not answered. others_per_s: answers to the flooding tenant, a second."""
+
+    arm: str
+    flooded: bool
+    requests: int
+    failed: int
+    ttft_p50: float
+    ttft_p95: float
+    latency_p50: float
+    latency_p95: float
+    others_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Attributes: times: to the first token and to the end, of each request of the steady tenant."""
+
+    times: list[tuple[float, float] | None]
+    others_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    session: aiohttp.ClientSession
+    url: str
+    keys: dict[str, str]
+
+    async def generate(self, tenant: str, seed: str) -> tuple[float, float] | None:
+        """Seconds to the first token and to the end; None: it was not answered."""
+        rng = random.Random(f"{tenant} {seed}")
+        body = {
+            "model": "smollm2",
+            "prompt": [rng.randrange(_FIRST_TOKEN_ID, _LAST_TOKEN_ID) for _ in range(PROMPT_TOKENS)],
+            "max_tokens": OUTPUT_TOKENS,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        headers = {"Host": SERVICE, **bearer(self.keys[tenant])}
+        sent, first, text = time.monotonic(), None, b""
+        async with self.session.post(f"{self.url}/v1/completions", json=body, headers=headers) as answer:
+            async for chunk in answer.content.iter_any():
+                first = first or time.monotonic()
+                text = (text + chunk)[-200:]
+        if answer.status != 200 or first is None or not text.rstrip().endswith(b"data: [DONE]"):
+            return None
+        return first - sent, time.monotonic() - sent
+
+
+def measure(folder: Path, seconds: float, arms: Sequence[str], say: Callable[[str], None]) -> list[Isolated]:
+    """Each arm with a fresh engine; the steady tenant sends for so many seconds alone, and as many beside the flood.
+
+    Raises:
+        RuntimeError: an engine or the gateway did not start.
+    """
+    found = []
+    for number, name in enumerate(arms):
+        place = folder / str(number)
+        place.mkdir(parents=True)
+        with ExitStack() as stack:
+            url, keys = _start(stack, place, ARMS[name])
+            runs: dict[bool, list[_Run]] = {False: [], True: []}
+            for turn in range(ROUNDS):
+                for flooded, taken in runs.items():
+                    say(f"{name}, {'beside a flood' if flooded else 'alone'}: {seconds / ROUNDS:.0f} s")
+                    per_s = EMULATED_STEADY_PER_S if ARMS[name].emulated else STEADY_PER_S
+                    taken.append(asyncio.run(_run(url, keys, seconds / ROUNDS, per_s, turn, flooded)))
+            found += [_isolated(name, flooded, taken) for flooded, taken in runs.items()]
+    return found
+
+
+def _start(stack: ExitStack, folder: Path, arm: Arm) -> tuple[str, dict[str, str]]:
+    keys = {STEADY: new_key(), FLOODING: new_key()}
+    flags = [*ENGINE_FLAGS, *arm.flags]
+    gateway_key, engine_key = folder / "gateway-key", folder / "tenant-key"
+    gateway_key.write_text(_GATEWAY_KEY)
+    if arm.signed:
+        uid = f"default/{SERVICE}"
+        engine_key.write_bytes(tenant_key(_GATEWAY_KEY.encode(), ServiceKey("default", SERVICE), uid))
+        flags.append(f"--tenant-key-file={engine_key}")
+    log = folder / "engine.log"
+    url = stack.enter_context(_emulated(log) if arm.emulated else served_engine(log, *flags))
+    if not arm.gateway:
+        return url, keys
+    service: dict[str, Any] = {
+        "name": SERVICE,
+        "model": "smollm2",
+        "endpoints": [url.removeprefix("http://")],
+        "max_num_seqs": _MAX_NUM_SEQS,
+        "api_keys_secret": SECRET,
+        "tenants": [{"name": STEADY}, {"name": FLOODING, "limits": arm.flooding or {}}],
+    }
+    secrets = [secret({key: tenant for tenant, key in keys.items()})]
+    running = stack.enter_context(
+        gateway(folder / "gateway", [service], secrets, key_file=gateway_key if arm.signed else None)
+    )
+    return f"http://127.0.0.1:{running.port}", keys
+
+
+@contextmanager
+def _emulated(log: Path) -> Iterator[str]:
+    port = unused_port()
+    with process(log, [sys.executable, "-m", "bench.gateway.emulated", str(port)]) as running:
+        wait_ready(running, port)
+        yield f"http://127.0.0.1:{port}"
+
+
+async def _run(url: str, keys: dict[str, str], seconds: float, per_s: float, turn: int, flooded: bool) -> _Run:
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=300)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+        target = _Target(session, url, keys)
+        for number in range(3):
+            await target.generate(STEADY, f"warm-up {turn} {flooded} {number}")
+        answered: list[float] = []
+        flood = asyncio.create_task(_flood(target, FLOOD_FACTOR * per_s, turn, answered)) if flooded else None
+        await asyncio.sleep(FLOOD_LEAD_SECONDS)
+        times = await _steady(target, seconds, per_s, f"{turn} {flooded}")
+        if flood is not None:
+            flood.cancel()
+            with suppress(asyncio.CancelledError):
+                await flood
+    return _Run(times, len(answered) / (answered[-1] - answered[0]) if len(answered) > 1 else 0.0)
+
+
+def _isolated(arm: str, flooded: bool, runs: Sequence[_Run]) -> Isolated:
+    times = [each for run in runs for each in run.times]
+    done = [each for each in times if each is not None]
+    ttft, latency = sorted(each[0] for each in done), sorted(each[1] for each in done)
+    return Isolated(
+        arm=arm,
+        flooded=flooded,
+        requests=len(times),
+        failed=len(times) - len(done),
+        ttft_p50=_quantile(ttft, 0.5),
+        ttft_p95=_quantile(ttft, 0.95),
+        latency_p50=_quantile(latency, 0.5),
+        latency_p95=_quantile(latency, 0.95),
+        others_per_s=sum(run.others_per_s for run in runs) / len(runs),
+    )
+
+
+async def _steady(target: _Target, seconds: float, per_s: float, salt: str) -> list[tuple[float, float] | None]:
+    """Poisson arrivals, the same in each run, of other prompts."""
+    rng, began, at = random.Random(1), time.monotonic(), 0.0
+    tasks: list[asyncio.Task[tuple[float, float] | None]] = []
+    while (at := at + rng.expovariate(per_s)) < seconds:
+        await asyncio.sleep(began + at - time.monotonic())
+        tasks.append(asyncio.create_task(target.generate(STEADY, f"{salt} {len(tasks)}")))
+    return await asyncio.gather(*tasks)
+
+
+async def _flood(target: _Target, per_s: float, turn: int, answered: list[float]) -> None:
+    """Until cancelled; its requests end with it."""
+
+    async def one(number: int) -> None:
+        if await target.generate(FLOODING, f"{turn} {number}") is not None:
+            answered.append(time.monotonic())
+
+    rng, number = random.Random(2), 0
+    async with asyncio.TaskGroup() as tasks:
+        while True:
+            tasks.create_task(one(number))
+            number += 1
+            await asyncio.sleep(rng.expovariate(per_s))
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    return ordered[int(share * (len(ordered) - 1))] if ordered else float("nan")

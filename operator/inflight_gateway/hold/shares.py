@@ -1,0 +1,98 @@
+"""Which tenants have more than their share of the requests that run: they leave some slots of each replica free, so
+that another tenant's request starts without waiting for one of theirs to end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from inflight_gateway.types import RequestView, ServiceConfig, ServiceKey
+
+ACTIVE_S = 60.0
+"""Seconds for which slots are kept free for a tenant after its last request: those between two requests of a person."""
+
+_ROUNDING = 1e-9
+"""Of sums of weights."""
+
+
+@dataclass(slots=True, eq=False)
+class _Tenant:
+    weight: float
+    arrived: float
+    in_flight: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Service:
+    """Attributes: tenants: active ones, by their last arrival. weight: sum of theirs. in_flight: of all tenants."""
+
+    tenants: dict[str, _Tenant] = field(default_factory=dict)
+    weight: float = 0.0
+    in_flight: int = 0
+
+
+class TenantShares:
+    """Requests in flight of the tenants of each service, as far as this gateway sent them.
+
+    A tenant is active from its first request until `ACTIVE_S` after its last, and while it has one in flight. The share
+    of an active tenant is its weight among all of them.
+    """
+
+    def __init__(self) -> None:
+        self._services: dict[ServiceKey, _Service] = {}
+        self._started: dict[str, tuple[_Service, _Tenant]] = {}
+
+    def arrived(self, request: RequestView, config: ServiceConfig, now: float) -> None:
+        """A request came, and may have to wait."""
+        service = self._services.setdefault(request.service, _Service())
+        tenant = service.tenants.pop(request.tenant, None) or _Tenant(0.0, now)
+        weight = next((each.weight for each in config.tenants if each.name == request.tenant), 1.0)
+        service.weight += weight - tenant.weight
+        tenant.weight, tenant.arrived = weight, now
+        service.tenants[request.tenant] = tenant
+        self._forget(service, now)
+
+    def started(self, request: RequestView) -> None:
+        """A request that had arrived goes to a replica."""
+        service = self._services.get(request.service)
+        tenant = None if service is None else service.tenants.get(request.tenant)
+        if service is not None and tenant is not None:
+            service.in_flight += 1
+            tenant.in_flight += 1
+            self._started[request.request_id] = service, tenant
+
+    def ended(self, request_id: str) -> None:
+        """One that did not start is ignored."""
+        service, tenant = self._started.pop(request_id, (None, None))
+        if service is not None and tenant is not None:
+            service.in_flight -= 1
+            tenant.in_flight -= 1
+
+    def above(self, request: RequestView, now: float) -> bool:
+        """The request's tenant has more than its share of the requests in flight. Of the active tenants, at least one
+        has not; a tenant alone never has."""
+        service = self._services.get(request.service)
+        if service is None:
+            return False
+        self._forget(service, now)
+        tenant = service.tenants.get(request.tenant)
+        if tenant is None or len(service.tenants) == 1:
+            return False
+        return tenant.in_flight * service.weight > tenant.weight * service.in_flight * (1 + _ROUNDING)
+
+    def forget(self, service: ServiceKey) -> None:
+        """The service is gone."""
+        self._services.pop(service, None)
+
+    @staticmethod
+    def _forget(service: _Service, now: float) -> None:
+        """Tenants that are no longer active."""
+        while service.tenants:
+            name, tenant = next(iter(service.tenants.items()))
+            if tenant.arrived > now - ACTIVE_S:
+                return
+            del service.tenants[name]
+            if tenant.in_flight:
+                tenant.arrived = now
+                service.tenants[name] = tenant
+            else:
+                service.weight -= tenant.weight

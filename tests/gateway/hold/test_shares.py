@@ -1,0 +1,111 @@
+"""Which tenants leave slots to others."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inflight_gateway.hold.shares import ACTIVE_S, TenantShares
+from inflight_gateway.types import RequestView, ServiceConfig, ServiceKey, TenantConfig
+
+SERVICE = ServiceKey("default", "chat")
+CONFIG = ServiceConfig(key=SERVICE, uid="u", model="m", tenants=(TenantConfig("heavy", weight=3.0),))
+
+
+def request(name, tenant):
+    return RequestView(str(name), SERVICE, 0.0, tenant=tenant)
+
+
+class World:
+    def __init__(self):
+        self.shares = TenantShares()
+        self.count = 0
+
+    def start(self, tenant, at=0.0):
+        self.count += 1
+        one = request(self.count, tenant)
+        self.shares.arrived(one, CONFIG, at)
+        self.shares.started(one)
+        return one.request_id
+
+    def arrive(self, tenant, at=0.0):
+        self.shares.arrived(request("waits", tenant), CONFIG, at)
+
+    def above(self, tenant, at=0.0):
+        return self.shares.above(request("?", tenant), at)
+
+
+def test_a_tenant_alone_is_never_above_its_share():
+    world = World()
+    for _ in range(100):
+        world.start("a")
+    assert not world.above("a")
+    assert not world.above("never came")
+
+
+def test_a_tenant_that_floods_is_above_its_share_until_the_other_was_silent_for_a_minute():
+    world = World()
+    other = world.start("b")
+    world.shares.ended(other)
+    for _ in range(7):
+        world.start("a", at=1.0)
+    assert world.above("a", at=ACTIVE_S - 1)
+    assert not world.above("b", at=ACTIVE_S - 1)
+    assert not world.above("a", at=ACTIVE_S)
+
+
+def test_a_tenant_whose_request_runs_for_long_stays_active():
+    world = World()
+    world.start("b")
+    for _ in range(7):
+        world.start("a", at=2 * ACTIVE_S)
+    assert world.above("a", at=2 * ACTIVE_S)
+
+
+def test_shares_are_by_weight():
+    world = World()
+    for _ in range(3):
+        world.start("heavy")
+    world.start("light")
+    assert not world.above("heavy")
+    assert not world.above("light")
+    world.start("light")
+    assert world.above("light")
+    assert not world.above("heavy")
+
+
+def test_requests_of_a_service_that_is_gone_do_not_count_for_its_successor():
+    world = World()
+    old = world.start("a")
+    world.shares.forget(SERVICE)
+    assert not world.above("a")
+    world.arrive("a")
+    world.arrive("b")
+    world.shares.ended(old)
+    assert not world.above("a")
+    world.start("a")
+    assert world.above("a")
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["arrive", "start", "end", "wait"]), st.sampled_from(["heavy", "b", "c"])),
+        max_size=60,
+    )
+)
+def test_of_the_active_tenants_one_is_never_above_and_none_is_without_requests_in_flight(steps):
+    world, running, now = World(), [], 0.0
+    for step, tenant in steps:
+        if step == "arrive":
+            world.arrive(tenant, now)
+        elif step == "start":
+            running.append((world.start(tenant, now), tenant))
+        elif step == "end" and running:
+            world.shares.ended(running.pop(0)[0])
+        elif step == "wait":
+            now += ACTIVE_S / 3
+        in_flight = {tenant for _, tenant in running}
+        above = {tenant for tenant in ("heavy", "b", "c") if world.above(tenant, now)}
+        assert above <= in_flight
+        assert len(above) < 3
+    for name, _ in running:
+        world.shares.ended(name)
+    assert not any(world.above(tenant, now) for tenant in ("heavy", "b", "c"))
