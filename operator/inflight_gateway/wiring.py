@@ -167,8 +167,8 @@ class Gateway:
 
 
 def gateway_key(file: Path) -> bytes | None:
-    """None: there is none, so engines are not told tenants, and gateways do not share limits."""
+    """None: there is none that can be read, so engines are not told tenants, and gateways do not share limits."""
     try:
         return file.read_bytes().strip()
-    except FileNotFoundError:
+    except OSError:
         return None

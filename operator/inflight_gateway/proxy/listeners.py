@@ -53,6 +53,8 @@ def outer(address: str, port: int) -> Json:
             normalize_path=True,
             merge_slashes=True,
             request_headers_timeout="30s",
+            # The relay keeps whole bodies in memory, and asks for API keys only after that.
+            request_timeout="300s",
             local_reply_config=outer_replies(),
             always_set_request_id_in_response=True,
             early_header_mutation_extensions=[
