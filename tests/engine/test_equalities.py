@@ -25,7 +25,7 @@ from inflight_engine.scheduling.limits import Limits
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MODEL = "builtin://smollm2"
-NUM_REQUESTS = 32
+NUM_REQUESTS = 18
 TEXT = (
     "The harbour was quiet that morning. Three boats had left before dawn and a fourth lay on the mud, waiting for the "
     "tide. Nobody spoke. A dog walked along the wall, looked at the water, and turned back towards the town, where the "
@@ -35,7 +35,7 @@ TEXT = (
 
 @pytest.fixture(scope="module")
 def prompts():
-    """32 prompts of 1 to 400 tokens, all different."""
+    """18 prompts of 1 to 400 tokens, all different."""
     tokenizer = load_tokenizer(resolve(MODEL, "main"))
     text_ids = tokenizer.encode(TEXT * 8)
     rng = random.Random(7)
@@ -134,7 +134,7 @@ def greedy(max_tokens):
     return [SamplingParams(max_tokens=count) for count in max_tokens]
 
 
-@pytest.mark.parametrize("victim", ["last_arrived", "longest_first", "most_preempted_last"])
+@pytest.mark.parametrize("victim", ["last_arrived", "most_preempted_last"])
 def test_chunked_and_preempted_equals_whole_and_alone(prompts, greedy, expected, victim):
     engine, _ = make_engine(**SMALL_POOL, preemption="recompute", preemption_victim=victim, prefix_caching=False)
     result = run(engine, prompts, greedy)
@@ -144,7 +144,8 @@ def test_chunked_and_preempted_equals_whole_and_alone(prompts, greedy, expected,
 
 
 def test_swapped_equals_never_swapped(prompts, greedy, expected):
-    engine, _ = make_engine(**SMALL_POOL, preemption="swap", swap_space=64 << 20, prefix_caching=False)
+    swapped = {"preemption": "swap", "preemption_victim": "longest_first", "swap_space": 64 << 20}
+    engine, _ = make_engine(**SMALL_POOL, **swapped, prefix_caching=False)
     result = run(engine, prompts, greedy)
     assert result.most_swapped_blocks > 0, "the pool must be small enough to swap"
     assert result.outputs == expected
@@ -252,6 +253,6 @@ def test_a_seeded_sample_is_the_same_alone_and_in_a_full_batch(prompts):
     ]
     engine, _ = make_engine(prefix_caching=False)
     together = run(engine, prompts, sampling).outputs
-    for index in range(0, NUM_REQUESTS, 3):
+    for index in (0, 1, 4, 6, 7, 8, 16):  # with each of the fields above and without it
         alone = run(engine, prompts[index : index + 1], sampling[index : index + 1]).outputs
         assert alone == [together[index]], f"request {index}"

@@ -55,7 +55,7 @@ def overload(seed):
     """Poisson arrivals of 0.7 and 1.6 times a rate of 11 a second, 20 s each in turn: more than is served in time."""
     rng = random.Random(seed)
     now, arrivals = 0.0, []
-    for _ in range(1500):
+    for _ in range(900):
         now += rng.expovariate(11 * (0.7, 1.6)[int(now // 20) % 2])
         arrivals.append(Arrival(now, rng.choice((200, 800, 1600, 3000)), rng.randint(20, 200)))
     return arrivals

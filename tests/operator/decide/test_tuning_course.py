@@ -33,6 +33,7 @@ def arrivals(shifted):
     return tuple(made)
 
 
+@cache
 def course(start, shifted, tune):
     """Requests in target by the second of their end, and the times of changes."""
     engine = ModelEngine(max_num_seqs=start[0], max_num_batched_tokens=start[1], targets=(TTFT, TPOT))

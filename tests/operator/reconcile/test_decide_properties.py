@@ -37,7 +37,8 @@ REPLICA_RATE = FluidEngine(running=CAPACITY.max_num_seqs).rate
 """Requests a second of one replica with all slots taken."""
 
 start_ups = st.sampled_from([5.0, 30.0, 120.0])
-some = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A case is a course of some 40 rounds, each checked: 70 ms and more.
+some = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def course(spec, course, **more):
@@ -205,7 +206,7 @@ def test_a_load_of_120_s_orders_no_more_than_it_needs_while_pods_start(rate, sta
         assert one.plan.replicas <= max(one.memory.replicas, needed)
 
 
-@settings(some, max_examples=25)
+@settings(some, max_examples=10)
 @given(st.one_of(specs(), overridden()), ticks, start_ups, st.sampled_from([(), ("spec.rollout.surge is unknown",)]))
 def test_every_decision_can_be_repeated_from_its_recording(spec, ticks, start_up, unread):
     rounds = course(spec, ticks, start_up=start_up, unread=unread)
@@ -298,7 +299,7 @@ def pages(draw):
     return "\n".join(lines) + "\n"
 
 
-@settings(some, max_examples=80)
+@settings(some, max_examples=60)
 @given(specs(), st.lists(pages(), min_size=1, max_size=8))
 def test_no_page_that_is_parsed_makes_a_decision_fail(spec, texts):
     fleet = RandomFleet(spec)

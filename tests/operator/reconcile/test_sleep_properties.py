@@ -17,7 +17,8 @@ from tests.operator.reconcile.random_fleet import Tick
 from tests.operator.reconcile.sleeping_fleet import IDLE_TIMEOUT, Moment, SleepingFleet, courses, spec
 
 start_ups = st.sampled_from([1.0, 12.0, 90.0])
-some = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A case is a course of some 40 rounds, each checked.
+some = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def course(moments, **more):
@@ -89,8 +90,8 @@ def test_a_service_without_requests_reaches_zero_and_a_request_finds_a_replica_i
     fleet = SleepingFleet(spec(), start_up=start_up)
     for moment in moments:
         fleet.happens(moment)
-    quiet = Moment(Tick(seconds=3.0))
-    for _ in range(120):
+    quiet = Moment(Tick(seconds=6.0))
+    for _ in range(60):
         fleet.happens(quiet)
     assert fleet.rounds[-1].plan.replicas == 0
     assert fleet.happens(Moment(Tick(rate=1.0))).plan.replicas == 1
@@ -99,7 +100,7 @@ def test_a_service_without_requests_reaches_zero_and_a_request_finds_a_replica_i
     assert fleet.rounds[-1].ready
 
 
-@settings(some, max_examples=10)
+@settings(some, max_examples=8)
 @given(courses, start_ups)
 def test_every_decision_can_be_repeated_from_its_recording_and_no_key_is_in_it(moments, start_up):
     rounds = course(moments, start_up=start_up)
