@@ -268,6 +268,6 @@ def _seconds(value: bytes | None) -> float | None:
     return float(value) if value is not None and value.isdigit() else None
 
 
-_IDS = re.compile(rb"[!-~]{1,256}")
+_IDS = re.compile(rb"[!-~]{1,128}")
 """Request ids that are kept. Others would be read differently by picker and engine, which sign and verify them."""
 _REQUEST_ID = names.REQUEST_ID.encode()

@@ -220,7 +220,7 @@ async def test_a_client_that_waits_for_100_continue_gets_it(relay):
     assert await raw(relay, head, b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-@pytest.mark.parametrize("given", ["über-1", "a b", "x" * 300])
+@pytest.mark.parametrize("given", ["über-1", "a b", "x" * 129])
 async def test_a_request_id_that_cannot_be_signed_is_replaced(relay, given):
     """Picker and engine would read its bytes differently, and reports would fit no request."""
     status, _, _ = await relay.post(STREAM, headers={"x-request-id": given})
