@@ -42,7 +42,7 @@ def configure(format_name: str, level: str) -> None:
 
 @contextmanager
 def about(key: ServiceKey) -> Iterator[None]:
-    """Records within are about this service; also those of tasks that are started within."""
+    """Log records in the block carry this service; so do records of tasks started in it."""
     token = _current_service.set(key)
     try:
         yield

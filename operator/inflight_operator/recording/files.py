@@ -1,4 +1,4 @@
-"""Files of a recording in one folder, of bounded size together: the oldest go when there are too many."""
+"""Files of a recording in one folder, of bounded size together: the oldest are deleted at the size limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drain arithmetic: how long a pod that goes gets before it is killed."""
+"""Graceful shutdown: the termination grace period of a pod."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def grace_period_seconds(drain_timeout: str) -> int:
     """terminationGracePeriodSeconds = propagation + drain + margin.
 
     After SIGTERM the engine keeps taking requests for `PROPAGATION_SECONDS`, since routers still send them; then it
-    refuses new ones and finishes what it has within `drain_timeout`; then it exits. Kubernetes kills it only when all
-    of that and a margin have passed, so a request is cut off only by its own drain timeout.
+    rejects new ones and finishes running ones within `drain_timeout`; then it exits. Kubernetes kills it only after all
+    of that and a margin, so only the drain timeout ends requests.
     """
     return PROPAGATION_SECONDS + math.ceil(parse_duration(drain_timeout)) + MARGIN_SECONDS
