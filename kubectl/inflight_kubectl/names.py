@@ -1,4 +1,4 @@
-"""Names for completion: contexts, namespaces, services and API keys. A name that cannot be had completes to nothing."""
+"""Names for completion: contexts, namespaces, services and API keys. A lookup that fails gives no completions."""
 
 from __future__ import annotations
 
