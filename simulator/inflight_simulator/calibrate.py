@@ -20,11 +20,12 @@ POOR_R2 = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A cost model and how well it explains the steps it was fitted to.
+    """A cost model and its goodness of fit.
 
     Attributes:
-        unseen: factors of what no step did; they keep the default.
-        r2: share of the variance of step times that it explains, at most 1; without the 1% of steps it explains worst.
+        unseen: factors of work that no step had; they keep the default.
+        r2: share of the variance of step times that it explains, at most 1; without the 1% of steps with the largest
+            error.
         median_error: of |predicted - measured| / measured, all steps; `median_error_decode` of those that only decode,
             `median_error_prefill` of the others; None where there are none.
     """
@@ -43,7 +44,7 @@ class Fit:
 
 
 def fit_cost(works: Floats, seconds: Floats) -> Fit:
-    """As `fit_steps`; a factor of what no step did is the default's.
+    """As `fit_steps`; a factor of work that no step had keeps its default.
 
     Args:
         works: [steps, numbers of `StepWork`].
