@@ -1,4 +1,4 @@
-"""Answers in OpenAI's JSON. What is the same in every chunk of a stream is encoded once."""
+"""Responses in OpenAI's JSON. Constant parts of a stream's chunks are encoded once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What an answer holds beside its text.
+    """Content of a response besides its text.
 
     Attributes:
         model: the served name.
@@ -45,7 +45,7 @@ class Shown:
 
 
 class _Answer(ABC):
-    """Token ids are those that were sampled, a stop token included. In a stream text may lag behind them."""
+    """Token ids are the sampled ones, including a stop token. In a stream text may lag behind them."""
 
     id_prefix: str
     whole_object: str
@@ -116,7 +116,7 @@ class _Answer(ABC):
         return b"data: " + _encode(body) + b"\n\n"
 
     def _new_token_ids(self, choice: Generation, piece: Piece) -> dict[str, list[int]]:
-        """Those of a choice, up to this piece of it, that are not written yet."""
+        """Unwritten ones of a choice, up to this piece."""
         if not self._shown.token_ids:
             return {}
         index = choice.request.index
@@ -130,7 +130,7 @@ class _Answer(ABC):
         return {}
 
     def _prompt(self, choice: Generation, scores: PromptScores | None) -> dict[str, Any]:
-        """What is shown of a choice's prompt beside its text."""
+        """Prompt data of a choice besides its text."""
         shown: dict[str, Any] = {}
         if self._shown.token_ids:
             shown["prompt_token_ids"] = choice.request.prompt_token_ids

@@ -37,7 +37,7 @@ FLUSH_SECONDS = 3.0
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: it would stop accepting at once, where draining still takes requests."""
+    """uvicorn without its signal handlers: they would stop accepting at once, while draining still accepts requests."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
