@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 LOOKUP_SECONDS = 60.0
 SHORTEST_SECONDS = 5.0
-"""Between two lookups, also where writes keep failing."""
+"""Minimum seconds between two lookups, even if writes keep failing."""
 
 
 class AvailableApis:

@@ -15,8 +15,8 @@ from inflight_operator.observe.gateway import GatewayReader
 from inflight_operator.observe.gateway_view import GatewayView
 
 SETTLE_SECONDS = 3.0
-"""Before the first rounds, for the gateway's pods to be heard: else each service would say for a moment that its
-gateway is away."""
+"""Wait for connections to the gateway's pods before the first rounds: else each service would briefly report its
+gateway as unavailable."""
 
 
 class LiveGateway:

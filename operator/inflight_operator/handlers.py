@@ -25,8 +25,8 @@ IDLE_SECONDS = 0.2
 """How long kopf keeps an object's task after its last event."""
 
 WATCHED_KINDS = (KIND, POD, ENDPOINTS, *(kind for kind in CHILD_KINDS if kind not in ("Secret", *OPTIONAL_KINDS)))
-"""Kinds to watch. Secrets are written and never read. Optional kinds are listed now and then: kopf looks up what the
-cluster has only when it starts, and a kind that goes would end it."""
+"""Kinds to watch. Secrets are written and never read. Optional kinds are listed periodically: kopf discovers kinds only
+at its start, and removal of a kind would end it."""
 
 
 def build_registry(

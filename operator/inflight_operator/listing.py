@@ -22,7 +22,7 @@ from inflight_operator.render.labels import SERVICE_LABEL
 logger = logging.getLogger(__name__)
 
 RELIST_SECONDS = 300.0
-"""Between two lists of everything: an object that was deleted unseen is in the cache for so long at most."""
+"""Between two lists of everything: maximum time that an object with a missed deletion stays in the cache."""
 
 PAGE_SECONDS = 1.0
 """Between two pages of such a list, so that one of thousands of objects never delays rounds and the Lease; reading a

@@ -21,7 +21,7 @@ FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 
 _LIBRARIES = ("kopf", "kubernetes")
-"""Only their warnings are news: kopf logs each event that it hands over."""
+"""Only their warnings are logged: kopf logs each event."""
 
 _current_service: ContextVar[ServiceKey | None] = ContextVar("current_service", default=None)
 

@@ -18,10 +18,10 @@ Key = tuple[str, str]
 """Kind and name of a child."""
 
 UNREAD_KINDS = ("Secret",)
-"""Kinds that the operator writes and may not read."""
+"""Kinds that the operator may write but not read."""
 
 _NEEDS = {"Deployment": ("Secret", "ConfigMap")}
-"""What a kind cannot be created without: pods do not start before what they mount is there."""
+"""Dependencies of a kind: pods do not start before the objects that they mount exist."""
 
 
 class ChildConflictError(Exception):

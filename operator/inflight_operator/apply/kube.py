@@ -26,7 +26,7 @@ MAX_NOTE = 1024
 """Longest `note` of an Event (events.k8s.io/v1), in bytes."""
 
 PAGE = 200
-"""Most objects in one page of a list: reading a page blocks the event loop for some tens of milliseconds."""
+"""Maximum objects in one page of a list: reading a page blocks the event loop for some tens of milliseconds."""
 
 Manifest = dict[str, Any]
 

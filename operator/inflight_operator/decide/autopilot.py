@@ -175,7 +175,7 @@ def _jump(spells: Sequence[Spell], start_up: float) -> float:
 
 
 _SMALLEST_LOAD = 0.3
-"""Replicas: growth from less than that is no jump worth standing ready for."""
+"""Replicas: growth from below this is no jump to keep replicas ready for."""
 
 _JUMPY = 1.3
 """Jumps that replicas stand ready for, from which the last peak is not taken for the highest there can be."""

@@ -21,25 +21,25 @@ from inflight_operator.decide.foreign_fit import ForeignFit
 from inflight_operator.observe.metrics import Sample
 
 SPACING = 2.5
-"""Least seconds between two points of a series."""
+"""Minimum seconds between two points of a series."""
 
 SPAN = 300.0
 """Seconds that a series looks back."""
 
 LONGEST_STEP = 30.0
-"""Seconds that one point stands for at most: after a gap in the metrics it tells nothing of what was before."""
+"""Maximum seconds that one point represents: after a gap in the metrics it does not cover the time before."""
 
 MIN_REQUESTS = 10.0
-"""Requests from which their mean size is believed, if one is known already."""
+"""Requests from which their mean size is used, if an earlier one is known."""
 
 YOUNG = 60.0
 """A pod that has been ready for at most so many seconds when it is first seen has counted since then."""
 
 MIN_STEPS = 32
-"""Steps behind a cost model from which it is believed."""
+"""Minimum steps of a reliable cost model."""
 
 MAX_ERROR = 0.3
-"""Median relative error of a cost model up to which it is believed."""
+"""Maximum median relative error of a reliable cost model."""
 
 SAME = 0.03
 """Means and cost models within this share of the ones in use are not worth computing capacities anew. Means of few

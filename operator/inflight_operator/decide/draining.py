@@ -14,7 +14,7 @@ from inflight_operator.decide.scaling import PodLoad
 from inflight_operator.observe.pods import PodView
 
 REQUEST_TOKENS = 1000
-"""What a request counts for in a pod that does not tell its tokens."""
+"""Tokens counted for a request in a pod that does not report its tokens."""
 
 TOKENS_APART = 100
 """Pods whose requests hold about as many tokens are told apart by the warmth of their prefix caches, then by age."""
@@ -23,7 +23,8 @@ RANKS = 1000
 """Any difference in tokens outweighs all ranks of warmth and age."""
 
 UNKNOWN_COST = 2**31 - 1
-"""A ready pod that does not tell its load may be full: it goes last. The largest cost that Kubernetes takes."""
+"""A ready pod that does not report its load may be full: it is deleted last. The largest cost that Kubernetes
+accepts."""
 
 
 def deletion_costs(pods: Sequence[PodView], loads: Mapping[str, PodLoad]) -> dict[str, int]:

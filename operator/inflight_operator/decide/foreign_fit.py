@@ -25,7 +25,7 @@ MIN_SPREAD = 0.25
 """Least standard deviation of decodes and of prompt tokens a step, as a share of their means."""
 
 MAX_CORRELATION = 0.95
-"""Largest correlation of the two: above it their costs cannot be told apart."""
+"""Maximum correlation of the two: above it their costs cannot be separated."""
 
 MAX_UNEXPLAINED = 0.15
 """Largest root mean square of the relative error."""

@@ -12,13 +12,13 @@ from inflight_operator.decide.pod_problems import Problem, ServiceFacts, pod_pro
 from inflight_operator.observe.pods import PodView
 
 SEEN = 32
-"""Start-up times that are remembered of a service."""
+"""Remembered start-up times per service."""
 
 SHORTEST_CREDIT = 30.0
 """Seconds that every pod may take to start, however fast the others were."""
 
 LONG_RUN = 600.0
-"""Seconds of running after which Kubernetes forgets earlier restarts of a container, and so do we."""
+"""Seconds of running after which Kubernetes, and the operator, ignore earlier restarts of a container."""
 
 
 class PodClass(StrEnum):

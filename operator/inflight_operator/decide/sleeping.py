@@ -25,7 +25,7 @@ from inflight_operator.limits import LimitsBounds
 from inflight_operator.observe.gateway_view import GatewayView
 
 Busy = Literal["", "Overridden", "RollingOut", "EngineUpgrade", "SpecNotUnderstood"]
-"""What keeps a service awake beside its requests."""
+"""Reasons besides requests that keep a service awake."""
 
 
 @dataclass(frozen=True, slots=True)

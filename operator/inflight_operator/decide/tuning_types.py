@@ -10,7 +10,7 @@ from inflight_operator.decide.decision import Decision, Reason
 from inflight_operator.limits import Knob, Limits
 
 MIN_REQUESTS = 5
-"""Finished requests from which their p95 TPOT is believed; below, the mean inter-token latency stands in."""
+"""Finished requests from which their p95 TPOT is used; below, the mean inter-token latency replaces it."""
 
 MIN_TOKENS = 8
 """Generated tokens from which there is traffic to judge by."""

@@ -25,7 +25,7 @@ from inflight_operator.observe.gateway_view import GatewayReport, GatewayView, c
 logger = logging.getLogger(__name__)
 
 STATE_PORT = 9003
-"""Where a gateway pod serves its state, in the pod network."""
+"""Port of a gateway pod's state on the pod network."""
 
 LOOKUP_SECONDS = 2.0
 """Between two lists of the gateway's pods."""
@@ -36,7 +36,7 @@ SILENCE_SECONDS = 15.0
 CONNECT_SECONDS = 3.0
 
 LONGEST_PAUSE = 5.0
-"""Seconds between two tries to reach a pod at most: while it is not heard, no service goes to sleep."""
+"""Maximum seconds between two connection attempts to a pod: while it is not connected, no service scales to zero."""
 
 _NO_TIMEOUT = aiohttp.ClientTimeout()
 """A stream has no end; its silence is limited here."""

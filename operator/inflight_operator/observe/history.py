@@ -34,7 +34,7 @@ _WORD = 2**32
 """Bucket counts of snapshots are kept modulo this: a difference is exact while fewer observations lie between."""
 
 _NUMBER, _TIME, _TOTALS, _SUMS, _PEAKS, _COUNTS = 0, 1, slice(2, 14), slice(14, 20), slice(20, 24), slice(24, None)
-"""Where a snapshot holds: its number; the time of its sample; counters and histogram totals; sums of gauges over all
+"""Layout of a snapshot: its number; the time of its sample; counters and histogram totals; sums of gauges over all
 samples until then; peaks of gauges since the snapshot before; bucket counts of all histograms."""
 
 _HEAD = Struct("<2d")

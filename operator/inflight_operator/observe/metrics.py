@@ -52,8 +52,8 @@ _COUNTERS = (
 )
 _REJECTIONS = "inflight_admission_rejections_total"
 _FULL = ("queue_full", "class_queue_full", "queue_tokens", "shed")
-"""Labels of requests that were refused for want of capacity; others would be refused by an idle engine as well, or
-come back to another pod."""
+"""Labels of requests rejected for lack of capacity; others would be rejected by an idle engine as well, or are retried
+at another pod."""
 _COST_TERMS = "inflight_step_cost_seconds"
 _COST_CURVE = "inflight_step_cost_curve_seconds"
 _CACHE_CONFIG = "vllm:cache_config_info"
@@ -111,7 +111,7 @@ _TERMS = {
     "prefill_context_token": "prefill_context_token_s",
     "copied_token": "copied_token_s",
 }
-"""Field of `CostModel` by label. Engines that copy nothing do not tell the last."""
+"""Field of `CostModel` by label. Engines without copies do not report the last."""
 
 _NEEDED_TERMS = _TERMS.keys() - {"copied_token"}
 

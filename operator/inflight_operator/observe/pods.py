@@ -11,7 +11,7 @@ ENGINE_CONTAINER = "engine"
 """Name of the container whose state tells how the engine is doing; where it is missing, the pod's first one."""
 
 DEFAULT_PORT = 8000
-"""Of a container that declares none, as an engine that is not ours may."""
+"""Default for a container that declares none, such as a third-party engine."""
 
 SERVING_PORT = "http"
 ADMIN_PORT = "admin"

@@ -39,7 +39,7 @@ from inflight_operator.reconcile.views import (
 from inflight_operator.render import ChildPlan, render
 
 _TUNING = ("spec.tuning", "spec.slo")
-"""Fields that cannot be read without which the operator acts with care."""
+"""Fields that, if unreadable, make the operator act conservatively."""
 
 ROUTING_SECONDS = 1.0
 """From an address in an EndpointSlice to rules on every node: kube-proxy writes them at most once a second."""

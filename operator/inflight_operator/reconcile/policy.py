@@ -30,7 +30,7 @@ from inflight_operator.render.pod import pod_template
 
 FALLBACK_WAITING_REQUESTS = 4
 FALLBACK_KV_UTILIZATION = 0.8
-"""Targets where the user sets none and engines tell no cost model."""
+"""Targets if the user sets none and engines report no cost model."""
 
 
 @dataclass(frozen=True, slots=True)

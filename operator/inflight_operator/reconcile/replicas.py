@@ -24,7 +24,7 @@ from inflight_operator.reconcile.views import (
 )
 
 _SCALING = ("spec.scaling", "spec.replicas", "spec.gateway")
-"""Fields that cannot be read without which no replica is removed."""
+"""Fields that, if unreadable, block removal of replicas."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,13 +38,13 @@ from inflight_operator.reconcile.snapshot import Snapshot, engine_container
 from inflight_operator.render import selector_string
 
 MAX_MESSAGE = 2048
-"""Longest message of a condition, in characters: what the API server or a container said may be pages long."""
+"""Longest message of a condition, in characters: messages of the API server or a container may be pages long."""
 
 MAX_REASON = 1024
 """Longest reason of a decision, in characters, as the schema of the status has it."""
 
 _ON_THE_WAY = ("Starting", "Scheduling", "Loading", "Serving", "ScaledToZero", "Idle", "Waking")
-"""Reasons of Ready that come and go by themselves."""
+"""Transient reasons of Ready."""
 
 EventType = Literal["Normal", "Warning"]
 

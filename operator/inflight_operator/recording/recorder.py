@@ -25,10 +25,10 @@ DEFAULT_MEBIBYTES = 64
 """Of all files together."""
 
 WHOLE_EVERY = 200
-"""Rounds of a service from which on one is written whole again: what a reader has to remember stays bounded."""
+"""Rounds of a service after which one is written whole again, to bound the memory of a reader."""
 
 FORGET_EVERY = 4
-"""Rounds of a service after which values that are out of use are let go of."""
+"""Rounds of a service after which unused values are released."""
 
 _JSON = json.JSONEncoder(separators=(",", ":"))
 

@@ -7,7 +7,7 @@ import math
 from inflight_operator.quantities import parse_duration
 
 PROPAGATION_SECONDS = 5
-"""How long routers may need to learn that a pod is going; it keeps serving that long."""
+"""Time for routers to learn that a pod is terminating; it keeps serving for that time."""
 
 MARGIN_SECONDS = 20
 """For the engine to notice, close its sockets and exit, on a machine that is busy."""

@@ -8,7 +8,7 @@ from typing import Any
 from inflight_operator.limits import LimitsInForce
 
 Manifest = dict[str, Any]
-"""A Kubernetes object as the API server takes it."""
+"""A Kubernetes object in the form that the API server accepts."""
 
 
 @dataclass(frozen=True, slots=True)
