@@ -17,7 +17,7 @@ PEER_S = 7.0
 state stream (`state/stream.py`), and as long as limits count it as live (`state/peers.py`)."""
 
 FORGET_PEER_S = 60.0
-"""Seconds after which a peer that is heard of again counts as a new one."""
+"""Seconds after which a returning peer counts as a new one."""
 
 
 @dataclass(slots=True, eq=False)

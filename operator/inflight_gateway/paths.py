@@ -9,11 +9,11 @@ _OWN = frozenset({"/metrics", "/ready", "/v1/runtime_config", "/admin"})
 """For the operator, Prometheus and Kubernetes: they reach engines directly."""
 
 PUBLIC = r"/v1/(chat/completions|completions|generate|models|models/.+)|/tokenize|/detokenize|/version"
-"""RE2. While no picker answers, Envoy passes on these only."""
+"""RE2. While no picker responds, Envoy forwards only these."""
 
 
 GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/generate"})
-"""Their answers cost tokens, and are continued."""
+"""Their responses cost tokens, and are continued."""
 
 
 def is_hidden(path: str) -> bool:

@@ -19,7 +19,7 @@ from inflight_gateway.wiring import Gateway
 _log = logging.getLogger(__name__)
 
 _TICK_S = 0.1
-"""Between two looks at holds that have expired: they end so much late at most."""
+"""Seconds between two checks for expired holds: maximum delay of their end."""
 
 
 class StartError(Exception):

@@ -18,14 +18,14 @@ from kubernetes.aio import client, config
 Manifest = dict[str, Any]
 
 PAGE = 500
-"""Most objects in one page of a list."""
+"""Maximum objects in one page of a list."""
 
 LIST_SECONDS = 30.0
 """For one page."""
 
 WATCH_SECONDS = 60
-"""The API server ends a watch after so long, and it is opened again where it ended. Short, so that a connection that is
-dead without a sign of it is noticed."""
+"""Seconds after which the API server ends a watch, which then resumes. Short, so that a silently dead connection is
+detected."""
 
 MAX_EVENT = 2**22
 """Bytes of one event. etcd takes objects of 1.5 MiB."""

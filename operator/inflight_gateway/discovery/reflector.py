@@ -18,10 +18,10 @@ from inflight_gateway.discovery.kube_api import KubeApi, KubeApiError, Manifest,
 logger = logging.getLogger(__name__)
 
 FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.2, 5.0
-"""Seconds between two calls that fail. Each wait has a random part, so that gateways do not come all at once."""
+"""Seconds between two calls that fail. Each wait has jitter, so that gateways do not reconnect all at once."""
 
 SHORTEST_WATCH = 1.0
-"""Seconds from one watch to the next at least."""
+"""Minimum seconds from one watch to the next."""
 
 WARN_SECONDS = 60.0
 """Between two warnings about the same selection."""

@@ -18,10 +18,10 @@ from inflight_gateway.types import Endpoint, Pick, Refusal, RequestView, Service
 _log = logging.getLogger(__name__)
 
 FAULT_LOG_S = 60.0
-"""Between two lines about picks that fail."""
+"""Minimum seconds between two log lines about failed picks."""
 
 RETRY_AFTER_S = 5
-"""Told to clients whose request waited in vain: by then a replica may have become free or ready."""
+"""Retry-After for clients whose hold expired: by then a replica may have become free or ready."""
 
 
 class Start(NamedTuple):

@@ -26,7 +26,7 @@ HEAD_WITHIN_S = 10.0
 one in this time Envoy tries the next endpoint. Other answers may take as long as the generation."""
 
 PICKED_METADATA = "envoy.lb"
-"""Where other gateways look for the pick beside the header (Gateway API Inference Extension,
+"""Metadata in which other gateways expect the pick, besides the header (Gateway API Inference Extension,
 docs/proposals/004-endpoint-picker-protocol)."""
 
 _HOLD_MARGIN_S = 5.0

@@ -24,12 +24,12 @@ from inflight_gateway.proxy.names import LONGEST_MESSAGE_TIMEOUT_S
 from inflight_gateway.types import Refusal, ServiceKey
 
 Stage = Literal["request_headers", "request_body"]
-"""What Envoy waits for an answer to."""
+"""Messages that Envoy waits on for a response."""
 
 Pairs = Iterable[tuple[str, str]]
 
 CONTINUE_HEADERS = ProcessingResponse(request_headers=HeadersResponse())
-"""The head alone says too little: the body is to be sent."""
+"""The head does not suffice: requests the body."""
 
 _OVERWRITE = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 

@@ -15,10 +15,10 @@ BYTES_PER_TOKEN = 4
 """UTF-8 bytes of a token on average, of English text and code with vocabularies of 32k to 256k tokens."""
 
 BLOCK_TOKENS = 64
-"""Estimated tokens of a block: 4 of an engine's blocks of 16. Shorter common beginnings are not worth a detour."""
+"""Estimated tokens of a block: 4 of an engine's blocks of 16. Shorter common prefixes do not justify a pick."""
 
 MAX_BLOCKS = 2048
-"""Of one prompt: 131,072 tokens. What two longer prompts share beyond that is not seen."""
+"""Of one prompt: 131,072 tokens. Common text of longer prompts beyond that is ignored."""
 
 _TOKEN_BYTES = 4
 """Of a token id, as hashed."""

@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 PROMPT_TOKEN = 1
 OUTPUT_TOKEN = 2
-"""What a token counts, as in the engine: the paper's w_p and w_q, after the usual prices of hosted models."""
+"""Weight of a token, as in the engine: the paper's w_p and w_q, after the usual prices of hosted models."""
 
 MAX_DEBTORS = 16_384
 """Clients without waiting requests that are remembered because they are ahead of the others."""

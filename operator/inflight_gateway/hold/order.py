@@ -11,7 +11,7 @@ PRIORITY_AGING_S = 10.0
 """Seconds of waiting that count as one step of priority: the engine's default."""
 
 LATE_EVERY = 20
-"""One pick in so many goes to the oldest late request while late ones wait: the engine's default share."""
+"""One pick in this many is the oldest late request while late ones wait: the engine's default share."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

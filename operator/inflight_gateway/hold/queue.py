@@ -36,7 +36,7 @@ class HoldQueue:
         self._services: dict[ServiceKey, ServiceQueue] = {}
         self._by_id: dict[str, Held] = {}
         self._by_expiry: list[tuple[float, int, Held]] = []
-        """Those that left are dropped as they surface."""
+        """Removed requests are dropped when they reach the top."""
         self._offers = 0
 
     def __len__(self) -> int:

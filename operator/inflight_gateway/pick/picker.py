@@ -16,8 +16,8 @@ from inflight_gateway.types import Endpoint, EndpointLoad, Pick, RequestView, Se
 LEAST_FIRST_TOKEN_WITHIN_S = 10.0
 MOST_FIRST_TOKEN_WITHIN_S = 600.0
 PREDICTION_FACTOR = 4.0
-"""A first token that takes so many times its prediction, and `LEAST_FIRST_TOKEN_WITHIN_S` more, is not coming: trying
-elsewhere too early would double the load just when it is highest."""
+"""A first token that takes so many times its prediction, and `LEAST_FIRST_TOKEN_WITHIN_S` more, is considered lost: an
+early retry elsewhere would double the load just when it is highest."""
 UNPREDICTED_FIRST_TOKEN_WITHIN_S = 60.0
 
 

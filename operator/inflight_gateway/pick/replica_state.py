@@ -9,7 +9,7 @@ from inflight_cost.model import CostModel, StepWork
 from inflight_gateway.types import EndpointLoad, EngineSample, RequestView
 
 STALE_S = 10.0
-"""A sample that is older says nothing of the load; sizes and cost model still hold."""
+"""An older sample is not used for the load; sizes and cost model still hold."""
 
 DEFAULT_COST = CostModel(
     base_s=5.5e-3,

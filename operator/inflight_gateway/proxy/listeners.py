@@ -32,7 +32,7 @@ _INTERNAL_PREFIXES = ("x-inflight-", "x-envoy-", DESTINATION)
 address looks like one of its own network."""
 
 _MESSAGE_TIMEOUT = "2s"
-"""Without an answer of the picker in this time the request goes on without it."""
+"""Without a response of the picker in this time the request continues without it."""
 
 
 def outer(address: str, port: int) -> Json:

@@ -37,7 +37,7 @@ LISTENERS = TYPE + "envoy.config.listener.v3.Listener"
 ROUTES = TYPE + "envoy.config.route.v3.RouteConfiguration"
 
 ORDER = (CLUSTERS, ENDPOINTS, LISTENERS, ROUTES)
-"""In which types are sent: what is referred to comes before what refers to it."""
+"""Order in which types are sent: referenced resources come before those that refer to them."""
 
 _MESSAGES = {
     CLUSTERS: (cluster_pb2.Cluster, "name"),

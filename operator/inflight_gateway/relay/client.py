@@ -24,7 +24,7 @@ from inflight_gateway.relay.heads import (
 _log = logging.getLogger(__name__)
 
 WRITE_BUFFER_BYTES = 64 * 2**10
-"""Kept for a client that does not read, before its answer is no longer read either."""
+"""Bytes buffered for a client that does not read, before reading of its response is paused."""
 
 _UNREADABLE = ClientError(400, "the head of the request cannot be read as HTTP/1.1", "malformed_request")
 

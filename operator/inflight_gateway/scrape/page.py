@@ -59,7 +59,7 @@ _TERMS = {
     "prefill_context_token": "prefill_context_token_s",
     "copied_token": "copied_token_s",
 }
-"""Field of `CostModel` by label. Engines that copy nothing leave out the last."""
+"""Field of `CostModel` by label. Engines without copies omit the last."""
 
 _NEEDED_TERMS = _TERMS.keys() - {"copied_token"}
 

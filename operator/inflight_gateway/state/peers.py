@@ -16,7 +16,7 @@ from inflight_gateway.state.stream import FULL_SECONDS
 logger = logging.getLogger(__name__)
 
 SILENT_SECONDS = FULL_SECONDS + 2.0
-"""A peer that says nothing for so long is not live: full lines come in shorter intervals."""
+"""A peer without data for this time is not live: full lines are sent at shorter intervals."""
 
 MAX_LINE = 2**22
 """Bytes. A line has about 80 for each endpoint and 150 for each service."""

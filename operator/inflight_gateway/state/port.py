@@ -16,7 +16,7 @@ MAX_WATCHERS = 64
 """Of GET /v1/state: the operator, the other gateway pods, and a few people."""
 
 WRITE_SECONDS = 10.0
-"""Longest time that a watcher's connection may take no bytes."""
+"""Maximum time that a watcher's connection may accept no bytes."""
 
 DEFAULT_PICKS = 20
 

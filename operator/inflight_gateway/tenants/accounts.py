@@ -9,7 +9,7 @@ from inflight_gateway.tenants.limits import Account, Verdict
 from inflight_gateway.types import RateLimits, ServiceKey
 
 PEER_SILENCE_S = 10.0
-"""After which the requests in flight at a gateway that says nothing count no more: it is gone, and they with it."""
+"""Seconds after which the in-flight requests of a silent gateway no longer count: it is considered dead."""
 
 SWEEP_S = 60.0
 
@@ -42,7 +42,7 @@ class Settlement:
 class _Entry:
     account: Account = field(default_factory=Account)
     elsewhere: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """Gateway -> its requests in flight, and when it said so."""
+    """Gateway -> its requests in flight, and the time of that report."""
 
 
 class Accounts:

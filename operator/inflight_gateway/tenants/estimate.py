@@ -13,7 +13,7 @@ LEARNING = 0.1
 """Weight of the newest answer in the mean."""
 
 MAX_TENANTS = 10_000
-"""Remembered; beyond them the one that was learned first is forgotten."""
+"""Maximum entries; beyond it the oldest one is evicted."""
 
 
 class Estimates:

@@ -26,11 +26,11 @@ from inflight_gateway.tenants.usage import Counts, Usage
 from inflight_gateway.types import Finished, RateLimits, Refusal, RequestView, ServiceConfig, ServiceKey
 
 REPORT_WAIT_S = 30.0
-"""How long after its last attempt a request's report is waited for. Without one (a relay that died, or Envoy's way
+"""Maximum wait for a request's report after its last attempt. Without one (a relay that died, or Envoy's way
 around it) its estimate stands."""
 
 _REFUSED = (401, 429)
-"""Statuses of this gate's own refusals."""
+"""Statuses of this gate's own rejections."""
 
 SecretData = Callable[[str, str], Mapping[str, bytes] | None]
 """(namespace, name) -> the decoded entries of a Secret; None: there is none, or it was not read yet."""

@@ -28,7 +28,7 @@ class Minute:
 
     def __init__(self) -> None:
         self._slots: dict[int, int] = {}
-        """Number of a slot -> what was taken in it, oldest first."""
+        """Number of a slot -> amount taken in it, oldest first."""
         self.used = 0
 
     def add(self, amount: int, now: float) -> int:

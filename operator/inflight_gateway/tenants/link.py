@@ -22,7 +22,7 @@ ANSWER_S = 0.5
 deciding without it then would lift the limits just when they count."""
 
 AWAY_S = 2.0
-"""How long an owner that did not answer is not asked again."""
+"""Back-off after an owner did not respond."""
 
 MAX_ENTRIES = 1000
 """Of each kind in one call."""
@@ -50,7 +50,7 @@ class Link:
         self._takes: list[tuple[Take, asyncio.Future[tuple[Verdict, int]]]] = []
         self._settlements: list[Settlement] = []
         self._alone: dict[TenantKey, tuple[int, int]] = {}
-        """Requests and tokens that were admitted without the owner, and that it was not told of."""
+        """Requests and tokens admitted without the owner and not yet reported to it."""
         self._touched: set[TenantKey] = set()
         self._task: asyncio.Task[None] | None = None
         self._away_until = 0.0
