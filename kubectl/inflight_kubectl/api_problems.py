@@ -10,7 +10,7 @@ import urllib3
 from inflight_kubectl.output import Problem
 
 _ECHO = re.compile(r'Invalid value: "(?:[^"\\]|\\.)*": ')
-"""What was sent, repeated in a refusal before the reason: it may be a whole object."""
+"""The request's content, which the API server's error repeats before the reason: it may be a whole object."""
 
 
 class ApiProblem(Problem):

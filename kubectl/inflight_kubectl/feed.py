@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from inflight_kubectl.cluster import Cluster
 
 WATCH_SECONDS = 10
-"""Length of one watch. An API server that vanishes without a word is noticed soon after it should have ended."""
+"""Length of one watch. An API server that disappears silently is detected soon after the watch should have ended."""
 
 SILENCE_SECONDS = 5.0
 LEAST_WATCH_SECONDS = 1.0

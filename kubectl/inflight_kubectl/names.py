@@ -6,7 +6,7 @@ from inflight_kubectl.cluster import Target, services_path
 from inflight_kubectl.output import Problem
 
 SECONDS = 2.0
-"""Longest wait for the API server: a person waits with a finger on the Tab key."""
+"""Longest wait for the API server: the user is waiting for completion."""
 
 
 def candidates(kind: str, target: Target, incomplete: str) -> list[str]:

@@ -13,7 +13,7 @@ from inflight_engine.cost_fit.least_squares import Floats
 from inflight_simulator.cost import LLAMA_8B_H100
 
 _HICCUPS = 0.01
-"""Share of steps that R2 leaves out: one that the machine paused in outweighs thousands."""
+"""Share of steps that R2 excludes: one step with a pause of the machine outweighs thousands."""
 POOR_ERROR = 0.1
 POOR_R2 = 0.9
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from inflight_simulator.arrivals import Arrival
 
 NEVER = -1.0
-"""A time that has not come."""
+"""A time that has not been reached."""
 
 
 class Phase(StrEnum):
@@ -19,9 +19,9 @@ class Phase(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     PADDING = "padding"
-    """It has all its tokens, but the static batch it is in goes on."""
+    """It has all its tokens, but its static batch continues."""
     PREEMPTED = "preempted"
-    """It gave up its slot and waits for another one."""
+    """It lost its slot and waits for another one."""
 
 
 class Span(NamedTuple):

@@ -247,7 +247,7 @@ def _draw_curves(queue: Axes, cache: Axes, runs: Mapping[str, Run], window: Wind
 
 
 _Curve = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
-"""Times, and what holds from each on."""
+"""Times, and the state from each on."""
 
 
 def _waiting(run: Run) -> _Curve:

@@ -207,7 +207,7 @@ class Generation:
         self.queued = True
         """The engine has not admitted it, or not again since its engine process was lost."""
         self.wait_counted = self.first_token_counted = False
-        """In the metrics, where a request counts once however often it is submitted."""
+        """Counted in the metrics, where a resubmitted request counts once."""
         self.cached_tokens = 0
         """Of its prompt, in the prefix cache when it was admitted first."""
         self.counted_tokens = 0

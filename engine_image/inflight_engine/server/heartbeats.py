@@ -8,8 +8,8 @@ from collections.abc import Callable
 from inflight_engine.server.progress_frames import ProgressStream
 
 _PERIOD = 0.5
-"""Seconds between two looks at a response. It writes a heartbeat where it wrote nothing in between, so never more than
-twice as long, 1 s, passes without a byte."""
+"""Seconds between two checks of a response. A heartbeat is written if nothing was written in between, so the longest
+time without a byte is twice this, 1 s."""
 _ROUNDS = 10
 """In a period: not all responses that wait write at once."""
 

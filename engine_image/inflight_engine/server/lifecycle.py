@@ -28,7 +28,7 @@ LAST_WORDS_SECONDS = 5.0
 """For errors to reach their clients before the process ends."""
 
 ENGINE_EXIT_SECONDS = 5.0
-"""For the engine process to leave its loop, which it does after the step under way; then it is killed."""
+"""Time for the engine process to leave its loop after the current step; then it is killed."""
 
 _WHEN = {
     Phase.LOADING: " while it loaded the model",

@@ -32,13 +32,13 @@ NO_STATS = StepStats(0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 """Before the first step."""
 
 _NEWEST_STEP = 0.05
-"""What the latest step weighs in the average."""
+"""Weight of the latest step in the average."""
 
 _ESTIMATE_SECONDS = 1.0
 """Between two estimates of the mean output for predictions."""
 
 REJECTIONS = ("queue_full", "class_queue_full", "queue_tokens", "shed", "draining", "not_ready", "never_fits")
-"""Why a request was not taken: 400 for the last, 503 for the others."""
+"""Reasons of rejections: 400 for the last, 503 for the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class EngineMetrics(Collector):
         self._gauges = gauges
         self._running = running
         self._decoding = StepWork(0, 0, 0, 0)
-        """What the decodes of the latest step were."""
+        """Decodes of the latest step."""
         self._classes = {service_class.name: ClassCounts(service_class, ttft_per_token) for service_class in classes}
         self._before = SinceStart(0, 0, 0, 0)
         self.step_cost: StepCost | None = None

@@ -65,7 +65,7 @@ class _Answer(ABC):
         self._sent = [len(choice.token_ids) if call.streaming else 0 for choice in call.choices]
         """Token ids of each choice that are written."""
         self._begun = {index for index, sent in enumerate(self._sent) if sent}
-        """Choices of a stream that have a chunk with what there is beside the text."""
+        """Choices of a stream that have a chunk with data besides the text."""
 
     def whole(self, pieces: Sequence[Piece]) -> bytes:
         choices = [
@@ -235,7 +235,7 @@ class CompletionAnswer(_Answer):
 
 
 _MARK = "\x00text\x00"
-"""Where the text of a chunk goes; no model name can hold it by chance."""
+"""Placeholder of the text of a chunk; no model name contains it by chance."""
 
 
 def _counts(prompt: int, completion: int) -> dict[str, int]:

@@ -8,7 +8,7 @@ from inflight_engine.server.errors import ApiError
 
 RETRY_AFTER_LOADING = 5.0
 RETRY_AFTER_GONE = 1.0
-"""Seconds. A client that tries again reaches another replica, or the one that comes after this."""
+"""Seconds. A retrying client reaches another replica, or the replacement of this one."""
 
 
 class Phase(StrEnum):

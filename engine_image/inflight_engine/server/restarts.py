@@ -6,7 +6,7 @@ from collections import deque
 
 MOST_RESTARTS = 3
 WINDOW_SECONDS = 600.0
-"""What dies more often than this needs a person, or a new container; the end of the server makes both see it."""
+"""A process that dies more often needs intervention, or a new container; the exit of the server triggers both."""
 
 
 class Restarts:

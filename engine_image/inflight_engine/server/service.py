@@ -48,7 +48,7 @@ from inflight_engine.server.tenants import Tenants
 from inflight_engine.server.timeouts import Timeouts
 
 MAX_TRIES = 2
-"""Of a request: one that had a slot in two engine processes that died may be what killed them."""
+"""Of a request: one with a slot in two engine processes that died may have caused the crashes."""
 
 LONGEST_RETRY_AFTER = 60.0
 

@@ -15,11 +15,12 @@ from inflight_engine.server.service import Service
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
-"""Between two looks at the engine's progress."""
+"""Seconds between two checks of the engine's progress."""
 
 LEAST_RESTART_SECONDS = 60.0
 RESTART_FACTOR = 3.0
-"""A new engine process may take so many times as long as the first took, and at least `LEAST_RESTART_SECONDS`."""
+"""Start-up limit of a new engine process, as a multiple of the first one's time, and at least
+`LEAST_RESTART_SECONDS`."""
 
 
 class Supervisor:

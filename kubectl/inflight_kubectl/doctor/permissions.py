@@ -52,7 +52,7 @@ OPERATING: tuple[Access, ...] = (
     ("list", "discovery.k8s.io", "endpointslices"),
     ("create", "events.k8s.io", "events"),
 )
-"""What the operator cannot work without."""
+"""Permissions that the operator requires."""
 
 
 def check_caller(cluster: Cluster) -> Iterator[Result]:

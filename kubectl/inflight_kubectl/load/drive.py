@@ -25,7 +25,7 @@ KEPT_SECONDS = 60.0
 """How long a connection without a request stays open: making one takes several round trips to the cluster."""
 
 WARM, WARM_AT_RATE = 64, 16
-"""Most connections that are made before the load begins; at a rate most of the clients may never be needed."""
+"""Maximum connections opened before the load starts; at a rate most of the clients may never be needed."""
 
 PAUSE_SECONDS = 0.2
 """Of a client whose request failed, so that a service that refuses all is not flooded."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from inflight_kubectl.load.drive import Load, Result
 
 BUSY_SHARE = 0.85
-"""Of one processor core: Python uses one at a time, so past this the client decides what is measured."""
+"""Of one processor core: Python uses one at a time, so above this the client limits the results."""
 
 LATE_SECONDS = 0.02
 """Lag of the client's event loop, or what the tunnel adds to TTFT, from which it is told."""

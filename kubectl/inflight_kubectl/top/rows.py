@@ -13,7 +13,7 @@ from inflight_kubectl.pods import Pod
 from inflight_kubectl.resources import Decision, Service
 
 Tone = Literal["", "good", "warn", "bad", "dim"]
-"""How a cell is coloured. What colour says, a word or a sign in the cell says too."""
+"""How a cell is coloured. Each colour is also expressed by a word or a sign in the cell."""
 
 WIDE = 110
 """From this width on, latencies stand beside their targets and decisions have their reason."""

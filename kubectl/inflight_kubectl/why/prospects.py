@@ -12,7 +12,7 @@ from inflight_kubectl.resources import Decision, Service
 
 FALLBACK_WAITING = 4
 FALLBACK_KV = 0.8
-"""Targets of a replica that count while engines have measured no step costs, by the schema of `scaling.targets`."""
+"""Targets of a replica that apply while engines have measured no step costs, by the schema of `scaling.targets`."""
 
 DEFAULT_IDLE_TIMEOUT = "10m"
 """`scaling.idleTimeout` where the stored spec does not have it."""

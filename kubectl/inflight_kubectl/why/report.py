@@ -31,7 +31,7 @@ _MEANINGS = {
     ),
     "TuningActive": ("the operator tunes limits", "limits stay as they are", "tuning is not known"),
 }
-"""A condition in words, for True, False and Unknown."""
+"""Texts of a condition for True, False and Unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from inflight_kubectl.pods import Pod
 from inflight_kubectl.resources import Service
 
 MAX_PODS = 8
-"""Most pods that are named one by one."""
+"""Maximum pods listed individually."""
 
 _START_UP_PROBE = "startup probe failed"
 

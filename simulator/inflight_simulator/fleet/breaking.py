@@ -10,7 +10,7 @@ from inflight_cost.capacity import Margins, Replica, Steady, StepLimits, Targets
 TTFT, TPOT, KV_CACHE, SLOTS = "TTFT", "TPOT", "KV cache", "slots"
 
 MOST = 1000.0
-"""Times the load from which a thing counts as never running out."""
+"""Multiple of the load from which a resource counts as unlimited."""
 _HALVINGS = 40
 
 

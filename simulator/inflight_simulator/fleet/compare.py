@@ -14,7 +14,7 @@ from inflight_simulator.report import aligned
 from inflight_simulator.summary import Distribution
 
 KEPT = 0.99
-"""Share of requests in target from which a scaler's replica-hours are what is compared."""
+"""Share of requests in target from which scalers are compared by replica-hours."""
 
 Finished = Callable[[str, FleetRun], None]
 

@@ -33,7 +33,7 @@ class Course:
     sent_s: list[float] = field(init=False)
     ended: list[int] = field(default_factory=list)
     prompt: TokenIds = field(init=False)
-    """Of all requests, where their contents are never looked at."""
+    """Prompt of all requests, if their contents are never read."""
 
     def __post_init__(self) -> None:
         count = len(self.requests)

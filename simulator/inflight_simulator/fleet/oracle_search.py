@@ -24,7 +24,7 @@ _MISSED = 0.01
 _MORE = 0.1
 """Of its replicas, at least one."""
 _AVOIDABLE = 0.0005
-"""Share of all requests: where fewer are missed after the first start-up, more replicas are no help."""
+"""Share of all requests: if fewer miss after the first start-up, more replicas do not help."""
 
 
 def search_oracle(

@@ -24,7 +24,7 @@ from inflight_simulator.fleet.requests import Floats
 
 NEVER = math.inf
 _AHEAD = 128
-"""Most steps whose durations are worked out at once."""
+"""Maximum steps whose durations are computed at once."""
 _RAMP = np.arange(_AHEAD, dtype=np.float64)
 
 
@@ -84,7 +84,7 @@ class Replica:
         self._noise = noise
         self._meter = meter
         self._arrived: list[int] = []
-        """Not seen by a step yet."""
+        """Requests not scheduled by a step yet."""
         self._arrived_tokens = 0
         self._in_slot: dict[int, int] = {}
         """Request id by slot."""

@@ -60,7 +60,7 @@ _TARGETED: Mapping[str, Callable[[float], Scaler]] = {
 """Those that take a number, behind a colon."""
 
 COMPARED = ("hpa-queue:5", "hpa-kv:0.8", "hpa-concurrency:16", *_SCALERS)
-"""What a comparison runs beside the autopilot and the oracle: recipes as published, with the usual targets."""
+"""Scalers compared with the autopilot and the oracle: recipes as published, with the usual targets."""
 
 NAMES = ("fixed:N", "hpa-queue:T", "hpa-kv:T", "hpa-concurrency:T", *_SCALERS)
 """As they are written on the command line."""
