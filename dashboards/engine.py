@@ -51,7 +51,7 @@ def dashboard() -> Dashboard:
 
 
 def per_term(counter: str, selector: str, term: str, window: str = RATE) -> str:
-    """What a counter of one term grows by with each step."""
+    """Growth of a term's counter per step."""
     grown = rate(counter, f'{selector}, term="{term}"', (), window)
     return ratio(grown, rate(f"{STEP}_count", selector, (), window))
 

@@ -1,4 +1,4 @@
-"""All services: is it fine, and if not, which service."""
+"""All services: overall health, and services with problems."""
 
 from __future__ import annotations
 

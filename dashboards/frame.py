@@ -17,7 +17,7 @@ GRID_WIDTH = 24
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A titled row of the grid. Panels follow from left to right; one that finds no place begins the next line.
+    """A titled row of the grid. Panels follow from left to right; a panel that does not fit starts the next line.
 
     Attributes:
         height: of all its panels, in grid units of 30 pixels.

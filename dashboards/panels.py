@@ -1,4 +1,5 @@
-"""Panels: every one has a title, a description, a unit and queries. Types are those that `dashboards/draw` can draw."""
+"""Panels: every one has a title, a description, a unit and queries. Panel types are those that `dashboards/draw`
+supports."""
 
 from __future__ import annotations
 
@@ -123,13 +124,13 @@ def number(
     labelled: bool = False,
     none: str | None = None,
 ) -> stat.Panel:
-    """The value now, large: asked at one time only, so that it is not one from before the traffic stopped.
+    """The current value, large: an instant query, so that it is not from before the traffic stopped.
 
     Args:
         names: text instead of a value.
         named: shows the names of series instead of values; colours go by `style.STATES`, any other name is bad.
         labelled: shows the name of the series beside its value.
-        none: text where there is no value.
+        none: text without a value.
     """
     text = look.BigValueTextMode.VALUE_AND_NAME if labelled else look.BigValueTextMode.AUTO
     text = look.BigValueTextMode.NAME if named else text
@@ -187,7 +188,7 @@ def bars(
 
 
 def mapping(names: Mapping[str, str]) -> model.ValueMap:
-    """Texts that stand for values."""
+    """Mappings from values to texts."""
     results = {value: model.ValueMappingResult(text=text) for value, text in names.items()}
     return model.ValueMap(options=results)
 

@@ -73,17 +73,17 @@ def out_of_target_seconds(counter: str, selector: str) -> str:
 
 
 def counted_each(counter: str, selector: str, labels: tuple[str, ...]) -> str:
-    """How often something happened between two points of a graph: windows that do not overlap, so that they add up."""
+    """Number of events between two points of a graph: windows do not overlap, so the counts add up."""
     total = f"sum{per(labels)} ({counter}{{{selector}}})"
     before = f"sum{per(labels)} ({counter}{{{selector}}} offset $__interval)"
     return f"({total} unless {before}) or clamp_min({total} - {before}, 0)"
 
 
 def counted(counter: str, selector: str, labels: tuple[str, ...], window: str) -> str:
-    """How often something happened in a window.
+    """Number of events in a window.
 
-    `increase` misses the first event of a series that begins with it, so a series that was not there when the window
-    began counts in full.
+    `increase` misses the first event of a series that begins with it, so a series that did not exist at the start of
+    the window counts in full.
     """
     total = f"sum{per(labels)} ({counter}{{{selector}}})"
     before = f"sum{per(labels)} ({counter}{{{selector}}} offset {window})"

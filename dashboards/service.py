@@ -1,4 +1,4 @@
-"""One service: does it keep its targets, what holds it back, and what did the operator do about it."""
+"""One service: attainment of targets, bottlenecks, and the operator's actions."""
 
 from __future__ import annotations
 

@@ -46,14 +46,14 @@ def rows(
     colors: Mapping[str, Mapping[str, str]] | None = None,
     widths: Mapping[str, int] | None = None,
 ) -> table.Panel:
-    """A row for each set of labels, with what they are now.
+    """A row for each set of labels, with current values.
 
     Args:
         labels: names of labels, in the order of their columns, and headers.
         sort: header of a column, and whether from the largest value.
         links: title and address, by the header of the column that carries them.
         colors: of texts, by the header of their column; any other text there is bad.
-        widths: of columns in pixels, by their headers; the others share what is left.
+        widths: of columns in pixels, by their headers; the others share the rest.
     """
     panel = (
         table.Panel()

@@ -1,8 +1,8 @@
 """Type checks of the dashboards against `@grafana/schema`.
 
-The SDK's models refuse little: an enumeration takes any word, and options of panels go unread. Grafana publishes the
-types of its dashboards and panels for TypeScript, so each dashboard is written as a TypeScript literal, and `tsc` reads
-it. The npm packages of `dashboards/schema` are installed at first, which takes two seconds.
+The SDK's models validate little: an enumeration accepts any word, and panel options are not checked. Grafana publishes
+the types of its dashboards and panels for TypeScript, so each dashboard is written as a TypeScript literal, and `tsc`
+reads it. The npm packages of `dashboards/schema` are installed at first, which takes two seconds.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _constant(name: str, kind: str, value: object) -> str:
 
 
 def problems(dashboards: Mapping[str, Mapping[str, Any]]) -> str:
-    """What `tsc` says of them, empty where all is well.
+    """Errors of `tsc`; empty without errors.
 
     Raises:
         ClusterError: npm is missing, or the packages cannot be installed.

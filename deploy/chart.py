@@ -1,4 +1,4 @@
-"""The chart as Helm renders it."""
+"""The chart rendered by Helm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Manifest = dict[str, Any]
 
 
 class HelmError(Exception):
-    """Helm is missing, or refused the values; the message has its complaint."""
+    """Helm is missing, or rejected the values; the message has its error."""
 
 
 def rendered(*flags: str) -> list[Manifest]:

@@ -14,7 +14,7 @@ def run(module: str, description: str | None, files: Mapping[Path, str], argumen
     """Exit code: 1 where `--check` finds a file that differs.
 
     Args:
-        module: whose command this is, as after `python -m`.
+        module: name of the command, as after `python -m`.
         files: the text of each file, by its absolute path.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)

@@ -31,7 +31,8 @@ def manifest() -> str:
 
 
 def gateway() -> str:
-    """The objects that gateway.enabled adds, as YAML. What it changes in others is in the folder's kustomization."""
+    """The objects that gateway.enabled adds, as YAML. Its changes to other objects are in the folder's
+    kustomization."""
     base = {_identity(one) for one in rendered("--no-hooks")}
     return _as_yaml([one for one in rendered("--no-hooks", *WITH_GATEWAY) if _identity(one) not in base])
 
@@ -46,7 +47,7 @@ def _as_yaml(objects: list[Manifest]) -> str:
 
 
 def _without_helm(node: Any) -> Any:
-    """Without labels and annotations that mean Helm; what manages the objects is kubectl."""
+    """Without Helm's labels and annotations; kubectl manages the objects."""
     if isinstance(node, list):
         return [_without_helm(one) for one in node]
     if not isinstance(node, dict):

@@ -63,7 +63,7 @@ ENGINES = {
 
 
 class ScanError(Exception):
-    """checkov did not run; the message has its complaint."""
+    """checkov did not run; the message has its error."""
 
 
 class NotInstalledError(ScanError):
@@ -71,7 +71,7 @@ class NotInstalledError(ScanError):
 
 
 class OfflineError(NotInstalledError):
-    """Nor could it be: there is no network."""
+    """checkov could not be installed without a network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What checkov found, over all installations."""
+    """checkov's findings, over all installations."""
 
     passed: int
     skipped: int
@@ -116,10 +116,10 @@ def engine_objects() -> list[Manifest]:
 
 
 def installations() -> dict[str, list[Manifest]]:
-    """What is scanned, by the name of its file.
+    """The scanned objects, by file name.
 
     Raises:
-        HelmError: Helm is missing, or refused the values.
+        HelmError: Helm is missing, or rejected the values.
     """
     images = ("image", "engine.image", "gateway.envoy.image")
     pinned = ("--set", ",".join(f"{image}.digest={_DIGEST}" for image in images))
@@ -133,14 +133,14 @@ def installations() -> dict[str, list[Manifest]]:
 
 
 def checkov(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run checkov in its own environment, which uv makes at first and keeps in its cache."""
+    """Run checkov in its own environment, which uv creates once and caches."""
     uv = Path(sys.executable).with_name("uv")
     command = [str(uv), "tool", "run", "--quiet", "--from", CHECKOV, "--constraints", str(CONSTRAINTS), "checkov"]
     return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
 
 
 def scan(parts: dict[str, list[Manifest]]) -> Report:
-    """Scan each part by itself, in one run of checkov.
+    """Scan each part separately, in one run of checkov.
 
     Raises:
         OfflineError: checkov is not installed, and there is no network.
@@ -150,7 +150,7 @@ def scan(parts: dict[str, list[Manifest]]) -> Report:
     with tempfile.TemporaryDirectory() as folder:
         for name, objects in parts.items():
             Path(folder, f"{name}.yaml").write_text(yaml.safe_dump_all(objects))
-        # `--skip-download`: descriptions of checks from the vendor's server, which nothing here needs.
+        # `--skip-download`: descriptions of checks from the vendor's server, which are not needed.
         done = checkov(
             *("--directory", folder, "--framework", "kubernetes"), *("--output", "json", "--compact", "--skip-download")
         )
@@ -195,7 +195,7 @@ def bare(objects: Iterable[Manifest]) -> list[Manifest]:
 
 
 def faults(parts: Mapping[str, list[Manifest]]) -> tuple[list[str], Report]:
-    """Checks that fail and exceptions that nothing needs, a line each; and what checkov found.
+    """Failing checks and unneeded exceptions, a line each; and checkov's findings.
 
     Raises:
         ScanError: as `scan`.
@@ -211,7 +211,7 @@ def faults(parts: Mapping[str, list[Manifest]]) -> tuple[list[str], Report]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit 0 where all is well, or nothing can be scanned for want of a network; 1 with the faults, or the reason."""
+    """Exit 0 without faults, or if no scan is possible without a network; 1 with the faults, or the reason."""
     argparse.ArgumentParser(
         prog="python -m deploy.scan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args(arguments)

@@ -57,7 +57,7 @@ def descriptions() -> dict[str, str]:
 
 
 def default(path: str, defaults: dict[str, Any]) -> Any:
-    """The default of a value, of all that values.yaml has."""
+    """The default of a value in values.yaml."""
     node: Any = defaults
     for name in path.split("."):
         node = node[name]
@@ -93,7 +93,7 @@ def _resolved(node: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def type_in_words(node: dict[str, Any], schema: dict[str, Any]) -> str:
-    """What a schema allows, such as `integer, 1 to 60`."""
+    """Values permitted by a schema, such as `integer, 1 to 60`."""
     node = _resolved(node, schema)
     if "enum" in node:
         return ", ".join(f'`"{choice}"`' for choice in node["enum"])

@@ -1,4 +1,4 @@
-"""Draws the dashboards with Grafana's own front-end libraries in headless Chromium.
+"""Renders the dashboards with Grafana's own front-end libraries in headless Chromium.
 
 It is a renderer around these libraries, not Grafana.
 """

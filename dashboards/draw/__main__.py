@@ -60,12 +60,12 @@ def client_image(progress: Progress, *, as_installed: bool) -> str:
 def draw_all(
     browser: str, url: str, window: Window, dashboards: Iterable[str], options: argparse.Namespace, say: Progress
 ) -> list[str]:
-    """Draw every dashboard from the Prometheus at `url`; what is wrong with them. Raises ClusterError."""
+    """Draw every dashboard from the Prometheus at `url`; returns the problems found. Raises ClusterError."""
     found = []
     options.to.mkdir(parents=True, exist_ok=True)
     with pictures.served() as server:
         for name in dashboards:
-            # Fleet shows all services there are, the others one: only `summaries` is behind the gateway, and only in
+            # Fleet shows all services, the others one: only `summaries` is behind the gateway, and only in
             # engines without one are requests rejected.
             service = {"fleet": {}, "service": {"service": "summaries"}}.get(name, {"service": "chat"})
             chosen = {"namespace": options.namespace, **service}

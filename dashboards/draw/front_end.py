@@ -1,4 +1,4 @@
-"""The npm part: packages installed, page bundled, dashboards type-checked. Each only when something changed."""
+"""The npm part: installs packages, bundles the page, type-checks dashboards. Each only after a change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
 
 
 def browser(progress: Progress) -> str:
-    """Path of a Chromium, installed where there is none. Raises ClusterError."""
+    """Path of a Chromium, installed if missing. Raises ClusterError."""
     if not any(map(packages.find, BROWSERS)):
         packages.ensure(progress, {BROWSERS[0]: BROWSERS[0]})
     return next(path for path in map(packages.find, BROWSERS) if path)
@@ -40,7 +40,7 @@ def check_types(dashboards: Mapping[str, Mapping[str, Any]]) -> None:
     """Compile the dashboards against @grafana/schema.
 
     Raises:
-        ClusterError: a key or a word is not Grafana's; the message has the compiler's lines.
+        ClusterError: an unknown key or value; the message has the compiler's lines.
     """
     if said := problems(dashboards):
         raise ClusterError(f"the dashboards are not of Grafana's types:\n{npm.shown(said)}")

@@ -27,7 +27,7 @@ SECONDS = 180
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What is drawn, and how.
+    """Rendering options.
 
     Attributes:
         prometheus: address.
@@ -41,7 +41,7 @@ class Look:
     theme: str = "dark"
 
     def address(self, server: str, dashboard: str) -> str:
-        """Of the page for one dashboard."""
+        """URL of the page for one dashboard."""
         parameters = {
             "prometheus": self.prometheus,
             "dashboard": dashboard,
@@ -62,12 +62,12 @@ class _Files(SimpleHTTPRequestHandler):
         return str(DASHBOARDS / Path(local).name) if path.startswith("/dashboards/") else local
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Nothing: the page's own report has the errors."""
+        """Disabled: the page's own report has the errors."""
 
 
 @contextmanager
 def served() -> Iterator[str]:
-    """The address of the page while the block runs."""
+    """Serves the page while the block runs; yields its address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Files, directory=str(PAGE)))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -80,7 +80,7 @@ def served() -> Iterator[str]:
 
 
 def draw(browser: str, server: str, dashboard: str, look: Look, picture: Path) -> list[str]:
-    """Draw one dashboard; returns what is wrong with it.
+    """Render one dashboard; returns the problems found.
 
     Raises:
         ClusterError: the browser did not run.
@@ -97,7 +97,7 @@ def draw(browser: str, server: str, dashboard: str, look: Look, picture: Path) -
 
 
 def problems(report: Mapping[str, Any], dashboard: Mapping[str, Any]) -> list[str]:
-    """What is wrong, in words, by the page's report: broken and empty panels, and errors of the page itself."""
+    """Problems as text, from the page's report: broken and empty panels, and errors of the page itself."""
     found = [f"the page failed: {report['fatal'].splitlines()[0]}"] if report.get("fatal") else []
     found += [f"the page failed: {error}" for error in report["errors"]]
     found += ["the page was not complete in time"] if report["timedOut"] else []

@@ -1,1 +1,1 @@
-"""A real Prometheus over a running cluster, and the queries of the dashboards asked the way Grafana asks them."""
+"""A real Prometheus over a running cluster, and the dashboard queries executed as Grafana executes them."""

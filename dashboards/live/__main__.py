@@ -1,4 +1,4 @@
-"""`python -m dashboards.live`: a Prometheus over the running cluster, and every dashboard query asked of it."""
+"""`python -m dashboards.live`: a Prometheus over the running cluster, and every dashboard query executed against it."""
 
 from __future__ import annotations
 

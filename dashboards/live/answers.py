@@ -22,11 +22,11 @@ _OR_ZERO = re.compile(r"(?!count\()(.+) or vector\(0\)")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a query.
+    """Result of a query.
 
     Attributes:
-        expr: as asked, with variables replaced.
-        problem: Prometheus' complaint, or that there is no data; empty when all is well.
+        expr: as executed, with variables replaced.
+        problem: Prometheus' complaint, or that there is no data; empty for a successful query.
     """
 
     query: PanelQuery
@@ -40,7 +40,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Of one dashboard. `variables` has the texts that stood in the queries."""
+    """Results of one dashboard. `variables` has the values used in the queries."""
 
     dashboard: str
     variables: Mapping[str, str]
@@ -48,7 +48,7 @@ class Answers:
 
     @property
     def problems(self) -> list[Answer]:
-        """Those that a person would see as an empty or broken panel, or a missing line."""
+        """Queries that show as an empty or broken panel, or a missing line."""
         return [answer for answer in self.answers if answer.problem]
 
 
@@ -58,7 +58,7 @@ def load(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
 
 
 def variables(prometheus: Prometheus, dashboard: Mapping[str, Any], wanted: Mapping[str, str]) -> dict[str, str]:
-    """What stands in queries for each variable of a dashboard.
+    """Value of each variable of a dashboard in queries.
 
     Args:
         wanted: values by name; a variable without one takes the dashboard's default.
@@ -78,7 +78,7 @@ def variables(prometheus: Prometheus, dashboard: Mapping[str, Any], wanted: Mapp
 
 
 def ask(prometheus: Prometheus, dashboard: Mapping[str, Any], window: Window, wanted: Mapping[str, str]) -> Answers:
-    """Ask all queries of a dashboard over `window`. Raises ValueError and PrometheusError as `variables` does."""
+    """Execute all queries of a dashboard over `window`. Raises ValueError and PrometheusError as `variables` does."""
     texts = variables(prometheus, dashboard, wanted)
     values = {**window.builtins(), **texts}
     return Answers(
@@ -92,7 +92,7 @@ def ask(prometheus: Prometheus, dashboard: Mapping[str, Any], window: Window, wa
 
 
 def without_zero(expr: str) -> str:
-    """`expr` as it is asked here: a 0 that stands for missing metrics would hide that they are missing."""
+    """`expr` without fallback: a 0 as a substitute for missing metrics would hide that they are missing."""
     found = _OR_ZERO.fullmatch(expr)
     return found[1] if found else expr
 

@@ -33,14 +33,14 @@ ALL = "$__all"
 
 
 def round_interval(milliseconds: float) -> int:
-    """The interval that people read well, in milliseconds."""
+    """The interval rounded to a readable value, in milliseconds."""
     index = bisect_right([limit for limit, _ in _ROUNDED], milliseconds)
     return _ROUNDED[index][1] if index < len(_ROUNDED) else _LONGEST_MS
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A time range, and how it is looked at.
+    """A time range and its resolution.
 
     Attributes:
         start, end: seconds since the epoch.
@@ -61,7 +61,7 @@ class Window:
 
     @property
     def rate_interval_seconds(self) -> float:
-        """`$__rate_interval`: four scrapes at least, so that a rate has points also where one is missing."""
+        """`$__rate_interval`: four scrapes at least, so that a rate has points even if one is missing."""
         return max(self.step_seconds + self.scrape_seconds, 4 * self.scrape_seconds)
 
     def builtins(self) -> dict[str, str]:
@@ -87,7 +87,7 @@ class Variable:
 
     Attributes:
         regex: several values, or all, may be chosen: values are written as a regular expression.
-        all_values: written as it stands where all are chosen; None lists all values.
+        all_values: used unchanged if all are chosen; None lists all values.
     """
 
     values: tuple[str, ...]
@@ -96,7 +96,7 @@ class Variable:
 
     @property
     def text(self) -> str:
-        """What stands in the query."""
+        """The value in the query."""
         if self.all_values is not None:
             return self.all_values
         if not self.regex:
@@ -149,14 +149,14 @@ def queries(dashboard: Mapping[str, Any]) -> list[PanelQuery]:
 
 
 def chosen(definition: Mapping[str, Any], options: Sequence[str], wanted: str | None) -> Variable:
-    """What Grafana chooses for a variable: `wanted`, else the dashboard's own current value, else the first option.
+    """Grafana's choice for a variable: `wanted`, else the dashboard's own current value, else the first option.
 
     Args:
         definition: the variable in the dashboard's JSON.
         options: its possible values, sorted.
 
     Raises:
-        ValueError: there is no value to choose, or `wanted` is none of them.
+        ValueError: no value exists, or `wanted` is not among them.
     """
     name = definition["name"]
     if not options:

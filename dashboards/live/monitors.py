@@ -1,4 +1,5 @@
-"""The PodMonitors of the chart and of the operator, rendered by themselves, and the pods that they select."""
+"""The PodMonitors of the chart and of the operator, rendered without the other objects, and the pods that they
+select."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def engine_monitors(namespaces: Sequence[str] = ()) -> list[Manifest]:
 
 
 def access(kubeconfig: Path, folder: Path) -> Access:
-    """How the cluster of `kubeconfig` is reached; writes certificates and keys below `folder`.
+    """Access to the cluster of `kubeconfig`; writes certificates and keys below `folder`.
 
     Raises:
         ClusterError: the user of its current context has neither a certificate nor a token.
@@ -94,7 +95,7 @@ def _written(path: Path, content: bytes) -> str:
 
 
 class Targets(threading.Thread):
-    """Looks for the pods of monitors and writes them where Prometheus finds them, until `end` is called."""
+    """Writes the pods of monitors to Prometheus' target files periodically, until `end` is called."""
 
     def __init__(self, monitors: Sequence[Manifest], scraping: Scraping) -> None:
         super().__init__(daemon=True)
@@ -103,7 +104,7 @@ class Targets(threading.Thread):
         self._ended = threading.Event()
 
     def look(self) -> None:
-        """One look. Raises ClusterError."""
+        """One update. Raises ClusterError."""
         listing = json.loads(kubectl("get", "pods", "-A", "-o", "json"))["items"]
         for monitor in self._monitors:
             namespace = monitor["metadata"]["namespace"]
@@ -116,7 +117,7 @@ class Targets(threading.Thread):
             try:
                 self.look()
             except ClusterError:
-                continue  # an API server that restarts: the last targets stay
+                continue  # the API server restarts: the last targets stay
 
     def end(self) -> None:
         """Stop looking."""
@@ -128,8 +129,8 @@ class Targets(threading.Thread):
 def watching(interval: float, namespaces: Sequence[str] = ()) -> Iterator[Prometheus]:
     """A Prometheus that scrapes operator, gateway and engines of the cluster while the block runs.
 
-    It has the labels that the chart's monitors give, and the chart's rules. Services that are made later are not
-    scraped; pods that come later are.
+    It has the labels that the chart's monitors give, and the chart's rules. Services created later are not scraped;
+    pods created later are.
 
     Args:
         interval: between two scrapes, in seconds.

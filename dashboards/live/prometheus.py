@@ -1,4 +1,4 @@
-"""A Prometheus process of our own on loopback, and its HTTP API."""
+"""A local Prometheus process on loopback, and its HTTP API."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TIMEOUT_SECONDS = 30
 
 
 class PrometheusError(Exception):
-    """Prometheus refuses a query, or does not run; the text has its reason."""
+    """Prometheus rejects a query, or is not running; the message has the reason."""
 
 
 class Prometheus:
@@ -47,7 +47,7 @@ class Prometheus:
         """Series of an instant query; a scalar is one series.
 
         Raises:
-            PrometheusError: the query is refused.
+            PrometheusError: the query is rejected.
         """
         return _series(self._get("query", {"query": expr, "time": at}))
 

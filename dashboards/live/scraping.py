@@ -1,9 +1,9 @@
 """Scrape configuration of Prometheus from PodMonitor objects. Pure.
 
-The relabelling is what the Prometheus operator makes of a PodMonitor, so that series have the labels that users see.
+The relabelling is that of the Prometheus operator for a PodMonitor, so that series have the labels that users see.
 Pods are found by this program, not by Prometheus, which Debian builds without Kubernetes service discovery: it writes
 targets with the `__meta_kubernetes_` labels into a file. Each target is scraped through the API server's proxy, which
-works wherever kubectl works.
+works with any cluster that kubectl can reach.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ META = "__meta_kubernetes_"
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How the API server is reached.
+    """Access to the API server.
 
     Attributes:
         address: host and port.
@@ -34,10 +34,10 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Scraping:
-    """What Prometheus is started with.
+    """Configuration of Prometheus.
 
     Attributes:
-        interval: between two scrapes, in seconds; the monitors' own is made for days, not minutes.
+        interval: between two scrapes, in seconds; the monitors' own interval is for days, not minutes.
         targets_folder: where the files with targets are, one for each job.
         rules: files of recording rules and alerts.
     """
@@ -49,12 +49,12 @@ class Scraping:
 
 
 def job_name(monitor: Manifest, index: int = 0) -> str:
-    """As the Prometheus operator names it."""
+    """The job name that the Prometheus operator would generate."""
     return f"podMonitor/{monitor['metadata']['namespace']}/{monitor['metadata']['name']}/{index}"
 
 
 def targets_file(monitor: Manifest, folder: Path) -> Path:
-    """Where the targets of a monitor are written."""
+    """Path of a monitor's target file."""
     return folder / (job_name(monitor).replace("/", "_") + ".json")
 
 
@@ -85,7 +85,7 @@ def _scrape_config(monitor: Manifest, scraping: Scraping) -> dict[str, Any]:
 
 
 def _found(monitor: Manifest, endpoint: Manifest) -> list[dict[str, Any]]:
-    """What the Prometheus operator puts in front of a monitor's own relabelling."""
+    """Relabelling that the Prometheus operator puts before a monitor's own."""
     metadata = monitor["metadata"]
     keep = [
         {"action": "keep", "source_labels": [f"{META}pod_label_{_sanitized(label)}"], "regex": re.escape(value)}

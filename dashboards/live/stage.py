@@ -1,4 +1,4 @@
-"""Services under traffic that shows something in every panel."""
+"""Services under traffic that produces data for every panel."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def serving(shown: Sequence[Part], namespace: str, progress: Progress) -> Iterat
     """The services in a namespace of their own, Ready, while the block runs.
 
     Raises:
-        ClusterError: the cluster refuses something.
+        ClusterError: the cluster rejects an object.
         TimeoutError: a service does not become Ready.
     """
     _new_namespace(namespace)
@@ -122,7 +122,7 @@ def serving(shown: Sequence[Part], namespace: str, progress: Progress) -> Iterat
 
 
 def _new_namespace(name: str) -> None:
-    """An empty namespace, in place of one that an earlier run has left.
+    """An empty namespace, replacing one left by an earlier run.
 
     Raises:
         ClusterError: a service of that name exists and is not the stage's own.

@@ -1,1 +1,1 @@
-"""`kubectl inflight`: what people ask of a fleet, from a terminal."""
+"""`kubectl inflight`: inspect and operate a fleet from a terminal."""

@@ -1,4 +1,4 @@
-"""Streamed answers of the OpenAI API, as server-sent events: text, token counts and times."""
+"""Streamed responses of the OpenAI API, as server-sent events: text, token counts and times."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from inflight_kubectl.output import Problem
 
 
 class AnswerError(Problem):
-    """An answer that is an error, or that ends before it is whole."""
+    """A response that is an error, or ends early."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """One answer while it is read. Times are seconds on the caller's steady clock.
+    """One response while it is read. Times are seconds on the caller's steady clock.
 
     Attributes:
         began: when the request was sent.
-        first, last: when the first and the last piece of text came; None before.
+        first, last: when the first and the last piece of text arrived; None before.
         finish_reason: None before the end.
         prompt_tokens, completion_tokens, cached_tokens: as the engine counts them; 0 before the end.
-        done: whether the stream was closed in order.
+        done: whether the stream was closed normally.
     """
 
     began: float
@@ -36,7 +36,7 @@ class Answer:
     done: bool = False
 
     def take(self, line: str, now: float) -> str:
-        """Takes one line of the stream; returns the text in it.
+        """Processes one line of the stream; returns its text.
 
         Raises:
             AnswerError: the engine reports an error in the stream, or the line is no event.
@@ -59,7 +59,7 @@ class Answer:
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
         piece: str = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
         if piece or choice.get("finish_reason"):
-            # A token may complete no character: the event that ends the answer is one as well.
+            # A token may complete no character: the event that ends the response counts as well.
             self.first, self.last = now if self.first is None else self.first, now
         self.text += piece
         return piece
@@ -67,7 +67,7 @@ class Answer:
     def check_whole(self) -> None:
         """
         Raises:
-            AnswerError: the stream ended before the answer did.
+            AnswerError: the stream ended before the response.
         """
         if not self.done or self.finish_reason is None:
             raise AnswerError("the connection ended in the middle of the answer")
@@ -91,7 +91,7 @@ class Answer:
 
 
 def error_message(body: Any) -> str:
-    """The message of an error in OpenAI's form, else the body as it is."""
+    """The message of an error in OpenAI's form, else the unchanged body."""
     error = body.get("error") if isinstance(body, dict) else None
     if isinstance(error, dict) and error.get("message"):
         return str(error["message"])
@@ -99,7 +99,7 @@ def error_message(body: Any) -> str:
 
 
 def refusal(status: int, body: bytes) -> AnswerError:
-    """An HTTP answer other than 200, in the words of the engine or the gateway."""
+    """The error of an HTTP response other than 200, in the wording of the engine or the gateway."""
     try:
         content = json.loads(body)
         said = error_message(content)
@@ -112,7 +112,7 @@ def refusal(status: int, body: bytes) -> AnswerError:
         401: "Give a valid API key with --api-key or in INFLIGHT_API_KEY; `kubectl inflight keys create` makes one",
     }.get(status, "")
     if isinstance(error, dict) and error.get("code") in ("queue_full", "api_keys_unavailable"):
-        remedy = ""  # the message says what to do
+        remedy = ""  # the message contains the remedy
     return AnswerError(f"the service answers {status}: {' '.join(said.split())[:500] or 'without a reason'}", remedy)
 
 

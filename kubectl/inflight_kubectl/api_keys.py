@@ -1,4 +1,4 @@
-"""API keys of a service behind the gateway: made here, checked by the gateway, kept as hashes in a Secret.
+"""API keys of a service behind the gateway: created here, verified by the gateway, stored as hashes in a Secret.
 
 An entry of the Secret is one key: its name is the key id, its value `{"tenant", "sha256", "expires"}`, as the gateway
 reads it (docs/guides/tenants.md).
@@ -32,7 +32,7 @@ KeyState = Literal["valid", "expired", "malformed"]
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """Attributes: key: the key itself, which is nowhere stored. value: of its entry."""
+    """Attributes: key: the key itself, which is not stored. value: of its entry."""
 
     key_id: str
     tenant: str
@@ -61,7 +61,7 @@ def new_key(tenant: str, expires: datetime | None) -> NewKey:
 
 
 def stored_keys(data: Mapping[str, str], now: datetime) -> list[StoredKey]:
-    """The keys of a Secret, by id. Args: data: of the Secret, in base64, as the API server gives it."""
+    """The keys of a Secret, by id. Args: data: of the Secret, in base64, as the API server returns it."""
     return [_stored(key_id, data[key_id], now) for key_id in sorted(data)]
 
 
@@ -74,7 +74,7 @@ def _stored(key_id: str, value: str, now: datetime) -> StoredKey:
             raise ValueError
         over = expires is not None and expires <= now
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error):
-        # TypeError: also an end without a time zone, which the gateway refuses too.
+        # TypeError: also an expiry without a time zone, which the gateway rejects too.
         return StoredKey(key_id, "", None, "malformed")
     return StoredKey(key_id, tenant, expires, "expired" if over else "valid")
 
@@ -90,12 +90,12 @@ def gateway_spec(service: Service) -> Mapping[str, Any]:
 
 
 def keys_secret(service: Service) -> str | None:
-    """Name of the Secret with the service's API keys; None: it asks for none."""
+    """Name of the Secret with the service's API keys; None: no key is required."""
     return (gateway_spec(service).get("auth") or {}).get("apiKeysSecret")
 
 
 def named_secret(service: Service) -> str:
-    """The same, for commands that need one.
+    """The same, for commands that require one.
 
     Raises:
         Problem: the service names no Secret; with the command that sets one.
@@ -115,7 +115,7 @@ def authorization(service: Service, api_key: str | None) -> dict[str, str]:
     """Headers that requests to `service` need.
 
     Raises:
-        Problem: the service asks for an API key, and there is none.
+        Problem: the service requires an API key, and none is given.
     """
     if keys_secret(service) and gateway_spec(service).get("enabled") and not api_key:
         raise Problem(
@@ -127,7 +127,7 @@ def authorization(service: Service, api_key: str | None) -> dict[str, str]:
 
 
 def cautions(service: Service, tenant: str) -> list[str]:
-    """What to know of a new key of `tenant`."""
+    """Notes on a new key of `tenant`."""
     spec, said = gateway_spec(service), []
     if not spec.get("enabled"):
         said.append(f"{service.name} is not behind the gateway (spec.gateway.enabled): engines check no API keys")

@@ -1,4 +1,4 @@
-"""What errors of the API server mean, and what to do about them."""
+"""Errors of the API server: explanations and remedies."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import urllib3
 from inflight_kubectl.output import Problem
 
 _ECHO = re.compile(r'Invalid value: "(?:[^"\\]|\\.)*": ')
-"""What was sent, repeated in a refusal before the reason: it may be a whole object."""
+"""The request's content, which the API server's error repeats before the reason: it may be a whole object."""
 
 
 class ApiProblem(Problem):
-    """An answer of the API server other than 2xx.
+    """A response of the API server other than 2xx.
 
     Attributes:
         status: HTTP status.
@@ -30,14 +30,14 @@ class ApiProblem(Problem):
 
 
 class UnreachableProblem(Problem):
-    """The API server does not answer."""
+    """The API server does not respond."""
 
 
 def refusal(status: int, body: bytes, path: str, context: str) -> ApiProblem:
-    """What a refused request means.
+    """Explains a rejected request.
 
     Args:
-        body: of the answer, a Kubernetes Status where the API server itself answered.
+        body: of the answer, a Kubernetes Status if the API server itself responded.
         path: of the request.
         context: of the kubeconfig; empty inside a pod.
     """
@@ -71,7 +71,7 @@ def refusal(status: int, body: bytes, path: str, context: str) -> ApiProblem:
 
 
 def cause(error: BaseException) -> str:
-    """The innermost reason, in a few words."""
+    """The innermost reason, shortened."""
     while True:
         inner = getattr(error, "reason", None) or error.__cause__
         if not isinstance(inner, BaseException):

@@ -45,7 +45,7 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """The command called `name`; None where there is none."""
+        """The command called `name`; None if unknown."""
         if name not in COMMANDS:
             return None
         module = importlib.import_module(f"inflight_kubectl.commands.{name}")
@@ -71,7 +71,7 @@ def cli() -> None:
 
 
 def program_name() -> str:
-    """How the user called this program: `kubectl inflight` for the plugin."""
+    """The name under which the user called this program: `kubectl inflight` for the plugin."""
     return "kubectl inflight" if Path(sys.argv[0]).name.startswith("kubectl-") else "inflight"
 
 

@@ -1,6 +1,6 @@
-"""The cluster that a command talks to: its flags, typed reads, and calls that fail with a sentence.
+"""Access of commands to the cluster: flags, typed reads, and calls with readable errors.
 
-A command takes a `Target` with `cluster_options()` and calls `Target.connect()`:
+A command receives a `Target` with `cluster_options()` and calls `Target.connect()`:
 
     @click.command()
     @service_argument
@@ -36,7 +36,7 @@ SERVICE_LABEL = "inflight.dev/service"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the user's flags name: nothing is read before `connect`.
+    """The target named by the user's flags: nothing is read before `connect`.
 
     Attributes:
         kubeconfig: path, or None for $KUBECONFIG or ~/.kube/config, and inside a pod for its service account.
@@ -51,7 +51,7 @@ class Target:
     all_namespaces: bool = False
 
     def connect(self) -> Cluster:
-        """A connection to the cluster; it makes no call yet.
+        """A connection to the cluster, without a call yet.
 
         Raises:
             Problem: no kubeconfig, one that cannot be read, or no such context.
@@ -62,10 +62,10 @@ class Target:
 
 
 class Cluster:
-    """A cluster, by way of its API server. Safe to use from several threads.
+    """A cluster, through its API server. Safe to use from several threads.
 
     Attributes:
-        connection: for other calls than those below: `request`, `stream`, `websocket`.
+        connection: for calls other than those below: `request`, `stream`, `websocket`.
         context: name of the kubeconfig's context; empty inside a pod.
         namespace: that commands use: `-n`, else the context's own, else `default`.
         scope: the namespace to list in; None for all of them.
@@ -90,7 +90,7 @@ class Cluster:
         """The InferenceService `name` of `namespace`.
 
         Raises:
-            Problem: there is none, with names that are close; or no CRD, forbidden, no answer.
+            Problem: not found, with similar names; or no CRD, forbidden, no response.
         """
         found = self.get(f"{services_path(self.namespace)}/{name}")
         if found is not None:
@@ -109,10 +109,10 @@ class Cluster:
         return sorted((Pod.of(item) for item in items), key=lambda pod: pod.name)
 
     def get(self, path: str) -> Json | None:
-        """An object; None where there is none.
+        """An object; None if it does not exist.
 
         Raises:
-            Problem: any other answer than the object.
+            Problem: any response other than the object.
         """
         from inflight_kubectl.api_problems import ApiProblem
 
@@ -124,7 +124,7 @@ class Cluster:
             raise
 
     def list(self, path: str, **query: str) -> Json:
-        """A list as the API server gives it.
+        """A list as the API server returns it.
 
         Raises:
             Problem: any other answer.

@@ -1,7 +1,7 @@
 """HTTP and websocket calls to an API server.
 
 The `kubernetes` package holds certificates, tokens, exec plugins and proxies; importing it takes most of a second, so
-only what connects imports this module.
+only code that connects imports this module.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Connection:
     """
 
     def __init__(self, configuration: Any, context: str, namespace: str) -> None:
-        # A connection that was closed while idle is tried again once; an API server that is away is told at once.
+        # Retries once for an idle connection that was closed; an unreachable API server is reported at once.
         configuration.retries = urllib3.Retry(total=1, connect=0, read=1, redirect=0, status=0)
         self._api = client.ApiClient(configuration)
         self.context = context
@@ -52,24 +52,24 @@ class Connection:
         content_type: str = "application/json",
         seconds: float = READ_SECONDS,
     ) -> Json:
-        """One call; returns the JSON of the answer.
+        """One call; returns the JSON of the response.
 
         Raises:
             ApiProblem: any other status than 2xx.
-            UnreachableProblem: no answer within `seconds`.
+            UnreachableProblem: no response within `seconds`.
         """
         with self._open(method, path, query, body, content_type, seconds) as response:
             return self._object(response.data)
 
     @contextmanager
     def stream(self, path: str, query: Mapping[str, str], seconds: float) -> Iterator[Iterator[Json]]:
-        """A watch: an iterator over the JSON objects of the lines as they come.
+        """A watch: an iterator over the JSON objects of the lines as they arrive.
 
         Args:
-            seconds: longest silence before it counts as lost.
+            seconds: maximum time without data before the watch counts as lost.
 
         Raises:
-            ApiProblem, UnreachableProblem: as `request`, also while it is read.
+            ApiProblem, UnreachableProblem: as `request`, also while reading.
         """
         with self._open("GET", path, query, None, "", seconds, stream=True) as response:
             yield self._lines(response)
@@ -98,8 +98,8 @@ class Connection:
         """A websocket to a streaming subresource such as `portforward`.
 
         Raises:
-            ApiProblem: the API server refuses it.
-            UnreachableProblem: it does not answer.
+            ApiProblem: the API server rejects it.
+            UnreachableProblem: it does not respond.
         """
         headers = {"sec-websocket-protocol": protocol}
         self._authorize(headers, path, "GET")

@@ -31,7 +31,7 @@ class Conversation:
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def reset(self) -> None:
-        """Forgets all questions and answers; the system prompt stays."""
+        """Clears all questions and answers; the system prompt stays."""
         self.messages.clear()
 
     def ask(
@@ -40,13 +40,13 @@ class Conversation:
         """Sends a question and reads the answer; both become part of the conversation.
 
         Args:
-            show: called with each piece of text as it comes.
+            show: called with each piece of text as it arrives.
 
         Returns:
-            The answer, and whether it is whole: Ctrl-C ends it early, and what came until then counts.
+            The answer, and whether it is complete: Ctrl-C ends it early, and the text received so far is kept.
 
         Raises:
-            Problem: the engine refuses the request, or the answer ends too early. The question is forgotten.
+            Problem: the engine rejects the request, or the answer ends too early. The question is dropped.
         """
         answer = Answer(time.monotonic())
         self.messages.append({"role": "user", "content": question})

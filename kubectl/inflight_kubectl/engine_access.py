@@ -1,6 +1,6 @@
 """HTTP to engines and gateways through the API server's port-forward: no access to the pods' network is needed.
 
-    with forward_to_service(cluster, service) as forward:      # every ready pod gets its share of connections
+    with forward_to_service(cluster, service) as forward:      # connections are spread over ready pods
         with forward.client() as http:                         # an httpx.Client
             http.get("/v1/models")
 
@@ -48,12 +48,12 @@ class PortForward:
     """A loopback port whose connections end at a pod's port. Close it, or use it in a `with`.
 
     Args:
-        addresses: where a new connection may go; the one with the fewest open connections gets it.
+        addresses: destinations of new connections; the one with the fewest open connections is used.
         host: header Host of the requests, for a gateway that serves many; None: that of `url`.
 
     Attributes:
         url: `http://127.0.0.1:PORT`.
-        problem: why the last connection could not be made; None while all could.
+        problem: why the last connection failed; None after a success.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class PortForward:
             self._release(address)
 
     def close(self) -> None:
-        """Ends all connections."""
+        """Closes all connections."""
         with self._lock:
             self._closed = True
             sockets = list(self._sockets)
@@ -181,7 +181,7 @@ def forward_to_pod(cluster: Cluster, pod: Pod, port: int | None = None) -> PortF
 
 def forward_to_service(cluster: Cluster, service: Service) -> PortForward:
     """A forward to the OpenAI API of a service: connections are spread over the pods that are ready when they begin.
-    Behind the gateway these are the gateway's pods, so that a service without replicas can be asked too.
+    Behind the gateway these are the gateway's pods, so that a service without replicas can be reached too.
 
     Raises:
         Problem: no pod is ready, forbidden, or no answer.
@@ -215,7 +215,7 @@ def _checked(forward: PortForward) -> PortForward:
 
 
 class _Ready:
-    """Addresses of ready pods, read again now and then; the old ones stay while nothing can be read."""
+    """Addresses of ready pods, refreshed periodically; the old ones stay while a refresh fails."""
 
     def __init__(self, read: Callable[[], list[Address]]) -> None:
         self._read = read
@@ -236,7 +236,7 @@ class _Ready:
 
 
 def open_stream(connection: Connection, address: Address) -> WebSocket:
-    """A websocket that carries one connection to a pod's port.
+    """A websocket for one connection to a pod's port.
 
     Raises:
         Problem: the API server refuses it, or does not answer.
@@ -249,7 +249,7 @@ def pump(local: socket.socket, remote: WebSocket) -> str:
     """Carries bytes both ways until either side ends.
 
     Returns:
-        What the kubelet said went wrong, such as that nothing listens on the port; empty when nothing did.
+        The kubelet's error, such as that nothing listens on the port; empty without one.
     """
     from websocket import ABNF, WebSocketException
 
@@ -280,8 +280,8 @@ def pump(local: socket.socket, remote: WebSocket) -> str:
                         return bytes(content).decode(errors="replace").strip()
                     elif content:
                         local.sendall(content)
-                # What TLS has decrypted already does not show in select().
+                # Data already decrypted by TLS does not show in select().
                 more = isinstance(below, ssl.SSLSocket) and below.pending() > 0
     except (OSError, ValueError, WebSocketException):
-        # Either side went away in the middle; ValueError: its socket was closed before select().
+        # Either side disconnected; ValueError: its socket was closed before select().
         return ""

@@ -1,6 +1,6 @@
-"""Figures of single engines, from their /metrics pages through port-forwards.
+"""Metrics of single engines, from their /metrics pages through port-forwards.
 
-Names are vLLM's, with `inflight_*` where vLLM has none. Percentiles are of what was observed between two reads, so a
+Names are vLLM's, with `inflight_*` where vLLM has none. Percentiles cover the observations between two reads, so a
 pod's first read has none.
 """
 
@@ -61,10 +61,10 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one engine does now; latencies in seconds over the last half minute, None without a request in it.
+    """Current metrics of one engine; latencies in seconds over the last half minute, None without a request in it.
 
     Attributes:
-        problem: why there are no figures of now; the rest is then from the last read that succeeded.
+        problem: why there are no current metrics; the rest is then from the last successful read.
     """
 
     running: int | None = None
@@ -83,7 +83,7 @@ def parse_page(text: str, at: float) -> Page:
     """The page in Prometheus' text format.
 
     Raises:
-        ValueError: it is not an engine's.
+        ValueError: the page is not an engine's.
     """
     values: dict[str, float] = defaultdict(float)
     buckets: dict[str, dict[float, float]] = {_TTFT: defaultdict(float), _TPOT: defaultdict(float)}
@@ -116,7 +116,7 @@ def figures(pages: Sequence[Page]) -> Figures:
     """Figures of one engine from its pages, oldest first; at least one."""
     first, last = pages[0], pages[-1]
     if last.generated < first.generated:
-        first = last  # the engine process started anew
+        first = last  # the engine process restarted
     elapsed = last.at - first.at
     return Figures(
         running=last.running,
@@ -132,8 +132,8 @@ def figures(pages: Sequence[Page]) -> Figures:
 
 
 def percentile(now: Buckets, before: Buckets, q: float) -> float | None:
-    """The q-quantile of what was observed between two reads, linear within its bucket as PromQL's histogram_quantile;
-    None without observations. What lies above the last finite bound is reported as that bound."""
+    """The q-quantile of the observations between two reads, linear within its bucket as PromQL's histogram_quantile;
+    None without observations. Values above the last finite bound are reported as that bound."""
     counts = [(bound, count - before.get(bound, 0.0)) for bound, count in sorted(now.items())]
     if not counts or counts[-1][1] <= 0:
         return None
@@ -147,7 +147,7 @@ def percentile(now: Buckets, before: Buckets, q: float) -> float | None:
 
 
 def _limited(answer: httpx.Response) -> str:
-    """The text of a page, read no further than `MAX_BYTES`."""
+    """The text of a page, up to `MAX_BYTES`."""
     content = bytearray()
     for piece in answer.iter_bytes():
         content += piece
@@ -159,7 +159,7 @@ def _limited(answer: httpx.Response) -> str:
 class EngineReader:
     """Reads the pages of a service's pods, with one port-forward for each pod that stays open between reads.
 
-    It is for one thread; `close` may come from another.
+    For one thread; `close` may be called from another.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -169,7 +169,7 @@ class EngineReader:
         self._pool = ThreadPoolExecutor(8, thread_name_prefix="engine metrics")
 
     def read(self, pods: Sequence[Pod]) -> dict[str, Figures]:
-        """Figures by name, of the pods that are ready."""
+        """Metrics by name, of the ready pods."""
         serving = [pod for pod in pods if pod.serves]
         for uid in self._open.keys() - {pod.uid for pod in serving}:
             self._forget(uid)

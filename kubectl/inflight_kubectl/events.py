@@ -43,7 +43,7 @@ class Event:
 
 
 def pod_events(cluster: Cluster, service: Service, pods: Sequence[Pod]) -> list[Event]:
-    """Events about the pods there are, newest last.
+    """Events about the existing pods, newest last.
 
     Raises:
         Problem: forbidden, or no answer.

@@ -1,4 +1,4 @@
-"""The services of a cluster as they change: a list, then a watch, and again from the start after every failure."""
+"""The services of a cluster as they change: a list, then a watch, restarted after every failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from inflight_kubectl.cluster import Cluster
 
 WATCH_SECONDS = 10
-"""Length of one watch. An API server that vanishes without a word is noticed soon after it should have ended."""
+"""Length of one watch. An API server that disappears silently is detected soon after the watch should have ended."""
 
 SILENCE_SECONDS = 5.0
 LEAST_WATCH_SECONDS = 1.0
@@ -33,7 +33,7 @@ class View:
     """Attributes:
     services: by namespace and name.
     at: when the API server last answered; None before the first answer.
-    problem: why it does not answer now; None while it does. `services` is then what was last seen.
+    problem: why it does not respond now; None while it does. `services` is then the last known list.
     """
 
     services: tuple[Service, ...] = ()
@@ -42,7 +42,7 @@ class View:
 
 
 class ServiceFeed:
-    """Follows the services of `cluster.scope` in a thread of its own.
+    """Follows the services of `cluster.scope` in a separate thread.
 
     Args:
         changed: called in that thread with each new view.
@@ -58,16 +58,16 @@ class ServiceFeed:
         self._thread = threading.Thread(target=self._run, name="services", daemon=True)
 
     def start(self) -> None:
-        """Begins to follow."""
+        """Starts following."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends without waiting for a call that is under way."""
+        """Stops without waiting for a call in flight."""
         self._stopped.set()
         self._again.set()
 
     def retry(self) -> None:
-        """Tries now rather than after the pause, if the API server is away."""
+        """Retries at once instead of after the back-off, if the API server is unreachable."""
         self._again.set()
 
     def _run(self) -> None:
@@ -81,7 +81,7 @@ class ServiceFeed:
                     version = self._watch(version)
                     # Some proxies end a watch at once.
                     self._stopped.wait(max(0.0, began + LEAST_WATCH_SECONDS - time.monotonic()))
-            except Exception as error:  # whatever comes over the wire, the view says it and goes on
+            except Exception as error:  # any error is shown in the view, which continues
                 self._tell(replace(self._view, problem=described(error)))
                 self._again.wait(BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS) - 1)])
                 self._again.clear()
@@ -96,7 +96,7 @@ class ServiceFeed:
         return str(found["metadata"]["resourceVersion"])
 
     def _watch(self, version: str) -> str | None:
-        """Changes after `version`; returns the version to go on from, None to list again."""
+        """Changes after `version`; returns the version to resume from, None to list again."""
         query = {
             "watch": "1",
             "resourceVersion": version,

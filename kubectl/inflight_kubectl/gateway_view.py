@@ -1,4 +1,4 @@
-"""What the gateway's pods say of a service: requests that wait, and the last picks.
+"""Reports of the gateway's pods on a service: held requests, and the last picks.
 
 Read from the picker's port of each pod, `GET /v1/state` and `GET /v1/picks`.
 """
@@ -28,14 +28,14 @@ class PickedRequest:
     """One request that the gateway sent to a replica.
 
     Attributes:
-        pods: that it was sent to, in order: more than one where an attempt failed.
+        pods: that it was sent to, in order: more than one if an attempt failed.
         reason: of the first attempt's pick, in one word.
-        held_s: seconds that it waited at the gateway.
+        held_s: seconds that the gateway held it.
         predicted_ttft_s: at the first attempt.
-        cached_tokens: of its prompt, those expected in the pod's prefix cache.
+        cached_tokens: tokens of its prompt expected in the pod's prefix cache.
         scores: of the pick, by name.
-        status: that the client got; None: it has not ended. 0: the client left.
-        ttft_s: as the client saw it.
+        status: sent to the client; None: not ended. 0: the client disconnected.
+        ttft_s: as observed by the client.
     """
 
     at: datetime
@@ -59,7 +59,7 @@ class GatewayView:
     """All gateway pods together.
 
     Attributes:
-        pods: that answered.
+        pods: that responded.
         held, in_flight: requests. oldest_held_s: how long the oldest has waited.
         picks: the last ones, newest first.
         problem: why the view is incomplete; None: it is whole.
@@ -75,7 +75,7 @@ class GatewayView:
 
 
 def gateway_view(cluster: Cluster, service: Service) -> GatewayView | None:
-    """What the gateway says; None for a service that is not behind it. A pod that cannot be asked is a sentence."""
+    """The gateway's reports; None for a service that is not behind it. An unreachable pod is reported in `problem`."""
     if not behind_gateway(service):
         return None
     try:
@@ -100,7 +100,7 @@ def gateway_view(cluster: Cluster, service: Service) -> GatewayView | None:
 def merged(
     states: Mapping[str, Mapping[str, Any]], picks: Sequence[PickedRequest], problem: str | None = None
 ) -> GatewayView:
-    """One view of what the pods said. Args: states: pod -> its figures of the service."""
+    """The combined view of the pods' reports. Args: states: pod -> its report on the service."""
     last = sorted(picks, key=lambda one: one.at, reverse=True)[:LAST_PICKS]
     return GatewayView(
         pods=tuple(states),
@@ -139,7 +139,7 @@ def picked_request(body: Mapping[str, Any]) -> PickedRequest:
 def _ask(cluster: Cluster, pod: GatewayPod, service: Service) -> tuple[Mapping[str, Any], list[PickedRequest]]:
     """
     Raises:
-        Problem: it does not answer, or nothing that can be read.
+        Problem: no response, or an invalid one.
     """
     import httpx
 

@@ -30,7 +30,7 @@ class GatewayPod:
 
 
 def behind_gateway(service: Service) -> bool:
-    """Whether clients of the service talk to the gateway."""
+    """Whether clients of the service connect to the gateway."""
     return bool((service.spec.get("gateway") or {}).get("enabled"))
 
 
@@ -64,7 +64,7 @@ def no_gateway(service: Service) -> Problem:
 
 
 def _namespace(cluster: Cluster, service: Service) -> str | None:
-    """Where the gateway is, as the service's own Service says; None where it does not say."""
+    """The address of the gateway, from the service's own Service; None if it names none."""
     found = cluster.get(f"/api/v1/namespaces/{service.namespace}/services/{service.name}")
     parts = str(((found or {}).get("spec") or {}).get("externalName") or "").split(".")
     return parts[1] if len(parts) > 2 and parts[2] == "svc" else None

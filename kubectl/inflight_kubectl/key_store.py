@@ -1,4 +1,4 @@
-"""The Secrets with API keys, by way of the API server."""
+"""The Secrets with API keys, through the API server."""
 
 from __future__ import annotations
 

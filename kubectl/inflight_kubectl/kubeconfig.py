@@ -13,7 +13,7 @@ from inflight_kubectl.output import Problem
 
 
 def connect(kubeconfig: str | None, context: str | None) -> Connection:
-    """A connection with what the kubeconfig says; inside a pod without one, with its service account.
+    """A connection by the kubeconfig; inside a pod without one, by its service account.
 
     Raises:
         Problem: no kubeconfig, one that cannot be read, or no such context.

@@ -1,4 +1,4 @@
-"""Names for completion: contexts, namespaces, services and API keys. A name that cannot be had completes to nothing."""
+"""Names for completion: contexts, namespaces, services and API keys. A lookup that fails gives no completions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from inflight_kubectl.cluster import Target, services_path
 from inflight_kubectl.output import Problem
 
 SECONDS = 2.0
-"""Longest wait for the API server: a person waits with a finger on the Tab key."""
+"""Longest wait for the API server: the user is waiting for completion."""
 
 
 def candidates(kind: str, target: Target, incomplete: str) -> list[str]:

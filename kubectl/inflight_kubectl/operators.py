@@ -1,4 +1,4 @@
-"""The operators of a cluster: their Deployments, who leads, and the command that changes what is installed."""
+"""The operators of a cluster: their Deployments, the leader, and the command that changes the installation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def arguments(deployment: Json) -> list[str]:
 
 
 def lease_path(deployment: Json) -> str | None:
-    """Path of the Lease that the leader holds; None where leader election is off, as it is only when a flag says so."""
+    """Path of the Lease that the leader holds; None if leader election is disabled, which takes a flag."""
     given = arguments(deployment)
     elects = [one for one in given if one in ("--leader-elect", "--no-leader-elect")]
     if elects[-1:] == ["--no-leader-elect"]:

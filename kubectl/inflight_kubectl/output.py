@@ -21,11 +21,11 @@ FAILURE = 1
 
 
 class Problem(click.ClickException):
-    """An error that a person can act on; click prints it as one line and exits with code 1.
+    """An actionable error; click prints it as one line and exits with code 1.
 
     Args:
-        what: what is wrong, without a full stop.
-        remedy: what to do about it; empty where nothing sensible can be said.
+        what: the error, without a full stop.
+        remedy: action for the user; empty without a useful one.
     """
 
     exit_code = FAILURE
@@ -41,7 +41,7 @@ class Problem(click.ClickException):
 
 
 def described(error: Exception) -> str:
-    """What is wrong, for views that show it and go on; of an error that nobody expected, with its type."""
+    """Text of an error, for views that show it and continue; an unexpected error includes its type."""
     if isinstance(error, Problem):
         return error.what
     return f"unexpected {type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
@@ -84,7 +84,7 @@ def console(most: int = 200) -> Console:
     """A Rich console on standard output, with colours on a terminal only.
 
     Args:
-        most: longest line, and the width where output goes to a file.
+        most: maximum line length, and the width for output to a file.
     """
     from rich.console import Console
 
@@ -108,7 +108,7 @@ def plain_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
 
 
 def age(moment: datetime | None, now: datetime | None = None) -> str:
-    """Time since `moment` as kubectl writes it: `12s`, `5m`, `3h`, `2d`; `-` for None."""
+    """Time since `moment` in kubectl's format: `12s`, `5m`, `3h`, `2d`; `-` for None."""
     if moment is None:
         return "-"
     return span(((now or datetime.now(UTC)) - moment).total_seconds())

@@ -28,7 +28,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """A pod that tries other limits."""
+    """The canary pod and its limits."""
 
     pod: str
     max_num_seqs: int
@@ -37,19 +37,19 @@ class Canary:
 
 @dataclass(frozen=True, slots=True)
 class LimitsView:
-    """Limits of a service, and what they come from.
+    """Limits of a service, and their source.
 
     Attributes:
         in_force: None before the operator has written a status.
         pods_in_force: pods that have confirmed them.
-        source: Capacity, Tuning or Override; None where the operator does not say.
+        source: Capacity, Tuning or Override; None if the operator does not report it.
         until: when an override in force ends.
-        before: the limits that return then.
+        before: the limits restored at its end.
         asked: `spec.tuning.override`, whether it is in force or not.
         modelled: what the cost model would set; None while tuning follows it, or without a measured model.
         low, high: bounds of tuning.
         capacity: what engines start with.
-        tuning: the condition TuningActive in words.
+        tuning: message of the condition TuningActive.
         reason: of that condition.
     """
 
@@ -73,7 +73,7 @@ class LimitsView:
 
 
 def limits_view(service: Service) -> LimitsView:
-    """From the resource as the API server gives it."""
+    """From the resource as the API server returns it."""
     status, tuning = service.status.get("limits") or {}, service.spec.get("tuning") or {}
     override, canary = status.get("override"), status.get("canary")
     capacity = _pair(service.spec.get("engine"))
@@ -104,7 +104,7 @@ def set_override(cluster: Cluster, service: Service, seqs: int | None, tokens: i
     """Replaces the override of a service; None keeps the value of a limit from before it.
 
     Raises:
-        Problem: the API server refuses it, forbidden, or no answer.
+        Problem: the API server rejects it, forbidden, or no response.
     """
     end = until.isoformat(timespec="seconds").replace("+00:00", "Z")
     return _patch(cluster, service, {"maxNumSeqs": seqs, "maxNumBatchedTokens": tokens, "until": end})
@@ -135,7 +135,7 @@ def _patch(cluster: Cluster, service: Service, override: dict[str, Any] | None) 
 
 
 def _refused(problem: Problem) -> Problem:
-    """What the API server says against an override, in its own words without what stands around them."""
+    """The API server's error on an override, without the surrounding text."""
     if "unknown field" in problem.what:
         return Problem(
             "the InferenceService resource of this cluster has no field spec.tuning.override",

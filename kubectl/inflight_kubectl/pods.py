@@ -1,4 +1,4 @@
-"""An engine's pod as the commands see it."""
+"""The commands' view of an engine's pod."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Pod:
     """Attributes:
     ready: whether it takes requests.
     deleting: whether it is being removed.
-    state: in one word, as `kubectl get pods` shows it: Running, Pending, ImagePullBackOff, Terminating, ...
-    detail: why it is not ready, as Kubernetes says it; empty where it is, or where nothing is said.
+    state: one word, as in `kubectl get pods`: Running, Pending, ImagePullBackOff, Terminating, ...
+    detail: why it is not ready, from Kubernetes; empty if ready or unknown.
     http_port: of the OpenAI API.
     admin_port: None for an engine without one.
     started: when its container started.
@@ -42,12 +42,12 @@ class Pod:
 
     @property
     def serves(self) -> bool:
-        """Whether it takes requests and stays."""
+        """Whether it is ready and not terminating."""
         return self.ready and not self.deleting
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Pod:
-        """From a v1 Pod as the API gives it in JSON."""
+        """From a v1 Pod as the API returns it in JSON."""
         metadata, spec, status = body["metadata"], body.get("spec", {}), body.get("status", {})
         declared = _engine(spec.get("containers", []))
         container = _engine(status.get("containerStatuses", []))
@@ -102,7 +102,7 @@ def _state(status: Mapping[str, Any], container: Mapping[str, Any], *, ready: bo
 
 
 def _words(message: str, ended: Mapping[str, Any]) -> str:
-    """What is said about a container that does not run, and its own last line."""
+    """The status message of a container that does not run, and its own last log line."""
     said = [" ".join(message.split())] if message else []
     if ended:
         lines = [line for line in str(ended.get("message", "")).splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""Recordings of decisions: what kind of file one is, and the rounds of one service out of many.
+"""Recordings of decisions: detection of the file type, and extraction of one service's rounds.
 
 A recording of the operator is JSON lines, compressed with gzip: a header, then a line for each round. Rounds refer only
 to earlier rounds of the same service in the same file, back to one that is written whole; so the lines of one service
@@ -31,7 +31,7 @@ class Header:
 
     Attributes:
         version: of the operator that wrote it.
-        identity: recordings of which it is equal can be read by the same program.
+        identity: the same program can read recordings with equal identity.
         text: the line, with its end.
     """
 
@@ -41,7 +41,7 @@ class Header:
 
     @classmethod
     def of(cls, line: bytes) -> Header | None:
-        """None where the line is no such header."""
+        """None if the line is no such header."""
         try:
             content = json.loads(line)
         except ValueError:
@@ -53,7 +53,7 @@ class Header:
 
 
 def lines_of(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Whole lines of a gzip file or of plain text, with their ends; what is cut short at the end is left out.
+    """Whole lines of a gzip file or of plain text, with their ends; a truncated last line is dropped.
 
     Raises:
         Problem: the file is damaged.
@@ -70,13 +70,13 @@ def rounds_of(lines: Iterable[bytes], service: str) -> Iterator[bytes]:
     Args:
         service: NAMESPACE/NAME.
     """
-    # The recorder writes this first: a line is not parsed, which may have hundreds of kilobytes.
+    # The recorder writes this first, which avoids parsing lines of hundreds of kilobytes.
     start = f'{{"service":{json.dumps(service)},'.encode()
     return (line for line in lines if line.startswith(start))
 
 
 def kind_of(path: Path) -> Kind:
-    """Who wrote a recording.
+    """The program that wrote a recording.
 
     Raises:
         Problem: it cannot be read, or is no recording.

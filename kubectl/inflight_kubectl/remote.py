@@ -1,7 +1,7 @@
-"""Programs in a pod's container, through the API server's exec: no access to the pod's network is needed.
+"""Commands in a pod's container, through the API server's exec: no access to the pod's network is needed.
 
 One program is one websocket to `pods/NAME/exec`; its protocol is `v4.channel.k8s.io`: the first byte of a message is a
-channel, 1 for standard output, 2 for standard error, 3 for how the program ended, a v1 Status.
+channel, 1 for standard output, 2 for standard error, 3 for the exit status, a v1 Status.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST_COMPLAINT = 2000
 
 
 def output_of(connection: Connection, namespace: str, pod: str, container: str, *command: str) -> Iterator[bytes]:
-    """What a program writes to its standard output, as it comes.
+    """Streams the standard output of a program.
 
     Raises:
         Problem: forbidden, no such program, or it ended with another code than 0.

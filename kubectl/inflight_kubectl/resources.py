@@ -1,4 +1,4 @@
-"""An InferenceService as the commands see it, read leniently: what a field's absence means is said here.
+"""The commands' view of an InferenceService, parsed leniently: defaults of absent fields are defined here.
 
 The plugin knows the resource by its schema alone; it does not import the operator.
 """
@@ -40,7 +40,7 @@ class Decision:
     """Attributes:
     kind: Scaling or Tuning.
     code: the reason in one word.
-    numbers: what was measured, and what it was held against.
+    numbers: measurements and targets.
     change: such as `replicas 1 -> 2`.
     applied: False for advice.
     """
@@ -61,7 +61,7 @@ class Decision:
 class Limits:
     """Attributes:
     pods_in_force: pods that have confirmed them.
-    canary: the pod that tries others, with those; None without one.
+    canary: the canary pod and its limits; None without one.
     """
 
     max_num_seqs: int
@@ -72,7 +72,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What all engines reported together; latencies in seconds, None where there was no request."""
+    """Combined reports of all engines; latencies in seconds, None without a request."""
 
     queue: int
     running: int
@@ -85,7 +85,8 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Requests at the gateway, as the operator last heard. Attributes: held: wait for a replica. in_flight: sent on."""
+    """Requests at the gateway, from the operator's last status. Attributes: held: wait for a replica. in_flight: sent
+    on."""
 
     held: int
     in_flight: int
@@ -94,14 +95,14 @@ class Waiting:
 @dataclass(frozen=True, slots=True)
 class Service:
     """Attributes:
-    ordered: replicas that there shall be; None before the operator has decided.
-    replicas: pods there are; ready: those that take requests.
-    blocked: replicas that will not become ready without intervention; None where the operator does not say.
+    ordered: desired replicas; None before the operator has decided.
+    replicas: existing pods; ready: those that take requests.
+    blocked: replicas that will not become ready without intervention; None if the operator does not report it.
     ttft_target, tpot_target: seconds.
     has_slo: whether the targets are the user's, else they are the defaults.
     decisions: oldest first.
     waiting: None for a service that is not behind the gateway.
-    raw: the object as the API server gave it.
+    raw: the object as returned by the API server.
     """
 
     namespace: str
@@ -147,7 +148,7 @@ class Service:
 
     @property
     def state(self) -> State:
-        """Where it stands, in one word."""
+        """Its state, in one word."""
         ready, progressing = self.condition("Ready"), self.condition("Progressing")
         if ready is None:
             return "Unknown"
@@ -166,7 +167,7 @@ class Service:
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Service:
-        """From what the API server returns."""
+        """From the object returned by the API server."""
         metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
         slo, external = spec.get("slo") or {}, (spec.get("scaling") or {}).get("mode") == "External"
         ordered = spec.get("replicas") if external else status.get("desiredReplicas")
@@ -200,7 +201,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def seconds(duration: str | None) -> float | None:
-    """Seconds of a duration such as `500ms` or `1m30s`; None where it is none."""
+    """Seconds of a duration such as `500ms` or `1m30s`; None if it is invalid."""
     parts = _DURATION_PART.findall(duration or "")
     return sum(float(number) * _UNITS[unit] for number, unit in parts) if parts else None
 

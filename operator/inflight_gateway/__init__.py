@@ -1,2 +1,2 @@
-"""The gateway beside Envoy: picks a replica for each request, holds requests that no replica can start, and continues
-answers whose replica failed."""
+"""The gateway beside Envoy: picks a replica for each request, holds requests while no replica can start them, and
+continues responses after a replica failure."""

@@ -13,16 +13,16 @@ _log = logging.getLogger("inflight_gateway.access")
 
 @dataclass(slots=True, eq=False)
 class Course:
-    """What the picker knows of a request, all its attempts together.
+    """The picker's state of a request, over all its attempts.
 
     Attributes:
-        request: of its first attempt; None: it was refused before it could be read.
+        request: of its first attempt; None: refused before it was parsed.
         request_id: the client's own, or made here.
-        relayed: a relay will report how it ended.
-        held_s: seconds that it waited. picked: first endpoints of its picks.
-        refusal: code of the gateway's own answer; empty: none.
-        status: of that answer; 0: none.
-        open: attempts under way.
+        relayed: a relay will report its end.
+        held_s: seconds that it was held. picked: first endpoints of its picks.
+        refusal: code of the gateway's own response; empty: none.
+        status: of that response; 0: none.
+        open: attempts in flight.
         ended_at: when its last attempt ended, seconds of the monotonic clock.
     """
 

@@ -1,4 +1,4 @@
-"""Network addresses: how they are written, and which ones the gateway listens on."""
+"""Network addresses: text form, and listen addresses of the gateway."""
 
 from __future__ import annotations
 

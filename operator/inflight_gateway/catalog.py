@@ -1,6 +1,6 @@
-"""What the gateway knows of services, engines and API keys, and which service a request is for.
+"""Catalog of services, engines and API keys, and resolution of a request to its service.
 
-One writer (discovery), many readers. Everything happens in the event loop's thread; nothing here waits.
+One writer (discovery), many readers. Runs in the event loop's thread; nothing here blocks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SecretData = Mapping[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one update really changed, removals included; parts that stayed equal are not in it."""
+    """The effective changes of one update, including removals, without unchanged parts."""
 
     services: frozenset[ServiceKey] = frozenset()
     endpoints: frozenset[ServiceKey] = frozenset()
@@ -44,7 +44,7 @@ Subscriber = Callable[[Change], None]
 class Catalog:
     """Services, the endpoints of each, and the Secrets that services name.
 
-    Endpoints may come before their service and stay after it: readers that go through `services` see only those that
+    Endpoints may be added before their service and outlive it: readers that go through `services` see only those that
     belong to one.
 
     Args:
@@ -73,7 +73,7 @@ class Catalog:
         return MappingProxyType(self._endpoints)
 
     def endpoints_of(self, key: ServiceKey) -> tuple[Endpoint, ...]:
-        """Engines that take requests now, by address; none while the service sleeps."""
+        """Engines that accept requests now, by address; none while the service is at zero."""
         return self._endpoints.get(key, ())
 
     def addresses(self) -> frozenset[str]:
@@ -86,15 +86,15 @@ class Catalog:
         return key if key in self._services else None
 
     def secret(self, ref: SecretRef) -> SecretData | None:
-        """None: there is no such Secret, or it has not been read yet."""
+        """None: the Secret does not exist, or has not been read yet."""
         return self._secrets.get(ref)
 
     def secret_refs(self) -> frozenset[SecretRef]:
-        """Of the Secrets that are known."""
+        """Of the known Secrets."""
         return frozenset(self._secrets)
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Calls `subscriber` after each update that changed something. Returns the function that ends this."""
+        """Calls `subscriber` after each update that changed something. Returns the function that unsubscribes."""
         self._subscribers.append(subscriber)
         return lambda: self._subscribers.remove(subscriber)
 
@@ -108,11 +108,11 @@ class Catalog:
     ) -> Change:
         """Sets each of these, or removes it where the value is None or, for endpoints, empty.
 
-        `outside` are InferenceServices that are not behind the gateway. Clients of one that was so until now may still
-        come here, and must not get to another service by their model. Subscribers do not hear of them.
+        `outside` are InferenceServices that are not behind the gateway. Clients of a service that was behind it until
+        now may still connect, and must not reach another service by their model. Subscribers are not notified of them.
 
-        Subscribers are called once, after all of it, and not at all where everything was so before. One that fails does
-        not keep the change from the others: it would not come again.
+        Subscribers are called once, after all changes, and not at all without a change. A failing subscriber does not
+        prevent calls to the others, as the change is not repeated.
         """
         change = Change(
             frozenset(key for key, config in services.items() if self._set_service(key, config)),
@@ -130,7 +130,7 @@ class Catalog:
         return change
 
     def hosts(self, key: ServiceKey) -> tuple[str, ...]:
-        """All names by which clients reach the service, without ports: those that `resolve` takes for it."""
+        """All names by which clients reach the service, without ports: those that `resolve` maps to it."""
         name, namespace = key.name, key.namespace
         full = f"{name}.{namespace}"
         hosts = (full, f"{full}.svc", f"{full}.svc.{self._cluster_domain}")
@@ -140,8 +140,8 @@ class Catalog:
         """The service that a request is for.
 
         The Host header decides where it names services. Where it names several (a short name in several namespaces) or
-        none, the request's model decides, then the addresses that another gateway allows. A service is never guessed:
-        where more than one remains, the request is refused.
+        none, the request's model decides, then the addresses that another gateway allows. The gateway never guesses a
+        service: if more than one remains, the request is rejected.
 
         Args:
             host: Host or :authority, with or without a port.
@@ -158,14 +158,14 @@ class Catalog:
         if len(candidates) == 1:
             return next(iter(candidates))
         for hinted in (self._by_model.get(model or "", set()), self._owners(subset)):
-            # Each hint narrows what the one before left open; a hint that fits nothing is no hint.
+            # Each hint narrows the result of the previous one; a hint without a match is ignored.
             candidates = (candidates & hinted if candidates else hinted) or candidates
             if len(candidates) == 1:
                 return next(iter(candidates))
         return _unresolved(hostname, model, len(candidates))
 
     def _key_of(self, hostname: str) -> ServiceKey | None:
-        """What NAME.NAMESPACE[.svc[.DOMAIN]] stands for, whether there is such a service or not."""
+        """The service named by NAME.NAMESPACE[.svc[.DOMAIN]], whether it exists or not."""
         name, _, rest = hostname.partition(".")
         namespace, _, suffix = rest.partition(".")
         full = name and namespace and suffix in ("", "svc", f"svc.{self._cluster_domain}")
@@ -195,7 +195,7 @@ class Catalog:
         if ordered == before:
             return False
         for endpoint in before:
-            # An address may belong to another service by now: pods' addresses are used again.
+            # An address may belong to another service now: pod addresses are reused.
             if self._by_address.get(endpoint.address) == key:
                 del self._by_address[endpoint.address]
         self._by_address.update({endpoint.address: key for endpoint in ordered})
@@ -237,7 +237,7 @@ def _outside(key: ServiceKey) -> Refusal:
 
 
 def _unresolved(hostname: str, model: str | None, candidates: int) -> Refusal:
-    """Other namespaces' names are not told: the client may not be allowed to know them."""
+    """Names of other namespaces are not disclosed: the client may not be permitted to see them."""
     way_out = "send the request to http://NAME.NAMESPACE.svc with the name of an InferenceService behind this gateway"
     if candidates:
         what = f"host {hostname!r} and model {model!r}" if model else f"host {hostname!r}"

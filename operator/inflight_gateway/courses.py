@@ -20,7 +20,7 @@ _NO_SERVICE = ServiceKey("", "")
 
 
 class Courses:
-    """The `Observer` of exchanges, and where relays' reports arrive.
+    """The `Observer` of exchanges, and the receiver of relays' reports.
 
     Args:
         clock: seconds, monotonic.
@@ -73,7 +73,7 @@ class Courses:
         self._metrics.decided(seconds)
 
     def report(self, finished: Finished) -> None:
-        """A relay says how a request ended."""
+        """A relay reports how a request ended."""
         course = self._of(finished)
         if course is not None:
             self._remove(course)
@@ -85,17 +85,17 @@ class Courses:
         self._finish(finished, course)
 
     def expire(self) -> None:
-        """Gives up waiting for reports of relays that died."""
+        """Expires requests whose relay died without a report."""
         until = self._clock() - REPORT_WAIT_S
         while self._unreported and self._unreported[0][0] <= until:
             ended_at, course = self._unreported.popleft()
-            # Unless it has another attempt since, or another request has its id.
+            # Unless it has another attempt by now, or another request uses its id.
             if not course.open and course.ended_at == ended_at and course in self._open.get(course.request_id, ()):
                 self._finish_unreported(course)
 
     def _course(self, request_id: str, attempt: int, relayed: bool) -> Course:
-        """A first attempt begins one. A later one goes on with that of its request, whose attempt before has ended or
-        is about to."""
+        """A first attempt creates one. A later attempt continues that of its request, whose previous attempt has ended
+        or is about to."""
         known = self._open.setdefault(request_id, [])
         if attempt == 1 or not known:
             known.append(Course(request_id, relayed))
@@ -107,7 +107,7 @@ class Courses:
         return course
 
     def _of(self, finished: Finished) -> Course | None:
-        """Of several with the same id, the one that was at the report's endpoint."""
+        """Among several with the same id, the one at the report's endpoint."""
         known = self._open.get(finished.request_id, [])
         tried = set(finished.endpoints)
         return next((one for one in known if tried.intersection(one.picked)), known[0] if known else None)

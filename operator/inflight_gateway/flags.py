@@ -85,7 +85,7 @@ def picker(parser: argparse.ArgumentParser) -> None:
 
 
 def process(parser: argparse.ArgumentParser) -> None:
-    """Of commands that run until they are told to end."""
+    """Flags of commands that run until a signal."""
     parser.add_argument(
         "--drain-max",
         type=_seconds,

@@ -1,7 +1,7 @@
 """Names of the headers between client, Envoy, relay, picker and engine.
 
-Envoy's outer listener removes all of them from clients' requests, but for `REQUEST_ID`. What the inner listener gets
-comes from a relay of the same pod.
+Envoy's outer listener removes all of them from clients' requests, but for `REQUEST_ID`. Requests to the inner listener
+come from a relay of the same pod.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What this gateway sent to each engine: in-flight requests, counted exactly, and the prompt tokens that the engine's
-last sample cannot contain."""
+"""Ledger of the requests sent to each engine: exact in-flight counts, and the prompt tokens that the engine's last
+sample cannot include."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PEER_S = 7.0
 state stream (`state/stream.py`), and as long as limits count it as live (`state/peers.py`)."""
 
 FORGET_PEER_S = 60.0
-"""Seconds after which a peer that is heard of again counts as a new one."""
+"""Seconds after which a returning peer counts as a new one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,13 +42,13 @@ class _Account:
     """One engine.
 
     Attributes:
-        total_tokens: sent ever.
-        sample: that the next five belong to.
-        since: what was sent since its scrape began, at most `STALE_S` ago: when, and how many tokens.
+        total_tokens: sent since the start.
+        sample: base of the next five attributes.
+        since: time and tokens of the requests sent since its scrape began, at most `STALE_S` ago.
         since_tokens: their sum.
-        pending: prompt tokens that the engine has still to compute, at `pending_at`, where it computes `rate` a second.
+        pending: prompt tokens that the engine still has to compute at `pending_at`, at `rate` a second.
         others: requests in the sample that this gateway did not send.
-        gone: it is no endpoint any more.
+        gone: no longer an endpoint.
     """
 
     in_flight: int = 0
@@ -64,7 +64,7 @@ class _Account:
     gone: bool = False
 
     def take(self, sample: EngineSample) -> None:
-        """A new sample: what was sent before its scrape began is in it, or was computed."""
+        """A new sample: requests sent before its scrape began are in it, or were computed."""
         self.sample = sample
         self.drop_before(sample.at)
         self.rate = prefill_tokens_per_second(sample)
@@ -93,7 +93,7 @@ class Ledger:
     """
     Args:
         endpoints: of a service, now.
-        sample: of an address, the latest; None: it was never scraped.
+        sample: of an address, the latest; None: never scraped.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Ledger:
         self._last: dict[ServiceKey, float] = {}
 
     def loads(self, service: ServiceKey, request: RequestView, now: float) -> list[EndpointLoad]:
-        """All endpoints of the service, as they are for this request: O(endpoints x log(blocks of the prompt))."""
+        """The state of all endpoints of the service for this request: O(endpoints x log(blocks of the prompt))."""
         endpoints = self._endpoints(service)
         index = self._prefixes.get(service)
         addresses = [each.address for each in endpoints]
@@ -136,7 +136,7 @@ class Ledger:
         return loads
 
     def begin(self, request: RequestView, pick: Pick, now: float) -> None:
-        """The request goes to the first of the picked endpoints."""
+        """The request is sent to the first picked endpoint."""
         address = pick.endpoints[0].address
         tokens = max(0, request.prompt_tokens - pick.cached_tokens)
         account = self._account(address, now)
@@ -153,7 +153,7 @@ class Ledger:
             index.add(address, request.prefix, blocks)
 
     def moved(self, request_id: str, address: str, now: float) -> None:
-        """Another endpoint of the picked ones took the request, as the first had failed."""
+        """Another picked endpoint accepted the request after the first failed."""
         sent = self._sent.get(request_id)
         if not sent or sent[-1].address == address:
             return
@@ -166,7 +166,7 @@ class Ledger:
         account.send(now, entry.tokens)
 
     def end(self, request_id: str, now: float) -> None:
-        """The request's stream has ended, however it did; one that is not known is ignored."""
+        """The request's stream has ended, for any reason; unknown requests are ignored."""
         sent = self._sent.get(request_id)
         if not sent:
             return
@@ -178,22 +178,23 @@ class Ledger:
         self._last[entry.service] = now
 
     def touch(self, service: ServiceKey, now: float) -> None:
-        """A request came for the service, whatever became of it."""
+        """A request for the service arrived, whatever its outcome."""
         self._last[service] = now
 
     def service(self, service: ServiceKey, now: float) -> tuple[int, float | None]:
-        """Requests in flight, and seconds since the last one came or ended; None: none since this gateway started."""
+        """Requests in flight, and seconds since the last one came or ended; None: no request since this gateway
+        started."""
         last = self._last.get(service)
         return self._in_flight.get(service, 0), None if last is None else now - last
 
     def sent(self) -> dict[str, tuple[int, int]]:
-        """By address: requests in flight, and prompt tokens sent there since this gateway started; what peers are told,
-        who count differences."""
+        """By address: requests in flight, and prompt tokens sent there since this gateway started; sent to peers, which
+        compute differences."""
         return {address: (each.in_flight, each.total_tokens) for address, each in self._accounts.items()}
 
     def peer(self, gateway: str, sent: Mapping[str, tuple[int, int]], now: float) -> None:
-        """What another gateway sent, as its `sent` says; the first report of it only sets the start. Addresses that no
-        request was picked for here are left out: a peer may still name endpoints that are gone."""
+        """Requests sent by another gateway, from its `sent`; its first report only sets the baseline. Addresses without
+        a pick here are ignored: a peer may still report removed endpoints."""
         for address, (in_flight, total) in sent.items():
             if address not in self._accounts:
                 continue
@@ -205,7 +206,7 @@ class Ledger:
             account.peers[gateway] = _Peer(now, in_flight, total)
 
     def forget(self, service: ServiceKey, address: str) -> None:
-        """The endpoint is gone: its requests in flight are counted on, its cache is not."""
+        """Removes an endpoint: its requests in flight are still counted, its cache is dropped."""
         index = self._prefixes.get(service)
         if index is not None:
             index.forget(address)

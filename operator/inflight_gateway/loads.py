@@ -1,4 +1,4 @@
-"""What this gateway has in flight and holds, for the state stream and the metrics."""
+"""In-flight and held requests of this gateway, for the state stream and the metrics."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 
 _LIBRARIES = ("aiohttp", "grpc", "kubernetes")
-"""Only their warnings are news."""
+"""Only their warnings are logged."""
 
 
 def configure(format_name: str, level: str) -> None:

@@ -1,4 +1,4 @@
-"""Metrics of the picker. Those of single tenants are in `tenants/usage.py`."""
+"""Metrics of the picker. Metrics of single tenants are in `tenants/usage.py`."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Metrics:
         return generate_latest(self.registry)
 
     def watch_loads(self, loads: Callable[[], Mapping[ServiceKey, ServiceLoad]]) -> None:
-        """Adds gauges of what is held and in flight, read when the page is."""
+        """Adds gauges of held and in-flight requests, computed on each scrape."""
         self.registry.register(_Loads(loads))
 
     def picked(self, request: RequestView, pick: Pick, held_s: float) -> None:
@@ -155,7 +155,7 @@ class _Loads(Collector):
         self._loads = loads
 
     def describe(self) -> list[Metric]:
-        """Nothing to read before the services are known."""
+        """No samples before the services are known."""
         return []
 
     def collect(self) -> Iterator[Metric]:

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors in OpenAI's format: `{"error": {"message", "type", "param", "code"}}`."""
 
 from __future__ import annotations
 

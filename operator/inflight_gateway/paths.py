@@ -1,4 +1,4 @@
-"""Which of the engines' paths clients reach through the gateway."""
+"""Paths of the engines that clients reach through the gateway."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ _OWN = frozenset({"/metrics", "/ready", "/v1/runtime_config", "/admin"})
 """For the operator, Prometheus and Kubernetes: they reach engines directly."""
 
 PUBLIC = r"/v1/(chat/completions|completions|generate|models|models/.+)|/tokenize|/detokenize|/version"
-"""RE2. While no picker answers, Envoy passes on these only."""
+"""RE2. While no picker responds, Envoy forwards only these."""
 
 
 GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/generate"})
-"""Their answers cost tokens, and are continued."""
+"""Their responses cost tokens, and are continued."""
 
 
 def is_hidden(path: str) -> bool:
-    """Whether clients of the gateway may not reach this path: an internal one, or a generation that the gateway would
-    not recognize, and so not count. `path`: as sent, with its query."""
+    """Whether clients of the gateway may not reach this path: an internal path, or a generation path that the gateway
+    would not recognize and thus not count. `path`: as sent, with its query."""
     sent = path.partition("?")[0]
     plain = normpath("/" + unquote(sent).partition("?")[0].lstrip("/"))
     return plain in _OWN or plain.startswith("/admin/") or ("%" in sent and plain in GENERATING)

@@ -1,4 +1,4 @@
-"""Where relays report finished requests: HTTP on a UNIX socket that only the pod's containers can reach."""
+"""Receiver of relays' reports on finished requests: HTTP on a UNIX socket that only the pod's containers can reach."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_BYTES = 8 * 2**20
 
 
 class _Report(msgspec.Struct):
-    """`Finished` as JSON: its service is `NAMESPACE/NAME`, or empty where the relay did not learn it."""
+    """`Finished` as JSON: its service is `NAMESPACE/NAME`, or empty if unknown to the relay."""
 
     request_id: str
     service: str

@@ -19,11 +19,11 @@ from inflight_gateway.wiring import Gateway
 _log = logging.getLogger(__name__)
 
 _TICK_S = 0.1
-"""Between two looks at holds that have expired: they end so much late at most."""
+"""Seconds between two checks for expired holds: maximum delay of their end."""
 
 
 class StartError(Exception):
-    """The services cannot be found out; the message says what to do."""
+    """Service discovery cannot start; the message says what to do."""
 
 
 class _Discovery(Protocol):
@@ -38,8 +38,8 @@ async def run_picker(settings: PickerSettings, stop: asyncio.Event) -> None:
     """Runs until `stop` is set, then drains.
 
     Raises:
-        OSError: a socket or port cannot be listened on, or a file cannot be read.
-        StaticFileError, StartError: the services cannot be found out.
+        OSError: a listen socket or port is unavailable, or a file cannot be read.
+        StaticFileError, StartError: service discovery cannot start.
     """
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(Gateway.open(settings))
@@ -102,8 +102,8 @@ class _Process:
         await self._closing.aclose()
 
     async def _serve(self) -> None:
-        """Envoy gets no configuration before the services are known: an empty one would take away what it has from the
-        picker before."""
+        """Envoy gets no configuration before the services are known: an empty one would replace that of the previous
+        picker."""
         await self._known.wait()
         sockets, gateway = self._settings.sockets, self._gateway
         _make_room(sockets)
@@ -144,7 +144,7 @@ class _Process:
 
 
 def _make_room(sockets: Sockets) -> None:
-    """Removes the sockets of a picker that was killed."""
+    """Removes the stale sockets of a killed picker."""
     sockets.run_dir.mkdir(parents=True, exist_ok=True)
     for socket in (sockets.picker, sockets.reports):
         socket.unlink(missing_ok=True)

@@ -56,13 +56,13 @@ class PickerSettings:
     """Flags of `inflight-gateway picker`.
 
     Attributes:
-        static: YAML file with services and endpoints; None: Kubernetes.
+        static: YAML file with services and endpoints; None: Kubernetes discovery.
         kubeconfig: None: the service account of the pod.
-        namespaces: that are served; empty: all.
+        namespaces: to serve; empty: all.
         port: of Envoy's outer listener. http_port: of metrics, health and state.
         relays: relay processes; 0: Envoy sends requests to its inner listener directly.
         cluster_domain: DNS domain of the cluster; names of services end with it.
-        peers: name of the headless Service of the gateway's pods; empty: there are no other gateway pods.
+        peers: name of the headless Service of the gateway's pods; empty: no other gateway pods.
         drain_min_s, drain_max_s: seconds of a graceful shutdown, at least and at most.
         name: of this gateway in the state stream: its pod.
         ext_proc_port: TCP port of external processing for other gateways; None: not served.

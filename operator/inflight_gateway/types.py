@@ -1,4 +1,4 @@
-"""What the parts of the gateway say to each other, as plain data. Seconds are of one monotonic clock."""
+"""Data types shared by the parts of the gateway. Seconds are of one monotonic clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ServiceKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HoldBounds:
-    """What the gateway keeps waiting for one service, at most.
+    """Bounds of held requests for one service.
 
     Attributes:
         max_requests: requests. max_bytes: of their bodies. max_wait_s: seconds of each.
@@ -59,7 +59,7 @@ class ServiceClass:
 
 @dataclass(frozen=True, slots=True)
 class ScoreWeights:
-    """How much each score counts when a replica is picked; see `pick/`. 0 turns a score off."""
+    """Weight of each score in a pick; see `pick/`. 0 disables a score."""
 
     pending_tokens: float = 1.0
     running: float = 1.0
@@ -70,7 +70,7 @@ class ScoreWeights:
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
-    """One service behind the gateway, as its InferenceService says.
+    """One service behind the gateway, from its InferenceService.
 
     Attributes:
         uid: of the InferenceService.
@@ -78,10 +78,10 @@ class ServiceConfig:
         ttft_s, tpot_s: targets.
         classes: the first is the default; empty: one class, `default`.
         max_num_seqs: capacity of each engine.
-        continuation: answers go on at another replica when theirs fails.
-        max_attempts: replicas that one request is sent to at most.
-        api_keys_secret: Secret of the same namespace with the keys; None: no key is asked for.
-        default_limits: of tenants that `tenants` does not name, each.
+        continuation: responses continue at another replica after a failure.
+        max_attempts: maximum replicas for one request.
+        api_keys_secret: Secret of the same namespace with the keys; None: no key is required.
+        default_limits: of each tenant not listed in `tenants`.
         can_sleep: scaling.minReplicas is 0.
     """
 
@@ -105,8 +105,8 @@ class ServiceConfig:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One engine. Attributes: address: IP:PORT of its HTTP API. pod: its name. Those that drain or are not ready are
-    not endpoints."""
+    """One engine. Attributes: address: IP:PORT of its HTTP API. pod: its name. Draining engines and those that are not
+    ready are no endpoints."""
 
     address: str
     pod: str
@@ -119,7 +119,7 @@ class EngineSample:
     Attributes:
         at: when the scrape began.
         cost: None before its first fit.
-        draining: it refuses new requests.
+        draining: rejects new requests.
     """
 
     at: float
@@ -137,17 +137,17 @@ class EngineSample:
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """What is known of a request before a replica sees it.
+    """Properties of a request before it reaches a replica.
 
     Attributes:
-        prompt_tokens: estimated; a list of token ids is counted.
-        max_tokens: asked for; None: not said.
+        prompt_tokens: estimated; exact for a list of token ids.
+        max_tokens: requested; None: not set.
         prefix: hashes of the prompt's leading blocks, each of all text up to its block's end (with tenant and salt).
         block_tokens: estimated tokens of one of these blocks.
         deadline: when its first token is due.
-        body_bytes: what holding it costs.
-        attempt: 1 for its first try.
-        avoid: addresses that failed it.
+        body_bytes: memory that holding it takes.
+        attempt: from 1.
+        avoid: addresses of failed attempts.
     """
 
     request_id: str
@@ -170,14 +170,14 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True)
 class EndpointLoad:
-    """One endpoint and all that is known of its load, when a request is picked for.
+    """One endpoint and its known load at the time of a pick.
 
     Attributes:
         sample: None: never scraped.
-        in_flight: requests that this gateway sent there and that have not ended.
-        sent_tokens: estimated prompt tokens sent there that the sample cannot contain yet: by this gateway since the
-            scrape began, and by its peers as they report.
-        cached_tokens: of the request's prompt, those that the replica's prefix cache should hold.
+        in_flight: unfinished requests that this gateway sent there.
+        sent_tokens: estimated prompt tokens sent there that the sample cannot include yet: by this gateway since the
+            scrape began, and by its peers according to their reports.
+        cached_tokens: tokens of the request's prompt that the replica's prefix cache should hold.
         computed_tokens: of the sample's waiting prompt tokens and of `sent_tokens`, those that the engine should have
             computed since the scrape.
         others: requests there that this gateway did not send, by the sample and by what peers report.
@@ -194,15 +194,15 @@ class EndpointLoad:
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """Where a request goes.
+    """The pick for a request.
 
     Attributes:
         endpoints: best first; Envoy tries them in this order.
-        reason: of the first, in one word for metrics: `prefix`, `least-work`, `only`, `least-requests`, ...
+        reason: of the first, one word for metrics: `prefix`, `least-work`, `only`, `least-requests`, ...
         predicted_ttft_s: at the first; None: not known.
-        first_token_within_s: after which the request is tried elsewhere.
+        first_token_within_s: after this time the request is retried elsewhere.
         cached_tokens: of its prompt, at the first.
-        scores: of the first, by name, for people.
+        scores: of the first, by name, for display.
         prefill_s: of the predicted TTFT, the part for the request's own prompt; None: not known.
     """
 
@@ -217,7 +217,7 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A request that gets an answer from the gateway itself. Attributes: code, message: of OpenAI's error object."""
+    """A response of the gateway itself to a request. Attributes: code, message: of OpenAI's error object."""
 
     status: int
     code: str
@@ -227,14 +227,14 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a relay reports of a request that ended, all its attempts together.
+    """A relay's report of a finished request, over all its attempts.
 
     Attributes:
-        status: that the client got; 0: the client left before one.
-        endpoints: that were tried, in order.
-        continuations: times that it went on elsewhere after tokens had been sent.
+        status: sent to the client; 0: the client disconnected before one.
+        endpoints: attempted, in order.
+        continuations: number of continuations elsewhere after tokens had been sent.
         longest_gap_s: between two writes to the client, after the first token.
-        error: code of the relay's error that ended the answer, before or after its head; `client_left`; empty: none.
+        error: code of the relay's error that ended the response, before or after its head; `client_left`; empty: none.
     """
 
     request_id: str

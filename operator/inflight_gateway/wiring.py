@@ -1,4 +1,4 @@
-"""The parts of the picker, and who tells whom of what."""
+"""The parts of the picker and their connections."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Gateway:
     """Everything but the sockets. `open` makes one.
 
     Attributes:
-        courses: takes the relays' reports.
-        processor: answers Envoy. guests: answers other gateways.
+        courses: receives the relays' reports.
+        processor: serves Envoy. guests: serves other gateways.
         publisher: configures Envoy.
     """
 
@@ -98,7 +98,7 @@ class Gateway:
                 await gateway._peer_client.close()
 
     def state_port(self, unready: Callable[[], Sequence[str]], problems: Callable[[], Sequence[str]]) -> StatePort:
-        """Args: unready: see `StatePort`. problems: calls to the Kubernetes API that fail now."""
+        """Args: unready: see `StatePort`. problems: currently failing calls to the Kubernetes API."""
         self.metrics.registry.register(Knowledge(self.catalog, self._samples, self._peers, problems))
 
         async def take(request: web.Request) -> web.Response:
@@ -114,7 +114,7 @@ class Gateway:
         self._peers.keep(addresses)
 
     def tick(self) -> None:
-        """What time alone changes; called several times a second."""
+        """Time-based updates; called several times a second."""
         self._dispatcher.expire()
         if len(self._holds):
             self._dispatcher.release()
@@ -123,7 +123,7 @@ class Gateway:
             self._read_key()
 
     def _read_key(self) -> None:
-        """The operator makes the key when it starts, which may be after the gateway."""
+        """The operator creates the key at its start, possibly after the gateway's."""
         self._key_read = monotonic()
         key = gateway_key(self._key_file)
         if key != self._key:
@@ -151,7 +151,8 @@ class Gateway:
             self._dispatcher.release(service)
 
     def _reachable(self, key: ServiceKey) -> Sequence[Endpoint]:
-        """Of a service: those that Envoy knows, without those that take no connections unless none does."""
+        """Endpoints of a service: those that Envoy has accepted, without unreachable ones unless all are
+        unreachable."""
         endpoints = [one for one in self.catalog.endpoints_of(key) if self.publisher.knows(one.address)]
         return [one for one in endpoints if self._samples.reachable(one.address)] or endpoints
 
@@ -167,7 +168,7 @@ class Gateway:
 
 
 def gateway_key(file: Path) -> bytes | None:
-    """None: there is none that can be read, so engines are not told tenants, and gateways do not share limits."""
+    """None: no readable key, so engines get no tenant header, and gateways do not share limits."""
     try:
         return file.read_bytes().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""The operator's own key, from which the admin token of each service is derived: so the operator need not read the
+"""The operator's key, from which the admin token of each service is derived: the operator does not need to read the
 Secrets of services, and one key rotates all tokens."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FIRST_EPOCH = "1"
 class AdminKey:
     """Attributes:
     key: at least `KEY_BYTES` random bytes.
-    epoch: part of each token; another one makes all tokens anew.
+    epoch: part of each token; a new epoch replaces all tokens.
     """
 
     key: bytes = field(repr=False)
@@ -30,7 +30,7 @@ class AdminKey:
 
 class LiveAdminKey(LiveKey[AdminKey]):
     """The key in a Secret with the fields `key` and `epoch`. To rotate the tokens, change one of them in the Secret:
-    all tokens are made anew."""
+    all tokens are derived again."""
 
     what = "the operator's key"
     fields = ("key", "epoch")

@@ -1,4 +1,4 @@
-"""Which optional APIs the cluster has now: the Prometheus operator may be installed or removed at any time."""
+"""Discovery of optional APIs: the Prometheus operator may be installed or removed at any time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 LOOKUP_SECONDS = 60.0
 SHORTEST_SECONDS = 5.0
-"""Between two lookups, also where writes keep failing."""
+"""Minimum seconds between two lookups, even if writes keep failing."""
 
 
 class AvailableApis:
@@ -30,7 +30,7 @@ class AvailableApis:
         return tuple(kind for kind in OPTIONAL_KINDS if f"{RESOURCES[kind][0]}/{kind}" in self.current)
 
     async def refresh(self) -> set[str]:
-        """Looks them up; returns the kinds that came or went.
+        """Looks them up; returns the kinds that were added or removed.
 
         Raises:
             KubeApiError: the API server refused, or does not answer.
@@ -41,10 +41,10 @@ class AvailableApis:
         return before ^ set(self.kinds())
 
     async def run(self, changed: Callable[[str], None]) -> None:
-        """Looks them up once a minute, and soon after the API server did not know a kind; until cancelled.
+        """Looks them up once a minute, and soon after the API server rejected an unknown kind; until cancelled.
 
         Args:
-            changed: called with each kind that came or went.
+            changed: called with each kind that was added or removed.
         """
         while True:
             await asyncio.sleep(SHORTEST_SECONDS)

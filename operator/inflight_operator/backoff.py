@@ -1,4 +1,4 @@
-"""How long something that was refused rests before it is tried again."""
+"""Back-off of refused writes."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
 
 
 def pause(times: int) -> float:
-    """Seconds to rest after `times` refusals in a row."""
+    """Seconds to wait after `times` consecutive refusals."""
     return min(FIRST_PAUSE * 2.0 ** min(times - 1, 20), LONGEST_PAUSE)

@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _until_told(options: Options) -> int:
-    """Ends in order on a signal also before the watches run; from then on kopf handles signals."""
+    """Shuts down gracefully on a signal before the watches run; after that kopf handles signals."""
     this, told = asyncio.current_task(), False
 
     def end() -> None:

@@ -1,4 +1,4 @@
-"""The two times that an operator reads, in one place so that a test or a simulation can set them."""
+"""The two clocks of the operator, in one place so that tests and simulations can set them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def _calendar() -> datetime:
 @dataclass(frozen=True, slots=True)
 class Clock:
     """Attributes:
-    steady: seconds that never go back.
-    calendar: the time of day, with its zone.
+    steady: monotonic seconds.
+    calendar: date and time, with time zone.
     """
 
     steady: Callable[[], float] = monotonic

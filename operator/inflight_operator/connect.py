@@ -1,4 +1,4 @@
-"""How to reach the API server, for the client and for kopf alike."""
+"""Configuration of the connection to the API server, for the client and for kopf."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from kubernetes.aio import client, config
 
 
 class ConnectError(Exception):
-    """There is no usable way to the API server; the message says what to do."""
+    """No usable configuration for the API server; the message says what to do."""
 
 
 async def load_configuration(kubeconfig: str | None) -> client.Configuration:
-    """From a kubeconfig file, or from the pod's service account when none is given.
+    """From a kubeconfig file, or from the pod's service account if unset.
 
     Raises:
         ConnectError: the file or the service account cannot be used.
@@ -37,7 +37,7 @@ def _why(kubeconfig: str, error: Exception) -> str:
 
 
 async def kopf_connection(configuration: client.Configuration) -> kopf.ConnectionInfo:
-    """The same for kopf. It asks again when the API server answers 401: service account tokens run out."""
+    """The same for kopf. It is called again when the API server answers 401: service account tokens run out."""
     header = await configuration.get_api_key_with_prefix("BearerToken")
     scheme, _, token = (header or "").rpartition(" ")
     return kopf.ConnectionInfo(

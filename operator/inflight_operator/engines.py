@@ -1,4 +1,4 @@
-"""Telling running engines their limits: PATCH /v1/runtime_config, apart from rounds, which never wait on a pod."""
+"""Applies limits to running engines: PATCH /v1/runtime_config, outside of rounds, which never wait on a pod."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ MAX_ANSWER_BYTES = 64 * 1024
 
 
 class EngineError(Exception):
-    """An engine did not take its limits; the message says which and why."""
+    """An engine did not accept its limits; the message names the engine and the reason."""
 
 
 class Engines(Protocol):
-    """What is needed of `EngineClient`."""
+    """The methods in use of `EngineClient`."""
 
     async def set_limits(self, pod: PodView, token: str, limits: LimitsInForce) -> None: ...
 
@@ -47,10 +47,10 @@ class EngineClient:
         self._timeout = aiohttp.ClientTimeout(total=timeout)
 
     async def set_limits(self, pod: PodView, token: str, limits: LimitsInForce) -> None:
-        """Sets both limits on one engine. Sent twice, the same revision is harmless.
+        """Sets both limits on one engine. Sending the same revision twice is harmless.
 
         Raises:
-            EngineError: no answer, another one than 200, or one that is not this pod's.
+            EngineError: no response, a status other than 200, or a response from another pod.
         """
         if pod.admin_port is None:
             raise EngineError(f"{pod.name} runs an engine release without an admin port")
@@ -86,12 +86,12 @@ class EngineClient:
 
 
 class EngineTeller:
-    """Brings engines to their limits, one call to a pod at a time.
+    """Applies limits to engines, one call to a pod at a time.
 
     Args:
-        may_write: whether this process still leads; asked just before each call.
-        pause: seconds between two tries at a pod that does not take its limits.
-        concurrency: most calls under way at once, over all services.
+        may_write: whether this process is still the leader; called before each request.
+        pause: seconds between two attempts at a pod that does not accept its limits.
+        concurrency: maximum calls in flight, over all services.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class EngineTeller:
         self._calls: dict[str, asyncio.Task[None]] = {}
 
     def told(self, key: ServiceKey) -> Mapping[str, Telling]:
-        """By pod uid, of the pods of one service that were told anything."""
+        """By pod uid, for the pods of one service with at least one call."""
         return dict(self._told.get(key, {}))
 
     def keep(self, key: ServiceKey, uids: Collection[str]) -> None:
@@ -121,7 +121,7 @@ class EngineTeller:
             self._told.pop(key, None)
 
     def tell(self, key: ServiceKey, pod: PodView, token: str, limits: LimitsInForce) -> None:
-        """Begins to bring one engine to `limits`, unless that is under way or failed just now; returns at once."""
+        """Starts to apply `limits` to one engine, unless a call is in flight or just failed; returns at once."""
         before = self._told.get(key, {}).get(pod.uid, Telling())
         if pod.uid in self._calls or self._clock.steady() < before.again:
             return
@@ -130,12 +130,12 @@ class EngineTeller:
         task.add_done_callback(lambda _: self._calls.pop(pod.uid, None))
 
     async def idle(self) -> None:
-        """Returns once no call is under way."""
+        """Returns when no call is in flight."""
         while self._calls:
             await asyncio.wait(list(self._calls.values()))
 
     async def close(self) -> None:
-        """Ends all calls; what they brought stays."""
+        """Cancels all calls; applied limits stay."""
         calls = list(self._calls.values())
         for call in calls:
             call.cancel()
@@ -155,5 +155,5 @@ class EngineTeller:
             told = Telling(before.taken, before.at, str(error), again)
         else:
             told = Telling(limits, self._clock.steady())
-        if pod.uid in self._kept.get(key, ()):  # else it is gone meanwhile
+        if pod.uid in self._kept.get(key, ()):  # else the pod was removed meanwhile
             self._told.setdefault(key, {})[pod.uid] = told

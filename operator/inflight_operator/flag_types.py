@@ -1,4 +1,4 @@
-"""Values of the command line: each is read, or refused with a sentence that says what to give."""
+"""Types of command-line values: parsing, and errors that name the expected form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gateway as the operator sees it: its pods' state, its key, and services that wake."""
+"""The operator's view of the gateway: state of its pods, its key, and services that wake."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from inflight_operator.observe.gateway import GatewayReader
 from inflight_operator.observe.gateway_view import GatewayView
 
 SETTLE_SECONDS = 3.0
-"""Before the first rounds, for the gateway's pods to be heard: else each service would say for a moment that its
-gateway is away."""
+"""Wait for connections to the gateway's pods before the first rounds: else each service would briefly report its
+gateway as unavailable."""
 
 
 class LiveGateway:
@@ -25,7 +25,7 @@ class LiveGateway:
     Args:
         http: for state streams.
         service: full DNS name of the gateway's Service.
-        held: called with a service when requests of it begin to wait at a gateway pod.
+        held: called with a service when a gateway pod starts to hold requests of it.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class LiveGateway:
         self._key = LiveGatewayKey(api, namespace, GATEWAY_KEY_SECRET_NAME)
 
     def view(self, key: ServiceKey) -> GatewayView:
-        """What its pods say of a service."""
+        """State of a service, as its pods report it."""
         return self._reader.view(key)
 
     def tenant_key(self, key: ServiceKey, uid: str) -> str:
@@ -49,7 +49,7 @@ class LiveGateway:
 
     @property
     def pods(self) -> tuple[int, int]:
-        """Pods that are heard, and pods that there are."""
+        """Numbers of connected pods and of all pods."""
         return self._reader.pods
 
     async def read_key(self) -> None:
@@ -62,7 +62,7 @@ class LiveGateway:
         await self._key.refresh()
 
     async def settled(self) -> None:
-        """Returns once all pods are heard, or after a moment."""
+        """Returns when all pods are connected, or after a short timeout."""
         await self._reader.settled(SETTLE_SECONDS)
 
     async def run(self) -> None:

@@ -1,5 +1,5 @@
-"""The key that gateway and operator share. From it follows the tenant key of each service, by which the gateway signs
-the tenant of a request and the engine verifies it."""
+"""The key shared by gateway and operator. The tenant key of each service is derived from it; the gateway signs the
+tenant of a request with it, and the engine verifies it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class GatewayKey:
 
 
 class LiveGatewayKey(LiveKey[GatewayKey]):
-    """The key in a Secret with the field `key`, which the gateway's pods mount. White space around it does not count,
-    here and there."""
+    """The key in a Secret with the field `key`, which the gateway's pods mount. Both sides strip white space around
+    it."""
 
     what = "the gateway's key"
     fields = ("key",)

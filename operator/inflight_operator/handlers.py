@@ -1,4 +1,4 @@
-"""kopf handlers: each puts what a watch told into the cache and says which service needs a look, nothing more.
+"""kopf handlers: each puts a watch event into the cache and reports the service that needs a round.
 
 Only `on.event` handlers: they need no finalizer, keep no state in annotations, and never write to the cluster.
 """
@@ -25,8 +25,8 @@ IDLE_SECONDS = 0.2
 """How long kopf keeps an object's task after its last event."""
 
 WATCHED_KINDS = (KIND, POD, ENDPOINTS, *(kind for kind in CHILD_KINDS if kind not in ("Secret", *OPTIONAL_KINDS)))
-"""Kinds to watch. Secrets are written and never read. Optional kinds are listed now and then: kopf looks up what the
-cluster has only when it starts, and a kind that goes would end it."""
+"""Kinds to watch. Secrets are written and never read. Optional kinds are listed periodically: kopf discovers kinds only
+at its start, and removal of a kind would end it."""
 
 
 def build_registry(
@@ -35,10 +35,10 @@ def build_registry(
     """A registry with one event handler for each watched kind.
 
     Args:
-        look_at: called with each service that an event gives a reason to look at.
-        relist: called with a kind that kopf listed anew, which does not tell what was deleted.
+        look_at: called with each service that needs a round because of an event.
+        relist: called with a kind that kopf listed again; such a list does not report deletions.
         connect: gives kopf fresh credentials.
-        stop: awaited when kopf is told to end (SIGTERM, SIGINT), before it cancels what still runs.
+        stop: awaited when kopf shuts down (SIGTERM, SIGINT), before it cancels running tasks.
     """
     registry = kopf.OperatorRegistry()
 
@@ -60,8 +60,8 @@ def build_registry(
 
 
 class NoEssence(kopf.DiffBaseStorage):  # type: ignore[misc]
-    """No object is compared with its state at the last event: only handlers for changes need that, and kopf copies the
-    whole object at each event for it."""
+    """Disables comparison of an object with its state at the last event: only change handlers need it, and kopf copies
+    the whole object at each event for it."""
 
     def build(self, *, body: kopf.Body, extra_fields: Any = None) -> dict[str, Any]:
         return {}
@@ -74,8 +74,9 @@ class NoEssence(kopf.DiffBaseStorage):  # type: ignore[misc]
 
 
 def configure_kopf(settings: kopf.OperatorSettings) -> None:
-    """Watching only: no events of kopf's own, no scanning for kinds that come and go, server-side label filters, lists
-    in pages. kopf has a task for each object that changes; it ends soon after, so that thousands do not linger."""
+    """Watching only: no events of kopf's own, no scanning for added or removed kinds, server-side label filters, lists
+    in pages. kopf has a task for each object that changes; it ends soon after, so that thousands of tasks do not
+    accumulate."""
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.queueing.exit_timeout = 0.5

@@ -1,14 +1,14 @@
-"""Leader election on a Lease: only the leader acts, the others watch and wait.
+"""Leader election on a Lease: only the leader acts, other processes watch and wait.
 
 The algorithm and its defaults are client-go's. `kubernetes.aio.leaderelection` is not used: it measures with the wall
-clock (a step of that clock lets a standby take a Lease which is still held), tries on beyond the renew deadline, ends a
+clock (a step of that clock lets a standby take a Lease which is still held), retries beyond the renew deadline, ends a
 waiting process on a connection error, and never releases a Lease.
 
 Two processes never act at once:
 - The leader stops `RENEW_DEADLINE_SECONDS` after it sent its last successful renewal. A standby takes the Lease
   `LEASE_SECONDS` after it saw that renewal. The difference is the time the leader has to stop.
 - `Leadership.leads` guards each write (`KubeApi(may_write=...)`): a process whose event loop was blocked past the
-  deadline sends nothing more, even before it gets to stop.
+  deadline sends nothing more, even before it stops.
 - The Lease is released only after the action was cancelled and has ended.
 """
 
@@ -37,11 +37,11 @@ Manifest = dict[str, Any]
 
 
 class LeaseLostError(Exception):
-    """The Lease could not be renewed in time, or another process has it."""
+    """The Lease was not renewed in time, or another process holds it."""
 
 
 class LeaseApi(Protocol):
-    """What is needed of `KubeApi`. It must not be guarded by `Leadership.leads`: a standby writes the Lease too."""
+    """The methods in use of `KubeApi`. It must not be guarded by `Leadership.leads`: a standby writes the Lease too."""
 
     async def get(self, kind: str, namespace: str, name: str) -> Manifest | None: ...
 
@@ -69,16 +69,16 @@ class Leadership:
         self._seen_at = 0.0
 
     def leads(self) -> bool:
-        """Whether this process may act at this moment."""
+        """Whether this process may act now."""
         return self._renewed is not None and _now() < self._renewed + RENEW_DEADLINE_SECONDS
 
     async def lead(self, act: Callable[[], Awaitable[None]]) -> None:
-        """Waits for the Lease, runs `act` while it is held, and releases it when `act` has ended. On cancellation `act`
-        is cancelled first.
+        """Waits for the Lease, runs `act` while it is held, and releases it after `act` has ended. On cancellation
+        `act` is cancelled first.
 
         Raises:
             LeaseLostError: the Lease was lost; `act` has ended.
-            Exception: whatever ended `act`.
+            Exception: raised by `act`.
         """
         await self._acquire()
         logger.info("leading as %s", self._identity)
@@ -148,13 +148,14 @@ class Leadership:
         return True
 
     def _has_run_out(self, spec: Manifest) -> bool:
-        """Counted from when this process first saw the Lease as it is: clocks of two machines are not compared."""
+        """Counted from the time when this process first saw the current Lease: clocks of two machines are not
+        compared."""
         if spec != self._seen:
             self._seen, self._seen_at = spec, _now()
         return _now() >= self._seen_at + float(spec.get("leaseDurationSeconds", LEASE_SECONDS))
 
     async def _release(self) -> None:
-        """A failure is only logged: the Lease then runs out."""
+        """A failure is only logged: the Lease then expires."""
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 live = await self._api.get("Lease", self._namespace, self._name)

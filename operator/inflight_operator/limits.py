@@ -13,8 +13,8 @@ class Limits:
     """Limits of an engine's scheduler, named as in `/v1/runtime_config`.
 
     Attributes:
-        max_num_seqs: most requests an engine runs at once.
-        max_num_batched_tokens: most tokens an engine computes in one step.
+        max_num_seqs: maximum concurrent requests of an engine.
+        max_num_batched_tokens: maximum tokens of one step.
     """
 
     max_num_seqs: int
@@ -65,5 +65,5 @@ class LimitsBounds:
         return limits.at_least(self.low).at_most(self.high)
 
     def up_to(self, limits: Limits) -> LimitsBounds:
-        """Without what is above `limits`."""
+        """These bounds, capped at `limits`."""
         return LimitsBounds(self.low.at_most(limits), self.high.at_most(limits))

@@ -1,8 +1,8 @@
-"""Lists that keep the cache right where watches cannot.
+"""Lists that keep the cache correct where watches cannot.
 
-When a watch has been away for too long (410 Gone), kopf lists the kind anew and hands each object over as an event of
-type None. It does not say what was deleted meanwhile. So such an event for an object that was known asks for a list of
-its kind here, and all kinds are listed now and then.
+When a watch was interrupted for too long (410 Gone), kopf lists the kind again and passes each object as an event of
+type None. It does not report deletions in between. So such an event for a known object requests a list of its kind
+here, and all kinds are listed periodically.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from inflight_operator.render.labels import SERVICE_LABEL
 logger = logging.getLogger(__name__)
 
 RELIST_SECONDS = 300.0
-"""Between two lists of everything: an object that was deleted unseen is in the cache for so long at most."""
+"""Between two lists of everything: maximum time that an object with a missed deletion stays in the cache."""
 
 PAGE_SECONDS = 1.0
 """Between two pages of such a list, so that one of thousands of objects never delays rounds and the Lease; reading a
@@ -33,7 +33,7 @@ SETTLE_SECONDS = 5.0
 
 
 class HistoryError(Exception):
-    """The API server's resourceVersions went back, as when etcd is restored from a backup: the cache is of no use."""
+    """The API server's resourceVersions went back, as when etcd is restored from a backup: the cache is invalid."""
 
 
 class Lister:
@@ -52,7 +52,7 @@ class Lister:
         self._wake = asyncio.Event()
 
     def ask(self, kind: str) -> None:
-        """Asks for a list of a kind soon."""
+        """Requests a list of a kind soon."""
         self._asked.add(kind)
         self._wake.set()
 
@@ -67,7 +67,7 @@ class Lister:
             await self._list(kind, pause=0.0)
 
     async def run(self) -> None:
-        """Lists what is asked for, and everything now and then; until cancelled.
+        """Lists requested kinds, and all kinds periodically; until cancelled.
 
         Raises:
             HistoryError: see there.

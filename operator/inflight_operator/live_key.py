@@ -1,4 +1,4 @@
-"""A key in a Secret that the operator creates when it is missing and reads again while it runs."""
+"""A key in a Secret that the operator creates if missing and reads periodically."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ Key = TypeVar("Key")
 
 
 class UnusableKeyError(Exception):
-    """A Secret does not hold a key; the message says what is wrong."""
+    """A Secret contains no valid key; the message says why."""
 
 
 class SecretApi(Protocol):
-    """What is needed of `KubeApi`."""
+    """The methods in use of `KubeApi`."""
 
     async def get_or_create(self, manifest: Manifest) -> Manifest: ...
 
 
 class LiveKey(Generic[Key]):
-    """A Secret that was deleted is created again with the key in use: whatever was derived from it stays valid.
+    """A deleted Secret is created again with the key in use: derived keys stay valid.
 
-    A kind of key says which fields its Secret has, and what they mean.
+    A subclass defines the fields of its Secret and their meaning.
     """
 
     what: ClassVar[str]
@@ -60,16 +60,16 @@ class LiveKey(Generic[Key]):
 
     @abstractmethod
     def read(self, values: Mapping[str, bytes]) -> Key:
-        """The key in the fields of a Secret; those that are missing are empty.
+        """The key in the fields of a Secret; missing fields are empty.
 
         Raises:
-            UnusableKeyError: there is none.
-            UnicodeDecodeError: a field that is text is none.
+            UnusableKeyError: there is no valid key.
+            UnicodeDecodeError: a text field is not valid text.
         """
 
     @property
     def current(self) -> Key:
-        """As read last; `refresh` must have succeeded once."""
+        """The last value read; `refresh` must have succeeded once."""
         if self._key is None:
             raise RuntimeError(f"{self.what} was not read yet")
         return self._key
@@ -100,7 +100,7 @@ class LiveKey(Generic[Key]):
         self._key = key
 
     async def run(self) -> None:
-        """Refreshes now and then until cancelled."""
+        """Refreshes periodically until cancelled."""
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             try:
@@ -117,7 +117,7 @@ class LiveKey(Generic[Key]):
 
 
 def long_enough(key: bytes) -> bytes:
-    """The key as it is.
+    """The key, unchanged.
 
     Raises:
         UnusableKeyError: it is too short.

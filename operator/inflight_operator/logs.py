@@ -21,7 +21,7 @@ FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 
 _LIBRARIES = ("kopf", "kubernetes")
-"""Only their warnings are news: kopf logs each event that it hands over."""
+"""Only their warnings are logged: kopf logs each event."""
 
 _current_service: ContextVar[ServiceKey | None] = ContextVar("current_service", default=None)
 
@@ -42,7 +42,7 @@ def configure(format_name: str, level: str) -> None:
 
 @contextmanager
 def about(key: ServiceKey) -> Iterator[None]:
-    """Records within are about this service; also those of tasks that are started within."""
+    """Log records in the block carry this service; so do records of tasks started in it."""
     token = _current_service.set(key)
     try:
         yield

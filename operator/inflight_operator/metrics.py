@@ -15,7 +15,7 @@ class OperatorMetrics:
     """All metrics of one operator process, in a registry of their own.
 
     Attributes:
-        of_services: those of each service.
+        of_services: metrics of each service.
     """
 
     def __init__(self) -> None:
@@ -46,11 +46,11 @@ class OperatorMetrics:
         self.registry.register(self.of_services)
 
     def count_scrapes(self, counts: Callable[[], tuple[int, int]]) -> None:
-        """Exports scrapes done and failed since the start, as `counts` tells them."""
+        """Exports scrapes done and failed since the start, from `counts`."""
         self.registry.register(_Scrapes(counts))
 
     def count_gateway_pods(self, counts: Callable[[], tuple[int, int]]) -> None:
-        """Exports the gateway's pods, as `counts` tells them: heard, and all."""
+        """Exports the gateway's pods, from `counts`: connected, and all."""
         self.registry.register(_GatewayPods(counts))
 
 

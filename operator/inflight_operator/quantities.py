@@ -34,7 +34,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration the way a person writes it: `71ms` below a second, else seconds with at most one decimal.
+    """A duration in human-readable form: `71ms` below a second, else seconds with at most one decimal.
 
     Raises:
         ValueError: `seconds` is negative.

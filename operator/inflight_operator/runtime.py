@@ -1,4 +1,4 @@
-"""Puts the parts together: watches at once, acts as the leader, ends in order."""
+"""The operator process: starts watches at once, acts as the leader, shuts down gracefully."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Options:
 
     Attributes:
         kubeconfig: file; None takes the pod's service account.
-        namespaces: those to look at; empty looks at all.
+        namespaces: to watch; empty watches all.
         leader_elect: act only while holding the Lease.
         lease_name: of that Lease.
         key_secret: name of the Secret with the key of the engines' admin tokens.
@@ -56,12 +56,12 @@ class Options:
         metrics_port: for /metrics and /healthz.
         engine_image: of services whose spec names none.
         engine_pull_policy: of all engine pods; empty takes the default of Kubernetes.
-        interval: seconds between two looks at a service, and between two scrapes of a pod.
+        interval: seconds between two rounds of a service, and between two scrapes of a pod.
         admin_peers: NetworkPolicyPeers that may reach the engines' admin port beside the operator.
-        upgrade: how services move to a newer engine release.
-        upgrades_at_once: services that move at the same time, in mode Paced.
+        upgrade: mode of engine upgrades.
+        upgrades_at_once: services upgraded at the same time, in mode Paced.
         record_decisions: folder to record decisions in; None records none.
-        record_services: those to record, as NAMESPACE/NAME; empty records all.
+        record_services: to record, as NAMESPACE/NAME; empty records all.
         record_size: MiB of all files of the recording together.
         observability: traces and logs of engines whose service does not set them.
     """
@@ -89,8 +89,8 @@ async def run_operator(options: Options) -> int:
     """Runs until SIGTERM or SIGINT (returns 0), or until the Lease is lost (returns 1).
 
     Raises:
-        ConnectError: there is no usable way to the API server.
-        OSError: the metrics port is taken, or the folder of the recording cannot be made.
+        ConnectError: no usable configuration for the API server.
+        OSError: the metrics port is in use, or the recording folder cannot be created.
     """
     recorder = _recorder(options)
     configuration = await load_configuration(options.kubeconfig)
@@ -181,7 +181,7 @@ async def run_operator(options: Options) -> int:
             try:
                 await _first_to_end(watching, actor)
             finally:
-                await actor.stop()  # also where a watch failed: the next one need not wait for the Lease to run out
+                await actor.stop()  # also if a watch failed: the next leader does not wait for the Lease to expire
             return actor.exit_code
     finally:
         beating.cancel()
@@ -191,8 +191,8 @@ async def run_operator(options: Options) -> int:
 
 
 class _Actor:
-    """What acts beside the watches, from the election to the release of the Lease. When it ends without being told to,
-    the process has to."""
+    """The tasks besides the watches, from the election to the release of the Lease. If they end without being stopped,
+    the process ends."""
 
     def __init__(self, acting: Coroutine[None, None, None]) -> None:
         self.ended = asyncio.Event()
@@ -213,7 +213,7 @@ class _Actor:
         self.ended.set()
 
     async def stop(self) -> None:
-        """Ends what acts, then releases the Lease."""
+        """Stops the tasks, then releases the Lease."""
         self._stopping = True
         self._task.cancel()
         await asyncio.wait({self._task})
@@ -222,7 +222,7 @@ class _Actor:
 async def _first_to_end(watching: asyncio.Task[None], actor: _Actor) -> None:
     """Returns when kopf ended (a signal), or ends it when the loop or the election ended.
 
-    kopf's own stop flag would do, but leaves a task behind that it then waits for.
+    kopf's own stop flag leaves a task behind that kopf then waits for.
     """
     ended = asyncio.create_task(actor.ended.wait())
     try:
@@ -247,7 +247,7 @@ async def _until_answered(call: Callable[[], Awaitable[object]]) -> None:
 
 
 async def _wait_for_crd(api: KubeApi, namespaces: tuple[str, ...]) -> None:
-    """Returns once the API server knows InferenceServices and lets us list them in every namespace."""
+    """Returns when the API server serves InferenceServices and permits listing them in every namespace."""
     for namespace in namespaces or (None,):
         while True:
             try:
@@ -284,7 +284,7 @@ def _recorder(options: Options) -> DecisionRecorder | None:
 
 
 def _own_namespace(options: Options) -> str:
-    """Where the operator's Lease and key are."""
+    """Namespace of the operator's Lease and key."""
     return os.environ.get("POD_NAMESPACE") or next(iter(options.namespaces), "default")
 
 

@@ -1,4 +1,4 @@
-"""What the operator tells about each service, `inflight_operator_service_*`: read when Prometheus asks.
+"""Metrics of each service, `inflight_operator_service_*`: collected on each scrape.
 
 Series of one service have the labels `namespace` and `name`; they end when it is deleted.
 """
@@ -24,7 +24,7 @@ _LABELS = ("namespace", "name")
 
 @dataclass(slots=True)
 class _Service:
-    """What is known of one service.
+    """State of one service.
 
     Attributes:
         findings: all conditions.
@@ -41,12 +41,12 @@ class _Service:
     last: dict[str, tuple[Decision, float]] = field(default_factory=dict)
 
     def finding(self, kind: str) -> Finding | None:
-        """The condition of a type; None before there is one."""
+        """The condition of a type; None if there is none yet."""
         return next((one for one in self.findings if one.type == kind), None)
 
     @property
     def stuck(self) -> bool:
-        """Whether a rollout does not go on without intervention."""
+        """Whether a rollout is stuck without intervention."""
         progressing = self.finding("Progressing")
         return progressing is not None and progressing.status == "False" and progressing.reason != "Complete"
 
@@ -66,7 +66,7 @@ class ServiceMetrics(Collector):
         decisions: Sequence[Decision],
         at: float,
     ) -> None:
-        """What a round found.
+        """Records the result of a round.
 
         Args:
             findings: all conditions.
@@ -80,11 +80,11 @@ class ServiceMetrics(Collector):
         service.last |= {one.knob: (one, at) for one in decisions}
 
     def show_unreadable(self, key: ServiceKey, findings: tuple[Finding, ...]) -> None:
-        """Conditions of a service whose spec cannot be read: its numbers, if it has any, stay what they were."""
+        """Conditions of a service whose spec cannot be read: its numbers, if any, are unchanged."""
         self._services.setdefault(key, _Service()).findings = findings
 
     def forget(self, key: ServiceKey) -> None:
-        """Ends the series of a deleted service."""
+        """Removes the series of a deleted service."""
         self._services.pop(key, None)
 
     def collect(self) -> Iterator[Metric]:

@@ -1,4 +1,4 @@
-"""The numbers that the operator shows of each service, one series each: names, help texts, and where they come from."""
+"""The numbers that the operator shows of each service, one series each: names, help texts, and sources."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from inflight_operator.observe.gateway_view import GatewayView
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a round shows of one service.
+    """Values of one service after a round.
 
     Attributes:
-        desired: replicas the operator finds right; in scaling.mode External only an opinion.
+        desired: replicas the operator recommends; not applied in scaling.mode External.
         replicas: replicas ordered.
         ready: pods that take requests.
         unmeasured: of those, pods whose newest sample is missing or stale.
-        blocked: replicas that will not become ready unless something is done about them.
+        blocked: replicas that will not become ready without intervention.
         waiting, running: requests, over all pods.
         kv_utilization: share of the KV cache in use, 0 to 1, the mean of pods.
         preemptions_per_minute: over all pods.
         limits: in force.
         overridden: whether limits set by hand are in force.
-        modelled: the limits that the cost model found best; None where it was not asked.
+        modelled: the limits that the cost model found best; None without a result.
         scrape_age: seconds since the stalest pod's newest sample.
-        ttft_target, tpot_target: seconds that the 95th percentiles are to keep.
+        ttft_target, tpot_target: seconds, for the 95th percentiles.
         sizing: demand against capacity; None while no cost model sizes it.
-        cost_per_hour: of the pods there are; None without a price.
-        currency: of the price, empty where it is not known.
-        gateway: what its pods say; None for a service that is not behind the gateway.
+        cost_per_hour: of the existing pods; None without a price.
+        currency: of the price, empty if unknown.
+        gateway: reports of its pods; None for a service that is not behind the gateway.
         asleep: whether the service is scaled to zero; None for one that never is.
     """
 

@@ -1,10 +1,10 @@
-"""Signatures on admin calls: the token itself never travels, and only the pod that is meant can answer.
+"""Signatures on admin calls: the token is never sent, and only the intended pod can answer.
 
     Authorization: Inflight-HMAC-SHA256 pod=UID,time=SECONDS,signature=HEX
 
 The signature is the HMAC-SHA256 (RFC 2104) of method, path, pod uid, time and the body's SHA-256, one a line, under the
-service's admin token. The answer carries `Inflight-Proof`, the HMAC of the signature: whoever sent it has the token and
-is the pod that was asked, also where an address has meanwhile passed to another pod.
+service's admin token. The answer carries `Inflight-Proof`, the HMAC of the signature: its sender has the token and is
+the addressed pod, even if another pod has taken over the address.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def signature(token: str, method: str, path: str, pod_uid: str, time: int, body:
     """Lower-case hex.
 
     Args:
-        time: seconds since the epoch; an engine refuses what is more than 300 s from its own clock.
+        time: seconds since the epoch; an engine rejects times more than 300 s from its own clock.
     """
     message = "\n".join([method, path, pod_uid, str(time), hashlib.sha256(body).hexdigest()])
     return hmac.new(token.encode(), message.encode(), hashlib.sha256).hexdigest()

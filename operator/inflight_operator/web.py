@@ -1,5 +1,5 @@
-"""GET /metrics and GET /healthz, served from a thread of their own: they answer while the event loop is busy, and tell
-when it no longer turns."""
+"""GET /metrics and GET /healthz, served from a thread of their own: they answer while the event loop is busy, and
+report when it hangs."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ ROUNDS_MISSING_AFTER_SECONDS = 120.0
 
 
 class Heartbeat:
-    """Beaten from the event loop; read from the server's thread."""
+    """Heartbeat: set from the event loop, read from the server's thread."""
 
     def __init__(self) -> None:
         self._last = self._round = monotonic()
 
     def beat(self, *, rounds_due: bool) -> None:
-        """The event loop turns. `rounds_due`: this process leads and has services, so that rounds have to end."""
+        """Heartbeat of the event loop. `rounds_due`: this process leads and has services, so rounds must complete."""
         self._last = monotonic()
         if not rounds_due:
             self._round = self._last
 
     def round_done(self) -> None:
-        """A round of a service has ended, well or badly."""
+        """A round of a service has ended, successfully or not."""
         self._round = monotonic()
 
     @property
     def problem(self) -> str:
-        """Why this process is not healthy; empty when it is."""
+        """Why this process is unhealthy; empty if healthy."""
         now = monotonic()
         if now - self._last >= STUCK_AFTER_SECONDS:
             return f"the event loop has not turned for {now - self._last:.0f} s"
@@ -51,14 +51,14 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _QuietHandler(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """Probes and scrapes are not worth a line each."""
+        """Probes and scrapes are not logged."""
 
 
 class WebServer:
     """Serves until closed.
 
     Args:
-        port: to listen on, all addresses; 0 takes a free one.
+        port: to listen on, all addresses; 0 picks a free one.
 
     Raises:
         OSError: the port is taken; the message names it.

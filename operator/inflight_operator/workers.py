@@ -1,4 +1,4 @@
-"""Who works when: every service once in each interval, sooner when an event asks."""
+"""Scheduling of rounds: every service once in each interval, sooner after an event."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Workers:
     """Gives each service its rounds. Run it while this process is the leader.
 
     Args:
-        round_for: one round for one service, and whether all that it wanted to write was taken; what it raises counts
-            against that service alone.
-        services: all that need a round in each interval.
-        round_done: called after each round, also one that failed.
+        round_for: runs one round for one service, and returns whether all its writes were accepted; an exception
+            affects that service alone.
+        services: those that need a round in each interval.
+        round_done: called after each round, including failed ones.
     """
 
     def __init__(
@@ -57,18 +57,18 @@ class Workers:
         self._queue: WorkQueue[ServiceKey] = WorkQueue()
 
     async def look_at(self, key: ServiceKey) -> None:
-        """Asks for a round for this service soon: something about it has changed."""
+        """Requests a round for this service soon, after a change."""
         await self._queue.add(key)
 
     async def run(self) -> None:
-        """Works until cancelled."""
+        """Runs until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._resync())
             for _ in range(self._settings.concurrency):
                 tasks.create_task(self._work())
 
     async def _resync(self) -> None:
-        """All services at once, then each at its own part of the interval: their rounds are spread over it."""
+        """All services at once, then each at its own offset in the interval, to spread the rounds."""
         for key in self._services():
             await self._queue.add(key)
         tick, began = 0, monotonic()
@@ -89,7 +89,7 @@ class Workers:
                 with logs.about(key):
                     done = await self._round_for(key)
                 self._metrics.reconciles.labels("done" if done else "failed").inc()
-            except Exception:  # whatever one service does, the others go on, and it has its next round in time
+            except Exception:  # an error in one service must not stop the others; its next round is scheduled
                 self._metrics.reconciles.labels("failed").inc()
                 with logs.about(key):
                     logger.exception("the round of %s failed", key)

@@ -1,4 +1,4 @@
-"""Keys that need a look: each at most once in the queue and never worked on twice at the same time."""
+"""Work queue of keys: each at most once in the queue and never processed twice at the same time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class WorkQueue(Generic[Key]):
-    """The client-go work queue's contract: a key added while it is worked on is handed out again afterwards, a key that
-    waits already is not added twice."""
+    """The client-go work queue's contract: a key added while it is processed is returned again afterwards, a waiting
+    key is not added twice."""
 
     def __init__(self) -> None:
         self._order: deque[Key] = deque()
@@ -33,7 +33,7 @@ class WorkQueue(Generic[Key]):
                 self._added.notify()
 
     async def take(self) -> Key:
-        """The key that waited longest; `done` must follow."""
+        """The key that has waited longest; `done` must follow."""
         async with self._added:
             await self._added.wait_for(lambda: bool(self._order))
             key = self._order.popleft()

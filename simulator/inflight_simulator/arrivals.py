@@ -1,4 +1,4 @@
-"""The requests of a simulation: when each comes, how long its prompt and output are, and what its prompt shares."""
+"""The requests of a simulation: arrival times, lengths of prompt and output, and shared prefixes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OUTPUT_TOKEN = -1
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request to come.
+    """One future request.
 
     Attributes:
         arrival_s: seconds on the simulation's clock.
@@ -46,13 +46,13 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """What to change about a trace, applied in this order.
+    """Transformations of a trace, applied in this order.
 
     Attributes:
         duration_s: keep requests of the first so many seconds of the trace, counted from its first; None: all.
-        every: keep the first of each so many.
+        every: keep the first of each `every` requests.
         prompt, output: factors of token counts.
-        speed: how many times faster requests come.
+        speed: factor of the arrival rate.
     """
 
     duration_s: float | None = None
@@ -63,7 +63,7 @@ class Scaling:
 
 
 def scaled(arrivals: Sequence[Arrival], scaling: Scaling) -> list[Arrival]:
-    """In order of arrival; requests that come at the same time stay in the file's order."""
+    """In order of arrival; simultaneous requests keep the file's order."""
     in_order = sorted(arrivals, key=lambda arrival: arrival.arrival_s)
     if scaling.duration_s is not None:
         end = in_order[0].arrival_s + scaling.duration_s
@@ -94,5 +94,5 @@ def prompt_token_ids(arrival: Arrival, index: int) -> TokenIds:
 
 
 def blocks_of(num_tokens: int, block_size: int) -> int:
-    """KV blocks that hold so many tokens."""
+    """KV blocks for a number of tokens."""
     return math.ceil(num_tokens / block_size)

@@ -13,18 +13,19 @@ from inflight_engine.cost_fit.least_squares import Floats
 from inflight_simulator.cost import LLAMA_8B_H100
 
 _HICCUPS = 0.01
-"""Share of steps that R2 leaves out: one that the machine paused in outweighs thousands."""
+"""Share of steps that R2 excludes: one step with a pause of the machine outweighs thousands."""
 POOR_ERROR = 0.1
 POOR_R2 = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A cost model and how well it explains the steps it was fitted to.
+    """A cost model and its goodness of fit.
 
     Attributes:
-        unseen: factors of what no step did; they keep the default.
-        r2: share of the variance of step times that it explains, at most 1; without the 1% of steps it explains worst.
+        unseen: factors of work that no step had; they keep the default.
+        r2: share of the variance of step times that it explains, at most 1; without the 1% of steps with the largest
+            error.
         median_error: of |predicted - measured| / measured, all steps; `median_error_decode` of those that only decode,
             `median_error_prefill` of the others; None where there are none.
     """
@@ -43,7 +44,7 @@ class Fit:
 
 
 def fit_cost(works: Floats, seconds: Floats) -> Fit:
-    """As `fit_steps`; a factor of what no step did is the default's.
+    """As `fit_steps`; a factor of work that no step had keeps its default.
 
     Args:
         works: [steps, numbers of `StepWork`].

@@ -1,4 +1,4 @@
-"""`inflight-simulate calibrate`: the cost model of the machine that a recording was made on."""
+"""`inflight-simulate calibrate`: fits the cost model of the machine that made a recording."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from inflight_simulator.trace_files import FORMATS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 1 the thing asked for failed (standard error says why), 2 wrong usage or a bad file."""
+    """Exit status: 0 success, 1 failure (reason on standard error), 2 wrong usage or an invalid file."""
     flags = build_parser().parse_args(argv)
     try:
         status: int = flags.run(flags)

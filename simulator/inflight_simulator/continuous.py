@@ -28,8 +28,8 @@ def simulate_continuous(
 ) -> Run:
     """Run all of `arrivals`, which must be in order of arrival.
 
-    A request is seen by the first step that starts after it came, as in the engine. Its output has `output_tokens`
-    tokens, of no content: a prefix that it shares with others can only be in its prompt.
+    A request is scheduled from the first step that starts after its arrival, as in the engine. Its output has
+    `output_tokens` tokens, of no content: a prefix that it shares with others can only be in its prompt.
     """
     return _Engine(arrivals, config, cost, passes, rates).run_all()
 
@@ -39,7 +39,7 @@ class _Admitted:
     """A request from its first slot to its end.
 
     Attributes:
-        slot: the one it holds, or lost last.
+        slot: the one it holds, or held last.
         lost_s: when it lost its slot; NEVER while it holds one.
         decoding_s, decoding_from: when its decode began (NEVER: it does not decode), and with how many tokens known.
         last_token_s: of its last token before it lost its slot.
@@ -59,10 +59,10 @@ class _Engine:
     Attributes:
         now: seconds.
         admitted: by request id.
-        in_slot: who holds each slot, or held it last.
+        in_slot: request that holds each slot, or held it last.
         context: intp [max_num_seqs]: tokens that a decoding slot's next token attends to.
-        last_token, longest_gap: float64 [max_num_seqs]: of decoding slots, when its last token came, and the longest
-            time between two of its tokens.
+        last_token, longest_gap: float64 [max_num_seqs]: of decoding slots, time of the last token, and the longest time
+            between two tokens.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class _Engine:
         return run
 
     def _arrive(self) -> None:
-        """Hand over what has come by now."""
+        """Submit requests that have arrived by now."""
         while self.num_arrived < len(self.arrivals):
             request_id, arrival = self.num_arrived, self.arrivals[self.num_arrived]
             if arrival.arrival_s > self.now:
@@ -151,7 +151,7 @@ class _Engine:
             self._finish(self.admitted.pop(request.request_id))
 
     def _compute(self, computed: Pass, copied_tokens: int) -> None:
-        """One forward pass: the clock moves on by what it costs."""
+        """One forward pass: advances the clock by its cost."""
         started = self.now
         slots = computed.decode_slots
         prefill_tokens = prefill_context_tokens = 0
@@ -178,7 +178,7 @@ class _Engine:
         if outcome.first_token_s == NEVER:
             outcome.first_token_s = now
         else:
-            # Resumed: what it took to get a slot and to be computed again lies between two of its tokens, too.
+            # Resumed: the time for a slot and for recomputation lies between two of its tokens, too.
             outcome.longest_gap = max(outcome.longest_gap, now - admitted.last_token_s)
         admitted.decoding_s, admitted.decoding_from = now, chunk.start + chunk.length + 1
         self.context[slot] = admitted.decoding_from
@@ -205,7 +205,7 @@ class _Engine:
         self.run.outcomes.append(admitted.outcome)
 
     def _end_decode(self, admitted: _Admitted) -> float:
-        """Returns when its last token came."""
+        """Returns the time of its last token."""
         if admitted.decoding_s != NEVER:
             slot = admitted.slot
             last_token_s = admitted.last_token_s = float(self.last_token[slot])

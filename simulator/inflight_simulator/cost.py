@@ -1,4 +1,4 @@
-"""How long a step takes in a simulation, and the files that hold a cost model."""
+"""Duration of simulated steps, and files of cost models."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ _PREFILL = 512
 
 
 def swap_rates(cost: Cost) -> SwapRates | None:
-    """What the scheduler weighs a swap by; None: recomputing or copying costs nothing, so there is nothing to weigh."""
+    """Costs by which the scheduler decides on a swap; None: recomputing or copying is free, so there is no
+    trade-off."""
     if not isinstance(cost, CostModel) or not cost.copied_token_s:
         return None
     prefill_s = cost.seconds(StepWork(0, _PREFILL, 0, 0)) - cost.seconds(StepWork(0, 0, 0, 0))
@@ -62,12 +63,12 @@ def swap_rates(cost: Cost) -> SwapRates | None:
 
 
 def prefill_cost(cost: Cost) -> CostModel | None:
-    """What the scheduler predicts prefills with; None: prefill is free."""
+    """Cost model with which the scheduler predicts prefills; None: prefill is free."""
     return cost if isinstance(cost, CostModel) else None
 
 
 def read_cost(path: Path) -> CostModel:
-    """The cost model that `calibrate --out` wrote; a factor that is not in the file is the default one.
+    """The cost model written by `calibrate --out`; missing factors keep their defaults.
 
     Raises:
         InputError: the file cannot be read, or is not a JSON object of factors in seconds.
@@ -83,7 +84,7 @@ def read_cost(path: Path) -> CostModel:
 
 
 def check_cost(cost: CostModel) -> None:
-    """Raises InputError: a factor is negative or not finite, the curve is none, or a step could take no time at all."""
+    """Raises InputError: a factor is negative or not finite, the curve is none, or a step could take no time."""
     factors = asdict(cost)
     curve = factors.pop("curve")
     tokens = [each for each, _ in curve]

@@ -108,7 +108,7 @@ def _key(name: str) -> str:
 
 
 def _plot(flags: argparse.Namespace, runs: dict[str, Run]) -> None:
-    # Imported only where it is wanted: it takes longer than many a simulation.
+    # Imported on demand: the import takes longer than many simulations.
     from inflight_simulator.plot import Window, plot, whole
 
     window = Window(*flags.plot_window) if flags.plot_window else whole(runs)

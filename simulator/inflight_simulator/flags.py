@@ -73,7 +73,7 @@ def _class_weight(text: str) -> tuple[str, float]:
 
 
 def add_trace_flags(parser: argparse.ArgumentParser) -> None:
-    """ARRIVALS, and what to change about it."""
+    """ARRIVALS, and its transformations."""
     parser.add_argument("arrivals", type=Path, metavar="ARRIVALS", help="file of requests, in one of the formats below")
     group = parser.add_argument_group("what to take of ARRIVALS, in this order")
     group.add_argument("--duration", type=finite(0.001), metavar="S", help="use the first S seconds only")
@@ -89,7 +89,7 @@ def add_trace_flags(parser: argparse.ArgumentParser) -> None:
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """The engine's flags about scheduling, under its names and with its defaults, and the cost model.
 
-    What is not given is None, so that it can be told from the default.
+    Unset flags are None, to distinguish them from defaults.
     """
     group = parser.add_argument_group("engine, as in `inflight-engine serve`")
 

@@ -10,25 +10,25 @@ from typing import NamedTuple
 from inflight_simulator.arrivals import Arrival
 
 NEVER = -1.0
-"""A time that has not come."""
+"""A time that has not been reached."""
 
 
 class Phase(StrEnum):
-    """What a request that was admitted is doing."""
+    """State of an admitted request."""
 
     PREFILL = "prefill"
     DECODE = "decode"
     PADDING = "padding"
-    """It has all its tokens, but the static batch it is in goes on."""
+    """It has all its tokens, but its static batch continues."""
     PREEMPTED = "preempted"
-    """It gave up its slot and waits for another one."""
+    """It lost its slot and waits for another one."""
 
 
 class Span(NamedTuple):
     """A time of a request. Each prefill chunk is one; so is a decode, from the token before it to its last.
 
     Attributes:
-        slot: while PREEMPTED the one that was given up.
+        slot: while PREEMPTED the one that was lost.
         tokens: computed in it: prompt (and lost) tokens in PREFILL, output tokens in DECODE, else 0.
     """
 
@@ -89,7 +89,7 @@ class Refusal(NamedTuple):
 
 @dataclass(slots=True)
 class Series:
-    """One row for each step, and one where the engine falls idle: what was true from `times` on.
+    """One row for each step, and one when the engine becomes idle: the state from `times` on.
 
     Attributes:
         times: seconds at the step's start.
@@ -112,9 +112,9 @@ class Run:
     """A whole simulation.
 
     Attributes:
-        max_num_seqs: slots there were.
+        max_num_seqs: number of slots.
         outcomes: of the requests that were served, in order of leaving.
-        stalls: from when to when every decode waited for prefills, in seconds.
+        stalls: intervals in which every decode waited for prefills, in seconds.
         num_steps: forward passes.
         num_preemptions: of which `num_swaps` were swapped to host memory.
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache, and found there.

@@ -1,4 +1,4 @@
-"""How a step plan is computed: in one forward pass, or with prefills in passes of their own."""
+"""Forward passes of a step plan: one for all, or separate ones for prefills."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Passes = Callable[[StepPlan], list[Pass]]
 
 
 def mixed(plan: StepPlan) -> list[Pass]:
-    """Everything at once: what the engine does (chunked prefill)."""
+    """One pass for everything, as in the engine (chunked prefill)."""
     return [Pass(plan.decode_slots, plan.prefills)]
 
 

@@ -149,7 +149,7 @@ def _draw_requests(
 
 
 def _has_gaps(spans: Sequence[Span]) -> bool:
-    """Some request is in a slot and not computed: the budget of a step went to others."""
+    """A request has a slot but is not computed: other requests used the budget of the step."""
     in_order = sorted(spans, key=lambda span: (span.request_id, span.start_s))
     return any(
         before.request_id == after.request_id and before.end_s < after.start_s for before, after in pairwise(in_order)
@@ -247,24 +247,24 @@ def _draw_curves(queue: Axes, cache: Axes, runs: Mapping[str, Run], window: Wind
 
 
 _Curve = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
-"""Times, and what holds from each on."""
+"""Times, and the state from each on."""
 
 
 def _waiting(run: Run) -> _Curve:
-    """Requests that have come and hold no slot."""
+    """Arrived requests without a slot."""
     changes = [(each.arrival.arrival_s, 1) for each in run.outcomes]
     changes += [(each.admitted_s, -1) for each in run.outcomes]
     for span in run.timeline:
         if span.phase is Phase.PREEMPTED:
             changes += [(span.start_s, 1), (span.end_s, -1)]
     times, by = np.array(sorted(changes), np.float64).T
-    # Of changes at one time only the last tells what holds from then on.
+    # Of changes at one time only the last is valid from then on.
     last = np.append(np.flatnonzero(np.diff(times)), len(times) - 1)
     return times[last], np.cumsum(by)[last]
 
 
 def _thinned(times: npt.NDArray[np.float64], values: npt.NDArray[np.float64], window: Window) -> _Curve:
-    """What lies in the window, at most MAX_POINTS of it: the largest of each stretch."""
+    """Points in the window, at most MAX_POINTS: the largest of each stretch."""
     begin = max(int(np.searchsorted(times, window.begin, "right")) - 1, 0)
     # One more, to which the curve goes on.
     end = int(np.searchsorted(times, window.end, "right")) + 1

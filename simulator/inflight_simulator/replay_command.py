@@ -38,7 +38,7 @@ def add_replay_flags(parser: argparse.ArgumentParser) -> None:
 
 def run_replay(flags: argparse.Namespace) -> int:
     """Raises InputError, and OSError where a file cannot be read."""
-    # Only now: the operator's types double the start of every other command.
+    # Imported on demand: the operator's types double the start-up time of every other command.
     from inflight_simulator.replay_decisions import replay_files
 
     return replay_files(flags.recordings, flags.service, every_decision=flags.decisions)

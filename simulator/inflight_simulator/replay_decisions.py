@@ -1,4 +1,4 @@
-"""The operator's recorded decisions, taken again from what they were made of."""
+"""Replay of the operator's recorded decisions from their inputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHOWN_FIELDS = 8
 
 @dataclass(slots=True)
 class _Service:
-    """What was replayed of one service."""
+    """Replay state of one service."""
 
     first: datetime
     last: datetime
@@ -37,7 +37,7 @@ class _Service:
 
 
 def replay_files(paths: Sequence[Path], wanted: Collection[str], *, every_decision: bool) -> int:
-    """Repeats the decisions of the files and prints what came of it; returns the exit status.
+    """Repeats the decisions of the files and prints the results; returns the exit status.
 
     Args:
         wanted: services, as NAMESPACE/NAME; empty takes all.
@@ -70,7 +70,7 @@ def replay_files(paths: Sequence[Path], wanted: Collection[str], *, every_decisi
 
 
 def _replay(path: Path, wanted: Collection[str], services: dict[str, _Service], shown: list[str]) -> None:
-    """Repeats all rounds of a file; adds to what is known of each service, and to the differences to show."""
+    """Repeats all rounds of a file; updates the state of each service, and the differences to show."""
     try:
         recording = Recording(path)
         for one in recording.rounds(wanted):
@@ -91,7 +91,7 @@ def _replay(path: Path, wanted: Collection[str], services: dict[str, _Service], 
 
 
 def _differences(recorded: Round) -> list[str]:
-    """Lines about the fields of the plan that come out otherwise now; empty when all is the same."""
+    """Lines about the fields of the plan that differ now; empty without a difference."""
     try:
         again = decide(recorded.snapshot, recorded.memory)
     except Exception as error:  # a decision that fails now is a difference to show, not the end of the replay

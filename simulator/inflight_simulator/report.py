@@ -1,4 +1,4 @@
-"""Tables for people."""
+"""Tables for the terminal."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _number(value: float | None) -> str:
-    """Four significant digits, without an exponent and without zeros that say nothing."""
+    """Four significant digits, without an exponent and without trailing zeros."""
     if value is None:
         return "-"
     if isinstance(value, int):

@@ -25,7 +25,7 @@ from inflight_simulator.trace_files import MOST_SECONDS, MOST_TOKENS, read_arriv
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Everything a simulation needs, whatever the batching. `arrivals`: in order of arrival, at least one."""
+    """Configuration of a simulation, for any kind of batching. `arrivals`: in order of arrival, at least one."""
 
     arrivals: Sequence[Arrival]
     scheduler: SchedulerConfig
@@ -39,7 +39,7 @@ class Setup:
         return simulate_static(self.arrivals, self.scheduler, self.cost)
 
     def continuous(self) -> Run:
-        # Prefill that costs nothing is not held back by a budget either: each prompt is whole, in its first step.
+        # Free prefill is not bound by a budget either: each prompt is whole, in its first step.
         config = self._without_budget() if self.unit_cost else self.scheduler
         return simulate_continuous(self.arrivals, config, self.cost, mixed, swap_rates(self.cost))
 
@@ -54,7 +54,7 @@ class Setup:
 
 
 def setup(flags: argparse.Namespace) -> Setup:
-    """Read ARRIVALS and settle what the flags left open.
+    """Read ARRIVALS and resolve unset flags.
 
     Raises:
         InputError: ARRIVALS or the file of `--cost` cannot be used, or flags contradict each other or ARRIVALS.
@@ -89,9 +89,9 @@ def setup(flags: argparse.Namespace) -> Setup:
 
 
 def _ample_blocks(arrivals: Sequence[Arrival], max_num_seqs: int, block_size: int, kv_headroom: float) -> int:
-    """KV blocks with which these requests never wait for one: the largest at once, and the headroom above them."""
+    """KV blocks that suffice for these requests without waiting: the largest at once, and the headroom above them."""
     largest = sorted((blocks_of(arrival.total_tokens, block_size) for arrival in arrivals), reverse=True)
-    # One for what the headroom's share is rounded by.
+    # One for the rounding of the headroom's share.
     return math.ceil(sum(largest[:max_num_seqs]) / (1 - kv_headroom)) + 1
 
 
@@ -130,7 +130,7 @@ def cost_model(flags: argparse.Namespace) -> Cost:
 
 
 def _classes(arrivals: Sequence[Arrival], weights: dict[str, float]) -> tuple[ServiceClass, ...]:
-    """In the order in which they first come; requests that name none have the default one."""
+    """In the order of first use; requests without a class have the default one."""
     names = list(dict.fromkeys(arrival.service_class or DEFAULT_CLASS for arrival in arrivals))
     for name in weights:
         if name not in names:

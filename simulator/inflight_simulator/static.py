@@ -1,6 +1,6 @@
 """Static batching: fill a batch, run it until its longest request is done, then fill the next.
 
-What Orca (Yu et al. 2022) calls request-level scheduling; the thing that continuous batching is compared with. A batch
+Request-level scheduling in Orca (Yu et al. 2022); the baseline for continuous batching. A batch
 takes up to `max_num_seqs` requests that wait, first come, first served, as far as the KV cache holds all of each
 request from the start. Its first step computes the prompts and the first tokens. A request that has all its tokens
 keeps its slot and is computed on as padding, and is answered with the batch, so that of slots x steps only

@@ -47,7 +47,7 @@ class _StepLog:
 
     Attributes:
         context: intp [max_num_seqs]: tokens that a decode of the slot attends to.
-        decoding: bool [max_num_seqs]: who decoded in the step before.
+        decoding: bool [max_num_seqs]: slots that decoded in the previous step.
     """
 
     def __init__(self, max_num_seqs: int, block_size: int) -> None:
@@ -58,7 +58,7 @@ class _StepLog:
         self._block_size = block_size
 
     def step(self, step: Step) -> None:
-        # Before anything else changes: a preempted slot may start anew in the same step.
+        # Before other changes: a preempted slot may be reused in the same step.
         copied_out = [int(self._context[each.slot]) - 1 for each in step.preemptions if each.swapped_out]
         copied_in = [each.num_computed_tokens for each in step.starts if each.swapped_in]
         copied = sum(blocks_of(tokens, self._block_size) for tokens in copied_out + copied_in) * self._block_size

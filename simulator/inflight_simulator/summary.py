@@ -13,7 +13,7 @@ from inflight_simulator.outcome import Run
 
 
 class Distribution(msgspec.Struct, frozen=True):
-    """Seconds; percentiles interpolate linearly. None: there was nothing to measure."""
+    """Seconds; percentiles interpolate linearly. None: no observations."""
 
     mean: float | None
     p50: float | None
@@ -22,7 +22,7 @@ class Distribution(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """What came out.
+    """Results of a simulation.
 
     Attributes:
         num_requests: served ones.
@@ -36,7 +36,7 @@ class Summary(msgspec.Struct, frozen=True):
         tpot: from the first token to the end, for each token after the first; requests of one token have none.
         preemptions: of which `swaps` were copied to host memory.
         slot_efficiency: output tokens over slots x steps. Of one static batch of B: sum(L) / (B x max L).
-        max_running: most requests that held a slot.
+        max_running: maximum requests that held a slot.
         max_kv_usage: largest share of the KV blocks in use, 0..1.
     """
 

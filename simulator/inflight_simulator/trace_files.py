@@ -41,7 +41,7 @@ def read_arrivals(path: Path) -> list[Arrival]:
     """All requests of a file, in the file's order; at least one.
 
     Raises:
-        InputError: the file cannot be read, or a line of it is not what its format asks for.
+        InputError: the file cannot be read, or a line does not match its format.
     """
     line = 1
     arrivals: list[Arrival] = []

@@ -1,4 +1,5 @@
-"""The access log: one line for a request after its end. It never has prompts, outputs, query strings or credentials."""
+"""The access log: one line for a request after its end. It never contains prompts, outputs, query strings or
+credentials."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class AccessLog:
         self._excluded = excluded or frozenset()
         self._level = logging.DEBUG if excluded is None else logging.INFO
         if excluded is not None and not log.isEnabledFor(logging.INFO):
-            log.setLevel(logging.INFO)  # who asks for an access log gets it, also with --log-level warning
+            log.setLevel(logging.INFO)  # an enabled access log is written even with --log-level warning
 
     def write(self, exchange: Exchange, scope: Scope) -> None:
         """The line of a request that has ended."""

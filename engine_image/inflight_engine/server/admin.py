@@ -1,4 +1,4 @@
-"""What runs here and how, for everybody to see; changing it, draining and the record, for the operator."""
+"""Public runtime information; changes of limits, drain and the scheduling record for the operator."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RuntimeConfigChange(BaseModel):
 
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
-    # What the message to the engine can carry.
+    # Range of the message to the engine.
     revision: Annotated[int, Field(lt=2**63)] | None = None
     class_weights: dict[str, Weight] | None = None
 

@@ -1,18 +1,18 @@
-"""Signed admin calls: the caller proves that it has the admin token and does not send it, and so does the answer.
+"""Signed admin calls: the caller proves possession of the admin token without sending it, and so does the response.
 
-The protocol, on plain HTTP to an address that may meanwhile belong to another pod:
+The protocol, on plain HTTP to an address that may by now belong to another pod:
 
 - The call has the header `Authorization: Inflight-HMAC-SHA256 pod=UID,time=TIME,signature=SIGNATURE`.
-  UID is the `metadata.uid` of the pod that is meant, TIME the caller's clock in whole seconds since 1970, and SIGNATURE
+  UID is the `metadata.uid` of the intended pod, TIME the caller's clock in whole seconds since 1970, and SIGNATURE
   the lower-case hex HMAC-SHA256 (RFC 2104), with the token as its key, of these five lines in UTF-8, joined by "\\n"
   without one at the end: the method, the path without query, UID, TIME, and the lower-case hex SHA-256 of the body.
-- The engine takes the call when UID is its own (`$INFLIGHT_POD_UID`), its clock is within `MAX_SKEW_SECONDS` of TIME
+- The engine accepts the call if UID is its own (`$INFLIGHT_POD_UID`), its clock is within `MAX_SKEW_SECONDS` of TIME
   and the signature matches.
-- The answer to a call that was taken, an error included, has the header `Inflight-Proof`: the lower-case hex
-  HMAC-SHA256, with the token as its key, of "proof\\n" and SIGNATURE. Only the pod that was meant can make it.
+- The response to an accepted call, including errors, has the header `Inflight-Proof`: the lower-case hex
+  HMAC-SHA256, with the token as its key, of "proof\\n" and SIGNATURE. Only the intended pod can create it.
 
-A call that was recorded can be sent again, to the same pod, until its time is over. Changes of limits carry a revision,
-and an older one is refused.
+A recorded call can be replayed to the same pod until its time expires. Changes of limits carry a revision, and older
+revisions are rejected.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CREDENTIALS = re.compile(r"pod=([^,\s]{1,253}),time=([0-9]{1,12}),signature=([0
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What the `Authorization` header of a signed call says. `time`: as it was signed, decimal digits."""
+    """Content of the `Authorization` header of a signed call. `time`: as it was signed, decimal digits."""
 
     pod: str
     time: str
@@ -41,7 +41,7 @@ class Credentials:
 
 
 def parse(parameters: str) -> Credentials:
-    """`parameters`: what follows the scheme.
+    """`parameters`: the part after the scheme.
 
     Raises:
         ApiError: 401, they are not of that form.
@@ -53,14 +53,14 @@ def parse(parameters: str) -> Credentials:
 
 
 def check_target(credentials: Credentials, own_pod: str, now: float) -> None:
-    """Whether the call is meant for this pod, and now; needs no body.
+    """Checks that the call is for this pod and current; needs no body.
 
     Args:
-        own_pod: the uid of this pod; empty when it is not known.
+        own_pod: the uid of this pod; empty if unknown.
         now: seconds since 1970.
 
     Raises:
-        ApiError: 421 another pod is meant, 401 otherwise.
+        ApiError: 421 if the call is for another pod, 401 otherwise.
     """
     if not own_pod:
         raise _refused("this engine does not know its pod ($INFLIGHT_POD_UID), so it takes no signed calls")

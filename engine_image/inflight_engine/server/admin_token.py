@@ -1,4 +1,4 @@
-"""The admin token: from the environment or a file, read afresh on each use so that rotation needs no restart."""
+"""The admin token: from the environment or a file, read on each use so that rotation needs no restart."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POD_VARIABLE = "INFLIGHT_POD_UID"
 
 
 class AdminRoute(APIRoute):
-    """An endpoint for admins: nothing of a request is used before its token, or its signature, was checked."""
+    """An endpoint for admins: the token or signature of a request is checked before any other part of it is used."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -38,7 +38,7 @@ class AdminRoute(APIRoute):
             call = admin_signature.parse(parameters)
             admin_signature.check_target(call, os.environ.get(POD_VARIABLE, ""), time.time())
             admin_signature.check_signature(call, token, request.method, request.url.path, await request.body())
-            # An error too: the caller has to know that it was this pod that refused.
+            # Errors too: the caller must be able to verify that this pod rejected the call.
             try:
                 response = await handle(request)
             except ApiError as error:
@@ -52,7 +52,7 @@ class AdminRoute(APIRoute):
 
 
 def _check_bearer(scheme: str, given: str, token: bytes) -> None:
-    # Bytes are compared, in the header those that were sent: a token may hold what is no text.
+    # Compares bytes, in the header as sent: a token may not be valid text.
     if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode("latin-1").strip(), token):
         raise ApiError(
             401,

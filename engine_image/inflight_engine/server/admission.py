@@ -1,4 +1,4 @@
-"""How many requests may wait for the engine: exact counts, kept where requests enter."""
+"""Admission bounds on waiting requests: exact counts, kept at the entry of requests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from inflight_engine.server.errors import ApiError, bad_request
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
     """Attributes:
-    max_requests: most requests not yet admitted by the engine.
-    max_tokens: most prompt tokens among them; None: any number.
+    max_requests: maximum requests not yet admitted by the engine.
+    max_tokens: maximum prompt tokens of these; None: unlimited.
     """
 
     max_requests: int
@@ -21,7 +21,7 @@ class QueueBounds:
 
 
 class AdmissionQueue:
-    """Counts the requests that were sent to the engine and have not been admitted by it, in all and by class."""
+    """Counts requests sent to the engine and not yet admitted by it, in total and by class."""
 
     def __init__(self, bounds: QueueBounds, classes: Iterable[ServiceClass]) -> None:
         self.bounds = bounds
@@ -39,8 +39,8 @@ class AdmissionQueue:
     def refusal(
         self, service_class: str, num_requests: int, num_tokens: int, retry_after: float
     ) -> tuple[str, ApiError] | None:
-        """Why so many requests with `num_tokens` prompt tokens together may not wait now, with the reason's short name;
-        None: they may."""
+        """Why a number of requests with `num_tokens` prompt tokens in total may not wait now, with the reason's short
+        name; None: they may."""
         class_bound = self._class_bounds[service_class]
         for reason, waiting, most, where, flag in (
             ("queue_full", self.requests, self.bounds.max_requests, "the queue", "--max-queued-requests"),

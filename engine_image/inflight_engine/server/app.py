@@ -1,4 +1,4 @@
-"""The FastAPI application: endpoints, and every error in OpenAI's shape."""
+"""The FastAPI application: endpoints, and errors in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": Fa
 def create_app(
     service: Service, responses: OpenResponses, drain: Callable[[], None], admin_port: int | None = None
 ) -> FastAPI:
-    """What the serving port serves.
+    """The application of the serving port.
 
     Args:
-        responses: counts generation responses that are not complete.
-        drain: begins the drain; harmless when called again.
-        admin_port: where admin calls are served; None: here.
+        responses: counts unfinished generation responses.
+        drain: starts the drain; idempotent.
+        admin_port: port of admin calls; None: this one.
     """
     app = _app(service, responses, drain)
     for router in (openai.router, generate.router, tokenize.router, admin.router, health.router):
@@ -46,7 +46,7 @@ def create_app(
 
 
 def create_admin_app(service: Service, responses: OpenResponses, drain: Callable[[], None]) -> FastAPI:
-    """What the admin port serves; arguments as in `create_app`."""
+    """The application of the admin port; arguments as in `create_app`."""
     app = _app(service, responses, drain)
     for router in (admin.router, admin.admin_router, health.router, health.metrics_router):
         app.include_router(router)
@@ -78,7 +78,7 @@ async def _invalid(request: Request, exc: Exception) -> Response:
 
 
 async def _http_error(request: Request, exc: Exception) -> Response:
-    """What the framework itself refuses: unknown paths and methods, bodies that are too large."""
+    """Errors of the framework itself: unknown paths and methods, bodies that are too large."""
     assert isinstance(exc, HTTPException)
     path = request.url.path
     headers = dict(exc.headers or {})
@@ -96,6 +96,6 @@ async def _http_error(request: Request, exc: Exception) -> Response:
 
 async def _unexpected(request: Request, exc: Exception) -> Response:
     message = "this server failed on the request; its log says why"
-    # Its response does not pass the middleware that gives the others their id.
+    # Its response bypasses the middleware that sets the request id.
     headers = {REQUEST_ID_HEADER: request_id(request.scope)}
     return error_response(ApiError(500, message, code="internal_error", headers=headers))

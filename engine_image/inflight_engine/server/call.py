@@ -1,4 +1,4 @@
-"""One HTTP request for answers: a generation for each of them."""
+"""One HTTP generation request: a generation for each choice."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from inflight_engine.server.inbox import Inbox
 class Call:
     """Attributes:
     choices: by index; of several prompts those of the first come first.
-    inbox: where their news arrive.
-    num_prompt_tokens: of all prompts, each counted once whatever `n` is.
+    inbox: receives their updates.
+    num_prompt_tokens: of all prompts, each counted once regardless of `n`.
     num_samples: `n`, choices of each prompt.
-    streaming: the answer is a stream.
+    streaming: the response is a stream.
     relayed: its progress is written for a relay.
     """
 
@@ -34,20 +34,20 @@ class Call:
 
     @property
     def error(self) -> ApiError | None:
-        """Why there will be no answer: what the first failed choice's client is told."""
+        """The error of the response: that of the first failed choice."""
         return next((generation.error for generation in self.choices if generation.error is not None), None)
 
     @property
     def abandoned(self) -> bool:
-        """Nobody waits for it any more."""
+        """The client no longer waits for it."""
         return any(generation.finish_reason is FinishReason.ABORT for generation in self.choices)
 
     @property
     def num_cached_tokens(self) -> int:
-        """Of the prompt tokens, how many the engine had in its prefix cache when it began with them."""
+        """Number of prompt tokens that the engine had in its prefix cache at the start of their prefill."""
         return sum(generation.cached_tokens for generation in self.choices[:: self.num_samples])
 
     @property
     def num_output_tokens(self) -> int:
-        """What was sampled, stop tokens included."""
+        """Sampled tokens, including stop tokens."""
         return sum(len(generation.token_ids) for generation in self.choices)

@@ -1,4 +1,4 @@
-"""Bodies of chat requests: conversations, with the tool calls that are in them, as chat templates take them."""
+"""Bodies of chat requests: conversations with their tool calls, in the form for chat templates."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _holds_text(value: Any) -> Any:
 
 
 def _is_object(value: str) -> str:
-    """Models are shown the arguments, not the string that holds them."""
+    """The chat template gets the arguments, not the string that contains them."""
     if value:
         try:
             decoded = json.loads(value)
@@ -64,7 +64,7 @@ class ToolCall(Body):
     function: CalledFunction
 
     def plain(self) -> dict[str, Any]:
-        """As chat templates want it: the arguments are an object."""
+        """In the form for chat templates: the arguments are an object."""
         arguments = json.loads(self.function.arguments or "{}")
         function = {"name": self.function.name, "arguments": arguments}
         return {"id": self.id, "type": self.type, "function": function}
@@ -108,8 +108,8 @@ class ChatMessage(Body):
     function_call: Annotated[object, only()] = None
 
     def plain(self) -> dict[str, Any]:
-        """As chat templates want it: text parts joined by newlines, OpenAI's newer `developer` as `system`, no content
-        as an empty one; nothing else that is not there."""
+        """In the form for chat templates: text parts joined by newlines, OpenAI's newer `developer` as `system`,
+        missing content as an empty string; no other absent fields."""
         content = self.content or ""
         if not isinstance(content, str):
             content = "\n".join(part.text for part in content)
@@ -129,10 +129,10 @@ Messages: TypeAlias = Annotated[list[ChatMessage], Field(min_length=1, fail_fast
 def conversation(
     messages: Sequence[ChatMessage], tools: Sequence[Tool] | None, *, continues: bool = True
 ) -> Conversation:
-    """What a chat template is given.
+    """Input of a chat template.
 
     Raises:
-        ApiError: 400, a message has what its role may not have.
+        ApiError: 400, a message has a field that its role does not permit.
     """
     for index, message in enumerate(messages):
         if message.role != "assistant" and message.content is None:

@@ -1,4 +1,4 @@
-"""What /metrics shows of service classes: how many wait, and how many kept the targets of their class."""
+"""Metrics of service classes: waiting requests, and requests that met the targets of their class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API process's own configuration: where it listens, and what it bounds."""
+"""Configuration of the API process: listen addresses and bounds."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from inflight_engine.server.tracing_config import TracingConfig
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """Attributes:
-    engine: what the engine process is started with.
-    admin_port: where admin calls are served; None: on `port`.
+    engine: configuration of the engine process.
+    admin_port: port of admin calls; None: `port`.
     serving_metrics: /metrics is on `port` too.
     served_model_name: the name that clients use.
-    generation_config: where the defaults of sampling come from; `source` of `read_generation_config`.
-    trust_tenant_header: `X-Inflight-Tenant` says whose a request is.
-    tenant_key_file: it does where it is signed with the key in this file.
-    bounds: how many requests may wait.
-    shed_after: seconds; a request that is predicted to wait longer is refused. None: none is.
+    generation_config: source of sampling defaults; `source` of `read_generation_config`.
+    trust_tenant_header: `X-Inflight-Tenant` names the tenant of a request, unsigned.
+    tenant_key_file: the header is accepted if signed with the key in this file.
+    bounds: of waiting requests.
+    shed_after: seconds; a request with a longer predicted wait is rejected. None: no shedding.
     queue_timeout: seconds a request may wait for a slot.
     request_timeout: seconds that a request may be without a new token, waiting included.
-    drain_delay: seconds after SIGTERM in which requests still come in and are taken.
+    drain_delay: seconds after SIGTERM in which new requests are still accepted.
     drain_timeout: seconds after that in which running requests may finish.
     limits_file: live limits to start with; need not exist.
-    access_log: paths whose requests have no line in the access log; None: no request has one.
-    tracing: where spans of requests go; None: requests have no spans.
+    access_log: paths without a line in the access log; None: no access log.
+    tracing: export of spans; None: no tracing.
     """
 
     engine: EngineConfig

@@ -17,7 +17,7 @@ def parse_with_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> arg
     """`argv`, with the fields of its `--config` file where it has no flag. Wrong usage exits with status 2."""
     flags = parser.parse_args(argv)
     if flags.config is not None:
-        # argparse leaves alone what a namespace already has: what is still None afterwards was not given.
+        # argparse does not overwrite existing attributes of a namespace: those that are still None were not given.
         given = vars(parser.parse_args(argv, argparse.Namespace(**dict.fromkeys(vars(flags)))))
         names = {name for name, value in given.items() if value is not None}
         try:
@@ -32,7 +32,7 @@ def parse_with_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> arg
 
 
 def _fields(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """What a file may hold, by name."""
+    """Fields permitted in a file, by name."""
     # argparse has no public list of a parser's arguments.
     actions = {_field(action): action for action in parser._actions}
     return {name: action for name, action in actions.items() if name not in ("config", "help")}
@@ -47,8 +47,8 @@ def file_arguments(path: Path, known: Mapping[str, argparse.Action], given: set[
 
     Args:
         known: the fields that exist.
-        given: where the flags on the command line are stored; they win. Of a flag that may be given again, those of the
-            command line stand instead of the file's.
+        given: where the flags on the command line are stored; they win. For a repeatable flag, values on the command
+            line replace those of the file.
 
     Raises:
         ValueError: not readable, not a mapping, or with an unknown field; the message names it.
@@ -64,7 +64,7 @@ def file_arguments(path: Path, known: Mapping[str, argparse.Action], given: set[
         raise ValueError(
             f"configuration file {path} is neither YAML nor JSON: {' '.join(str(error).split())}"
         ) from None
-    if content is None:  # nothing but comments
+    if content is None:  # only comments
         return []
     if not isinstance(content, dict):
         raise ValueError(f"configuration file {path} must hold fields, as in `max-num-seqs: 64`")
@@ -87,7 +87,7 @@ def _arguments(action: argparse.Action, value: object) -> list[str]:
     """One field.
 
     Raises:
-        ValueError: the value is of the wrong kind; the message says which it must be.
+        ValueError: the value has the wrong type; the message names the expected one.
     """
     if not action.option_strings:
         positional = _one(value)

@@ -1,4 +1,5 @@
-"""Answers that another replica began: the field `inflight_continuation` (docs/engine.md, Progress frames)."""
+"""Continuation of responses that another replica started: the field `inflight_continuation` (docs/engine.md, Progress
+frames)."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ _NEW = ContinuedChoice(token_ids=[])
 
 
 def continued_choices(continuation: Continuation | None, count: int, *, relayed: bool) -> Sequence[ContinuedChoice]:
-    """What there is of each of a request's `count` choices.
+    """The earlier part of each of a request's `count` choices.
 
     Raises:
-        ApiError: 400, the request does not report its progress, or it has another number of choices.
+        ApiError: 400, the request does not report its progress, or the number of choices differs.
     """
     if continuation is None:
         return [_NEW] * count
@@ -35,8 +36,8 @@ def continued_choices(continuation: Continuation | None, count: int, *, relayed:
 def earlier_of(
     before: ContinuedChoice, index: int, sampling: SamplingParams, body: GenerationFields, facts: ModelFacts
 ) -> Earlier | None:
-    """What is kept of a choice. None: it begins anew. So does an answer with log-probabilities that is not streamed:
-    those of its tokens are not known.
+    """The retained part of a choice. None: it restarts. So does a non-streamed response with log-probabilities, as
+    those of its earlier tokens are unknown.
 
     Args:
         before: the choice with this index.

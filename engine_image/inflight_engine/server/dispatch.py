@@ -1,4 +1,5 @@
-"""Step reports to generations. Costs what a report says, not what is running."""
+"""Dispatch of step reports to generations. The cost depends on the size of a report, not on the number of running
+requests."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ from inflight_engine.server.metrics import EngineMetrics
 
 
 class Dispatcher:
-    """Knows every request the engine knows, and which slot is whose.
+    """Tracks every request of the engine, and the request in each slot.
 
     Args:
         on_admitted: a request leaves the queue.
-        on_stop_string: its text reached a stop string.
-        on_finished: the engine ended it (not called for what was ended on this side).
+        on_stop_string: the text of a request reached a stop string.
+        on_finished: the engine ended a request (not called for requests ended on this side).
     """
 
     def __init__(
@@ -43,45 +44,45 @@ class Dispatcher:
         """Have a slot again after a preemption, and no token since then."""
 
     def __len__(self) -> int:
-        """Requests that the engine has not reported as finished."""
+        """Requests not reported as finished by the engine."""
         return len(self._known)
 
     def add(self, generation: Generation) -> None:
         self._known[generation.request.request_id] = generation
 
     def unfinished(self) -> list[Generation]:
-        """Those whose client still waits for something."""
+        """Requests whose client is still waiting."""
         return [generation for generation in self._known.values() if not generation.done]
 
     def running(self) -> list[Generation]:
-        """Those whose tokens come in."""
+        """Requests that are receiving tokens."""
         return [generation for generation in self._slots if generation is not None and not generation.done]
 
     def start(self, num_slots: int) -> None:
-        """An engine process begins."""
+        """A new engine process starts."""
         self._slots = [None] * num_slots
         self._resumed = []
         self._last_tokens_at = math.nan
 
     def forget(self, generation: Generation) -> None:
-        """Nothing more will be reported of it: its engine process is gone."""
+        """Removes a request without further reports: its engine process exited."""
         del self._known[generation.request.request_id]
 
     def engine_gone(self) -> list[Generation]:
-        """Forget the slots, and the requests that have ended on this side. Returns the others, as they came."""
+        """Clear the slots, and the requests that ended on this side. Returns the others, in order of arrival."""
         self._slots = []
         unfinished = self.unfinished()
         self._known = {generation.request.request_id: generation for generation in unfinished}
         return unfinished
 
     def starting(self, request_ids: Iterable[int]) -> None:
-        """Resubmitted requests take a slot in a step that begins; its report comes later, or never."""
+        """Resubmitted requests take a slot in a starting step; its report arrives later, or never."""
         for request_id in request_ids:
             if request_id in self._known:
                 self._known[request_id].starting = True
 
     def report(self, report: StepReport, now: float) -> None:
-        """`now`: seconds, monotonic, when the report came."""
+        """`now`: arrival of the report, seconds, monotonic."""
         self._metrics.step(report.stats)
         began = now - report.stats.step_seconds
         for request_id in report.preempted:
@@ -158,7 +159,7 @@ class Dispatcher:
 
 
 def _caught_up(generation: Generation, now: float) -> bool:
-    """Whether a resumed request needs no more watching: its next token came now, or it ended or lost its slot again."""
+    """Whether tracking of a resumed request ends: its next token arrived now, or it ended or lost its slot again."""
     latest = generation.preemptions[-1] if generation.preemptions else None
     if latest is None or latest.resumed is None or generation.done:
         return True
@@ -169,7 +170,7 @@ def _caught_up(generation: Generation, now: float) -> bool:
 
 
 def _engine_error(reason: FinishReason) -> ApiError | None:
-    """What a client is told when the engine, by itself, ended its request."""
+    """The error for a client whose request the engine ended."""
     if reason in (FinishReason.STOP, FinishReason.LENGTH):
         return None
     if reason is FinishReason.OUT_OF_MEMORY:

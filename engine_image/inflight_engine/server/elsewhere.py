@@ -1,4 +1,4 @@
-"""What the serving port says about paths that have moved to the admin port."""
+"""Responses of the serving port for paths on the admin port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all generation endpoints do: tokenize, check, send to the engine."""
+"""Common path of all generation endpoints: tokenize, validate, submit to the engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ which costs about 0.1 ms."""
 
 
 async def _service(request: Request) -> Service:
-    # async: FastAPI runs plain functions in a thread, which costs more than they do and loses the order of requests.
+    # async: FastAPI runs plain functions in a thread, which costs more than the call itself and loses the order of
+    # requests.
     service: Service = request.app.state.service
     return service
 
@@ -37,10 +38,11 @@ ServiceOf = Annotated[Service, Depends(_service)]
 
 
 async def begin(service: Service, http: Request, body: GenerationFields) -> Call:
-    """From a checked body to generations in the engine's queue, one for each prompt and sample: all of them, or none.
+    """Converts a validated body to generations in the engine's queue, one for each prompt and sample: all of them, or
+    none.
 
     Raises:
-        ApiError: 400, or 503 when it cannot be taken now.
+        ApiError: 400, or 503 if it cannot be accepted now.
     """
     arrived = time.monotonic()
     config = service.config
@@ -108,7 +110,7 @@ async def encode(tokenizer: Tokenizer, prompts: Mapping[str, Prompt]) -> dict[st
 
 
 async def _texts(tokenizer: Tokenizer, prompts: Sequence[Prompt], token_ids: Sequence[list[int]]) -> list[str]:
-    """Prompts as text: as they were given, or what their token ids spell. `token_ids`: of each."""
+    """Prompts as text: as given, or decoded from their token ids. `token_ids`: of each."""
 
     def texts() -> list[str]:
         return [
@@ -120,7 +122,7 @@ async def _texts(tokenizer: Tokenizer, prompts: Sequence[Prompt], token_ids: Seq
 
 
 def _size(prompt: Prompt) -> int:
-    """Characters to tokenize, roughly; of tools and their calls, which are written as JSON, as many as are long."""
+    """Estimate of the characters to tokenize; for tools and their calls the length of their JSON."""
     if isinstance(prompt, Conversation):
         if prompt.tools or any("tool_calls" in message for message in prompt.messages):
             return LONG_TEXT

@@ -1,4 +1,4 @@
-"""Messages to the engine that it answers."""
+"""Calls to the engine with a response."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Answer: TypeAlias = Configured | RecordFlushed
 
 
 class EngineCalls:
-    """Pairs answers with questions by `call_id`. `send` writes a message to the engine."""
+    """Matches responses to calls by `call_id`. `send` writes a message to the engine."""
 
     def __init__(self, send: Callable[[Question], None]) -> None:
         self._send = send
@@ -27,10 +27,10 @@ class EngineCalls:
         self._failure: ApiError | None = None
 
     async def ask(self, question: Callable[[int], Question]) -> None:
-        """Until the engine answered; what it answered is in force by then.
+        """Waits for the engine's response; the configuration in it is in force by then.
 
         Raises:
-            ApiError: 504 when it does not answer, or the error given to `fail`.
+            ApiError: 504 without a response, or the error given to `fail`.
         """
         if self._failure is not None:
             raise self._failure
@@ -45,7 +45,7 @@ class EngineCalls:
             del self._open[call_id]
 
     def tell(self, question: Callable[[int], Question]) -> None:
-        """Ask, and do not wait."""
+        """Send a call without waiting for the response."""
         self._send(question(next(self._call_ids)))
 
     @property
@@ -54,18 +54,18 @@ class EngineCalls:
         return bool(self._open)
 
     def answered(self, answer: Answer) -> None:
-        """End the call that this answers; a call that timed out is no longer known."""
+        """Complete the call of this response; responses to timed-out calls are ignored."""
         waiting = self._open.get(answer.call_id)
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
 
     def fail(self, error: ApiError) -> None:
-        """The engine takes no calls: those in flight, and new ones until `resume`, end with `error`."""
+        """Fails calls in flight, and new ones until `resume`, with `error`."""
         self._failure = error
         for waiting in self._open.values():
             if not waiting.done():
                 waiting.set_exception(error)
 
     def resume(self) -> None:
-        """Another engine takes calls."""
+        """A new engine accepts calls."""
         self._failure = None

@@ -18,7 +18,7 @@ class EngineClient(asyncio.Protocol):
 
     Args:
         on_message: called for each message, in order, in the event loop.
-        on_lost: called once when the engine process is gone, with why where that is known.
+        on_lost: called once when the engine process has exited, with the reason if known.
     """
 
     def __init__(self, on_message: Callable[[FromEngine], None], on_lost: Callable[[str | None], None]) -> None:
@@ -32,7 +32,7 @@ class EngineClient(asyncio.Protocol):
         await asyncio.get_running_loop().create_connection(lambda: self, sock=sock)
 
     def write(self, frames: bytes) -> None:
-        """Queue whole frames; to an engine that is gone they are dropped, and `on_lost` says so to everyone."""
+        """Queue whole frames; after the engine has exited they are dropped, and `on_lost` reports it."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frames)
 

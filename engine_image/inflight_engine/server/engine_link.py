@@ -1,4 +1,4 @@
-"""The connection to the engine process that runs now: when it dies, another takes its place."""
+"""The connection to the current engine process, replaced when the process dies."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from inflight_engine.server.generation import GenerationRequest
 
 
 class EngineLink:
-    """At most one connection at a time; nothing of an earlier one is heard any more.
+    """At most one connection at a time; messages of earlier ones are ignored.
 
     Args:
         on_message: called for each message, in order, in the event loop.
-        on_lost: called once for a connection that ended, with why where that is known; not after `cut`.
+        on_lost: called once for a connection that ended, with the reason if known; not after `cut`.
 
     Attributes:
-        open: the engine takes messages. Until then, and when the connection is lost, they are dropped.
+        open: the engine accepts messages. Before that, and after loss of the connection, they are dropped.
     """
 
     def __init__(self, on_message: Callable[[FromEngine], None], on_lost: Callable[[str | None], None]) -> None:
@@ -31,7 +31,7 @@ class EngineLink:
         self.open = False
 
     async def connect(self, sock: socket.socket) -> None:
-        """Take over a connected socket; the one before was lost or cut."""
+        """Take over a connected socket; the previous one was lost or cut."""
 
         def message(message: FromEngine) -> None:
             if client is self._client:
@@ -75,7 +75,7 @@ def add_request(
         service_class=scheduling.service_class,
         tenant=scheduling.tenant,
         cache_salt=scheduling.cache_salt,
-        # More than it may generate, it will not.
+        # It does not generate more than permitted.
         predicted_tokens=None if predicted is None else min(predicted, sampling.max_tokens),
         resubmitted=resubmitted,
         external_id=request.external_id,

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors in OpenAI's format: `{"error": {"message", "type", "param", "code"}}`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """What a client is told when it gets no answer, or when an answer breaks off.
+    """Error for a client without a response, or with an aborted one.
 
     Attributes:
         status: HTTP status code.
-        message: a sentence that says what is wrong and, where it can, what to do.
+        message: one sentence with the error and, if possible, the remedy.
         param: the field of the request that is wrong.
         code: OpenAI's machine-readable name of the error.
-        retry_after: seconds after which trying again makes sense.
+        retry_after: seconds after which a retry is useful.
     """
 
     status: int
@@ -40,7 +40,7 @@ class ApiError(Exception):
         return json.dumps({"error": error}).encode()
 
     def event(self) -> bytes:
-        """The error as a server-sent event, for a stream that has begun."""
+        """The error as a server-sent event, for a stream that has started."""
         return b"data: " + self.body() + b"\n\n"
 
     def all_headers(self) -> dict[str, str]:
@@ -60,5 +60,5 @@ _TYPES = {
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """400: the request itself is wrong; sending it again changes nothing."""
+    """400: the request itself is invalid; a retry does not help."""
     return ApiError(400, message, param, code)

@@ -1,4 +1,4 @@
-"""Answers as server-sent events, written where their tokens are handed over: no task is switched to for a token."""
+"""Responses as server-sent events, written in the call that delivers their tokens: no task switch per token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from inflight_engine.server.send import raw_headers, send_error
 EVENT_STREAM = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
-    # nginx, and proxies that follow it, would otherwise collect the stream.
+    # nginx, and proxies that follow it, would otherwise buffer the stream.
     "x-accel-buffering": "no",
 }
 
@@ -28,7 +28,7 @@ MANY_SCORED_TOKENS = 256
 
 
 class AnswerFormat(Protocol):
-    """How an endpoint writes an answer. Each method returns bytes of the body; all but the first make a stream.
+    """How an endpoint formats a response. Each method returns bytes of the body; all except the first are for streams.
 
     Attributes:
         names_tokens: events have the ids of tokens.
@@ -54,7 +54,7 @@ class AnswerFormat(Protocol):
 
 
 class Taken(NamedTuple):
-    """What a choice has to send. `done`: that is its end."""
+    """Unsent data of a choice. `done`: this is its end."""
 
     choice: Generation
     piece: Piece
@@ -62,17 +62,18 @@ class Taken(NamedTuple):
 
 
 class EventStream:
-    """Writes the events of a call. Its headers go out with the first token, so that what fails before has a status.
+    """Writes the events of a call. Its headers are sent with the first token, so that earlier failures have a status
+    code.
 
-    `write` runs the server's `send` as far as it goes without waiting, which is to its end while the client reads. A
-    client that does not is waited for in a task, and what is new meanwhile is written after that, together.
+    `write` runs the server's `send` until it blocks; while the client reads, it runs to its end. If the client does not
+    read, a task waits, and data that arrives meanwhile is written afterwards in one piece.
 
     Args:
         send: for the head, or for a whole response.
-        send_body: for what follows the head.
+        send_body: for data after the head.
 
     Attributes:
-        complete: done when all is written, or when nothing more may be.
+        complete: done when all data is written, or no more may be written.
     """
 
     def __init__(self, call: Call, answer: AnswerFormat, send: Send, send_body: Send) -> None:
@@ -89,14 +90,14 @@ class EventStream:
         """Choices whose end is written."""
 
     def write(self, changed: Sequence[Generation]) -> None:
-        """Write what these generations have to send."""
+        """Write the unsent data of these generations."""
         if self._sending is not None:
             self._unwritten.update(dict.fromkeys(changed))
         elif not self.complete.done():
             self._run(self._write(changed))
 
     def _run(self, writing: Coroutine[Any, Any, bool]) -> None:
-        """Write as far as it goes without waiting. What is run returns whether that is the last."""
+        """Write until the call blocks. The writer returns whether this is the last write."""
         try:
             waits_for = writing.send(None)
         except StopIteration as end:
@@ -154,7 +155,7 @@ class EventStream:
         return Taken(choice, choice.take(), choice.done)
 
     def _format(self, taken: Sequence[Taken]) -> list[bytes]:
-        """May run in a thread: looks at nothing that tokens which come meanwhile change."""
+        """May run in a thread: reads no state that new tokens change."""
         chunks = []
         for choice, piece, done in taken:
             rest = piece
@@ -166,11 +167,11 @@ class EventStream:
         return chunks
 
     async def _end(self) -> bytes:
-        """What follows the last choice."""
+        """Data after the last choice."""
         return self._answer.end() + DONE
 
     def _error(self, error: ApiError) -> bytes:
-        """The end of an answer that fails."""
+        """The end of a failed response."""
         return error.event()
 
     async def _send_events(self, chunks: Sequence[bytes], *, more: bool) -> None:

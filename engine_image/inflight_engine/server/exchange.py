@@ -1,4 +1,4 @@
-"""One HTTP request from its head to its end: what the access log and its trace tell."""
+"""One HTTP request from its head to its end: data for the access log and its trace."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _KEY = "inflight.exchange"
 class Exchange:
     """Attributes:
     began, ended: seconds on the monotonic clock; `ended` is 0 before the end.
-    status: of the response; None: no response was begun, as when the client left before.
+    status: of the response; None: no response was started, for example because the client disconnected.
     scheduling: of a request for generation whose class is known.
-    call: its generations; None: it asks for none, or was refused.
-    span: what the tracer keeps of it; None: it has no trace.
+    call: its generations; None: none requested, or rejected.
+    span: the tracer's state; None: not traced.
     """
 
     __slots__ = ("began", "call", "ended", "request_id", "scheduling", "span", "status")
@@ -35,7 +35,7 @@ class Exchange:
 
     @property
     def aborted(self) -> bool:
-        """The client left before its answer was complete."""
+        """The client disconnected before its response was complete."""
         return self.call is not None and self.call.error is None and self.call.abandoned
 
     @property
@@ -67,16 +67,16 @@ class Exchange:
 
     @property
     def failed(self) -> bool:
-        """The answer has a status of 500 or more, or broke off with an error."""
+        """The response has a status of 500 or more, or was aborted with an error."""
         broken = self.call is not None and self.call.error is not None
         return broken or (self.status is not None and self.status >= 500)
 
 
 class RequestSpans(Protocol):
-    """Makes the trace of a request. No method raises."""
+    """Creates the trace of a request. No method raises."""
 
     def begin(self, exchange: Exchange, scope: Scope) -> tuple[str, str]:
-        """Begin its server span; returns the ids of trace and span in hexadecimal."""
+        """Start its server span; returns the ids of trace and span in hexadecimal."""
         ...
 
     def end(self, exchange: Exchange, scope: Scope) -> None:

@@ -1,4 +1,4 @@
-"""Metric families of one page, of which a scraper may ask for some: those it does not ask for are not built."""
+"""Metric families of one page. A scraper may select some; others are not built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields of generation requests that several endpoints share, and what their values may be."""
+"""Fields of generation requests that several endpoints share, and their permitted values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_SALT_LENGTH = 256
 
 
 def only(*neutral: object) -> AfterValidator:
-    """A parameter that is not supported: null, or a value that asks for nothing, is accepted; all else is refused."""
+    """An unsupported parameter: null, or a value without effect, is accepted; any other value is rejected."""
 
     def check(value: Any) -> Any:
         if value is None or any(
@@ -58,12 +58,12 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """As chat templates take it.
+    """Input of a chat template.
 
     Attributes:
         messages: `role` and `content` of each, and where they are there `name`, `tool_calls` and `tool_call_id`.
-        tools: that the model is shown; None: none.
-        continues: the prompt ends where an assistant's answer begins.
+        tools: for the chat template; None: none.
+        continues: the prompt ends at the start of an assistant's answer.
     """
 
     messages: list[dict[str, Any]]
@@ -91,7 +91,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_unknown(cls, value: Any) -> Any:
-        """As `FIRST_ERROR`: of more fields than there are, one unknown is left to be reported."""
+        """As `FIRST_ERROR`: with more fields than exist, one unknown field is kept for the error."""
         if not isinstance(value, dict) or len(value) <= len(cls.model_fields):
             return value
         names = {field.alias or name for name, field in cls.model_fields.items()}
@@ -180,9 +180,9 @@ class GenerationFields(SamplingFields, SchedulingFields):
         return None
 
     def echoes(self) -> bool:
-        """Whether an answer begins with its prompt."""
+        """Whether a response begins with its prompt."""
         return False
 
     def asked_max_tokens(self) -> int | None:
-        """0: nothing but the prompt is asked for."""
+        """0: only the prompt is requested."""
         return self.max_tokens

@@ -1,4 +1,4 @@
-"""What is wrong with flags that are right one by one."""
+"""Conflicts between flags that are valid individually."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from inflight_engine.server.observability_flags import tracing_config
 
 
 def wrong_combination(flags: argparse.Namespace) -> str | None:
-    """A sentence; None: nothing is."""
+    """The conflict as a sentence; None: no conflict."""
     if flags.preemption == "swap" and not flags.swap_space:
         return "--preemption swap needs host memory: give --swap-space, as in --swap-space 4Gi"
     if flags.admin_port is None and not flags.serving_metrics:

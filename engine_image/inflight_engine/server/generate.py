@@ -1,4 +1,4 @@
-"""POST /v1/generate: this server's own endpoint, with token ids and timings."""
+"""POST /v1/generate: Inflight's native endpoint, with token ids and timings."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class GenerateAnswer:
         return b""
 
     def _news(self, choice: Generation, piece: Piece) -> dict[str, Any]:
-        """A piece's text with the tokens, up to it, that were not sent yet."""
+        """A piece's text with the unsent tokens up to it."""
         index = choice.request.index
         begin, end = self._sent[index], piece.num_tokens
         self._sent[index] = end

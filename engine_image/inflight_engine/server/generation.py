@@ -1,4 +1,4 @@
-"""One request on the API process's side: its tokens become text, and whoever serves the client is woken."""
+"""One request in the API process: detokenization, and notification of the client's writer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Detokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """When it is a request's turn; the fields are those of `Request`."""
+    """Scheduling parameters of a request; the fields are those of `Request`."""
 
     service_class: str
     priority: int
@@ -36,11 +36,11 @@ class Scheduling:
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What another replica has computed of an answer that is continued here.
+    """The part of a continued response that another replica computed.
 
     Attributes:
-        finish_reason: None: the answer goes on.
-        written: the client has whatever these tokens let out; else nothing of them.
+        finish_reason: None: the response continues.
+        written: the client has received the text of these tokens; else none of it.
     """
 
     token_ids: Sequence[int]
@@ -50,19 +50,19 @@ class Earlier:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One answer that a client asked for, checked and tokenized.
+    """One requested choice, validated and tokenized.
 
     Attributes:
-        index: which of the call's answers this is.
+        index: of the choice in the call.
         stop: stop strings, found here; stop token ids are in `sampling` and found by the engine.
-        streaming: tokens are handed over as they come, not at the end.
-        relayed: a relay reads its progress, and can have it continued by another replica.
-        seed_drawn: its seed was drawn here, and the answer depends on it.
-        num_reported, end_reported: tokens that its relay was told of by another replica, and whether its end was.
-        earlier: what of that is kept; None: the answer begins here.
+        streaming: tokens are delivered as they arrive, not at the end.
+        relayed: a relay reads its progress, and can continue it at another replica.
+        seed_drawn: its seed was drawn here, and the output depends on it.
+        num_reported, end_reported: tokens that another replica reported to the relay, and whether it reported the end.
+        earlier: the retained part of these; None: the response starts here.
         echo: the prompt's text, with which the answer begins; None: it does not.
-        prompt_only: what the engine samples is not part of the answer.
-        external_id: of the HTTP request (X-Request-Id); its answers share it.
+        prompt_only: sampled tokens are not part of the response.
+        external_id: of the HTTP request (X-Request-Id); shared by its choices.
     """
 
     request_id: int
@@ -91,13 +91,13 @@ class ScoredToken(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A part of an answer.
+    """A part of a choice.
 
     Attributes:
         tokens: those whose text begins in this part, where log-probabilities were asked for.
         prompt: in the first part, where log-probabilities of the prompt were asked for.
         num_tokens: of the answer, up to this part: the text of the last ones may come with a later part.
-        logprobs: of those of them that no earlier part had, where asked for.
+        logprobs: of the tokens without log-probabilities in an earlier part, if requested.
     """
 
     text: str
@@ -131,10 +131,10 @@ class Timings:
 
 @dataclass(slots=True)
 class Preempted:
-    """A running request lost its slot to others. Seconds on the monotonic clock; None: has not happened.
+    """A preemption of a running request. Seconds on the monotonic clock; None: not yet.
 
     Attributes:
-        began: the step that took the slot away.
+        began: step in which it lost its slot.
         resumed: the step in which it had a slot again.
         next_token: its first token after that.
     """
@@ -151,13 +151,13 @@ MAX_PREEMPTIONS = 64
 class Generation:
     """State of one running request.
 
-    The dispatcher of step reports calls `add_token` and `finish`, which tell the inbox; its reader then calls `take`.
-    Text is made when it is taken, except where each token's place in it matters: with stop strings, which must be found
+    The dispatcher of step reports calls `add_token` and `finish`, which notify the inbox; its reader then calls `take`.
+    Text is decoded when it is taken, unless each token's position in it matters: with stop strings, which must be found
     in the step in which they appear, and with log-probabilities.
 
-    Of log-probabilities (up to about 1.7 kB a token) only those are in memory that were not written yet: of a whole
-    answer all of them, in a stream those of tokens whose text cannot be sent yet and of what came while its client did
-    not read. `max_tokens` bounds both.
+    Only unwritten log-probabilities (up to about 1.7 kB a token) are in memory: all of a non-streamed response, in a
+    stream those of tokens whose text cannot be sent yet and those that arrived while its client did not read.
+    `max_tokens` bounds both.
     """
 
     __slots__ = (
@@ -207,7 +207,7 @@ class Generation:
         self.queued = True
         """The engine has not admitted it, or not again since its engine process was lost."""
         self.wait_counted = self.first_token_counted = False
-        """In the metrics, where a request counts once however often it is submitted."""
+        """Counted in the metrics, where a resubmitted request counts once."""
         self.cached_tokens = 0
         """Of its prompt, in the prefix cache when it was admitted first."""
         self.counted_tokens = 0
@@ -235,9 +235,9 @@ class Generation:
         self._stop = StopStrings(request.stop)
         self._min_tokens = request.sampling.min_tokens
         self._stop_token_ids = frozenset(request.sampling.stop_token_ids)
-        # Whether each token's place in the text matters.
+        # Whether each token's position in the text matters.
         self._placed = self.scored or bool(request.stop)
-        # Of `token_ids`, how many are decoded.
+        # Number of decoded `token_ids`.
         self._num_decoded = 0
         self._text = request.echo or ""
         # Characters of the text: decoded, and of them not held back as a possible stop string.
@@ -248,7 +248,7 @@ class Generation:
             self._go_on(request.earlier)
 
     def requeue(self, now: float) -> None:
-        """Its engine process was lost: it is submitted to another one, with the tokens that it has, and waits again."""
+        """Its engine process was lost: it is resubmitted to another one, with its tokens so far, and waits again."""
         if not self.token_ids:
             self.timings = Timings(self.timings.arrived)
             self.preemptions, self.num_preemptions = [], 0
@@ -266,17 +266,17 @@ class Generation:
 
     @property
     def progress_at(self) -> float:
-        """When its latest token came; before the first one, when it entered the queue."""
+        """Time of its latest token; before the first one, of its entry into the queue."""
         return max(self.enqueued_at, self.last_token_at)
 
     @property
     def waiting(self) -> bool:
-        """It has to be admitted before it can go on."""
+        """It has to be admitted before it can continue."""
         return self.queued and not self.done
 
     @property
     def num_known_tokens(self) -> int:
-        """Of its prompt and its output: what its prefill computes while it waits."""
+        """Tokens of its prompt and output: the work of its prefill while it waits."""
         return len(self.request.prompt_token_ids) + len(self.token_ids)
 
     @property
@@ -287,23 +287,23 @@ class Generation:
 
     @property
     def holds_back(self) -> bool:
-        """There are log-probabilities that wait for the text of their tokens."""
+        """Log-probabilities are waiting for the text of their tokens."""
         return bool(self._untaken) and self._untaken[-1].offset >= self._let_out
 
     @property
     def time_to_first_token(self) -> float | None:
-        """Seconds from arrival; None: no token came."""
+        """Seconds from arrival; None: no token arrived."""
         first = self.timings.first_token
         return None if first is None else first - self.timings.arrived
 
     @property
     def time_per_output_token(self) -> float | None:
-        """Seconds for each token after the first, on average, of a request that ended; None: there were not two."""
+        """Seconds for each token after the first, on average, of a finished request; None for fewer than two tokens."""
         first, finished, after_first = self.timings.first_token, self.timings.finished, len(self.token_ids) - 1
         return None if first is None or finished is None or after_first < 1 else (finished - first) / after_first
 
     def preempt(self, began: float) -> None:
-        """It lost its slot to others, in the step that began then."""
+        """It was preempted in the step that started at that time."""
         self.num_preemptions += 1
         del self.preemptions[MAX_PREEMPTIONS - 1 :]
         self.preemptions.append(Preempted(began))
@@ -314,7 +314,7 @@ class Generation:
             self._prompt_scores.add(report)
 
     def add_token(self, token_id: int, logprobs: TokenLogprobs | None) -> bool:
-        """Take one sampled token. True when it completes a stop string: the engine has to be told to stop."""
+        """Add one sampled token. True if it completes a stop string: the engine has to stop the request."""
         if self.request.prompt_only:
             return False
         self.token_ids.append(token_id)
@@ -325,7 +325,7 @@ class Generation:
         return self._stop.found
 
     def finish(self, reason: FinishReason, now: float, error: ApiError | None = None) -> None:
-        """The last thing that happens to it; what comes later is ignored. `error`: what the client is told."""
+        """Finish the request; later events are ignored. `error`: for the client."""
         if self.done:
             return
         stopped_early = self.request.prompt_only and reason is FinishReason.STOP
@@ -337,8 +337,8 @@ class Generation:
         self._inbox.put(self)
 
     def take(self) -> Piece:
-        """What may be sent now and was not taken before; all that is left when it is done. Nothing before the first
-        token, also not an echoed prompt: until then another engine process can begin anew."""
+        """Output that may be sent now and was not taken before; all of the rest when it is done. Nothing before the
+        first token, also not an echoed prompt: until then another engine process can restart it."""
         if not (self.token_ids or self.done):
             return Piece("", [])
         self._decode()
@@ -347,7 +347,7 @@ class Generation:
             self._let_go(self._stop.push(self._detokenizer.flush()))
             self._let_go(self._stop.flush())
         text, self._text = self._text, ""
-        # One that failed, or that nobody waits for, may have had no time for all of its prompt.
+        # A failed or aborted request may not have computed its whole prompt.
         prompt = self._prompt_scores if self.finish_reason in (None, FinishReason.STOP, FinishReason.LENGTH) else None
         self._prompt_scores = None
         piece = Piece(text, self._take_tokens(all_out=all_out) if self._untaken else [], prompt, len(self.token_ids))
@@ -356,7 +356,7 @@ class Generation:
         return piece
 
     def _go_on(self, earlier: Earlier) -> None:
-        """Be as if these tokens had come one by one. Their log-probabilities are not known."""
+        """Replay these tokens as if sampled here. Their log-probabilities are unknown."""
         # A stop string ends no answer before `min_tokens`, so the text of the first ones is not searched.
         for token_ids in (earlier.token_ids[: self._min_tokens], earlier.token_ids[self._min_tokens :]):
             self.token_ids += token_ids
@@ -371,7 +371,7 @@ class Generation:
                 self._inbox.put(self)
 
     def _end_of_tokens(self) -> FinishReason | None:
-        """Why there can be no further token; None: there can."""
+        """Why no further token is possible; None: one is."""
         if self._stop.found or (self.token_ids and self.token_ids[-1] in self._stop_token_ids):
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.token_ids) >= self.request.sampling.max_tokens else None

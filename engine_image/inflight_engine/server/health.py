@@ -1,4 +1,4 @@
-"""/health: is there progress? /ready: are requests taken? /metrics. None of them costs the engine anything."""
+"""/health: is there progress? /ready: are requests taken? /metrics. None of them adds load to the engine."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MetricNames = Annotated[list[str] | None, Query(alias="name[]")]
 
 
 def health_status(phase: Phase, *, draining: bool, stalled: bool) -> tuple[int, str]:
-    """HTTP status and one word. Loading is healthy: only a start-up probe can know how long it may take. So is a
-    restart of the engine process, which is bounded."""
+    """HTTP status and one word. Loading is healthy: only the start-up probe bounds its duration. So is a restart of the
+    engine process, which is bounded."""
     if phase is Phase.FAILED:
         return 503, "failed"
     if phase is not Phase.READY:

@@ -1,4 +1,4 @@
-"""Heartbeats of all responses that report their progress: one timer, whatever their number."""
+"""Heartbeats of all responses that report their progress: one timer for all."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 from inflight_engine.server.progress_frames import ProgressStream
 
 _PERIOD = 0.5
-"""Seconds between two looks at a response. It writes a heartbeat where it wrote nothing in between, so never more than
-twice as long, 1 s, passes without a byte."""
+"""Seconds between two checks of a response. A heartbeat is written if nothing was written in between, so the longest
+time without a byte is twice this, 1 s."""
 _ROUNDS = 10
 """In a period: not all responses that wait write at once."""
 
@@ -17,7 +17,7 @@ _ROUNDS = 10
 class Heartbeats:
     """
     Args:
-        silent: heartbeats stop, so that a relay sees that the engine makes no progress.
+        silent: heartbeats stop, so that a relay detects a stalled engine.
     """
 
     def __init__(self, silent: Callable[[], bool]) -> None:
@@ -28,11 +28,11 @@ class Heartbeats:
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """Responses that are open."""
+        """Number of open responses."""
         return len(self._round_of)
 
     def add(self, stream: ProgressStream) -> None:
-        """It is open from now on."""
+        """Adds an open response."""
         # The round that was last: the first look comes after a whole period.
         self._round_of[stream] = last = (self._next - 1) % _ROUNDS
         self._rounds[last][stream] = None
@@ -40,7 +40,7 @@ class Heartbeats:
             self._arm()
 
     def remove(self, stream: ProgressStream) -> None:
-        """It is complete, or its client is gone."""
+        """Removes a response that is complete or whose client disconnected."""
         del self._rounds[self._round_of.pop(stream)][stream]
 
     def _arm(self) -> None:

@@ -1,5 +1,5 @@
-"""News of generations, for those who serve their clients. They are called, not woken: a task for each stream would be
-switched to for each of its tokens."""
+"""Updates of generations for the writers of responses, by callback: a task for each stream would cost a task switch for
+each token."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ all streams are written to."""
 
 
 class Deliveries:
-    """Calls the readers of inboxes that have news: in the order of their first news, a few in each round of the event
-    loop. News of an inbox that waits for its turn are delivered together, so tokens share events, and cost less, while
-    the process is behind the engine."""
+    """Calls the readers of inboxes with updates: in the order of their first update, a few in each iteration of the
+    event loop. Updates of a waiting inbox are delivered together, so that tokens share events, and cost less, while the
+    process lags behind the engine."""
 
     def __init__(self) -> None:
         self._due: deque[Inbox] = deque()
         self._scheduled = False
 
     def add(self, inbox: Inbox) -> None:
-        """`inbox` has news, and is not among those that wait already."""
+        """Enqueues `inbox`, which has updates and is not queued yet."""
         self._due.append(inbox)
         if not self._scheduled:
             self._schedule()
@@ -47,7 +47,7 @@ class Deliveries:
 
 
 class Inbox:
-    """Generations that have something new, for the one who serves their client."""
+    """Generations with updates, for the writer of their response."""
 
     __slots__ = ("_changed", "_deliveries", "_reader")
 
@@ -57,20 +57,20 @@ class Inbox:
         self._reader: Callable[[list[Generation]], None] | None = None
 
     def put(self, generation: Generation) -> None:
-        """It has something new."""
+        """Adds a generation with an update."""
         if not self._changed and self._reader is not None:
             self._deliveries.add(self)
         self._changed[generation] = None
 
     def read(self, reader: Callable[[list[Generation]], None]) -> None:
-        """From now on call `reader`, not before the event loop's next round, with those that have news since the last
-        time: at least one, each once, in the order of their first news."""
+        """From now on call `reader`, not before the event loop's next iteration, with generations updated since the
+        last call: at least one, each once, in the order of their first news."""
         self._reader = reader
         if self._changed:
             self._deliveries.add(self)
 
     def close(self) -> None:
-        """Call nobody any more."""
+        """Stop calling the reader."""
         self._reader = None
 
     def deliver(self) -> None:

@@ -1,4 +1,4 @@
-"""From start to exit: load, serve, drain or fail."""
+"""Lifecycle of the process: load, serve, drain or fail."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAST_WORDS_SECONDS = 5.0
 """For errors to reach their clients before the process ends."""
 
 ENGINE_EXIT_SECONDS = 5.0
-"""For the engine process to leave its loop, which it does after the step under way; then it is killed."""
+"""Time for the engine process to leave its loop after the current step; then it is killed."""
 
 _WHEN = {
     Phase.LOADING: " while it loaded the model",
@@ -48,7 +48,7 @@ class Lifecycle:
         self._stop_now = asyncio.Event()
 
     def drain(self) -> None:
-        """Begin to drain; harmless when called again."""
+        """Start to drain; idempotent."""
         if not self._stop.is_set():
             self._service.draining = True
             self._stop.set()
@@ -60,7 +60,7 @@ class Lifecycle:
         self.drain()
 
     async def run(self) -> str | None:
-        """Until everything has ended but the HTTP server. None: drained; else a sentence that says what failed."""
+        """Runs until everything except the HTTP server has ended. None: drained; else the failure as a sentence."""
         tasks = [asyncio.create_task(self._load()), asyncio.create_task(self._supervisor.run())]
         try:
             await self._first(self._stop.wait())
@@ -81,7 +81,7 @@ class Lifecycle:
         try:
             tokenizer = await _in_daemon_thread(service.config)
             ready = await service.engine_ready
-            if service.failure.done():  # It died while the tokenizer was still loading.
+            if service.failure.done():  # The engine died while the tokenizer was still loading.
                 return
             await service.open(tokenizer, initial_limits(service.config.limits_file, ready.capacity))
         except (ValueError, OSError) as error:
@@ -91,7 +91,7 @@ class Lifecycle:
             service.fail(f"start-up failed: {error}")
         else:
             self._supervisor.start_seconds = time.monotonic() - self._supervisor.process.started
-            gc.freeze()  # What was imported stays; looking through it for garbage would hold up all streams.
+            gc.freeze()  # Imported objects stay; scanning them for garbage would delay all streams.
             self._log_facts(ready, self._supervisor.start_seconds)
             config = service.config
             if config.engine.scheduling_policy == "fair" and not service.tenants.known:
@@ -182,7 +182,7 @@ class Lifecycle:
         process.kill()
 
     async def _first(self, *waits: Coroutine[Any, Any, object], seconds: float | None = None) -> None:
-        """Until one of `waits` is over, or the engine failed, or `seconds` passed."""
+        """Waits until one of `waits` is done, the engine failed, or `seconds` passed."""
         tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(wait) for wait in waits]
         await asyncio.wait([*tasks, self._service.failure], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:

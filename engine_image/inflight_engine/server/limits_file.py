@@ -1,4 +1,4 @@
-"""The live limits a new replica starts with: a small JSON file that the operator keeps beside it."""
+"""The limits file: live limits for new replicas, a small JSON file that the operator mounts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _LimitsFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def initial_limits(path: Path | None, capacity: Limits) -> Limits:
-    """What the file says, at most `capacity`; capacity itself when there is no file or none that can be read.
+    """The limits in the file, at most `capacity`; `capacity` without a readable file.
 
     A replica that serves with its capacities is better than one that does not start, so a damaged file is a warning.
     """

@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two shapes, of chat and of completions, and those of prompts also in vLLM's."""
+"""Log-probabilities in OpenAI's two formats, of chat and of completions, and those of prompts also in vLLM's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything /metrics shows: vLLM's names where vLLM has the thing, `inflight_*` where it has not.
+"""The /metrics page: vLLM's names for metrics that vLLM has, `inflight_*` for others.
 
 Names, types and meanings of `vllm:*` are those of vLLM's v1 engine,
 https://docs.vllm.ai/en/latest/design/metrics.html.

@@ -1,4 +1,4 @@
-"""What is counted for /metrics: plain numbers changed as things happen; gauges are read when Prometheus asks."""
+"""Counters for /metrics: plain numbers updated on events; gauges are computed on each scrape."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ NO_STATS = StepStats(0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 """Before the first step."""
 
 _NEWEST_STEP = 0.05
-"""What the latest step weighs in the average."""
+"""Weight of the latest step in the average."""
 
 _ESTIMATE_SECONDS = 1.0
 """Between two estimates of the mean output for predictions."""
 
 REJECTIONS = ("queue_full", "class_queue_full", "queue_tokens", "shed", "draining", "not_ready", "never_fits")
-"""Why a request was not taken: 400 for the last, 503 for the others."""
+"""Reasons of rejections: 400 for the last, 503 for the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What is true at this moment.
+    """Current values.
 
     Attributes:
         limits, ready: None while the model loads.
-        waiting: requests without a slot, those not yet seen by the engine included.
+        waiting: requests without a slot, including those not yet received by the engine.
         queued_by_class: requests that were never admitted, by class.
         queued_tokens: their prompt tokens.
     """
@@ -62,12 +62,12 @@ class Gauges:
 
     @property
     def waiting_tokens(self) -> int:
-        """Prompt tokens not yet computed: the engine's count after its latest step, or ours where that is newer."""
+        """Uncomputed prompt tokens: the engine's count after its latest step, or the API process's if newer."""
         return max(self.stats.waiting_prompt_tokens, self.queued_tokens)
 
 
 class SinceStart(NamedTuple):
-    """What the engine process counts from its own start, over all of this server's engine processes."""
+    """Counters of the engine process, summed over all of this server's engine processes."""
 
     num_preemptions: int
     prefix_queries: int
@@ -76,13 +76,13 @@ class SinceStart(NamedTuple):
 
 
 class EngineMetrics(Collector):
-    """Numbers of one engine. Single-threaded: everything happens in the event loop.
+    """Numbers of one engine. Single-threaded: runs in the event loop.
 
     Args:
         model_name: label of every series.
         classes: the service classes.
-        gauges: asked at each scrape.
-        running: asked at each scrape for the requests whose tokens come in.
+        gauges: called at each scrape.
+        running: called at each scrape for the requests that are receiving tokens.
         ttft_per_token: seconds that each token of a prompt adds to the target of its class.
     """
 
@@ -98,7 +98,7 @@ class EngineMetrics(Collector):
         self._gauges = gauges
         self._running = running
         self._decoding = StepWork(0, 0, 0, 0)
-        """What the decodes of the latest step were."""
+        """Decodes of the latest step."""
         self._classes = {service_class.name: ClassCounts(service_class, ttft_per_token) for service_class in classes}
         self._before = SinceStart(0, 0, 0, 0)
         self.step_cost: StepCost | None = None
@@ -126,7 +126,7 @@ class EngineMetrics(Collector):
         self.schedule_duration = Histogram(buckets.SCHEDULE_DURATION)
 
     def step(self, stats: StepStats) -> None:
-        """Count one step; a report that is not of a step has computed no tokens."""
+        """Count one step; a report without a step has no computed tokens."""
         tokens = stats.num_prefill_tokens + stats.num_decode_tokens
         if tokens:
             self.step_tokens.observe(tokens)
@@ -137,14 +137,14 @@ class EngineMetrics(Collector):
             self.step_parts.count(stats.work, None if self.step_cost is None else self.step_cost.model)
 
     def arrived(self, num_prompt_tokens: int) -> None:
-        """Count a request that is taken."""
+        """Count an accepted request."""
         self.arrived_requests += 1
         self.arrived_prompt_tokens += num_prompt_tokens
         self.arrived_prompt_tokens_squared += num_prompt_tokens**2
 
     def seconds_for(self, num_tokens: float, num_requests: float, now: Gauges) -> float:
-        """Until so many waiting requests have a slot, and this many prompt tokens are computed beside what decodes.
-        While there is no model of steps that predicts them well, only slots count, by how long steps took of late."""
+        """Seconds until a number of waiting requests have a slot, and a number of prompt tokens are computed beside
+        decodes. Without an accurate model of steps, only slots count, by recent step durations."""
         limits, ready = now.limits, now.ready
         if limits is None or ready is None:
             return 0.0
@@ -178,7 +178,7 @@ class EngineMetrics(Collector):
         return self._mean
 
     def ended(self, generation: Generation) -> None:
-        """Count a request that has just ended, however it did."""
+        """Count a request that has just ended, for any reason."""
         reason, timings = generation.finish_reason, generation.timings
         assert reason is not None
         self.finished[reason] += 1
@@ -213,7 +213,7 @@ class EngineMetrics(Collector):
         return self._page(None).collect()
 
     def text(self, names: Collection[str] | None = None) -> bytes:
-        """What /metrics shows. `names`: as in `Families`."""
+        """The /metrics page. `names`: as in `Families`."""
         return self._page(names).text()
 
     def _page(self, names: Collection[str] | None) -> Families:

@@ -1,5 +1,5 @@
-"""Around every request: give it an id and a trace, bound the body, count open responses, close connections while
-draining, log its end."""
+"""Middleware: request id and trace, body limit, count of open responses, closing of connections while draining, access
+log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_BODY_BYTES = 16 * 1024 * 1024
 
 
 class OpenResponses:
-    """How many generation requests have no complete response yet."""
+    """Number of generation requests without a complete response."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -102,7 +102,7 @@ def too_large() -> ApiError:
 
 
 def _bounded(receive: Receive) -> Receive:
-    """Bounds a body that comes without a length, in chunks."""
+    """Bounds a chunked body without a length."""
     total = 0
 
     async def bounded() -> Message:

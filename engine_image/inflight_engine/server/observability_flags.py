@@ -1,4 +1,4 @@
-"""The flags of logs and traces, and what they mean together with OpenTelemetry's environment variables."""
+"""The flags of logs and traces, and their combination with OpenTelemetry's environment variables."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def add_observability_flags(add: Callable[..., None]) -> None:
 
 
 def access_log_exclusions(flags: argparse.Namespace) -> frozenset[str] | None:
-    """Paths without a line; None: there is no access log."""
+    """Paths without a line; None: no access log."""
     if not flags.enable_access_log:
         return None
     return frozenset(filter(None, map(str.strip, flags.disable_access_log_for_endpoints.split(","))))

@@ -1,4 +1,5 @@
-"""OpenAI's endpoints: chat completions, completions, models. Shapes: https://platform.openai.com/docs/api-reference."""
+"""OpenAI's endpoints: chat completions, completions, models. Formats:
+https://platform.openai.com/docs/api-reference."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ def _model(service: Service) -> dict[str, object]:
 
 
 def check_model(name: str | None, service: Service) -> None:
-    """404 for a model that is not served here; None asks for whatever is."""
+    """404 for a model that is not served here; None selects the served model."""
     served = service.config.served_model_name
     if name is not None and name != served:
         raise ApiError(

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's JSON. What is the same in every chunk of a stream is encoded once."""
+"""Responses in OpenAI's JSON. Constant parts of a stream's chunks are encoded once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What an answer holds beside its text.
+    """Content of a response besides its text.
 
     Attributes:
         model: the served name.
@@ -45,7 +45,7 @@ class Shown:
 
 
 class _Answer(ABC):
-    """Token ids are those that were sampled, a stop token included. In a stream text may lag behind them."""
+    """Token ids are the sampled ones, including a stop token. In a stream text may lag behind them."""
 
     id_prefix: str
     whole_object: str
@@ -65,7 +65,7 @@ class _Answer(ABC):
         self._sent = [len(choice.token_ids) if call.streaming else 0 for choice in call.choices]
         """Token ids of each choice that are written."""
         self._begun = {index for index, sent in enumerate(self._sent) if sent}
-        """Choices of a stream that have a chunk with what there is beside the text."""
+        """Choices of a stream that have a chunk with data besides the text."""
 
     def whole(self, pieces: Sequence[Piece]) -> bytes:
         choices = [
@@ -116,7 +116,7 @@ class _Answer(ABC):
         return b"data: " + _encode(body) + b"\n\n"
 
     def _new_token_ids(self, choice: Generation, piece: Piece) -> dict[str, list[int]]:
-        """Those of a choice, up to this piece of it, that are not written yet."""
+        """Unwritten ones of a choice, up to this piece."""
         if not self._shown.token_ids:
             return {}
         index = choice.request.index
@@ -130,7 +130,7 @@ class _Answer(ABC):
         return {}
 
     def _prompt(self, choice: Generation, scores: PromptScores | None) -> dict[str, Any]:
-        """What is shown of a choice's prompt beside its text."""
+        """Prompt data of a choice besides its text."""
         shown: dict[str, Any] = {}
         if self._shown.token_ids:
             shown["prompt_token_ids"] = choice.request.prompt_token_ids
@@ -235,7 +235,7 @@ class CompletionAnswer(_Answer):
 
 
 _MARK = "\x00text\x00"
-"""Where the text of a chunk goes; no model name can hold it by chance."""
+"""Placeholder of the text of a chunk; no model name contains it by chance."""
 
 
 def _counts(prompt: int, completion: int) -> dict[str, int]:

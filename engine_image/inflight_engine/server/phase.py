@@ -1,4 +1,4 @@
-"""Where the server is in its life, and what it says to calls that it cannot take there."""
+"""Phase of the server, and its errors for calls that it cannot accept in that phase."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from inflight_engine.server.errors import ApiError
 
 RETRY_AFTER_LOADING = 5.0
 RETRY_AFTER_GONE = 1.0
-"""Seconds. A client that tries again reaches another replica, or the one that comes after this."""
+"""Seconds. A retrying client reaches another replica, or the replacement of this one."""
 
 
 class Phase(StrEnum):
@@ -21,7 +21,7 @@ class Phase(StrEnum):
 
 
 def no_engine(phase: Phase) -> ApiError:
-    """What to say while there is no engine, or none any more."""
+    """The error while no engine is running."""
     match phase:
         case Phase.FAILED:
             return engine_failed("the engine process is gone and this server is ending; try again")
@@ -31,7 +31,7 @@ def no_engine(phase: Phase) -> ApiError:
 
 
 def engine_failed(message: str) -> ApiError:
-    """The engine process is gone; here or at another replica the request can be tried again."""
+    """The engine process exited; the request can be retried here or at another replica."""
     return ApiError(503, message, code="engine_failed", retry_after=RETRY_AFTER_GONE)
 
 

@@ -1,4 +1,4 @@
-"""From a checked body to what the engine needs: token ids, sampling parameters, and a length that can fit."""
+"""Converts a validated body to engine input: token ids, sampling parameters, and a length that fits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOO_LONG = "context_length_exceeded"
 
 
 class Tokenizer(Protocol):
-    """What the API process uses of the model's tokenizer."""
+    """The methods of the model's tokenizer that the API process uses."""
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
@@ -89,7 +89,7 @@ def prepare(fields: GenerationFields, prompt_token_ids: list[int], facts: ModelF
     _check_vocabulary([token_id for token_id, _ in logit_bias], facts, "logit_bias")
     max_tokens = _max_tokens(fields, len(prompt_token_ids), facts, field)
     return SamplingParams(
-        # The engine's requests sample at least one token; nobody is shown that of a prompt asked for alone.
+        # The engine's requests sample at least one token; for a prompt-only request it is not returned.
         max_tokens=max(1, max_tokens),
         min_tokens=_min_tokens(fields, max_tokens),
         temperature=_number(fields.temperature, defaults.temperature),

@@ -1,4 +1,4 @@
-"""Starts the engine process. Imports only what is light: the process starts before anything else is done."""
+"""Starts the engine process. Has only light imports: the process starts before any other work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GROUP_EXIT_SECONDS = 5.0
 
 
 class EngineProcess:
-    """The child process and the socket to it. Its end of the socket closes when it dies, however it dies.
+    """The child process and its socket. Its end of the socket closes when it dies, for any reason.
 
     Attributes:
         started: seconds, monotonic.
@@ -45,11 +45,11 @@ class EngineProcess:
             )
 
     def successor(self) -> EngineProcess:
-        """Another one; it may use the CPUs that this one could, however this process was bound since."""
+        """Starts another one on the same CPUs, regardless of later changes of this process's affinity."""
         return EngineProcess(self._cpus)
 
     def load(self, config: EngineConfig) -> None:
-        """Tells it what to load; loading goes on while the caller does something else."""
+        """Sends its configuration; loading continues in the background."""
         import msgspec
 
         assert self._process.stdin is not None
@@ -66,7 +66,7 @@ class EngineProcess:
     def kill(self) -> None:
         """End it and the processes that it started, also stopped ones; returns when they are gone."""
         if self._killed:
-            return  # Its number may be another's by now.
+            return  # Its pid may have been reused.
         self._killed = True
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -77,7 +77,7 @@ class EngineProcess:
 
 
 def _group_lives(group: int) -> bool:
-    # As a container's first process, this one inherits the dead of the group, and has to take note of their end.
+    # As a container's PID 1, this process inherits orphans of the group, and has to reap them.
     with contextlib.suppress(ChildProcessError):
         os.waitpid(-group, os.WNOHANG)
     try:
@@ -110,7 +110,7 @@ def _blocked(*signals: signal.Signals) -> Iterator[None]:
 
 
 def describe_exit(status: int | None) -> str:
-    """How a process ended, for people."""
+    """Human-readable exit status of a process."""
     if status is None:
         return "closed its connection"
     if status == -9:

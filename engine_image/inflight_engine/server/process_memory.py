@@ -14,7 +14,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def memory_families(page: Families) -> None:
-    """Add the memory of processes; /proc is read only where it was asked for."""
+    """Add the memory of processes; /proc is read only if requested."""
     page.gauges(
         "inflight_process_resident_memory_bytes",
         "Resident memory. process=api: HTTP server; process=engine: engine process and its workers.",
@@ -38,7 +38,7 @@ def _descendants(pid: int, proc: Path) -> Iterator[int]:
 def _children(pid: int, proc: Path) -> list[int]:
     """Those of all threads, without threads that are gone."""
     found: list[int] = []
-    with contextlib.suppress(OSError):  # the process went while its threads were listed: Python 3.11 raises
+    with contextlib.suppress(OSError):  # the process exited while its threads were listed: Python 3.11 raises
         for children in proc.glob(f"{pid}/task/*/children"):
             with contextlib.suppress(OSError):
                 found += map(int, children.read_text().split())
@@ -46,7 +46,7 @@ def _children(pid: int, proc: Path) -> list[int]:
 
 
 def _resident(pid: int, proc: Path) -> int:
-    """0 for a process that is gone."""
+    """0 for a process that has exited."""
     with contextlib.suppress(OSError):
         return int((proc / str(pid) / "statm").read_text().split()[1]) * _PAGE
     return 0

@@ -1,4 +1,4 @@
-"""Whether the engine makes progress: by when the step under way has to be done."""
+"""Stall detection: deadline of the engine's current step."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Progress:
         """Announced and not reported: where steps overlap, one may be computed while the next one waits for it."""
 
     def made(self, now: float) -> None:
-        """The engine said something, or work came to an idle engine."""
+        """The engine sent a message, or an idle engine got work."""
         self._deadline = max(self._deadline, now + SHORT_STEP_SECONDS)
 
     def announced(self, step: LongStep, now: float) -> None:
-        """A step begins that may take long."""
+        """A step starts that may take long."""
         self._open.append(step)
         self._deadline = max(self._deadline, now + step.seconds)
 
@@ -34,9 +34,9 @@ class Progress:
             self._deadline = max([self._deadline, *(now + each.seconds for each in self._open)])
 
     def excuse(self, seconds: float) -> None:
-        """This process was not running for so long, so what the engine said meanwhile was not read."""
+        """This process was suspended for that time, so messages of the engine were not read."""
         self._deadline += seconds
 
     def overdue(self, now: float) -> float:
-        """Seconds by which the step under way has taken longer than it may; negative: it may go on."""
+        """Seconds by which the current step is overdue; negative: not overdue."""
         return now - self._deadline

@@ -1,8 +1,8 @@
-"""Answers for a relay: their progress in the comments of a stream of events, so that another replica can go on with
-them (docs/engine.md, Progress frames).
+"""Responses for a relay, with progress in comments of the event stream, so that another replica can continue them
+(docs/engine.md, Progress frames).
 
-A frame ends with an empty line. A relay takes whole frames only, so the tokens that a frame reports and the text that
-they let out are in the same one.
+A frame ends with an empty line. A relay takes whole frames only, so the reported tokens and their text are in the same
+frame.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ProgressStream(EventStream):
         self._run(self._begin())
 
     def beat(self) -> None:
-        """Write a heartbeat, if nothing was written since this was called last."""
+        """Write a heartbeat, if nothing was written since the last call."""
         if self._quiet and self._sending is None and not self.complete.done():
             self._run(self._beat())
         self._quiet = True
@@ -98,7 +98,7 @@ class ProgressStream(EventStream):
         return frames
 
     def _tokens(self, choice: Generation, end: int) -> bytes:
-        """The comment that reports a choice's tokens up to this one; empty where there are no new ones."""
+        """The comment that reports a choice's tokens up to this one; empty without new ones."""
         index = choice.request.index
         begin = self._reported[index]
         if end <= begin:
@@ -132,7 +132,7 @@ class ProgressStream(EventStream):
 class WholeProgress(ProgressStream):
     """Writes an answer that is not streamed: its progress, then the whole body in one event.
 
-    Log-probabilities are not among what a relay keeps, so another replica begins an answer with any anew
+    A relay does not keep log-probabilities, so another replica restarts a response that has them
     (`continuation.earlier_of`). Tokens and ends that were reported are not reported again.
     """
 

@@ -11,7 +11,7 @@ from inflight_engine.output import PromptLogprobs
 
 
 class PromptToken(NamedTuple):
-    """A token of a prompt with what the tokens before it say of it, natural logarithm.
+    """A prompt token with its log-probability given the tokens before it, natural logarithm.
 
     Attributes:
         rank: its place among all tokens by falling log-probability; the likeliest one's is 1.
@@ -47,7 +47,7 @@ class PromptScores:
         return len(self.token_ids)
 
     def add(self, report: PromptLogprobs) -> None:
-        """Take what the engine reports of some of the tokens."""
+        """Store the engine's report on some of the tokens."""
         logprobs = np.frombuffer(report.logprobs, "<f4")
         top_token_ids = np.frombuffer(report.top_token_ids, "<i4").reshape(len(logprobs), -1)
         if not self._known.any():

@@ -1,4 +1,4 @@
-"""Sends the scheduling record: the file as it is after a flush, while the engine goes on writing behind that."""
+"""Download of the scheduling record: the file up to a flush, while the engine continues to append."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _CHUNK_BYTES = 1 << 18
 
 
 async def flushed_record(service: Service) -> tuple[BinaryIO, str]:
-    """The record, open for reading, with everything up to now in it; and its name.
+    """The record up to now, open for reading, and its name.
 
     Raises:
-        ApiError: 404 nothing is recorded, 500 the file cannot be read, 503 or 504 there is no engine to write it.
+        ApiError: 404 recording is off, 500 the file cannot be read, 503 or 504 no engine to flush it.
     """
     if service.record is None:
         raise ApiError(

@@ -18,13 +18,13 @@ _USABLE = re.compile(r"[!-~]{1,128}")
 
 
 def give_request_id(scope: Scope) -> str:
-    """Settle the id of a request that begins. A header that is not one word of at most 128 ASCII characters is none."""
+    """Set the id of a new request. A header that is not one word of at most 128 ASCII characters is ignored."""
     given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
     scope[_KEY] = chosen = given if _USABLE.fullmatch(given) else uuid.uuid4().hex
     return chosen
 
 
 def request_id(scope: Scope) -> str:
-    """That of a request, settled by `give_request_id`."""
+    """The id of a request, set by `give_request_id`."""
     chosen: str = scope[_KEY]
     return chosen

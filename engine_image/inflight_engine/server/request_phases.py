@@ -1,4 +1,4 @@
-"""The phases of a request as its trace shows them: queue, prefill, decode, and again after each preemption."""
+"""The phases of a request in its trace: queue, prefill, decode, and again after each preemption."""
 
 from __future__ import annotations
 

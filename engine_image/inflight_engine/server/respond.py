@@ -1,4 +1,4 @@
-"""Answers as an HTTP response, streamed or whole; a client that leaves ends them at once."""
+"""HTTP responses of generations, streamed or whole; a disconnecting client aborts them at once."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from inflight_engine.server.service import Service
 
 
 class GenerationResponse(Response):
-    """Waits for tokens and writes them. Headers go out with the first token, so that what fails before has a status.
-
-    A choice that fails fails the answer; whatever ends it, no choice runs on.
+    """Waits for tokens and writes them. Headers are sent with the first token, so that earlier failures have a status
+    code. A failed choice fails the response; after its end, no choice continues to run.
     """
 
     def __init__(self, service: Service, call: Call, answer: AnswerFormat) -> None:

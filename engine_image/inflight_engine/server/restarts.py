@@ -1,4 +1,4 @@
-"""How often the engine process may be started again."""
+"""Restart limit of the engine process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 
 MOST_RESTARTS = 3
 WINDOW_SECONDS = 600.0
-"""What dies more often than this needs a person, or a new container; the end of the server makes both see it."""
+"""A process that dies more often needs intervention, or a new container; the exit of the server triggers both."""
 
 
 class Restarts:
@@ -16,7 +16,7 @@ class Restarts:
         self._times: deque[float] = deque(maxlen=MOST_RESTARTS)
 
     def begin(self, now: float) -> bool:
-        """Count one at `now` (seconds, monotonic). False, and not counted: there were too many within the window."""
+        """Count one at `now` (seconds, monotonic). False, and not counted: too many within the window."""
         if len(self._times) == MOST_RESTARTS and now - self._times[0] < WINDOW_SECONDS:
             return False
         self._times.append(now)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from inflight_engine.server.tracing_config import TracingConfig
 
 KEEP_ALIVE_SECONDS = 120
-"""Longer than clients and proxies keep idle connections (Go: 90 s), so that it is they who close: a server that closes
-first now and then cuts off a request on its way."""
+"""Longer than clients and proxies keep idle connections (Go: 90 s), so that the client closes first: a server that
+closes first occasionally aborts a request in transit."""
 
 LINGER_SECONDS = 5
 """For clients that read their complete response slowly, after the drain."""
@@ -37,7 +37,7 @@ FLUSH_SECONDS = 3.0
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: it would stop accepting at once, where draining still takes requests."""
+    """uvicorn without its signal handlers: they would stop accepting at once, while draining still accepts requests."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

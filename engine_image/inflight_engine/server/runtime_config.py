@@ -1,4 +1,4 @@
-"""What changes while the engine runs: the two limits, and the weights of service classes."""
+"""Configuration that can change at runtime: the two limits, and the weights of service classes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Change:
 
 
 class RuntimeConfig:
-    """What is in force, as the engine said it.
+    """The configuration in force, as reported by the engine.
 
     Attributes:
         limits: None until the engine applied or confirmed the first ones.
@@ -53,8 +53,8 @@ class RuntimeConfig:
         """Apply all of it, or nothing.
 
         Raises:
-            ApiError: 400 a value is out of range or a class unknown, 409 the revision is an older one, 503 the engine
-                is gone or not there yet, 504 it does not answer (should it answer later, all of it is in force then).
+            ApiError: 400 a value is out of range or a class unknown, 409 the revision is an older one, 503 no engine is
+                running, 504 it does not respond (if it responds later, the change is in force then).
         """
         async with self._changing:
             if self.limits is None:

@@ -1,4 +1,4 @@
-"""The flags that say who is next: policy, classes, preemption, the prefix cache, and the record of it all."""
+"""Scheduling flags: policy, classes, preemption, the prefix cache, and the scheduling record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client says about its turn: class, priority, salt, prediction."""
+"""Scheduling fields of a request: class, priority, salt, prediction."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def scheduling_of(fields: SchedulingFields, classes: Sequence[ServiceClass], ten
     """With the defaults of its class; a request that names none belongs to the first.
 
     Args:
-        tenant: whose request it is (`Tenants.of`).
+        tenant: of the request (`Tenants.of`).
 
     Raises:
-        ApiError: 400, there is no such class.
+        ApiError: 400, the class does not exist.
     """
     chosen = _service_class(fields.service_class, classes)
     return Scheduling(

@@ -1,4 +1,4 @@
-"""Bodies of generation requests. What is not supported is refused by name, never ignored."""
+"""Bodies of generation requests. Unsupported fields are rejected by name, never ignored."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class OpenAIFields(GenerationFields):
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     def check(self) -> None:
-        """What concerns several fields.
+        """Validation across fields.
 
         Raises:
             ApiError: 400.

@@ -1,4 +1,4 @@
-"""The API process's state and what can be done with it: take requests, and end them."""
+"""State of the API process, with methods to accept and to end requests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from inflight_engine.server.tenants import Tenants
 from inflight_engine.server.timeouts import Timeouts
 
 MAX_TRIES = 2
-"""Of a request: one that had a slot in two engine processes that died may be what killed them."""
+"""Of a request: one with a slot in two engine processes that died may have caused the crashes."""
 
 LONGEST_RETRY_AFTER = 60.0
 
@@ -59,19 +59,19 @@ class Service:
     """One per process. All methods run in the event loop.
 
     Attributes:
-        draining: told to stop; responses close their connections, and /ready fails.
-        admitting: new requests are still taken (for `drain_delay` seconds also while draining).
-        failure: once it is set, why the engine cannot go on.
+        draining: shutting down; responses close their connections, and /ready fails.
+        admitting: new requests are still accepted (for `drain_delay` seconds also while draining).
+        failure: once set, why the engine cannot continue.
         failed_while: the phase before that.
         engine_ready: the first engine process has loaded the model.
-        engine: what the latest engine process said when it was loaded.
-        engine_lost: set when another engine process has to be started.
-        deliveries: news of generations, to those who serve their clients.
+        engine: report of the latest engine process after loading.
+        engine_lost: set when a new engine process has to be started.
+        deliveries: updates of generations, to the writers of their responses.
         heartbeats: of responses that report their progress.
-        tenants: says whose a request is.
+        tenants: determines the tenant of a request.
         lost_at: when the latest engine process was lost, seconds on the monotonic clock.
-        record: file to which the engine process records; None: it does not.
-        spans: makes the traces of requests; None: they have none.
+        record: file of the scheduling record; None: no recording.
+        spans: creates the traces of requests; None: no tracing.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -130,11 +130,11 @@ class Service:
         self._request_ids = itertools.count()
         self._shut_down = False
 
-    # What endpoints ask.
+    # Queries of endpoints.
 
     @property
     def num_waiting(self) -> int:
-        """Requests without a slot: what the engine knows and what is on its way to it, less what runs."""
+        """Requests without a slot: those at the engine or on their way to it, minus running ones."""
         return max(0, len(self._dispatcher) - self.stats.num_running)
 
     @property
@@ -143,12 +143,12 @@ class Service:
 
     @property
     def stalled(self) -> bool:
-        """The engine has work, and its step takes longer than it may."""
+        """The engine has work, and its step is overdue."""
         return self._overdue > 0
 
     @property
     def hung(self) -> bool:
-        """It has stalled for so long that it should be ended."""
+        """It has stalled for so long that it should be killed."""
         return self._overdue > KILL_GRACE_SECONDS
 
     @property
@@ -184,7 +184,7 @@ class Service:
         return next(self._request_ids)
 
     def refuse_if_full(self, service_class: str, num_requests: int) -> None:
-        """Before prompts are tokenized: no work for what cannot be taken.
+        """Called before prompts are tokenized: no work for requests that cannot be accepted.
 
         Raises:
             ApiError: as `submit`.
@@ -193,8 +193,8 @@ class Service:
         self._check_bounds(service_class, num_requests)
 
     def submit(self, requests: Sequence[GenerationRequest], arrived: float, inbox: Inbox) -> list[Generation]:
-        """Send requests of one class to the engine, all or none; while it restarts they wait for the next one. Those
-        that another replica has computed to their end are not sent. `inbox` gets the news of what they become.
+        """Send requests of one class to the engine, all or none; while it restarts they wait for the next one. Requests
+        that another replica has finished are not sent. `inbox` receives their updates.
 
         Raises:
             ApiError: 503 when the queue is full or no requests are taken; 400 when they could never be.
@@ -208,7 +208,7 @@ class Service:
         if not unfinished:
             return generations
         self._check_bounds(service_class, len(unfinished), [each.num_known_tokens for each in unfinished])
-        # First of all, so that requests that cannot be sent take no place.
+        # First, so that requests that cannot be sent are not counted.
         self._send(*(add_request(each.request, arrived, each.token_ids) for each in unfinished))
         for generation in unfinished:
             self._enter_queue(generation)
@@ -230,14 +230,14 @@ class Service:
             self._dispatcher.forget(generation)
 
     def end_all(self, error: ApiError) -> int:
-        """End everything that runs or waits with an error that clients see; how many there were."""
+        """Abort all running and waiting requests with an error for their clients; returns their number."""
         generations = self._dispatcher.unfinished()
         for generation in generations:
             self.end(generation, FinishReason.ABORT, error)
         return len(generations)
 
     async def open(self, tokenizer: Tokenizer, limits: Limits) -> None:
-        """Begin to take requests: the model is loaded."""
+        """Start accepting requests: the model is loaded."""
         ready = self.engine_ready.result()
         await self.runtime.start(limits, ready.capacity)
         self._tokenizer = tokenizer
@@ -250,7 +250,7 @@ class Service:
         self._send(Shutdown())
         self.calls.fail(shutting_down())
 
-    # What the engine says.
+    # Messages of the engine.
 
     def _on_message(self, message: FromEngine) -> None:
         now = time.monotonic()
@@ -287,12 +287,12 @@ class Service:
         elif not self.engine_ready.done():
             self.engine_ready.set_result(ready)
 
-    # When the engine process is lost.
+    # Loss of the engine process.
 
     def lose_engine(self, why: str | None) -> None:
-        """It died, or has to be ended; `why`: a sentence, None where only the process's exit status tells.
+        """It died, or has to be killed; `why`: a sentence, None if only the exit status is known.
 
-        Another one is started, if this one was loaded and there were not too many lately.
+        A new one is started, if this one was loaded and there were not too many restarts recently.
         """
         if self._shut_down:
             return
@@ -311,11 +311,11 @@ class Service:
         self.engine_lost.set()
 
     def _keep_or_end(self, generation: Generation) -> None:
-        """Keep a request, with the tokens that it has, for the next engine process, unless a relay can have it
-        continued by another replica at once, or it may be what killed this one.
+        """Keep a request, with its tokens so far, for the next engine process, unless a relay can continue it at
+        another replica at once, or it may have caused the crash.
 
-        Only a request with a slot can be that. Of one that was submitted for the first time, nobody knows whether it
-        took a slot in the step in which the process died; the start of a resubmitted one is announced.
+        Only a request with a slot can cause a crash. For a request submitted for the first time, it is unknown whether
+        it took a slot in the step of the crash; the start of a resubmitted one is announced.
         """
         had_slot = generation.starting or not generation.waiting
         if had_slot or generation.tries == 0:
@@ -332,7 +332,8 @@ class Service:
             self._timeouts.waits(generation, now)
 
     def _resume(self, ready: EngineReady) -> None:
-        """Another engine process is loaded: first what is in force, then the requests, as they came."""
+        """A new engine process is loaded: sends the configuration in force first, then the requests in order of
+        arrival."""
         self._facts = ModelFacts.of(self.tokenizer, ready)
         self.calls.resume()
         self.runtime.restore()
@@ -349,13 +350,13 @@ class Service:
         log.info("the engine process was restarted; %d requests are submitted to it", len(waiting))
 
     def fail(self, why: str) -> None:
-        """The engine cannot go on; `why` is a sentence, or empty where only the process's exit status tells."""
+        """The engine cannot continue; `why` is a sentence, or empty if only the exit status is known."""
         if not self.failure.done():
             self.failed_while, self.phase = self.phase, Phase.FAILED
             self.failure.set_result(why)
             self.calls.fail(self.not_ready())
 
-    # What becomes of requests.
+    # Outcome of requests.
 
     def _on_admitted(self, generation: Generation) -> None:
         self._leave_queue(generation)
@@ -387,7 +388,7 @@ class Service:
             raise shutting_down()
 
     def not_ready(self) -> ApiError:
-        """What to say while there is no engine, or none any more."""
+        """The error while no engine is running."""
         return no_engine(self.phase)
 
     def _check_bounds(self, service_class: str, num_requests: int, num_tokens: Sequence[int] = ()) -> None:
@@ -400,9 +401,9 @@ class Service:
             reason, error = refusal
             self.metrics.rejections[reason] += 1
             raise error
-        # What the engine said last may be older than the end of what it had.
+        # The engine's last message may be older than the end of its requests.
         uncomputed = uncomputed if len(self._dispatcher) else 0
-        # All are taken or none: the shortest prompt has the least time.
+        # All are accepted or none: the shortest prompt has the least time.
         shortest = min(num_tokens, default=None)
         weights = self.runtime.class_weights
         shed = self._shedding.refusal(service_class, time.monotonic(), uncomputed, weights, shortest)
@@ -411,7 +412,7 @@ class Service:
             raise shed
 
     def _seconds_for(self, num_tokens: float, num_requests: float) -> float:
-        """Until so many waiting requests have a slot, and this many prompt tokens are computed."""
+        """Seconds until a number of waiting requests have a slot, and a number of prompt tokens are computed."""
         return self.metrics.seconds_for(num_tokens, num_requests, self._gauges()) if len(self._dispatcher) else 0.0
 
     def _send(self, *messages: ToEngine) -> None:

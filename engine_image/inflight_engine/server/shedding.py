@@ -1,4 +1,4 @@
-"""Requests that are refused at once because they would wait for too long."""
+"""Load shedding: immediate rejection of requests that would wait too long."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from inflight_engine.server.errors import ApiError
 
 class Shedding:
     """Predicts how long the next request of a class would wait, from the prompt tokens that are computed before its
-    own and the requests that take a slot before it, and refuses it where that is more than the bound.
+    own and the requests that take a slot before it, and rejects it if that exceeds the bound.
 
-    Those are the tokens of requests in prefill, and of its own class what waits before it, slowed down by the weights
-    of the other classes that have requests waiting; never more than all that waits. Under the
-    `deadline` policy a request goes before those that are late, so while it can keep its target only requests in time
-    count. The prediction leaves out the request's own prefill, so an engine with nothing to compute refuses nothing.
+    Those are the tokens of requests in prefill, and tokens waiting before it in its own class, slowed down by the
+    weights of other classes with waiting requests; never more than all waiting tokens. Under the `deadline` policy a
+    request goes before those that are late, so while it can keep its target only requests in time count. The prediction
+    leaves out the request's own prefill, so an idle engine rejects no request.
 
     Args:
         classes: their `shed_after` stands instead of `bound`.
@@ -41,7 +41,7 @@ class Shedding:
         self._seconds_for = seconds_for
 
     def enter(self, service_class: str, request_id: int, arrived: float, num_tokens: int) -> None:
-        """A request with so many prompt tokens waits."""
+        """Adds a waiting request with a number of prompt tokens."""
         self._waiting[service_class].enter(request_id, arrived, num_tokens)
 
     def leave(self, service_class: str, request_id: int) -> None:

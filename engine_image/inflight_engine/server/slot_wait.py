@@ -1,4 +1,4 @@
-"""How many steps pass until running requests have given up slots."""
+"""Number of steps until running requests free slots."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class Slots(NamedTuple):
     """
     Attributes:
         limit: requests that may run.
-        running: that do.
+        running: requests that run.
         kv_tokens: capacity of the KV cache.
         prompt, output: tokens of a request, on average.
     """
@@ -21,7 +21,7 @@ class Slots(NamedTuple):
     output: float
 
     def steps_until_free(self, wanted: float) -> float:
-        """Steps until so many requests that wait have a slot; 0 where they are free now.
+        """Steps until a number of waiting requests have a slot; 0 if slots are free now.
 
         As many requests run at a time as have a slot and room in the KV cache, where each holds its prompt and half of
         its output on average. They are at any place of their outputs, so in each step one in `output` of them ends.

@@ -26,7 +26,7 @@ _OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completi
 
 
 def first_attributes(exchange: Exchange, scope: Scope) -> dict[str, Value]:
-    """Known when the request begins."""
+    """Attributes known at the start of the request."""
     found: dict[str, Value] = {
         "http.request.method": scope["method"],
         "url.path": scope["path"].encode(errors="replace").decode()[:MAX_TEXT],
@@ -40,7 +40,7 @@ def first_attributes(exchange: Exchange, scope: Scope) -> dict[str, Value]:
 
 
 def last_attributes(exchange: Exchange, route: str | None, model: str) -> dict[str, Value]:
-    """Known when it has ended. `route`: the path that it was routed to; None: there is none."""
+    """Attributes known at its end. `route`: the path that it was routed to; None: no route."""
     found: dict[str, Value] = {}
     if route is not None:
         found["http.route"] = route

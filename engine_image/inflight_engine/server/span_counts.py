@@ -1,4 +1,4 @@
-"""What became of the spans of requests."""
+"""Counts of spans of requests, by outcome."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class SpanCounts:
     """Each number is written by one thread only.
 
     Attributes:
-        ended: sampled spans, those of them that were dropped included.
-        queue_full: dropped, as too many wait for the collector.
+        ended: sampled spans, including dropped ones.
+        queue_full: dropped because the queue was full.
         exporting: taken from the queue to be sent.
-        exported: the collector took them.
-        refused: dropped, as the collector cannot be reached or did not take them.
+        exported: accepted by the collector.
+        refused: dropped because the collector was unreachable or rejected them.
     """
 
     ended: int = 0

@@ -1,6 +1,6 @@
 """The trace of a request: a server span, and below it a span for each phase of each of its answers.
 
-Loaded only where requests are traced. Spans of phases are made when the request has ended, from the times that the
+Loaded only where requests are traced. Spans of phases are created at the end of the request, from the times that the
 engine process reported, so that tracing costs nothing per token.
 """
 
@@ -54,7 +54,8 @@ class _Traced(NamedTuple):
 
 
 class HeaderGetter(Getter[RawHeaders]):
-    """Reads the trace context out of a request's headers. A traceparent that comes twice is none, as W3C says."""
+    """Reads the trace context from a request's headers. A repeated traceparent is ignored, as the W3C specification
+    requires."""
 
     def get(self, carrier: RawHeaders, key: str) -> list[str] | None:
         name = key.lower().encode("latin-1")

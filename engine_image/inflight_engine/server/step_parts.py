@@ -1,4 +1,4 @@
-"""What /metrics shows of the parts of steps: what they computed, and what that should have taken."""
+"""Metrics of the parts of steps: work computed, and predicted time."""
 
 from __future__ import annotations
 

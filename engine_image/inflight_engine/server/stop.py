@@ -1,4 +1,4 @@
-"""Stop strings over text that arrives in pieces: nothing that could still become one is let out."""
+"""Stop strings in incremental text: text that may still become one is held back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StopStrings:
         self.found = False
 
     def push(self, piece: str) -> str:
-        """What of the text so far may be let out now. After `found` turns true nothing more comes."""
+        """The part of the text that may be released now. After `found` turns true no more is released."""
         if self.found:
             return ""
         if not self._stops:
@@ -36,7 +36,7 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """The text held back, when no more text arrives."""
         held, self._held = self._held, ""
         return held
 

@@ -1,4 +1,4 @@
-"""Keeps an engine process: ends one that hangs, and starts another when it is gone."""
+"""Supervisor of the engine process: kills one that hangs, and restarts one that has exited."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from inflight_engine.server.service import Service
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
-"""Between two looks at the engine's progress."""
+"""Seconds between two checks of the engine's progress."""
 
 LEAST_RESTART_SECONDS = 60.0
 RESTART_FACTOR = 3.0
-"""A new engine process may take so many times as long as the first took, and at least `LEAST_RESTART_SECONDS`."""
+"""Start-up limit of a new engine process, as a multiple of the first one's time, and at least
+`LEAST_RESTART_SECONDS`."""
 
 
 class Supervisor:
     """
     Attributes:
-        process: the engine process that runs now.
-        start_seconds: what the first one took from its start until it was ready.
+        process: the current engine process.
+        start_seconds: seconds that the first one took from its start until ready.
     """
 
     def __init__(self, service: Service, process: EngineProcess) -> None:
@@ -36,7 +37,7 @@ class Supervisor:
         self._restarts = 0
 
     async def run(self) -> None:
-        """Until cancelled. When another engine process cannot be started, the service fails."""
+        """Runs until cancelled. If a new engine process cannot be started, the service fails."""
         watching = asyncio.create_task(self._watch())
         try:
             while True:
@@ -57,7 +58,7 @@ class Supervisor:
     async def _restart(self) -> None:
         service = self._service
         self._restarts += 1
-        # It frees its memory first, the processes of other ranks too: the next one takes what is there.
+        # The old process frees its memory first, as do processes of other ranks: the next one uses the free memory.
         await asyncio.to_thread(self.process.kill)
         log.info("the lost engine process %s", describe_exit(self.process.wait(0)))
         config = service.config.engine

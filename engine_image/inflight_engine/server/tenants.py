@@ -1,4 +1,4 @@
-"""Whose a request is: a header that a gateway sets, trusted as it is or by its signature."""
+"""Tenant of a request: a header set by a gateway, trusted unsigned or by its signature."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class TenantKey:
 class Tenants:
     """
     Args:
-        trusted: `TENANT_HEADER` is believed as it is.
-        key_file: it is believed where `SIGNATURE_HEADER` signs it with the key in this file. With neither it is ignored
-            and all requests are of one tenant, since a client could name itself as it likes.
+        trusted: `TENANT_HEADER` is accepted unsigned.
+        key_file: it is accepted if `SIGNATURE_HEADER` signs it with the key in this file. With neither it is ignored
+            and all requests belong to one tenant, since clients could set any name.
     """
 
     def __init__(self, *, trusted: bool = False, key_file: Path | None = None) -> None:
@@ -56,7 +56,7 @@ class Tenants:
         """Requests can be of different tenants."""
 
     def of(self, headers: Headers, request_id: str) -> str:
-        """The tenant of a request; empty where it names none.
+        """The tenant of a request; empty without one.
 
         Raises:
             ApiError: 400, the name is not one word of ASCII; 401, its signature is missing or wrong.

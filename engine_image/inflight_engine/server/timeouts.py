@@ -1,4 +1,4 @@
-"""Ends requests that wait for too long: in the queue, or for their next token."""
+"""Timeouts of requests: in the queue, and for the next token."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from inflight_engine.server.generation import Generation
 class Timeouts:
     """A request has one timer, for the limit that it reaches first. All times are seconds on the monotonic clock.
 
-    A token sets no timer: one that runs out looks when the latest came, and runs on for what is left.
+    A token sets no timer: an expired timer checks the time of the latest token, and is extended by the rest.
 
     Args:
-        queue_seconds: most that a request may wait for a slot.
-        request_seconds: most that it may be without a new token, from when it entered the queue.
+        queue_seconds: maximum wait for a slot.
+        request_seconds: maximum time without a new token, from its entry into the queue.
         classes: their `request_timeout` stands instead.
         end: ends a request with an error.
     """

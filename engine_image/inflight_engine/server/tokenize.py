@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, in vLLM's shapes, and /version."""
+"""/tokenize and /detokenize, in vLLM's formats, and /version."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class CountingExporter(SpanExporter):
 
 
 class BoundedProcessor(BatchSpanProcessor):
-    """Drops, and counts, the spans for which its queue has no place."""
+    """Drops and counts spans that do not fit into its queue."""
 
     def __init__(self, exporter: SpanExporter, counts: SpanCounts, max_queue_size: int | None = None) -> None:
         size = max_queue_size or self._default_max_queue_size()  # type: ignore[no-untyped-call]
@@ -96,18 +96,18 @@ class TraceExport:
         )
 
     def spans(self, model: str) -> Spans:
-        """What makes the traces of requests. `model`: the served name."""
+        """Creates the traces of requests. `model`: the served name."""
         return Spans(self.provider, model)
 
     def close(self, seconds: float) -> None:
-        """Send what is left, for at most `seconds`; the process may end after that."""
+        """Send the remaining spans, for at most `seconds`; the process may end after that."""
         closing = threading.Thread(target=self.provider.shutdown, name="flush-traces", daemon=True)
         closing.start()
         closing.join(seconds)
 
 
 def _resource() -> Resource:
-    """Who sends the spans; what OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say wins."""
+    """Resource of the spans; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence."""
     ours = {
         "service.name": _SERVICE_NAME,
         "service.version": version("inflight"),
@@ -119,7 +119,7 @@ def _resource() -> Resource:
 
 
 class _Rarely(logging.Filter):
-    """Lets one record through a minute: a collector that is away fails every batch."""
+    """Passes one record a minute: every batch fails while a collector is unreachable."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class _Rarely(logging.Filter):
 
 
 def _complain_rarely() -> None:
-    # A logger's filter is not asked for records of the loggers below it.
+    # A logger's filter does not apply to records of child loggers.
     for name in (OTLPSpanExporter.__module__, "opentelemetry.sdk._shared_internal", PROPAGATOR):
         complaining = logging.getLogger(name)
         if not any(isinstance(each, _Rarely) for each in complaining.filters):

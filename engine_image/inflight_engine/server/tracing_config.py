@@ -1,4 +1,4 @@
-"""Where spans of requests go, and which requests have them."""
+"""Tracing configuration: export endpoint and sampling."""
 
 from __future__ import annotations
 

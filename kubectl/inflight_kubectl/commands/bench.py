@@ -1,4 +1,4 @@
-"""`bench SERVICE`: a load of chosen shape through port-forwards, and a report of what its clients saw."""
+"""`bench SERVICE`: a load of chosen shape through port-forwards, and a report of client-side metrics."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def bench(
         probe = GATEWAY_PROBE if behind_gateway(found) else "/health"
         load = asyncio.run(_run(forward, shape, options, headers, probe, progress=sys.stderr.isatty()))
         after = read_totals(cluster, cluster.pods(found))
-    # Requests that failed may have had their first token, and those in flight at an early end too.
+    # Failed requests may have received their first token, as may those in flight at an early end.
     clean = not load.stopped and not any(one.error for one in load.results)
     engine = between(before, after, len(load.results)) if clean else None
     made = report(load, targets_of(found, service_class), engine)
@@ -153,7 +153,7 @@ COMMAND = bench
 def _headers(service: Service, tenant: str | None, api_key: str | None) -> dict[str, str]:
     """
     Raises:
-        Problem: the service asks for an API key, or its gateway takes no tenant from clients.
+        Problem: the service requires an API key, or its gateway accepts no tenant from clients.
     """
     if tenant and behind_gateway(service):
         raise Problem(
@@ -190,7 +190,7 @@ async def _run(
 
 
 def _progress(load: Load) -> None:
-    """One line that is written over and over."""
+    """One line that is rewritten in place."""
     whole = [one for one in load.results if not one.error]
     recent = [one.ttft for one in whole if one.ttft is not None and one.ended > load.seconds - 5]
     ttft = latency(sorted(recent)[len(recent) // 2]) if recent else "-"

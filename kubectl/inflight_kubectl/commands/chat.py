@@ -126,7 +126,7 @@ def _one(
 
 @dataclass(slots=True)
 class _Session:
-    """A conversation with a person."""
+    """An interactive conversation."""
 
     conversation: Conversation
     http: httpx.Client
@@ -184,7 +184,7 @@ class _Session:
 
 
 def _show(piece: str) -> None:
-    # What a model writes must not control the terminal (ECMA-48 sequences begin with ESC or a C1 character).
+    # Model output must not control the terminal (ECMA-48 sequences begin with ESC or a C1 character).
     sys.stdout.write(_CONTROLS.sub("", piece) if sys.stdout.isatty() else piece)
     sys.stdout.flush()
 

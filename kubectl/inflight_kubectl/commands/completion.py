@@ -1,4 +1,4 @@
-"""`completion SHELL`, and the program that kubectl asks for completions of this plugin."""
+"""`completion SHELL`, and the program that kubectl calls for completions of this plugin."""
 
 from __future__ import annotations
 

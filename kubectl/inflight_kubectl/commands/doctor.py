@@ -1,4 +1,4 @@
-"""`doctor`: what is missing, and the command that fixes it."""
+"""`doctor`: checks, with the command that fixes each failure."""
 
 from __future__ import annotations
 

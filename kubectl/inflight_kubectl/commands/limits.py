@@ -1,4 +1,4 @@
-"""`limits SERVICE`: the limits in force and where they come from, and limits set by hand with an end."""
+"""`limits SERVICE`: the limits in force with their source, and limits set by hand for a limited time."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _holds(view: LimitsView, seqs: int | None, tokens: int | None, until: dateti
 def _await(cluster: Cluster, service: str, done: Callable[[LimitsView], bool]) -> None:
     """
     Raises:
-        Problem: the operator or an engine did not take the change in time; it stays in the spec.
+        Problem: the operator or an engine did not apply the change in time; it stays in the spec.
     """
     deadline = time.monotonic() + WAIT_SECONDS
     while True:

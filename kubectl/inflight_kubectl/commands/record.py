@@ -26,7 +26,7 @@ OPERATOR_CONTAINER = "operator"
 class Fetched:
     """Attributes:
     rounds: of the service; None for an engine's recording.
-    left_out: files that another version of the operator wrote, which one program cannot replay together.
+    left_out: files of another operator version, which one program cannot replay together.
     """
 
     file: str
@@ -120,11 +120,10 @@ def _from_operator(cluster: Cluster, service: Service, path: Path) -> Fetched:
 
 
 def _write_rounds(path: Path, files: list[Iterator[bytes]], service: str) -> tuple[int, int]:
-    """Writes the rounds of a service out of files, oldest first; older ones with another header than the newest are
-    left out.
+    """Writes the rounds of a service from files, oldest first; files whose header differs from the newest are skipped.
 
     Returns:
-        Rounds written, and files left out.
+        Rounds written, and files skipped.
     """
     begun = [(Header.of(first), lines) for lines in files if (first := next(lines, None)) is not None]
     headers = [header for header, _ in begun if header is not None]
@@ -143,7 +142,7 @@ def _write_rounds(path: Path, files: list[Iterator[bytes]], service: str) -> tup
 
 
 def _leader(cluster: Cluster, deployment: Json) -> str:
-    """The pod that acts and records: the holder of the Lease."""
+    """The leader, which records: the holder of the Lease."""
     from inflight_kubectl.operators import OPERATOR_SELECTOR, lease_path
 
     namespace, path = deployment["metadata"]["namespace"], lease_path(deployment)

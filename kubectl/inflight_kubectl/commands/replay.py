@@ -16,7 +16,8 @@ PROGRAMS: dict[Kind, tuple[str, str, str]] = {
     "operator": ("inflight-simulate", "replay-decisions", "simulator"),
     "engine": ("inflight-engine", "replay", "engine"),
 }
-"""Who wrote a recording -> the program that replays it, its command, and the package's extra that installs it."""
+"""Program that wrote a recording -> the program that replays it, its command, and the package's extra that installs
+it."""
 
 
 @click.command(

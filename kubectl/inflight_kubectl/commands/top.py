@@ -61,7 +61,7 @@ def top(target: Target, interval: float, once: bool, as_json: bool) -> None:
         return
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise Problem("top needs a terminal", "Use --once for a table, or --json")
-    cluster.services()  # an error now is a line, not a screen
+    cluster.services()  # an error here prints one line before the screen opens
     from inflight_kubectl.top.app import TopApp
     from inflight_kubectl.top.source import ClusterSource
 

@@ -1,4 +1,4 @@
-"""`why`: the state of one service, and what would change it."""
+"""`why`: the state of one service, and the conditions that would change it."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _RESTARTED_LATELY = timedelta(hours=1)
 
 
 def check_cluster(cluster: Cluster) -> Iterator[Result]:
-    """Reachable, and new enough."""
+    """Checks that the cluster is reachable, and new enough."""
     found = cluster.list("/version")
     name = found.get("gitVersion", "?")
     minor = int(re.sub(r"\D.*", "", str(found.get("minor", "0"))) or 0)
@@ -116,7 +116,7 @@ def _pods(cluster: Cluster, deployment: Json) -> Iterator[Result]:
 
 
 def _same_version(deployment: Json, installed: str, mine: str) -> str:
-    """How the older one of operator and program gets the version of the other."""
+    """The command that upgrades the older one of operator and program."""
     if _numbers(mine) < _numbers(installed):
         return f"git checkout v{installed} && pip install '.[kubectl]'"
     return upgrade_command(deployment)
@@ -139,7 +139,7 @@ def _leader(cluster: Cluster, deployment: Json) -> Iterator[Result]:
         yield fail("leader", f"nobody holds the Lease {namespace}/{name}: no operator acts", logs)
         return
     since = (datetime.now(UTC) - renewed).total_seconds()
-    # The clocks of this machine and the leader's differ: twice the lease's length is not a matter of clocks.
+    # Clocks of this machine and the leader may differ, but not by twice the duration of the Lease.
     if since > 2 * spec.get("leaseDurationSeconds", 15):
         yield fail("leader", f"{holder} has not renewed the Lease {namespace}/{name} for {since:.0f} s", logs)
     else:

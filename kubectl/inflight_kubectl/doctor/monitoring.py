@@ -1,4 +1,4 @@
-"""Prometheus: whether its operator's API is there, and whether it selects the monitors of engines and operator."""
+"""Prometheus: existence of its operator's API, and selection of the monitors of engines and operator."""
 
 from __future__ import annotations
 

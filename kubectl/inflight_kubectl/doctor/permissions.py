@@ -1,4 +1,4 @@
-"""What the caller and the operator may do, asked of the API server itself."""
+"""Permissions of the caller and the operator, as reported by the API server."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ OPERATING: tuple[Access, ...] = (
     ("list", "discovery.k8s.io", "endpointslices"),
     ("create", "events.k8s.io", "events"),
 )
-"""What the operator cannot work without."""
+"""Permissions that the operator requires."""
 
 
 def check_caller(cluster: Cluster) -> Iterator[Result]:
-    """What the commands need, in the namespace that is looked at."""
+    """Permissions that the commands need, in the checked namespace."""
     where = f"namespace {cluster.scope}" if cluster.scope is not None else "all namespaces"
     for name, needed, role, worse in (
         ("your reading rights", READING, "view", fail),
@@ -72,7 +72,8 @@ def check_caller(cluster: Cluster) -> Iterator[Result]:
 
 
 def _keyed(cluster: Cluster) -> bool:
-    """Whether a service names a Secret with API keys; False where services may not be listed: a finding."""
+    """Whether a service names a Secret with API keys; False if listing services is forbidden, which is a finding of its
+    own."""
     try:
         return any(keys_secret(service) for service in cluster.services())
     except ApiProblem:
@@ -80,7 +81,7 @@ def _keyed(cluster: Cluster) -> bool:
 
 
 def check_operator_rights(cluster: Cluster) -> Iterator[Result]:
-    """What the operator needs where it works."""
+    """Permissions that the operator needs in its namespaces."""
     for deployment in operators(cluster):
         given = arguments(deployment)
         named: list[str | None] = [one.partition("=")[2] for one in given if one.startswith("--namespace=")]
@@ -122,7 +123,7 @@ def _ask(
 
 
 def _groups(user: str) -> list[str]:
-    """Groups that the API server gives a service account."""
+    """Groups that the API server assigns to a service account."""
     namespace = user.split(":")[2]
     return ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
 
@@ -132,7 +133,7 @@ def _words(refused: list[Access]) -> str:
 
 
 def _grant(cluster: Cluster, role: str) -> str:
-    """The command by which an administrator gives the caller a role that has what is missing."""
+    """The command with which an administrator grants the missing permissions to the caller."""
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
     answer = cluster.create("/apis/authentication.k8s.io/v1/selfsubjectreviews", body)
     user = answer["status"]["userInfo"].get("username", "USER")

@@ -11,10 +11,10 @@ Level = Literal["ok", "warn", "fail"]
 @dataclass(frozen=True, slots=True)
 class Result:
     """Attributes:
-    check: what was looked at, in a word or two.
-    level: `fail` stops services from working; `warn` takes something away or could not be checked.
-    found: in one sentence, without a full stop.
-    remedy: the command that fixes it; empty where all is well.
+    check: subject of the check, in a word or two.
+    level: `fail`: services do not work; `warn`: a feature is missing or could not be checked.
+    found: the finding in one sentence, without a full stop.
+    remedy: the command that fixes it; empty for a passed check.
     """
 
     check: str
@@ -24,15 +24,15 @@ class Result:
 
 
 def ok(check: str, found: str) -> Result:
-    """All is well."""
+    """A passed check."""
     return Result(check, "ok", found)
 
 
 def warn(check: str, found: str, remedy: str = "") -> Result:
-    """Something is missing that services can do without."""
+    """An optional part is missing."""
     return Result(check, "warn", found, remedy)
 
 
 def fail(check: str, found: str, remedy: str) -> Result:
-    """Services do not work because of it."""
+    """A failure that stops services from working."""
     return Result(check, "fail", found, remedy)

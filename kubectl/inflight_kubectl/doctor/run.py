@@ -29,8 +29,8 @@ CHECKS: tuple[tuple[str, Callable[[Cluster], Iterator[Result]]], ...] = (
 
 
 def examine(cluster: Cluster) -> Iterator[Result]:
-    """The results as they come. A check that may not look, or whose API is not there, is a warning; without an API
-    server there is nothing else to check."""
+    """The results as they complete. A check without permission, or without its API, is a warning; without an API server
+    no other check runs."""
     for name, check in CHECKS:
         try:
             yield from check(cluster)

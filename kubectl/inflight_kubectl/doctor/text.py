@@ -10,7 +10,7 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def line(result: Result) -> Text:
-    """`ok    cluster: ...`; a remedy stands on a line of its own, so that it can be copied."""
+    """`ok    cluster: ...`; a remedy is on a separate line, so that it can be copied."""
     text = Text(f"{result.level:5}", style=_STYLES[result.level])
     text.append(f" {result.check}: ", style="bold").append(result.found, style="not bold default")
     if result.remedy:

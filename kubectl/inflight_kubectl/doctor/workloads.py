@@ -1,4 +1,4 @@
-"""What services need of the cluster: accelerators, images and claims."""
+"""Requirements of services on the cluster: accelerators, images and claims."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 
 
 def check_accelerators(cluster: Cluster) -> Iterator[Result]:
-    """For each resource that services ask for, whether a node has it."""
+    """For each resource that services request, whether a node has it."""
     services = cluster.services()
     nodes = cluster.list("/api/v1/nodes")["items"]
     needed: dict[str, list[Service]] = {}

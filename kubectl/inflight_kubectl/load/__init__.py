@@ -1,1 +1,1 @@
-"""A load of chosen shape on a service, and the report of what its clients saw."""
+"""A load of chosen shape on a service, and the report of client-side metrics."""

@@ -1,4 +1,4 @@
-"""Sends a load and times each answer, and watches whether this program itself keeps up."""
+"""Sends a load, times each response, and monitors whether this program itself is the bottleneck."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEPT_SECONDS = 60.0
 """How long a connection without a request stays open: making one takes several round trips to the cluster."""
 
 WARM, WARM_AT_RATE = 64, 16
-"""Most connections that are made before the load begins; at a rate most of the clients may never be needed."""
+"""Maximum connections opened before the load starts; at a rate most of the clients may never be needed."""
 
 PAUSE_SECONDS = 0.2
 """Of a client whose request failed, so that a service that refuses all is not flooded."""
@@ -39,10 +39,10 @@ class Result:
 
     Attributes:
         due: when it should have been sent: latencies count from here, so that waiting for a free client shows.
-        sent: when it was.
-        ended: when the last byte came, or when it failed.
-        ttft, tpot: seconds; None for a failed request, and TPOT for an answer of one token.
-        error: what went wrong, in few words; empty for a whole answer.
+        sent: when it was sent.
+        ended: when the last byte arrived, or when it failed.
+        ttft, tpot: seconds; None for a failed request, and TPOT for an output of one token.
+        error: short description; empty for a complete response.
     """
 
     due: float
@@ -69,7 +69,7 @@ class Load:
         seconds: since its start; of the whole load once it has ended.
         cpu: processor seconds that this program used.
         lags: how late the event loop woke up, seconds.
-        stopped: whether it was ended early.
+        stopped: whether it was stopped early.
     """
 
     results: list[Result] = field(default_factory=list)
@@ -89,14 +89,14 @@ async def drive(
     progress: Callable[[Load], None],
     probe: str = "/health",
 ) -> Load:
-    """Sends a whole load; every request that was sent is in the results, but for those in flight at an early end.
+    """Sends a whole load; the results have every sent request, except those in flight at an early end.
 
     Args:
         options: fields of each request, such as `model`.
         headers: of each request.
         stop: set from outside, it ends the load early.
         progress: called a few times a second.
-        probe: path whose answer, whatever it is, shows that a connection was made.
+        probe: path; any response to it shows that a connection was established.
     """
     async with AsyncExitStack() as stack:
         clients = _Clients(forward, headers, shape.concurrency, stack)
@@ -106,10 +106,10 @@ async def drive(
 
 
 class _Clients:
-    """Clients with one connection each, made when they are needed, the last one used first.
+    """Clients with one connection each, created on demand, reused in LIFO order.
 
-    One client with many connections will not do: httpx looks at all of them for each request, which takes longer than
-    everything else from a few dozen on.
+    One client with many connections is too slow: httpx scans all of them for each request, which dominates from a few
+    dozen on.
     """
 
     def __init__(self, forward: PortForward, headers: dict[str, str], most: int, stack: AsyncExitStack) -> None:
@@ -120,17 +120,17 @@ class _Clients:
         self._stack = stack
 
     async def take(self) -> httpx.AsyncClient:
-        """A client that is free, as soon as one is."""
+        """Waits for a free client."""
         await self._free.acquire()
         return self._idle.pop() if self._idle else await self._made()
 
     def give(self, client: httpx.AsyncClient) -> None:
-        """It is free again."""
+        """Releases a client."""
         self._idle.append(client)
         self._free.release()
 
     async def warm(self, number: int, probe: str) -> None:
-        """Makes that many connections. One that cannot be made shows when a request needs it."""
+        """Opens that many connections. A failure shows when a request needs the connection."""
         clients = [await self.take() for _ in range(number)]
         await asyncio.gather(*(client.get(probe) for client in clients), return_exceptions=True)
         for client in clients:
@@ -218,7 +218,7 @@ class _Driver:
             await self._read(client, draw, answer)
         except AnswerError as problem:
             error = problem.what
-        except OSError as problem:  # httpx passes on what its transport did not expect
+        except OSError as problem:  # httpx does not wrap unexpected errors of its transport
             error = f"{type(problem).__name__}: {problem}"
         failed = bool(error)
         return Result(
@@ -249,7 +249,7 @@ class _Driver:
         answer.check_whole()
 
     async def _watch(self) -> None:
-        """How late the event loop is, and the progress."""
+        """Measures event loop lag, and reports progress."""
         number = 0
         while True:
             before = time.monotonic()

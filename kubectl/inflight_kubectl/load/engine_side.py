@@ -1,4 +1,4 @@
-"""What engines measured of a load: the mean TTFT of the requests between two reads of their metrics."""
+"""Engine-side measurements of a load: the mean TTFT of the requests between two reads of their metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TtftTotals:
     """Of all pods since their start.
 
     Attributes:
-        pods: uids of the pods that were read.
+        pods: uids of the read pods.
         seconds, requests: sum and number of the times to first token.
     """
 
@@ -33,7 +33,7 @@ class TtftTotals:
 
 
 def read_totals(cluster: Cluster, pods: Sequence[Pod]) -> TtftTotals | None:
-    """Totals of the pods that serve; None where one of them cannot be read."""
+    """Totals of the serving pods; None if one of them cannot be read."""
     import httpx
 
     from inflight_kubectl.engine_access import forward_to_pod
@@ -54,7 +54,8 @@ def read_totals(cluster: Cluster, pods: Sequence[Pod]) -> TtftTotals | None:
 
 
 def between(before: TtftTotals | None, after: TtftTotals | None, requests: int) -> EngineSide | None:
-    """What the engines saw of `requests` requests; None where pods came or went, or others sent requests too."""
+    """Engine-side measurements of `requests` requests; None if pods were added or removed, or other clients sent
+    requests too."""
     if before is None or after is None or before.pods != after.pods or not requests:
         return None
     if after.requests - before.requests != requests:

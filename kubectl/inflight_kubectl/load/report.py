@@ -1,4 +1,4 @@
-"""What a load showed: percentiles, throughput, errors, attainment, and whether the client was the limit. Pure."""
+"""Report of a load: percentiles, throughput, errors, attainment, and whether the client was the bottleneck. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from inflight_kubectl.load.drive import Load, Result
 
 BUSY_SHARE = 0.85
-"""Of one processor core: Python uses one at a time, so past this the client decides what is measured."""
+"""Of one processor core: Python uses one at a time, so above this the client limits the results."""
 
 LATE_SECONDS = 0.02
 """Lag of the client's event loop, or what the tunnel adds to TTFT, from which it is told."""
@@ -61,7 +61,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Attainment:
-    """Shares of all requests, failed ones included, that kept a target."""
+    """Shares of all requests, including failed ones, that met a target."""
 
     targets: Targets
     ttft: float
@@ -71,7 +71,7 @@ class Attainment:
 
 @dataclass(frozen=True, slots=True)
 class EngineSide:
-    """What the engines measured of the same requests; None in place of it where other clients sent requests too.
+    """Engine-side measurements of the same requests; replaced by None if other clients sent requests too.
 
     Attributes:
         ttft_mean: seconds, from a request's arrival in the engine.
@@ -82,15 +82,15 @@ class EngineSide:
 
 @dataclass(frozen=True, slots=True)
 class ClientSide:
-    """Whether the numbers are the service's or this program's.
+    """Whether the results are limited by the service or by this program.
 
     Attributes:
         cpu_share: of one core.
-        loop_lag_p95: seconds that the program came to an answer late.
-        late_p95: seconds after their time that requests were sent, at a rate.
-        added_ttft: seconds that the tunnel and the client added to the mean TTFT; None where that is not known.
-        limited: whether the service may have been faster than what is reported.
-        said: why, in words; empty where nothing is wrong.
+        loop_lag_p95: seconds of event loop lag.
+        late_p95: seconds between due time and sending of requests, at a rate.
+        added_ttft: seconds that the tunnel and the client added to the mean TTFT; None if unknown.
+        limited: whether the service may have been faster than reported.
+        said: why, as text; empty if not limited.
     """
 
     cpu_share: float
@@ -105,8 +105,8 @@ class ClientSide:
 class Report:
     """Attributes:
     seconds: of the load, until its last answer.
-    stopped: whether it was ended early.
-    errors: what went wrong, and how often.
+    stopped: whether it was stopped early.
+    errors: descriptions and counts.
     """
 
     seconds: float
@@ -167,7 +167,7 @@ def _client(load: Load, whole: Sequence[Result], engine: EngineSide | None) -> C
     cpu = load.cpu / load.seconds if load.seconds > 0 else 0.0
     lag = percentile(sorted(load.lags), 0.95) if load.lags else 0.0
     late = percentile(sorted(one.sent - one.due for one in whole), 0.95) if whole else 0.0
-    # From when they were sent: waiting for a free client is no matter of the tunnel.
+    # From the time of sending: the wait for a free client is not caused by the tunnel.
     seen = [one.ttft - (one.sent - one.due) for one in whole if one.ttft is not None]
     added = max(0.0, sum(seen) / len(seen) - engine.ttft_mean) if engine is not None and seen else None
     said = []

@@ -17,9 +17,9 @@ Arrivals = Literal["constant", "poisson"]
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Attributes:
-    rate: requests a second; None: each client sends its next request when the last one is answered.
+    rate: requests a second; None: each client sends its next request after the last response.
     arrivals: times between requests at a rate: all equal, or exponential (a Poisson process).
-    concurrency: most requests in flight.
+    concurrency: maximum requests in flight.
     requests, seconds: the load ends at whichever comes first; None: no such end. One of them is set.
     prompt, output: lowest and highest number of tokens; lengths are uniform between them.
     shared: share of each prompt's tokens that all prompts have in common, from their first token on.

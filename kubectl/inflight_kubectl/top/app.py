@@ -1,4 +1,4 @@
-"""The application: follows the services, and hands each new view to the screens."""
+"""The application: follows the services, and passes each new view to the screens."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TopApp(App[None]):
     ]
 
     class Changed(Message):
-        """The services changed, or the API server went away or came back."""
+        """The services or the reachability of the API server changed."""
 
         def __init__(self, view: View) -> None:
             self.view = view
@@ -71,7 +71,7 @@ class TopApp(App[None]):
         self._feed.stop()
 
     def on_top_app_changed(self, message: Changed) -> None:
-        """Hands the view to the screen in front; the others look when they come to the front."""
+        """Passes the view to the active screen; other screens update when activated."""
         self.view = message.view
         for screen in self.screen_stack:
             if isinstance(screen, ServicesScreen):
@@ -92,5 +92,5 @@ class TopApp(App[None]):
             self.push_screen(HelpScreen())
 
     def retry(self) -> None:
-        """Asks an API server that is away again at once."""
+        """Retries an unreachable API server at once."""
         self._feed.retry()

@@ -1,4 +1,4 @@
-"""What the view of services shows, as data: which columns fit, and what stands in their cells."""
+"""Data of the service view: columns that fit, and cell contents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inflight_kubectl.pods import Pod
 from inflight_kubectl.resources import Decision, Service
 
 Tone = Literal["", "good", "warn", "bad", "dim"]
-"""How a cell is coloured. What colour says, a word or a sign in the cell says too."""
+"""How a cell is coloured. Each colour is also expressed by a word or a sign in the cell."""
 
 WIDE = 110
 """From this width on, latencies stand beside their targets and decisions have their reason."""
@@ -33,7 +33,7 @@ class Cell:
 @dataclass(frozen=True, slots=True)
 class Column:
     """Attributes:
-    width: in characters; 0 takes what the others leave.
+    width: in characters; 0 takes the remaining width.
     right: aligned to the right, for numbers.
     """
 
@@ -94,8 +94,8 @@ def columns(width: int, *, namespaces: bool) -> list[Column]:
 
 
 def fitted(found: list[Column], width: int) -> list[Column]:
-    """The columns with the room that is left in the one without a width; where that is too little for a name, columns
-    go in the order of `_DISPENSABLE`."""
+    """The columns with the room that is left in the one without a width; if that is too little for a name, columns are
+    dropped in the order of `_DISPENSABLE`."""
     for name in _DISPENSABLE:
         if _rest(found, width) >= LEAST_NAME:
             break
@@ -152,7 +152,7 @@ def pod_columns(width: int) -> list[Column]:
 def pod_cells(
     service: Service, pod: Pod, figures: Figures | None, shown: Sequence[Column], now: datetime
 ) -> list[Cell]:
-    """The cells of one pod. Figures of a pod that does not answer are dimmed: they are of its last answer."""
+    """The cells of one pod. Values of an unresponsive pod are dimmed: they are from its last response."""
     one = figures or Figures()
     tone: Tone = "good" if pod.serves else "bad" if _broken(pod) else "warn"
     bounds = (
@@ -257,7 +257,7 @@ def _count(number: int | None) -> Cell:
 
 
 def _waiting(service: Service) -> int | None:
-    """None: neither the engines nor the gateway were heard."""
+    """None: no report from engines or gateway."""
     found = [
         *([service.observed.queue] if service.observed is not None else []),
         *([service.waiting.held] if service.waiting is not None else []),

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 class ServiceScreen(Screen[None]):
-    """Stays with what was last seen when its service is deleted.
+    """Keeps the last known state when its service is deleted.
 
     Args:
-        service: as it is known now.
+        service: its current state.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -51,7 +51,7 @@ class ServiceScreen(Screen[None]):
     """
 
     class Read(Message):
-        """The pods were read, or could not be."""
+        """The result of reading the pods."""
 
         def __init__(self, pods: list[Pod] | None, figures: dict[str, Figures], problem: str | None) -> None:
             self.pods, self.figures, self.problem = pods, figures, problem
@@ -82,14 +82,14 @@ class ServiceScreen(Screen[None]):
         yield Footer(show_command_palette=False, compact=True)
 
     def on_mount(self) -> None:
-        """Begins to read the pods."""
+        """Starts reading the pods."""
         self.set_interval(self.top.interval, self.draw)
         self.query_one(Grid).focus()
         self.draw()
         self.run_worker(self._read, thread=True, exclusive=True, exit_on_error=False)
 
     def on_unmount(self) -> None:
-        """Ends the reads; one that is under way ends on its own."""
+        """Stops reading; a read in flight completes."""
         self._done.set()
 
     def on_resize(self, event: events.Resize) -> None:
@@ -102,17 +102,17 @@ class ServiceScreen(Screen[None]):
             while not self._done.is_set():
                 try:
                     pods = self.top.source.pods(self._service)
-                    # Pods are shown before their figures: a port-forward may take a while.
+                    # Pods are shown before their metrics: a port-forward may take a while.
                     self.post_message(self.Read(pods, self._figures, None))
                     self.post_message(self.Read(pods, reader.read(pods), None))
-                except Exception as error:  # whatever comes over the wire, the screen says it and goes on
+                except Exception as error:  # any error is shown on the screen, which continues
                     self.post_message(self.Read(None, {}, described(error)))
                 self._done.wait(self.top.interval)
         finally:
             reader.close()
 
     def on_service_screen_read(self, message: Read) -> None:
-        """Draws what was read; without an answer the old pods stay."""
+        """Draws the read data; without a response the old pods stay."""
         self._problem = message.problem
         if message.pods is not None:
             self._pods, self._figures = message.pods, message.figures
@@ -129,7 +129,7 @@ class ServiceScreen(Screen[None]):
         self.draw()
 
     def on_screen_resume(self) -> None:
-        """Takes what changed while another screen was in front."""
+        """Applies changes from while another screen was active."""
         self.view_changed()
 
     def draw(self) -> None:
@@ -160,7 +160,7 @@ class ServiceScreen(Screen[None]):
         self.app.push_screen(WhyScreen(self._service))
 
     def action_retry(self) -> None:
-        """Asks an API server that is away again."""
+        """Retries an unreachable API server."""
         self.top.retry()
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ServicesScreen(Screen[None]):
-    """A row for each service, and below them what the operator last decided for the one under the cursor."""
+    """A row for each service, and below them the last decision for the one under the cursor."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "Filter", key_display="/"),
@@ -66,7 +66,7 @@ class ServicesScreen(Screen[None]):
         self.call_after_refresh(self.view_changed)
 
     def view_changed(self) -> None:
-        """Draws what the application has."""
+        """Draws the application's current view."""
         if not self.is_mounted or not self.is_current:
             return
         view, now = self.top.view, datetime.now(UTC)
@@ -142,7 +142,7 @@ class ServicesScreen(Screen[None]):
         self.query_one(Grid).focus()
 
     def on_screen_resume(self) -> None:
-        """Draws what changed while another screen was in front."""
+        """Draws changes from while another screen was active."""
         self.view_changed()
 
     def action_open(self) -> None:
@@ -163,7 +163,7 @@ class ServicesScreen(Screen[None]):
         """Types a filter."""
         field = self.query_one(Input)
         field.display = True
-        # `Widget.focus` comes later: the first letters of a quick hand would go to the table.
+        # `Widget.focus` takes effect later: the first letters typed quickly would go to the table.
         self.set_focus(field)
 
     def action_clear_filter(self) -> None:
@@ -184,7 +184,7 @@ class ServicesScreen(Screen[None]):
         self.view_changed()
 
     def action_retry(self) -> None:
-        """Asks an API server that is away again."""
+        """Retries an unreachable API server."""
         self.top.retry()
 
 

@@ -1,4 +1,4 @@
-"""Where the live view gets its data."""
+"""Data source of the live view."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from inflight_kubectl.resources import Service
 
 
 class Feed(Protocol):
-    """What is needed of `ServiceFeed`."""
+    """The methods in use of `ServiceFeed`."""
 
     def start(self) -> None: ...
 
@@ -25,7 +25,7 @@ class Feed(Protocol):
 
 
 class Reader(Protocol):
-    """What is needed of `EngineReader`."""
+    """The methods in use of `EngineReader`."""
 
     def read(self, pods: Sequence[Pod]) -> dict[str, Figures]: ...
 
@@ -33,7 +33,7 @@ class Reader(Protocol):
 
 
 class Source(Protocol):
-    """A cluster as the live view needs it.
+    """The live view's interface to a cluster.
 
     Attributes:
         context: its name; empty inside a pod.
@@ -75,7 +75,7 @@ class ClusterSource:
         return self._cluster.pods(service)
 
     def gateway(self, service: Service) -> GatewayView | None:
-        """What the gateway says of a service; None where it is not behind it."""
+        """The gateway's reports on a service; None if it is not behind the gateway."""
         return gateway_view(self._cluster, service)
 
     def reader(self) -> Reader:

@@ -53,5 +53,5 @@ class WhyScreen(Screen[None]):
             events, gateway = source.events(self._service, pods), source.gateway(self._service)
             report = explain(self._service, pods, events, datetime.now(UTC), gateway)
         except Problem:
-            return  # the first text stays: it needs the service alone
+            return  # the first text stays: it depends only on the service
         self.app.call_from_thread(self.query_one("#why", Static).update, rendered(report))

@@ -20,8 +20,8 @@ STYLES = {"": "", "good": "green", "warn": "yellow", "bad": "bold red", "dim": "
 
 
 class Grid(DataTable[Text]):
-    """A table whose rows are replaced as a whole; the cursor stays on its row's key, and where that is gone, at its
-    place."""
+    """A table whose rows are replaced as a whole; the cursor stays on its row's key, or at its position if that key was
+    removed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j", "cursor_down", show=False),
@@ -47,7 +47,7 @@ class Grid(DataTable[Text]):
         return keys[self.cursor_row] if 0 <= self.cursor_row < len(keys) else None
 
     def fill(self, shown: list[Column], rows: dict[str, list[Cell]]) -> None:
-        """Shows `rows`, by key. Where keys and columns are what they were, only cells that changed are drawn."""
+        """Shows `rows`, by key. If keys and columns are unchanged, only changed cells are drawn."""
         if shown == self._shown and list(rows) == list(self._rows):
             for place, (key, cells) in enumerate(rows.items()):
                 before = self._rows[key]
@@ -86,7 +86,7 @@ class ServiceGrid(Grid):
 
 
 class Banner(Static):
-    """Tells that what is shown is not of now; hidden while it is."""
+    """Warns that the shown data is stale; hidden while it is current."""
 
     def __init__(self) -> None:
         super().__init__(classes="banner", markup=False)
@@ -99,7 +99,7 @@ class Banner(Static):
 
 
 def away(view: View, now: datetime) -> str | None:
-    """What the banner says while the API server does not answer."""
+    """Text of the banner while the API server does not respond."""
     if view.problem is None:
         return None
     if view.at is None:

@@ -1,1 +1,1 @@
-"""What `kubectl inflight why` says of a service. Pure: from the service, its pods and their events."""
+"""The explanation printed by `kubectl inflight why`. Pure: from the service, its pods and their events."""

@@ -1,4 +1,5 @@
-"""What would make the operator act on a service, from its status and its spec; the decisions themselves are its own."""
+"""Conditions under which the operator would act on a service, from its status and its spec; the operator itself
+decides."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from inflight_kubectl.resources import Decision, Service
 
 FALLBACK_WAITING = 4
 FALLBACK_KV = 0.8
-"""Targets of a replica that count while engines have measured no step costs, by the schema of `scaling.targets`."""
+"""Targets of a replica that apply while engines have measured no step costs, by the schema of `scaling.targets`."""
 
 DEFAULT_IDLE_TIMEOUT = "10m"
 """`scaling.idleTimeout` where the stored spec does not have it."""
@@ -21,7 +22,7 @@ DEFAULT_DOWN_WINDOW = 60
 
 
 def prospects(service: Service, now: datetime) -> tuple[str, ...]:
-    """One sentence each: what it scales on, what would add or remove a replica, what holds it, and how it tunes."""
+    """One sentence each: scaling signals, conditions that add or remove a replica, limits on scaling, and tuning."""
     if service.observed_generation is None:
         return ()
     return (*_scaling(service, now), *_tuning(service))
@@ -38,7 +39,7 @@ def _scaling(service: Service, now: datetime) -> list[str]:
 
 
 def _demand(service: Service) -> list[str]:
-    """Demand against capacity, as the operator wrote it."""
+    """Demand against capacity, from the status."""
     demand = service.status.get("demand")
     if not demand:
         return []
@@ -53,9 +54,9 @@ def _demand(service: Service) -> list[str]:
 
 
 def _targets(service: Service) -> list[str]:
-    """Thresholds for each replica, and where the service stands."""
+    """Thresholds for each replica, and the current values."""
     targets, seen = (service.spec.get("scaling") or {}).get("targets") or {}, service.observed
-    # An operator that writes no blockedReplicas writes no demand either: which targets count is not known then.
+    # An operator that writes no blockedReplicas writes no demand either: the targets in effect are unknown then.
     sized = bool(service.status.get("demand")) or service.blocked is None
     waiting = targets.get("waitingRequests", None if sized else FALLBACK_WAITING)
     kv = targets.get("kvUtilization", None if sized else FALLBACK_KV)

@@ -31,15 +31,15 @@ _MEANINGS = {
     ),
     "TuningActive": ("the operator tunes limits", "limits stay as they are", "tuning is not known"),
 }
-"""A condition in words, for True, False and Unknown."""
+"""Texts of a condition for True, False and Unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A condition in words.
+    """A condition as text.
 
     Attributes:
-        good: whether it is as it should be; None where there is nothing to judge.
+        good: whether it has its normal value; None without a normal value.
     """
 
     type: str
@@ -56,9 +56,9 @@ class Report:
     """Attributes:
     conditions: in the operator's order.
     decisions: the last ones, newest first.
-    waits_for: what stands between the service and its wanted state.
-    would_act: what would make the operator change replicas or limits, and what holds it back.
-    gateway: None for a service that is not behind the gateway, or where it was not asked.
+    waits_for: reasons why the service has not reached its desired state.
+    would_act: conditions under which the operator would change replicas or limits, and limits on them.
+    gateway: None for a service that is not behind the gateway, or without a query.
     """
 
     namespace: str
@@ -84,7 +84,7 @@ def explain(
     Args:
         pods: all of its pods.
         events: about them, newest last.
-        gateway: what the gateway says of it.
+        gateway: the gateway's reports on it.
     """
     return Report(
         namespace=service.namespace,

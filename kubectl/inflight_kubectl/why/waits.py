@@ -11,13 +11,13 @@ from inflight_kubectl.pods import Pod
 from inflight_kubectl.resources import Service
 
 MAX_PODS = 8
-"""Most pods that are named one by one."""
+"""Maximum pods listed individually."""
 
 _START_UP_PROBE = "startup probe failed"
 
 
 def waits(service: Service, pods: Sequence[Pod], events: Sequence[Event], now: datetime) -> tuple[str, ...]:
-    """One sentence for each thing; none where all is as ordered."""
+    """One sentence for each cause; none if all replicas are ready."""
     found = [*_operator(service), *_held(service), *_missing(service, pods)]
     pending = [pod for pod in pods if not pod.ready and not pod.deleting]
     limit = (service.spec.get("rollout") or {}).get("startupTimeout", "30m")
@@ -48,7 +48,7 @@ def _held(service: Service) -> list[str]:
 
 
 def _missing(service: Service, pods: Sequence[Pod]) -> list[str]:
-    """Replicas that are ordered and have no pod."""
+    """Ordered replicas without a pod."""
     staying = sum(not pod.deleting for pod in pods)
     progressing = service.condition("Progressing")
     if not pods or service.ordered is None or staying >= service.ordered:

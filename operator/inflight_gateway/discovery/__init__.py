@@ -1,1 +1,1 @@
-"""Where the catalog's content comes from: the Kubernetes API, or a file."""
+"""Sources of the catalog: the Kubernetes API, or a file."""

@@ -20,11 +20,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GatewayPods:
-    """Where the other pods of this gateway are found.
+    """Location of the other pods of this gateway.
 
     Attributes:
         namespace, service: the gateway's own Service.
-        pod: name of this pod, which is no peer of itself.
+        pod: name of this pod, which is excluded from the peers.
         port: of the state streams.
     """
 
@@ -37,8 +37,8 @@ class GatewayPods:
 class KubeDiscovery:
     """Fills the catalog while it runs.
 
-    When the API server goes away, the catalog keeps what it has. A gateway that starts while it is away knows nothing,
-    and says so in `unready`.
+    While the API server is unavailable, the catalog keeps its content. A gateway that starts during that time has no
+    content, and reports this in `unready`.
 
     Args:
         namespaces: to look at; empty: all of them.
@@ -90,8 +90,8 @@ class KubeDiscovery:
                 task.cancel()
 
     def unready(self) -> list[str]:
-        """Why this gateway does not know its services yet; empty from the moment it does, also while the API server is
-        away later. A Secret that cannot be read closes its services and holds up no others."""
+        """Why this gateway has no services yet; empty once it has them, even if the API server becomes unavailable
+        later. An unreadable Secret blocks only its own services."""
         if not self._complete:
             waiting = [reflector for reflector in (*self._services, *self._engines) if not reflector.listed]
             waiting += [one for one, _ in self._secrets.values() if not (one.listed or one.status)]
@@ -101,7 +101,7 @@ class KubeDiscovery:
         return []
 
     def problems(self) -> list[str]:
-        """Calls that fail now, whether this gateway is ready or not."""
+        """Currently failing calls, whether this gateway is ready or not."""
         secrets = (reflector for reflector, _ in self._secrets.values())
         return [one.problem for one in (*self._services, *self._engines, *secrets) if one.problem]
 
@@ -128,7 +128,7 @@ class KubeDiscovery:
         self._catalog.update(endpoints=self._slices.take(changes))
 
     def _follow_secrets(self, change: Change) -> None:
-        """Watches the Secrets that services name now, each alone, and no others."""
+        """Watches exactly the Secrets that services reference, one watch each."""
         if not change.services:
             return
         named = {

@@ -1,4 +1,4 @@
-"""Lists and watches of the Kubernetes API, with errors that a person can read.
+"""Lists and watches of the Kubernetes API, with readable errors.
 
 Protocol: https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
 """
@@ -18,28 +18,28 @@ from kubernetes.aio import client, config
 Manifest = dict[str, Any]
 
 PAGE = 500
-"""Most objects in one page of a list."""
+"""Maximum objects in one page of a list."""
 
 LIST_SECONDS = 30.0
 """For one page."""
 
 WATCH_SECONDS = 60
-"""The API server ends a watch after so long, and it is opened again where it ended. Short, so that a connection that is
-dead without a sign of it is noticed."""
+"""Seconds after which the API server ends a watch, which then resumes. Short, so that a silently dead connection is
+detected."""
 
 MAX_EVENT = 2**22
 """Bytes of one event. etcd takes objects of 1.5 MiB."""
 
 
 class ConnectError(Exception):
-    """There is no usable way to the API server; the message says what to do."""
+    """No usable configuration for the API server; the message says what to do."""
 
 
 class KubeApiError(Exception):
     """A call failed.
 
     Attributes:
-        status: HTTP status; 0 when the API server did not answer.
+        status: HTTP status; 0 without a response.
     """
 
     def __init__(self, action: str, status: int, message: str) -> None:
@@ -78,7 +78,7 @@ class Selection:
 
 
 async def load_configuration(kubeconfig: str | None) -> client.Configuration:
-    """From a kubeconfig file, or from the pod's service account where none is given.
+    """From a kubeconfig file, or from the pod's service account if unset.
 
     Raises:
         ConnectError: the file or the service account cannot be used.
@@ -97,7 +97,7 @@ async def load_configuration(kubeconfig: str | None) -> client.Configuration:
 
 
 class KubeApi:
-    """Args: api_client: stays the caller's to close."""
+    """Args: api_client: closed by the caller."""
 
     def __init__(self, api_client: client.ApiClient) -> None:
         self._client = api_client
@@ -106,7 +106,7 @@ class KubeApi:
         """All selected objects, and the resourceVersion to watch from.
 
         Raises:
-            KubeApiError: the call failed. 410: the list took so long that it has to begin anew.
+            KubeApiError: the call failed. 410: the list expired and must be restarted.
         """
         items: list[Manifest] = []
         following = ""
@@ -158,7 +158,7 @@ class KubeApi:
 
 @contextmanager
 def _readable_errors(path: str) -> Iterator[None]:
-    """Turns what a connection or an unexpected answer raises into KubeApiError."""
+    """Converts connection errors and unexpected responses to KubeApiError."""
     try:
         yield
     except (aiohttp.ClientError, OSError, TimeoutError) as error:

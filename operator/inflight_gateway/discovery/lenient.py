@@ -1,7 +1,7 @@
-"""Reading parts of an object that another version of the CRD was written for.
+"""Lenient parsing of parts of an object written for another version of the CRD.
 
-A field that is missing has its default. So has one whose value cannot be read, with a sentence that says so: it must
-not take the service out of the gateway.
+A missing field has its default. So has a field with an unreadable value, with a note about it: it must not remove the
+service from the gateway.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Part:
     """One object inside a manifest.
 
     Args:
-        value: what is there; something other than an object counts as empty.
-        path: for sentences, such as `spec.gateway`.
-        notes: where sentences about fields that cannot be read go.
+        value: of any type; anything other than an object counts as empty.
+        path: for notes, such as `spec.gateway`.
+        notes: receives a sentence for each unreadable field.
     """
 
     def __init__(self, value: Any, path: str, notes: list[str]) -> None:

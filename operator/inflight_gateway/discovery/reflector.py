@@ -1,7 +1,7 @@
-"""Keeps a reader informed of all objects of a selection: lists them once, then watches, for as long as it runs.
+"""Notifies a reader of all objects of a selection: lists them once, then watches.
 
-While the API server is away, what is known stays known. A watch continues where it ended; only where the API server
-cannot continue it (410 Gone, or any other refusal) everything is listed anew.
+While the API server is unavailable, known objects are kept. A watch resumes where it ended; only if the API server
+cannot resume it (410 Gone, or any other error), everything is listed again.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from inflight_gateway.discovery.kube_api import KubeApi, KubeApiError, Manifest,
 logger = logging.getLogger(__name__)
 
 FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.2, 5.0
-"""Seconds between two calls that fail. Each wait has a random part, so that gateways do not come all at once."""
+"""Seconds between two calls that fail. Each wait has jitter, so that gateways do not reconnect all at once."""
 
 SHORTEST_WATCH = 1.0
-"""Seconds from one watch to the next at least."""
+"""Minimum seconds from one watch to the next."""
 
 WARN_SECONDS = 60.0
 """Between two warnings about the same selection."""
@@ -44,7 +44,7 @@ class Reflector:
 
     Attributes:
         listed: a list has succeeded since this process started.
-        problem: why the last call failed; empty while all is well.
+        problem: why the last call failed; empty after a success.
         status: HTTP status of that failure, 0 without one.
     """
 
@@ -76,7 +76,7 @@ class Reflector:
                 began = loop.time()
                 await self._watch()
                 failures = 0
-                # The API server ends watches after a minute; something that ends them at once gets no storm of them.
+                # The API server ends watches after a minute; a proxy that ends them at once must not cause a storm.
                 await asyncio.sleep(max(0.0, SHORTEST_WATCH - (loop.time() - began)) * random.uniform(0.5, 1.0))
             except KubeApiError as error:
                 failures += 1
@@ -86,7 +86,7 @@ class Reflector:
                     continue
                 self._failed(str(error), error.status)
             except Exception as error:
-                # A reader that cannot take an object must not end the watch of all others; the fault is ours.
+                # An object that the reader fails on must not end the watch of all others; this is a gateway bug.
                 logger.exception("reading %s failed", self.path)
                 failures += 1
                 self._version = ""

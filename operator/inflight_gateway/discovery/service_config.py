@@ -1,4 +1,4 @@
-"""A `ServiceConfig` from an InferenceService, with the CRD's defaults for what is not given."""
+"""A `ServiceConfig` from an InferenceService, with the CRD's defaults for unset fields."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from inflight_gateway.types import (
 
 
 class ServiceConfigError(ValueError):
-    """The gateway must not serve this service; the message says which field is at fault."""
+    """The gateway must not serve this service; the message names the invalid field."""
 
 
 def read_service(manifest: dict[str, Any]) -> tuple[ServiceConfig | None, tuple[str, ...]]:
-    """What the gateway has to know of an InferenceService, as the API server returns it.
+    """The gateway's configuration of an InferenceService, as the API server returns it.
 
     Returns:
         The configuration, None where the service is not behind the gateway (`spec.gateway.enabled`); and a sentence for
-        each field that cannot be read, whose default then counts.
+        each unreadable field, whose default then applies.
 
     Raises:
-        ServiceConfigError: API keys are asked for, but which ones cannot be read: a default would let anybody in.
+        ServiceConfigError: API keys are required, but their field is unreadable: a default would admit every client.
     """
     notes: list[str] = []
     spec = Part(manifest.get("spec"), "spec", notes)
@@ -61,7 +61,7 @@ def read_service(manifest: dict[str, Any]) -> tuple[ServiceConfig | None, tuple[
 
 
 def _api_keys_secret(gateway: Part) -> str | None:
-    """Of an empty `auth` too it is not known what it is to say, so it is an error and not `no keys`."""
+    """An empty `auth` is ambiguous as well, so it is an error and does not mean `no keys`."""
     if not gateway.has("auth"):
         return None
     name = gateway.part("auth").text("apiKeysSecret", None)

@@ -23,10 +23,10 @@ PORT_NAME = "http"
 
 
 def service_of(manifest: Manifest) -> ServiceKey | None:
-    """The InferenceService whose engines the slice lists.
+    """The InferenceService of the engines in the slice.
 
     None for slices of other Services with the label. A Service that became an ExternalName keeps the slices it had
-    before: the EndpointSlice controller leaves them alone, and their addresses are those of pods long gone.
+    before: the EndpointSlice controller does not update them, and their addresses are those of deleted pods.
     """
     labels = manifest["metadata"].get("labels") or {}
     name = labels.get(SERVICE_LABEL)
@@ -36,7 +36,7 @@ def service_of(manifest: Manifest) -> ServiceKey | None:
 
 
 def ready_endpoints(manifest: Manifest) -> tuple[Endpoint, ...]:
-    """Engines of a slice that take new requests: ready, serving and not terminating."""
+    """Engines of a slice that accept new requests: ready, serving and not terminating."""
     port = _port(manifest.get("ports") or ())
     if port is None:
         return ()
@@ -48,7 +48,7 @@ def ready_endpoints(manifest: Manifest) -> tuple[Endpoint, ...]:
 
 
 def all_addresses(manifest: Manifest, port: int, without_pod: str) -> set[str]:
-    """Every pod of a slice but one, ready or not, with another port than the slice's."""
+    """Every pod of a slice except one, ready or not, with another port than the slice's."""
     return {
         address_of(entry["addresses"][0], port)
         for entry in manifest.get("endpoints") or ()

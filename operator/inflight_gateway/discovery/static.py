@@ -36,14 +36,14 @@ MAX_FILE = 2**24
 
 
 class StaticFileError(Exception):
-    """The file cannot be used; the message names the field at fault."""
+    """The file is invalid; the message names the field."""
 
 
 class StaticDiscovery:
-    """Fills the catalog from the file, at once and whenever it changes.
+    """Fills the catalog from the file, at start and after each change.
 
     Raises:
-        StaticFileError: the file cannot be used.
+        StaticFileError: the file is invalid.
     """
 
     def __init__(self, path: Path, catalog: Catalog) -> None:
@@ -54,7 +54,7 @@ class StaticDiscovery:
         self._take(read_file(path))
 
     async def run(self) -> None:
-        """Until cancelled. While the file has errors, what it said before stays in force."""
+        """Until cancelled. While the file has errors, its previous content stays in force."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
             seen = _version(self._path)
@@ -71,11 +71,11 @@ class StaticDiscovery:
                 logger.info("%s was read again: %d services", self._path, len(self._catalog.services))
 
     def unready(self) -> list[str]:
-        """The file was read before this object was there."""
+        """The file was read before this object was created."""
         return []
 
     def problems(self) -> list[str]:
-        """Why the file as it is now is not in force."""
+        """Why the current file is not in force."""
         return [self._problem] if self._problem else []
 
     def _take(self, file: StaticFile) -> None:
@@ -88,7 +88,7 @@ class StaticDiscovery:
 
 
 class StaticFile(msgspec.Struct, frozen=True):
-    """What a file says."""
+    """The content of a file."""
 
     services: dict[ServiceKey, ServiceConfig]
     endpoints: dict[ServiceKey, tuple[Endpoint, ...]]
@@ -177,7 +177,7 @@ def _convert(value: Any, kind: type[T], where: str) -> T:
 
 
 def _unknown(given: Any, known: Any, where: str) -> Iterator[str]:
-    """Paths of the fields that reading left out: dataclasses ignore what they do not know."""
+    """Paths of ignored fields: dataclasses drop unknown ones."""
     if isinstance(given, dict) and isinstance(known, dict):
         for name, value in given.items():
             if name in known:
@@ -208,7 +208,7 @@ def _list(value: Any, where: str) -> list[Any]:
 
 
 def _version(path: Path) -> tuple[int, ...]:
-    """Changes with the file, also where it is replaced, as in a mounted ConfigMap; empty while there is none."""
+    """Changes with the file, also if it is replaced, as in a mounted ConfigMap; empty without a file."""
     try:
         stat = path.stat()
     except OSError:

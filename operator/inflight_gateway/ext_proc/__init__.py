@@ -1,1 +1,1 @@
-"""The server that Envoy asks where each request goes (external processing), and the path of a request through it."""
+"""The external processing server of Envoy, and the path of a request through it."""

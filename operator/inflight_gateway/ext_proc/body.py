@@ -1,5 +1,5 @@
-"""The few fields of a request's body that matter before an engine sees it. Engines check bodies and explain what is
-wrong with them; here a field of another type than expected counts as absent."""
+"""The fields of a request's body that the gateway reads. Engines validate bodies and return the errors; here a field of
+an unexpected type counts as absent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inflight_gateway.ext_proc.prefix import estimated_tokens, text_prefix, toke
 
 
 class _Fields(msgspec.Struct):
-    """Of all generation endpoints. msgspec skips the others without making objects of them."""
+    """Of all generation endpoints. msgspec skips other fields without creating objects."""
 
     model: Any = None
     messages: Any = None
@@ -31,7 +31,7 @@ class _Fields(msgspec.Struct):
 @dataclass(frozen=True, slots=True)
 class Body:
     """Attributes:
-    prompt_tokens: estimated, and what a continuation begins with.
+    prompt_tokens: estimated, including the tokens of a continuation.
     text, token_ids: of the first prompt, one of them empty.
     """
 
@@ -56,7 +56,7 @@ _decoder = msgspec.json.Decoder(_Fields)
 
 
 def parse(body: bytes) -> Body:
-    """What can be read of it; nothing where it is not a JSON object."""
+    """The readable fields; none if the body is no JSON object."""
     try:
         return _read(_decoder.decode(body))
     except (ValueError, RecursionError):
@@ -81,8 +81,8 @@ def _read(fields: _Fields) -> Body:
 
 
 def _conversation(messages: Any, tools: Any) -> str:
-    """Canonical text: tools first, as chat templates put them; each message with its role, so that the same text of
-    another role is another prompt."""
+    """Canonical text: tools first, as chat templates put them; each message with its role, so that the same text with
+    another role is a different prompt."""
     parts = []
     if tools:
         parts.append(msgspec.json.encode(tools).decode())

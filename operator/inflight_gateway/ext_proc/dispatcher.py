@@ -1,4 +1,4 @@
-"""Starts requests at replicas, or lets them wait until one can start them."""
+"""Dispatches requests to replicas, or holds them until a replica can start them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from inflight_gateway.types import Endpoint, Pick, Refusal, RequestView, Service
 _log = logging.getLogger(__name__)
 
 FAULT_LOG_S = 60.0
-"""Between two lines about picks that fail."""
+"""Minimum seconds between two log lines about failed picks."""
 
 RETRY_AFTER_S = 5
-"""Told to clients whose request waited in vain: by then a replica may have become free or ready."""
+"""Retry-After for clients whose hold expired: by then a replica may have become free or ready."""
 
 
 class Start(NamedTuple):
-    """Attributes: held_s: seconds that the request waited."""
+    """Attributes: held_s: seconds that the request was held."""
 
     pick: Pick
     held_s: float
@@ -42,9 +42,8 @@ class _Waiting:
 
 
 class Dispatcher:
-    """Every request passes through the hold queue, also where a replica is free: so none overtakes those that wait.
-
-    Request ids must be unique here: that of a client is not, see `Exchange`.
+    """Every request passes through the hold queue, even if a replica is free, so no request overtakes waiting ones.
+    Request ids must be unique here; ids of clients are not, see `Exchange`.
 
     Args:
         clock: seconds, monotonic.
@@ -73,7 +72,7 @@ class Dispatcher:
     def place(
         self, request: RequestView, config: ServiceConfig, allowed: Collection[str] = ()
     ) -> Refusal | asyncio.Future[Start | Refusal]:
-        """The future is done already where a replica can start the request now. `end` must follow, whatever happens."""
+        """The future is already done if a replica can start the request now. `end` must follow in all cases."""
         now = self._clock()
         self._ledger.touch(request.service, now)
         if allowed and not self._allowed(request.service, allowed):
@@ -89,7 +88,7 @@ class Dispatcher:
         return outcome
 
     def end(self, request_id: str, service: ServiceKey) -> None:
-        """The request's stream has ended, or its client left while it waited."""
+        """The request's stream has ended, or its client disconnected while it was held."""
         if self._waiting.pop(request_id, None) is not None:
             self._holds.remove(request_id)
         self._ledger.end(request_id, self._clock())
@@ -98,14 +97,14 @@ class Dispatcher:
         self._changed()
 
     def release(self, service: ServiceKey | None = None) -> None:
-        """Starts what can start now. `service`: only its requests; None: those of all services."""
+        """Starts all requests that can start now. `service`: only its requests; None: those of all services."""
         now = self._clock()
         for request, pick in self._holds.release(now, self._can_start, service):
             waiting = self._waiting.pop(request.request_id)
             _settle(waiting.outcome, Start(pick, now - waiting.since))
 
     def expire(self) -> None:
-        """Refuses those that have waited as long as they may."""
+        """Rejects requests that reached their maximum wait."""
         for request in self._holds.expire(self._clock()):
             config = self._catalog.services.get(request.service)
             waited = "" if config is None else f" for {config.hold.max_wait_s:g} s (hold.maxWait)"
@@ -120,7 +119,7 @@ class Dispatcher:
             )
 
     def catalog_changed(self, change: Change) -> None:
-        """Refuses what waits for services that are gone, and starts what new endpoints can take."""
+        """Rejects held requests of deleted services, and starts those that new endpoints can serve."""
         for key in change.services - self._catalog.services.keys():
             self._shares.forget(key)
             for request in self._holds.forget(key):
@@ -145,7 +144,7 @@ class Dispatcher:
         try:
             pick = self._picker.pick(request, config, loads, now, above_share=self._shares.above(request, now))
         except Exception:
-            # A fault of ours at the head of a queue would hold up the whole service, and end this process.
+            # A gateway bug at the head of a queue would block the whole service, and end this process.
             self._log_fault(request.service, now)
             pick = self._among(request.service, {load.endpoint.address for load in loads}, config)
         if pick is None and waiting.allowed:
@@ -161,8 +160,8 @@ class Dispatcher:
             _log.exception("picking for %s failed: by least requests for now", service)
 
     def _among(self, service: ServiceKey, allowed: Collection[str], config: ServiceConfig) -> Pick | None:
-        """By least requests, without asking what they can start soon. For another gateway's choice: to wait for it
-        would keep all others of the service waiting too, which other replicas could start."""
+        """By least requests, without late binding. For endpoints that another gateway allows: holding such a request
+        would block all others of the service, which other replicas could start."""
         in_flight = self._ledger.sent()
         endpoints = self._allowed(service, allowed)
         endpoints.sort(key=lambda endpoint: in_flight.get(endpoint.address, (0, 0))[0])
@@ -182,7 +181,7 @@ class Dispatcher:
 
 
 def _settle(outcome: asyncio.Future[Start | Refusal], result: Start | Refusal) -> None:
-    """Unless the client has just left: then its stream's end follows."""
+    """Unless the client has just disconnected: then the end of its stream follows."""
     if not outcome.done():
         outcome.set_result(result)
 

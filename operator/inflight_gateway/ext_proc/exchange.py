@@ -26,7 +26,7 @@ HEAD_WITHIN_S = 10.0
 one in this time Envoy tries the next endpoint. Other answers may take as long as the generation."""
 
 PICKED_METADATA = "envoy.lb"
-"""Where other gateways look for the pick beside the header (Gateway API Inference Extension,
+"""Metadata in which other gateways expect the pick, besides the header (Gateway API Inference Extension,
 docs/proposals/004-endpoint-picker-protocol)."""
 
 _HOLD_MARGIN_S = 5.0
@@ -36,26 +36,26 @@ _numbers = count(1)
 
 
 class Observer(Protocol):
-    """Told what becomes of requests, for metrics, logs and people."""
+    """Receives the events of requests, for metrics, logs and debugging."""
 
     def started(self, request: RequestView, start: Start, *, relayed: bool) -> Course:
-        """It goes to a replica."""
+        """The request is sent to a replica."""
 
     def refused(
         self, request_id: str, service: ServiceKey | None, refusal: Refusal, *, relayed: bool, attempt: int = 1
     ) -> Course:
-        """It gets an answer from the gateway itself."""
+        """The gateway itself responds."""
 
     def ended(self, course: Course) -> None:
-        """The attempt has ended that `started` or `refused` was called for."""
+        """The attempt of the last `started` or `refused` has ended."""
 
     def decided(self, seconds: float) -> None:
-        """How long the picker took for a request, waiting not counted."""
+        """Time that the picker took for a request, without time held."""
 
 
 @dataclass(slots=True, eq=False)
 class Parts:
-    """What requests need. Attributes: engine_headers: another one when the gateway key changes. clock: seconds,
+    """Dependencies of requests. Attributes: engine_headers: replaced when the gateway key changes. clock: seconds,
     monotonic."""
 
     catalog: Catalog
@@ -72,7 +72,7 @@ class Exchange:
     Args:
         head: of the request.
         allowed: addresses that another gateway allows for it; empty: all.
-        guest: another gateway asks, and not the Envoy of this pod.
+        guest: the call comes from another gateway, not from the Envoy of this pod.
     """
 
     def __init__(self, parts: Parts, head: Head, allowed: Collection[str], *, guest: bool = False) -> None:
@@ -86,7 +86,7 @@ class Exchange:
         self._course: Course | None = None
 
     def refusal(self) -> Any | None:
-        """From the head alone: bodies that need not be read are not."""
+        """From the head alone: bodies are read only if needed."""
         if is_hidden(self._head.path):
             return self._refuse(Refusal(404, "not_found", f"the gateway serves no path {self._head.path}"), None)
         config = self._config(None)
@@ -96,7 +96,7 @@ class Exchange:
         return self._refuse(tenant, config.key) if isinstance(tenant, Refusal) else None
 
     async def place(self, stage: messages.Stage, content: bytes) -> AsyncIterator[Any]:
-        """The answer, before it a longer timeout where the request has to wait."""
+        """The response, preceded by a longer timeout if the request has to wait."""
         parts, begin = self._parts, self._parts.clock()
         body = parse(content) if content else Body()
         config = self._config(body.model)
@@ -113,13 +113,13 @@ class Exchange:
             yield self._refuse(limit_headers, config.key)
             return
         self._admitted = True
-        # Clients may repeat an id, and a relay tries again before its last try has ended.
+        # Clients may repeat an id, and a relay retries before its last attempt has ended.
         unique = f"{request.request_id}#{next(_numbers)}"
         self._placed = unique, config.key
         outcome = parts.dispatcher.place(
             replace(request, request_id=unique, prefix=body.prefix(tenant)), config, self._allowed
         )
-        del body, content  # not kept while the request waits: they may be long
+        del body, content  # freed while the request waits: they may be large
         parts.observer.decided(parts.clock() - begin)
         if isinstance(outcome, asyncio.Future) and not outcome.done():
             yield messages.wait_longer(config.hold.max_wait_s + _HOLD_MARGIN_S)
@@ -131,7 +131,7 @@ class Exchange:
         yield self._go_on(stage, request, config, result, limit_headers)
 
     def close(self) -> None:
-        """The response has ended, or the client left."""
+        """The response has ended, or the client disconnected."""
         if self._placed is not None:
             self._parts.dispatcher.end(*self._placed)
         if self._admitted:
@@ -160,13 +160,13 @@ class Exchange:
         limit_headers: messages.Pairs,
     ) -> Any:
         pick, headers = start.pick, self._parts.engine_headers
-        # The earlier attempts of the relay used up a replica each.
+        # Each earlier attempt of the relay used up one replica.
         endpoints = pick.endpoints[: max(1, config.max_attempts - request.attempt + 1)]
         destination = ",".join(endpoint.address for endpoint in endpoints)
         to_set = [(DESTINATION, destination), *headers.to_set(config, request.tenant, request.request_id)]
         if self._guest:
             present = {name for name, _ in to_set}
-            # A client may have sent them: nothing in front of the picker has removed them.
+            # A client may have sent them: no proxy before the picker removes them.
             forged = [name for name in (*INTERNAL, SUBSET) if name not in present]
             return messages.go_on(
                 stage, to_set, (*forged, *headers.to_remove(config)), {PICKED_METADATA: {DESTINATION: destination}}
@@ -174,7 +174,7 @@ class Exchange:
         to_set.append(("x-envoy-max-retries", str(len(endpoints) - 1)))
         to_remove = [AVOID, ATTEMPT, *headers.to_remove(config)]
         if not config.continuation:
-            # An ordinary answer then: the relay passes it on as it comes.
+            # A plain response then: the relay forwards it unchanged.
             to_remove.append(PROGRESS)
         elif self._head.progress:
             to_set.append(("x-envoy-upstream-rq-per-try-timeout-ms", str(round(HEAD_WITHIN_S * 1000))))

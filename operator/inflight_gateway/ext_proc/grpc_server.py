@@ -15,7 +15,7 @@ from inflight_gateway.proxy.ads import Ads
 from inflight_gateway.settings import MAX_BODY_BYTES
 
 _OPTIONS = (
-    # gRPC's own limit of 4 MiB is less than a request's body may have.
+    # gRPC's default limit of 4 MiB is below the maximum size of a request body.
     ("grpc.max_receive_message_length", MAX_BODY_BYTES + 2**20),
     ("grpc.max_send_message_length", -1),
     ("grpc.so_reuseport", 0),
@@ -33,10 +33,10 @@ async def serve(socket: Path, ads: Ads, processor: Processor) -> grpc.aio.Server
 
 
 async def serve_guests(port: int, processor: GuestProcessor) -> grpc.aio.Server:
-    """Listens on a TCP port of all addresses until stopped. Other gateways get no ADS: it would configure them.
+    """Listens on a TCP port of all addresses until stopped. Other gateways do not get ADS, which would configure them.
 
     Raises:
-        OSError: the port is taken.
+        OSError: the port is in use.
     """
     server = grpc.aio.server(options=_OPTIONS)
     external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(processor, server)

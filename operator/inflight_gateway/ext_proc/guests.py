@@ -42,10 +42,10 @@ _NOT_FROM_CLIENTS = frozenset((*INTERNAL, SUBSET))
 
 
 class GuestProcessor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]  # no types
-    """One stream for each request, as in `Processor`. Headers of the request are a client's: nothing has removed those
-    that only relay and picker may set, so they are not read.
+    """One stream for each request, as in `Processor`. Headers of the request come from a client: those that only relay
+    and picker may set were not removed, so they are ignored.
 
-    Bodies come whole (mode BUFFERED), or in parts that have to be sent back (FULL_DUPLEX_STREAMED)."""
+    Bodies come whole (mode BUFFERED), or in parts that must be sent back (FULL_DUPLEX_STREAMED)."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -150,7 +150,8 @@ class _Stream:
                 yield answer
 
     async def _whole(self, *, ends: bool) -> AsyncIterator[Any]:
-        """The body is there: the answer to the head, then the body as it came. Args: ends: no trailers follow."""
+        """The body is complete: returns the response to the head, then the unchanged body. Args: ends: no trailers
+        follow."""
         assert self._exchange is not None
         self._answered = True
         body = bytes(self._body)
@@ -172,7 +173,7 @@ class _Stream:
 
 
 def _begins(length: int) -> Iterator[int]:
-    """Of the parts; one part also of an empty body, as it says that it ends."""
+    """The parts of a body; an empty body has one part, which carries the end of stream."""
     yield from range(0, max(1, length), CHUNK_BYTES)
 
 

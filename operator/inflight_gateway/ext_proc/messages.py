@@ -24,12 +24,12 @@ from inflight_gateway.proxy.names import LONGEST_MESSAGE_TIMEOUT_S
 from inflight_gateway.types import Refusal, ServiceKey
 
 Stage = Literal["request_headers", "request_body"]
-"""What Envoy waits for an answer to."""
+"""Messages that Envoy waits on for a response."""
 
 Pairs = Iterable[tuple[str, str]]
 
 CONTINUE_HEADERS = ProcessingResponse(request_headers=HeadersResponse())
-"""The head alone says too little: the body is to be sent."""
+"""The head does not suffice: requests the body."""
 
 _OVERWRITE = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 
@@ -40,7 +40,7 @@ def header_pairs(headers: Any) -> list[tuple[str, str]]:
 
 
 def go_on(stage: Stage, to_set: Pairs, to_remove: Iterable[str], metadata: Mapping[str, Mapping[str, str]]) -> Any:
-    """The request goes on with these headers, by the route that then fits. Args: metadata: by namespace."""
+    """The request continues with these headers, by the route that then matches. Args: metadata: by namespace."""
     mutation = HeaderMutation(set_headers=_options(to_set), remove_headers=to_remove)
     common = CommonResponse(header_mutation=mutation, clear_route_cache=True)
     dynamic = Struct()
@@ -51,7 +51,7 @@ def go_on(stage: Stage, to_set: Pairs, to_remove: Iterable[str], metadata: Mappi
 
 
 def refuse(refusal: Refusal, service: ServiceKey | None) -> Any:
-    """The request ends here, with an error in OpenAI's shape."""
+    """The request ends here, with an error in OpenAI's format."""
     headers = [("content-type", "application/json"), *refusal.headers]
     if service is not None:
         headers.append((SERVICE, str(service)))
@@ -66,7 +66,7 @@ def refuse(refusal: Refusal, service: ServiceKey | None) -> Any:
 
 
 def wait_longer(seconds: float) -> Any:
-    """Envoy's timeout for the answer, from now; it takes one such message for each answer that it waits for."""
+    """Envoy's timeout for the answer, from now; Envoy accepts one such message for each response that it waits for."""
     bounded = min(int(seconds) + 1, LONGEST_MESSAGE_TIMEOUT_S)
     return ProcessingResponse(override_message_timeout=Duration(seconds=bounded))
 

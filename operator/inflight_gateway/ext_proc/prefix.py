@@ -1,7 +1,8 @@
-"""Hashes of a prompt's leading blocks: two requests that share the first n share what a prefix cache holds of them.
+"""Hashes of a prompt's leading blocks: two requests with the first n hashes in common share these blocks in a prefix
+cache.
 
 The gateway has no tokenizer: blocks are of characters, and tokens are estimated. An engine's own blocks differ, but a
-common beginning is common in both.
+common prefix is common in both.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ BYTES_PER_TOKEN = 4
 """UTF-8 bytes of a token on average, of English text and code with vocabularies of 32k to 256k tokens."""
 
 BLOCK_TOKENS = 64
-"""Estimated tokens of a block: 4 of an engine's blocks of 16. Shorter common beginnings are not worth a detour."""
+"""Estimated tokens of a block: 4 of an engine's blocks of 16. Shorter common prefixes do not justify a pick."""
 
 MAX_BLOCKS = 2048
-"""Of one prompt: 131,072 tokens. What two longer prompts share beyond that is not seen."""
+"""Of one prompt: 131,072 tokens. Common text of longer prompts beyond that is ignored."""
 
 _TOKEN_BYTES = 4
 """Of a token id, as hashed."""
@@ -40,7 +41,7 @@ def estimated_tokens(text: str) -> int:
 
 
 def _chain(data: bytes, block_bytes: int, seed: str) -> tuple[int, ...]:
-    """Whole blocks only; each hash is of all before it, so that equal hashes mean equal beginnings."""
+    """Whole blocks only; each hash covers all text before it, so that equal hashes mean equal prefixes."""
     digest = blake2b(seed.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     hashes = []
     for start in range(0, min(len(data) // block_bytes, MAX_BLOCKS) * block_bytes, block_bytes):

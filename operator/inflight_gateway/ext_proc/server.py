@@ -22,7 +22,7 @@ docs/proposals/004-endpoint-picker-protocol)."""
 
 
 class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]  # no types
-    """An exception ends the stream; Envoy then goes on as if there were no picker."""
+    """An exception ends the stream; Envoy then continues as without a picker."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -76,7 +76,7 @@ def allowed(message: Any) -> frozenset[str]:
 
 
 def _nothing_to_say(kind: str | None) -> Any:
-    """Gateways of others may send more than our Envoy is configured to."""
+    """Third-party gateways may send messages that the own Envoy is not configured to send."""
     if kind == "response_headers":
         return ProcessingResponse(response_headers=HeadersResponse())
     if kind in ("request_trailers", "response_trailers"):

@@ -1,4 +1,4 @@
-"""From a request's head and body to what is picked for."""
+"""Conversion of a request's head and body to the input of the picker."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Head:
 
     @property
     def relayed(self) -> bool:
-        """A relay sent it, and will report how it ended."""
+        """Whether a relay sent it, and will report its end."""
         return ATTEMPT in self.headers
 
     @property
     def progress(self) -> bool:
-        """The engine answers with its head at once."""
+        """Whether the engine sends its response head at once."""
         return self.headers.get(PROGRESS) == "1"
 
     @property
@@ -62,10 +62,10 @@ def addresses(text: str) -> frozenset[str]:
 
 
 def view(head: Head, body: Body, body_bytes: int, config: ServiceConfig, tenant: str, arrived: float) -> RequestView:
-    """All but the prefix, which is long and needed only until the request starts.
+    """All fields except the prefix, which is long and needed only until the request starts.
 
     Args:
-        arrived: when Envoy asked, seconds of the monotonic clock.
+        arrived: time of Envoy's call, seconds of the monotonic clock.
     """
     chosen = _service_class(body.service_class, config)
     again = head.attempt > 1
@@ -85,7 +85,7 @@ def view(head: Head, body: Body, body_bytes: int, config: ServiceConfig, tenant:
         priority=_FIRST_OF_ALL if again else priority,
         tenant=tenant,
         block_tokens=BLOCK_TOKENS,
-        # Late requests wait for all others; the deadline of a first token says nothing of one that was sent long ago.
+        # Late requests wait for all others; the TTFT deadline does not apply to a continuation.
         deadline=float("inf") if again else arrived + ttft_s + config.ttft_per_token_s * body.prompt_tokens,
         body_bytes=body_bytes,
         attempt=head.attempt,
@@ -94,6 +94,6 @@ def view(head: Head, body: Body, body_bytes: int, config: ServiceConfig, tenant:
 
 
 def _service_class(name: str | None, config: ServiceConfig) -> ServiceClass:
-    """The engine refuses a class that it does not have; until then the request counts as one of the first."""
+    """The engine rejects an unknown class; until then the request counts as one of the first class."""
     first = config.classes[0] if config.classes else ServiceClass("default")
     return next((one for one in config.classes if one.name == name), first)

@@ -1,1 +1,1 @@
-"""Requests that no replica can start soon: bounds, order and fairness, without I/O and clock."""
+"""The hold queue: bounds, order and fairness of requests that no replica can start soon. No I/O, no clock."""

@@ -1,4 +1,4 @@
-"""What may wait at the gateway."""
+"""Bounds of the hold queue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Shared-Memory Packet Switches" (IEEE/ACM Transactions on Networking)."""
 
 @dataclass(slots=True)
 class Room:
-    """What waits. Attributes: body_bytes: of their bodies."""
+    """Size of a queue. Attributes: body_bytes: of the requests' bodies."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -28,10 +28,10 @@ class Room:
 
 
 def exceeded(request: RequestView, bounds: HoldBounds, all_: Room, tenant: Room) -> str | None:
-    """Which bound does not let the request wait, in words; None: it may.
+    """The bound that rejects the request, as text; None: it may wait.
 
     Args:
-        all_: what waits for the service. tenant: of that, what the request's tenant has there.
+        all_: held for the service. tenant: the part of the request's tenant.
     """
     free_requests = bounds.max_requests - all_.requests
     free_bytes = bounds.max_bytes - all_.body_bytes
@@ -52,7 +52,7 @@ def exceeded(request: RequestView, bounds: HoldBounds, all_: Room, tenant: Room)
 
 
 def queue_full(service: ServiceKey, why: str, retry_after_s: float) -> Refusal:
-    """As the engine refuses what its own queue cannot take."""
+    """As the engine rejects requests beyond its own queue."""
     return Refusal(
         status=503,
         code="queue_full",

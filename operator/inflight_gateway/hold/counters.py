@@ -1,4 +1,4 @@
-"""Who has been served least: the virtual token counters of Sheng et al. 2024, "Fairness in Serving Large Language
+"""Fair scheduling: the virtual token counters of Sheng et al. 2024, "Fairness in Serving Large Language
 Models" (OSDI), with weights."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 PROMPT_TOKEN = 1
 OUTPUT_TOKEN = 2
-"""What a token counts, as in the engine: the paper's w_p and w_q, after the usual prices of hosted models."""
+"""Weight of a token, as in the engine: the paper's w_p and w_q, after the usual prices of hosted models."""
 
 MAX_DEBTORS = 16_384
 """Clients without waiting requests that are remembered because they are ahead of the others."""
@@ -16,9 +16,9 @@ MAX_DEBTORS = 16_384
 class VirtualCounters:
     """Tokens served to each client, divided by its weight.
 
-    A client that starts waiting is lifted to the least counter among those that wait or, where none does, to that of
-    the client that waited last: capacity that a client did not ask for is not saved up. So a client that always has
-    requests waiting is next after at most its share of what the others are charged.
+    A client that starts waiting is lifted to the least counter of the waiting clients or, without any, to that of the
+    client that waited last: unused capacity does not accumulate as credit. So a client that always has requests waiting
+    is next after at most its share of what the others are charged.
     """
 
     def __init__(self) -> None:
@@ -35,8 +35,8 @@ class VirtualCounters:
         self._ranks = 0
 
     def least(self) -> str | None:
-        """The waiting client that was served least; of equal ones the one that has waited for longest, but after those
-        that were lifted: a client that floods is not ahead of one that comes now and then."""
+        """The waiting client with the least service; among equal ones the one with the longest wait, except that lifted
+        clients come first: a flooding client does not precede an occasional one."""
         heap = self._heap
         while heap:
             served, _, rank, client = heap[0]
@@ -49,7 +49,7 @@ class VirtualCounters:
         return None
 
     def start_waiting(self, client: str, weight: float) -> None:
-        """The first of its requests waits."""
+        """The client starts waiting."""
         least = self.least()
         level = self._level if least is None else self._served[least]
         own = self._served.get(client)
@@ -64,7 +64,7 @@ class VirtualCounters:
         self._forget(level)
 
     def stop_waiting(self, client: str) -> None:
-        """None of its requests waits any more."""
+        """The client has no waiting request any more."""
         self._level = max(self._level, self._served[client])
         del self._rank[client]
         self._charged.discard(client)
@@ -73,16 +73,16 @@ class VirtualCounters:
             heapify(self._heap)
 
     def charge(self, client: str, tokens: float) -> None:
-        """So many tokens were computed for it, in the measure of `PROMPT_TOKEN`. A client that is not remembered was
-        not ahead of the others, and is not now."""
+        """Charges computed tokens to a client, in units of `PROMPT_TOKEN`. A client without a counter was not ahead of
+        the others and is not charged."""
         if client in self._served:
             self._served[client] += tokens / self._weights[client]
             if tokens and client in self._rank:
                 self._charged.add(client)
 
     def _forget(self, level: float) -> None:
-        """Once there are more than `MAX_DEBTORS`: those that would be lifted on their return, and at least half of all,
-        the smallest debts first."""
+        """Removes clients if there are more than `MAX_DEBTORS`: those that would be lifted on their return, and at
+        least half of all, the smallest debts first."""
         if len(self._served) - len(self._rank) <= MAX_DEBTORS:
             return
         resting = sorted((client for client in self._served if client not in self._rank), key=self._served.__getitem__)

@@ -1,4 +1,4 @@
-"""How long before its deadline a request has to start."""
+"""Lead time between the start of a request and its deadline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Lead:
     """Learned from what was predicted of a service's latest starts.
 
     Attributes:
-        wait_s: from a start to the begin of the request's own prefill.
+        wait_s: from the start to the begin of the request's own prefill.
         token_s: prefill of one token.
     """
 
@@ -33,7 +33,7 @@ class Lead:
             self.token_s += _SHARE * (pick.prefill_s / computed - self.token_s)
 
     def latest_start(self, request: RequestView) -> float:
-        """When it has to start at the latest, but for the wait, as that changes."""
+        """The latest start, without `wait_s`, which changes."""
         return request.deadline - self.token_s * request.prompt_tokens
 
     def wait(self, ttft_s: float) -> float:

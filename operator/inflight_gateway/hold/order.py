@@ -11,7 +11,7 @@ PRIORITY_AGING_S = 10.0
 """Seconds of waiting that count as one step of priority: the engine's default."""
 
 LATE_EVERY = 20
-"""One pick in so many goes to the oldest late request while late ones wait: the engine's default share."""
+"""One pick in this many is the oldest late request while late ones wait: the engine's default share."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,13 +29,13 @@ class Held:
 
     @property
     def order(self) -> tuple[float, int]:
-        """A smaller priority counts as an earlier arrival, as in the engine's `priority` policy; who is ahead of whom
+        """A smaller priority counts as an earlier arrival, as in the engine's `priority` policy; the relative order
         never changes while both wait."""
         return self.request.arrived + self.request.priority * PRIORITY_AGING_S, self.sequence
 
 
 class HeldHeap:
-    """Held requests by a key that does not change; those that were taken out elsewhere are dropped as they surface."""
+    """Held requests by a key that does not change; entries removed elsewhere are dropped when they reach the top."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[tuple[float, int], Held]] = []
@@ -67,9 +67,9 @@ class HeldHeap:
 
 
 class TenantQueue:
-    """By priority and arrival among the requests whose first token can still come in time. One pick in `LATE_EVERY`
-    goes to the oldest late request, and every pick does while no other waits: the engine's `deadline` policy. Without
-    deadlines and priorities it is first come, first served.
+    """By priority and arrival among the requests whose first token can still be in time. One pick in `LATE_EVERY` is
+    the oldest late request, and every pick while no other waits: the engine's `deadline` policy. Without deadlines and
+    priorities it is first come, first served.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class TenantQueue:
         """The next to start, left in place.
 
         Args:
-            start: when the prefill of a request would begin that is sent now.
+            start: when the prefill of a request sent now would begin.
         """
         while (due := self._by_deadline.first()) is not None and due.latest_start < start:
             self._by_deadline.discard(due)
@@ -103,7 +103,7 @@ class TenantQueue:
         return in_time
 
     def start(self, held: Held) -> None:
-        """Take out the head, which starts."""
+        """Remove the head, which starts."""
         if held in self._late:
             self._passed_over = 0
         elif len(self._late):

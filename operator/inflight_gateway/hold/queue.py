@@ -1,4 +1,4 @@
-"""The requests that wait at the gateway."""
+"""The hold queue of the gateway."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CanStart = Callable[[RequestView], Pick | None]
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What waits for a service. Attributes: oldest_s: how long the oldest has waited; 0 where none does."""
+    """Requests held for a service. Attributes: oldest_s: wait of the oldest; 0 without any."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -26,8 +26,8 @@ class Waiting:
 
 
 class HoldQueue:
-    """Requests of all services. Every request should pass through `offer` and `release`, also where a replica is free:
-    then none overtakes those that wait, and all are charged to their tenants.
+    """Requests of all services. Every request should pass through `offer` and `release`, even if a replica is free:
+    then no request overtakes waiting ones, and all are charged to their tenants.
 
     A request that was offered leaves once: by `release`, `expire` or `remove`.
     """
@@ -36,14 +36,14 @@ class HoldQueue:
         self._services: dict[ServiceKey, ServiceQueue] = {}
         self._by_id: dict[str, Held] = {}
         self._by_expiry: list[tuple[float, int, Held]] = []
-        """Those that left are dropped as they surface."""
+        """Removed requests are dropped when they reach the top."""
         self._offers = 0
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     def offer(self, request: RequestView, config: ServiceConfig, now: float) -> Refusal | None:
-        """Let a request wait, within the bounds of its service; else the answer that it gets."""
+        """Enqueue a request, within the bounds of its service; else returns its rejection."""
         queue = self._services.get(request.service)
         if queue is None:
             queue = self._services[request.service] = ServiceQueue(config)
@@ -66,11 +66,11 @@ class HoldQueue:
     def release(
         self, now: float, can_start: CanStart, service: ServiceKey | None = None
     ) -> list[tuple[RequestView, Pick]]:
-        """Those that can start, in the order in which they were asked for; no request overtakes the head of its
+        """Requests that can start, in pick order; no request overtakes the head of its
         service's queue.
 
         Args:
-            can_start: must count what it picks before it returns, so that the next pick knows of it (`Ledger.begin`).
+            can_start: must record its pick before it returns, so that the next pick includes it (`Ledger.begin`).
             service: only its requests; None: those of all services.
         """
         released: list[tuple[RequestView, Pick]] = []
@@ -90,7 +90,7 @@ class HoldQueue:
         return released
 
     def expire(self, now: float) -> list[RequestView]:
-        """Take out those that have waited as long as they may, the first to expire first."""
+        """Remove requests that reached their maximum wait, the first to expire first."""
         expired: list[RequestView] = []
         while self._by_expiry and self._by_expiry[0][0] <= now:
             held = heappop(self._by_expiry)[2]
@@ -100,7 +100,7 @@ class HoldQueue:
         return expired
 
     def remove(self, request_id: str) -> bool:
-        """Take out a request whose client left; False: it does not wait."""
+        """Remove a request whose client disconnected; False: it is not held."""
         held = self._by_id.get(request_id)
         if held is None:
             return False
@@ -109,7 +109,7 @@ class HoldQueue:
         return True
 
     def served(self, request: RequestView, output_tokens: int) -> None:
-        """A request has generated so many tokens since the last such call; its prompt was charged by `release`."""
+        """Charge the tokens that a request generated since the last call; `release` has charged its prompt."""
         queue = self._services.get(request.service)
         if queue is not None:
             queue.charge(request.service_class, request.tenant, OUTPUT_TOKEN * output_tokens)
@@ -122,11 +122,11 @@ class HoldQueue:
         return Waiting(room.requests, room.prompt_tokens, room.body_bytes, now - oldest.since)
 
     def services(self) -> list[ServiceKey]:
-        """For which something waits."""
+        """Services with held requests."""
         return [key for key, queue in self._services.items() if len(queue)]
 
     def forget(self, service: ServiceKey) -> list[RequestView]:
-        """The service is gone; those that waited for it."""
+        """Remove a deleted service; returns its held requests."""
         queue = self._services.get(service)
         left = [] if queue is None else list(queue)
         for held in left:

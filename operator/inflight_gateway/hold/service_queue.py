@@ -1,4 +1,4 @@
-"""What waits for one service, and which of it is next."""
+"""Held requests of one service, and their order."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class _ClassQueue:
 
 
 class ServiceQueue:
-    """Of the classes that wait the one with the fewest tokens served for its weight is next; of its tenants, likewise;
-    of the tenant's requests, by `TenantQueue`: the engine's order with classes and the `fair` policy.
+    """The waiting class with the fewest tokens served relative to its weight is next; within it the tenant by the same
+    rule; among the tenant's requests, `TenantQueue` decides: the engine's order with classes and the `fair` policy.
 
     Attributes:
-        room: all that waits.
-        lead: how long before its deadline a request has to start.
+        room: size of the whole queue.
+        lead: time before its deadline at which a request has to start.
     """
 
     def __init__(self, config: ServiceConfig) -> None:
@@ -72,14 +72,14 @@ class ServiceQueue:
         return None if tenant is None else queue.tenants[tenant].head(now + self.lead.wait(self.config.ttft_s))
 
     def start(self, held: Held, tokens: float) -> None:
-        """Take out the head, which starts, and charge its class and tenant."""
+        """Remove the head, which starts, and charge its class and tenant."""
         request = held.request
         self._classes[request.service_class].tenants[request.tenant].start(held)
         self.charge(request.service_class, request.tenant, tokens)
         self._left(held)
 
     def discard(self, held: Held) -> None:
-        """Take out a request wherever it is."""
+        """Remove a request at any position."""
         request = held.request
         self._classes[request.service_class].tenants[request.tenant].discard(held)
         self._left(held)

@@ -1,5 +1,5 @@
-"""Which tenants have more than their share of the requests that run: they leave some slots of each replica free, so
-that another tenant's request starts without waiting for one of theirs to end."""
+"""Shares of in-flight requests per tenant: a tenant above its share leaves some slots of each replica free, so that a
+request of another tenant starts without waiting."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Service:
 
 
 class TenantShares:
-    """Requests in flight of the tenants of each service, as far as this gateway sent them.
+    """Requests in flight of the tenants of each service, counting only those that this gateway sent.
 
     A tenant is active from its first request until `ACTIVE_S` after its last, and while it has one in flight. The share
     of an active tenant is its weight among all of them.
@@ -42,7 +42,7 @@ class TenantShares:
         self._started: dict[str, tuple[_Service, _Tenant]] = {}
 
     def arrived(self, request: RequestView, config: ServiceConfig, now: float) -> None:
-        """A request came, and may have to wait."""
+        """A request arrived, and may have to wait."""
         service = self._services.setdefault(request.service, _Service())
         tenant = service.tenants.pop(request.tenant, None) or _Tenant(0.0, now)
         weight = next((each.weight for each in config.tenants if each.name == request.tenant), 1.0)
@@ -52,7 +52,7 @@ class TenantShares:
         self._forget(service, now)
 
     def started(self, request: RequestView) -> None:
-        """A request that had arrived goes to a replica."""
+        """An arrived request is sent to a replica."""
         service = self._services.get(request.service)
         tenant = None if service is None else service.tenants.get(request.tenant)
         if service is not None and tenant is not None:
@@ -61,15 +61,15 @@ class TenantShares:
             self._started[request.request_id] = service, tenant
 
     def ended(self, request_id: str) -> None:
-        """One that did not start is ignored."""
+        """Ignored if it did not start."""
         service, tenant = self._started.pop(request_id, (None, None))
         if service is not None and tenant is not None:
             service.in_flight -= 1
             tenant.in_flight -= 1
 
     def above(self, request: RequestView, now: float) -> bool:
-        """The request's tenant has more than its share of the requests in flight. Of the active tenants, at least one
-        has not; a tenant alone never has."""
+        """Whether the request's tenant has more than its share of the requests in flight. At least one active tenant
+        has not; a single tenant never has."""
         service = self._services.get(request.service)
         if service is None:
             return False
@@ -80,12 +80,12 @@ class TenantShares:
         return tenant.in_flight * service.weight > tenant.weight * service.in_flight * (1 + _ROUNDING)
 
     def forget(self, service: ServiceKey) -> None:
-        """The service is gone."""
+        """Removes a deleted service."""
         self._services.pop(service, None)
 
     @staticmethod
     def _forget(service: _Service, now: float) -> None:
-        """Tenants that are no longer active."""
+        """Removes tenants that are no longer active."""
         while service.tenants:
             name, tenant = next(iter(service.tenants.items()))
             if tenant.arrived > now - ACTIVE_S:

@@ -1,1 +1,1 @@
-"""Which replica a request goes to: pure functions of the loads, shared with the simulator."""
+"""Choice of the replica for a request: pure functions of the loads, shared with the simulator."""

@@ -1,4 +1,4 @@
-"""Score: what a replica's KV cache holds, and whether the request fits."""
+"""Score: use of a replica's KV cache, and whether the request fits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from inflight_gateway.pick.replica_state import ReplicaState
 
 
 def kv_cache_seconds(state: ReplicaState, tokens_per_ttft: float) -> float:
-    """What reading the KV cache adds to the time between two tokens, in seconds of TTFT, and the seconds of prefill
-    that are lost where tokens do not fit: another request is preempted for them, and computed again.
+    """Time that KV cache reads add between two tokens, in seconds of TTFT, plus the seconds of lost prefill if tokens
+    do not fit: another request is then preempted and recomputed.
 
     Args:
         tokens_per_ttft: as in `running_seconds`.

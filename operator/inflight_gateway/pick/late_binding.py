@@ -1,8 +1,8 @@
-"""Whether a replica can start a request soon, or the request should wait at the gateway.
+"""Late binding: whether a replica can start a request soon, or the gateway should hold it.
 
-What waits in an engine is bound to it: a replica that becomes ready a second later cannot take it. So the gateway sends
-an engine no more than keeps it busy until the next look at it, and what its prefix cache saves: a replica that becomes
-ready would have to compute that first.
+Requests queued in an engine are bound to it: a replica that becomes ready a second later cannot serve them. So the
+gateway sends an engine only as much work as keeps it busy until the next scrape, plus the work that its prefix cache
+saves: a new replica would have to compute that first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ floods, the requests of others then find a slot at once."""
 
 
 def can_start_soon(state: ReplicaState, ttft_s: float, above_share: bool = False) -> bool:
-    """Looks only at what is ahead of the request, so that a prompt of any length starts at an idle replica."""
+    """Considers only the work ahead of the request, so that a prompt of any length starts at an idle replica."""
     has_slot = state.outstanding < most_outstanding(state.sample.max_num_seqs, above_share)
     return has_slot and _backlog_is_short(state, ttft_s)
 

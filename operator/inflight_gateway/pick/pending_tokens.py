@@ -1,4 +1,4 @@
-"""Score: prompt tokens that a replica has still to compute."""
+"""Score: prompt tokens that a replica still has to compute."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from inflight_gateway.pick.replica_state import ReplicaState
 
 def pending_tokens_seconds(state: ReplicaState) -> float:
     """Seconds until the tokens ahead of the request are computed: those of the sample, plus those sent since its scrape
-    began, minus those that prefix caches hold and that were computed meanwhile."""
+    began, minus those in prefix caches and those computed meanwhile."""
     return state.backlog_s

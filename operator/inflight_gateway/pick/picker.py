@@ -16,8 +16,8 @@ from inflight_gateway.types import Endpoint, EndpointLoad, Pick, RequestView, Se
 LEAST_FIRST_TOKEN_WITHIN_S = 10.0
 MOST_FIRST_TOKEN_WITHIN_S = 600.0
 PREDICTION_FACTOR = 4.0
-"""A first token that takes so many times its prediction, and `LEAST_FIRST_TOKEN_WITHIN_S` more, is not coming: trying
-elsewhere too early would double the load just when it is highest."""
+"""A first token that takes so many times its prediction, and `LEAST_FIRST_TOKEN_WITHIN_S` more, is considered lost: an
+early retry elsewhere would double the load just when it is highest."""
 UNPREDICTED_FIRST_TOKEN_WITHIN_S = 60.0
 
 
@@ -46,12 +46,12 @@ class Picker:
         *,
         above_share: bool = False,
     ) -> Pick | None:
-        """The replicas to try, best first, at most `config.max_attempts`. Those that failed the request come last.
+        """The replicas to try, best first, at most `config.max_attempts`. Replicas that failed the request come last.
 
         Args:
             above_share: the request's tenant has more than its share of the requests in flight (`TenantShares`).
 
-        None: no replica can start the request soon, or there is none; it should wait at the gateway.
+        None: no replica can start the request soon, or none exists; the gateway should hold it.
         """
         usable = [load for load in loads if load.endpoint.address not in request.avoid] or list(loads)
         if not usable:
@@ -106,7 +106,7 @@ def _by_in_flight(
     loads: Sequence[EndpointLoad],
     above_share: bool,
 ) -> Pick | None:
-    """Without a sample that says anything of loads."""
+    """Without any sample of loads."""
     most = most_outstanding(config.max_num_seqs, above_share)
     ready = [load for load in usable if load.in_flight < most]
     if not ready:
@@ -122,7 +122,7 @@ def _by_in_flight(
 
 
 def first_token_within(predicted_ttft_s: float | None) -> float:
-    """Seconds after which a request without a first token is tried elsewhere."""
+    """Seconds after which a request without a first token is retried elsewhere."""
     if predicted_ttft_s is None:
         return UNPREDICTED_FIRST_TOKEN_WITHIN_S
     generous = LEAST_FIRST_TOKEN_WITHIN_S + PREDICTION_FACTOR * predicted_ttft_s
@@ -135,7 +135,7 @@ def _any_cost(loads: Sequence[EndpointLoad]) -> CostModel | None:
 
 
 def _reason(best: _Scored, ready: list[_Scored], count: int) -> str:
-    """`prefix` where another replica has less to do and what the cache holds made up for it."""
+    """`prefix` if another replica has less work and the cached prefix outweighed it."""
     if count == 1:
         return "only"
     least = min(ready, key=lambda each: each.state.backlog_s).state

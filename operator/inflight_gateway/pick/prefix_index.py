@@ -1,4 +1,4 @@
-"""Which leading blocks of prompts each replica's prefix cache should hold, judged by what was sent there."""
+"""Index of the leading prompt blocks that each replica's prefix cache should hold, from the requests sent there."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class _Table:
 
 
 class PrefixIndex:
-    """Approximate: what an engine evicts, it does not say. Each replica's blocks are bounded by its KV cache, the least
-    recently sent are forgotten first.
+    """Approximate, as engines do not report evictions. Each replica's blocks are bounded by its KV cache; the least
+    recently sent are evicted first.
 
-    A look-up takes time in the logarithm of the blocks found, whatever the index holds: leading blocks are used with
-    every longer prompt and so outlive those behind them, hence where block n is, those before it are.
+    A look-up takes time in the logarithm of the blocks found, independent of the index size: leading blocks are used
+    with every longer prompt and so outlive those behind them; if block n is present, those before it are.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class PrefixIndex:
 
         Args:
             prefix: hashes of its leading blocks, each of all before it too.
-            blocks: of this size that the replica's KV cache holds. Where that has changed the replica's are forgotten.
+            blocks: of this size that the replica's KV cache holds. If that changes, the replica's blocks are dropped.
         """
         if not prefix:
             return
@@ -66,12 +66,12 @@ class PrefixIndex:
         table = self._tables.get(address)
         if table is None or table.sets != wanted:
             table = self._tables[address] = _Table(wanted * WAYS)
-        # The last first, so that of blocks in one set the leading ones are the most recent.
+        # In reverse order, so that the leading blocks of a set are the most recent.
         for key in reversed(_keys(prefix[:blocks])):
             table.add(key)
 
     def matched_blocks(self, address: str, prefix: Sequence[int]) -> int:
-        """How many leading blocks of the prompt the replica should hold."""
+        """Number of leading blocks of the prompt that the replica should hold."""
         return self.matched((address,), prefix)[0]
 
     def matched(self, addresses: Iterable[str], prefix: Sequence[int]) -> list[int]:
@@ -81,7 +81,7 @@ class PrefixIndex:
         return [0 if (table := tables.get(address)) is None else _matched(table, keys) for address in addresses]
 
     def forget(self, address: str) -> None:
-        """The replica is gone, or its cache is empty."""
+        """The replica was removed, or its cache is empty."""
         self._tables.pop(address, None)
 
 
@@ -90,7 +90,7 @@ def _keys(prefix: Sequence[int]) -> list[int]:
 
 
 def _matched(table: _Table, keys: list[int]) -> int:
-    """Steps that double, then bisection."""
+    """Exponential search: doubling steps, then bisection."""
     holds, count = table.holds, len(keys)
     low, high = 0, 1
     while high <= count and holds(keys[high - 1]):

@@ -1,4 +1,4 @@
-"""How fast an engine works off its prompt tokens between two samples."""
+"""Rate at which an engine computes its prompt tokens between two samples."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ FULL_KV = 0.9
 def prefill_tokens_per_second(sample: EngineSample) -> float:
     """Prompt tokens in full steps, beside the decodes of the sample; 0 while the engine waits for KV blocks.
 
-    An engine without a cost model counts as fast: where it is not, the next sample shows what was sent too much, and
-    nobody could see that it idles.
+    An engine without a cost model counts as fast: if it is not, the next sample shows the excess, while an idle engine
+    would go unnoticed.
     """
     if sample.waiting and sample.kv_utilization >= FULL_KV:
         return 0.0

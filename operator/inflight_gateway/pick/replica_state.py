@@ -1,4 +1,4 @@
-"""What a replica is about to do, as far as the gateway knows, when a request is picked for."""
+"""Expected work of a replica, as known to the gateway at the time of a pick."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inflight_cost.model import CostModel, StepWork
 from inflight_gateway.types import EndpointLoad, EngineSample, RequestView
 
 STALE_S = 10.0
-"""A sample that is older says nothing of the load; sizes and cost model still hold."""
+"""An older sample is not used for the load; sizes and cost model still hold."""
 
 DEFAULT_COST = CostModel(
     base_s=5.5e-3,
@@ -25,13 +25,13 @@ Nothing is promised to a client by it."""
 @dataclass(frozen=True, slots=True)
 class ReplicaState:
     """Attributes:
-    load: what the state was made of.
+    load: input of the state.
     cost: of its steps. measured: `cost` is the engine's own, or that of another replica of the service.
-    pending_tokens: prompt tokens that it computes before those of the request.
-    uncached_tokens: of the request's prompt, those that it would compute.
-    attended_tokens: that a pending prompt token attends to, on average.
-    decoding: what each step does besides prefill.
-    outstanding: requests that were sent there and have not ended.
+    pending_tokens: prompt tokens computed before those of the request.
+    uncached_tokens: tokens of the request's prompt that the replica would compute.
+    attended_tokens: mean context of a pending prompt token.
+    decoding: work of each step besides prefill.
+    outstanding: unfinished requests sent there.
     backlog_s: seconds until the pending tokens are computed.
     own_prefill_s: seconds that the request's own prompt adds there.
     """

@@ -14,11 +14,11 @@ from inflight_gateway.types import ServiceConfig
 def scores(state: ReplicaState, config: ServiceConfig) -> dict[str, float]:
     """Seconds by the name of each score, times its weight; the replica with the smallest sum is the best.
 
-    Every score is a prediction in seconds, so weights have no unit and 1 is right for all: none of them has to be
-    tuned to the size of a model, a GPU or a prompt. `predicted_ttft` is what the request waits. `pending_tokens` and
-    `prefix` count its two parts once more, as what the replica is busy with and how much longer it is with this
-    request, which delays the requests after it. `running` and `kv_cache` are what decoding beside the others costs,
-    in seconds of TTFT by the ratio of the two targets.
+    Every score is a prediction in seconds, so weights have no unit and 1 is right for all: none needs tuning to the
+    size of a model, a GPU or a prompt. `predicted_ttft` is the wait of the request. `pending_tokens` and `prefix` count
+    its two parts once more, as the replica's backlog and the work added by this request, which delays later requests.
+    `running` and `kv_cache` are the cost of decoding beside the others, in seconds of TTFT by the ratio of the two
+    targets.
     """
     weights = config.weights
     tokens_per_ttft = config.ttft_s / config.tpot_s if config.tpot_s > 0 else 0.0

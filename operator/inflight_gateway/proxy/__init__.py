@@ -1,2 +1,2 @@
-"""Envoy's configuration: pure builders of its resources, the server that hands them out (ADS), and its graceful
-shutdown. Envoy's names for things are used: listeners, routes, clusters, endpoints."""
+"""Envoy's configuration: pure builders of its resources, the ADS server, and graceful shutdown. Terms are Envoy's:
+listeners, routes, clusters, endpoints."""

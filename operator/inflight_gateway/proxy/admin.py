@@ -11,7 +11,7 @@ _TIMEOUT = aiohttp.ClientTimeout(total=2)
 
 
 class Admin:
-    """Use it in `async with`. All methods raise OSError where Envoy does not answer."""
+    """Use it in `async with`. All methods raise OSError if Envoy does not respond."""
 
     def __init__(self, socket: Path) -> None:
         self._session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket)), timeout=_TIMEOUT)
@@ -25,11 +25,12 @@ class Admin:
         await self._session.close()
 
     async def drain_inbound(self) -> None:
-        """Listeners for clients ask them to connect elsewhere, with each response; later they close."""
+        """Drains the listeners for clients: each response asks the client to reconnect elsewhere; later the listeners
+        close."""
         await self._call("POST", "/drain_listeners?graceful&skip_exit&inboundonly")
 
     async def active_requests(self, listener: str) -> int:
-        """Requests of a listener's clients that have no complete answer yet."""
+        """Unfinished requests of a listener's clients."""
         page = await self._call("GET", f"/stats?filter=^http\\.{listener}\\.downstream_rq_active$")
         return int(page.rpartition(":")[2])
 

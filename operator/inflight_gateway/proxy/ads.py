@@ -1,4 +1,4 @@
-"""ADS: hands each Envoy the newest snapshot, and learns what it takes and refuses."""
+"""ADS server: sends the newest snapshot to each Envoy, and tracks accepted and rejected versions."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Listener = Callable[[str, str], None]
 
 
 class Ads(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignore[misc]  # xds-protos has no types
-    """Of the process's Envoys: one, but for a short time while its container restarts.
+    """Serves the Envoys of this pod: one, except for a short time while its container restarts.
 
     Args:
-        taken: called when Envoy uses a version.
-        refused: called when Envoy refuses a version; it keeps what it had.
+        taken: called when Envoy accepts a version.
+        refused: called when Envoy rejects a version and keeps the previous one.
     """
 
     def __init__(self, first: Snapshot, taken: Listener, refused: Listener) -> None:
@@ -35,7 +35,7 @@ class Ads(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignore[misc
         self._streams: set[_Stream] = set()
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Sends what differs from before to all Envoys."""
+        """Sends the changes to all Envoys."""
         self._snapshot = snapshot
         for stream in self._streams:
             stream.changed.set()
@@ -45,7 +45,7 @@ class Ads(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignore[misc
         return self._snapshot
 
     def acknowledged(self, type_url: str) -> bool:
-        """Whether an Envoy is connected that took some version of this type."""
+        """Whether a connected Envoy has accepted a version of this type."""
         subscriptions = (stream.subscriptions.get(type_url) for stream in self._streams)
         return any(one is not None and one.acknowledged for one in subscriptions)
 

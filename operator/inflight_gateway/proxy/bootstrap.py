@@ -1,4 +1,4 @@
-"""Envoy's bootstrap: where its picker is; the picker tells it everything else."""
+"""Envoy's bootstrap: the address of its picker, which configures everything else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def bootstrap(sockets: Sockets, node: str) -> Json:
     """
     return {
         "node": {"id": node, "cluster": "inflight-gateway"},
-        # A socket file, not a port: nothing outside the pod can reach the admin interface, whatever a route says.
+        # A socket file, not a port: nothing outside the pod can reach the admin interface, regardless of routes.
         "admin": {"address": pipe(sockets.admin)},
         "dynamic_resources": {
             "ads_config": {
@@ -32,7 +32,7 @@ def bootstrap(sockets: Sockets, node: str) -> Json:
 
 
 def _picker_service() -> Json:
-    """Envoy's own back-off grows to 30 s: that long a new picker would have no say."""
+    """Envoy's default back-off grows to 30 s: for that time a new picker could not configure Envoy."""
     back_off = {"base_interval": "0.1s", "max_interval": "1s"}
     return {"envoy_grpc": {"cluster_name": PICKER, "retry_policy": {"retry_back_off": back_off}}}
 

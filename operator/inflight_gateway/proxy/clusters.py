@@ -14,7 +14,7 @@ _LEAST_REQUEST: Json = {
                 "name": "envoy.load_balancing_policies.least_request",
                 "typed_config": typed(
                     "envoy.extensions.load_balancing_policies.least_request.v3.LeastRequest",
-                    # All engines of a service are compared: they are few, and a request is long.
+                    # All engines of a service are compared: there are few, and requests are long.
                     selection_method="FULL_SCAN",
                 ),
             }
@@ -42,7 +42,7 @@ an engine of any service, silently."""
 
 
 def picked() -> Json:
-    """Takes the endpoints of the header DESTINATION in their order, one for each try."""
+    """Uses the endpoints of the header DESTINATION in order, one for each attempt."""
     policy = typed(
         "envoy.extensions.load_balancing_policies.override_host.v3.OverrideHost",
         override_host_sources=[{"header": DESTINATION}],
@@ -58,7 +58,7 @@ def service(key: ServiceKey) -> Json:
 
 
 def relays(sockets: Sockets, count: int) -> Json:
-    """The relays, and the inner listener for while none of them takes connections."""
+    """The relays, and the inner listener as a fallback while no relay accepts connections."""
     by_priority = [
         [{"endpoint": {"address": pipe(sockets.relay(index))}} for index in range(count)],
         [{"endpoint": {"address": pipe(sockets.inner), "health_check_config": {"disable_active_health_check": True}}}],
@@ -68,7 +68,7 @@ def relays(sockets: Sockets, count: int) -> Json:
         "type": "STATIC",
         "connect_timeout": "1s",
         "load_balancing_policy": _LEAST_REQUEST,
-        # 0: dead relays are passed over also when all are dead.
+        # 0: dead relays are skipped even if all are dead.
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
         "health_checks": [
             {
@@ -106,8 +106,8 @@ def _engines(name: str, policy: Json) -> Json:
 
 
 def _http1() -> Json:
-    """Engines close idle connections after 120 s, relays after 75 s; one closed by them could cut off a request on its
-    way."""
+    """Engines close idle connections after 120 s, relays after 75 s; a connection closed by them could abort a request
+    in transit."""
     options = typed(
         "envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
         common_http_protocol_options={"idle_timeout": "60s"},
@@ -117,7 +117,7 @@ def _http1() -> Json:
 
 
 def _circuit_breakers() -> Json:
-    """A share of the requests may be tries again, so that an outage is not multiplied."""
+    """Bounds retries to a share of the requests, so that an outage is not amplified."""
     return {
         "thresholds": [
             {

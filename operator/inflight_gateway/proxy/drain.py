@@ -16,7 +16,7 @@ _POLL_S = 0.2
 
 
 async def drain(admin_socket: Path, least_s: float, most_s: float) -> None:
-    """Returns when no client's request is under way, or the time is over, or Envoy is gone.
+    """Returns when no client request is in flight, the time is over, or Envoy has exited.
 
     Args:
         least_s: until the Service's endpoints no longer name this pod on all nodes; new requests are served till then.

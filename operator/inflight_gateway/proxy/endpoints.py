@@ -9,8 +9,8 @@ from inflight_gateway.types import Endpoint, ServiceKey
 
 
 def assignments(services: Iterable[ServiceKey], endpoints: Mapping[ServiceKey, Sequence[Endpoint]]) -> list[Json]:
-    """One of each cluster with engines. An engine that is gone is not in it: its streams finish, new requests go
-    elsewhere; override_host takes no notice of an endpoint's health status."""
+    """One of each cluster with engines. A removed engine is not in it: its streams finish, new requests go elsewhere;
+    override_host ignores an endpoint's health status."""
     keys = sorted(services)
     everywhere = {endpoint.address for key in keys for endpoint in endpoints.get(key, ())}
     by_service = [

@@ -1,4 +1,4 @@
-"""Answers that Envoy gives itself, in the shape of OpenAI's errors."""
+"""Envoy's local replies, in OpenAI's error format."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from inflight_gateway.proxy.names import Json, header
 
 
 def outer_replies() -> Json:
-    """All answers that Envoy gives clients itself: those of the picker and of the relay come from the inner side."""
+    """All local replies of Envoy to clients: responses of the picker and the relay come from the inner side."""
     return {
         "mappers": [
-            # Envoy's status for a transfer coding that it does not know: it is the client's mistake.
+            # Envoy's status for an unknown transfer coding: a client error.
             {"filter": _status("EQ", 501), "status_code": 400, **_REFUSED},
             {"filter": _status("GE", 500), **_FAILED},
             {"filter": _status("GE", 400), **_REFUSED},
@@ -19,8 +19,8 @@ def outer_replies() -> Json:
 
 
 def inner_replies() -> Json:
-    """For failures that Envoy finds: no engine, timeouts, too long a body (which has no response flag). Answers of the
-    picker have no flag either, and stay as they are."""
+    """For failures detected by Envoy: no engine, timeouts, a body that is too large (which has no response flag).
+    Responses of the picker have no flag either, and are not changed."""
     return {
         "mappers": [
             {"filter": {"response_flag_filter": {}}, **_FAILED},
@@ -45,7 +45,7 @@ _REFUSED = _error("the gateway refuses the request: %RESPONSE_CODE_DETAILS%", "i
 
 
 def fixed(status: int, code: str, message: str) -> Json:
-    """A route's action and headers for an answer that is always the same."""
+    """A route's action and headers for a fixed response."""
     return {
         "direct_response": {"status": status, "body": {"inline_string": error_body(status, code, message).decode()}},
         "response_headers_to_add": [

@@ -32,7 +32,7 @@ _INTERNAL_PREFIXES = ("x-inflight-", "x-envoy-", DESTINATION)
 address looks like one of its own network."""
 
 _MESSAGE_TIMEOUT = "2s"
-"""Without an answer of the picker in this time the request goes on without it."""
+"""Without a response of the picker in this time the request continues without it."""
 
 
 def outer(address: str, port: int) -> Json:
@@ -45,7 +45,7 @@ def outer(address: str, port: int) -> Json:
     return {
         "name": OUTER,
         "address": {"socket_address": {"address": address, "port_value": port, "ipv4_compat": address == "::"}},
-        # What a graceful shutdown drains; the inner listener stays for the relays.
+        # Drained at graceful shutdown; the inner listener stays for the relays.
         "traffic_direction": "INBOUND",
         **_http(
             stat_prefix=OUTER,
@@ -53,7 +53,7 @@ def outer(address: str, port: int) -> Json:
             normalize_path=True,
             merge_slashes=True,
             request_headers_timeout="30s",
-            # The relay keeps whole bodies in memory, and asks for API keys only after that.
+            # The relay buffers whole bodies in memory, and API keys are checked only after that.
             request_timeout="300s",
             local_reply_config=outer_replies(),
             always_set_request_id_in_response=True,
@@ -73,7 +73,7 @@ def outer(address: str, port: int) -> Json:
 
 
 def inner(sockets: Sockets) -> Json:
-    """A UNIX socket, for relays: asks the picker."""
+    """A UNIX socket, for relays: calls the picker."""
     return {
         "name": INNER,
         "address": pipe(sockets.inner),
@@ -82,11 +82,12 @@ def inner(sockets: Sockets) -> Json:
             stat_prefix=INNER,
             skip_xff_append=True,
             local_reply_config=inner_replies(),
-            # More than the outer listener lets pass (100 headers, 60 KiB), for those that relay and picker add.
+            # More than the outer listener permits (100 headers, 60 KiB), for headers that relay and picker add.
             common_http_protocol_options={"max_headers_count": 200},
             max_request_headers_kb=96,
             strip_trailing_host_dot=True,
-            # A relay sees the end of a cut stream only when the connection closes; the default is a second later.
+            # A relay detects the end of an aborted stream only when the connection closes; the default delay is a
+            # second.
             delayed_close_timeout="0.02s",
             rds={"route_config_name": INNER, "config_source": {"ads": {}, "resource_api_version": "V3"}},
             http_filters=[_picker_filter(), _router()],
@@ -111,7 +112,8 @@ def _http(**specific: Any) -> Json:
 
 
 def _outer_routes() -> Json:
-    """Tried again only where a relay took no request or died before an answer: it tries engines again itself."""
+    """Retries only if a relay did not accept the request or died before a response: the relay itself retries
+    engines."""
     retry = {
         "retry_on": "connect-failure,refused-stream,reset-before-request,reset",
         "num_retries": 2,
@@ -146,7 +148,7 @@ def _outer_routes() -> Json:
 def _picker_filter() -> Json:
     """The picker gets the head and the whole body of each request, and its stream stays open until the response ends.
 
-    failure_mode_allow: without it, running answers are cut when the picker dies.
+    failure_mode_allow: without it, running responses are aborted when the picker dies.
     """
     processor = typed(
         "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor",

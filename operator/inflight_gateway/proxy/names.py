@@ -39,7 +39,7 @@ UNLIMITED = 1_000_000
 
 
 def service_cluster(key: ServiceKey) -> str:
-    """The cluster with one service's engines, for requests that no picker answered for."""
+    """The cluster with one service's engines, for requests without a response from the picker."""
     return f"service/{key}"
 
 

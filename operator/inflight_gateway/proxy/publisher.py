@@ -1,4 +1,4 @@
-"""Keeps Envoy's configuration at what the catalog says."""
+"""Keeps Envoy's configuration in sync with the catalog."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Publisher:
     """Several changes of one turn of the event loop become one update.
 
     Args:
-        refused: called with the type URL of what Envoy refuses.
-        endpoints_taken: called when Envoy uses other endpoints than before.
+        refused: called with the type URL of a rejected version.
+        endpoints_taken: called when Envoy has accepted new endpoints.
     """
 
     def __init__(
@@ -32,8 +32,8 @@ class Publisher:
         self.ads = Ads(self._noted(self._whole()), self._taken, lambda type_url, _: refused(type_url))
 
     def knows(self, address: str) -> bool:
-        """Whether Envoy can send a request there. Of an endpoint that has just come it cannot yet, and would answer 503
-        itself. Where no Envoy is configured by this picker, all are taken to be known."""
+        """Whether Envoy can send a request there. It cannot yet send to an endpoint that was just added, and would
+        respond 503. If this picker configures no Envoy, all endpoints count as known."""
         return self._known is None or address in self._known
 
     def catalog_changed(self, change: Change) -> None:

@@ -54,7 +54,7 @@ def _virtual_host(config: ServiceConfig, hosts: list[str]) -> Json:
 
 
 def _limits() -> Json:
-    """Of bodies: the picker reads them whole, and they are kept for tries again."""
+    """Limits of bodies: the picker reads them whole, and they are buffered for retries."""
     return {"request_body_buffer_limit": MAX_BODY_BYTES}
 
 
@@ -86,7 +86,7 @@ def _no_picker() -> Json:
 
 
 def _to(cluster: str) -> Json:
-    """The picker sets x-envoy-max-retries: as many tries as it named endpoints."""
+    """The picker sets x-envoy-max-retries: one attempt for each endpoint."""
     return {
         "cluster": cluster,
         "timeout": "0s",

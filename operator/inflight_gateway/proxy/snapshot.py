@@ -1,4 +1,4 @@
-"""All that Envoy is given, as one immutable value: resources by type and name, with a version for each type."""
+"""Envoy's whole configuration as one immutable value: resources by type and name, with a version for each type."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LISTENERS = TYPE + "envoy.config.listener.v3.Listener"
 ROUTES = TYPE + "envoy.config.route.v3.RouteConfiguration"
 
 ORDER = (CLUSTERS, ENDPOINTS, LISTENERS, ROUTES)
-"""In which types are sent: what is referred to comes before what refers to it."""
+"""Order in which types are sent: referenced resources come before those that refer to them."""
 
 _MESSAGES = {
     CLUSTERS: (cluster_pb2.Cluster, "name"),
@@ -61,7 +61,8 @@ Snapshot = Mapping[str, Resources]
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """What does not change while a picker runs. Attributes: address, port: of the outer listener. relays: processes."""
+    """Settings that do not change while a picker runs. Attributes: address, port: of the outer listener. relays:
+    processes."""
 
     sockets: Sockets
     address: str
@@ -96,7 +97,7 @@ def snapshot(
 
 
 def engine_endpoints(services: Iterable[ServiceKey], engines: Mapping[ServiceKey, Sequence[Endpoint]]) -> Resources:
-    """All that a change of endpoints changes."""
+    """The resources that depend on endpoints."""
     return resources(ENDPOINTS, endpoints.assignments(services, engines))
 
 

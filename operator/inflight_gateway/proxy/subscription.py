@@ -1,4 +1,4 @@
-"""One type of resources on one ADS stream: what Envoy asked for, was sent, and said to it. State of the world:
+"""One type of resources on one ADS stream: requested names, sent versions, and acknowledgements. State of the world:
 https://www.envoyproxy.io/docs/envoy/latest/api-docs/xds_protocol."""
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from inflight_gateway.proxy.snapshot import Resources
 @dataclass(slots=True, eq=False)
 class Subscription:
     """Attributes:
-    names: asked for; empty: all.
-    nonce: of the last response; empty: none was sent.
+    names: requested; empty: all.
+    nonce: of the last response; empty: none sent.
     sent: version of the last response.
-    acknowledged: version that Envoy took last.
-    due: Envoy asked for something that no response has had yet.
+    acknowledged: the last version that Envoy accepted.
+    due: a request of Envoy has no response yet.
     """
 
     names: frozenset[str] = frozenset()
@@ -29,15 +29,15 @@ class Subscription:
     _count: int = field(default=0, repr=False)
 
     def requested(self, names: Sequence[str], nonce: str, refused: bool) -> bool:
-        """A request came. Returns whether it answers the last response. One that was refused still counts as sent: the
-        same version would be refused again.
+        """Processes a request. Returns whether it answers the last response. A rejected version still counts as sent:
+        it would be rejected again.
 
         Args:
             nonce: of the response that it answers; empty in the first request of a stream.
             refused: it carries an error.
         """
         if nonce and nonce != self.nonce:
-            return False  # It crossed a newer response, which has its own answer.
+            return False  # Sent before a newer response arrived, which gets its own answer.
         asked = frozenset(names)
         if not nonce or asked - self.names or (self.names and not asked):
             self.due = True
@@ -47,7 +47,7 @@ class Subscription:
         return bool(nonce)
 
     def response(self, resources: Resources) -> list[AnyMessage] | None:
-        """What is to be sent now; None: nothing. The next nonce is then in `nonce`."""
+        """The response to send now; None: nothing. The next nonce is then in `nonce`."""
         if not self.due and self.sent == resources.version:
             return None
         self._count += 1

@@ -1,4 +1,4 @@
-"""The process between Envoy's outer and inner listener: an answer whose replica fails goes on at another one.
+"""The process between Envoy's outer and inner listener: a response whose replica fails continues at another one.
 
 `client` and `inner` speak HTTP/1.1 with Envoy through httptools and asyncio protocols. An aiohttp server and client
 were measured in their place, with the same frame parser but without timers, retries and reports (CPU time of the

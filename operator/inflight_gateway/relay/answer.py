@@ -1,4 +1,4 @@
-"""What an engine has told of an answer so far, per choice: enough to have it continued elsewhere.
+"""State of a response so far, per choice, from an engine's progress frames: enough to continue it elsewhere.
 
 Token ids stay text: they come as `1,2,3` and go into a JSON list as they are, so that a token costs a few bytes of
 memory and no conversion.
@@ -50,8 +50,8 @@ class Choice:
 class Answer:
     """Attributes:
     usage: None: not reported.
-    has_tokens: any choice has one, or is complete without.
-    advanced: the same of what came in the attempt under way.
+    has_tokens: any choice has a token, or is complete without one.
+    advanced: the same for the current attempt.
     """
 
     __slots__ = ("_choices", "advanced", "has_tokens", "usage")
@@ -75,10 +75,10 @@ class Answer:
         return finished > 0 and finished == num_choices(body)
 
     def take(self, notes: Iterable[bytes]) -> Ended | None:
-        """Apply the notes of one frame. Returns what they say of the answer's end.
+        """Apply the notes of one frame. Returns their information on the end of the response.
 
         Raises:
-            ValueError: they are not as the protocol says. Notes of an unknown kind are skipped.
+            ValueError: they violate the protocol. Notes of an unknown kind are skipped.
         """
         ended = None
         for note in notes:
@@ -118,10 +118,10 @@ class Answer:
         return choice
 
     def continued(self, body: bytes, created: int) -> bytes:
-        """`body`, the JSON object that was asked with, with the field that has the engine go on after these tokens.
+        """`body`, the JSON object of the request, with the field that makes the engine continue after these tokens.
 
         Args:
-            created: UNIX seconds that the client has been told.
+            created: UNIX seconds already sent to the client.
 
         Raises:
             ValueError: a token id is no number.
@@ -145,7 +145,7 @@ def _continued(choice: Choice) -> bytes:
 
 
 def num_choices(body: bytes) -> int:
-    """How many answers a request asks for: `n` for each of its prompts."""
+    """Number of choices that a request asks for: `n` for each of its prompts."""
     asked = msgspec.json.decode(body)
     prompt = asked.get("prompt")
     several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)

@@ -1,4 +1,4 @@
-"""What the relay reads in the body of a generation request."""
+"""The fields that the relay reads in the body of a generation request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PATHS = frozenset((b"/v1/chat/completions", b"/v1/completions", b"/v1/generate")
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """Attributes: stream: as the client wrote it; whether it is valid, the engine says. inflight_continuation: the
+    """Attributes: stream: as sent by the client; the engine validates it. inflight_continuation: the
     relay's own field, which a client may not set."""
 
     stream: Any = None
@@ -26,7 +26,7 @@ _decoder = msgspec.json.Decoder(Asked)
 
 
 def read(body: bytes) -> Asked | None:
-    """None: `body` is no JSON object, or one that is nested too deeply; the engine will say so."""
+    """None: `body` is no JSON object, or one that is nested too deeply; the engine returns the error."""
     try:
         return _decoder.decode(body)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""One attempt's request, as it is written to the inner listener."""
+"""The request of one attempt to the inner listener."""
 
 from __future__ import annotations
 

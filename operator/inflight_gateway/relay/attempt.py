@@ -1,4 +1,4 @@
-"""One attempt of a generation request: its response is read and watched."""
+"""One attempt of a generation request: reads its response and enforces timeouts."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _FIRST_TOKEN_WITHIN = names.FIRST_TOKEN_WITHIN.encode()
 
 
 class Owner(Protocol):
-    """Of an attempt. It gets `accepted` and `frames`, or `plain`, `plain_data` and `plain_ended`; `failed` at most
-    once, and then nothing more."""
+    """Receiver of an attempt. Gets `accepted` and `frames`, or `plain`, `plain_data` and `plain_ended`; `failed` at
+    most once, and then nothing more."""
 
     def accepted(self, headers: Headers) -> None:
         """The engine answers with progress frames."""
@@ -35,7 +35,7 @@ class Owner(Protocol):
     def frames(self, frames: Sequence[Frame], now: float) -> None: ...
 
     def plain(self, status: int, headers: Headers) -> None:
-        """It does not, or it refused: this is a response as any other."""
+        """The engine sends no progress frames, or rejected the request: a plain response."""
         ...
 
     def plain_data(self, data: bytes) -> None: ...
@@ -46,11 +46,11 @@ class Owner(Protocol):
 
 
 class Attempt:
-    """Args: blocked: the client does not read at the moment.
+    """Args: blocked: the client does not read now.
 
     Attributes:
-        endpoint: IP:PORT that answered; empty: not known. service: NAMESPACE/NAME, likewise.
-        max_attempts: that the service allows for one request; None: not known.
+        endpoint: IP:PORT that responded; empty: unknown. service: NAMESPACE/NAME, likewise.
+        max_attempts: of the service for one request; None: unknown.
     """
 
     def __init__(self, shared: Shared, owner: Owner, request: tuple[bytes, bytes], *, blocked: bool) -> None:
@@ -58,7 +58,7 @@ class Attempt:
         self.max_attempts: int | None = None
         self._shared = shared
         self._owner = owner
-        # Kept until the response begins, for a connection that was closed while idle.
+        # Kept until the response begins, for a retry if an idle connection was closed.
         self._request: tuple[bytes, bytes] | None = request
         self._blocked = blocked
         self._loop = asyncio.get_running_loop()
@@ -78,7 +78,7 @@ class Attempt:
         self._call.sent = True
 
     def first_token(self) -> None:
-        """The first token has come."""
+        """The first token has arrived."""
         self._first_token_by = None
 
     def cancel(self) -> None:
@@ -87,7 +87,7 @@ class Attempt:
         self._call.cancel()
 
     def read_rest(self) -> None:
-        """The answer is complete."""
+        """The response is complete."""
         self._stop_timer()
         self._call.read_rest()
 
@@ -148,7 +148,7 @@ class Attempt:
             self._fail(Failure.CUT)
 
     def inner_writable(self, *, now: bool) -> None:
-        """The body is written as a whole: it is in memory anyway."""
+        """The body is written at once: it is in memory anyway."""
 
     # Of time.
 
@@ -194,5 +194,5 @@ def _seconds(value: bytes | None) -> float | None:
 
 
 def _count(value: bytes | None) -> int | None:
-    """None also for 0 and for what is no number."""
+    """None also for 0 and for invalid numbers."""
     return int(value) or None if value is not None and value.isdigit() else None

@@ -1,8 +1,8 @@
-"""How often a relay may try again: an outage is not multiplied.
+"""Retry budget of a relay, so that an outage is not amplified.
 
-A token bucket, as Finagle's RetryBudget: each request pays a part of a retry in, each retry takes one out, and some are
-granted per second so that little traffic can retry at all. Not Envoy's `retry_budget`, which bounds concurrent retries:
-when a replica dies, all its requests are tried again at the same moment.
+A token bucket, as Finagle's RetryBudget: each request adds a fraction of a retry, each retry removes one, and some are
+granted per second for services with little traffic. Not Envoy's `retry_budget`, which bounds concurrent retries: when a
+replica dies, all its requests are retried at the same moment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class BudgetLimits:
 
 
 class RetryBudget:
-    """Begins full. `now`: seconds of one monotonic clock."""
+    """Starts full. `now`: seconds of one monotonic clock."""
 
     def __init__(self, limits: BudgetLimits, now: float) -> None:
         self._limits = limits
@@ -29,11 +29,11 @@ class RetryBudget:
         self._at = now
 
     def request(self) -> None:
-        """A request came."""
+        """A request arrived."""
         self._saved = min(self._limits.burst, self._saved + self._limits.ratio)
 
     def retry(self, now: float) -> bool:
-        """Whether one may be made; if so it is taken from the budget."""
+        """Whether a retry is permitted; if so, it is charged to the budget."""
         self._saved = min(self._limits.burst, self._saved + (now - self._at) * self._limits.per_s)
         self._at = now
         if self._saved < 1:

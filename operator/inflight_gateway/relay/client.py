@@ -1,4 +1,4 @@
-"""The side of Envoy's outer listener: requests come in, one after the other on each connection."""
+"""Connections from Envoy's outer listener: sequential requests on each connection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from inflight_gateway.relay.heads import (
 _log = logging.getLogger(__name__)
 
 WRITE_BUFFER_BYTES = 64 * 2**10
-"""Kept for a client that does not read, before its answer is no longer read either."""
+"""Bytes buffered for a client that does not read, before reading of its response is paused."""
 
 _UNREADABLE = ClientError(400, "the head of the request cannot be read as HTTP/1.1", "malformed_request")
 
@@ -46,7 +46,7 @@ class Request:
 
 
 class Exchange(Protocol):
-    """One request and its answer, as the connection tells of it. Nothing is called after `left`, or once the answer is
+    """Receiver of one request's events from the connection. Nothing is called after `left`, or after the response is
     complete."""
 
     def begin(self) -> None: ...
@@ -56,17 +56,17 @@ class Exchange(Protocol):
     def body_ended(self) -> None: ...
 
     def left(self) -> None:
-        """The client is gone."""
+        """The client disconnected."""
         ...
 
     def client_writable(self, *, now: bool) -> None:
-        """Of the answer: hold it back, or go on."""
+        """Pause or resume writing of the response."""
         ...
 
 
 class ClientConnection(asyncio.Protocol):
-    """Envoy sends a request only when it has the whole answer of the one before, so that what comes earlier than that
-    is not HTTP as it speaks it: the connection is closed.
+    """Envoy sends a request only after the whole previous response, so data before that is a protocol violation: the
+    connection is closed.
 
     Args:
         begin: makes the exchange of a request.
@@ -95,19 +95,19 @@ class ClientConnection(asyncio.Protocol):
         return self._exchange is not None or self._receiving
 
     def drain(self) -> None:
-        """Close after the request under way."""
+        """Close after the current request."""
         self._last = True
         if not self.busy:
             self._transport.close()
 
     def close(self) -> None:
-        """Break off what is under way."""
+        """Abort the current request."""
         self._transport.abort()
 
     # The exchange's side.
 
     def start(self, status: int, headers: Headers, length: int | None) -> None:
-        """Write the head of the answer. `headers` name no length; `length` of the body, None: not known."""
+        """Write the head of the response. `headers` name no length; `length` of the body, None: unknown."""
         self._bodiless = status in (204, 304) or self._parser.get_method() == b"HEAD"
         self._chunked = length is None and not self._bodiless
         if self._chunked:
@@ -135,7 +135,7 @@ class ClientConnection(asyncio.Protocol):
             self._transport.close()
 
     def respond(self, status: int, headers: Headers, body: bytes) -> None:
-        """Write a whole answer, which may be one to a request that is not read to its end."""
+        """Write a whole response, possibly before the request is read completely."""
         if self._receiving:
             self._last = True
         self.start(status, headers, len(body))
@@ -146,7 +146,7 @@ class ClientConnection(asyncio.Protocol):
         self.respond(error.status, error.headers, error.body)
 
     def abort(self) -> None:
-        """Break the answer off, so that the client sees that it is not complete."""
+        """Abort the response, so that the client detects that it is incomplete."""
         self._exchange = None
         self._transport.abort()
 
@@ -174,7 +174,7 @@ class ClientConnection(asyncio.Protocol):
             if isinstance(error, httptools.HttpParserCallbackError):
                 _log.exception("a request is given up")
             elif not self.busy and not self._transport.is_closing():
-                # Envoy checks heads before, and lets more pass in HTTP/2, such as methods of any name.
+                # Envoy checks heads before, but permits more in HTTP/2, such as arbitrary methods.
                 length = (b"content-length", b"%d" % len(_UNREADABLE.body))
                 self._transport.write(response_head(400, [*_UNREADABLE.headers, length]) + _UNREADABLE.body)
                 self._transport.close()
@@ -227,7 +227,8 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if not self._parser.should_keep_alive():
             self._last = True
-        # Envoy's outer listener removes internal ones too; a client that set one could choose where requests go.
+        # Envoy's outer listener removes internal headers too; a client that sets one could choose the destination of
+        # requests.
         headers = without(without_internal(end_to_end(self._headers)), b"content-length")
         request = Request(self._parser.get_method(), self._target, headers, length, self._loop.time())
         self._receiving = True

@@ -1,4 +1,4 @@
-"""What to do when an attempt fails: try elsewhere, wait, or tell the client. Pure: no clock, no I/O."""
+"""Decision after a failed attempt: retry elsewhere, wait, or return an error to the client. Pure: no clock, no I/O."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class Failure(Enum):
     """How an attempt ended."""
 
     CUT = "cut"
-    """The connection broke off, or the answer ended too early."""
+    """The connection was lost, or the response ended too early."""
     SILENT = "silent"
-    """Not a byte came for too long, though an engine sends a heartbeat each second."""
+    """No byte arrived for too long, though an engine sends a heartbeat each second."""
     LATE = "late"
-    """The first token did not come in time."""
+    """The first token did not arrive in time."""
     GARBLED = "garbled"
-    """What came are no progress frames."""
+    """The data are no progress frames."""
     ENGINE = "engine"
-    """The engine says that another replica may succeed."""
+    """The engine reports that another replica may succeed."""
     BUSY = "busy"
     """503 for another attempt: no replica is free."""
 
@@ -28,9 +28,9 @@ class Failure(Enum):
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Attributes:
-    max_attempts: replicas that one request is sent to at most, where no response has named the service's own limit.
-    max_wait_s: that one request waits in all, where no replica is free for another attempt.
-    min_pause_s, max_pause_s: between two of these tries, whatever Retry-After says.
+    max_attempts: maximum replicas for one request, if no response has named the service's own limit.
+    max_wait_s: total wait of one request while no replica is free for another attempt.
+    min_pause_s, max_pause_s: bounds of the pause between two of these attempts, regardless of Retry-After.
     """
 
     max_attempts: int = 3
@@ -42,8 +42,8 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Tried:
     """Attributes:
-    failures: attempts of this request that failed, this one included; those that found all replicas busy not.
-    waited_s: for replicas to be free.
+    failures: failed attempts of this request, including this one, without those that found all replicas busy.
+    waited_s: time waited for a free replica.
     """
 
     failures: int
@@ -65,11 +65,11 @@ def next_step(
     retry_after_s: float | None = None,
     said: ClientError | None = None,
 ) -> Again | ClientError:
-    """Whether to try again; the budget for retries is to be asked after this.
+    """Whether to retry; the retry budget is checked after this.
 
     Args:
-        retry_after_s: as the 503 said.
-        said: the engine's own error; None: the failure speaks for itself.
+        retry_after_s: from the 503 response.
+        said: the engine's own error; None without one.
     """
     if failure is Failure.BUSY:
         pause = min(limits.max_pause_s, max(limits.min_pause_s, 1.0 if retry_after_s is None else retry_after_s))

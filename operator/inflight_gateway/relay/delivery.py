@@ -1,4 +1,4 @@
-"""What the client gets of an answer that comes in progress frames."""
+"""Delivery to the client of a response that arrives in progress frames."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _CREATED = re.compile(rb'"created":\s*(\d+)')
 
 
 class Delivery:
-    """Frames are kept until they may be sent: before the first token another attempt begins from the start, and the
-    client must not see two beginnings.
+    """Frames are buffered until they may be sent: before the first token another attempt starts from scratch, and the
+    client must not receive two starts.
 
     Attributes:
-        started: the client has a head.
-        created: UNIX seconds that it was told; None: none yet.
+        started: the client has received the head.
+        created: UNIX seconds sent to the client; None: none yet.
     """
 
     def __init__(self, client: ClientConnection, record: Record) -> None:
@@ -44,11 +44,11 @@ class Delivery:
         self._kept.append(frame.data)
 
     def forget(self) -> None:
-        """What was not sent: it comes again."""
+        """Discard unsent frames: the next attempt sends them again."""
         self._kept.clear()
 
     def send(self, now: float) -> None:
-        """All that was taken."""
+        """Send all buffered frames."""
         if not self._kept:
             return
         data = b"".join(self._kept)
@@ -64,7 +64,7 @@ class Delivery:
 
     @property
     def counts_sent(self) -> bool:
-        """Whether something follows the last token or end of a choice: token counts, which come last."""
+        """Whether frames follow the last token or end of a choice: token counts, which are last."""
         last = self._last
         return self.started and last is not None and not any(note.startswith((b"t ", b"f ")) for note in last.notes)
 

@@ -1,4 +1,4 @@
-"""Errors of the relay for clients, in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors of the relay for clients, in OpenAI's format: `{"error": {"message", "type", "param", "code"}}`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from inflight_gateway.relay.heads import Headers
 
 @dataclass(frozen=True)
 class ClientError:
-    """Attributes: code: OpenAI's machine-readable name. body_as_is: an engine's error object, sent in place of one."""
+    """Attributes: code: OpenAI's machine-readable name. body_as_is: an engine's error object, sent in place of the
+    relay's own."""
 
     status: int
     message: str = ""
@@ -42,7 +43,7 @@ class ClientError:
 
 
 def engine_error(status: int, body: bytes) -> ClientError:
-    """One that an engine reported. Args: body: its error object, as JSON."""
+    """An error reported by an engine. Args: body: its error object, as JSON."""
     retry_after = 1 if status in (429, 503) else None
     return ClientError(status, "the engine failed", "engine_failed", retry_after, body_as_is=body)
 

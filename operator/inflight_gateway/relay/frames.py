@@ -1,7 +1,7 @@
-"""Progress frames of an engine, cut out of bytes as they come (docs/engine.md, header `x-inflight-progress`).
+"""Incremental parser of an engine's progress frames (docs/engine.md, header `x-inflight-progress`).
 
-A frame ends with an empty line. Its lines that begin with `:` are server-sent-event comments that say what the frame
-stands for; the others are for the client. Lines end with a line feed: the engine writes no other.
+A frame ends with an empty line. Its lines that begin with `:` are server-sent-event comments with the frame's metadata;
+the others are for the client. Lines end with a line feed: the engine writes no other.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ class FrameTooLong(ValueError):
 
 
 class FrameParser:
-    """Returns frames once they are complete; what follows the last complete one is kept."""
+    """Returns complete frames; the remainder is kept."""
 
     __slots__ = ("_begun", "_searched")
 
     def __init__(self) -> None:
         self._begun = bytearray()
-        # Of the incomplete frame, how many bytes contain no end.
+        # Bytes of the incomplete frame already searched for its end.
         self._searched = 0
 
     def feed(self, data: bytes) -> list[Frame]:
         """The frames that `data` completes.
 
         Raises:
-            FrameTooLong: and nothing more may be fed.
+            FrameTooLong: no more data may be fed.
         """
         if not self._begun and data.endswith(_END):  # the usual case: one write of the engine is one read here
             return [_frame(each) for each in data[: -len(_END)].split(_END)]

@@ -1,6 +1,6 @@
-"""One generation request: its attempts at the inner listener, and one answer for the client.
+"""One generation request: its attempts at the inner listener, and one response to the client.
 
-Nothing is awaited: bytes of the engine become bytes for the client in the call that reads them.
+Nothing is awaited: bytes from the engine are written to the client in the call that reads them.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Generation:
     def _garbled(self) -> None:
         assert self._attempt is not None
         self._attempt.cancel()
-        if self._answer.has_tokens:  # perhaps some of a frame that the client did not get
+        if self._answer.has_tokens:  # possibly from a frame that the client did not receive
             self._refuse(decide.NOT_CONTINUED)
         else:
             self.failed(Failure.GARBLED)
@@ -193,7 +193,7 @@ class Generation:
         if status == 503:
             self.failed(Failure.BUSY, retry_after_s=_seconds(find(headers, b"retry-after")))
         elif status in (200, 502, 504):
-            # An engine that knows no continuation, or one that Envoy lost.
+            # An engine without support for continuation, or one that Envoy lost.
             self.failed(Failure.CUT)
         else:
             self._refuse(decide.NOT_CONTINUED)
@@ -219,10 +219,10 @@ class Generation:
         if self._attempt.endpoint:
             self._avoid[self._attempt.endpoint] = None
         elif failure is Failure.BUSY:
-            # All other replicas are busy or gone; one that failed may be ready again by then.
+            # All other replicas are busy or removed; a failed one may be ready again by then.
             self._avoid.clear()
         if self._delivery.counts_sent and self._answer.all_finished(self._body):
-            # A continuation would repeat the counts.
+            # A continuation would repeat the token counts.
             self._client.write(DONE)
             self._end()
             self._client.finish()
@@ -241,7 +241,7 @@ class Generation:
         if isinstance(step, ClientError):
             self._refuse(step)
         else:
-            # Spread, so that requests that failed together do not come back together.
+            # Jitter, so that requests that failed together do not retry together.
             self._retry = self._loop.call_later(step.after_s * random.uniform(0.8, 1.2), self._ask)
 
     def _refuse(self, error: ClientError) -> None:
@@ -251,7 +251,7 @@ class Generation:
         self._delivery.end_with(error)
 
     def _end(self, *, error: str = "") -> None:
-        """Nothing more is done for this request."""
+        """Stops all work for this request."""
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None

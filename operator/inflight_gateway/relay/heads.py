@@ -20,7 +20,7 @@ _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
 def end_to_end(headers: Headers) -> Headers:
-    """Without those that are for one connection only."""
+    """Without hop-by-hop headers."""
     dropped = _HOP_BY_HOP
     connection = find(headers, b"connection")
     if connection is not None and connection.lower() not in (b"close", b"keep-alive"):
@@ -29,7 +29,7 @@ def end_to_end(headers: Headers) -> Headers:
 
 
 def without_internal(headers: Headers) -> Headers:
-    """Without what only the parts of the gateway tell each other."""
+    """Without the gateway's internal headers."""
     return [header for header in headers if header[0] not in _INTERNAL]
 
 

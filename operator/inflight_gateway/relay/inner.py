@@ -1,4 +1,4 @@
-"""Connections to Envoy's inner listener: one request at a time on each, kept for the next one."""
+"""Connections to Envoy's inner listener: one request at a time on each, reused for the next."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CONNECT_PAUSE_S = 0.02
 
 
 class ResponseReader(Protocol):
-    """Gets one response. Nothing is called after `ended` or `lost`, or once the call was cancelled."""
+    """Receiver of one response. Nothing is called after `ended` or `lost`, or after cancellation of the call."""
 
     def head(self, status: int, headers: Headers) -> None: ...
 
@@ -31,11 +31,11 @@ class ResponseReader(Protocol):
     def ended(self) -> None: ...
 
     def lost(self, *, stale: bool) -> None:
-        """The connection broke off. `stale`: an idle one that was closed when it was used again: ask once more."""
+        """The connection was lost. `stale`: an idle connection was closed when reused: retry once."""
         ...
 
     def inner_writable(self, *, now: bool) -> None:
-        """Of the request's body: hold it back, or go on."""
+        """Pause or resume writing of the request's body."""
         ...
 
 
@@ -82,7 +82,7 @@ class InnerPool:
         return True
 
     def remove(self, connection: InnerConnection) -> None:
-        """It was closed while idle, perhaps."""
+        """Whether it may have been closed while idle."""
         if connection in self._idle:
             self._idle.remove(connection)
 
@@ -93,7 +93,7 @@ class InnerPool:
 
 
 class InnerConnection(asyncio.Protocol):
-    """The call that it serves writes to it and cancels it.
+    """The call that it serves writes to it and may cancel it.
 
     Attributes: sent: the whole request is written, so that another one may follow its response.
     """
@@ -104,7 +104,7 @@ class InnerConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._closed = False
         self._reader: ResponseReader | None = None
-        # Written before the connection stands.
+        # Written before the connection is established.
         self._unsent: list[bytes] = []
         self._parser = httptools.HttpResponseParser(self)
         self._headers: Headers = []
@@ -131,7 +131,7 @@ class InnerConnection(asyncio.Protocol):
             self._reader = _REST
 
     def cancel(self) -> None:
-        """End the call, if it has not ended; what is under way at the other side ends with the connection."""
+        """End the call, if it has not ended; work at the other side ends with the connection."""
         if self._reader is not None:
             self.close()
 
@@ -217,7 +217,7 @@ class InnerConnection(asyncio.Protocol):
         if reader is None:
             return
         self._used = True
-        # Before the reader goes on: it may be paused for a client that has read all by the next request.
+        # Before the reader resumes: it may be paused for a client that has read everything by the next request.
         self.resume()
         if not (reusable and self.sent) or not self._pool.give_back(self):
             self.close()

@@ -1,4 +1,4 @@
-"""Requests that are no generation: to the inner listener and back, both ways as they come."""
+"""Non-generation requests: forwarded to the inner listener and back as streams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOST = ClientError(502, "the connection to the service broke off before it answe
 
 
 def start_as_is(client: ClientConnection, status: int, headers: Headers) -> None:
-    """Begin a response that is passed on."""
+    """Start a forwarded response."""
     length = find(headers, b"content-length")
     headers = without(without_internal(end_to_end(headers)), b"content-length")
     client.start(status, headers, None if length is None else int(length))

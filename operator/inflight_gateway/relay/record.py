@@ -1,4 +1,4 @@
-"""What is reported of one generation request, collected while it is served."""
+"""The report of one generation request, collected while it is served."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _usage_in(tail: bytes) -> Usage | None:
 
 
 class Record:
-    """Attributes: status: 0: the client has none yet. stream: it asked for one. arrived_unix: seconds."""
+    """Attributes: status: 0: the client has none yet. stream: requested by the client. arrived_unix: seconds."""
 
     __slots__ = (
         "_arrived",
@@ -56,7 +56,7 @@ class Record:
         self._longest_gap = 0.0
 
     def attempt(self, service: str, endpoint: str, *, continued: bool) -> None:
-        """One was answered. Args: continued: tokens had been sent before it. Empty: not known."""
+        """An attempt got a response. Args: continued: tokens had been sent before it. Empty: unknown."""
         self._service = service or self._service
         if endpoint:
             self._endpoints.append(endpoint)
@@ -75,7 +75,7 @@ class Record:
         self._tail = (self._tail + data)[-_TAIL_BYTES:]
 
     def finished(self, answer: Answer, now: float, error: str) -> Finished:
-        """Its service is empty where no response named one. Args: error: code of what ended the answer early."""
+        """Its service is empty if no response named one. Args: error: code of what ended the answer early."""
         namespace, _, name = self._service.partition("/")
         usage = answer.usage or _usage_in(self._tail) or Usage(completion_tokens=answer.num_tokens)
         arrived = self._request.arrived

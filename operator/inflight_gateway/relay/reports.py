@@ -1,4 +1,4 @@
-"""Reports of finished requests to the picker: best effort, in batches, never in a request's way."""
+"""Reports of finished requests to the picker: best effort, in batches, without delaying requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _plain(report: Finished) -> dict[str, object]:
 
 
 class Reports:
-    """Attributes: dropped: reports that the picker did not get."""
+    """Attributes: dropped: reports that did not reach the picker."""
 
     def __init__(self, socket: str) -> None:
         self._socket = socket
@@ -48,7 +48,7 @@ class Reports:
             self._waiting.append(report)
 
     async def run(self) -> None:
-        """Send until cancelled, then once more what waits."""
+        """Send until cancelled, then flush once."""
         logged = 0
         async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(self._socket), timeout=_TIMEOUT) as session:
             try:

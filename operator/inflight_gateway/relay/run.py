@@ -21,7 +21,7 @@ class Settings:
     inner: socket of Envoy's inner listener.
     reports: socket of the picker for reports.
     processes: number of workers.
-    drain_s: seconds that requests under way may take after SIGTERM.
+    drain_s: seconds that requests in flight may take after SIGTERM.
     """
 
     listen: Path

@@ -1,4 +1,4 @@
-"""What all requests of one relay process share."""
+"""State shared by all requests of one relay process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_BODIES_BYTES = 512 * 2**20
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """Attributes:
-    silence_s: an attempt fails when no byte comes for so long; engines send a heartbeat each second.
+    silence_s: an attempt fails after this time without a byte; engines send a heartbeat each second.
     """
 
     silence_s: float = 5.0
@@ -30,7 +30,7 @@ class Tuning:
 
 @dataclass(slots=True)
 class Shared:
-    """Attributes: bodies_bytes: of requests under way. report: takes what is to be told of a finished one."""
+    """Attributes: bodies_bytes: of requests in flight. report: receives the report of a finished one."""
 
     pool: InnerPool
     tuning: Tuning

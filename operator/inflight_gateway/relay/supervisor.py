@@ -1,4 +1,4 @@
-"""Keeps worker processes running: one that ends is started again."""
+"""Keeps worker processes running: a worker that exits is restarted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def supervise(work: Callable[[int], None], workers: int) -> None:
-    """Run `work(N)` in processes 0..workers-1 until SIGTERM or SIGINT, which they get too, and wait for their end.
+    """Run `work(N)` in processes 0..workers-1 until SIGTERM or SIGINT, which is forwarded to them, and wait for their
+    end.
 
     The caller has one thread and no event loop: its process is forked, so that the workers share its code's memory.
     """

@@ -23,7 +23,7 @@ BACKLOG = 4096
 
 
 class Worker:
-    """To be made in the event loop. Args: inner: socket of the inner listener. reports: that of the picker."""
+    """Create it in the event loop. Args: inner: socket of the inner listener. reports: that of the picker."""
 
     def __init__(self, inner: Path, reports: Path, tuning: Tuning) -> None:
         self._reports = Reports(str(reports))
@@ -40,7 +40,7 @@ class Worker:
         self._sending: asyncio.Task[None]
 
     async def start(self, listen: Path) -> None:
-        """Listen at this socket; one that a process left there is replaced."""
+        """Listen at this socket; a stale socket is replaced."""
         self._listen = listen
         _remove(listen)
         self._server = await asyncio.get_running_loop().create_unix_server(
@@ -51,7 +51,7 @@ class Worker:
         _log.info("relay listens on %s", listen)
 
     async def stop(self, seconds: float) -> None:
-        """Accept nothing more, finish what is under way within `seconds`, break off the rest."""
+        """Stop accepting, finish requests in flight within `seconds`, abort the rest."""
         self._server.close()
         _remove(self._listen)
         for connection in [*self._connections]:
@@ -85,5 +85,5 @@ def _remove(socket: Path) -> None:
 
 
 def _open_to_all(socket: Path) -> None:
-    """Envoy runs as another user; only containers of this pod see the directory."""
+    """Envoy runs as another user; only containers of this pod can access the directory."""
     socket.chmod(0o666)

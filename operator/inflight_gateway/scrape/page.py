@@ -1,7 +1,7 @@
 """An engine's metrics page as an `EngineSample`. Names are vLLM's, with `inflight_*` where vLLM has none.
 
-A page is the word of a pod that runs a tenant's model: what is read is bounded, and a number that no engine can have
-counts as not given. vLLM's own pages are read too; fields that they lack have the defaults of `EngineSample`.
+A page comes from a pod that runs a tenant's model and is not trusted: its size is bounded, and an impossible number
+counts as missing. vLLM's own pages are supported too; missing fields have the defaults of `EngineSample`.
 
 Format: https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format.
 """
@@ -59,7 +59,7 @@ _TERMS = {
     "prefill_context_token": "prefill_context_token_s",
     "copied_token": "copied_token_s",
 }
-"""Field of `CostModel` by label. Engines that copy nothing leave out the last."""
+"""Field of `CostModel` by label. Engines without copies omit the last."""
 
 _NEEDED_TERMS = _TERMS.keys() - {"copied_token"}
 
@@ -78,7 +78,7 @@ Series = list[tuple[bytes, float | None]]
 
 
 class PageError(ValueError):
-    """The answer is no engine's metrics page; the message says why."""
+    """The response is no engine's metrics page; the message says why."""
 
 
 def read_page(page: bytes, at: float) -> EngineSample:
@@ -87,7 +87,7 @@ def read_page(page: bytes, at: float) -> EngineSample:
     Values of several series of one name (engines of one vLLM server) are summed; shares and limits take the largest.
 
     Raises:
-        PageError: `vllm:num_requests_running` is not there.
+        PageError: `vllm:num_requests_running` is missing.
     """
     found: dict[bytes, Series] = {}
     for name, labels, number in _LINE.findall(b"\n" + page):
@@ -133,7 +133,7 @@ def _labels(text: bytes) -> dict[bytes, bytes]:
 
 
 def _cache_config(series: Series) -> tuple[int, int]:
-    """Block size, and tokens of all engines of the server; 0 where not told."""
+    """Block size, and tokens of all engines of the server; 0 if not reported."""
     sizes, tokens = [0], 0
     for text, _ in series:
         labels = _labels(text)
@@ -152,8 +152,8 @@ def _cost(terms: Series, curve: Series) -> CostModel | None:
 def _read_cost(
     terms: tuple[tuple[bytes, float | None], ...], curve: tuple[tuple[bytes, float | None], ...]
 ) -> CostModel | None:
-    """The cost model of these series; None where a coefficient is missing or impossible. An engine fits it anew only
-    now and then, so most scrapes find it here."""
+    """The cost model of these series; None where a coefficient is missing or impossible. Engines refit it rarely, so
+    most scrapes hit this cache."""
     seconds: dict[str, float] = {}
     for text, value in terms:
         if value is None or value > MAX_STEP_SECONDS:

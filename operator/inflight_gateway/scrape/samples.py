@@ -26,8 +26,8 @@ class _Known:
 class Samples:
     """Written by the scraper, read by the picker.
 
-    An unreachable engine keeps its place in the catalog, and its last sample: it is the last choice, not none. When
-    scrapes fail for the gateway's own reasons, all engines are equal again.
+    An unreachable engine keeps its place in the catalog, and its last sample: it is the last choice, but still a
+    choice. If scrapes fail because of the gateway itself, all engines are equal again.
     """
 
     def __init__(self) -> None:
@@ -46,16 +46,16 @@ class Samples:
         return known is None or (known.reachable and not (known.sample is not None and known.sample.draining))
 
     def error(self, address: str) -> str:
-        """Why the last scrape gave no sample; empty after one that did."""
+        """Why the last scrape failed; empty after a success."""
         known = self._known.get(address)
         return "" if known is None else known.error
 
     def subscribe(self, subscriber: Callable[[str], None]) -> None:
-        """Calls `subscriber` with the address whenever a sample came, or whether it is reachable changed."""
+        """Calls `subscriber` with the address after each sample and each change of reachability."""
         self._subscribers.append(subscriber)
 
     def keep(self, addresses: Collection[str], now: float) -> None:
-        """Forgets all other addresses; new ones count as reached now."""
+        """Removes all other addresses; new ones count as reached now."""
         for gone in self._known.keys() - set(addresses):
             del self._known[gone]
         for address in addresses:
@@ -71,7 +71,7 @@ class Samples:
             self._tell(address)
 
     def failed(self, address: str, error: str, *, connected: bool, now: float) -> None:
-        """A scrape failed. `connected`: the engine took a connection all the same."""
+        """A scrape failed. `connected`: the engine still accepted a connection."""
         known = self._known.get(address)
         if known is None:
             return

@@ -54,11 +54,11 @@ def metrics_session() -> aiohttp.ClientSession:
 
 
 class Scraper:
-    """Keeps `samples` fresh for the endpoints it was last told of. All of it runs in the event loop.
+    """Keeps `samples` fresh for the current endpoints. Runs in the event loop.
 
     Args:
-        http: see `metrics_session`; stays the caller's to close.
-        interval: seconds between two scrapes of an engine, at least. Each engine has its own moment in it.
+        http: see `metrics_session`; closed by the caller.
+        interval: seconds between two scrapes of an engine, at least. Each engine has its own offset in it.
         clock: of `EngineSample.at`.
     """
 
@@ -76,7 +76,7 @@ class Scraper:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def keep(self, addresses: Collection[str]) -> None:
-        """From now on exactly these endpoints are scraped; new ones at once."""
+        """Sets the endpoints to scrape; new ones are scraped at once."""
         self._samples.keep(addresses, self._clock())
         for gone in self._tasks.keys() - set(addresses):
             self._tasks.pop(gone).cancel()
@@ -85,7 +85,7 @@ class Scraper:
                 self._tasks[address] = asyncio.create_task(self._follow(address), name=f"scrape {address}")
 
     def close(self) -> None:
-        """Scrapes no more; samples stay."""
+        """Stops scraping; samples stay."""
         for task in self._tasks.values():
             task.cancel()
         self._tasks.clear()
@@ -98,9 +98,9 @@ class Scraper:
             try:
                 await self._scrape(address, url)
             except Exception:
-                # One engine's page must not end the scrapes of that engine; the fault is ours.
+                # An unexpected page must not end the scrapes of its engine; this is a gateway bug.
                 logger.exception("scraping %s failed", address)
-            # Its next moment that is at least half an interval away: timers may fire a little early.
+            # Its next offset at least half an interval away: timers may fire slightly early.
             interval = max(self._interval, len(self._tasks) / MOST_PER_SECOND)
             earliest = loop.time() + interval / 2
             await asyncio.sleep(interval / 2 + (phase * interval - earliest) % interval)
@@ -149,7 +149,7 @@ class Scraper:
                     if len(body) > MAX_BODY:
                         raise PageError(f"more than {MAX_BODY} bytes")
             except BaseException:
-                response.close()  # and not released: the rest of the body must not be read
+                response.close()  # not released: the rest of the body must not be read
                 raise
         return bytes(body)
 

@@ -1,1 +1,1 @@
-"""What one gateway pod tells others: the operator, its peers, people, Prometheus and the kubelet."""
+"""State that one gateway pod exposes to the operator, its peers, users, Prometheus and the kubelet."""

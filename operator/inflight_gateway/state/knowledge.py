@@ -1,4 +1,4 @@
-"""Metrics of what this gateway knows: services, engines, other gateway pods, and whether the API server answers."""
+"""Metrics of the gateway's view: services, engines, other gateway pods, and reachability of the API server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SERVICE = ("namespace", "service")
 
 
 class Knowledge(Collector):
-    """Args: problems: calls to the Kubernetes API that fail now."""
+    """Args: problems: currently failing calls to the Kubernetes API."""
 
     def __init__(self, catalog: Catalog, samples: Samples, peers: Peers, problems: Callable[[], Sequence[str]]) -> None:
         self._catalog = catalog
@@ -24,7 +24,7 @@ class Knowledge(Collector):
         self._problems = problems
 
     def describe(self) -> list[Metric]:
-        """Nothing to read before the services are known."""
+        """No samples before the services are known."""
         return []
 
     def collect(self) -> Iterator[Metric]:

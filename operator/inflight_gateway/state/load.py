@@ -1,7 +1,7 @@
-"""The load that one gateway pod reports, and the lines it is written in.
+"""The load reported by one gateway pod, and its line format.
 
 A line is a JSON object: `{"gateway":POD,"full":true,"services":[...],"endpoints":[...]}`. A full line holds everything,
-others only what changed since the line before; what a full line does not name is gone.
+other lines hold only the changes since the previous line; entries missing in a full line are removed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class ServiceLoad:
     """Of one service, as this gateway pod sees it.
 
     Attributes:
-        held: requests that wait here for a replica. held_prompt_tokens: of their prompts, estimated.
-        oldest_held_s: seconds that the first of them has waited; 0 without one.
+        held: requests held here. held_prompt_tokens: of their prompts, estimated.
+        oldest_held_s: wait of the oldest of them; 0 without one.
         in_flight: requests that this gateway has sent to replicas.
-        idle_s: seconds since its last request came or ended; None: none since this gateway started.
+        idle_s: seconds since its last request arrived or ended; None: no request since this gateway started.
     """
 
     held: int = 0
@@ -34,11 +34,11 @@ class ServiceLoad:
 
 
 class SentLoad(NamedTuple):
-    """What one gateway pod has sent to one endpoint.
+    """Requests sent by one gateway pod to one endpoint.
 
     Attributes:
         in_flight: requests that have not ended.
-        sent_tokens: of prompts, since this gateway started: of a counter, a lost line loses nothing.
+        sent_tokens: of prompts, since this gateway started: a counter, so a lost line causes no error.
     """
 
     in_flight: int = 0
@@ -46,13 +46,13 @@ class SentLoad(NamedTuple):
 
 
 class LoadSource(Protocol):
-    """Implemented by the picker; asked at most every 50 ms."""
+    """Implemented by the picker; called at most every 50 ms."""
 
     def service_loads(self) -> Mapping[ServiceKey, ServiceLoad]:
         """Of every service in the catalog."""
 
     def sent_loads(self) -> Mapping[str, SentLoad]:
-        """By address; endpoints that nothing was sent to may be left out."""
+        """By address; endpoints without requests may be omitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Loads:
         return cls(dict(source.service_loads()), dict(source.sent_loads()))
 
     def since(self, before: Loads) -> Loads:
-        """What differs from `before`. Time that passes alone changes nothing. What is gone is named with zeros."""
+        """The differences from `before`. Passing time alone is no difference. Removed entries are listed with zeros."""
         return Loads(
             {key: load for key, load in self.services.items() if _differs(load, before.services.get(key))},
             {
@@ -169,5 +169,5 @@ def _differs(now: ServiceLoad, before: ServiceLoad | None) -> bool:
         return True
     if (now.held, now.held_prompt_tokens, now.in_flight) != (before.held, before.held_prompt_tokens, before.in_flight):
         return True
-    # A request that came and ended between two lines leaves its mark here alone.
+    # A request that arrived and ended between two lines shows only here.
     return now.idle_s is not None and (before.idle_s is None or now.idle_s < before.idle_s)

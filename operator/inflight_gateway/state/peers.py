@@ -1,4 +1,4 @@
-"""What the other gateway pods have sent to each endpoint, read from their state streams."""
+"""Requests of the other gateway pods to each endpoint, from their state streams."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from inflight_gateway.state.stream import FULL_SECONDS
 logger = logging.getLogger(__name__)
 
 SILENT_SECONDS = FULL_SECONDS + 2.0
-"""A peer that says nothing for so long is not live: full lines come in shorter intervals."""
+"""A peer without data for this time is not live: full lines are sent at shorter intervals."""
 
 MAX_LINE = 2**22
 """Bytes. A line has about 80 for each endpoint and 150 for each service."""
@@ -30,12 +30,12 @@ _TIMEOUT = aiohttp.ClientTimeout(connect=2.0, sock_read=SILENT_SECONDS)
 
 
 class _Peer:
-    """One peer's last word.
+    """Last state of one peer.
 
     Attributes:
         gateway: name of its pod; empty before its first line.
         sent: to each endpoint.
-        heard: when it last sent a line.
+        heard: time of its last line.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Peers:
 
     Args:
         http: a session of the caller.
-        heard_from: called after each line with the name of its gateway pod and what that has sent to each endpoint.
+        heard_from: called after each line with the name of its gateway pod and its requests to each endpoint.
         clock: seconds, monotonic.
     """
 
@@ -75,7 +75,7 @@ class Peers:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def keep(self, addresses: Collection[str]) -> None:
-        """From now on exactly these peers count. Addresses are IP:PORT of their state ports, without our own."""
+        """Sets the peers. Addresses are IP:PORT of their state ports, without this pod's own."""
         for gone in self._tasks.keys() - set(addresses):
             self._tasks.pop(gone).cancel()
             del self._peers[gone]
@@ -85,7 +85,7 @@ class Peers:
                 self._tasks[address] = asyncio.create_task(self._follow(address, peer), name=f"peer {address}")
 
     def live(self) -> dict[str, str]:
-        """Names of the gateway pods that are heard of, with their addresses."""
+        """Names of the known gateway pods, with their addresses."""
         oldest = self._clock() - SILENT_SECONDS
         return {peer.gateway: address for address, peer in self._peers.items() if peer.heard >= oldest}
 
@@ -105,7 +105,7 @@ class Peers:
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 reason = str(error) or type(error).__name__
             except Exception:
-                # The peer goes on being followed; the fault is ours.
+                # The peer is still followed; this is a gateway bug.
                 logger.exception("a line of gateway peer %s was not taken", address)
                 reason = "a fault of this gateway"
             failures += 1

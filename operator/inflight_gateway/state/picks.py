@@ -1,4 +1,4 @@
-"""The last picks of each service, for people: `GET /v1/picks`, `kubectl inflight why`."""
+"""The last picks of each service, for users: `GET /v1/picks`, `kubectl inflight why`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Attempt:
 
 @dataclass(slots=True, eq=False)
 class _Record:
-    """One request: what was decided, and how it ended."""
+    """One request: its pick, and how it ended."""
 
     request_id: str
     at: float
@@ -37,7 +37,7 @@ class _Record:
 
 
 class PicksLog:
-    """A ring buffer for each service. A request that is tried again keeps its one entry."""
+    """A ring buffer for each service. A retried request keeps its entry."""
 
     def __init__(self, per_service: int = PER_SERVICE) -> None:
         self._per_service = per_service
@@ -48,7 +48,7 @@ class PicksLog:
         """A request was sent to `pick`.
 
         Args:
-            held_s: seconds that it waited here before.
+            held_s: seconds that it was held here before.
             at: Unix time.
         """
         key = (request.service, request.request_id)
@@ -65,13 +65,13 @@ class PicksLog:
             record.attempts.append(_Attempt(request.attempt, held_s, pick))
 
     def finished(self, finished: Finished) -> None:
-        """A relay reports how a request ended; one that is no longer kept is no error."""
+        """A relay reports how a request ended; an expired entry is no error."""
         record = self._by_id.get((finished.service, finished.request_id))
         if record is not None:
             record.finished = finished
 
     def forget(self, service: ServiceKey) -> None:
-        """The service is gone."""
+        """Removes a deleted service."""
         for record in self._services.pop(service, ()):
             del self._by_id[service, record.request_id]
 

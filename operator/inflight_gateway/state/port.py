@@ -16,7 +16,7 @@ MAX_WATCHERS = 64
 """Of GET /v1/state: the operator, the other gateway pods, and a few people."""
 
 WRITE_SECONDS = 10.0
-"""Longest time that a watcher's connection may take no bytes."""
+"""Maximum time that a watcher's connection may accept no bytes."""
 
 DEFAULT_PICKS = 20
 
@@ -28,7 +28,7 @@ class StatePort:
 
     Args:
         metrics: the page in Prometheus text format.
-        unready: sentences that say why this pod must not get requests; empty when it may.
+        unready: reasons why this pod must not get requests; empty if ready.
         more: routes of other parts.
     """
 
@@ -61,13 +61,13 @@ class StatePort:
         self._sending: asyncio.Task[None] | None = None
 
     async def start(self, port: int, host: str | None = None) -> int:
-        """Listens, and returns the port: a free one where `port` is 0.
+        """Listens, and returns the port: a free one if `port` is 0.
 
         Args:
             host: address to listen on; None: all.
 
         Raises:
-            OSError: the port is taken; the message names it.
+            OSError: the port is in use; the message names it.
         """
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port)
@@ -80,7 +80,7 @@ class StatePort:
         return int(self._runner.addresses[0][1])
 
     async def close(self) -> None:
-        """Ends all answers, those to watchers too."""
+        """Ends all responses, including those to watchers."""
         if self._sending is not None:
             self._sending.cancel()
         await self._runner.cleanup()
@@ -89,7 +89,7 @@ class StatePort:
         return web.Response(body=self._metrics_page(), headers={"Content-Type": METRICS_TYPE})
 
     async def _healthz(self, _: web.Request) -> web.Response:
-        """An answer at all means that the event loop turns."""
+        """Any response means that the event loop runs."""
         return web.Response(text="ok\n")
 
     async def _readyz(self, _: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""Lines of load for those who watch: a full one first, then changes at once but at most every 50 ms, full every 5 s."""
+"""Load stream for watchers: a full line first, then changes at most every 50 ms, and a full line every 5 s."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_BEHIND = 128
 
 
 class TooSlowError(Exception):
-    """A watcher does not read what it is sent."""
+    """A watcher does not read fast enough."""
 
 
 class LoadStream:
@@ -41,7 +41,7 @@ class LoadStream:
         return len(self._watchers)
 
     def changed(self) -> None:
-        """Something of the load has changed: a request came, was sent, or ended. Cheap; call it each time."""
+        """The load has changed: a request arrived, was sent, or ended. Cheap; call it each time."""
         self._changed.set()
 
     def full_line(self) -> bytes:
@@ -54,7 +54,7 @@ class LoadStream:
             TooSlowError: the reader is behind by `MAX_BEHIND` lines.
         """
         lines: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_BEHIND + 1)  # and the end
-        # All others get the changes up to now, so that the next line with changes means the same to everybody.
+        # All other watchers get the changes up to now, so that the next line with changes has the same base for all.
         self._send(full=False)
         self._watchers.add(lines)
         try:
@@ -67,7 +67,7 @@ class LoadStream:
             self._watchers.discard(lines)
 
     async def run(self) -> None:
-        """Sends lines to watchers until cancelled, and ends all of them then."""
+        """Sends lines to watchers until cancelled, then ends all streams."""
         try:
             await self._run()
         finally:

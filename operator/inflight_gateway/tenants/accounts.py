@@ -1,4 +1,4 @@
-"""The accounts of all tenants that this gateway decides for, with the requests in flight at other gateways."""
+"""The accounts of all tenants owned by this gateway, with their requests in flight at other gateways."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inflight_gateway.tenants.limits import Account, Verdict
 from inflight_gateway.types import RateLimits, ServiceKey
 
 PEER_SILENCE_S = 10.0
-"""After which the requests in flight at a gateway that says nothing count no more: it is gone, and they with it."""
+"""Seconds after which the in-flight requests of a silent gateway no longer count: it is considered dead."""
 
 SWEEP_S = 60.0
 
@@ -21,7 +21,7 @@ class TenantKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """One request asks for admission. Attributes: tokens: to charge (`limits.charge_for`)."""
+    """An admission request. Attributes: tokens: to charge (`limits.charge_for`)."""
 
     key: TenantKey
     limits: RateLimits
@@ -42,7 +42,7 @@ class Settlement:
 class _Entry:
     account: Account = field(default_factory=Account)
     elsewhere: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """Gateway -> its requests in flight, and when it said so."""
+    """Gateway -> its requests in flight, and the time of that report."""
 
 
 class Accounts:
@@ -56,7 +56,7 @@ class Accounts:
         return len(self._entries)
 
     def admit(self, take: Take, now: float, peer: str | None = None) -> Verdict:
-        """Decides on a request. Args: peer: the gateway that has it; None: this one."""
+        """Admits or rejects a request. Args: peer: the gateway that received it; None: this one."""
         self._sweep(now)
         entry = self._entry(take.key)
         for name in [name for name, (_, at) in entry.elsewhere.items() if now - at > PEER_SILENCE_S]:
@@ -69,13 +69,13 @@ class Accounts:
         return verdict
 
     def charge(self, take: Take, now: float) -> int:
-        """Counts a request that another gateway admitted for this one, in case this one must decide alone."""
+        """Counts a request that another gateway admitted for this one, in case this one has to decide alone later."""
         entry = self._entry(take.key)
         entry.account.in_flight += 1
         return entry.account.charge(take.tokens, now)
 
     def add(self, key: TenantKey, requests: int, tokens: int, now: float) -> None:
-        """Charges what another gateway admitted without asking."""
+        """Charges requests that another gateway admitted without asking."""
         account = self._entry(key).account
         account.requests.add(requests, now)
         account.tokens.add(tokens, now)
@@ -86,11 +86,11 @@ class Accounts:
         entry.account.settle(settlement.charged, settlement.used, settlement.slot, now)
 
     def resume(self, key: TenantKey) -> None:
-        """An admitted request has another attempt: it is in flight again."""
+        """An admitted request starts another attempt: it is in flight again."""
         self._entry(key).account.in_flight += 1
 
     def release(self, key: TenantKey) -> None:
-        """One request less is in flight here."""
+        """Decrements the requests in flight here."""
         self._entry(key).account.in_flight -= 1
 
     def in_flight(self, key: TenantKey) -> int:
@@ -103,7 +103,7 @@ class Accounts:
         return [key for key, entry in self._entries.items() if entry.account.in_flight]
 
     def peer_has(self, peer: str, key: TenantKey, count: int, now: float) -> None:
-        """Another gateway says how many requests it has in flight."""
+        """Another gateway reports its requests in flight."""
         entry = self._entry(key)
         if count:
             entry.elsewhere[peer] = count, now
@@ -117,7 +117,7 @@ class Accounts:
         return entry
 
     def _sweep(self, now: float) -> None:
-        """Forgets tenants that have been quiet, now and then."""
+        """Removes inactive tenants periodically."""
         if now - self._swept < SWEEP_S:
             return
         self._swept = now

@@ -1,4 +1,4 @@
-"""What clients are told of keys and limits, in OpenAI's words."""
+"""Responses to clients about keys and limits, in OpenAI's wording."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONCURRENT_RETRY_S = 1
 
 
 def no_keys(config: ServiceConfig) -> Refusal:
-    """The Secret that the service names does not exist, or the gateway may not read it: no request may pass."""
+    """The Secret of the service does not exist, or the gateway may not read it: all requests are rejected."""
     return Refusal(
         503,
         "api_keys_unavailable",
@@ -35,12 +35,12 @@ def no_key() -> Refusal:
 
 
 def wrong_key() -> Refusal:
-    """The key is none of the service's keys."""
+    """The key is not one of the service's keys."""
     return _unauthorized("The API key is not valid for this service. Ask the operator of the service for a new key.")
 
 
 def expired_key(key_id: str) -> Refusal:
-    """The key was right until its end."""
+    """The key has expired."""
     return _unauthorized(f"The API key {key_id} has expired. Ask the operator of the service for a new key.")
 
 
@@ -49,7 +49,7 @@ def _unauthorized(message: str) -> Refusal:
 
 
 def over_limit(config: ServiceConfig, tenant: str, limits: RateLimits, verdict: Verdict) -> Refusal:
-    """429, with Retry-After in whole seconds and, for clients that know it, in milliseconds."""
+    """429, with Retry-After in whole seconds and, for clients that support it, in milliseconds."""
     assert verdict.refused_by is not None
     whose = f"Tenant {tenant}" if tenant else "This service"
     if verdict.refused_by is Limit.CONCURRENT:

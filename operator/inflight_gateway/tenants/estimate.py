@@ -1,4 +1,4 @@
-"""How many tokens a request will cost, before it has run."""
+"""Estimate of a request's tokens before it runs."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ LEARNING = 0.1
 """Weight of the newest answer in the mean."""
 
 MAX_TENANTS = 10_000
-"""Remembered; beyond them the one that was learned first is forgotten."""
+"""Maximum entries; beyond it the oldest one is evicted."""
 
 
 class Estimates:
-    """Means of the answers of each tenant at each service."""
+    """Mean output length of each tenant at each service."""
 
     def __init__(self) -> None:
         self._means: dict[TenantKey, float] = {}
 
     def tokens(self, key: TenantKey, request: RequestView) -> int:
-        """Prompt and answer: `max_tokens`, which the answer cannot exceed, else the tenant's mean answer."""
+        """Prompt and answer: `max_tokens`, the upper bound of the output, else the tenant's mean output."""
         if request.path not in GENERATING:
             return 0
         output = request.max_tokens if request.max_tokens is not None else round(self._means.get(key, FIRST_ANSWER))
         return request.prompt_tokens + output
 
     def learn(self, key: TenantKey, request: RequestView, output_tokens: int) -> None:
-        """The request's answer was whole."""
+        """The request's response was complete."""
         if request.path not in GENERATING:
             return
         mean = self._means.get(key, FIRST_ANSWER)

@@ -1,11 +1,11 @@
-"""Who may send a request, and how much: what the picker asks before a request is picked for or held.
+"""Authentication and rate limits: the checks before a request is picked or held.
 
     tenant = gate.check(headers, config, now)          # str, or a Refusal: 401, 503
     answer = await gate.admit(request, config, now)    # headers for the response, or a Refusal: 429; each attempt
     gate.ended(request.request_id)                     # when its ext_proc stream ends; each attempt
     gate.settle(finished)                              # when the relay reports it
 
-Everything but `admit` is synchronous; `admit` waits only where another gateway decides for the tenant.
+Everything but `admit` is synchronous; `admit` waits only if another gateway owns the tenant.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from inflight_gateway.tenants.usage import Counts, Usage
 from inflight_gateway.types import Finished, RateLimits, Refusal, RequestView, ServiceConfig, ServiceKey
 
 REPORT_WAIT_S = 30.0
-"""How long after its last attempt a request's report is waited for. Without one (a relay that died, or Envoy's way
+"""Maximum wait for a request's report after its last attempt. Without one (a relay that died, or Envoy's way
 around it) its estimate stands."""
 
 _REFUSED = (401, 429)
-"""Statuses of this gate's own refusals."""
+"""Statuses of this gate's own rejections."""
 
 SecretData = Callable[[str, str], Mapping[str, bytes] | None]
 """(namespace, name) -> the decoded entries of a Secret; None: there is none, or it was not read yet."""
@@ -38,11 +38,11 @@ SecretData = Callable[[str, str], Mapping[str, bytes] | None]
 
 @dataclass(slots=True)
 class _Admitted:
-    """A request between its admission and its report.
+    """State of a request between its admission and its report.
 
     Attributes:
-        counts: of its tenant; those of a service that is gone are in no metric any more.
-        open: attempts under way.
+        counts: of its tenant; counts of a deleted service are no longer exported.
+        open: attempts in flight.
     """
 
     request: RequestView
@@ -92,7 +92,7 @@ class Gate:
         """
         if config.api_keys_secret is None:
             return ""
-        # A key that was revoked since then does not cut an answer that goes on at another replica.
+        # A key revoked in the meantime does not abort a response that continues at another replica.
         running = self._of(headers.get(REQUEST_ID, ""), config.key) if headers.get(ATTEMPT, "1") != "1" else None
         if running is not None:
             return running.request.tenant
@@ -115,10 +115,10 @@ class Gate:
         """Charges a request to its tenant's limits.
 
         Returns:
-            Headers for the response, or 429. Later attempts of an admitted request are never refused and cost nothing.
+            Headers for the response, or 429. Later attempts of an admitted request are never rejected and not charged.
         """
         self._forget_unreported(now)
-        # Unknown after a restart of the picker, and where a client that reaches it past Envoy claims to be an attempt.
+        # Unknown after a restart of the picker, or if a client that bypasses Envoy claims to be a later attempt.
         known = self._of(request.request_id, request.service) if request.attempt > 1 else None
         if known is not None:
             return self._again(known)
@@ -136,7 +136,7 @@ class Gate:
         return headers
 
     def ended(self, request_id: str, now: float | None = None) -> None:
-        """An attempt's stream ended. The request is not in flight until it has another one."""
+        """An attempt's stream ended. The request is not in flight until its next attempt."""
         for one in self._admitted.get(request_id, ()):
             if one.open:
                 one.open -= 1
@@ -147,9 +147,9 @@ class Gate:
                 return
 
     def settle(self, finished: Finished) -> None:
-        """Corrects what a request was charged by what it used."""
+        """Corrects the charge of a request by its real usage."""
         if finished.status in _REFUSED and not finished.endpoints:
-            return  # it was never admitted; another request with its id may be
+            return  # it was never admitted; another request may have the same id
         one = self._of(finished.request_id, finished.service)
         if one is None:
             return
@@ -157,7 +157,7 @@ class Gate:
         if one.open:
             one.open = 0
             self._not_in_flight(one)
-        # A client that left in the middle: nobody counted the prompt, and an engine has computed it.
+        # The client disconnected in the middle: the prompt was not reported, but an engine has computed it.
         generating = one.request.path in GENERATING
         unknown = generating and not finished.prompt_tokens and finished.endpoints and finished.status in (0, 200)
         prompt = one.request.prompt_tokens if unknown else finished.prompt_tokens
@@ -217,5 +217,5 @@ def presented_key(headers: Mapping[str, str]) -> str:
 
 
 def limits_of(config: ServiceConfig, tenant: str) -> RateLimits:
-    """Limits of a tenant: those of its entry in the spec, else the default limits."""
+    """Limits of a tenant: its entry in the spec, else the default limits."""
     return next((one.limits for one in config.tenants if one.name == tenant), config.default_limits)

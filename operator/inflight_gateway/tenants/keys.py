@@ -41,7 +41,7 @@ class KeyTable:
     Attributes:
         by_digest: SHA-256 of a key (32 bytes) -> the key.
         tenants: names that the keys have.
-        malformed: ids of the entries that are no keys, with the reason.
+        malformed: ids of invalid entries, with the reason.
     """
 
     by_digest: Mapping[bytes, ApiKey]
@@ -52,7 +52,7 @@ class KeyTable:
         """The entry of a key; None for a wrong one.
 
         One hash and one lookup, whether the key is right or wrong and however many keys there are. The lookup compares
-        hashes: its duration says nothing of a key.
+        hashes: its duration reveals nothing about a key.
         """
         if len(key) > MAX_KEY_CHARACTERS:
             return None
@@ -102,14 +102,14 @@ def _expires(text: object) -> float | None:
         moment = datetime.fromisoformat(text) if isinstance(text, str) else None
     except ValueError:
         moment = None
-    # A key whose end cannot be read must not live forever, and one in local time would depend on the gateway's node.
+    # A key with an unreadable expiry must not be valid forever, and local time would depend on the gateway's node.
     if moment is None or moment.tzinfo is None:
         raise ValueError("`expires` is no RFC 3339 time with a time zone")
     return moment.timestamp()
 
 
 class KeyTables:
-    """The parsed Secrets. A Secret's update is in force at the next request."""
+    """The parsed Secrets. An update of a Secret takes effect at the next request."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], tuple[Mapping[str, bytes], KeyTable]] = {}
@@ -118,7 +118,7 @@ class KeyTables:
         """The keys of a Secret.
 
         Args:
-            data: as the catalog has it now; None: there is no such Secret, or none was seen yet.
+            data: from the catalog; None: the Secret does not exist, or was not read yet.
         """
         if data is None:
             self._known.pop((namespace, name), None)
@@ -134,5 +134,5 @@ class KeyTables:
 
     @property
     def malformed(self) -> int:
-        """Entries that are ignored, over all Secrets."""
+        """Ignored entries, over all Secrets."""
         return sum(len(table.malformed) for _, table in self._known.values())

@@ -1,11 +1,11 @@
 """Limits of one tenant at one service: requests and tokens per minute, and concurrent requests. Pure.
 
-The burst rule: a bucket holds one minute's limit, and what is taken from it comes back 60 s later. So a tenant may use
-its whole minute at once, and no 60 s ever contain more than the limit. A bucket that refills at a steady rate would
-admit up to twice the limit in the first minute with the same burst.
+Burst rule: a bucket holds one minute's limit, and each taking returns 60 s later. So a tenant may use its whole minute
+at once, and no 60 s window exceeds the limit. A bucket that refills at a steady rate would admit up to twice the limit
+in the first minute with the same burst.
 
-Takings are kept in slots of a quarter of a second, and a slot comes back as a whole after its newest taking is 60 s
-old: a tenant that always asks gets at least 60/60.25 of its limit, 99.6%, and memory is at most 241 numbers a bucket.
+Takings are kept in slots of a quarter of a second, and a slot returns as a whole when its newest taking is 60 s old: a
+constantly requesting tenant gets at least 60/60.25 of its limit, 99.6%, and memory is at most 241 numbers a bucket.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ _SLOTS = int(WINDOW_S / SLOT_S)
 
 
 class Minute:
-    """What was taken in the last 60 s."""
+    """Takings of the last 60 s."""
 
     __slots__ = ("_slots", "used")
 
     def __init__(self) -> None:
         self._slots: dict[int, int] = {}
-        """Number of a slot -> what was taken in it, oldest first."""
+        """Number of a slot -> amount taken in it, oldest first."""
         self.used = 0
 
     def add(self, amount: int, now: float) -> int:
         """Takes `amount`; returns the slot, for `give_back`."""
         self.forget(now)
-        # Callers read the clock before they wait for others: a time from a moment ago must not break the order.
+        # Callers read the clock before they wait: a slightly older time must not break the order.
         slot = max(math.floor(now / SLOT_S), next(reversed(self._slots), 0))
         self._slots[slot] = self._slots.get(slot, 0) + amount
         self.used += amount
         return slot
 
     def give_back(self, amount: int, slot: int) -> None:
-        """Undoes a part of a taking, unless it came back already."""
+        """Reverts part of a taking, unless it already returned."""
         if slot not in self._slots:
             return
         amount = min(amount, self._slots[slot])
@@ -49,7 +49,7 @@ class Minute:
         self.used -= amount
 
     def forget(self, now: float) -> None:
-        """Drops what is older than 60 s."""
+        """Drops takings older than 60 s."""
         oldest = math.floor(now / SLOT_S) - _SLOTS
         while self._slots:
             first = next(iter(self._slots))
@@ -60,8 +60,8 @@ class Minute:
     def wait(self, amount: int, limit: int, now: float) -> float:
         """Seconds until `amount` fits under `limit`, if nothing else is taken; 0: now.
 
-        More than the limit counts as all of it: a request that needs more than a minute's tokens is admitted when
-        nothing else was taken, and what it really used delays those after it.
+        More than the limit counts as the whole limit: a request above a minute's tokens is admitted when nothing else
+        was taken, and its real usage delays later requests.
         """
         self.forget(now)
         excess = self.used + min(amount, limit) - limit
@@ -74,7 +74,7 @@ class Minute:
         return WINDOW_S  # a limit of 0
 
     def reset(self, now: float) -> float:
-        """Seconds until all of the limit is there again, if nothing else is taken."""
+        """Seconds until the whole limit is available again, if nothing else is taken."""
         self.forget(now)
         return self._back(next(reversed(self._slots)), now) if self._slots else 0.0
 
@@ -84,7 +84,7 @@ class Minute:
 
 
 class Limit(StrEnum):
-    """Which limit refuses a request."""
+    """The limit that rejects a request."""
 
     REQUESTS = "requests"
     TOKENS = "tokens"
@@ -97,7 +97,7 @@ class Standing:
 
     Attributes:
         remaining: of `limit`.
-        reset_s: seconds until all of it is there again.
+        reset_s: seconds until the whole limit is available again.
     """
 
     limit: int
@@ -107,12 +107,12 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer to one request.
+    """The verdict on one request.
 
     Attributes:
         refused_by: None: admitted and charged.
-        retry_after_s: seconds until it could be admitted; 0 where that is not known.
-        requests, tokens: None: no such limit.
+        retry_after_s: seconds until it could be admitted; 0 if unknown.
+        requests, tokens: None: no limit.
         slot: of the charge, for `Account.settle`.
     """
 
@@ -125,7 +125,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class Account:
-    """One tenant at one service. Attributes: in_flight: its requests that were admitted and have not ended."""
+    """One tenant at one service. Attributes: in_flight: its admitted, unfinished requests."""
 
     requests: Minute = field(default_factory=Minute)
     tokens: Minute = field(default_factory=Minute)
@@ -135,8 +135,8 @@ class Account:
         """Charges a request to all limits, or to none. It then counts as in flight until the caller subtracts it.
 
         Args:
-            tokens: what `charge_for` says.
-            in_flight_elsewhere: requests of the tenant that are admitted and not in `in_flight`.
+            tokens: from `charge_for`.
+            in_flight_elsewhere: admitted requests of the tenant that are not in `in_flight`.
         """
         refused, wait = self._refusal(limits, tokens, now, in_flight_elsewhere)
         slot = self.charge(tokens, now) if refused is None else 0
@@ -146,12 +146,12 @@ class Account:
         return Verdict(refused, wait, requests, standing(self.tokens, limits.tokens_per_minute, now), slot)
 
     def charge(self, tokens: int, now: float) -> int:
-        """Charges a request whatever the limits are; returns its slot."""
+        """Charges a request regardless of the limits; returns its slot."""
         self.requests.add(1, now)
         return self.tokens.add(tokens, now)
 
     def settle(self, charged: int, used: int, slot: int, now: float) -> None:
-        """Corrects a charge by the real usage: what was too much comes back, what was missing is charged now.
+        """Corrects a charge by the real usage: an overcharge is returned, a shortfall is charged now.
 
         Args:
             slot: of the charge's verdict.
@@ -162,7 +162,7 @@ class Account:
             self.tokens.add(used - charged, now)
 
     def idle(self, now: float) -> bool:
-        """Whether a new account would decide the same."""
+        """Whether a new account would give the same verdict."""
         self.requests.forget(now)
         self.tokens.forget(now)
         return not (self.in_flight or self.requests.used or self.tokens.used)
@@ -181,20 +181,20 @@ class Account:
 
 
 def standing(minute: Minute, limit: int | None, now: float) -> Standing | None:
-    """Where a bucket stands; None without a limit."""
+    """State of a bucket; None without a limit."""
     return None if limit is None else Standing(limit, max(0, limit - minute.used), minute.reset(now))
 
 
 def charge_for(tokens: int, limits: RateLimits) -> int:
-    """What to charge at admission for an estimate of `tokens`.
+    """The charge at admission for an estimate of `tokens`.
 
-    At most a minute's limit: a larger charge could be admitted no sooner, and would be lost if it proved too high.
+    At most a minute's limit: a larger charge would be admitted no sooner, and could not be returned if too high.
     """
     return tokens if limits.tokens_per_minute is None else min(tokens, limits.tokens_per_minute)
 
 
 def share(limits: RateLimits, among: int) -> RateLimits:
-    """The part of one gateway of `among` that cannot ask each other; at least 1 of each limit."""
+    """The share of one gateway among `among` that cannot reach each other; at least 1 of each limit."""
 
     def part(limit: int | None) -> int | None:
         return None if limit is None else max(1, limit // among)

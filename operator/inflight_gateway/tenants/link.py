@@ -1,7 +1,7 @@
-"""Questions to the gateway that owns a tenant's account: one call at a time, with all that came since the last one.
+"""Calls to the gateway that owns a tenant's account: one call at a time, with all messages since the last one.
 
-A request waits for one call under way at most, and for its own: about one round trip in the pod network at low rates,
-two at high ones, whatever the number of requests.
+A request waits for at most one call in flight, and for its own: about one round trip in the pod network at low rates,
+two at high rates, independent of the number of requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ANSWER_S = 0.5
 deciding without it then would lift the limits just when they count."""
 
 AWAY_S = 2.0
-"""How long an owner that did not answer is not asked again."""
+"""Back-off after an owner did not respond."""
 
 MAX_ENTRIES = 1000
 """Of each kind in one call."""
@@ -32,15 +32,14 @@ Send = Callable[[bytes], Awaitable[bytes]]
 
 
 class OwnerAwayError(Exception):
-    """The owner did not answer, or not in time."""
+    """The owner did not respond in time."""
 
 
 class Link:
     """Args:
     owner: name of its pod, for the log.
     sender: name of this gateway's pod.
-    accounts: of this gateway; admitted requests are charged there as well, and its numbers of requests in flight are
-        reported.
+    accounts: of this gateway; admitted requests are charged there as well, and its requests in flight are reported.
     """
 
     def __init__(self, owner: str, sender: str, send: Send, accounts: Accounts) -> None:
@@ -51,7 +50,7 @@ class Link:
         self._takes: list[tuple[Take, asyncio.Future[tuple[Verdict, int]]]] = []
         self._settlements: list[Settlement] = []
         self._alone: dict[TenantKey, tuple[int, int]] = {}
-        """Requests and tokens that were admitted without the owner, and that it was not told of."""
+        """Requests and tokens admitted without the owner and not yet reported to it."""
         self._touched: set[TenantKey] = set()
         self._task: asyncio.Task[None] | None = None
         self._away_until = 0.0
@@ -59,11 +58,11 @@ class Link:
 
     @property
     def away(self) -> bool:
-        """Whether it failed a moment ago."""
+        """Whether the last call failed recently."""
         return time.monotonic() < self._away_until
 
     async def take(self, take: Take) -> tuple[Verdict, int]:
-        """Asks for one request.
+        """Asks the owner to admit one request.
 
         Returns:
             The owner's verdict, and the slot of the charge in this gateway's own accounts.
@@ -82,25 +81,25 @@ class Link:
             raise
 
     def settle(self, settlement: Settlement) -> None:
-        """Tells the owner the real usage of a request that it admitted."""
+        """Reports the real usage of an admitted request to the owner."""
         if not self.away:
             self._settlements.append(settlement)
             self._wake()
 
     def admitted_alone(self, take: Take) -> None:
-        """The request was admitted without the owner, which is told when it answers again: it then admits less, so that
-        the limits hold on average."""
+        """The request was admitted without the owner, and is reported when the owner responds again: it then admits
+        less, so that the limits hold on average."""
         requests, tokens = self._alone.get(take.key, (0, 0))
         self._alone[take.key] = requests + 1, tokens + take.tokens
 
     def touch(self, key: TenantKey) -> None:
-        """Tells the owner how many requests of the tenant are in flight here."""
+        """Reports the tenant's requests in flight here to the owner."""
         self._touched.add(key)
         if not self.away:
             self._wake()
 
     async def close(self) -> None:
-        """Ends the call under way."""
+        """Cancels the call in flight."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -129,7 +128,7 @@ class Link:
                     answer = wire.verdicts(await self._send(wire.encoded(batch)))
                 if len(answer) != len(takes):
                     raise ValueError("it has another number of verdicts")
-            except Exception as error:  # whatever it is, the requests that wait must get their decision
+            except Exception as error:  # the waiting requests must get their verdict in any case
                 self._failed(takes, error)
                 return
             self._recovered()
@@ -137,7 +136,8 @@ class Link:
                 self._answered(take, future, verdict)
 
     def _answered(self, take: Take, future: asyncio.Future[tuple[Verdict, int]], verdict: Verdict) -> None:
-        # Charged here, not by the coroutine that waits: the next call reports what is in flight, and may go first.
+        # Charged here, not by the coroutine that waits: the next call reports requests in flight, and may be sent
+        # before that.
         slot = self._accounts.charge(take, time.monotonic()) if verdict.refused_by is None else 0
         if future.done():
             self._undo(take, verdict, slot)
@@ -145,7 +145,7 @@ class Link:
             future.set_result((verdict, slot))
 
     def _undo(self, take: Take, verdict: Verdict, slot: int) -> None:
-        """The request went away while it was admitted."""
+        """The request was cancelled during admission."""
         if verdict.refused_by is not None:
             return
         self._accounts.release(take.key)
@@ -168,5 +168,6 @@ class Link:
             if not future.done():
                 future.set_exception(OwnerAwayError())
         self._takes = []
-        # What may have arrived is not sent again: a refund twice would lift a limit, a charge twice would lower it.
+        # Messages that may have arrived are not resent: a double refund would raise a limit, a double charge would
+        # lower it.
         self._settlements = []

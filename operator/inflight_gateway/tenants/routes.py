@@ -1,4 +1,4 @@
-"""The picker's HTTP route for other gateways' questions about limits, and the client that asks them."""
+"""The picker's HTTP route for limit calls of other gateways, and its client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Handler = Callable[[web.Request], Awaitable[web.Response]]
 def take_handler(limits: SharedLimits, gateway_key: bytes | None) -> Handler:
     """The handler of `POST /v1/limits/take` (`wire.PATH`).
 
-    401: the signature is wrong, or there is no gateway key; 408: the message is too old; 400: it is none.
+    401: the signature is wrong, or there is no gateway key; 408: the message is too old; 400: the message is invalid.
     """
 
     async def handle(request: web.Request) -> web.Response:
@@ -52,7 +52,7 @@ class PeerClient:
     async def post(self, address: str, content: bytes) -> bytes:
         """
         Raises:
-            OSError, TimeoutError: no answer. ValueError: another one than 200.
+            OSError, TimeoutError: no response. ValueError: a status other than 200.
         """
         if self._session is None:
             self._session = aiohttp.ClientSession()

@@ -1,11 +1,11 @@
-"""Limits that hold for all gateways together.
+"""Limits enforced across all gateways.
 
 Each tenant of a service has one owner among the live gateways, by rendezvous hashing (Thaler and Ravishankar 1996):
-when a gateway comes or goes, only its own tenants move. The others ask the owner, which decides and charges. While it
-does not answer, each gateway enforces its part of the limits alone; it has charged all of its own admissions to its own
-accounts, so what it let pass before counts. The owner is told afterwards.
+when a gateway is added or removed, only its own tenants move. The others ask the owner, which decides and charges.
+While the owner does not respond, each gateway enforces its share of the limits alone; its own admissions are also
+charged to its own accounts, so earlier admissions count. The owner gets a report afterwards.
 
-A tenant that moves begins with an empty minute at its new owner, so it may get up to one more minute's limit then.
+A tenant that moves starts with an empty account at its new owner, so it may get up to one more minute's limit then.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Grant:
 
 
 class SharedLimits:
-    """Args: name: of this gateway's pod. peers: without any, all is decided here."""
+    """Args: name: of this gateway's pod. peers: without any, this gateway decides everything."""
 
     def __init__(self, name: str, peers: Peers, post: Post) -> None:
         self._name = name
@@ -62,7 +62,7 @@ class SharedLimits:
         self._links: dict[tuple[str, str], Link] = {}
 
     async def admit(self, key: TenantKey, limits: RateLimits, tokens: int, now: float) -> Grant:
-        """Decides on a request, and charges it if it is admitted. Args: tokens: estimate of prompt and answer."""
+        """Admits or rejects a request, and charges it if admitted. Args: tokens: estimate of prompt and answer."""
         take = Take(key, limits, charge_for(tokens, limits))
         peers = self._peers() if limits != NO_LIMITS else {}
         owner = owner_of(key, (self._name, *peers)) if peers else self._name
@@ -92,7 +92,7 @@ class SharedLimits:
             link.settle(Settlement(grant.key, grant.tokens, used, grant.verdict.slot))
 
     def release(self, grant: Grant) -> None:
-        """The request is not in flight any more."""
+        """The request is no longer in flight."""
         self._accounts.release(grant.key)
         self._touch(grant)
 
@@ -112,7 +112,7 @@ class SharedLimits:
         return tuple(self._accounts.admit(take, now, batch.gateway) for take in batch.takes)
 
     async def run(self) -> None:
-        """Keeps owners informed of requests in flight, until it is cancelled."""
+        """Reports requests in flight to owners, until cancelled."""
         try:
             while True:
                 await asyncio.sleep(REPORT_S)
@@ -150,6 +150,6 @@ class SharedLimits:
 
 
 def owner_of(key: TenantKey, gateways: Iterable[str]) -> str:
-    """The gateway that decides for a tenant: the same at all gateways that know of the same ones."""
+    """The gateway that decides for a tenant: the same at all gateways with the same view of live gateways."""
     text = f"{key.service}/{key.tenant}"
     return max(gateways, key=lambda name: hashlib.blake2b(f"{name}\n{text}".encode(), digest_size=8).digest())

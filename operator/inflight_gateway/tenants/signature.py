@@ -1,7 +1,7 @@
 """The tenant of a request, signed for the engine, and the headers that must not reach it.
 
 The gateway key stays in the gateway and the operator; each service's engines hold only a key derived from it, so that
-an engine's key is worth nothing at another service.
+an engine's key is useless at another service.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ CREDENTIALS = ("authorization", "api-key")
 
 
 def tenant_key(gateway_key: bytes, service: ServiceKey, uid: str) -> bytes:
-    """The key that a service's engines check tenants with: 43 ASCII characters, base64url without padding."""
+    """The key with which a service's engines verify tenants: 43 ASCII characters, base64url without padding."""
     message = f"tenant/{service.namespace}/{service.name}/{uid}".encode()
     digest = hmac.new(gateway_key, message, hashlib.sha256).digest()
     return base64.urlsafe_b64encode(digest).rstrip(b"=")
 
 
 def signature(key: bytes, tenant: str, request_id: str) -> str:
-    """Value of the header `TENANT_SIGNATURE`. Args: key: of `tenant_key`, as it is."""
+    """Value of the header `TENANT_SIGNATURE`. Args: key: from `tenant_key`."""
     return "v1=" + hmac.new(key, f"{tenant}\n{request_id}".encode(), hashlib.sha256).hexdigest()
 
 
 class EngineHeaders:
-    """What the picker changes in the headers of a request, on its way to an engine.
+    """Changes of the picker to the headers of a request to an engine.
 
     Args:
-        gateway_key: content of the Secret `inflight-gateway-key`; None: tenants are not told to engines.
+        gateway_key: content of the Secret `inflight-gateway-key`; None: engines get no tenant header.
     """
 
     def __init__(self, gateway_key: bytes | None) -> None:
@@ -51,5 +51,5 @@ class EngineHeaders:
 
     @staticmethod
     def to_remove(config: ServiceConfig) -> tuple[str, ...]:
-        """Headers to remove: API keys, of services that have some. Without, a credential is the engine's own matter."""
+        """Headers to remove: API keys, for services with API keys. Without them, the engine handles credentials."""
         return CREDENTIALS if config.api_keys_secret is not None else ()

@@ -41,7 +41,7 @@ class Usage(Collector):
         self.malformed_keys = 0
 
     def label(self, config: ServiceConfig, tenant: str, key_tenants: Collection[str]) -> str:
-        """The label value that a tenant counts under.
+        """The label value of a tenant.
 
         Args:
             key_tenants: of the service's API keys.
@@ -59,12 +59,12 @@ class Usage(Collector):
         return self._services.setdefault(service, {}).setdefault(label, Counts())
 
     def refused(self, service: ServiceKey, label: str, reason: str) -> None:
-        """A request was refused before any replica saw it."""
+        """A request was rejected before reaching a replica."""
         refused = self.of(service, label).refused
         refused[reason] = refused.get(reason, 0) + 1
 
     def forget(self, service: ServiceKey) -> None:
-        """The service is gone."""
+        """Removes a deleted service."""
         self._services.pop(service, None)
 
     def collect(self) -> Iterator[Metric]:

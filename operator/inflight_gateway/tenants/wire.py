@@ -1,4 +1,4 @@
-"""What gateways of one installation say to each other about limits: JSON, signed with the gateway key."""
+"""Messages about limits between gateways of one installation: JSON, signed with the gateway key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """How many requests of a tenant the sender has in flight: all of them, not the change."""
+    """Requests of a tenant in flight at the sender: the total, not the change."""
 
     key: TenantKey
     count: int
@@ -30,7 +30,7 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """What the sender admitted while the receiver did not answer."""
+    """Admissions of the sender while the receiver did not respond."""
 
     key: TenantKey
     requests: int
@@ -61,7 +61,7 @@ def encoded(value: Batch | tuple[Verdict, ...]) -> bytes:
 def batch(content: bytes) -> Batch:
     """
     Raises:
-        ValueError: it is none.
+        ValueError: the message is invalid.
     """
     return _batches.decode(content)
 
@@ -69,7 +69,7 @@ def batch(content: bytes) -> Batch:
 def verdicts(content: bytes) -> tuple[Verdict, ...]:
     """
     Raises:
-        ValueError: they are none.
+        ValueError: the message is invalid.
     """
     return _verdicts.decode(content)
 

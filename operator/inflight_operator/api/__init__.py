@@ -1,4 +1,4 @@
-"""The InferenceService resource: its types, the CRD generated from them, and what its fields resolve to."""
+"""The InferenceService resource: its types, the CRD generated from them, and the resolved defaults of its fields."""
 
 from inflight_operator.api.resolve import model_argument, served_name, service_url, tuning_bounds
 from inflight_operator.api.types import (

@@ -1,4 +1,4 @@
-"""What all API types share: camelCase names, strict keys, and where their CEL rules are kept."""
+"""Base classes of the API types: camelCase names, strict keys, and CEL rules."""
 
 from __future__ import annotations
 

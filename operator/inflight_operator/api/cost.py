@@ -1,4 +1,4 @@
-"""spec.cost: what a replica costs."""
+"""spec.cost: the price of a replica."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def _structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str
 
 
 def _dereferenced(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema with its reference put in its place, without title, `$defs`, and the null of optional fields."""
+    """The schema with its reference inlined, without title, `$defs`, and the null of optional fields."""
     outer = {key: value for key, value in schema.items() if key not in ("title", "$defs", "$ref", "anyOf")}
     if "$ref" in schema:
         target = _dereferenced(definitions[schema["$ref"].removeprefix("#/$defs/")], definitions)
@@ -160,7 +160,7 @@ def _dereferenced(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[s
 
 
 def _with_default(schema: dict[str, Any], *, optional: bool) -> dict[str, Any]:
-    """Gives a parent the empty default without which the API server fills in none of its children's.
+    """Adds the empty default to a parent; without it the API server fills in no defaults of its children.
 
     The API server checks a default against the parent's own CEL rules before it fills in the children, so rules that
     read defaulted fields belong to the spec itself.
@@ -175,7 +175,7 @@ def _with_default(schema: dict[str, Any], *, optional: bool) -> dict[str, Any]:
 
 
 class _PlainDumper(yaml.SafeDumper):
-    """YAML without anchors: what repeats is written out, as people expect of a CRD."""
+    """YAML without anchors: what repeats is written out, as is usual in a CRD."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -25,8 +25,8 @@ def duration_field(field: str, description: str, default: str, bounds: tuple[str
     """A field that holds a positive duration.
 
     Args:
-        field: its name in the sentence said when it is not one.
-        bounds: least and most, where what takes it has such bounds.
+        field: its name in the error message.
+        bounds: minimum and maximum, where its consumer has such bounds.
     """
     declared: str = _declared(field, description, default, bounds)
     return declared
@@ -39,7 +39,7 @@ def duration_or_zero_field(field: str, description: str, most: str) -> str:
 
 
 def optional_duration_field(field: str, description: str, bounds: tuple[str, str]) -> str | None:
-    """As `duration_field`, None when it is not given."""
+    """As `duration_field`, None when unset."""
     declared: str | None = _declared(field, description, None, bounds)
     return declared
 

@@ -1,4 +1,4 @@
-"""spec.model, spec.engine and spec.accelerator: what each engine serves, how it is started, and on what."""
+"""spec.model, spec.engine and spec.accelerator: model, start options and hardware of the engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""spec.gateway: what the gateway in front of the engines does for the service."""
+"""spec.gateway: the gateway in front of the engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading an object that another version of the operator's types was written for.
+"""Lenient parsing of objects written for another version of the operator's types.
 
 The API server validates against the CRD that is installed, which may be newer or older than this operator. A field that
 this operator does not know, or a value that it cannot read, must not stop it from scaling the service.
@@ -31,13 +31,14 @@ def read_leniently(model: type[Model], body: dict[str, Any]) -> tuple[Model, tup
         try:
             return model.model_validate(rest), tuple(notes)
         except ValidationError as error:
-            # In one pass a path may be found several times: a union has one error for each of its types.
+            # One pass may find a path several times: a union has one error for each of its types.
             left_out = {_existing(rest, found["loc"]): found for found in reversed(error.errors(include_url=False))}
             # A top-level part holds required fields: only parts inside it can be left out.
             left_out = {path: found for path, found in left_out.items() if len(path) > 1}
             if not left_out:
                 raise
-            # From the end of lists, so that positions stay what they are; `_remove` skips what went with its parent.
+            # From the end of lists, so that positions stay valid; `_remove` skips items that were removed with their
+            # parent.
             for path in sorted(left_out, key=_order, reverse=True):
                 _remove(rest, path)
             notes += [_sentence(path, left_out[path]) for path in sorted(left_out, key=_order)]

@@ -1,4 +1,4 @@
-"""spec.engine.tracing and spec.engine.logs: what engines tell about single requests."""
+"""spec.engine.tracing and spec.engine.logs: observability of single requests."""
 
 from __future__ import annotations
 

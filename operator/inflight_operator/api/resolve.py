@@ -1,4 +1,4 @@
-"""What fields resolve to when they are not given: the one place for each such default."""
+"""Defaults that depend on other fields: the one place for each of them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ DEFAULT_MIN_BATCHED_TOKENS = 64
 
 
 def capacity(spec: InferenceServiceSpec) -> Limits:
-    """What engines are started with."""
+    """The limits that engines are started with."""
     return Limits(spec.engine.max_num_seqs, spec.engine.max_num_batched_tokens)
 
 
 def tuning_bounds(spec: InferenceServiceSpec) -> LimitsBounds:
-    """The bounds of `spec.tuning`, with the engine's capacities where the user gave none."""
+    """The bounds of `spec.tuning`, with the engine's capacities where unset."""
     seqs, tokens = spec.tuning.max_num_seqs, spec.tuning.max_num_batched_tokens
     most_seqs = seqs.max if seqs.max is not None else spec.engine.max_num_seqs
     most_tokens = tokens.max if tokens.max is not None else spec.engine.max_num_batched_tokens

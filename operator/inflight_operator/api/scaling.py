@@ -1,4 +1,4 @@
-"""spec.scaling: how many replicas there are, and how fast that may change. Terms as in autoscaling/v2."""
+"""spec.scaling: number of replicas and rate of change. Terms as in autoscaling/v2."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ _HAS_SWAP = (
 
 
 def _tuning_rules(knob: str) -> list[dict[str, Any]]:
-    """min <= max <= capacity for one knob, where what is not given holds."""
+    """min <= max <= capacity for one knob, where unset limits never bind."""
     capacity, bounds = f"self.engine.{knob}", f"self.tuning.?{knob}"
     return [
         rule(

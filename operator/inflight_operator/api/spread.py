@@ -1,4 +1,5 @@
-"""spec.template.topologySpreadConstraints: how the pods are spread. The operator adds the label selector."""
+"""spec.template.topologySpreadConstraints: spreading of pods across topology domains. The operator adds the label
+selector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The status of an InferenceService: what is there, what was measured, what was decided, and why."""
+"""The status of an InferenceService: observed state, measurements, decisions and their reasons."""
 
 from __future__ import annotations
 

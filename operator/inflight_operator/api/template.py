@@ -25,10 +25,10 @@ _QUANTITY: dict[str, Any] = {
 
 
 def readable_quantity(quantity: str | int) -> str | int:
-    """The quantity as it is.
+    """The quantity, unchanged.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is no quantity.
     """
     parse_quantity(quantity)
     return quantity

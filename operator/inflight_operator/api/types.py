@@ -61,7 +61,7 @@ class ServiceRecord(SpecModel):
     @field_validator("status", mode="wrap")
     @classmethod
     def _read_status(cls, value: Any, read: ValidatorFunctionWrapHandler) -> InferenceServiceStatus:
-        """A status that another version wrote and this one cannot read counts as none: it is written anew."""
+        """A status that this version cannot read is ignored and written anew."""
         try:
             status: InferenceServiceStatus = read(value)
         except ValidationError:
@@ -94,7 +94,7 @@ class InferenceService(ServiceRecord):
 
         Returns:
             The service, and a sentence for each part of it that this version cannot read and that is left out: unknown
-            fields, and known ones with a value that is not (or no longer) one of theirs, whose defaults then count.
+            fields, and known ones with a value that is not (or no longer) one of theirs, whose defaults then apply.
 
         Raises:
             pydantic.ValidationError: there is no model, or the metadata are incomplete.

@@ -1,7 +1,6 @@
-"""Makes a service's children in the cluster equal to the wanted ones, with as few calls as that takes.
+"""Applies a service's desired children to the cluster with as few calls as possible.
 
-Each child stands for itself: one that the API server refuses stops no other but those that need it, and is tried again
-after a pause that grows.
+Children are independent: a refused child blocks only the children that depend on it, and is retried with back-off.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ Key = tuple[str, str]
 """Kind and name of a child."""
 
 UNREAD_KINDS = ("Secret",)
-"""Kinds that the operator writes and may not read."""
+"""Kinds that the operator may write but not read."""
 
 _NEEDS = {"Deployment": ("Secret", "ConfigMap")}
-"""What a kind cannot be created without: pods do not start before what they mount is there."""
+"""Dependencies of a kind: pods do not start before the objects that they mount exist."""
 
 
 class ChildConflictError(Exception):
-    """An object with a child's name exists and belongs to someone else; it is left as it is."""
+    """An object with a child's name exists and has another owner; it is left unchanged."""
 
 
 class ChildChangedError(Exception):
-    """What was applied did not take hold: something else in the cluster changes it as it is written."""
+    """The applied values did not persist: another writer in the cluster changes the object."""
 
 
 class ChildApi(Protocol):
-    """What is needed of `KubeApi`."""
+    """The methods in use of `KubeApi`."""
 
     async def get(self, kind: str, namespace: str, name: str) -> Manifest | None: ...
 
@@ -48,9 +47,9 @@ class _Refused:
     """A child that could not be written.
 
     Attributes:
-        wanted: what was refused; None for a deletion. Anything else is tried at once.
-        times: in a row.
-        until: steady clock.
+        wanted: the refused manifest; None for a deletion. Any other manifest is tried at once.
+        times: consecutive refusals.
+        until: end of the back-off, steady clock.
     """
 
     wanted: Manifest | None
@@ -61,7 +60,7 @@ class _Refused:
 
 @dataclass(slots=True)
 class ChildrenState:
-    """What is known of a service's children beside what they are; all of it can be lost.
+    """State about a service's children besides the objects themselves; all of it can be lost.
 
     Attributes:
         equal: for each child, wanted and live objects that were found to need nothing.
@@ -75,11 +74,11 @@ class ChildrenState:
 
     @property
     def failures(self) -> dict[Key, str]:
-        """What stands in the way, by child."""
+        """Reasons of refused writes, by child."""
         return {key: one.message for key, one in self.refused.items()}
 
     def rests(self, key: Key, wanted: Manifest | None, now: float) -> bool:
-        """Whether this very write was refused and is not to be tried again yet."""
+        """Whether the same write was refused and is still backing off."""
         refused = self.refused.get(key)
         return refused is not None and refused.wanted == wanted and now < refused.until
 
@@ -93,7 +92,7 @@ class ChildrenState:
 
 @dataclass(slots=True)
 class ChildrenChanges:
-    """What was written. All are empty in a steady state.
+    """The writes of a round. All are empty in a steady state.
 
     Attributes:
         applied: live objects as the API server has them now.
@@ -117,8 +116,8 @@ async def sync_children(
 ) -> ChildrenChanges:
     """Applies each wanted child that differs from the live one, and deletes live children that are not wanted.
 
-    A child left from a deleted service of the same name is replaced. Nothing is raised: what the API server refuses is
-    in the answer, and stays in `state.failures` until it is done.
+    A child left from a deleted service of the same name is replaced. Raises nothing: refused writes are in the result,
+    and stay in `state.failures` until they succeed.
 
     Args:
         wanted: children, as `render` builds them (at least one).
@@ -185,7 +184,7 @@ class _Sync:
         return known is not None and known[0] is child and known[1] is live
 
     def _lacks(self, child: Manifest, live: Manifest | None) -> bool:
-        """Whether it is not there yet and what it needs is refused."""
+        """Whether the child does not exist yet and one of its dependencies is refused."""
         needs = _NEEDS.get(child["kind"], ())
         return live is None and any(kind in needs for kind, _ in self.state.refused)
 
@@ -194,10 +193,10 @@ class _Sync:
         self.changes.failed[key] = error
 
     async def _apply(self, key: Key, child: Manifest, live: Manifest | None) -> Manifest | None:
-        """The live object where something was written."""
+        """The live object if it was written."""
         kind, name = key
         if kind in UNREAD_KINDS:
-            # What another manager holds in it cannot be seen, so it is not taken over.
+            # Fields of other managers are not visible, so the object is not taken over.
             await self.api.apply(child, force=False)
             self.state.unread[key] = child
             return None
@@ -206,7 +205,7 @@ class _Sync:
         if existing is not None and owner_uid(existing) != self.owner:
             if not _is_left_over(child, existing):
                 raise ChildConflictError(_conflict(child))
-            # The garbage collector would remove it too, but it can miss that one object took another's place.
+            # The garbage collector would remove it too, but it can miss that another object replaced the owner.
             await self.api.delete(kind, namespace, name, existing["metadata"]["uid"])
             self.changes.deleted.append(key)
             existing = None
@@ -222,7 +221,7 @@ class _Sync:
 
 
 def _is_left_over(wanted: Manifest, existing: Manifest) -> bool:
-    """Whether it belonged to an InferenceService of the same name, which is gone: there is another of that name now."""
+    """Whether the object belonged to a deleted InferenceService of the same name."""
     ours, theirs = _controller(wanted), _controller(existing)
     return bool(ours and theirs and (ours["kind"], ours["name"]) == (theirs["kind"], theirs["name"]))
 
@@ -236,7 +235,7 @@ def _conflict(wanted: Manifest) -> str:
 
 
 def owner_uid(child: Manifest) -> str | None:
-    """The uid of the object that controls this one; None when nothing does."""
+    """The uid of the object that controls this one; None without a controller."""
     controller = _controller(child)
     return controller["uid"] if controller else None
 

@@ -1,8 +1,8 @@
-"""Whether a child has to be applied: one decision, without a call to the API server.
+"""The decision whether a child has to be applied, without a call to the API server.
 
-A live object holds more than what was applied: the API server fills in defaults, and others may own fields of their
-own. So it is not compared as a whole, but by two questions: does every wanted field have its value, and does every
-field that the operator owns (`metadata.managedFields`, written by server-side apply) still exist in what is wanted?
+A live object holds more than what was applied: the API server fills in defaults, and other managers may own fields. So
+two questions decide: does every wanted field have its value, and does every field that the operator owns
+(`metadata.managedFields`, written by server-side apply) still exist in the wanted object?
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FIELD_MANAGER = "inflight-operator"
 
 _QUANTITY_KEYS = ("requests", "limits", "sizeLimit", "divisor")
 
-# What the API server fills into atomic structs and lists, of which managedFields tells only the whole.
+# Defaults that the API server fills into atomic structs and lists, which managedFields lists only as a whole.
 _SERVER_DEFAULTS: tuple[tuple[str, Any], ...] = (
     ("apiVersion", "v1"),
     ("protocol", "TCP"),
@@ -35,7 +35,7 @@ def needs_apply(wanted: dict[str, Any], live: dict[str, Any] | None) -> bool:
 
 
 def _owned_fields(live: dict[str, Any]) -> dict[str, Any] | None:
-    """FieldsV1 of what the operator applied last; None when it never did."""
+    """FieldsV1 of what the operator applied last; None if it never applied the object."""
     for entry in live["metadata"].get("managedFields", ()):
         if entry["manager"] == FIELD_MANAGER and entry["operation"] == "Apply" and not entry.get("subresource"):
             written = entry["fieldsV1"]
@@ -79,7 +79,7 @@ def _is_empty(value: Any) -> bool:
 
 
 def _still_wanted(owned: dict[str, Any], wanted: Any, live: Any) -> bool:
-    """Whether every field in `owned` is in `wanted`: a field that is not has to be taken away by applying."""
+    """Whether every field in `owned` is in `wanted`: an apply has to remove any other field."""
     if not owned:
         return _no_leftovers(wanted, live)
     for path, below in owned.items():
@@ -111,7 +111,7 @@ def _item(items: Any, keys: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _no_leftovers(wanted: Any, live: Any) -> bool:
-    """Whether an atomic value holds nothing that is not wanted, defaults of the API server aside."""
+    """Whether an atomic value holds only wanted fields, besides defaults of the API server."""
     if isinstance(wanted, dict) and isinstance(live, dict):
         return all(
             _no_leftovers(wanted[key], value) if key in wanted else (key, value) in _SERVER_DEFAULTS

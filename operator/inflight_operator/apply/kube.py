@@ -1,4 +1,4 @@
-"""Calls to the API server: the few verbs and kinds the operator needs, with errors a person can read."""
+"""Calls to the API server: the few verbs and kinds the operator needs, with readable errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_NOTE = 1024
 """Longest `note` of an Event (events.k8s.io/v1), in bytes."""
 
 PAGE = 200
-"""Most objects in one page of a list: reading a page blocks the event loop for some tens of milliseconds."""
+"""Maximum objects in one page of a list: reading a page blocks the event loop for some tens of milliseconds."""
 
 Manifest = dict[str, Any]
 
@@ -51,12 +51,12 @@ OPTIONAL_KINDS = ("PodMonitor",)
 
 
 class KubeApiError(Exception):
-    """The API server refused a call, or could not be reached.
+    """The API server refused a call, or is unreachable.
 
     Attributes:
-        status: HTTP status; 0 when there was no answer.
-        message: what the API server said.
-        retry_after: seconds to wait before the next try, where the API server asked for it (as with 429).
+        status: HTTP status; 0 without a response.
+        message: from the API server.
+        retry_after: seconds to wait before the next try, where the API server sends Retry-After (as with 429).
     """
 
     def __init__(self, action: str, status: int, message: str, retry_after: float | None = None) -> None:
@@ -70,7 +70,7 @@ class Page(NamedTuple):
     """A part of a list.
 
     Attributes:
-        first: the list begins here, also when it begins anew: pages before it no longer count.
+        first: the list begins or restarts here; earlier pages are discarded.
         version: resourceVersion of the whole list, the same in all its pages.
     """
 
@@ -112,10 +112,10 @@ class KubeApi:
     ) -> None:
         """
         Args:
-            api_client: a `kubernetes.aio.client.ApiClient`, which stays the caller's to close.
+            api_client: a `kubernetes.aio.client.ApiClient`, which the caller closes.
             instance: name of this operator in events; the host's name by default.
             timeout_seconds: how long one call may take.
-            may_write: asked before each write; where it says no, the write fails without a call.
+            may_write: called before each write; if false, the write fails without a call.
         """
         self._client = api_client
         self._instance = instance or socket.gethostname()
@@ -140,7 +140,7 @@ class KubeApi:
         return items
 
     async def pages(self, kind: str, namespace: str | None = None, selector: str | None = None) -> AsyncIterator[Page]:
-        """The same, `PAGE` objects at a time. Where the list expires on the way (410), it begins anew.
+        """The same, `PAGE` objects at a time. A list that expires (410) is restarted.
 
         A list leaves `apiVersion` and `kind` out of its items; they are put back here.
         """
@@ -183,7 +183,7 @@ class KubeApi:
             raise
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """Creates an object and returns it as stored; an error with status 409 when there is one of its name."""
+        """Creates an object and returns it as stored; an error with status 409 if the name exists."""
         return await self._call("POST", object_path(manifest["kind"], manifest["metadata"]["namespace"]), body=manifest)
 
     async def replace(self, manifest: Manifest) -> Manifest:
@@ -194,7 +194,7 @@ class KubeApi:
         return await self._call("PUT", path, body=manifest)
 
     async def get_or_create(self, manifest: Manifest) -> Manifest:
-        """The object of this name, made from `manifest` where there is none. Two that race get the same one."""
+        """The object of this name, made from `manifest` where there is none. Concurrent callers get the same object."""
         kind, namespace, name = manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"]
         live = await self.get(kind, namespace, name)
         if live is not None:
@@ -207,8 +207,8 @@ class KubeApi:
         return await self._call("GET", object_path(kind, namespace, name))
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str | None = None) -> None:
-        """Deletes the object and, in the background, what it owns. No error when it is gone already, or when `uid` is
-        given and the object has another one by now."""
+        """Deletes the object and, in the background, what it owns. No error if the object is already deleted, or if
+        `uid` is given and the object has another uid."""
         options: Manifest = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         gone = {404}
         if uid is not None:
@@ -238,7 +238,7 @@ class KubeApi:
         )
 
     async def set_replicas(self, namespace: str, name: str, replicas: int) -> Manifest:
-        """Sets the replicas of a Deployment and nothing else of it. Returns the live object."""
+        """Sets only the replicas of a Deployment. Returns the live object."""
         return await self._call(
             "PATCH",
             object_path("Deployment", namespace, name),
@@ -248,7 +248,8 @@ class KubeApi:
         )
 
     async def set_pod_deletion_cost(self, namespace: str, pod: str, cost: int) -> None:
-        """Says which pod a scale-down takes first: the one with the lowest cost. A pod that is gone is no error."""
+        """Sets the pod deletion cost: a scale-down deletes the pod with the lowest cost first. A deleted pod is no
+        error."""
         body = {"metadata": {"annotations": {DELETION_COST: str(cost)}}}
         try:
             await self._call(
@@ -265,7 +266,7 @@ class KubeApi:
     async def event(
         self, service: ServiceRecord, type: Literal["Normal", "Warning"], reason: str, message: str
     ) -> None:
-        """Records an Event on the service. Call it on a transition, never each time round the loop."""
+        """Records an Event on the service. Call it on a transition, not in every round."""
         metadata = service.metadata
         body = {
             "apiVersion": RESOURCES["Event"][0],
@@ -345,12 +346,12 @@ def _shortened(text: str, most_bytes: int) -> str:
 
 
 def _seconds(retry_after: str) -> float | None:
-    """The API server gives whole seconds; the header's other form, a date, is not read."""
+    """The API server sends whole seconds; the date form of the header is not parsed."""
     return float(retry_after) if retry_after.isascii() and retry_after.isdigit() else None
 
 
 def _json(content: bytes) -> Manifest | None:
-    """The JSON object in an answer; None when it is something else, as proxies' error pages are."""
+    """The JSON object in an answer; None for any other content, such as error pages of proxies."""
     try:
         answer = json.loads(content)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which part of a status has to be written."""
+"""The merge patch of a status."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Pure decisions: what was observed goes in, what to do and why comes out. No I/O, no clock, no Kubernetes."""
+"""Pure decisions: from observations to actions with reasons. No I/O, no clock, no Kubernetes."""

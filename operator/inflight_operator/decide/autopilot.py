@@ -1,13 +1,13 @@
-"""How many replicas demand needs, by the measured cost model.
+"""Replicas needed for the demand, by the measured cost model.
 
-What one replica sustains follows from the cost model, with the limits that tuning would set for it, so that a limit is
-moved before a replica is ordered. Replicas are then counted as servers of a queue: as few as let all but a small share
-of the requests that are expected begin within the TTFT target (`inflight_cost.staffing`), so the margin shrinks as the
-fleet grows. On top comes what waits already.
+The capacity of one replica follows from the cost model, with the limits that tuning would set for it, so that tuning
+changes a limit before scaling adds a replica. Replicas are then sized as servers of a queue: the smallest number with
+which all but a small share of the expected requests start within the TTFT target (`inflight_cost.staffing`), so the
+margin shrinks as the fleet grows. Replicas for the current backlog are added.
 
-Demand is expected to be what it is, with the part of its trend that is no noise until a replica ordered now is ready.
-Where it lately jumped faster than replicas start, no forecast helps: as many replicas are kept as such a jump would
-need, up to what the last peaks needed and a little more. What was needed at this time yesterday and a week ago is kept
+The forecast is the current demand plus its statistically significant trend until a replica ordered now is ready.
+If demand recently jumped faster than replicas start, no forecast helps: enough replicas for such a jump are kept, up to
+a little more than the last peaks needed. Replicas that were needed at this time yesterday and a week ago are kept
 ready, too.
 """
 
@@ -42,27 +42,27 @@ SPELL = 15.0
 
 @dataclass(frozen=True, slots=True)
 class AutopilotPolicy:
-    """One set for all services; durations in seconds.
+    """The parameters, the same for all services; durations in seconds.
 
     Attributes:
         margins: distance of the means to the targets, beside the one that staffing keeps to the TTFT target.
-        late: share of requests that may begin late by chance.
-        fast, level: the rate is the mean of the last `level` seconds, or of the last `fast` ones where that is surely
-            more.
-        sureness: standard deviations from which it is.
-        trend: the slope of demand is that of this time.
-        significance: standard deviations from which a slope is one.
+        late: share of requests that may start late by chance.
+        fast, level: the rate is the mean of the last `level` seconds, or of the last `fast` ones where that is
+            significantly more.
+        sureness: standard deviations that count as significant for `fast`.
+        trend: the slope of demand is computed over this time.
+        significance: standard deviations from which a slope is significant.
         most_trend: share of the rate that is added at most for its slope.
         variance, bin: the index of dispersion is taken over `variance` seconds in bins of `bin`.
-        recovery: in which what waits should be gone.
-        remember: for which jumps and peaks are remembered.
-        cold: of the beginning of a service, in which growth is no jump.
-        tolerance: share of a jump that replicas stand ready for; what is missing for the rest is missed for no longer
-            than a replica takes to start, by requests whose targets cannot all be kept then.
-        headroom: over the last peaks, that replicas stand ready for where demand jumps.
+        recovery: time within which the backlog should be processed.
+        remember: retention of jumps and peaks.
+        cold: initial time of a service in which growth does not count as a jump.
+        tolerance: share of a jump that replicas stand ready for; the rest is missing for no longer than a replica takes
+            to start, by requests whose targets cannot all be kept then.
+        headroom: above the last peaks, for which replicas stand ready where demand jumps.
         brief: share of the remembered time that a peak must have lasted.
-        farthest: that demand is extrapolated at most, however long replicas take to start.
-        season: share of what was needed at this time yesterday and a week ago that stands ready.
+        farthest: maximum extrapolation of demand, however long replicas take to start.
+        season: share of the replicas needed at this time yesterday and a week ago that stands ready.
     """
 
     margins: Margins = field(default_factory=lambda: Margins(prefill=1.0))
@@ -110,14 +110,14 @@ class Spell:
 
 @dataclass(frozen=True, slots=True)
 class DemandMemory:
-    """What one decision leaves to the next. Bounded.
+    """State carried from one decision to the next. Bounded.
 
     Attributes:
         since: when the service was first seen; None before.
         jump: the largest factor by which demand grew within the time that a replica takes to start; 1 if it never did.
         spells: the last `AutopilotPolicy.remember` seconds, oldest first.
         week: peak of each slot of the week, packed; 0 where none is known. Empty before the first slot is over.
-        slot: the slot that goes on, counted from the epoch, and its peak so far.
+        slot: the current slot, counted from the epoch, and its peak so far.
     """
 
     since: float | None = None
@@ -129,7 +129,7 @@ class DemandMemory:
     def with_need(
         self, view: DemandView, load: float, need: float, start_up: float, policy: AutopilotPolicy
     ) -> DemandMemory:
-        """With what a round found: replicas kept busy by the demand, and replicas needed for it."""
+        """This memory with the result of a round: replicas kept busy by the demand, and replicas needed for it."""
         since = view.time if self.since is None else self.since
         jump, spells = self.jump, self.spells
         if spells and view.time - spells[-1].begin < SPELL:
@@ -147,24 +147,24 @@ class DemandMemory:
         return DemandMemory(since, jump, spells, bytes(week), (now, need))
 
     def peak_need(self, brief: float) -> float:
-        """What was needed in the last peaks, those that lasted for less than the share `brief` left out."""
+        """Replicas needed in the last peaks, without peaks shorter than the share `brief`."""
         needs = sorted((spell.need for spell in self.spells), reverse=True)
         return needs[min(len(needs) - 1, int(brief * len(needs)))] if needs else 0.0
 
     def peak(self, slot: int) -> float:
-        """Replicas that were needed in the last such slot of the week that is over; 0 where that is not known."""
+        """Peak of replicas in the most recent completed occurrence of this slot of the week; 0 if unknown."""
         return _PEAK.unpack_from(self.week, slot % _WEEK * _PEAK.size)[0] if self.week else 0.0
 
     def season(self, calendar: float, ahead: float) -> float:
-        """What was needed yesterday and a week ago from this time on for `ahead` seconds: the smaller of the two where
-        both are known, 0 where none is."""
+        """Replicas needed yesterday and a week ago in the `ahead` seconds from this time on: the smaller of the two if
+        both are known, 0 if none is."""
         slots = range(int(calendar // SLOT), int((calendar + ahead) // SLOT) + 1)
         known = [max(self.peak(slot - back) for slot in slots) for back in (_DAY, _WEEK)]
         return min((peak for peak in known if peak > 0), default=0.0)
 
 
 def _jump(spells: Sequence[Spell], start_up: float) -> float:
-    """The largest load over the smallest one just before a replica would have had to be ordered for it; at least 1."""
+    """The largest load over the smallest one just before the latest time to order a replica for it; at least 1."""
     most = 1.0
     for index, spell in enumerate(spells):
         latest = spell.begin - start_up
@@ -175,7 +175,7 @@ def _jump(spells: Sequence[Spell], start_up: float) -> float:
 
 
 _SMALLEST_LOAD = 0.3
-"""Replicas: growth from less than that is no jump worth standing ready for."""
+"""Replicas: growth from below this is no jump to keep replicas ready for."""
 
 _JUMPY = 1.3
 """Jumps that replicas stand ready for, from which the last peak is not taken for the highest there can be."""
@@ -237,8 +237,8 @@ def decide_replicas(
 
 
 def unsized_demand(view: DemandView, policy: AutopilotPolicy | None = None) -> Ask:
-    """What to ask for before a request has shown how large requests are: nothing once none came for a while, else that
-    no replica goes."""
+    """The recommendation before the size of requests is known: 1 replica if no request arrived for a while, else no
+    change."""
     level = (policy or AutopilotPolicy()).level
     if view.rate(level) > 0 or view.waiting or view.running or view.seconds(level) < level - 1:
         return Ask(view.credited, Reason("DemandNotKnown"))
@@ -267,11 +267,11 @@ def sizing_of(reason: Reason) -> Sizing | None:
 
 
 class Capacity(NamedTuple):
-    """What one replica carries.
+    """The capacity of one replica.
 
     Attributes:
         rate: requests a second.
-        met: within its targets; else without them, as it could not keep them.
+        met: within its targets; else the rate without targets, which the replica could not meet.
         prefill_load: of what full steps could compute of prompts at that rate, the share that they do.
         running: requests that decode at that rate.
     """
@@ -362,13 +362,13 @@ it."""
 
 
 def _waiting(view: DemandView) -> float:
-    """Requests that wait, in mean ones."""
+    """The backlog as a number of mean requests."""
     assert view.workload is not None
     return view.waiting_tokens / max(1.0, view.workload.prompt) if view.waiting_tokens else float(view.waiting)
 
 
 def _rise(view: DemandView, rate: float, dispersion: float, ahead: float, policy: AutopilotPolicy) -> float:
-    """Requests a second that come on top of `rate` in `ahead` seconds if demand goes on to rise as it does."""
+    """Requests a second added to `rate` in `ahead` seconds if demand continues to rise at its current slope."""
     points = [point for point in view.points if point.time > view.time - policy.trend]
     span = points[-1].time - points[0].time if points else 0.0
     if span < policy.trend / 2 or rate <= 0:

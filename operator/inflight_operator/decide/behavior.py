@@ -36,9 +36,9 @@ class ScalingRules:
     """Rules for one direction.
 
     Attributes:
-        stabilization_window: seconds; the most cautious recommendation within it counts.
+        stabilization_window: seconds; the most conservative recommendation within it applies.
         policies: rate limits; none means no limit.
-        select_policy: which policy counts: the one that allows the most change, the least, or no change at all.
+        select_policy: which policy applies: the one that allows the most change, the least, or no change at all.
     """
 
     stabilization_window: float
@@ -60,7 +60,7 @@ class Behavior:
 
 @dataclass(frozen=True, slots=True)
 class ScalingHistory:
-    """What earlier decisions left behind; immutable, handed from decision to decision.
+    """State of earlier decisions; immutable, passed from decision to decision.
 
     It is bounded by construction: of recommendations only those are kept that can still be the extreme of their window
     (at most one for each number of replicas), of changes at most two for each hundredth of the longest period.
@@ -78,8 +78,8 @@ class ScalingHistory:
     complete_since: float = math.inf
 
     def at(self, now: float, current: int, *, starting: int) -> ScalingHistory:
-        """This history brought to `now`. An empty one (a new or restarted operator) begins with a recommendation of
-        what is there, so that a restart waits out the scale-down window."""
+        """This history brought to `now`. An empty one (a new or restarted operator) begins with a recommendation of the
+        current replicas, so that a restart waits for the scale-down window."""
         complete = math.inf if starting else min(self.complete_since, now)
         begun = ((now, current),)
         return replace(self, lowest=self.lowest or begun, highest=self.highest or begun, complete_since=complete)
@@ -91,7 +91,7 @@ class ScalingHistory:
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """A number of replicas after a rule, and what the rule held back (None when nothing)."""
+    """A number of replicas after a rule, and the part that the rule held back (None if nothing)."""
 
     replicas: int
     held: Reason | None
@@ -150,7 +150,7 @@ def _limit(policy: ScalingPolicy, current: int, history: ScalingHistory, now: fl
 def recorded(
     history: ScalingHistory, now: float, *, wanted: int, before: int, after: int, behavior: Behavior
 ) -> ScalingHistory:
-    """`history` with this decision, without what no window or policy looks back to any more."""
+    """`history` with this decision, without entries older than all windows and policies."""
     return replace(
         history,
         lowest=_pushed(history.lowest, now, wanted, behavior.scale_up.stabilization_window, ge),

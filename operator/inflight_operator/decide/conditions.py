@@ -1,4 +1,4 @@
-"""The conditions of a service: where it stands, each with a reason and one sentence a person can act on."""
+"""The conditions of a service, each with a reason and one actionable sentence."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentView:
-    """The parts of the child's status that tell how a rollout goes.
+    """The parts of the child's status that show the progress of a rollout.
 
     Attributes:
         replicas: ordered, from its spec.
         updated: pods of the newest template.
         total: pods of all templates.
         current: whether its controller has seen the newest spec.
-        deadline_exceeded: what it said when the rollout passed its progress deadline, else empty.
-        refused: why the API server takes no pod of it (a quota, an account or priority class that does not exist), else
+        deadline_exceeded: its message when the rollout passed its progress deadline, else empty.
+        refused: why the API server rejects its pods (a quota, an account or priority class that does not exist), else
             empty.
     """
 
@@ -51,7 +51,7 @@ class DeploymentView:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """How scraping goes: ready pods, those of them with fresh samples, and the first sentence of what went wrong."""
+    """State of scraping: ready pods, ready pods with fresh samples, and the first error."""
 
     ready: int
     fresh: int
@@ -60,10 +60,10 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class _Alive:
-    """The replicas there are: pods that neither leave nor have ended.
+    """The existing replicas: pods that are neither terminating nor terminated.
 
     Attributes:
-        problem: the one most worth telling, and how many have it; None when every pod serves.
+        problem: the most important one, and the number of pods with it; None when every pod serves.
         routed: whether the Service routes to a ready one.
     """
 
@@ -119,8 +119,8 @@ def _main_problem(pods: Iterable[ClassifiedPod]) -> tuple[Problem, int] | None:
 
 
 def stuck(findings: tuple[Finding, ...], reason: str, message: str) -> tuple[Finding, ...]:
-    """The findings of a service whose children are not made what they should be: no progress, and where it waits for
-    its first pod, that is why it is not Ready."""
+    """The findings of a service whose children cannot be applied: no progress, and the reason of Ready=False while it
+    waits for its first pod."""
     stopped = {"Progressing": Finding("Progressing", "False", reason, message)}
     if any(one.type == "Ready" and one.reason in ("Starting", "Waking") for one in findings):
         stopped["Ready"] = Finding("Ready", "False", reason, message)
@@ -128,10 +128,10 @@ def stuck(findings: tuple[Finding, ...], reason: str, message: str) -> tuple[Fin
 
 
 def held(findings: tuple[Finding, ...], reason: str, message: str, *, news: bool) -> tuple[Finding, ...]:
-    """The findings of a service whose pod template is left as it is.
+    """The findings of a service whose pod template is left unchanged.
 
     Args:
-        news: whether that is what Progressing should say, rather than add to what it says.
+        news: whether this replaces the message of Progressing rather than being appended to it.
     """
     if news:
         return stuck(findings, reason, message)

@@ -1,4 +1,4 @@
-"""Decisions as data: what changes from what to what, and the numbers that were seen. `sentences` puts them in words."""
+"""Decisions as data: the old and new value of a knob, and the observed numbers. `sentences` renders them as text."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Number = float | int | str
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why something is decided, or left as it is.
+    """The reason of a decision, or of no change.
 
     Attributes:
         code: CamelCase, for conditions and metrics.
-        numbers: what was seen, by the names that the sentence of `code` uses.
-        held: what kept the decision from going further: a window, a rate limit, a bound.
+        numbers: observations, by the names that the sentence of `code` uses.
+        held: the window, rate limit or bound that limited the decision.
     """
 
     code: str

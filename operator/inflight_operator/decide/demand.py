@@ -1,7 +1,7 @@
-"""What is asked of a service: requests a second and their size, now and over the last minutes, in a bounded memory.
+"""Demand of a service: requests a second and their size, now and over the last minutes, in bounded memory.
 
 Counters of each pod are differenced over that pod's own seconds, and the rates of all pods are added up once a round:
-a pod that comes or goes moves the load to others and changes no sum.
+a pod that is added or removed shifts load between pods and does not change the sum.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from inflight_operator.decide.foreign_fit import ForeignFit
 from inflight_operator.observe.metrics import Sample
 
 SPACING = 2.5
-"""Least seconds between two points of a series."""
+"""Minimum seconds between two points of a series."""
 
 SPAN = 300.0
 """Seconds that a series looks back."""
 
 LONGEST_STEP = 30.0
-"""Seconds that one point stands for at most: after a gap in the metrics it tells nothing of what was before."""
+"""Maximum seconds that one point represents: after a gap in the metrics it does not cover the time before."""
 
 MIN_REQUESTS = 10.0
-"""Requests from which their mean size is believed, if one is known already."""
+"""Requests from which their mean size is used, if an earlier one is known."""
 
 YOUNG = 60.0
 """A pod that has been ready for at most so many seconds when it is first seen has counted since then."""
 
 MIN_STEPS = 32
-"""Steps behind a cost model from which it is believed."""
+"""Minimum steps of a reliable cost model."""
 
 MAX_ERROR = 0.3
-"""Median relative error of a cost model up to which it is believed."""
+"""Maximum median relative error of a reliable cost model."""
 
 SAME = 0.03
 """Means and cost models within this share of the ones in use are not worth computing capacities anew. Means of few
@@ -55,7 +55,7 @@ class DemandPoint(NamedTuple):
 
     Attributes:
         time: steady clock, at its end.
-        requests, tokens: that arrived, and their prompt tokens.
+        requests, tokens: arrived requests, and their prompt tokens.
         squares: of prompt lengths.
         queries, hits: prompt tokens looked up in the prefix cache, and found there.
         generated: output tokens.
@@ -74,13 +74,13 @@ class DemandPoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PodSeen:
-    """A pod when its counters were last read.
+    """State of a pod when its counters were last read.
 
     Attributes:
         time: of the sample.
         counters: cumulative, as `_counters` has them.
         waiting: requests in its queue.
-        rates: a second, as in `DemandPoint`; requests that were refused count as if they had been taken.
+        rates: a second, as in `DemandPoint`; rejected requests count as accepted.
     """
 
     time: float
@@ -101,14 +101,14 @@ _EXACT = slice(0, _STEP_TOKENS)
 
 @dataclass(frozen=True, slots=True)
 class DemandHistory:
-    """What is remembered of a service's demand. Bounded: about 120 points, and a few numbers for each pod.
+    """Remembered demand of a service. Bounded: about 120 points, and a few numbers for each pod.
 
     Attributes:
         pods: by uid, as last seen.
         series: points, each packed, oldest first.
-        workload: what requests lately were like; None before any was seen.
-        replica: what one pod computes and holds; None before a pod told it.
-        fit: of engines that tell no cost model.
+        workload: recent requests; None before the first request.
+        replica: compute and KV cache of one pod; None before a pod reported them.
+        fit: for engines that report no cost model.
     """
 
     pods: Mapping[str, PodSeen] = field(default_factory=dict)
@@ -120,11 +120,11 @@ class DemandHistory:
     def with_samples(
         self, samples: Mapping[str, Sample], ready_for: Mapping[str, float], now: float, alive: Collection[str] = ()
     ) -> DemandHistory:
-        """With what fresh `samples` of ready pods show, by uid.
+        """This memory with fresh `samples` of ready pods, by uid.
 
         Args:
             ready_for: seconds that a pod has been ready, where known.
-            alive: pods of which one that shows nothing for a while is remembered: its counters go on.
+            alive: existing pods; a pod without samples for a while is still remembered, as its counters continue.
         """
         pods, fit = {}, self.fit
         for uid, sample in samples.items():
@@ -137,7 +137,7 @@ class DemandHistory:
             rates = [sum(column) for column in zip(*(pod.rates for pod in pods.values()), strict=True)]
             kept = next((index for index, point in enumerate(series) if _time(point) >= now - SPAN), len(series))
             series = (*series[kept:], _POINT.pack(now, *rates))
-        # What was there before the operator may have served for days, also if it becomes ready only now.
+        # A pod older than the operator may have served for days, even if it becomes ready only now.
         known = self.pods if self.series else {**dict.fromkeys(alive, _UNSEEN), **self.pods}
         silent = {uid: pod for uid, pod in known.items() if uid in alive and uid not in samples}
         history = replace(self, pods={**silent, **pods}, series=series)
@@ -166,16 +166,16 @@ def _time(point: bytes) -> float:
 
 @dataclass(frozen=True, slots=True)
 class DemandView:
-    """All that the number of replicas is decided from.
+    """The inputs of the decision on the number of replicas.
 
     Attributes:
         time: steady clock, seconds.
         calendar: the same moment, seconds since the epoch.
         points: rates of the last minutes, oldest first.
-        workload: what requests are like; None before any was seen.
-        replica: cost model and KV cache of one pod; None while no pod tells them.
+        workload: statistics of requests; None before the first request.
+        replica: cost model and KV cache of one pod; None while no pod reports them.
         waiting, running: requests, over all pods.
-        waiting_tokens: prompt tokens not computed yet, over all pods.
+        waiting_tokens: uncomputed prompt tokens, over all pods.
         ready: pods that take requests.
         starting: seconds until each ordered replica that starts is expected to be ready, ascending.
         start_up: seconds from the order of a replica until it is ready, the median of those seen.
@@ -203,7 +203,7 @@ class DemandView:
         return self.ready + len(self.starting)
 
     def seconds(self, span: float) -> float:
-        """Of the last `span` seconds, those that the series covers."""
+        """The part of the last `span` seconds that the series covers."""
         return min(span, self.time - self.points[0].time) if self.points else 0.0
 
     def rate(self, span: float) -> float:
@@ -256,7 +256,7 @@ def _binned(points: Sequence[DemandPoint], bin_s: float) -> list[tuple[float, fl
 
 
 def _seen(before: PodSeen | None, sample: Sample, ready_for: float | None) -> tuple[PodSeen, tuple[float, ...] | None]:
-    """`sample` with the rates since `before`, and the growth of its counters; None where nothing new is known."""
+    """`sample` with the rates since `before`, and the growth of its counters; None without new data."""
     counters = _counters(sample)
     if before is not None and sample.time <= before.time:
         return before, None
@@ -275,7 +275,7 @@ def _seen(before: PodSeen | None, sample: Sample, ready_for: float | None) -> tu
         taken = arrived / (arrived + grown[_REFUSED]) if arrived else 1.0
         arrived, rest[0], rest[1] = arrived + grown[_REFUSED], rest[0] / taken, rest[1] / taken
     else:
-        # An engine that does not tell what arrived: what got a first token, and what waits more than before.
+        # An engine that does not report arrivals: first tokens plus growth of the queue.
         arrived = max(0.0, rest[-1] + sample.waiting - waited)
     rates = tuple(one / seconds for one in (arrived, *rest))
     return PodSeen(sample.time, counters, sample.waiting, rates), grown
@@ -302,7 +302,7 @@ def _counters(sample: Sample) -> tuple[float, ...]:
 def _workload(
     points: Sequence[DemandPoint], samples: Collection[Sample], pods: Collection[PodSeen], before: Workload | None
 ) -> Workload | None:
-    """What requests of the whole series are like; `before` where that is much the same, or too few came to say."""
+    """Workload of the whole series; `before` if nearly unchanged, or if there were too few requests."""
     if len(points) < 2:
         return before
     times, *columns = zip(*points, strict=True)
@@ -355,11 +355,11 @@ def _alike(was: Workload, now: Workload, share: float) -> bool:
 
 
 def _replica(samples: Collection[Sample], fitted: CostModel | None, before: Replica | None) -> Replica | None:
-    """The cost model of the pod in the middle, with the KV cache of the pod in the middle; `before` where it says much
-    the same, and where no pod has a model to be believed.
+    """The cost model of the pod in the middle, with the KV cache of the pod in the middle; `before` if nearly
+    unchanged, or if no pod has a reliable model.
 
     Args:
-        fitted: of engines that tell none.
+        fitted: for engines that report none.
     """
     models = [
         (sum(seconds), seconds, sample.cost)

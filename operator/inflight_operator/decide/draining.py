@@ -1,7 +1,8 @@
-"""Which pod a scale-down takes: the emptiest and coldest, said through `controller.kubernetes.io/pod-deletion-cost`.
+"""Choice of the pod that a scale-down deletes: the pod with the least load and the coldest cache, set through
+`controller.kubernetes.io/pod-deletion-cost`.
 
-Kubernetes deletes pods with a lower cost first (documentation, "ReplicaSet", Pod deletion cost); it does so on its own
-for pods that are not ready.
+Kubernetes deletes pods with a lower cost first (documentation, "ReplicaSet", Pod deletion cost); it deletes pods that
+are not ready first without that annotation.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from inflight_operator.decide.scaling import PodLoad
 from inflight_operator.observe.pods import PodView
 
 REQUEST_TOKENS = 1000
-"""What a request counts for in a pod that does not tell its tokens."""
+"""Tokens counted for a request in a pod that does not report its tokens."""
 
 TOKENS_APART = 100
 """Pods whose requests hold about as many tokens are told apart by the warmth of their prefix caches, then by age."""
@@ -22,11 +23,12 @@ RANKS = 1000
 """Any difference in tokens outweighs all ranks of warmth and age."""
 
 UNKNOWN_COST = 2**31 - 1
-"""A ready pod that does not tell its load may be full: it goes last. The largest cost that Kubernetes takes."""
+"""A ready pod that does not report its load may be full: it is deleted last. The largest cost that Kubernetes
+accepts."""
 
 
 def deletion_costs(pods: Sequence[PodView], loads: Mapping[str, PodLoad]) -> dict[str, int]:
-    """Costs to set, by pod name: only those that differ from what the pods carry now.
+    """Costs to set, by pod name: only those that differ from the current annotations.
 
     Args:
         pods: all pods of the service.
@@ -40,7 +42,7 @@ def deletion_costs(pods: Sequence[PodView], loads: Mapping[str, PodLoad]) -> dic
 
 
 def _warmth(load: PodLoad | None) -> float:
-    """In steps of a tenth: smaller differences are chance, and an older pod's cache is the warmer one."""
+    """In steps of a tenth: smaller differences are noise, and an older pod's cache is the warmer one."""
     return 0.0 if load is None else round(load.warmth, 1)
 
 

@@ -1,10 +1,10 @@
-"""A cost model of an engine that tells none, such as vLLM, from the growth of its histograms.
+"""Cost model of an engine that reports none, such as vLLM, fitted to the growth of its histograms.
 
 Between two scrapes the steps' number and tokens (`iteration_tokens_total`), the generated tokens and the inter-token
-latency show what a mean step computed and how long it took: seconds = base + a x decoding sequences + b x prompt
-tokens. What decodes read of the KV cache is in a, for contexts as long as they lately were. Least squares of the
-relative error with forgetting, no coefficient below zero. Means of intervals hide much, so the fit is believed only
-where decodes and prompt tokens varied enough, apart from each other, and what is left unexplained is small.
+latency show the work and the duration of a mean step: seconds = base + a x decoding sequences + b x prompt
+tokens. KV cache reads of decodes are part of a, for contexts of the recent length. Least squares of the
+relative error with forgetting, no coefficient below zero. Means of intervals hide much, so the fit is used only if
+decodes and prompt tokens varied enough and independently, and the residual is small.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MIN_SPREAD = 0.25
 """Least standard deviation of decodes and of prompt tokens a step, as a share of their means."""
 
 MAX_CORRELATION = 0.95
-"""Largest correlation of the two: above it their costs cannot be told apart."""
+"""Maximum correlation of the two: above it their costs cannot be separated."""
 
 MAX_UNEXPLAINED = 0.15
 """Largest root mean square of the relative error."""
@@ -39,7 +39,7 @@ _SUBSETS = tuple(subset for size in (3, 2, 1) for subset in combinations(_ALL, s
 
 @dataclass(frozen=True, slots=True)
 class ForeignFit:
-    """What is left of all intervals.
+    """Weighted sums over all intervals.
 
     Attributes:
         weight: intervals, the forgotten ones in part.
@@ -56,7 +56,7 @@ class ForeignFit:
     def with_interval(
         self, steps: float, tokens: float, generated: float, gaps: float, gap_seconds: float
     ) -> ForeignFit:
-        """With what one pod did between two samples.
+        """This fit with the work of one pod between two samples.
 
         Args:
             steps, tokens: of the engine, and tokens they computed.
@@ -77,7 +77,7 @@ class ForeignFit:
         )
 
     def cost(self) -> CostModel | None:
-        """None where it is not to be believed."""
+        """None if the fit is not reliable."""
         if self.weight < MIN_INTERVALS or not self._spread():
             return None
         solved = ((self._unexplained(found), found) for found in map(self._solved, _SUBSETS) if found is not None)

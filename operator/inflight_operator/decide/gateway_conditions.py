@@ -2,9 +2,9 @@
 says while no replica runs.
 
 Ready says whether requests to the service are answered. At zero they are: the gateway holds the first one and the
-operator starts a replica, so Ready is True with the reason Idle, and `kubectl wait --for=condition=Ready` returns for a
-service that sleeps. The same holds while it wakes: True with the reason Waking. Without a gateway pod that is heard, or
-with a replica that does not start, requests are not answered, and Ready is False with that reason.
+operator starts a replica, so Ready is True with the reason Idle, and `kubectl wait --for=condition=Ready` returns for
+an idle service. The same holds while it wakes: True with the reason Waking. Without a connected gateway pod, or with a
+replica that does not start, requests are not answered, and Ready is False with that reason.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from inflight_operator.observe.gateway_view import GatewayView
 class GatewayFacts:
     """Attributes:
     service: DNS name of the gateway's Service; empty where the operator runs without a gateway.
-    view: what its pods say.
+    view: the state that its pods report.
     why: why the service sleeps or does not; None for one that never scales to zero.
     asleep: no replica is ordered.
     waking: replicas were ordered for held requests, and none takes requests yet.
-    blocked: ordered replicas that will not become ready without intervention. One that only starts for longer than
-        usual will answer what waits.
+    blocked: ordered replicas that will not become ready without intervention. A replica that only starts slowly will
+        still serve the held requests.
     """
 
     service: str
@@ -39,7 +39,7 @@ class GatewayFacts:
 
 
 def with_gateway(findings: Sequence[Finding], facts: GatewayFacts) -> tuple[Finding, ...]:
-    """`findings` of `find_conditions` with what the gateway adds."""
+    """`findings` of `find_conditions` with the conditions of the gateway."""
     gateway = _gateway_ready(facts)
     named = {one.type: one for one in findings}
     named["Ready"] = _ready(named["Ready"], gateway, facts)

@@ -1,7 +1,7 @@
 """Limits set by hand for a limited time (`spec.tuning.override`).
 
-While an override is in force, tuning is paused and both limits stay what they are. At its end, the limits that were in
-force before it return, and tuning measures anew from there.
+While an override is in force, tuning is paused and both limits stay constant. At its end, the limits that were in
+force before it return, and tuning restarts its measurements.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from inflight_operator.limits import Limits
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """What the spec asks for.
+    """The override in the spec.
 
     Attributes:
         max_num_seqs, max_num_batched_tokens: None keeps the value that was in force before the override.
@@ -66,7 +66,7 @@ def decide_override(
         asked: by the spec; None without an override.
         limits: in force until now.
         before: `OverrideDecision.before` of the last decision.
-        capacity: what engines are started with; no limit exceeds it.
+        capacity: limits that engines are started with; no limit exceeds them.
     """
     if asked is not None and now < asked.until:
         kept = limits if before is None else before

@@ -1,4 +1,4 @@
-"""Why a pod does not serve, as one sentence a person can act on."""
+"""The reason why a pod does not serve, as one actionable sentence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TAIL = 300
 
 @dataclass(frozen=True, slots=True)
 class ServiceFacts:
-    """What the sentences name.
+    """Names used in the sentences.
 
     Attributes:
         source: `spec.model.source`.
@@ -35,11 +35,11 @@ class ServiceFacts:
 @dataclass(frozen=True, slots=True)
 class Problem:
     """Attributes:
-    rank: how much a person has to do with it; the largest is told first.
+    rank: how much user action it needs; the largest is reported first.
     reason: CamelCase.
-    stage: what does not get done: `schedule`, `start`, `load` or `serve`.
+    stage: the stage that fails: `schedule`, `start`, `load` or `serve`.
     text: without the count of pods: "waits for nvidia.com/gpu: ...".
-    blocking: time alone will not mend it.
+    blocking: does not resolve without intervention.
     """
 
     rank: int
@@ -50,7 +50,7 @@ class Problem:
 
 
 def pod_problem(pod: PodView, facts: ServiceFacts) -> Problem | None:
-    """Why this pod takes no requests; None when it does, or when it is on its way out."""
+    """Why this pod takes no requests; None if it does, or if it is terminating."""
     if pod.ready or pod.deleting:
         return None
     for rule in _RULES:
@@ -126,7 +126,7 @@ def _failed(pod: PodView, facts: ServiceFacts) -> Problem | None:
 def _unschedulable(pod: PodView, facts: ServiceFacts) -> Problem | None:
     if not pod.unschedulable:
         return None
-    # After the first sentence the scheduler tells about preemption, which helps nobody here.
+    # After the first sentence the scheduler's message is about preemption, which is not relevant here.
     said = re.split(r"\.\s", pod.unschedulable, maxsplit=1)[0].rstrip(".")
     if "persistentvolumeclaim" in said and "not found" in said:
         text = f"finds no node: {said}; create the claim or correct model.source {facts.source}"

@@ -1,4 +1,4 @@
-"""What each pod of a service counts for: a replica that serves, one that will soon, one that will not, or none."""
+"""Classification of a service's pods: ready, starting, blocked, leaving or evicted."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from inflight_operator.decide.pod_problems import Problem, ServiceFacts, pod_pro
 from inflight_operator.observe.pods import PodView
 
 SEEN = 32
-"""Start-up times that are remembered of a service."""
+"""Remembered start-up times per service."""
 
 SHORTEST_CREDIT = 30.0
 """Seconds that every pod may take to start, however fast the others were."""
 
 LONG_RUN = 600.0
-"""Seconds of running after which Kubernetes forgets earlier restarts of a container, and so do we."""
+"""Seconds of running after which Kubernetes, and the operator, ignore earlier restarts of a container."""
 
 
 class PodClass(StrEnum):
-    """READY takes requests. STARTING will, and counts as ordered until its start-up time is over. BLOCKED will not
-    unless something is done about it. LEAVING is being deleted, EVICTED has ended: neither is a replica."""
+    """READY takes requests. STARTING will take requests, and counts as ordered until its start-up time is over. BLOCKED
+    will not without intervention. LEAVING is being deleted, EVICTED has terminated: neither is a replica."""
 
     READY = "ready"
     STARTING = "starting"
@@ -38,7 +38,7 @@ class ClassifiedPod:
 
     Attributes:
         problem: why it does not serve; None for pods that serve or leave.
-        late: a starting pod that has taken longer than pods of this service do.
+        late: a starting pod that takes longer than other pods of this service did.
     """
 
     pod: PodView
@@ -49,13 +49,13 @@ class ClassifiedPod:
 
 @dataclass(frozen=True, slots=True)
 class StartUps:
-    """How long containers of a service took from their start to ready, as far as it was seen. What comes before, a node
-    and the image, depends on the cluster and is different for the next pod.
+    """Observed durations from container start to ready of a service's pods. The time before, for a node and the image,
+    depends on the cluster and differs between pods.
 
     Attributes:
         seconds: the last `SEEN` of them, oldest first.
         since_created: the same pods' seconds from the creation of the pod until it was ready.
-        counted: uids of pods that were counted and are still there.
+        counted: uids of counted pods that still exist.
     """
 
     seconds: tuple[float, ...] = ()
@@ -63,7 +63,7 @@ class StartUps:
     counted: frozenset[str] = frozenset()
 
     def with_pods(self, pods: Sequence[PodView]) -> StartUps:
-        """With pods that have become ready, each counted once while it is there."""
+        """With pods that have become ready, each counted once while it exists."""
         new = [pod for pod in pods if pod.uid not in self.counted and pod.ready_since and pod.running_since]
         there = {pod.uid for pod in pods}
         counted = frozenset(uid for uid in self.counted if uid in there) | {pod.uid for pod in new}
@@ -82,28 +82,29 @@ class StartUps:
 
     @property
     def p95(self) -> float | None:
-        """Seconds (nearest rank); None before one was seen."""
+        """Seconds (nearest rank); None before the first start-up."""
         if not self.seconds:
             return None
         return sorted(self.seconds)[math.ceil(0.95 * len(self.seconds)) - 1]
 
     @property
     def usual(self) -> float | None:
-        """Seconds from the creation of a pod until it is ready, the median; None before one was seen."""
+        """Seconds from the creation of a pod until it is ready, the median; None before the first start-up."""
         return median(self.since_created) if self.since_created else None
 
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """Ordered replicas by what they count for.
+    """Ordered replicas by class.
 
     Attributes:
         ready: that take requests.
-        blocked: that will not become ready by themselves, with those the API server refuses to create.
-        late: that start for longer than usual.
-        cause: why most of the blocked ones are, in words; empty without any.
-        shared_cause: whether a further replica would fare no better: a cause outside the pod itself, or one that more
-            than one pod has.
+        blocked: replicas that will not become ready without intervention, including pods that the API server refuses to
+            create.
+        late: replicas that take longer than usual to start.
+        cause: why most of them are blocked, as text; empty if none is.
+        shared_cause: whether a further replica would be blocked as well: a cause outside the pod itself, or one that
+            more than one pod has.
     """
 
     ready: int = 0
@@ -121,12 +122,12 @@ class Pods:
 
     @property
     def ready(self) -> tuple[PodView, ...]:
-        """Those that take requests."""
+        """Pods that take requests."""
         return tuple(one.pod for one in self.all if one.kind is PodClass.READY)
 
     @property
     def replicas(self) -> tuple[PodView, ...]:
-        """Without those that leave and those that have ended."""
+        """Pods that are neither terminating nor terminated."""
         return tuple(one.pod for one in self.all if one.kind not in (PodClass.LEAVING, PodClass.EVICTED))
 
 
@@ -136,7 +137,7 @@ def classify(
     """Each pod with its class.
 
     Args:
-        startup_limit: seconds a pod may take to start by its probe; what counts before any start-up was seen.
+        startup_limit: seconds a pod may take to start by its probe; used before the first observed start-up.
         now: seconds since the epoch.
     """
     seen = startups.p95
@@ -155,7 +156,7 @@ def _classified(pod: PodView, facts: ServiceFacts, usual: float, limit: float, n
     if problem is not None and problem.blocking and not _has_another_try(pod):
         return ClassifiedPod(pod, PodClass.BLOCKED, problem)
     if pod.running_since is None:
-        # A node that is added or an image that is pulled takes as long as it takes, for every further pod as well.
+        # Adding a node or pulling an image takes the same time for every further pod.
         return ClassifiedPod(pod, PodClass.STARTING, problem, late=now - pod.created > limit)
     since = max(pod.running_since, pod.unready_since or 0.0)
     return ClassifiedPod(pod, PodClass.STARTING, problem, late=now - since > usual)
@@ -168,10 +169,10 @@ def _has_another_try(pod: PodView) -> bool:
 
 
 def count_replicas(pods: Pods, ordered: int, refused: str) -> Replicas:
-    """What `ordered` replicas count for.
+    """The classes of `ordered` replicas.
 
     Args:
-        refused: why the API server creates no further pod, else empty: those that are missing are blocked then.
+        refused: why the API server creates no further pod, else empty: missing pods then count as blocked.
     """
     blocked = [one.problem for one in pods.all if one.kind is PodClass.BLOCKED and one.problem is not None]
     missing = max(0, ordered - len(pods.replicas)) if refused else 0

@@ -1,5 +1,5 @@
-"""How many replicas a service needs: the capacity model and each target ask for a number, the largest wins, behaviour
-rules bound the change.
+"""Number of replicas of a service: the largest recommendation of capacity model and targets, bounded by the behaviour
+rules.
 
 The arithmetic of a target is that of `autoscaling/v2`: desired = ceil(measured / (replicas * target) * replicas), with
 a tolerance of 10%. Replicas that are ordered and start as usual count as capacity that shows no load, so an order is
@@ -21,15 +21,16 @@ TOLERANCE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class PodLoad:
-    """What one ready pod showed lately.
+    """Recent measurements of one ready pod.
 
     Attributes:
         waiting: requests in its queue.
         running: requests that hold a slot.
         kv_usage: share of its KV blocks in use, 0 to 1.
-        max_num_seqs: its live slot limit; None when the engine does not tell.
-        tokens: that its requests hold in the KV cache or wait to compute; None when the engine does not tell.
-        warmth: share of prompt tokens that it found in its prefix cache; 0 when the engine does not tell.
+        max_num_seqs: its live slot limit; None if the engine does not report it.
+        tokens: that its requests hold in the KV cache or still have to compute; None if the engine does not report
+            them.
+        warmth: share of prompt tokens that it found in its prefix cache; 0 if the engine does not report it.
     """
 
     waiting: int
@@ -42,7 +43,7 @@ class PodLoad:
 
 @dataclass(frozen=True, slots=True)
 class ScalingObservation:
-    """What the scaling decision sees.
+    """Inputs of the scaling decision.
 
     Attributes:
         time: seconds on a steady clock.
@@ -53,11 +54,11 @@ class ScalingObservation:
         tpot_p95: seconds, over the same time; None without finished requests.
         limits_spent: whether no other limits would lower the time per token: tuning may not move them, or not lower.
         window: seconds that `ttft_p95` and `tpot_p95` look back.
-        blocked: ordered replicas that will not become ready by themselves.
-        cause: why they are blocked, in words; empty when none is.
+        blocked: ordered replicas that will not become ready without intervention.
+        cause: why they are blocked, as text; empty if none is.
         shared_cause: whether further replicas would be blocked or late for the same cause.
-        late: ordered replicas that start for longer than replicas of this service usually do.
-        held: requests that wait at the gateway, for any replica.
+        late: ordered replicas that take longer to start than replicas of this service usually do.
+        held: requests held at the gateway.
     """
 
     time: float
@@ -106,14 +107,14 @@ class ScalingObservation:
 
 @dataclass(frozen=True, slots=True)
 class ScalingTargets:
-    """What to hold; a target that is None asks for nothing.
+    """Scaling targets; None disables a target.
 
     Attributes:
         waiting_requests: requests that may wait, per replica.
         kv_utilization: share of KV blocks in use, 0 to 1, mean over replicas.
         concurrency: requests that run or wait, per replica.
-        ttft_p95: seconds; over it while requests wait asks for one replica more.
-        tpot_p95: seconds; over it while no limit can mend it asks for one replica more.
+        ttft_p95: seconds; if exceeded while requests wait, one replica is added.
+        tpot_p95: seconds; if exceeded and tuning cannot lower it, one replica is added.
     """
 
     waiting_requests: float | None = None
@@ -132,12 +133,12 @@ class ScalingBounds:
 @dataclass(frozen=True, slots=True)
 class ScalingDecision:
     """Attributes:
-    replicas: what the service should have now.
+    replicas: desired number.
     change: None when replicas stay.
-    code: CamelCase, where the service stands: the reason of a condition.
+    code: CamelCase; the reason of a condition.
     reason: of the change, or why nothing changes.
-    able: False when the measurements were not enough to decide on.
-    history: to be given to the next decision.
+    able: False if the measurements did not suffice for a decision.
+    history: passed to the next decision.
     """
 
     replicas: int
@@ -150,7 +151,7 @@ class ScalingDecision:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One answer: the credited replicas it wants, and why."""
+    """One recommendation: credited replicas, and the reason."""
 
     replicas: int
     reason: Reason
@@ -167,7 +168,7 @@ def decide_scaling(
     """The replicas a service should have now, with the reason; pass the returned history to the next call.
 
     Args:
-        capacity: what the capacity model asks for; None without one.
+        capacity: recommendation of the capacity model; None without one.
     """
     now, current = observation.time, observation.replicas
     history = history.at(now, current, starting=observation.starting)
@@ -176,7 +177,7 @@ def decide_scaling(
 
     asks = _asks(observation, targets, history, capacity)
     if not asks:
-        # What cannot be measured counts as needed: the scale-down window does not run out unseen.
+        # Unmeasured load counts as needed, so that the scale-down window does not expire without measurements.
         history = recorded(history, now, wanted=current, before=current, after=current, behavior=behavior)
         reason = _nothing_to_go_by(observation, targets)
         return ScalingDecision(current, None, reason.code, reason, False, history)
@@ -198,7 +199,7 @@ def decide_scaling(
 def _asks(
     observation: ScalingObservation, targets: ScalingTargets, history: ScalingHistory, capacity: Ask | None
 ) -> list[Ask]:
-    """Of equal numbers the first one's reason is told."""
+    """Of equal recommendations the reason of the first is reported."""
     if not observation.loads:
         return []
     asks = [] if capacity is None else [capacity]
@@ -230,7 +231,7 @@ def _ordered(observation: ScalingObservation, ask: Ask) -> Ask:
 
 
 def _missing(observation: ScalingObservation, wanted: int | None) -> Reason:
-    """What the replicas without credit do to the decision.
+    """The effect of replicas without credit on the decision.
 
     Args:
         wanted: replicas that would be ordered, if further ones were any use; else None.
@@ -262,7 +263,7 @@ def _by_ratio(observation: ScalingObservation, measured: float, target: float) -
 
 
 def _rounded(value: float) -> float:
-    """Takes away float dust, so that 3.0000000000000004 replicas are 3."""
+    """Removes rounding errors, so that 3.0000000000000004 replicas are 3."""
     return round(value, 9)
 
 
@@ -288,7 +289,7 @@ def _fits(observation: ScalingObservation) -> int:
 
 
 def _slots(observation: ScalingObservation) -> int | None:
-    """Requests that one replica runs at once, the mean of those that tell; None when no engine does. A mean, so that
+    """Requests that one replica runs at once, the mean over engines that report it; None if none does. A mean, so that
     one pod with few slots does not limit what the fleet is believed to hold."""
     told = [load.max_num_seqs for load in observation.loads if load.max_num_seqs]
     return max(1, sum(told) // len(told)) if told else None
@@ -374,7 +375,7 @@ def _changed(frm: int, to: int, reason: Reason, able: bool, history: ScalingHist
 
 
 def _holding(reason: Reason, held: Reason | None) -> Reason:
-    """`reason` with one more thing that holds it, behind what does already."""
+    """`reason` with one more entry at the end of `held`."""
     if held is None:
         return reason
     return replace(reason, held=held if reason.held is None else _holding(reason.held, held))

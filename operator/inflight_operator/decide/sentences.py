@@ -1,7 +1,7 @@
-"""Every reason in words: the one place where decisions become text.
+"""Texts of all reasons: the one place that renders decisions as text.
 
-A sentence is made from a reason's code and numbers alone, so that whoever has a decision (status, events, a simulation)
-says the same about it.
+A sentence is made from a reason's code and numbers alone, so that status, events and simulations use the same text for
+a decision.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _Numbers = Mapping[str, Number]
 
 
 def sentence(reason: Reason) -> str:
-    """The reason in words, with what held it back.
+    """The reason as text, with the rules that held it back.
 
     Raises:
         KeyError: there is no sentence for the reason's code, or one of its numbers is missing.
@@ -39,7 +39,7 @@ def _seconds(value: Number) -> str:
 
 
 def _rate(value: Number) -> str:
-    """Three digits, as people read a rate: 61.3, 0.42."""
+    """Three significant digits: 61.3, 0.42."""
     rate = float(value)
     return f"{rate:.0f} requests/s" if rate >= 100 else f"{rate:.3g} requests/s"
 
@@ -67,7 +67,7 @@ def _room(n: _Numbers) -> str:
 
 
 def _since(n: _Numbers) -> str:
-    """What a change that is taken back brought."""
+    """The measured effect of a reverted change."""
     if "preemptions" in n:
         return f"{n['preemptions']:.0f} preemptions/min since"
     if "target" in n:
@@ -107,7 +107,7 @@ _DURING = {
 }
 
 _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
-    # Replicas: what a target asks for.
+    # Replicas: recommendations of targets.
     "WaitingRequests": lambda n: f"{_wait(n['waiting'])}, {n['target']:g} per replica is the target",
     "NoRequestsWait": lambda n: f"no request waits, {n['target']:g} per replica is the target",
     "KvUtilization": lambda n: f"{n['kv']:.0%} of the KV cache is in use, {n['target']:.0%} is the target",
@@ -167,7 +167,7 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
         f"{count(n['heard'], 'gateway pod')} {'routes' if n['heard'] == 1 else 'route'} requests"
         + (f"; {n['said']}" if n["said"] else "")
     ),
-    # Replicas: what leaves them as they are.
+    # Replicas: reasons for no change.
     "NoTargets": lambda n: "no scaling target is set: replicas stay as they are",
     "NoReadyPods": lambda n: "no pod is ready yet: replicas stay as they are",
     "MetricsMissing": lambda n: (
@@ -216,7 +216,7 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
     "ByHand": lambda n: f"set by hand in spec.tuning.override until {n['until']}",
     "OverrideEnded": lambda n: f"the override ended at {n['until']}: the limits before it return",
     "OverrideRemoved": lambda n: "the override was removed: the limits before it return",
-    # Limits: what leaves them as they are.
+    # Limits: reasons for no change.
     "Overridden": lambda n: (
         f"tuning is paused until {n['until']}: spec.tuning.override holds max_num_seqs {n['seqs']} and"
         f" max_num_batched_tokens {n['tokens']}"

@@ -1,14 +1,13 @@
-"""Whether a service scales to zero, and when it wakes.
+"""Scale to zero, and scale up from zero.
 
-A service sleeps (has no replica) after `idle_timeout` without a request. That is the stabilization window of this step,
-so the one of `behavior.scaleDown` does not come on top; its policies bound the step as any other. A request may only
-be overlooked where nothing is looked at, so every gateway pod must be heard and every engine measured. A service keeps
-its replicas while limits by hand are in force, during a rollout and during an engine upgrade: someone waits for the
-outcome of these, and pods that are gone show none. A replica that starts is never taken away: if waking took longer
-than a client waits, the service would never be ready.
+A service becomes idle (zero replicas) after `idle_timeout` without a request. That is the stabilization window of this
+step, so the window of `behavior.scaleDown` is not added; its policies bound the step as any other. To miss no request,
+every gateway pod must be connected and every engine measured. A service keeps its replicas while limits by hand are in
+force, during a rollout and during an engine upgrade: their outcome shows only on running pods. A starting replica is
+never removed: if waking took longer than a client waits, the service would never become ready.
 
-It wakes at the first held request, with as many replicas as the held work needs by the cost model. While they start,
-further held requests can raise that number. Policies of `behavior.scaleUp` bound it, but for the first replica.
+The first held request wakes it, with as many replicas as the held work needs by the cost model. While they start,
+further held requests can raise that number. Policies of `behavior.scaleUp` bound it, except for the first replica.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ from inflight_operator.limits import LimitsBounds
 from inflight_operator.observe.gateway_view import GatewayView
 
 Busy = Literal["", "Overridden", "RollingOut", "EngineUpgrade", "SpecNotUnderstood"]
-"""What keeps a service awake beside its requests."""
+"""Reasons besides requests that keep a service awake."""
 
 
 @dataclass(frozen=True, slots=True)
 class SleepView:
-    """What is known of a service that may sleep.
+    """State of a service that may scale to zero.
 
     Attributes:
         time: steady clock, seconds.
         replicas: ordered now.
         ready: pods that take requests.
-        ready_for: seconds that the one which was ready first has been; 0 without any.
+        ready_for: seconds since the first of them became ready; 0 without ready pods.
         stale: ready pods without recent metrics.
         working: requests that run or wait in engines.
-        troubled: ordered replicas that are blocked, or start for longer than usual.
-        gateway: what its pods say.
+        troubled: ordered replicas that are blocked or late.
+        gateway: state that its pods report.
         idle_timeout: seconds without a request after which the service sleeps.
         max_replicas: bound of the spec.
         busy: see there.
@@ -62,10 +61,10 @@ class SleepView:
 
 @dataclass(frozen=True, slots=True)
 class HeldWork:
-    """What sizes the replicas for held requests.
+    """Inputs that size the replicas for held requests.
 
     Attributes:
-        replica, workload: as in `DemandView`; None while not known.
+        replica, workload: as in `DemandView`; None while unknown.
         targets: latencies to keep.
         limits: that tuning may move the limits in.
     """
@@ -79,7 +78,7 @@ class HeldWork:
 def decide_sleep(
     view: SleepView, work: HeldWork, behavior: Behavior, history: ScalingHistory
 ) -> tuple[ScalingDecision | None, Reason]:
-    """What sleeping or waking decides, or None where demand decides, and why the service sleeps or does not."""
+    """The decision of scale to zero or from zero, or None if demand decides; and why the service is idle or not."""
     why = _why(view)
     if view.replicas == 0 or (view.ready == 0 and view.gateway.held and not view.troubled):
         return _waking(view, work, behavior, history, why)
@@ -94,8 +93,8 @@ def decide_sleep(
 
 
 def replicas_for(held: int, tokens: int, work: HeldWork, policy: AutopilotPolicy | None = None) -> int:
-    """Replicas that begin all held requests within the time in which a backlog should be gone; at least 1. Before the
-    cost model is known, as many as have a slot for each.
+    """Replicas that start all held requests within the recovery time of a backlog; at least 1. Before the cost model is
+    known, one slot for each held request.
 
     Args:
         tokens: estimated prompt tokens of the held requests.
@@ -130,7 +129,7 @@ def _decision(frm: int, to: int, reason: Reason, history: ScalingHistory) -> Sca
 
 
 def _why(view: SleepView) -> Reason:
-    """Why the service sleeps (code Idle), or does not."""
+    """Why the service is idle (code Idle), or not."""
     gateway = view.gateway
     if view.replicas == 0:
         return Reason("Idle", {"timeout": view.idle_timeout})

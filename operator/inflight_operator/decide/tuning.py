@@ -1,8 +1,7 @@
-"""The two live limits of a service's engines: from the measured cost of steps where engines tell it, else by rules.
+"""Tuning of the two live limits: from the measured cost of steps if engines report it, else by rules.
 
-After a change the measurements start anew, so a decision sees the setting in force, and at most one scrape interval of
-the one before. Every change is measured, and taken back where requests were served worse; what was taken back is
-remembered.
+A change restarts the measurements, so a decision sees the limits in force, and at most one scrape interval of the
+previous ones. Every change is measured, and reverted if service quality dropped; reverted limits are remembered.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ def decide_tuning(
 ) -> TuningDecision:
     """The limits to be in force now, with the reason; pass the returned state to the next call.
 
-    In mode Off that is the upper bound, which the caller makes the engines' capacity.
+    In mode Off the limits are the upper bound, which the caller sets to the engines' capacity.
 
     Args:
-        model: to be believed; None: rules decide.
+        model: a reliable one; None: rules decide.
     """
     if mode is TuningMode.OFF:
         return TuningDecision(bounds.high, (), Reason("Off"), TuningState(window_start=view.time))
@@ -59,18 +58,18 @@ def decide_tuning(
     if canary is not None and (mode is not TuningMode.AUTO or bounds.clamp(canary.limits) != canary.limits):
         return end_canary(limits, state, view.time)
     if mode is TuningMode.RECOMMEND:
-        state = replace(state, trial=None, move=None)  # what is in force stays, also if the mode changed meanwhile
+        state = replace(state, trial=None, move=None)  # limits in force stay, also if the mode changed
     if canary is None and still_draining(view, limits, state, policy):
         why = Reason("Draining", {"running": view.running_now, "limit": limits.max_num_seqs})
         return TuningDecision(limits, (), why, replace(state, window_start=view.time))
-    # What is measured may begin with the last scrape before the window: the window itself has to be over as well.
+    # Measurements may begin with the last scrape before the window: the window itself must be over as well.
     measured = min(view.span, view.time - state.window_start)
     if measured < policy.window:
         if state.move is not None and canary is not None and view.time - state.move.started > 2 * policy.patience:
             return end_canary(limits, state, view.time)
         return TuningDecision(limits, (), Reason("Measuring", {"seconds": math.ceil(policy.window - measured)}), state)
     if not view.has_traffic:
-        # Nothing to judge a trial by: it stays, and the next traffic is measured afresh.
+        # Nothing to judge a trial by: its limits stay, and measurements restart with the next traffic.
         if canary is not None:
             return end_canary(limits, state, view.time)
         idle = replace(state, trial=None, move=None, window_start=view.time)
@@ -86,7 +85,7 @@ def decide_tuning(
 
 
 def _still_true(limits: Limits, state: TuningState) -> TuningState:
-    """Without trials of limits that were set by someone else meanwhile: there is nothing to take back."""
+    """Drops trials whose limits were replaced in the meantime: there is nothing to revert."""
     trial, move = state.trial, state.move
     if trial is not None and limits.get(trial.step.knob) != trial.step.to:
         state = replace(state, trial=None)

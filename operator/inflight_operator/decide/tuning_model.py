@@ -1,8 +1,8 @@
-"""Limits by the measured cost of steps: the model says where to go, measuring says whether to stay.
+"""Limits by the measured cost of steps: the model proposes limits, measurements accept or revert them.
 
-Where two pods or more can be told limits and most requests keep their targets, one pod goes first and is compared with
-the others over the same seconds. Else all go at once, and what was measured before is the comparison. What served
-worse is taken back, and the next attempt is in the middle between it and what was good.
+If two or more pods accept limits and most requests meet their targets, one pod is the canary and is compared with the
+others over the same seconds. Else all pods change at once, and the previous measurements are the comparison. Limits
+with worse service quality are reverted, and the next attempt lies in the middle between them and the last good ones.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def move_by_model(
     *,
     advise: bool,
 ) -> TuningDecision:
-    """The next limits where no move is being measured."""
+    """The next limits if no move is being measured."""
     state = replace(_corrected(view, limits, slo, model, state, policy), window_start=view.time)
     targets, margins = _targets(slo, state), _margins(state)
     wanted = modelled_limits(bounds, slo, model, state)
@@ -69,7 +69,7 @@ def move_by_model(
     closed = state.bracket is not None and not _open(state.bracket)
     begins = state.episode is None or view.time - state.episode > policy.episode
     effect = policy.effect if state.episode is None or not begins else policy.settled_effect
-    # Requests have become larger than those that the limits in force are for: nothing to gain, but targets to lose.
+    # Requests have become larger than the limits in force assume: no gain, and targets at risk.
     breaks = slo.tpot_p95 is not None and _outgrown(model, limits, wanted, slo.tpot_p95)
     if breaks:
         effect = 0.0
@@ -92,7 +92,7 @@ def move_by_model(
 
 
 def modelled_limits(bounds: LimitsBounds, slo: Slo, model: TuningModel, state: TuningState) -> Limits:
-    """The limits that the cost model finds best within `bounds`, with the corrections that measurements made to it."""
+    """The limits that the cost model finds best within `bounds`, with the corrections from measurements."""
     solved = best_limits(
         model.replica,
         model.workload,
@@ -105,7 +105,7 @@ def modelled_limits(bounds: LimitsBounds, slo: Slo, model: TuningModel, state: T
 
 
 def _outgrown(model: TuningModel, limits: Limits, wanted: Limits, tpot: float) -> bool:
-    """Whether full steps with these limits miss the TPOT target, and with those that are wanted do not."""
+    """Whether full steps with these limits miss the TPOT target, and with the wanted limits do not."""
 
     def full(pair: Limits) -> float:
         return full_step_seconds(model.replica, model.workload, _step_limits(pair))
@@ -121,7 +121,7 @@ def judge_move(
     state: TuningState,
     policy: TuningPolicy,
 ) -> TuningDecision:
-    """Whether what moved stays; while there is not enough to judge by, nothing changes for a few windows."""
+    """Accepts or reverts the move; without enough data, nothing changes for a few windows."""
     after, before = _compared(view, move)
     if after is None:
         return end_canary(limits, state, view.time)
@@ -150,7 +150,7 @@ def judge_move(
 
 
 def end_canary(limits: Limits, state: TuningState, now: float) -> TuningDecision:
-    """The one pod that had other limits gets those of the others again."""
+    """The canary gets the limits of the other pods again."""
     numbers: dict[str, Number] = {"pod": state.canary.name if state.canary is not None else ""}
     reason = Reason("CanaryEnded", numbers)
     changes = () if state.canary is None else _changes(state.canary.limits, limits, reason)
@@ -158,13 +158,13 @@ def end_canary(limits: Limits, state: TuningState, now: float) -> TuningDecision
 
 
 def lost(before: Quality, after: Quality, policy: TuningPolicy, *, together: bool) -> Reason | None:
-    """Why requests were served worse after a change than before it; None where they were not.
+    """Why service quality dropped after a change; None if it did not.
 
-    Fewer of them kept their targets, by more than chance and load explain, or fewer tokens came while requests waited
-    and no more of them kept their targets.
+    Fewer requests met their targets, by more than chance and load explain, or throughput dropped while requests waited
+    and no more of them met their targets.
 
     Args:
-        together: both were measured over the same seconds, on other pods: load explains nothing then.
+        together: both were measured over the same seconds, on other pods: load is no explanation then.
     """
     numbers: dict[str, Number] = {**_shares(before, after), "tokens_before": before.tokens_per_s}
     numbers["tokens_now"] = after.tokens_per_s
@@ -172,7 +172,7 @@ def lost(before: Quality, after: Quality, policy: TuningPolicy, *, together: boo
     share = min(0.95, max(0.05, (before.good + after.good) / 2))
     chance = 2 * math.sqrt(2 * share * (1 - share) / samples)
     more_load = not together and after.load > before.load * SAME_LOAD
-    # Where more are served, a smaller share of them in time may be more of them in time.
+    # With more requests served, a smaller share in time may be a larger number in time.
     fewer_kept = after.good * after.tokens_per_s < before.good * before.tokens_per_s
     if after.good < before.good - policy.loss - chance and fewer_kept and not more_load:
         return Reason("MoveTakenBack", numbers)
@@ -186,9 +186,8 @@ def lost(before: Quality, after: Quality, policy: TuningPolicy, *, together: boo
 def _corrected(
     view: TuningView, limits: Limits, slo: Slo, model: TuningModel, state: TuningState, policy: TuningPolicy
 ) -> TuningState:
-    """What the measurements of this window say against the model: tokens that come more slowly than full steps could
-    make them come, and requests that preempt each other. Corrections only grow, so they cannot swing, until they are
-    forgotten: what made them needed may be over."""
+    """Corrections of the model from the measurements of this window: tokens slower than full steps allow, and
+    preemptions. Corrections only grow until they expire, so they cannot oscillate."""
     target, pace = slo.tpot_p95, view.itl_mean
     tighten, memory = state.tighten, state.memory
     full = full_step_seconds(model.replica, model.workload, _step_limits(limits))
@@ -212,7 +211,7 @@ def _margins(state: TuningState) -> Margins:
 
 
 def _canary(view: TuningView, goal: Limits, policy: TuningPolicy) -> Canary | None:
-    """The pod that shows most, where there are others to compare it with and most requests keep their targets."""
+    """The pod with the most data, if there are others to compare it with and most requests meet their targets."""
     seen = [pod for pod in view.by_pod if pod.quality.first_tokens]
     clogged = view.waiting >= 1 and not view.quality.first_tokens
     if len(seen) < 2 or clogged or view.quality.good < policy.missed:
@@ -222,7 +221,7 @@ def _canary(view: TuningView, goal: Limits, policy: TuningPolicy) -> Canary | No
 
 
 def _compared(view: TuningView, move: Move) -> tuple[Quality | None, Quality]:
-    """After and before; the canary and the mean of the others. None: the canary is not there any more, or alone."""
+    """After and before; the canary and the mean of the others. None: the canary no longer exists, or has no peers."""
     if move.canary is None:
         return view.quality, move.before
     uid = move.canary.uid
@@ -232,7 +231,7 @@ def _compared(view: TuningView, move: Move) -> tuple[Quality | None, Quality]:
 
 
 def _mean(qualities: Sequence[Quality]) -> Quality:
-    """Of pods, as one pod among them."""
+    """Mean of several pods, as one pod."""
     first, finished = sum(one.first_tokens for one in qualities), sum(one.finished for one in qualities)
     number = len(qualities)
     return Quality(
@@ -247,7 +246,7 @@ def _mean(qualities: Sequence[Quality]) -> Quality:
 
 
 def _settling(view: TuningView, model: TuningModel, policy: TuningPolicy) -> float:
-    """About as long as a request decodes."""
+    """Approximate decode time of a request."""
     return min(policy.settle, model.workload.output * (view.pace or 0.0))
 
 
@@ -301,7 +300,7 @@ def _open(bracket: Bracket) -> bool:
 
 
 def _halfway(frm: Limits, to: Limits) -> Limits:
-    """The middle, or `to` where that is near."""
+    """The middle, or `to` if that is near."""
     return _middle(frm, to) if _differs(frm, to) else to
 
 

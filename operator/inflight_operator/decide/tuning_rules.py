@@ -1,8 +1,8 @@
 """Tuning without a cost model: additive increase, multiplicative decrease, one bounded step at a time, each measured
 before the next.
 
-Rules in order; the first that wants a step wins. A step that made things worse is taken back, and the value that it
-led to is fenced off: later steps in that direction go half of the way to it, until there is no way left.
+Rules are evaluated in order; the first that proposes a step wins. A step that made service worse is reverted, and its
+value becomes a fence: later steps in that direction go half of the way to it, until the rest is negligible.
 """
 
 from __future__ import annotations
@@ -53,17 +53,18 @@ def step_by_rules(
     *,
     advise: bool,
 ) -> TuningDecision:
-    """The next step, once the last one is judged."""
+    """The next step, after the last one is judged."""
     trial = state.trial
     if trial is not None and trial.before.pods == view.pods:
         verdict = judge(trial, view, slo, policy)
         if verdict is not None:
             return _take_back(limits, bounds, state, trial, verdict, policy, view.time)
         if _out_of_reach(trial, view, slo, policy):
-            # The step helped and stays; further ones would only cost throughput.
+            # The step helped and stays; further steps would only cost throughput.
             rest = Fence("max_num_seqs", False, limits.max_num_seqs, view.time + policy.out_of_reach)
             state = _fenced(state, rest)
-    # Judged, or measured while replicas came or went, which changes more than any limit: either way it stays.
+    # Judged, or measured while the number of replicas changed, which has more effect than any limit: in both cases the
+    # step stays.
     restarted = replace(state, trial=None, window_start=view.time)
     step = propose(view, limits, bounds, slo, policy, state)
     if step is None:
@@ -76,7 +77,7 @@ def step_by_rules(
 def propose(
     view: TuningView, limits: Limits, bounds: LimitsBounds, slo: Slo, policy: TuningPolicy, state: TuningState
 ) -> Step | None:
-    """The next step, or None when no rule wants one."""
+    """The next step, or None if no rule proposes one."""
     for rule in _RULES:
         step = rule(view, limits, bounds, slo, policy)
         step = _before_fences(step, state) if step is not None else None
@@ -86,17 +87,17 @@ def propose(
 
 
 def judge(trial: Trial, view: TuningView, slo: Slo, policy: TuningPolicy) -> Reason | None:
-    """Why the step on trial made things worse; None when it stays.
+    """Why the step on trial made service worse; None if it stays.
 
-    A step up is worse when it broke the TPOT target that held before, or brought preemptions. A step down is worse when
-    it cost throughput while requests waited and decoding got no faster for it.
+    A step up is worse when it broke the TPOT target that held before, or caused preemptions. A step down is worse when
+    it cost throughput while requests waited, without faster decoding.
     """
     return _worse_up(trial, view, slo, policy) if trial.step.up else _worse_down(trial, view, policy)
 
 
 def still_draining(view: TuningView, limits: Limits, state: TuningState, policy: TuningPolicy) -> bool:
-    """A lowered slot limit takes hold as running requests finish; what is measured before that is the old setting.
-    Bounded, so that requests without end cannot stop the tuning."""
+    """A lowered slot limit takes effect as running requests finish; measurements before that show the old limit.
+    Bounded, so that endless requests cannot stop tuning."""
     last = state.trial or state.move
     lowered = (state.trial is not None and state.trial.step.knob == "max_num_seqs") or (
         state.move is not None and state.move.to.max_num_seqs < state.move.frm.max_num_seqs
@@ -110,7 +111,7 @@ def still_draining(view: TuningView, limits: Limits, state: TuningState, policy:
 def fewer_slots_when_memory_is_short(
     view: TuningView, limits: Limits, bounds: LimitsBounds, slo: Slo, policy: TuningPolicy
 ) -> Step | None:
-    """Preempted requests are computed twice: admit only what the KV cache can hold."""
+    """Preempted requests are recomputed: admit only as many as the KV cache can hold."""
     if view.preemptions_per_min <= policy.preemptions_per_min:
         return None
     why = Reason("Preemptions", {"preemptions": view.preemptions_per_min, "kv": view.kv_usage})
@@ -124,11 +125,12 @@ def smaller_steps_when_prefill_delays_decodes(
     over = _over_target(view, slo, policy)
     if over is None or not _prefill_interferes(view, slo):
         return None
-    # A limit far above what steps reach would not bite: start from what they reach.
+    # A limit far above the tokens of actual steps has no effect: start from the actual tokens.
     reached = view.step_tokens_p95 if view.step_tokens_p95 is not None else limits.max_num_batched_tokens
     start = min(limits.max_num_batched_tokens, max(1, math.ceil(reached)))
     to = _even(math.floor(start * _cut("max_num_batched_tokens", view, slo)))
-    # Every running request takes one token of each step; as much again is left for prefill, or the queue would starve.
+    # Every running request takes one token of each step; the same amount is reserved for prefill, or the queue would
+    # starve.
     to = max(to, bounds.low.max_num_batched_tokens, view.running_now * 2)
     return _step("max_num_batched_tokens", limits, to, _tpot_over(view, slo, prefill=True))
 
@@ -142,7 +144,7 @@ def fewer_slots_when_decodes_are_slow(
         return None
     pace, target = view.pace, slo.tpot_p95
     if pace is not None and target is not None and pace < target * policy.room:
-        return None  # what runs now holds the target: finished requests still carry an earlier setting
+        return None  # current requests meet the target: finished ones reflect earlier limits
     return _cut_slots(view, limits, bounds, _cut("max_num_seqs", view, slo), _tpot_over(view, slo, prefill=False))
 
 
@@ -167,7 +169,7 @@ def more_slots_when_requests_wait(
 def larger_steps_when_prompts_wait(
     view: TuningView, limits: Limits, bounds: LimitsBounds, slo: Slo, policy: TuningPolicy
 ) -> Step | None:
-    """First tokens are late because prompts are computed in chunks that are too small, and decodes have room."""
+    """First tokens are late because prefill chunks are too small, and decodes have room."""
     if slo.ttft_p95 is None or view.ttft_p95 is None or view.ttft_p95 <= slo.ttft_p95 * (1 + policy.dead_band):
         return None
     if view.waiting_prompt_tokens is not None and view.waiting_prompt_tokens < limits.max_num_batched_tokens:
@@ -175,7 +177,7 @@ def larger_steps_when_prompts_wait(
     if view.waiting_prompt_tokens is None and view.waiting < 1:
         return None
     if view.step_tokens_p95 is not None and view.step_tokens_p95 < limits.max_num_batched_tokens * 0.8:
-        return None  # steps do not reach the budget: it is not what prompts wait for
+        return None  # steps do not reach the budget: it does not delay prompts
     if _room(view, slo, policy) is None:
         return None
     step = max(16, math.ceil((bounds.high.max_num_batched_tokens - bounds.low.max_num_batched_tokens) / STEPS_OF_RANGE))
@@ -194,7 +196,7 @@ _RULES: tuple[Callable[[TuningView, Limits, LimitsBounds, Slo, TuningPolicy], St
 
 
 def _before_fences(step: Step, state: TuningState) -> Step | None:
-    """The step, or half of the way to a fence that it would reach; None where that is hardly a step."""
+    """The step, or half of the way to a fence that it would reach; None if the rest is negligible."""
     values = [fence.value for fence in state.fences if (fence.knob, fence.up) == (step.knob, step.up)]
     if not values:
         return step
@@ -238,7 +240,7 @@ def _worse_down(trial: Trial, view: TuningView, policy: TuningPolicy) -> Reason 
 
 def _out_of_reach(trial: Trial, view: TuningView, slo: Slo, policy: TuningPolicy) -> bool:
     """Whether a step down showed that even a request alone would miss the target. Time per token against running
-    requests is close to a line; two settings give it, and with it the time of one request."""
+    requests is close to a line; two limits determine it, and thus the time of a single request."""
     before, target = trial.before, slo.tpot_p95
     if trial.step.up or trial.step.reason.code != "TpotOverTarget" or trial.step.knob != "max_num_seqs":
         return False
@@ -276,7 +278,7 @@ def _holds(view: TuningView, slo: Slo) -> Reason:
 
 
 def _cut_slots(view: TuningView, limits: Limits, bounds: LimitsBounds, factor: float, why: Reason) -> Step | None:
-    # Lowering a limit that running is far below changes nothing: start from what runs.
+    # Lowering a limit far above the running requests has no effect: start from the running requests.
     start = min(limits.max_num_seqs, max(1, math.ceil(max(view.running, view.running_now))))
     to = max(min(math.floor(start * factor), start - 1), bounds.low.max_num_seqs)
     return _step("max_num_seqs", limits, to, why) if to < limits.max_num_seqs else None
@@ -290,18 +292,18 @@ def _step(knob: Knob, limits: Limits, to: int, why: Reason) -> Step | None:
 
 
 def _over_target(view: TuningView, slo: Slo, policy: TuningPolicy) -> float | None:
-    """TPOT over its target as a ratio; None when it is within the dead band or nothing was measured."""
+    """TPOT over its target as a ratio; None within the dead band or without measurements."""
     if slo.tpot_p95 is None or view.tpot is None:
         return None
     if view.running_now < view.running / 2:
-        return None  # the load is leaving: what is left of it says little about the limits
+        return None  # the load is ending: the rest says little about the limits
     ratio = view.tpot / slo.tpot_p95
     return ratio if ratio > 1 + policy.dead_band else None
 
 
 def _room(view: TuningView, slo: Slo, policy: TuningPolicy) -> float | None:
-    """TPOT as a share of its target when it is well under it, else None. Without a target there is always room, and
-    memory alone bounds."""
+    """TPOT as a share of its target if well below it, else None. Without a target there is always room, and memory is
+    the only bound."""
     if slo.tpot_p95 is None:
         return policy.room
     if view.tpot is None:
@@ -313,9 +315,9 @@ def _room(view: TuningView, slo: Slo, policy: TuningPolicy) -> float | None:
 def _prefill_interferes(view: TuningView, slo: Slo) -> bool:
     if view.step_tokens_p50 is not None and view.step_tokens_p95 is not None:
         decodes = max(view.running, 1.0)
-        if view.step_tokens_p50 > PREFILL_SHARE * decodes:  # the typical step, so that one burst of prompts is not it
+        if view.step_tokens_p50 > PREFILL_SHARE * decodes:  # the median step: one burst has no effect
             return True
-        # Prefill in few steps only: it is to blame when the other steps, the typical ones, hold the target.
+        # Prefill in few steps only: prefill is the cause if the other, typical steps meet the target.
         typical_holds = view.itl_p50 is not None and slo.tpot_p95 is not None and view.itl_p50 <= slo.tpot_p95
         return view.step_tokens_p95 > PREFILL_SHARE * decodes and typical_holds
     if view.itl_p50 is None or view.itl_p95 is None:

@@ -1,4 +1,4 @@
-"""What the tuning decision takes and keeps. All of it is immutable."""
+"""Inputs and state of the tuning decision. All types are immutable."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inflight_operator.decide.decision import Decision, Reason
 from inflight_operator.limits import Knob, Limits
 
 MIN_REQUESTS = 5
-"""Finished requests from which their p95 TPOT is believed; below, the mean inter-token latency stands in."""
+"""Finished requests from which their p95 TPOT is used; below, the mean inter-token latency replaces it."""
 
 MIN_TOKENS = 8
 """Generated tokens from which there is traffic to judge by."""
@@ -36,33 +36,34 @@ class Slo:
         return Targets(self.ttft_p95, self.tpot_p95, self.ttft_per_token)
 
     def of_mean(self, prompt_tokens: float) -> Slo:
-        """One TTFT target for all prompts, that of a mean one: histograms of latencies tell no lengths of prompts, so
-        what they show can be compared with no other."""
+        """One TTFT target for all prompts, that of a mean one: latency histograms contain no prompt lengths, so only
+        this target is comparable with them."""
         return Slo(self.targets.ttft_of(prompt_tokens), self.tpot_p95)
 
 
 @dataclass(frozen=True, slots=True)
 class TuningPolicy:
-    """How the tuning steps; the defaults are the operator's.
+    """Parameters of tuning; the defaults are the operator's.
 
     Attributes:
         window: seconds measured before a decision.
-        dead_band: a latency within target * (1 +/- this) asks for nothing.
-        room: TPOT below this share of the target counts as room for a step up.
-        preemptions_per_min: of one pod; more than this asks for fewer slots.
-        kv_full: KV utilization that adding slots must not lead to.
-        throughput_loss: share of throughput that a change may cost while requests wait before it is taken back.
-        fence: seconds for which limits that were taken back, and corrections of the cost model, are remembered.
-        out_of_reach: seconds without further steps down once one showed that none can reach the target.
-        drain_windows: windows to wait at most for a lowered slot limit to take hold.
-        effect: least share by which the cost model must find other limits better to move to them.
-        settled_effect: the same once limits have been settled: requests that vary around the same mean move nothing.
-        episode: seconds after the first of several moves in which limits are not settled yet.
+        dead_band: a latency within target * (1 +/- this) causes no step.
+        room: TPOT below this share of the target allows a step up.
+        preemptions_per_min: of one pod; a higher rate lowers the slots.
+        kv_full: KV utilization that additional slots must not reach.
+        throughput_loss: share of throughput that a change may cost while requests wait before it is reverted.
+        fence: seconds for which reverted limits and corrections of the cost model are remembered.
+        out_of_reach: seconds without further steps down after one showed that the target is unreachable.
+        drain_windows: maximum windows to wait until a lowered slot limit takes effect.
+        effect: minimum gain by the cost model, as a share, to move to other limits.
+        settled_effect: the same once limits have been settled: variation around the same mean causes no move.
+        episode: seconds after the first of several moves until limits count as settled.
         sure_error: error of a cost model up to which its limits are set in one move; above, half of the way at a time.
-        loss: share of requests in target that a change may cost, beside what chance explains.
+        loss: share of requests in target that a change may cost, beyond chance.
         missed: share of requests in target below which the limits in force are not worth keeping on most pods.
         evidence: first tokens and finished requests from which a change is judged before `drain_windows` are over.
-        settle: most seconds after a change that are not measured: requests that finish then ran with other limits.
+        settle: maximum seconds excluded from measurement after a change: requests that finish then ran with other
+            limits.
     """
 
     window: float = 15.0
@@ -85,19 +86,19 @@ class TuningPolicy:
 
     @property
     def patience(self) -> float:
-        """Seconds after which a change is judged by whatever was measured."""
+        """Seconds after which a change is judged by the available measurements."""
         return self.settle + self.window * (1 + self.drain_windows)
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How well requests were served over a time, by one pod or by several.
+    """Service quality over a time span, of one pod or of several.
 
     Attributes:
         first_tokens, finished: requests that got their first token, and that ended.
         ttft_within, tpot_within: shares of them within the targets; 1 without a target or without any.
         tokens_per_s: generated, per pod.
-        load: requests a second that came, per pod; that got their first token where arrivals are not told.
+        load: arrived requests a second, per pod; first tokens a second if arrivals are not reported.
         waiting: requests per pod, mean.
     """
 
@@ -111,7 +112,7 @@ class Quality:
 
     @property
     def good(self) -> float:
-        """Share of requests that kept both targets, had one nothing to do with the other."""
+        """Share of requests that met both targets, if the two were independent."""
         return self.ttft_within * self.tpot_within
 
     @property
@@ -121,7 +122,7 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class PodQuality:
-    """One pod that can be told limits."""
+    """One pod that accepts limits."""
 
     uid: str
     name: str
@@ -130,7 +131,7 @@ class PodQuality:
 
 @dataclass(frozen=True, slots=True)
 class TuningModel:
-    """A cost model to be believed, and the requests that it is used for.
+    """A reliable cost model, and the requests that it is used for.
 
     Attributes:
         error: median relative error.
@@ -143,26 +144,26 @@ class TuningModel:
 
 @dataclass(frozen=True, slots=True)
 class TuningView:
-    """What was measured since the window started, over all ready pods of the service.
+    """Measurements since the window started, over all ready pods of the service.
 
     Attributes:
         time: seconds on a steady clock.
         span: seconds measured since the window started.
-        pods: that were measured.
+        pods: measured pods.
         tpot_p95: seconds, of requests that finished; None without any.
-        finished: requests that `tpot_p95` stands on.
+        finished: requests that `tpot_p95` is computed from.
         itl_mean, itl_p50, itl_p95: inter-token latency in seconds; None without tokens.
         ttft_p95: seconds; None without first tokens.
         generated_tokens: tokens generated in the window.
         tokens_per_s: tokens generated per second. Not prompt tokens too: a burst of prompts would look like throughput.
-        step_tokens_p50, step_tokens_p95: tokens of one step; None when the engine does not tell.
+        step_tokens_p50, step_tokens_p95: tokens of one step; None if the engine does not report them.
         running, waiting: requests per pod, mean over the window.
         running_now: requests that run in the fullest pod at the end of the window.
-        waiting_prompt_tokens: prompt tokens per pod not computed yet, mean; None when the engine does not tell.
+        waiting_prompt_tokens: uncomputed prompt tokens per pod, mean; None if the engine does not report them.
         kv_usage: the largest share of KV blocks in use in any pod, 0 to 1.
         preemptions_per_min: per pod.
         quality: of all pods.
-        by_pod: of each pod that can be told limits.
+        by_pod: of each pod that accepts limits.
     """
 
     time: float
@@ -200,8 +201,8 @@ class TuningView:
 
     @property
     def pace(self) -> float | None:
-        """Seconds per token of the setting in force. A request that finishes in this window may have spent most of its
-        life under an earlier setting; inter-token latencies are all of this window."""
+        """Seconds per token of the setting in force. A request that finishes in this window may have run mostly under
+        earlier limits; inter-token latencies are all of this window."""
         return self.itl_mean if self.itl_mean is not None else self.tpot_p95
 
 
@@ -231,7 +232,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A step by the rules that is in force and not judged yet, and what was measured before it."""
+    """A step by the rules that is in force and not judged yet, and the measurements before it."""
 
     step: Step
     before: TuningView
@@ -240,7 +241,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """The pod that runs with other limits than the rest."""
+    """The pod that runs with other limits than the others."""
 
     uid: str
     name: str
@@ -253,9 +254,9 @@ class Move:
 
     Attributes:
         frm, to: before and since.
-        wanted: where the model would go.
-        before: how requests were served before it.
-        pods: that were measured then.
+        wanted: limits proposed by the model.
+        before: service quality before the move.
+        pods: measured at that time.
         started: seconds on the steady clock.
         canary: the one pod that has them; None: all have.
         reason: of the move.
@@ -273,13 +274,13 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
-    """Between limits that served well and limits that did not: what lies between them may be better than both.
+    """An interval between good and reverted limits: values within it may be better than both.
 
     Attributes:
-        good: at least as good as what was before.
-        bad: taken back.
-        wanted: what the model wanted then; where it wants something else, the bracket tells nothing.
-        until: when it is forgotten.
+        good: at least as good as the previous limits.
+        bad: reverted.
+        wanted: limits proposed by the model at that time; if it proposes others, the bracket does not apply.
+        until: expiry.
     """
 
     good: Limits
@@ -290,7 +291,7 @@ class Bracket:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """A value of a knob that made things worse: steps in that direction end before it until `until`."""
+    """A value of a knob that made service worse: steps in that direction end before it until `until`."""
 
     knob: Knob
     up: bool
@@ -300,21 +301,21 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class TuningState:
-    """What one decision leaves to the next. A new operator starts with `TuningState(window_start=now)`.
+    """State carried from one decision to the next. A new operator starts with `TuningState(window_start=now)`.
 
     Attributes:
         window_start: time from which measurements count.
         trial: the last step by the rules, while it is being measured.
-        fences: what the rules tried in vain.
+        fences: values that the rules tried and reverted.
         move: the last limits by the cost model, while they are being measured.
-        bracket: around the best limits, once a move was taken back.
+        bracket: around the best limits, after a reverted move.
         episode: when the last series of moves began; None before the first move.
         tighten: share of the TPOT target that the model solves for: steps of a real engine may take longer than its
             model says.
-        memory: share of the KV cache that it solves for, of the usual one: requests that preempt each other are longer
-            than their mean.
-        corrected_until: when `tighten` and `memory` are forgotten.
-        modelled: the limits that the cost model found best when it was last asked; None where rules decide.
+        memory: share of the KV cache that it solves for, relative to the usual one: requests that preempt each other
+            are longer than the mean.
+        corrected_until: expiry of `tighten` and `memory`.
+        modelled: the limits that the cost model last found best; None where rules decide.
     """
 
     window_start: float
@@ -348,7 +349,7 @@ class TuningDecision:
     limits: of the service from now on; `state.canary` may have others on one pod.
     changes: those made (Auto) or advised (Recommend).
     reason: of the changes, or why nothing changes; its code is the reason of a condition.
-    state: to be given to the next decision.
+    state: passed to the next decision.
     """
 
     limits: Limits

@@ -1,4 +1,4 @@
-"""What requests were like in the last minutes: limits follow a shift of the traffic sooner than replicas do."""
+"""Workload of the last minutes: limits follow a shift of the traffic sooner than replicas do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FEWEST = 20.0
 
 
 def recent_workload(demand: DemandHistory) -> Workload | None:
-    """`demand.workload` with the prompts that came last; as it is where engines do not tell what arrived."""
+    """`demand.workload` with the latest prompts; unchanged if engines do not report arrivals."""
     known = demand.workload
     seconds = requests = tokens = squares = 0.0
     for was, point in reversed(list(pairwise(demand.points))):

@@ -1,1 +1,1 @@
-"""What the cluster and the engines show: pods, scrapes, and sliding windows over them."""
+"""Observations of the cluster and the engines: pods, scrapes, and sliding windows over them."""

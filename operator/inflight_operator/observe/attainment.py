@@ -1,4 +1,4 @@
-"""Requests that kept their latency targets, counted from the histograms that engines export."""
+"""Counts of requests that met their latency targets, from the histograms that engines export."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from inflight_operator.observe.metrics import Sample
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Observations of one latency, and how many of them were within its target: linear within a bucket, so a number
-    with fractions where the target is no bound of a bucket."""
+    """Observations of one latency, and how many of them were within its target: linear within a bucket, so fractional
+    if the target is not a bucket bound."""
 
     total: float = 0.0
     within: float = 0.0
 
     def plus(self, grown: Histogram, target: float) -> Counted:
-        """With what a histogram grew by. `target`: seconds."""
+        """This count plus the growth of a histogram. `target`: seconds."""
         if not grown.count:
             return self
         return Counted(self.total + grown.count, self.within + grown.count * grown.share_within(target))
@@ -26,7 +26,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Attainment:
-    """Of one service, since the operator first saw its pods.
+    """Counts of one service, since the operator first saw its pods.
 
     Attributes:
         ttft: first tokens.
@@ -41,11 +41,11 @@ class Attainment:
     def with_samples(
         self, fresh: Mapping[str, Sample], alive: Collection[str], ttft_target: float, tpot_target: float
     ) -> Attainment:
-        """With what the pods have counted since their last sample; a pod that is new begins to count with its first.
+        """This count plus the growth since the last sample of each pod; a new pod counts from its first sample.
 
         Args:
             fresh: newest samples by uid.
-            alive: uids of the pods there are; others are forgotten.
+            alive: uids of the existing pods; others are removed.
             ttft_target, tpot_target: seconds.
         """
         ttft, tpot = self.ttft, self.tpot

@@ -1,10 +1,10 @@
-"""The cluster as last seen: services with their children, pods and ready endpoints, so that a round makes no LIST.
+"""Cache of the cluster: services with their children, pods and ready endpoints, so that a round makes no LIST.
 
 Watch events, pages of lists and answers to writes arrive late, twice and out of order: kopf handles each object in a
-task of its own, and a list is under way while events go on. The newest resourceVersion wins. Within one resource type
+task of its own, and events arrive during a list. The newest resourceVersion wins. Within one resource type
 resourceVersions are integers that only grow, across names and namespaces (documented since Kubernetes 1.35, KEP-5504
-"Comparable Resource Version"; the API server has always made them so). An object whose version cannot be read is
-taken as it comes.
+"Comparable Resource Version"; the API server has always done so). An object whose version cannot be parsed is accepted
+in order of arrival.
 
 A deletion leaves a tombstone, so that a late event or an older list does not bring the object back. A list makes all
 tombstones up to its own version superfluous: from then on any event that is not newer than the list is stale.
@@ -63,7 +63,7 @@ class _Held:
 
 
 class ClusterCache:
-    """Objects by service. Single-threaded: everything happens in the event loop."""
+    """Objects by service. Single-threaded: runs in the event loop."""
 
     def __init__(self) -> None:
         self._held: dict[str, dict[_Name, _Held]] = defaultdict(dict)
@@ -75,16 +75,16 @@ class ClusterCache:
         return [held.owner for held in self._held[KIND].values()]
 
     def count(self) -> int:
-        """How many services there are."""
+        """The number of services."""
         return len(self._held[KIND])
 
     def service(self, key: ServiceKey) -> Manifest | None:
-        """The InferenceService as the API gives it, less its managedFields; None when it does not exist."""
+        """The InferenceService as the API returns it, without managedFields; None if it does not exist."""
         held = self._held[KIND].get((key.namespace, key.name))
         return None if held is None else held.value
 
     def children(self, key: ServiceKey) -> list[Manifest]:
-        """All objects with the service's label but pods and EndpointSlices, those of another owner included."""
+        """All objects with the service's label except pods and EndpointSlices, including those of another owner."""
         owned = self._owned.get(key, {}).items()
         return [held.value for (kind, _), held in owned if kind not in (POD, ENDPOINTS)]
 
@@ -101,13 +101,13 @@ class ClusterCache:
         return frozenset().union(*(one.value for one in self._of(key, ENDPOINTS)))
 
     def put(self, kind: str, body: Mapping[str, Any]) -> ServiceKey | None:
-        """Takes in an object of a watch event or of the answer to a write. Returns the service that needs a round for
+        """Stores an object from a watch event or a write response. Returns the service that needs a round for
         it, if any. A change in a service's status alone (the operator writes it) is no reason for one, nor is an
         object that is known already."""
         return self._put(kind, body, listed=False)
 
     def remove(self, kind: str, body: Mapping[str, Any]) -> ServiceKey | None:
-        """Takes out a deleted object. Returns the service that needs a round for it, if any."""
+        """Removes a deleted object. Returns the service that needs a round for it, if any."""
         name, version = _name(body), _version(body)
         held = self._held[kind].get(name)
         if held is not None:
@@ -119,7 +119,7 @@ class ClusterCache:
         return self._drop(kind, name, version)
 
     def listing(self, kind: str, namespace: str | None, version: str) -> Listing:
-        """Takes in a list of a kind (of one namespace, or of all), page by page.
+        """Stores a list of a kind (of one namespace, or of all), page by page.
 
         Args:
             version: the list's own resourceVersion.
@@ -127,7 +127,7 @@ class ClusterCache:
         return Listing(self, kind, namespace, _integer(version))
 
     def forget_kind(self, kind: str) -> None:
-        """Takes out all objects of a kind that the cluster no longer has."""
+        """Removes all objects of a kind that the cluster no longer has."""
         for name in list(self._held[kind]):
             self._drop(kind, name, None)
         self._tombstones.pop(kind, None)
@@ -170,7 +170,7 @@ class ClusterCache:
         return max(self._listed.get((kind, None), -1), self._listed.get((kind, namespace), -1))
 
     def _drop(self, kind: str, name: _Name, version: int | None) -> ServiceKey | None:
-        """Takes an object out, if it is held; `version` is the one at which it is gone."""
+        """Removes an object, if it is cached; `version` is that of the deletion."""
         if version is not None and version > self._newest_list(kind, name[0]):
             tombstones = self._tombstones[kind]
             tombstones[name] = max(version, tombstones.pop(name, version))
@@ -191,10 +191,10 @@ class ClusterCache:
 
 
 class Listing:
-    """One list under way. Pages are taken as they come, so that no list is in memory whole.
+    """One list in progress. Pages are stored as they arrive, so that no whole list is in memory.
 
     Attributes:
-        outdated: a newer list was taken already, so this one is ignored.
+        outdated: a newer list was stored already, so this one is ignored.
     """
 
     def __init__(self, cache: ClusterCache, kind: str, namespace: str | None, version: int | None) -> None:
@@ -206,7 +206,7 @@ class Listing:
         self.outdated = version is not None and version < cache._newest_list(kind, namespace)
 
     def add(self, bodies: Iterable[Mapping[str, Any]]) -> None:
-        """Takes a page."""
+        """Stores a page."""
         if self.outdated:
             return
         held = self._cache._held[self._kind]
@@ -214,11 +214,11 @@ class Listing:
             name, version = _name(body), _version(body)
             self._names.add(name)
             known = held.get(name)
-            if known is None or version is None or known.version != version:  # most are as they were
+            if known is None or version is None or known.version != version:  # most are unchanged
                 self._cache._put(self._kind, body, listed=True)
 
     def end(self) -> None:
-        """Takes out what the list does not have and that was not made after it."""
+        """Removes objects that are not in the list and were not created after it."""
         if self.outdated:
             return
         cache, kind = self._cache, self._kind
@@ -253,7 +253,7 @@ def _integer(version: str) -> int | None:
 
 
 def _owner(kind: str, body: Mapping[str, Any]) -> ServiceKey | None:
-    """The service that an object belongs to; None when it belongs to none."""
+    """The service that an object belongs to; None without one."""
     namespace, name = _name(body)
     if kind == KIND:
         return ServiceKey(namespace, name)
@@ -280,7 +280,7 @@ def _is_replica(pod: Mapping[str, Any], service: str) -> bool:
 
 
 def _value(kind: str, body: Mapping[str, Any]) -> Any:
-    """What is kept of an object: only what is read."""
+    """The cached parts of an object: only those that are read."""
     if kind == POD:
         return pod_view(body)
     if kind == ENDPOINTS:
@@ -313,7 +313,7 @@ def _ready_pods(endpoint_slice: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _differs(kind: str, before: _Held | None, after: _Held) -> bool:
-    """Whether a round may have something to do."""
+    """Whether a round may be needed."""
     if before is None or before.uid != after.uid:
         return True
     if kind == KIND:

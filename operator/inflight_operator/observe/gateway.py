@@ -1,7 +1,7 @@
-"""The state streams of the gateway's pods: what waits there and what is in flight, of every service.
+"""State streams of the gateway's pods: held and in-flight requests of every service.
 
-One task follows each pod. The pods are those of the gateway's EndpointSlices, listed every two seconds: they are few,
-and a watch of one Service in a namespace that the operator need not look after would be a client of its own.
+One task follows each pod. The pods are those of the gateway's EndpointSlices, listed every two seconds: there are few,
+and a watch of one Service in a namespace that the operator may not manage would need a separate client.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from inflight_operator.observe.gateway_view import GatewayReport, GatewayView, c
 logger = logging.getLogger(__name__)
 
 STATE_PORT = 9003
-"""Where a gateway pod serves its state, in the pod network."""
+"""Port of a gateway pod's state on the pod network."""
 
 LOOKUP_SECONDS = 2.0
 """Between two lists of the gateway's pods."""
@@ -36,7 +36,7 @@ SILENCE_SECONDS = 15.0
 CONNECT_SECONDS = 3.0
 
 LONGEST_PAUSE = 5.0
-"""Seconds between two tries to reach a pod at most: while it is not heard, no service goes to sleep."""
+"""Maximum seconds between two connection attempts to a pod: while it is not connected, no service scales to zero."""
 
 _NO_TIMEOUT = aiohttp.ClientTimeout()
 """A stream has no end; its silence is limited here."""
@@ -51,7 +51,7 @@ Manifest = dict[str, Any]
 
 
 class GatewayStreamError(Exception):
-    """A pod sent what is no state stream."""
+    """A pod sent data that is no state stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class GatewayPod:
 
     Attributes:
         url: `http://IP:PORT`.
-        takes_requests: whether it may have requests: it is or was ready. One that starts has none.
+        takes_requests: whether it may have requests: it is or was ready. A starting pod has none.
     """
 
     name: str
@@ -70,12 +70,12 @@ class GatewayPod:
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """A pod that is followed.
+    """A followed pod.
 
     Attributes:
         since: when the connection began, on the steady clock.
-        reports: of the connection; None before its first full line and while there is no connection.
-        error: why there is none.
+        reports: of the connection; None before its first full line and while disconnected.
+        error: why there is no connection.
     """
 
     pod: GatewayPod
@@ -119,25 +119,25 @@ class GatewayReader:
             self._streams.clear()
 
     async def settled(self, within: float) -> None:
-        """Returns once all pods of the first list are heard, or after `within` seconds."""
+        """Returns when all pods of the first list are connected, or after `within` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
                 await self._settled.wait()
 
     def view(self, key: ServiceKey) -> GatewayView:
-        """What is known of a service now."""
+        """The current state of a service."""
         told = [one.reports[key] for one in self._streams.values() if one.reports is not None and key in one.reports]
         pods = sum(
             one.pod.takes_requests or (one.reports is not None and key in one.reports) for one in self._streams.values()
         )
         silent = (one for one in self._streams.values() if one.pod.takes_requests)
         unheard = (_silence(one, key) for one in silent if one.reports is None or key not in one.reports)
-        # While the list of pods is not known, there may be one more.
+        # While the list of pods is unknown, there may be one more.
         return gateway_view(told, pods + bool(self._lookup_error), self.clock(), next(unheard, self._lookup_error))
 
     @property
     def pods(self) -> tuple[int, int]:
-        """Pods that are heard, and pods that there are."""
+        """Numbers of connected pods and of all pods."""
         return sum(one.reports is not None for one in self._streams.values()), len(self._streams)
 
     def _keep(self, pods: Mapping[str, GatewayPod], tasks: asyncio.TaskGroup) -> None:
@@ -169,7 +169,8 @@ class GatewayReader:
             except (aiohttp.ClientError, OSError, GatewayStreamError) as problem:
                 error = str(problem)[:MAX_ERROR] or type(problem).__name__
             except Exception as problem:
-                # Whatever a pod sends, the others are followed: a fault of ours is shown as this pod's, and logged.
+                # Data of one pod must not affect the others: an operator bug is reported as this pod's error, and
+                # logged.
                 logger.exception("following gateway pod %s failed", stream.pod.name)
                 error = f"{type(problem).__name__}: {str(problem)[:MAX_ERROR]}"
             failures = 1 if stream.reports is not None else failures + 1
@@ -179,12 +180,12 @@ class GatewayReader:
             await asyncio.sleep(min(pause(failures), LONGEST_PAUSE))
 
     async def _read(self, stream: _Stream) -> None:
-        """Takes lines until the stream ends.
+        """Processes lines until the stream ends.
 
         Raises:
-            TimeoutError: the pod does not answer, or is silent.
-            aiohttp.ClientError: there is no connection any more.
-            GatewayStreamError: what it sends is no state stream.
+            TimeoutError: the pod does not answer, or sends nothing.
+            aiohttp.ClientError: the connection is lost.
+            GatewayStreamError: the data is no state stream.
         """
         url = f"{stream.pod.url}/v1/state?watch=1"
         async with asyncio.timeout(CONNECT_SECONDS) as limit:
@@ -199,7 +200,7 @@ class GatewayReader:
                         await self.held(key)
 
     def _take(self, stream: _Stream, line: bytes) -> list[ServiceKey]:
-        """Takes a line in; returns the services of which requests began to wait at this pod."""
+        """Processes a line; returns the services whose requests this pod started to hold."""
         full, told = read_line(line, self.clock(), stream.since)
         before = stream.reports or {}
         begun = [key for key, one in told.items() if one.held and not (key in before and before[key].held)]
@@ -249,7 +250,7 @@ async def lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def read_line(line: bytes, now: float, since: float) -> tuple[bool, dict[ServiceKey, GatewayReport]]:
-    """Whether a line is a full one, and what it says of services.
+    """Whether a line is a full one, and its reports of services.
 
     Args:
         now: on the steady clock.

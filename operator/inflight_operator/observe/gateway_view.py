@@ -1,4 +1,4 @@
-"""What the gateway's pods tell of one service, together."""
+"""Combined reports of the gateway's pods on one service."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GatewayReport:
-    """What one gateway pod said of one service.
+    """Report of one gateway pod on one service.
 
     Attributes:
         at: when, on the steady clock.
         held: requests that wait for a replica. held_prompt_tokens: estimated tokens of their prompts.
         oldest_held_s: seconds that the oldest of them had waited; 0 without any.
-        in_flight: requests that were sent to engines and had not ended.
-        idle_s: seconds since the last request came or ended; None: none since `since`.
-        since: when the stream of this pod began, on the steady clock. A pod that says nothing of requests before it
-            may have been restarted then.
+        in_flight: unfinished requests that were sent to engines.
+        idle_s: seconds since the last request arrived or ended; None: none since `since`.
+        since: when the stream of this pod began, on the steady clock. A pod without data on earlier requests may have
+            restarted then.
     """
 
     at: float
@@ -30,7 +30,7 @@ class GatewayReport:
     idle_s: float | None = None
 
     def idle_at(self, now: float) -> float:
-        """Seconds without a request until `now`, as far as it was heard."""
+        """Seconds without a request until `now`, as far as reported."""
         if self.held or self.in_flight:
             return 0.0
         return now - self.since if self.idle_s is None else self.idle_s + now - self.at
@@ -41,13 +41,13 @@ class GatewayView:
     """The gateway as the decisions of one service see it.
 
     Attributes:
-        pods: gateway pods that may have requests of the service.
-        heard: those of them that told of the service lately.
+        pods: number of gateway pods that may have requests of the service.
+        heard: those of them with a recent report on the service.
         held: requests that wait at the gateway for a replica. held_prompt_tokens: estimated tokens of their prompts.
         oldest_held_s: seconds that the oldest of them has waited.
-        in_flight: requests that were sent to engines and have not ended.
-        idle_s: seconds since the last request came or ended, as far as it was heard.
-        silence: why a pod is not heard, in words; empty when all are.
+        in_flight: unfinished requests that were sent to engines.
+        idle_s: seconds since the last request arrived or ended, as far as reported.
+        silence: why a pod is not connected, as text; empty if all are.
     """
 
     pods: int = 0
@@ -61,16 +61,16 @@ class GatewayView:
 
     @property
     def known(self) -> bool:
-        """Whether all gateway pods are heard: only then no request can be overlooked."""
+        """Whether all gateway pods are connected: only then no request is missed."""
         return 0 < self.pods <= self.heard
 
 
 def gateway_view(reports: Sequence[GatewayReport], pods: int, now: float, silence: str = "") -> GatewayView:
-    """The view from the recent reports of the pods that are heard.
+    """The view from the recent reports of the connected pods.
 
     Args:
-        pods: all that there are, those that are not heard included.
-        silence: why one is not heard.
+        pods: number of all pods, connected or not.
+        silence: why a pod is not connected.
     """
     return GatewayView(
         pods=pods,
@@ -88,7 +88,7 @@ def count(value: object) -> int:
     """A count that a gateway pod sent.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the value is no count.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
         raise ValueError(f"{value!r} is not a count")
@@ -99,7 +99,7 @@ def seconds(value: object) -> float:
     """Seconds that a gateway pod sent.
 
     Raises:
-        ValueError: they are none.
+        ValueError: the value is no time span.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
         raise ValueError(f"{value!r} is not a number of seconds")

@@ -36,8 +36,8 @@ class Histogram:
         return self.total / self.count if self.count > 0 else None
 
     def since(self, earlier: Histogram) -> Histogram:
-        """What was observed after `earlier`. A count that fell means that the process started anew: all of this
-        histogram is new then. Other bounds (another version of the engine) mean the same."""
+        """Observations after `earlier`. A decreased count means that the process restarted: all of this histogram is
+        new then. Other bounds (another version of the engine) mean the same."""
         if earlier.bounds != self.bounds or any(
             now < was for now, was in zip(self.counts, earlier.counts, strict=True)
         ):
@@ -47,7 +47,7 @@ class Histogram:
 
     def percentile(self, q: float) -> float | None:
         """The `q`-quantile (0 to 1), linear within its bucket as PromQL's histogram_quantile; None without
-        observations. What lies above the last finite bound is reported as that bound."""
+        observations. Values above the last finite bound are reported as that bound."""
         if self.count <= 0:
             return None
         rank = q * self.count

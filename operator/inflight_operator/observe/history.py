@@ -1,8 +1,8 @@
-"""What one pod reported, in a bounded number of bytes: its newest sample and a few packed snapshots of earlier ones.
+"""History of one pod in bounded memory: its newest sample and a few packed snapshots of earlier ones.
 
 All numbers of a snapshot are cumulative (counters, buckets, and the sums of gauges over all samples so far), so the
 change between two samples is one subtraction, however many samples lie between them. Recent snapshots are all kept, of
-older ones every second, then every fourth and every eighth: `History.since` says what precision that leaves.
+older ones every second, then every fourth and every eighth: `History.since` documents the resulting precision.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WORD = 2**32
 """Bucket counts of snapshots are kept modulo this: a difference is exact while fewer observations lie between."""
 
 _NUMBER, _TIME, _TOTALS, _SUMS, _PEAKS, _COUNTS = 0, 1, slice(2, 14), slice(14, 20), slice(20, 24), slice(24, None)
-"""Where a snapshot holds: its number; the time of its sample; counters and histogram totals; sums of gauges over all
+"""Layout of a snapshot: its number; the time of its sample; counters and histogram totals; sums of gauges over all
 samples until then; peaks of gauges since the snapshot before; bucket counts of all histograms."""
 
 _HEAD = Struct("<2d")
@@ -70,10 +70,10 @@ class Gauges:
 
 @dataclass(frozen=True, slots=True)
 class PodSpan:
-    """What one pod did between two of its samples; counters and histograms are named as in `Sample`.
+    """Growth of one pod's metrics between two of its samples; counters and histograms are named as in `Sample`.
 
     Attributes:
-        samples: number of samples, both ends included; with one there is no difference to take, so nothing grew.
+        samples: number of samples, both ends included; with one sample all growth is 0.
         seconds: between both ends.
         preemptions, generation_tokens, prompt_tokens, arrived, arrived_tokens, arrived_squares, prefix_queries,
             prefix_hits, ttft, tpot, itl, step_tokens: growth.
@@ -126,9 +126,9 @@ class History:
     def with_sample(self, sample: Sample, span: float) -> History:
         """This history with one more sample, not older than the newest.
 
-        A counter or bucket that fell means that the engine process started anew: it counts from zero again, and what
-        happened before stays in the differences. A sample more than `span` seconds after the last one, or with other
-        bucket bounds (another version of the engine), begins a new history.
+        A decreased counter or bucket means that the engine process restarted: it counts from zero again, and earlier
+        growth stays in the differences. A sample more than `span` seconds after the last one, or with other bucket
+        bounds (another version of the engine), begins a new history.
         """
         was = self.newest
         if sample.time - was.time > span or _bounds(sample) != _bounds(was):
@@ -145,12 +145,12 @@ class History:
         return History(sample, older, number, _SUMS_PACKED.pack(*sums), _PEAKS_PACKED.pack(*peaks))
 
     def since(self, start: float) -> PodSpan:
-        """What happened after `start`: the difference to the last snapshot taken at `start` or before, or to the
-        oldest one where all are younger.
+        """Growth after `start`: the difference to the last snapshot taken at `start` or before, or to the oldest one if
+        all are younger.
 
         The difference is exact, but may begin early: by less than one scrape interval when `start` lies within the
         last `NEWEST - 1` of them, else by less than two thirds of the time since `start`. Snapshots reach back 39 to 47
-        scrape intervals. Where scrapes are more frequent than `SPACING`, it counts in place of their interval.
+        scrape intervals. If scrapes are more frequent than `SPACING`, `SPACING` replaces their interval.
         """
         if self.newest.time <= start or not self.older:
             return self._alone()
@@ -220,7 +220,7 @@ def _totals(sample: Sample) -> Numbers:
 
 
 def _summands(sample: Sample) -> Numbers:
-    """One sample, its gauges, and whether it told its prompt tokens."""
+    """One sample, its gauges, and whether it reported its prompt tokens."""
     tokens = sample.waiting_prompt_tokens
     return 1, sample.running, sample.waiting, sample.kv_usage, tokens or 0, tokens is not None
 
@@ -246,7 +246,7 @@ def _unpacked(snapshot: bytes) -> tuple[float, ...]:
 
 
 def _rebased(snapshot: bytes, was: Sample) -> bytes:
-    """A snapshot as seen from a process that began to count when the last sample of the process before it was `was`."""
+    """A snapshot rebased onto a restarted process, where `was` is the last sample of the previous process."""
     numbers = _unpacked(snapshot)
     totals = map(sub, numbers[_TOTALS], _totals(was))
     counts = [(then - int(count)) % _WORD for then, count in zip(numbers[_COUNTS], _counts(was), strict=True)]
@@ -255,7 +255,7 @@ def _rebased(snapshot: bytes, was: Sample) -> bytes:
 
 def _thinned(snapshots: tuple[bytes, ...], newest: int) -> tuple[bytes, ...]:
     """Without those that are too old for their number. Number 8 n is kept longest, then 4 n, 2 n, and odd ones.
-    Peaks of a snapshot that goes are those of the next one from then on."""
+    Peaks of a dropped snapshot are merged into the next one."""
     kept: list[bytes] = []
     gone: list[tuple[float, ...]] = []
     for snapshot in snapshots:

@@ -1,11 +1,11 @@
 """One engine's /metrics page as a value. Names are vLLM's, with `inflight_*` where vLLM has none.
 
-vLLM itself is read as well: `limits`, `capacity`, `revision`, `waiting_prompt_tokens`, `cost` and what arrived are
-not told there.
+vLLM's own pages are supported as well; they lack `limits`, `capacity`, `revision`, `waiting_prompt_tokens`, `cost` and
+arrivals.
 
-A page is the word of a pod that runs a tenant's model, so nothing on it is trusted: the parser looks at the few lines
-it needs in one linear pass, the size of what it returns is bounded, and a number that no engine can have makes the page
-an error (counters, gauges, buckets) or the field unknown (limits, capacity, revision, cost model, means of outputs).
+A page comes from a pod that runs a tenant's model and is not trusted: the parser looks at the few lines
+it needs in one linear pass, the size of what it returns is bounded, and an impossible number makes the page an error
+(counters, gauges, buckets) or the field unknown (limits, capacity, revision, cost model, means of outputs).
 
 Format: https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format.
 """
@@ -52,8 +52,8 @@ _COUNTERS = (
 )
 _REJECTIONS = "inflight_admission_rejections_total"
 _FULL = ("queue_full", "class_queue_full", "queue_tokens", "shed")
-"""Labels of requests that were refused for want of capacity; others would be refused by an idle engine as well, or
-come back to another pod."""
+"""Labels of requests rejected for lack of capacity; others would be rejected by an idle engine as well, or are retried
+at another pod."""
 _COST_TERMS = "inflight_step_cost_seconds"
 _COST_CURVE = "inflight_step_cost_curve_seconds"
 _CACHE_CONFIG = "vllm:cache_config_info"
@@ -111,18 +111,18 @@ _TERMS = {
     "prefill_context_token": "prefill_context_token_s",
     "copied_token": "copied_token_s",
 }
-"""Field of `CostModel` by label. Engines that copy nothing do not tell the last."""
+"""Field of `CostModel` by label. Engines without copies do not report the last."""
 
 _NEEDED_TERMS = _TERMS.keys() - {"copied_token"}
 
 
 class MetricsError(ValueError):
-    """The text is not an engine's metrics; the message says what is wrong with it."""
+    """The text is not an engine's metrics; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one scrape of one engine showed. Counters and histograms count from the start of the engine process.
+    """The result of one scrape of one engine. Counters and histograms count from the start of the engine process.
 
     Attributes:
         time: seconds on the steady clock of the scraper.
@@ -135,19 +135,19 @@ class Sample:
         step_tokens: tokens computed in one iteration.
         waiting_prompt_tokens: prompt tokens not computed yet.
         limits: in force.
-        capacity: largest limits that the engine takes, set when it was started.
+        capacity: largest limits that the engine accepts, set at its start.
         revision: of the limits in force.
-        prompt_tokens: counter of prompt tokens that were computed or found in the prefix cache.
-        arrived, arrived_tokens, arrived_squares: counters of requests that were taken, of their prompt tokens, and of
-            the squares of their lengths; 0 where not told.
-        refused: counter of requests that were refused for want of capacity.
+        prompt_tokens: counter of prompt tokens, computed or found in the prefix cache.
+        arrived, arrived_tokens, arrived_squares: counters of accepted requests, of their prompt tokens, and of the
+            squares of their lengths; 0 if not reported.
+        refused: counter of requests rejected for lack of capacity.
         prefix_queries, prefix_hits: counters of prompt tokens looked up in the prefix cache, and found there.
-        output_mean, output_square: mean output tokens of a request, and mean of their squares, with those that still
-            run taken into account.
+        output_mean, output_square: mean output tokens of a request, and mean of their squares, including running
+            requests.
         kv_tokens: that the KV cache holds.
-        cost: what a step costs, as the engine measured it.
+        cost: cost model of a step, as fitted by the engine.
         cost_error: median relative error of `cost`.
-        cost_steps: steps that it stands on.
+        cost_steps: steps that `cost` was fitted to.
     """
 
     time: float
@@ -189,8 +189,8 @@ _EDGE = r'[ \t]*+le[ \t]*+=[ \t]*+"([!#-\[\]^`-~]*+)"'
 _KEY = r'[ \t]*+(?:term|tokens|reason)[ \t]*+=[ \t]*+"([!#-\[\]^`-~_]*+)"'
 _LABEL = rf"[ \t]*+[a-zA-Z_]\w*+[ \t]*+=[ \t]*+{_QUOTED}"
 _LINE = re.compile(
-    # `re` finds the line feed with memchr, and all repetitions are possessive: nothing is tried twice, so the time is
-    # linear in the text, whatever is in it.
+    # `re` finds the line feed with memchr, and all repetitions are possessive: no backtracking, so the time is linear
+    # in the text for any input.
     rf"\n[ \t]*+({_one_of('vllm:')}|{_one_of('inflight_')})(?![\w:])[ \t]*+"
     rf"(?:\{{(?:(?:{_EDGE}|{_KEY}|{_LABEL})[ \t]*+,?+)*+[ \t]*+\}})?+"
     r"[ \t]*+([!-^`-~]*+)([^\n]*+)",
@@ -210,12 +210,12 @@ def parse_metrics(text: str, time: float) -> Sample:
     """The sample in Prometheus text format `text`, taken at `time`.
 
     Values of several label sets (engines of one vLLM server) are summed; utilizations and limits take the largest.
-    A gauge or counter that is not a finite number counts as not told, a histogram with such a bucket or sum as empty.
-    What no engine can have of limits, capacity, revision (see `MAX_LIMITS`, `MAX_NUMBER`), cost model, output lengths
-    and size of the KV cache counts as not told.
+    A gauge or counter that is not a finite number counts as missing, a histogram with such a bucket or sum as empty.
+    Impossible values of limits, capacity, revision (see `MAX_LIMITS`, `MAX_NUMBER`), cost model, output lengths and
+    size of the KV cache count as missing.
 
     Raises:
-        MetricsError: a line that is read cannot be parsed; `vllm:num_requests_running` is not there; another number is
+        MetricsError: a relevant line cannot be parsed; `vllm:num_requests_running` is missing; another number is
             negative or above `MAX_NUMBER`, or a utilization above 1; a histogram has falling counts, no bucket for
             infinity, or more buckets than `MAX_BUCKETS`; the page has more than `MAX_LINES` lines.
     """
@@ -296,7 +296,7 @@ def _positive(values: list[float]) -> float | None:
 
 
 def _cost(terms: dict[str, float], curve: dict[str, float]) -> CostModel | None:
-    """The cost model of these coefficients; None where one is missing, or the curve is none."""
+    """The cost model of these coefficients; None if one is missing, or the curve is invalid."""
     if len(curve) > MAX_CURVE or not terms.keys() >= _NEEDED_TERMS:
         return None
     try:
@@ -304,7 +304,7 @@ def _cost(terms: dict[str, float], curve: dict[str, float]) -> CostModel | None:
     except ValueError:
         return None
     tokens = [0.0, *(tokens for tokens, _ in points)]
-    # NaN compares as false, so it is refused here too.
+    # NaN compares as false, so it is rejected here too.
     if not (all(map(lt, tokens, tokens[1:])) and tokens[-1] <= MAX_NUMBER):
         return None
     coefficients = tuple(terms.get(term, 0.0) for term in _TERMS)
@@ -358,7 +358,7 @@ def _shared_limits(max_num_seqs: int, max_num_batched_tokens: int) -> Limits | N
 
 @lru_cache(maxsize=1024)
 def _shared_cost(coefficients: tuple[float, ...], curve: tuple[tuple[float, float], ...]) -> CostModel | None:
-    """One object for all samples with this cost model; None where a step that decodes takes no time."""
+    """One object for all samples with this cost model; None if a decode step takes no time."""
     cost = CostModel(**dict(zip(_TERMS.values(), coefficients, strict=True)), curve=curve)
     least = cost.base_s + cost.decode_seq_s + cost.decode_kv_token_s + min((one for _, one in curve), default=0.0)
     return cost if least > 0 else None

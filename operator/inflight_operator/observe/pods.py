@@ -1,4 +1,4 @@
-"""A pod as the decisions see it, made from the pod object of the Kubernetes API."""
+"""The decisions' view of a pod, built from the pod object of the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ENGINE_CONTAINER = "engine"
 """Name of the container whose state tells how the engine is doing; where it is missing, the pod's first one."""
 
 DEFAULT_PORT = 8000
-"""Of a container that declares none, as an engine that is not ours may."""
+"""Default for a container that declares none, such as a third-party engine."""
 
 SERVING_PORT = "http"
 ADMIN_PORT = "admin"
@@ -32,16 +32,16 @@ class PodView:
         restarts: of the engine container.
         image: of the engine container.
         waiting_reason, waiting_message: why its container is not running (`ImagePullBackOff`, `CrashLoopBackOff`).
-        last_reason, last_message, exit_code: how the container ended the last time, if it did.
-        unschedulable: the scheduler's message while it finds no node, else empty.
+        last_reason, last_message, exit_code: of the container's last termination, if any.
+        unschedulable: the scheduler's message while no node fits, else empty.
         failure: why a pod in phase Failed failed (evicted, for example), else empty.
         unready_since: when it was last found not ready, seconds since the epoch; None while it is ready.
         running_since: when its container started, seconds since the epoch; None while it does not run.
-        last_run: seconds that its container ran the last time before it ended; None when it never did.
+        last_run: seconds that its container ran before its last termination; None without one.
         ready_since: when it became ready, seconds since the epoch; None while it is not.
-        metrics_port: where it serves /metrics.
-        admin_port: where it takes its limits; None for an engine without such a port.
-        deletion_cost: `controller.kubernetes.io/pod-deletion-cost`; 0 when it is not set, as Kubernetes has it.
+        metrics_port: port of /metrics.
+        admin_port: port that accepts limits; None for an engine without one.
+        deletion_cost: `controller.kubernetes.io/pod-deletion-cost`; 0 if unset, as in Kubernetes.
         created: seconds since the epoch.
     """
 
@@ -72,7 +72,7 @@ class PodView:
 
     @property
     def serves(self) -> bool:
-        """Whether it takes requests and stays."""
+        """Whether it is ready and not terminating."""
         return self.ready and not self.deleting and bool(self.ip)
 
     def url(self, port: int) -> str:
@@ -81,7 +81,7 @@ class PodView:
 
 
 def pod_view(pod: Mapping[str, Any]) -> PodView:
-    """The view of `pod`, a v1 Pod as the API gives it in JSON."""
+    """The view of `pod`, a v1 Pod as the API returns it in JSON."""
     metadata, spec, status = pod.get("metadata", {}), pod.get("spec", {}), pod.get("status", {})
     container = _engine(status.get("containerStatuses", []))
     declared = _engine(spec.get("containers", []))
@@ -134,7 +134,7 @@ def _unschedulable(status: Mapping[str, Any]) -> str:
 
 
 def _number(text: str) -> int:
-    """Kubernetes refuses other values; one written before it did counts as unset."""
+    """Kubernetes rejects other values; one stored by an older version counts as unset."""
     try:
         return int(text)
     except ValueError:

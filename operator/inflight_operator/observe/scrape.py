@@ -1,5 +1,5 @@
-"""Scraping engines, apart from the rounds of the loop: each pod at its own moment of the interval, so that a slow or
-hostile one delays no other."""
+"""Scraping of engines, independent of rounds: each pod has its own offset in the interval, so that a slow or hostile
+pod delays no other."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ class ScrapeCounts:
 
 @dataclass(slots=True, eq=False)
 class _Pod:
-    """A target and what its scrapes gave.
+    """A target and the results of its scrapes.
 
     Attributes:
-        failures: in a row.
-        error: why the last scrape gave no sample; empty after one that did.
-        timer: until the next scrape; None while it waits for a worker or is under way.
+        failures: consecutive failures.
+        error: why the last scrape failed; empty after a success.
+        timer: until the next scrape; None while the scrape is queued or in flight.
         kept: False once the service no longer has this pod.
     """
 
@@ -83,7 +83,7 @@ class _Pod:
 
 
 def metrics_session(interval: float) -> aiohttp.ClientSession:
-    """A session for `ScrapePool`: a connection is kept for each pod from scrape to scrape, cookies are not.
+    """A session for `ScrapePool`: a connection is kept for each pod from scrape to scrape, no cookies are stored.
 
     Args:
         interval: seconds between two scrapes of a pod.
@@ -93,18 +93,18 @@ def metrics_session(interval: float) -> aiohttp.ClientSession:
 
 
 class ScrapePool:
-    """GETs the metrics pages of all pods of all services, each once in `interval`, and keeps what they showed.
+    """GETs the metrics pages of all pods of all services, each once in `interval`, and keeps the results.
 
-    A pod is scraped when it is first kept, then at its own moment of each interval, which follows from its uid. After
-    failures in a row it is scraped less often, at least once in `MAX_BACK_OFF` intervals. Single-threaded: everything
-    happens in the event loop.
+    A pod is scraped when it is added, then at its own offset in each interval, which is derived from its uid. After
+    consecutive failures it is scraped less often, at least once in `MAX_BACK_OFF` intervals. Single-threaded:
+    everything happens in the event loop.
 
     Args:
         http: see `metrics_session`.
         interval: seconds between two scrapes of a pod.
         timeout: seconds for one scrape, from connecting to the last byte.
         span: seconds that windows look back; see `Window`.
-        concurrency: most scrapes under way at once.
+        concurrency: maximum scrapes in flight.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class ScrapePool:
                 self.forget(key)
 
     def keep(self, key: ServiceKey, targets: Collection[Target]) -> None:
-        """From now on exactly these pods of the service are scraped; what is known of others is dropped."""
+        """Sets the pods of the service to scrape; data of other pods is dropped."""
         pods = self._services.setdefault(key, {})
         for target in targets:
             pod = pods.get(target.uid)
@@ -148,18 +148,18 @@ class ScrapePool:
             _drop(pods.pop(uid))
 
     def forget(self, key: ServiceKey) -> None:
-        """Scrapes no pod of the service any more."""
+        """Stops scraping the service."""
         for pod in self._services.pop(key, {}).values():
             _drop(pod)
 
     def window(self, key: ServiceKey) -> Window:
-        """What the kept pods of the service showed; those without a sample for `span` seconds are not in it."""
+        """Samples of the service's pods, without pods that had no sample for `span` seconds."""
         pods, oldest = self._services.get(key, {}), monotonic() - self._span
         known = {uid: pod.history for uid, pod in pods.items() if pod.history is not None}
         return Window(self._span, {uid: history for uid, history in known.items() if history.newest.time >= oldest})
 
     def errors(self, key: ServiceKey) -> Mapping[str, str]:
-        """By uid, why the last scrape of a pod gave no sample."""
+        """By uid, why the last scrape of a pod failed."""
         return {uid: pod.error for uid, pod in self._services.get(key, {}).items() if pod.error}
 
     async def _work(self) -> None:
@@ -187,15 +187,15 @@ class ScrapePool:
         self._due.put_nowait(pod)
 
     def _wait(self, pod: _Pod, now: float) -> float:
-        """Seconds until the pod's next scrape: until its moment of the interval that is nearest to a whole interval
-        away, or to as many as it backs off."""
+        """Seconds until the pod's next scrape: until its offset nearest to one interval from now, or to its
+        back-off."""
         intervals = 1 if pod.failures < 2 else min(2 ** (pod.failures - 1), MAX_BACK_OFF)
         moment = crc32(pod.target.uid.encode()) / 2**32 * self._interval
         earliest = now + (intervals - 0.5) * self._interval
         return moment + math.ceil((earliest - moment) / self._interval) * self._interval - now
 
     async def _scrape(self, target: Target) -> tuple[Sample | None, str]:
-        """A sample, or the sentence that says why there is none."""
+        """A sample, or the reason why there is none."""
         try:
             async with asyncio.timeout(self._timeout):
                 page = await self._page(target.url)
@@ -205,7 +205,7 @@ class ScrapePool:
         except (aiohttp.ClientError, MetricsError, UnicodeDecodeError) as error:
             return None, f"{target.name}: /metrics: {str(error)[:MAX_ERROR] or type(error).__name__}"
         except Exception as error:
-            # Whatever a pod sends, the others are scraped: a fault of ours is shown as this pod's, and logged.
+            # Data of one pod must not affect the others: an operator bug is reported as this pod's error, and logged.
             logger.exception("scraping %s failed", target.name)
             return None, f"{target.name}: /metrics: {type(error).__name__}: {str(error)[:MAX_ERROR]}"
 
@@ -235,13 +235,13 @@ class ScrapePool:
                     if len(body) > MAX_BODY:
                         raise MetricsError(f"more than {MAX_BODY} bytes")
             except BaseException:
-                response.close()  # and not released: the rest of the body must not be read
+                response.close()  # not released: the rest of the body must not be read
                 raise
         return bytes(body)
 
 
 def _drop(pod: _Pod) -> None:
-    """Ends the scrapes of a pod; the result of one that is under way is thrown away."""
+    """Stops scraping a pod; the result of a scrape in flight is discarded."""
     pod.kept = False
     if pod.timer is not None:
         pod.timer.cancel()

@@ -1,6 +1,6 @@
-"""What the pods of a service reported lately, and what it shows over a span: rates, percentiles, means.
+"""Recent samples of a service's pods, and rates, percentiles and means over a span.
 
-Pods are kept by uid: a pod that comes back under the same name starts anew.
+Pods are kept by uid: a replacement pod with the same name starts a new history.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from inflight_operator.observe.metrics import Sample
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Histories of the pods of one service, by uid. Memory is bounded for each pod, however many samples there were.
+    """Histories of the pods of one service, by uid. Memory is bounded for each pod, independent of the number of
+    samples.
 
     Attributes:
-        span: seconds; a pod that gave no sample for longer is not in the window.
+        span: seconds; a pod without a sample for longer is not in the window.
         pods: those with a sample.
     """
 
@@ -26,8 +27,8 @@ class Window:
     pods: Mapping[str, History] = field(default_factory=dict)
 
     def with_samples(self, samples: Mapping[str, Sample], alive: Collection[str], now: float) -> Window:
-        """This window with one new sample each for the given uids, without pods that are not `alive` any more and
-        without those that gave no sample for too long."""
+        """This window with one new sample each for the given uids, without pods that are no longer `alive` or had no
+        sample for too long."""
         pods = {}
         for uid in alive:
             known, new = self.pods.get(uid), samples.get(uid)
@@ -46,19 +47,19 @@ class Window:
         return max((now - pod.newest.time for pod in self.pods.values()), default=0.0)
 
     def since(self, start: float) -> Span:
-        """What happened after `start`; `History.since` says how precisely `start` is met."""
+        """Growth after `start`; `History.since` documents the precision."""
         return Span(tuple(pod.since(start) for pod in self.pods.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What several pods did over the same time."""
+    """Growth of several pods over the same time."""
 
     pods: tuple[PodSpan, ...]
 
     @property
     def seconds(self) -> float:
-        """How long the longest watched pod was watched."""
+        """The longest time span covered by a pod."""
         return max((pod.seconds for pod in self.pods), default=0.0)
 
     def histogram(self, of: Callable[[PodSpan], Histogram]) -> Histogram:
@@ -74,7 +75,7 @@ class Span:
         return self.increase(of) / self.seconds if self.seconds > 0 else 0.0
 
     def mean_per_pod(self, of: Callable[[Gauges], float | None]) -> float | None:
-        """Mean of a gauge over time and pods; None when no sample tells."""
+        """Mean of a gauge over time and pods; None if no sample has it."""
         told = [value for value in (of(pod.mean) for pod in self.pods) if value is not None]
         return sum(told) / len(told) if told else None
 

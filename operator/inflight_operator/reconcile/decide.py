@@ -1,4 +1,4 @@
-"""The plan of one round, from a snapshot and what was remembered. Pure: whoever has a snapshot can ask for it."""
+"""The plan of one round, from a snapshot and the memory of earlier rounds. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from inflight_operator.reconcile.views import (
 from inflight_operator.render import ChildPlan, render
 
 _TUNING = ("spec.tuning", "spec.slo")
-"""Fields that cannot be read without which the operator acts with care."""
+"""Fields that, if unreadable, make the operator act conservatively."""
 
 ROUTING_SECONDS = 1.0
 """From an address in an EndpointSlice to rules on every node: kube-proxy writes them at most once a second."""
@@ -50,14 +50,14 @@ SAME_ADVICE = 1.2
 
 @dataclass(frozen=True, slots=True)
 class _Tuned:
-    """Limits to be in force, the changes that led to them, and why they are what they are."""
+    """Limits to be in force, the changes that led to them, and the reason."""
 
     memory: Memory
     changes: tuple[Decision, ...] = ()
 
 
 def decide(snapshot: Snapshot, memory: Memory) -> Plan:
-    """What is to be done now for one service; `Plan.memory` goes into its next round."""
+    """The plan for one service; `Plan.memory` is an input of its next round."""
     memory = _brought_up_to(snapshot, memory)
     pods = classify(
         snapshot.pods,
@@ -99,16 +99,16 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
 
 
 def _brought_up_to(snapshot: Snapshot, memory: Memory) -> Memory:
-    """What was remembered, as far as it still belongs to this service, with what the snapshot adds to it."""
+    """The memory that still applies to this service, updated from the snapshot."""
     engine = f"{snapshot.policy.engine}/{snapshot.image}"
     if memory.engine != engine:
-        # What was measured of another model, image or accelerator tells nothing of this one.
+        # Measurements of another model, image or accelerator do not apply to this one.
         state = TuningState(window_start=snapshot.now)
         demand = replace(memory.demand, replica=None, fit=ForeignFit())
         memory = replace(memory, engine=engine, tuning=state, tuning_reason=None, demand=demand, needed=DemandMemory())
     newest = max((sample.revision or 0 for sample in snapshot.fresh.values()), default=0)
     if newest > memory.revision < memory.first_revision:
-        # A status that is older than its engines: they would refuse what follows on it. What a pod claims is not taken.
+        # The status is older than its engines: they would reject the next revision. Claims of a pod are not trusted.
         memory = replace(memory, limits=replace(memory.limits, revision=memory.first_revision))
     listed = any(pod.serves and pod.uid in snapshot.listed for pod in snapshot.pods)
     since = memory.routed_since if memory.routed_since is not None else snapshot.now
@@ -117,8 +117,8 @@ def _brought_up_to(snapshot: Snapshot, memory: Memory) -> Memory:
 
 
 def _override(snapshot: Snapshot, memory: Memory) -> _Tuned:
-    """Limits by hand as they begin, change and end, before all that depends on the limits in force. A canary ends when
-    they begin."""
+    """Limits by hand as they begin, change and end, before all that depends on the limits in force. An override ends a
+    canary."""
     limits, before = memory.limits.limits, memory.before_override
     decision = decide_override(snapshot.policy.override, snapshot.at, limits, before, snapshot.policy.capacity)
     if (decision.limits, decision.before) == (limits, before):
@@ -129,7 +129,7 @@ def _override(snapshot: Snapshot, memory: Memory) -> _Tuned:
 
 
 def _modelled(snapshot: Snapshot, memory: Memory) -> Limits | None:
-    """What the cost model finds best: what tuning last asked it for, or its answer now where tuning does not ask."""
+    """The best limits by the cost model: from tuning's last use of it, or computed now if tuning does not use it."""
     policy = snapshot.policy
     if policy.tuning is not TuningMode.OFF and memory.before_override is None:
         return memory.tuning.modelled
@@ -140,7 +140,7 @@ def _modelled(snapshot: Snapshot, memory: Memory) -> Limits | None:
 
 
 def _limits(snapshot: Snapshot, memory: Memory) -> _Tuned:
-    """Unchanged under an override, and while no ready engine tells its limits, but that a canary ends then."""
+    """Unchanged under an override and while no ready engine reports its limits, except that a canary ends then."""
     if memory.before_override is not None:
         return _Tuned(memory)
     tunable = {pod.uid: pod.name for pod in _tunable(snapshot)}
@@ -170,8 +170,8 @@ def _limits(snapshot: Snapshot, memory: Memory) -> _Tuned:
 
 
 def _told(memory: Memory, wanted: Limits, state: TuningState) -> Memory:
-    """With what the service and a canary are to be told. What differs from what was told before gets the next revision;
-    so do the limits of all once a canary ends, as it would refuse theirs otherwise."""
+    """With the revisions of the service's and the canary's limits. Changed limits get the next revision; so do the
+    limits of all pods when a canary ends, as it would reject an older revision."""
     limits, revision, was, now = memory.limits, memory.revision, memory.canary, state.canary
     begun = now is not None and (was is None or (was.uid, was.in_force.limits) != (now.uid, now.limits))
     canary = was if now is not None else None
@@ -184,7 +184,7 @@ def _told(memory: Memory, wanted: Limits, state: TuningState) -> Memory:
 
 
 def _tunable(snapshot: Snapshot) -> list[PodView]:
-    """Ready pods that tell their limits and take others."""
+    """Ready pods that report their limits and accept changes."""
     fresh = snapshot.fresh
     return [
         pod
@@ -207,7 +207,7 @@ def _bounded(limits: LimitsInForce, sample: Sample) -> LimitsInForce:
 
 
 def _in_force(snapshot: Snapshot, uid: str, limits: LimitsInForce) -> bool:
-    """Whether this engine runs with its limits: it says so, or it took them after its last sample."""
+    """Whether this engine runs with its limits: it reports them, or accepted them after its last sample."""
     sample, told = snapshot.fresh[uid], snapshot.told.get(uid)
     if told is not None and told.taken == limits and told.at >= sample.time:
         return True
@@ -225,8 +225,8 @@ def _children(snapshot: Snapshot, memory: Memory) -> tuple[Memory, Rendered]:
 
 
 def _rolled_out(snapshot: Snapshot, memory: Memory, pods: Pods) -> bool:
-    """Whether all pods are of the newest template, and as many are ready as before it came: what was blocked then need
-    not be mended by an upgrade."""
+    """Whether all pods are of the newest template, and as many are ready as before the upgrade: an upgrade does not
+    have to fix pods that were blocked before."""
     deployment = deployment_view(snapshot.deployment, memory.replicas)
     needed = min(memory.moving or 0, memory.replicas)
     return deployment is not None and deployment.rolled_out and len(pods.ready) >= needed
@@ -241,7 +241,7 @@ def _deletion_costs(snapshot: Snapshot, memory: Memory) -> dict[str, int]:
 def _decisions(
     snapshot: Snapshot, memory: Memory, scaling: ScalingDecision, tuned: tuple[Decision, ...]
 ) -> tuple[Decision, ...]:
-    """What is worth recording. The same advice is recorded once, not for each window."""
+    """The decisions to record. The same advice is recorded once, not for each window."""
     made = []
     if scaling.change is not None and scaling.replicas == memory.replicas and not snapshot.policy.external:
         made.append(scaling.change)
@@ -251,7 +251,7 @@ def _decisions(
 
 
 def _advised_already(recorded: list[RecordedDecision], decision: Decision) -> bool:
-    """Whether the last advice on this limit was much the same: it follows the traffic, which varies."""
+    """Whether the last advice on this limit was nearly the same: advice varies with the traffic."""
     if decision.applied:
         return False
     same_knob = (one for one in reversed(recorded) if (one.kind, one.knob) == (decision.kind, decision.knob))
@@ -315,7 +315,7 @@ def _scaling_finding(snapshot: Snapshot, decision: ScalingDecision) -> Finding:
 
 
 def _tuning_finding(snapshot: Snapshot, memory: Memory, pods: Pods, behind: set[str]) -> Finding:
-    """Complaints of pods that do not run with their limits come first: every other reason would be moot."""
+    """Errors of pods that do not run with their limits take precedence over every other reason."""
     complaint = next((one.complaint for uid, one in snapshot.told.items() if one.complaint and uid in behind), "")
     status: Status = "False"
     override, held = snapshot.policy.override, memory.before_override is not None

@@ -1,4 +1,4 @@
-"""Does what a plan says: all calls of a round to the API server and the engines but those that report."""
+"""Execution of a plan: all calls of a round to the API server and the engines, except status and events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ operator cannot read it, so it writes it again."""
 
 
 class ExecuteApi(ChildApi, Protocol):
-    """What is needed of `KubeApi`."""
+    """The methods in use of `KubeApi`."""
 
     async def set_replicas(self, namespace: str, name: str, replicas: int) -> Manifest: ...
 
@@ -32,7 +32,7 @@ class ExecuteApi(ChildApi, Protocol):
 
 @dataclass(slots=True)
 class Written:
-    """What the executor remembers of one service; all of it can be lost."""
+    """State of the executor for one service; all of it can be lost."""
 
     children: ChildrenState = field(default_factory=ChildrenState)
     secret_at: float = float("-inf")
@@ -46,7 +46,7 @@ class Executor:
         self._teller = teller
 
     async def execute(self, key: ServiceKey, snapshot: Snapshot, plan: Plan, written: Written) -> Outcome:
-        """Everything, whatever of it fails."""
+        """Executes all parts, even if some fail."""
         self._teller.keep(key, {pod.uid for pod in snapshot.pods})
         for pod, limits in plan.tell:
             self._teller.tell(key, pod, snapshot.admin_token, limits)
@@ -57,7 +57,7 @@ class Executor:
         return Outcome({**failures, **written.children.failures}, failed=bool(failures))
 
     async def _mark(self, key: ServiceKey, plan: Plan, written: Written) -> dict[Child, str]:
-        """Says which pods a scale-down takes first, before it is ordered; while the order is refused, not again."""
+        """Sets pod deletion costs before a scale-down; not again while the scale-down is refused."""
         if ("Deployment", child_names(key.name).main) in written.children.refused:
             return {}
         try:
@@ -69,7 +69,7 @@ class Executor:
         return {}
 
     async def _scale(self, key: ServiceKey, snapshot: Snapshot, plan: Plan, written: Written) -> dict[Child, str]:
-        """Sets the replicas of a Deployment whose pod template stays as it is."""
+        """Sets the replicas of a Deployment whose pod template is held."""
         name, wanted, now = child_names(key.name).main, {"replicas": plan.replicas}, self._clock.steady()
         child = ("Deployment", name)
         if snapshot.deployment is None or snapshot.ordered == plan.replicas:

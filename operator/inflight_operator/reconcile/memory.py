@@ -1,4 +1,4 @@
-"""What decisions remember of one service from round to round."""
+"""State of the decisions for one service, carried from round to round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from inflight_operator.render import ChildPlan, Manifest, Settings
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Children as last rendered: the same objects are handed out until what they are made of changes."""
+    """Children as last rendered: the same objects are returned until their inputs change."""
 
     service: InferenceService
     settings: Settings
@@ -36,7 +36,7 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class CanaryInForce:
-    """Limits of the one pod that tries them for all."""
+    """Limits of the canary pod."""
 
     uid: str
     name: str
@@ -45,27 +45,27 @@ class CanaryInForce:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """All of it can be made anew from the status, the children and the engines, but for the peaks of the last week; a
-    restart of the operator else only means that windows fill again.
+    """All of it except the peaks of the last week can be rebuilt from the status, the children and the engines; apart
+    from them, a restart of the operator only means that windows fill again.
 
     Attributes:
-        uid: of the service; another uid is another service of the same name.
+        uid: of the service; another uid means another service of the same name.
         engine: `Policy.engine` that the tuning state belongs to.
         replicas: ordered from the Deployment.
         limits: in force on the engines.
         before_override: the limits that return at the end of an override; None while none is in force.
-        canary: the pod that tries others, with those, under a revision of their own; None while there is none.
+        canary: the pod with trial limits, and these limits with their own revision; None without a canary.
         first_revision: what the revision is raised to, once, when engines are found to have a newer one: seconds of
-            the calendar at the start, which are past any revision that an operator gave before.
-        scaling, tuning: what earlier decisions left behind.
-        demand: what was asked of the service lately.
-        needed: how many replicas it took, lately and in the last week.
-        tuning_reason: why limits are what they are: the last reason that had measurements to stand on.
-        startups: how long pods took to start.
+            the calendar at the start, which are above any revision of an earlier operator process.
+        scaling, tuning: state of earlier decisions.
+        demand: recent demand of the service.
+        needed: replicas needed, recently and in the last week.
+        tuning_reason: the reason of the current limits: the last one based on measurements.
+        startups: start-up times of pods.
         routed_since: since when the Service has listed a ready pod, on the steady clock; None while it does not.
-        waking: replicas were ordered for held requests, and none has taken requests since.
-        moving: ready pods that the service had when a newer engine release began to roll out, and has to have again;
-            None while none does.
+        waking: replicas were ordered for held requests, and none is ready yet.
+        moving: ready pods that the service had when a newer engine release began to roll out, and needs again; None
+            without a rollout.
         rendered: the children.
     """
 
@@ -89,12 +89,12 @@ class Memory:
 
     @property
     def revision(self) -> int:
-        """The highest that any pod was told."""
+        """The highest revision sent to any pod."""
         return max(self.limits.revision, self.canary.in_force.revision if self.canary is not None else 0)
 
 
 def first_memory(service: InferenceService, policy: Policy, ordered: int | None, now: float, at: datetime) -> Memory:
-    """What a new operator process knows of a service: what its status and its Deployment tell.
+    """The memory of a new operator process: from the service's status and its Deployment.
 
     Args:
         service: with its status.
@@ -108,7 +108,7 @@ def first_memory(service: InferenceService, policy: Policy, ordered: int | None,
         limits = LimitsInForce(Limits(known.max_num_seqs, known.max_num_batched_tokens), known.revision)
         override = known.override
     else:
-        # Engines that run without a status to tell their revision: seconds of the calendar are past any they have.
+        # Engines that run without a revision in the status: calendar seconds are above any revision they have.
         limits, override = LimitsInForce(policy.capacity, int(at.timestamp()) if ordered else 0), None
     kept = status.desired_replicas or policy.bounds.min_replicas
     held = {one.type for one in status.conditions if one.status == "True"}

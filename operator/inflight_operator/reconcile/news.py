@@ -1,4 +1,4 @@
-"""Whether a status is worth writing now: news at once, measurements and wording once in a while. Pure."""
+"""Rate limit of status writes: state changes at once, measurements and wording periodically. Pure."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _STEADY = (
 
 
 def is_due(before: InferenceServiceStatus, after: InferenceServiceStatus, since_written: float) -> bool:
-    """Whether `after` should be written now: news at once, numbers that moved and wording once in a while.
+    """Whether `after` should be written now: state changes at once, changed numbers and wording periodically.
 
     Args:
         since_written: seconds since the status was last written.
@@ -82,7 +82,7 @@ def is_due(before: InferenceServiceStatus, after: InferenceServiceStatus, since_
 
 
 def _news(status: InferenceServiceStatus) -> tuple[Any, ...]:
-    """All that is written at once. Numbers, wording and reasons that follow the traffic are not in it."""
+    """The parts that are written at once: no numbers, no wording and no reasons that follow the traffic."""
     limits, engine = status.limits, status.engine
     external = any(one.reason in ("External", "ReplicasUnset") for one in status.conditions)
     return (
@@ -106,14 +106,14 @@ def _news(status: InferenceServiceStatus) -> tuple[Any, ...]:
 
 
 def _new_reasons(before: InferenceServiceStatus, after: InferenceServiceStatus) -> bool:
-    """Whether a condition has another reason that is news. One that follows the traffic is none: where it takes the
-    place of MaxReplicas, say, and that comes back a moment later, the status stays as it is."""
+    """Whether a condition has a new reason that is written at once. Reasons that follow the traffic are not: if one
+    replaces MaxReplicas, for example, and MaxReplicas returns soon after, the status is not written."""
     was = {one.type: one.reason for one in before.conditions}
     return any(one.reason not in _STEADY and one.reason != was.get(one.type) for one in after.conditions)
 
 
 def _wording(status: InferenceServiceStatus) -> list[str]:
-    """Messages but those that follow the traffic."""
+    """Messages except those that follow the traffic."""
     return [one.message for one in status.conditions if one.reason not in _STEADY]
 
 
@@ -133,7 +133,7 @@ def _moved(before: ObservedStatus | None, after: ObservedStatus | None) -> bool:
 
 
 def _cost_moved(before: CostStatus | None, after: CostStatus | None) -> bool:
-    """Whether a million tokens cost more or less by more than steady traffic varies."""
+    """Whether the cost of a million tokens differs by more than steady traffic varies."""
     was, now = (float(one.per_million_tokens or 0) if one is not None else 0.0 for one in (before, after))
     return abs(was - now) > MOVED_SHARE * max(was, now)
 
@@ -159,7 +159,7 @@ def _demand_moved(before: DemandStatus | None, after: DemandStatus | None) -> bo
 
 
 def _gateway_moved(before: GatewayStatus | None, after: GatewayStatus | None) -> bool:
-    """Whether what waits or is in flight differs by more than steady traffic varies."""
+    """Whether held or in-flight requests differ by more than steady traffic varies."""
     if before is None or after is None:
         return before is not after
     pairs = ((before.held, after.held), (before.in_flight, after.in_flight))

@@ -1,4 +1,4 @@
-"""What one round wants done, and what came of it, as values."""
+"""The plan of a round and its outcome, as values."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ UpgradeState = Literal["Pending", "Moving"]
 class Plan:
     """Attributes:
     replicas: of the Deployment.
-    desired: what the operator finds right; in `scaling.mode: External` only an opinion.
+    desired: the operator's recommendation; not applied in `scaling.mode: External`.
     limits: in force.
-    canary: the pod that tries others; None while there is none.
+    canary: the pod with trial limits; None without a canary.
     modelled: limits that the cost model finds best; None without a model.
     in_force: ready pods that run with them.
-    children: as they are to be, without the Deployment where `hold_template` says so.
-    hold_template: leave the live Deployment's pod template as it is, and set only its replicas.
-    tell: ready pods that are to be told their limits.
+    children: desired state, without the Deployment if `hold_template`.
+    hold_template: keep the live Deployment's pod template, and set only its replicas.
+    tell: ready pods to send limits to.
     deletion_costs: to be set before a scale-down, by pod name.
     decisions: made in this round.
     findings: all conditions.
-    upgrade: where the service stands with a newer engine release; None without one.
+    upgrade: state of the upgrade to a newer engine release; None without one.
     memory: for the next round.
     measured: over the window, for the status.
-    blocked: replicas that will not become ready unless something is done about them.
-    sizing: demand against what a replica carries; None while no cost model sizes it.
+    blocked: replicas that will not become ready without intervention.
+    sizing: demand against the capacity of a replica; None without a cost model.
     """
 
     replicas: int
@@ -65,10 +65,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a plan.
+    """The outcome of a plan.
 
     Attributes:
-        failures: what stands in the way, by kind and name of the child, also where it was not tried in this round.
+        failures: errors by kind and name of the child, including writes that back off in this round.
         failed: whether something was refused in this round.
     """
 

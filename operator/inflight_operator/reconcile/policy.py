@@ -1,4 +1,4 @@
-"""A spec in the terms of the decisions: units and defaults resolved, once for each version of the object."""
+"""The spec converted for the decisions: units and defaults resolved, once for each version of the object."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ from inflight_operator.render.pod import pod_template
 
 FALLBACK_WAITING_REQUESTS = 4
 FALLBACK_KV_UTILIZATION = 0.8
-"""Targets where the user sets none and engines tell no cost model."""
+"""Targets if the user sets none and engines report no cost model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a spec asks of the decisions.
+    """Inputs of the decisions from the spec.
 
     Attributes:
         external: whether `spec.replicas` counts (`scaling.mode: External`).
         gateway: whether requests go through the gateway.
-        idle_timeout: seconds without a request after which the service scales to zero; None where it never does.
+        idle_timeout: seconds without a request after which the service scales to zero; None if it never does.
         replicas: `spec.replicas`.
         targets, behavior, bounds: of scaling.
-        fallback_targets: that count while there is no capacity model; that of TTFT without what prompts add.
-        price: of a pod for an hour; None where it is not known.
-        currency: of the price, empty where it is not known.
+        fallback_targets: used while there is no capacity model; the TTFT target without the part per prompt token.
+        price: of a pod for an hour; None if unknown.
+        currency: of the price, empty if unknown.
         slo: latencies to keep, seconds.
         ordered: engines serve first what can still keep its TTFT target.
         tuning: its mode.
-        override: limits set by hand; None without any. It may have ended.
+        override: limits set by hand; None without any. May have expired.
         tuning_bounds: of the limits.
-        capacity: what engines are started with.
-        facts: what sentences about pods name.
+        capacity: limits that engines are started with.
+        facts: names used in sentences about pods.
         startup_limit: seconds that a pod may take to start.
-        engine: identity of what is measured: another one makes earlier measurements meaningless.
+        engine: identity of the measured engine: a change invalidates earlier measurements.
         template_inputs: identity of all in the spec that the pod template depends on.
     """
 
@@ -101,7 +101,7 @@ def policy_of(service: InferenceService, settings: Settings) -> Policy:
             ttft_p95=ttft,
         ),
         behavior=_behavior(spec, external=external),
-        # A service that is awake has a replica: `decide.sleeping` takes away the last one.
+        # A service that is awake has a replica: `decide.sleeping` removes the last one.
         bounds=ScalingBounds(max(1, spec.scaling.min_replicas), spec.scaling.max_replicas),
         price=None if spec.cost is None else float(parse_quantity(spec.cost.price_per_replica_hour)),
         currency="" if spec.cost is None else spec.cost.currency or "",
@@ -124,8 +124,8 @@ def _override(tuning: Tuning) -> Override | None:
 
 
 def _engine(spec: InferenceServiceSpec) -> list[Any]:
-    """What decides how long a step takes. How requests are scheduled, queued and limited is not in it: limits, models
-    of costs and what was tried stay true when that changes."""
+    """The inputs that determine the duration of a step. Scheduling, queueing and limits are excluded: tuned limits,
+    cost models and fences stay valid when those change."""
     model, engine = spec.model, spec.engine
     return [
         model.source,
@@ -140,7 +140,8 @@ def _engine(spec: InferenceServiceSpec) -> list[Any]:
 
 
 def _behavior(spec: InferenceServiceSpec, *, external: bool) -> Behavior:
-    """In mode External whoever scales has rules of its own; the operator then tells what the targets ask for now."""
+    """In mode External the external scaler has its own rules; the operator then reports the recommendation of the
+    targets."""
     if external:
         return Behavior(ScalingRules(0.0), ScalingRules(0.0))
     return Behavior(_rules(spec.scaling.behavior.scale_up), _rules(spec.scaling.behavior.scale_down))

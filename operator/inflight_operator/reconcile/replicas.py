@@ -1,4 +1,4 @@
-"""How many replicas a snapshot asks for: demand and targets, or sleep, within what the spec allows. Pure."""
+"""Number of replicas for a snapshot: from demand and targets, or scale to zero, within the bounds of the spec. Pure."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from inflight_operator.reconcile.views import (
 )
 
 _SCALING = ("spec.scaling", "spec.replicas", "spec.gateway")
-"""Fields that cannot be read without which no replica is removed."""
+"""Fields that, if unreadable, block removal of replicas."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """Replicas to be ordered, and what they were decided from.
+    """Replicas to be ordered, and the inputs of the decision.
 
     Attributes:
-        decision: of the operator; in mode External an opinion.
+        decision: of the operator; only a recommendation in mode External.
         memory: with `replicas` to be ordered.
-        blocked: replicas that will not become ready unless something is done about them.
-        sizing: demand against what a replica carries; None while no cost model sizes it.
-        sleep: why the service sleeps or does not; None for one that never scales to zero.
+        blocked: replicas that will not become ready without intervention.
+        sizing: demand against the capacity of a replica; None without a cost model.
+        sleep: why the service is idle or not; None for one that never scales to zero.
     """
 
     decision: ScalingDecision
@@ -66,10 +66,11 @@ def scale(snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured) -> Sc
         sizing = sizing_of(capacity.reason) if capacity is not None else None
     wanted, history = decision.replicas, decision.history
     if policy.external:
-        # Whoever scales has windows of its own; the operator begins with what is there when it takes over again.
+        # The external scaler has its own windows; the operator starts from the current replicas when it takes over
+        # again.
         wanted, history = ordered, replace(history, lowest=(), highest=())
     elif _unread(snapshot):
-        wanted = max(wanted, ordered)  # bounds that cannot be read are no reason to remove replicas
+        wanted = max(wanted, ordered)  # unreadable bounds must not remove replicas
     waking = wanted > 0 and (memory.waking or (ordered == 0 and decision.code == "Waking"))
     memory = replace(memory, replicas=wanted, scaling=history, waking=waking)
     return Scaled(decision, memory, replicas.blocked, sizing, sleep)
@@ -82,7 +83,7 @@ def _sleep(
     observation: ScalingObservation,
     deployment: DeploymentView | None,
 ) -> tuple[ScalingDecision | None, Reason | None]:
-    """The decision to sleep, to go on sleeping or to wake; None where demand decides."""
+    """The decision to scale to zero, stay at zero or wake; None if demand decides."""
     policy = snapshot.policy
     if policy.idle_timeout is None or snapshot.gateway is None:
         return None, None
@@ -132,7 +133,7 @@ def _by_demand(
 def _capacity(
     snapshot: Snapshot, memory: Memory, pods: Pods, observation: ScalingObservation
 ) -> tuple[Ask | None, Memory]:
-    """What the capacity model asks for; None before engines told what their steps cost."""
+    """The recommendation of the capacity model; None before engines report their step costs."""
     view = demand_view(snapshot, memory.demand, pods, memory.startups, observation)
     if not snapshot.fresh or view.replica is None:
         return None, memory
@@ -145,7 +146,7 @@ def _capacity(
 
 
 def _tunable(snapshot: Snapshot, memory: Memory) -> LimitsBounds:
-    """What tuning may move the limits in now."""
+    """The bounds of tuning now."""
     bounds = limits_bounds(snapshot.policy)
     if memory.before_override is not None:
         return LimitsBounds(memory.limits.limits, memory.limits.limits)

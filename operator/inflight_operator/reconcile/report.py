@@ -1,4 +1,4 @@
-"""What a round tells: the status, and the events of transitions. Pure."""
+"""The status and the events of a round. Pure."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from inflight_operator.reconcile.snapshot import Snapshot, engine_container
 from inflight_operator.render import selector_string
 
 MAX_MESSAGE = 2048
-"""Longest message of a condition, in characters: what the API server or a container said may be pages long."""
+"""Longest message of a condition, in characters: messages of the API server or a container may be pages long."""
 
 MAX_REASON = 1024
 """Longest reason of a decision, in characters, as the schema of the status has it."""
 
 _ON_THE_WAY = ("Starting", "Scheduling", "Loading", "Serving", "ScaledToZero", "Idle", "Waking")
-"""Reasons of Ready that come and go by themselves."""
+"""Transient reasons of Ready."""
 
 EventType = Literal["Normal", "Warning"]
 
@@ -57,7 +57,7 @@ class Event:
 
 
 def recorded(decision: decided.Decision, at: datetime) -> Decision:
-    """A decision as the status keeps it: its numbers, and its sentence."""
+    """A decision in the form of the status: its numbers, and its sentence."""
     reason = decision.reason
     return Decision(
         time=at,
@@ -74,7 +74,7 @@ def recorded(decision: decided.Decision, at: datetime) -> Decision:
 
 
 def findings_after(plan: Plan, outcome: Outcome) -> tuple[Finding, ...]:
-    """All conditions, once it was tried to do what the plan says."""
+    """All conditions, after execution of the plan."""
     if not outcome.failures:
         return plan.findings
     return stuck(plan.findings, "ApplyFailed", "; ".join(sorted(set(outcome.failures.values()))))
@@ -83,10 +83,10 @@ def findings_after(plan: Plan, outcome: Outcome) -> tuple[Finding, ...]:
 def build_status(
     snapshot: Snapshot, plan: Plan, outcome: Outcome, unreported: Sequence[Decision]
 ) -> InferenceServiceStatus:
-    """The status to be written; the snapshot's is the one it follows on.
+    """The status to be written; the snapshot has the previous one.
 
     Args:
-        unreported: decisions that are in no status yet, those of this plan included.
+        unreported: decisions that are in no status yet, including those of this plan.
     """
     service, before = snapshot.service, snapshot.service.status
     replicas = snapshot.replicas
@@ -112,7 +112,7 @@ def build_status(
 def unreadable_status(
     record: ServiceRecord, findings: tuple[Finding, ...], pods: Sequence[PodView], now: datetime
 ) -> InferenceServiceStatus:
-    """The status of a service whose spec cannot be read: `record.status`, with what is found and what is there."""
+    """The status of a service whose spec cannot be read: `record.status`, with findings and the observed state."""
     alive = [pod for pod in pods if not pod.deleting]
     return record.status.model_copy(
         update={
@@ -129,7 +129,8 @@ def unreadable_status(
 
 
 def spec_problem(error: ValidationError) -> str:
-    """The first field that is wrong, why, and how many more there are: `spec.engine.dtype: Input should be ...`."""
+    """The first invalid field, the reason, and the number of further errors: `spec.engine.dtype: Input should be
+    ...`."""
     first, *more = error.errors(include_url=False, include_context=False, include_input=False)
     field = ".".join(str(part) for part in first["loc"])
     return f"{field}: {first['msg']}" + (f" (and {len(more)} more)" if more else "")
@@ -138,8 +139,8 @@ def spec_problem(error: ValidationError) -> str:
 def events_of(
     before: InferenceServiceStatus, after: InferenceServiceStatus, decisions: Sequence[Decision]
 ) -> list[Event]:
-    """One event for a transition of Ready, one for each decision. That the Service is about to route to a pod that is
-    ready passes within seconds, and is no event."""
+    """One event for a transition of Ready, one for each decision. A ready pod that the Service does not route to yet
+    lasts seconds, and causes no event."""
     events = []
     was, now = _ready(before), _ready(after)
     changed = now is not None and (was is None or (was.status, was.reason) != (now.status, now.reason))
@@ -169,7 +170,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def _engine(snapshot: Snapshot, plan: Plan) -> EngineStatus | None:
-    """Of the template that pods are made from from now on."""
+    """Of the template for new pods."""
     rendered = next((child for child in plan.children if child["kind"] == "Deployment"), snapshot.deployment)
     if rendered is None:
         return None
@@ -177,7 +178,7 @@ def _engine(snapshot: Snapshot, plan: Plan) -> EngineStatus | None:
 
 
 def _cost(snapshot: Snapshot, plan: Plan, pods: int) -> CostStatus | None:
-    """None without `spec.cost`. Pods that start or wait cost as much as those that serve."""
+    """None without `spec.cost`. Starting and pending pods cost the same as serving pods."""
     policy = snapshot.policy
     if policy.price is None:
         return None
@@ -193,7 +194,7 @@ def _cost(snapshot: Snapshot, plan: Plan, pods: int) -> CostStatus | None:
 
 
 def _demand(plan: Plan) -> DemandStatus | None:
-    """With three digits; None while no cost model sizes the service."""
+    """With three digits; None without a cost model for the service."""
     if plan.sizing is None:
         return None
     rate, each, need = (float(f"{number:.3g}") for number in plan.sizing)
@@ -209,7 +210,7 @@ def _gateway(snapshot: Snapshot) -> GatewayStatus | None:
 
 
 def _observed(snapshot: Snapshot, plan: Plan) -> ObservedStatus | None:
-    """What the engines report together; None without a fresh sample."""
+    """Combined reports of the engines; None without a fresh sample."""
     fresh, measured = snapshot.fresh.values(), plan.measured
     if not fresh:
         return None
@@ -258,7 +259,7 @@ def _canary(plan: Plan) -> CanaryStatus | None:
 
 
 def _unless_same(observed: ObservedStatus | None, before: ObservedStatus | None) -> ObservedStatus | None:
-    """The old measurement where the new one says the same: a quiet service's status is not written for its time."""
+    """The old measurement if the new one is equal: a changed timestamp alone does not cause a write."""
     if observed is None or before is None or observed.model_copy(update={"at": before.at}) != before:
         return observed
     return before

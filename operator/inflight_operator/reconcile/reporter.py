@@ -1,4 +1,4 @@
-"""Writes what a round tells to the API server: the status where it is due, then an event for each transition."""
+"""Writes status and events of a round to the API server: the status if due, then an event for each transition."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReportApi(Protocol):
-    """What is needed of `KubeApi`."""
+    """The methods in use of `KubeApi`."""
 
     async def patch_status(self, service: ServiceRecord, status: dict[str, Any]) -> dict[str, Any] | None: ...
 
@@ -29,13 +29,13 @@ class ReportApi(Protocol):
 
 @dataclass(slots=True)
 class Reported:
-    """What the reporter remembers of one service.
+    """State of the reporter for one service.
 
     Attributes:
         at: when its status was last written.
         decisions: that are in no status yet.
-        failures: writes that failed in a row.
-        again: when the next may be tried.
+        failures: consecutive failed writes.
+        again: time of the next attempt.
     """
 
     at: float = float("-inf")
@@ -53,7 +53,7 @@ class Reporter:
     async def report(
         self, key: ServiceKey, snapshot: Snapshot, plan: Plan, outcome: Outcome, reported: Reported
     ) -> bool:
-        """Whether nothing that is due failed to be written."""
+        """Whether all due writes succeeded."""
         made = (recorded(decision, snapshot.at) for decision in plan.decisions)
         reported.decisions = (*reported.decisions, *made)[-MAX_DECISIONS:]
         status = build_status(snapshot, plan, outcome, reported.decisions)
@@ -64,7 +64,7 @@ class Reporter:
     async def write(
         self, key: ServiceKey, service: ServiceRecord, status: InferenceServiceStatus, reported: Reported
     ) -> bool:
-        """Writes a status and the events of what changed in it; whether the status was taken."""
+        """Writes a status and the events of its changes; returns whether the status was accepted."""
         if self._clock.steady() < reported.again:
             return False
         try:
@@ -83,7 +83,7 @@ class Reporter:
         return True
 
     async def _event(self, key: ServiceKey, service: ServiceRecord, event: Event) -> None:
-        """The status has said it already, so an event that the API server does not take fails no round."""
+        """The status already contains the change, so a rejected event does not fail the round."""
         try:
             await self._api.event(service, event.type, event.reason, event.message)
         except KubeApiError as error:

@@ -1,8 +1,8 @@
 """Rounds for all services: snapshot -> decide -> execute -> report.
 
-Level-triggered: a round looks at what is there now, not at what happened. An event only means that a service is looked
-at sooner than at the next resync. What must survive a restart is in the status and in the children; windows and
-histories start anew, and decisions wait until they are full.
+Level-triggered: a round uses the current state, not the events. An event only triggers a round before the next resync.
+State that must survive a restart is in the status and in the children; windows and histories restart, and decisions
+wait until they are full.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ logger = logging.getLogger(__name__)
 
 
 class Api(ExecuteApi, ReportApi, Protocol):
-    """What rounds need of `KubeApi`."""
+    """The methods of `KubeApi` that rounds use."""
 
 
 class Gateway(Protocol):
-    """What rounds need of the gateway."""
+    """The methods of the gateway that rounds use."""
 
     def view(self, key: ServiceKey) -> GatewayView:
-        """What its pods say of a service."""
+        """State of a service, as its pods report it."""
 
     def tenant_key(self, key: ServiceKey, uid: str) -> str:
         """Of the service with this uid."""
 
 
 class Recorder(Protocol):
-    """Takes down what decisions got and gave; it never fails."""
+    """Records inputs and outputs of decisions; never fails."""
 
     def decided(self, key: ServiceKey, snapshot: Snapshot, memory: Memory, plan: Plan) -> None: ...
 
@@ -66,7 +66,7 @@ class Recorder(Protocol):
 class RoundSettings:
     """Attributes:
     interval: seconds between two scrapes of a pod.
-    tuning: how limits are stepped.
+    tuning: parameters of tuning.
     """
 
     interval: float = 3.0
@@ -85,7 +85,7 @@ class RoundSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """One version of a service's object, read."""
+    """One version of a service's object, parsed."""
 
     body: Manifest
     settings: Settings
@@ -96,7 +96,7 @@ class _Reading:
 
 @dataclass(slots=True)
 class _Known:
-    """One service between two rounds."""
+    """State of one service between two rounds."""
 
     reading: _Reading
     memory: Memory
@@ -106,13 +106,13 @@ class _Known:
 
 
 class Rounds:
-    """Rounds for all services of this operator; `Workers` says when which service has one.
+    """Rounds for all services of this operator; `Workers` schedules them.
 
     Args:
-        settings: how the operator was installed, as it is now: optional APIs come and go.
+        settings: current settings of the installation: optional APIs may be added or removed.
         token_of: admin token of the service with a uid.
         recorder: of all decisions; None records none.
-        gateway: None where the operator runs without one.
+        gateway: None if the operator runs without one.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Rounds:
         self._unreadable: dict[ServiceKey, Reported] = {}
 
     def services(self) -> set[ServiceKey]:
-        """Every service that needs a round now and then: those there are, and those that were and must be forgotten."""
+        """Every service that needs periodic rounds: existing services, and deleted ones whose state must be removed."""
         return {*self._cache.services(), *self._known}
 
     def is_down(self, key: ServiceKey) -> bool:
@@ -159,7 +159,7 @@ class Rounds:
         )
 
     async def reconcile(self, key: ServiceKey) -> bool:
-        """One round for one service; whether everything that it wanted to write was taken."""
+        """One round for one service; returns whether all its writes were accepted."""
         body = self._cache.service(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._forget(key)  # its children have it as their owner: Kubernetes deletes them
@@ -182,10 +182,10 @@ class Rounds:
         return reported and not outcome.failed
 
     def _read(self, key: ServiceKey, body: Manifest) -> _Known:
-        """What is known of the service, with its object as it is now.
+        """The state of the service, with its current object.
 
         Raises:
-            pydantic.ValidationError: the object cannot be read, not even in part.
+            pydantic.ValidationError: the object cannot be parsed, not even in part.
         """
         known, settings = self._known.get(key), self._settings()
         if known is not None and known.reading.body is body and known.reading.settings == settings:
@@ -232,7 +232,7 @@ class Rounds:
         )
 
     def _deployment(self, key: ServiceKey, uid: str) -> Manifest | None:
-        """The live Deployment, if it is this service's: one of the same name may be another's."""
+        """The live Deployment, if it is this service's: another object of the same name may exist."""
         live = self._cache.child(key, "Deployment", child_names(key.name).main)
         return live if live is not None and owner_uid(live) == uid else None
 
@@ -241,7 +241,7 @@ class Rounds:
             self._metrics.decisions.labels(decision.kind, decision.reason.code).inc()
         shown = shown_of(snapshot, plan)
         if snapshot.service.spec.slo is None:
-            known.attainment = None  # no latency was promised
+            known.attainment = None  # no latency targets
         else:
             known.attainment = (known.attainment or Attainment()).with_samples(
                 snapshot.fresh, {pod.uid for pod in snapshot.pods}, shown.ttft_target, shown.tpot_target
@@ -260,7 +260,7 @@ class Rounds:
         self._known.pop(key, None)
 
     async def _report_unreadable(self, key: ServiceKey, record: ServiceRecord, problem: str) -> bool:
-        """Says in the status what is wrong with a spec of which nothing can be used; all stays as it is."""
+        """Reports an unusable spec in the status; nothing else changes."""
         self._pace.note(key, None)
         self._pool.forget(key)
         pods = self._cache.pods(key)

@@ -1,4 +1,4 @@
-"""What the operator's metrics show of a service after a round. Pure."""
+"""Values of the operator's metrics of a service after a round. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inflight_operator.service_numbers import Shown
 
 
 def shown_of(snapshot: Snapshot, plan: Plan) -> Shown:
-    """Live numbers, over the pods with fresh samples; latency targets are those of a prompt of the mean length."""
+    """Live values, over the pods with fresh samples; latency targets are for a prompt of mean length."""
     policy, fresh = snapshot.policy, snapshot.fresh.values()
     targets = mean_slo(policy, plan.memory.demand)
     ready = sum(pod.serves for pod in snapshot.pods)

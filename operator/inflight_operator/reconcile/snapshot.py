@@ -1,4 +1,4 @@
-"""All that one round looks at, as one value with one time."""
+"""All inputs of one round, as one value with one time."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ class Snapshot:
 
     Attributes:
         service: with its status.
-        unread: fields of the spec that this operator cannot read, a sentence each.
-        policy: the spec in the terms of the decisions.
-        settings: how the operator was installed.
-        tuning: how limits are stepped.
+        unread: one sentence for each field of the spec that this operator cannot parse.
+        policy: the spec converted for the decisions.
+        settings: of the installation.
+        tuning: parameters of tuning.
         now: steady clock.
         at: the same moment by the calendar.
-        pods: all of the service, those on their way out included.
+        pods: all of the service, including terminating ones.
         deployment: the live one; None without one.
         listed: uids of pods that the Service routes to.
         window: samples of the engines.
         fresh: the newest sample of each ready pod that is not stale, by uid.
         scrape_errors: why a pod gave no sample, by uid.
-        told: what became of telling engines their limits, by uid.
+        told: results of sending limits to engines, by uid.
         admin_token: of the service.
         pooled: whether requests go to the pod with the least work, as the gateway sends them; a Service sends them to
             any.
-        may_move: whether the service may move to a newer engine release now.
-        mover: a service that moves and that others wait for; empty when none does.
-        gateway: what the gateway's pods say of the service; None for one that is not behind the gateway.
+        may_move: whether the service may upgrade to a newer engine release now.
+        mover: a service that is upgrading and that others wait for; empty without one.
+        gateway: reports of the gateway's pods on the service; None for one that is not behind the gateway.
         tenant_key: of the service; empty for one that is not behind the gateway.
     """
 
@@ -75,7 +75,7 @@ class Snapshot:
 
     @property
     def replicas(self) -> tuple[PodView, ...]:
-        """Pods that neither leave nor have ended."""
+        """Pods that are neither terminating nor terminated."""
         return tuple(pod for pod in self.pods if not pod.deleting and pod.phase not in ("Failed", "Succeeded"))
 
     @property
@@ -91,13 +91,13 @@ def engine_container(deployment: Manifest) -> Manifest:
 
 
 def fresh_samples(window: Window, pods: tuple[PodView, ...], now: float, max_age: float) -> dict[str, Sample]:
-    """The newest sample of each pod that takes requests, where it is at most `max_age` seconds old."""
+    """The newest sample of each ready pod, if at most `max_age` seconds old."""
     ready = {pod.uid for pod in pods if pod.serves}
     return {uid: sample for uid, sample in window.latest(now, max_age).items() if uid in ready}
 
 
 def deployment_view(deployment: Mapping[str, Any] | None, replicas: int) -> DeploymentView | None:
-    """The Deployment as last seen; `replicas` is what is ordered now, which the watch may not have told yet."""
+    """The Deployment as last seen; `replicas` is the number ordered now, which the watch may not have delivered yet."""
     if deployment is None:
         return None
     status = deployment.get("status", {})

@@ -1,4 +1,4 @@
-"""What became of telling an engine its limits."""
+"""Result of sending limits to an engine."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from inflight_operator.limits import LimitsInForce
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """What became of telling one engine its limits.
+    """Result of sending limits to one engine.
 
     Attributes:
-        taken: the limits it took last; None before it took any.
+        taken: the last accepted limits; None before the first.
         at: when, on the steady clock.
-        complaint: why it did not take the last ones; empty when it did.
-        again: when it may be tried again after that, on the steady clock.
+        complaint: why it did not accept the last ones; empty if it did.
+        again: time of the next attempt after a failure, on the steady clock.
     """
 
     taken: LimitsInForce | None = None

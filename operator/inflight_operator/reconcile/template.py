@@ -1,5 +1,5 @@
-"""Whether a service's pods are replaced now: what a user changed at once, what an upgrade changed at its turn, and
-nothing that the operator cannot read completely."""
+"""Rollout of pod template changes: user changes at once, upgrades in turn, and none while the spec cannot be fully
+parsed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from inflight_operator.render.deployment import SPEC_DIGEST, TEMPLATE_DIGEST
 @dataclass(frozen=True, slots=True)
 class Template:
     """Attributes:
-    hold: the live pod template stays as it is.
-    state: where the service stands with a newer engine release.
-    why: what to say about it; None when there is nothing to say.
+    hold: keep the live pod template.
+    state: of the upgrade to a newer engine release.
+    why: the reason to report; None without one.
     """
 
     hold: bool = False
@@ -28,7 +28,7 @@ class Template:
 
 
 def decide_template(snapshot: Snapshot, memory: Memory, children: Sequence[Manifest], *, rolled_out: bool) -> Template:
-    """What becomes of the pod template in this round.
+    """The decision on the pod template in this round.
 
     Args:
         children: as rendered now.
@@ -38,7 +38,7 @@ def decide_template(snapshot: Snapshot, memory: Memory, children: Sequence[Manif
     live = _annotations(snapshot.deployment)
     in_place = live.get(TEMPLATE_DIGEST) == _annotations(wanted)[TEMPLATE_DIGEST]
     if snapshot.unread:
-        # Pods that were there once and are gone are made again, of what can be read.
+        # A deleted Deployment is created again, from the readable part of the spec.
         first = snapshot.deployment is None and snapshot.service.status.engine is None
         hold = first or (snapshot.deployment is not None and not in_place)
         return Template(hold=hold, why=Reason("SpecNotUnderstood", {"said": "; ".join(snapshot.unread)}))
@@ -50,7 +50,7 @@ def decide_template(snapshot: Snapshot, memory: Memory, children: Sequence[Manif
     if not _same_spec(snapshot, live):
         return Template()
     if not any(pod.serves for pod in snapshot.pods):
-        return Template()  # no pod takes requests, so there is nothing that moving could harm
+        return Template()  # no pod is ready, so an upgrade interrupts nothing
     if memory.moving is not None or snapshot.may_move:
         return Template(state="Moving", why=Reason("EngineUpgrade"))
     return Template(hold=True, state="Pending", why=Reason("EngineUpgradePending", {"holder": snapshot.mover}))
@@ -61,7 +61,7 @@ def _same_spec(snapshot: Snapshot, live: Manifest) -> bool:
     made_from = live.get(SPEC_DIGEST)
     if made_from is not None:
         return bool(made_from == snapshot.policy.template_inputs)
-    # An operator that did not note it: its status says for which spec it last worked.
+    # An operator version that did not record it: the status has the observed generation.
     return snapshot.service.status.observed_generation == snapshot.service.metadata.generation
 
 

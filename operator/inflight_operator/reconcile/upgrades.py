@@ -1,4 +1,4 @@
-"""Which services move to a newer engine release when: so many at a time, each only when the last one is ready."""
+"""Paced engine upgrades: a limited number of services at a time, each only after the last one is ready."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ UpgradeMode = Literal["Paced", "AtOnce", "Held"]
 
 
 class UpgradePace:
-    """The turns of all services of one operator. What it knows comes from their rounds, so it needs no memory of its
-    own: a new process gives no turn before every service had a round.
+    """The upgrade turns of all services of one operator. State comes from their rounds and is not stored: a new process
+    gives no turn before every service had a round.
 
     Args:
         at_once: services that may be moving at the same time, in mode Paced.
@@ -26,10 +26,10 @@ class UpgradePace:
         self._moving: set[ServiceKey] = set()
 
     def may_move(self, services: int) -> bool:
-        """Whether one more service may begin to move now.
+        """Whether one more service may start to upgrade now.
 
         Args:
-            services: how many there are.
+            services: number of services.
         """
         if self._mode != "Paced":
             return self._mode == "AtOnce"
@@ -37,11 +37,11 @@ class UpgradePace:
 
     @property
     def holder(self) -> str:
-        """A service whose turn it is, for those that wait; empty when none moves."""
+        """A service that is upgrading, to report to waiting ones; empty if none is."""
         return str(min(self._moving)) if self._moving else ""
 
     def note(self, key: ServiceKey, state: UpgradeState | None) -> None:
-        """What a round found of one service."""
+        """Records the result of a round of one service."""
         self._known.add(key)
         if state == "Moving":
             self._moving.add(key)

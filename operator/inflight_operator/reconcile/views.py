@@ -1,4 +1,4 @@
-"""From a snapshot to what each decision takes. Whatever is measured over a window is computed here, once a round."""
+"""Inputs of each decision from a snapshot. Window measurements are computed here, once a round."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from inflight_operator.reconcile.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the engines showed over the last `Window.span` seconds.
+    """Measurements of the engines over the last `Window.span` seconds.
 
     Attributes:
         ttft_p95, tpot_p95: seconds; None without observations.
@@ -55,7 +55,7 @@ def pod_load(sample: Sample) -> PodLoad:
 def scaling_observation(
     snapshot: Snapshot, replicas: Replicas, ordered: int, measured: Measured, limits: Limits, *, fixed: bool
 ) -> ScalingObservation:
-    """What the scaling decision sees.
+    """Inputs of the scaling decision.
 
     Args:
         ordered: replicas ordered from the child now.
@@ -85,7 +85,7 @@ USUAL_START_UP = 60.0
 
 
 def with_demand(snapshot: Snapshot, demand: DemandHistory) -> DemandHistory:
-    """With what the fresh samples of this round show."""
+    """With the fresh samples of this round."""
     moment = snapshot.at.timestamp()
     ready_for = {pod.uid: moment - pod.ready_since for pod in snapshot.pods if pod.ready_since is not None}
     return demand.with_samples(snapshot.fresh, ready_for, snapshot.now, {pod.uid for pod in snapshot.pods})
@@ -94,7 +94,7 @@ def with_demand(snapshot: Snapshot, demand: DemandHistory) -> DemandHistory:
 def demand_view(
     snapshot: Snapshot, demand: DemandHistory, pods: Pods, startups: StartUps, observation: ScalingObservation
 ) -> DemandView:
-    """What the number of replicas is decided from."""
+    """Inputs of the decision on the number of replicas."""
     moment, fresh = snapshot.at.timestamp(), snapshot.fresh.values()
     start_up = USUAL_START_UP if startups.usual is None else startups.usual
     under_way = [
@@ -128,15 +128,15 @@ def _held_tokens(snapshot: Snapshot, prompt: float) -> float:
     """Prompt tokens that wait at the gateway.
 
     Args:
-        prompt: mean tokens of a prompt, for a gateway that does not tell.
+        prompt: mean tokens of a prompt, for a gateway that does not report them.
     """
     gateway = snapshot.gateway
     return 0.0 if gateway is None else gateway.held_prompt_tokens or gateway.held * prompt
 
 
 def limits_bounds(policy: Policy) -> LimitsBounds:
-    """The bounds of `spec.tuning`; in mode Off what engines are started with. Each engine gets at most its own capacity
-    of it, so one that has less does not limit the others."""
+    """The bounds of `spec.tuning`; in mode Off the limits that engines are started with. Each engine gets at most its
+    own capacity, so a smaller engine does not limit the others."""
     if policy.tuning is TuningMode.OFF:
         return LimitsBounds(policy.tuning_bounds.low.at_most(policy.capacity), policy.capacity)
     return bounds_of_tuning(policy)
@@ -149,12 +149,12 @@ def bounds_of_tuning(policy: Policy) -> LimitsBounds:
 
 
 def mean_slo(policy: Policy, demand: DemandHistory) -> Slo:
-    """What measured latencies are compared with."""
+    """Latency targets for comparison with measurements."""
     return policy.slo.of_mean(demand.workload.prompt if demand.workload is not None else 0.0)
 
 
 def tuning_model(snapshot: Snapshot, demand: DemandHistory) -> TuningModel | None:
-    """The cost model that limits come from; None while there is none to be believed."""
+    """The cost model for limits; None without a reliable one."""
     workload = recent_workload(demand)
     if demand.replica is None or workload is None:
         return None
@@ -163,10 +163,10 @@ def tuning_model(snapshot: Snapshot, demand: DemandHistory) -> TuningModel | Non
 
 
 def tuning_view(window: Window, start: float, now: float, slo: Slo, names: Mapping[str, str]) -> TuningView:
-    """What the tuning decision sees: everything from `start` on.
+    """Inputs of the tuning decision: measurements from `start` on.
 
     Args:
-        names: of the pods that can be told limits, by uid.
+        names: of the pods that accept limits, by uid.
     """
     span = window.since(start)
     tpot = span.histogram(lambda sample: sample.tpot)
@@ -217,6 +217,6 @@ def _quality(pods: Sequence[PodSpan], slo: Slo) -> Quality:
 
 
 def _per_pod(pods: Sequence[PodSpan], of: Callable[[PodSpan], float]) -> float:
-    """Growth a second, the mean of the pods that were measured."""
+    """Growth a second, the mean over measured pods."""
     rates = [of(pod) / pod.seconds for pod in pods if pod.seconds > 0]
     return sum(rates) / len(rates) if rates else 0.0

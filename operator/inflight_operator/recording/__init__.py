@@ -1,4 +1,4 @@
-"""Recording what decisions got and gave, and repeating them.
+"""Recording of inputs and outputs of decisions, and replay.
 
 `recorder` writes each round of a service, `reader` reads rounds back, `differences` compares two plans field by field.
 """

@@ -1,19 +1,19 @@
-"""Values of the decisions as JSON, and back, by the annotations of their types alone: a field that is added to a
-dataclass is recorded without a change here.
+"""JSON encoding and decoding of the decisions' values, driven by type annotations: a field added to a dataclass is
+recorded without a change here.
 
-A round looks at much that the round before it looked at: immutable values are the same objects, and an object that was
-written before is written as its number. Values that get a number are dataclasses, pydantic models, manifests, bytes and
-tuples of any length (but empty ones), in the order in which they end; none of them is a number in JSON, so a number in
-the place of one is a reference.
+Consecutive rounds share many inputs: immutable values are the same objects, and an object that was written before is
+written as its number. Values that get a number are dataclasses, pydantic models, manifests, bytes and tuples of any
+length (but empty ones), in the order in which they end; none of them is a number in JSON, so a number in the place of
+one is a reference.
 
 | type | JSON |
 |---|---|
 | dataclass, named tuple | list of its fields, in their order |
-| pydantic model | object, what was set of it |
+| pydantic model | object of the fields that were set |
 | `dict[str, Any]`, `Any` | as it is |
 | tuple, frozenset, sequence | list; a frozenset sorted |
 | mapping | object; list of pairs where keys are no strings |
-| bytes | string, hexadecimal: what is the same in two values is the same in their text, whatever is before it |
+| bytes | string, hexadecimal: equal parts of two values have equal text, independent of the bytes before |
 | datetime | string, ISO 8601 |
 | enum | its value |
 | one of several types, not all of them numbers and strings | list of the position of the type and its value |
@@ -79,7 +79,7 @@ class Written:
         return written
 
     def begin(self) -> None:
-        """From here on `forget` counts what is in use."""
+        """Starts the usage tracking for `forget`."""
         self._parts = []
 
     def forget(self) -> None:
@@ -135,7 +135,7 @@ class Codec(Generic[Value]):
         self._form = self._form_of(of)
 
     def write(self, value: Value, known: Written) -> object:
-        """What `json.dumps` takes."""
+        """The value in a form for `json.dumps`."""
         return _writer(self._form)(value, known)
 
     def read(self, written: object, known: Read) -> Value:

@@ -1,4 +1,4 @@
-"""Where two values of one type differ, field by field."""
+"""Differences of two values of one type, field by field."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Difference:
 
 
 def differences(was: Any, now: Any, where: str = "") -> Iterator[Difference]:
-    """The innermost values that differ. A number that is not one (NaN) equals itself."""
+    """The innermost values that differ. NaN equals itself."""
     if was is now or was == now or (was != was and now != now):
         return
     if is_dataclass(was) and type(was) is type(now):

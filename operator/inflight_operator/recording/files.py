@@ -1,4 +1,4 @@
-"""Files of a recording in one folder, of bounded size together: the oldest go when there are too many."""
+"""Files of a recording in one folder, of bounded size together: the oldest are deleted at the size limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FLUSH_BYTES = 64 * 1024
 """Of lines, before compression, that are written at once."""
 
 FLUSH_SECONDS = 10.0
-"""Of rounds: what a killed process loses."""
+"""Of rounds: maximum loss when the process is killed."""
 
 _GZIP = 16 + zlib.MAX_WBITS
 _LEVEL = 1

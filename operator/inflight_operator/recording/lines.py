@@ -4,8 +4,8 @@ The first line is the header: `{"recording": "inflight-operator decisions", "ver
 ...}`. `version` is the operator's; `types` has the names of the fields of each dataclass and named tuple in the file.
 
 Each other line is a round of a service: `{"service": "NAMESPACE/NAME", "whole": true, "snapshot": ..., "memory": ...,
-"plan": ...}` as `codec` writes them. What was written for the same service in earlier lines is referred to, back to its
-last line with `whole`, which refers to nothing before it. Each file begins with such a line for each of its services.
+"plan": ...}` as `codec` writes them. A line refers to values in earlier lines of the same service, back to its last
+line with `whole`, which has no references before it. Each file begins with such a line for each of its services.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PLACEHOLDER = "token-not-recorded"
 
 
 class RoundCodec:
-    """What `decide` takes and gives.
+    """Inputs and output of `decide`.
 
     Attributes:
         types: fields of all dataclasses in it, by full name.

@@ -29,7 +29,7 @@ class Round:
     """One round of one service, as it was recorded.
 
     Attributes:
-        line: of the file.
+        line: in the file.
         service: `NAMESPACE/NAME`.
     """
 
@@ -41,7 +41,8 @@ class Round:
 
 
 class Recording:
-    """One file. It may be growing still, or have been cut short when its operator was killed: what is there is used.
+    """One file. It may be growing still, or have been cut short when its operator was killed: the readable part is
+    used.
 
     Attributes:
         started: when the file was begun, ISO 8601.
@@ -126,7 +127,7 @@ class Recording:
 
 
 def _first_difference(theirs: dict[str, list[str]], ours: dict[str, list[str]]) -> tuple[str, str]:
-    """The name of a type, and what is different about it."""
+    """The name of a type, and its difference."""
     for name in sorted({*theirs, *ours}):
         short, there, here = name.rpartition(".")[2], theirs.get(name, []), ours.get(name, [])
         if there != here:

@@ -1,4 +1,4 @@
-"""Writes what each round's decision got and gave, so that it can be repeated: `inflight-simulate replay-decisions`."""
+"""Writes inputs and outputs of each round's decision for replay: `inflight-simulate replay-decisions`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ DEFAULT_MEBIBYTES = 64
 """Of all files together."""
 
 WHOLE_EVERY = 200
-"""Rounds of a service from which on one is written whole again: what a reader has to remember stays bounded."""
+"""Rounds of a service after which one is written whole again, to bound the memory of a reader."""
 
 FORGET_EVERY = 4
-"""Rounds of a service after which values that are out of use are let go of."""
+"""Rounds of a service after which unused values are released."""
 
 _JSON = json.JSONEncoder(separators=(",", ":"))
 
@@ -44,8 +44,8 @@ class _Stream:
 
 
 class DecisionRecorder:
-    """A recording never harms a round: where it cannot go on (a full disk), it ends with one warning in the log, and
-    what is in the files by then stays readable. Admin tokens and tenant keys are not written.
+    """A recording never affects a round: if it cannot continue (a full disk), it ends with one warning in the log, and
+    its files stay readable. Admin tokens and tenant keys are not written.
 
     Args:
         folder: made when it is missing.
@@ -72,15 +72,15 @@ class DecisionRecorder:
             return
         try:
             self._write(key, snapshot, memory, plan)
-        except Exception as error:  # whatever it is, rounds go on
+        except Exception as error:  # a recording error must not stop rounds
             self._end(error)
 
     def forget(self, key: ServiceKey) -> None:
-        """The service is gone."""
+        """Removes a deleted service."""
         self._streams.pop(key, None)
 
     def close(self) -> None:
-        """Writes what is not in the file yet."""
+        """Flushes buffered rounds to the file."""
         if self._ended:
             return
         try:

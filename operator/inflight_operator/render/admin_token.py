@@ -1,4 +1,4 @@
-"""The Secret with what the service's engines share with the operator, and with the gateway."""
+"""The Secret shared by the service's engines, the operator and the gateway."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECRET_FOLDER = "/etc/inflight/admin"
 
 
 def admin_token_secret(service: InferenceService, token: str, tenant_key: str) -> Manifest:
-    """The Secret; each engine reads it from files, so that it is in no environment and no process list.
+    """The Secret; engines read it from files, so that it appears in no environment variable and no process list.
 
     Args:
         token: for admin calls.

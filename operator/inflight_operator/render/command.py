@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ENGINE_PORT = 8000
 ADMIN_PORT = 8001
-"""For admin calls and metrics; `networkpolicy` says who reaches it."""
+"""For admin calls and metrics; `networkpolicy` restricts access."""
 
 
 def engine_command(

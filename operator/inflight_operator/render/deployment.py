@@ -28,7 +28,7 @@ TEMPLATE_DIGEST = "inflight.dev/template-digest"
 
 
 def deployment(service: InferenceService, replicas: int, settings: Settings) -> Manifest:
-    """The Deployment with its pod template, and where that comes from."""
+    """The Deployment with its pod template, and the identity of its inputs."""
     name, rollout = service.metadata.name, service.spec.rollout
     template = pod_template(service, settings)
     metadata = child_metadata(service, child_names(name).main)
@@ -50,9 +50,9 @@ def deployment(service: InferenceService, replicas: int, settings: Settings) -> 
 
 
 def template_inputs(spec: InferenceServiceSpec) -> str:
-    """Identity of what in a spec the pod template depends on. Only what differs from the defaults counts, so that an
-    operator that knows one field more finds the same identity. Policy fcfs counts as a default: it was one, and the API
-    server has stored it in services that name none."""
+    """Identity of the spec fields that the pod template depends on. Only values that differ from the defaults count, so
+    that an operator with an additional field computes the same identity. Policy fcfs counts as a default: it was one,
+    and the API server has stored it in services that name none."""
     parts = (spec.model, spec.engine, spec.accelerator, spec.rollout, spec.template)
     inputs = [part.model_dump(mode="json", exclude_defaults=True) for part in parts]
     scheduling = inputs[1].get("scheduling", {})
@@ -65,5 +65,5 @@ def template_inputs(spec: InferenceServiceSpec) -> str:
 
 
 def digest(content: Any) -> str:
-    """Sixteen hex digits of what is written as JSON."""
+    """Sixteen hex digits of the hash of the JSON form."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

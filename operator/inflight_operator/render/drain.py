@@ -1,4 +1,4 @@
-"""Drain arithmetic: how long a pod that goes gets before it is killed."""
+"""Graceful shutdown: the termination grace period of a pod."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from inflight_operator.quantities import parse_duration
 
 PROPAGATION_SECONDS = 5
-"""How long routers may need to learn that a pod is going; it keeps serving that long."""
+"""Time for routers to learn that a pod is terminating; it keeps serving for that time."""
 
 MARGIN_SECONDS = 20
 """For the engine to notice, close its sockets and exit, on a machine that is busy."""
@@ -17,7 +17,7 @@ def grace_period_seconds(drain_timeout: str) -> int:
     """terminationGracePeriodSeconds = propagation + drain + margin.
 
     After SIGTERM the engine keeps taking requests for `PROPAGATION_SECONDS`, since routers still send them; then it
-    refuses new ones and finishes what it has within `drain_timeout`; then it exits. Kubernetes kills it only when all
-    of that and a margin have passed, so a request is cut off only by its own drain timeout.
+    rejects new ones and finishes running ones within `drain_timeout`; then it exits. Kubernetes kills it only after all
+    of that and a margin, so only the drain timeout ends requests.
     """
     return PROPAGATION_SECONDS + math.ceil(parse_duration(drain_timeout)) + MARGIN_SECONDS

@@ -1,7 +1,7 @@
-"""The engine's flags for spec.engine.scheduling, spec.engine.kvCache and how weights are kept.
+"""The engine's flags for spec.engine.scheduling, spec.engine.kvCache and the storage of weights.
 
-Only what differs from its default is written, so that a service that asks for none of it keeps its command, and its
-pods, when the operator is upgraded to know one more.
+Only non-default values are written, so that a service without them keeps its command, and its pods, when an operator
+upgrade adds a flag.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from inflight_operator.render.flag_values import number, seconds
 
 
 def engine_flags(spec: InferenceServiceSpec) -> list[str]:
-    """Arguments of `inflight-engine serve`, in a fixed order; none when all is as by default."""
+    """Arguments of `inflight-engine serve`, in a fixed order; none if all values are defaults."""
     engine = spec.engine
     values, defaults = _values(engine), _values(Engine())
     return [
@@ -29,13 +29,14 @@ def engine_flags(spec: InferenceServiceSpec) -> list[str]:
 
 
 def ttft_target(spec: InferenceServiceSpec) -> str | None:
-    """Seconds that engines order waiting requests by, of classes without their own; None: they do not."""
+    """TTFT target in seconds by which engines order waiting requests of classes without their own; None: no ordering by
+    target."""
     ordered = spec.engine.scheduling.policy in (None, "deadline")
     return seconds(spec.slo.ttft_p95) if ordered and spec.slo is not None else None
 
 
 def ttft_flags(spec: InferenceServiceSpec) -> list[str]:
-    """What of `spec.slo` engines are told."""
+    """The parts of `spec.slo` passed to engines."""
     target, slo = ttft_target(spec), spec.slo
     flags = [] if target is None else [f"--ttft-target={target}"]
     if slo is not None and parse_duration(slo.ttft_per_thousand_tokens) and (flags or _has_target(spec.engine)):
@@ -44,7 +45,7 @@ def ttft_flags(spec: InferenceServiceSpec) -> list[str]:
 
 
 def _has_target(engine: Engine) -> bool:
-    """A class has one of its own."""
+    """Whether a class has its own target."""
     return any(each.slo.ttft_p95 is not None for each in engine.scheduling.classes)
 
 

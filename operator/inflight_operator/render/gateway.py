@@ -1,4 +1,4 @@
-"""What changes in the children of a service that is behind the gateway."""
+"""Children of a service behind the gateway."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GATEWAY_LABELS = {"app.kubernetes.io/name": "inflight-gateway"}
 
 
 def behind_gateway(service: InferenceService, settings: Settings) -> bool:
-    """Whether requests to the service go through the gateway: the service asks for it, and there is one."""
+    """Whether requests to the service go through the gateway: the service enables it, and a gateway is installed."""
     return service.spec.gateway.enabled and bool(settings.gateway_service)
 
 
@@ -24,7 +24,7 @@ def gateway_alias(service: InferenceService, settings: Settings) -> Manifest:
     """The Service of the service's name as an alias (CNAME) of the gateway's Service: clients keep the address, and the
     gateway sees in the Host header which service a request is for.
 
-    The port has no effect on the DNS answer; it says which one clients use.
+    The port has no effect on the DNS answer; it documents the port that clients use.
     """
     return {
         "apiVersion": "v1",

@@ -1,7 +1,7 @@
-"""The ConfigMap with the limits in force, which a new pod starts with.
+"""The ConfigMap with the limits in force, for new pods.
 
-It is mounted as a file, so that a tuning step changes no pod template: running pods are told over HTTP, new ones read
-it.
+It is mounted as a file, so that a tuning step changes no pod template: running pods get limits over HTTP, new pods read
+the file.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ LIMITS_FILE = "limits.json"
 
 
 def limits_config_map(service: InferenceService, in_force: LimitsInForce) -> Manifest:
-    """The ConfigMap. Limits are held to the capacities, which the user may have lowered since the limits were decided:
-    an engine refuses to start above them."""
+    """The ConfigMap. Limits are capped at the capacities, which the user may have lowered since the decision: an engine
+    refuses to start with higher limits."""
     limits = in_force.limits.at_most(capacity(service.spec))
     content = {
         "max_num_seqs": limits.max_num_seqs,

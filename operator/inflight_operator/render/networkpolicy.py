@@ -1,16 +1,14 @@
 """The NetworkPolicy of the service's pods.
 
-In: the serving port from anywhere, since it is for the service's users to say who calls it. Where the service asks for
-API keys, only from the gateway, which checks them, and from the peers beside the operator that may reach the admin
-port; so without a gateway, no client reaches such a service. The admin port only from
-the operator's pods and from the peers the operator was installed with, such as Prometheus: calls that change an engine
-are signed or carry the token, and users have no way to try one. An operator outside the cluster has no pods to name,
-so its engines' admin port is open. Kubernetes always lets the node reach its own pods, and the kubelet's probes use the
-serving port.
+Ingress: the serving port from anywhere, since callers are up to the service's users. If the service requires API keys,
+only from the gateway, which checks them, and from the peers beside the operator that may reach the admin port; so
+without a gateway, no client reaches such a service. The admin port only from the operator's pods and from the peers the
+operator was installed with, such as Prometheus: calls that change an engine are signed or carry the token, and users
+have no way to try one. An operator outside the cluster has no pods to select, so the admin port of its engines is open.
+Kubernetes always lets the node reach its own pods, and the kubelet's probes use the serving port.
 
-Out: only DNS and the trace collector, if there is one, where the model comes with the image or from a claim. Models
-from Hugging Face are fetched by the pod itself, through whatever mirror or proxy its environment names, so there the
-way out stays open.
+Egress: only DNS and the trace collector, if any, for models in the image or on a claim. The pod fetches Hugging Face
+models itself, through any mirror or proxy in its environment, so egress stays open for these.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ def downloads_model(service: InferenceService) -> bool:
 
 
 def network_policy(service: InferenceService, settings: Settings) -> Manifest:
-    """The policy; see the module for what it allows and why. Ports go by name: pods of an earlier release may lack one.
+    """The policy; see the module for its rules and reasons. Ports go by name: pods of an earlier release may lack one.
 
     The policy depends on the spec and the settings only.
     """

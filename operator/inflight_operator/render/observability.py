@@ -1,7 +1,7 @@
-"""Traces and logs of engines: flags, environment, and the way to the trace collector.
+"""Traces and logs of engines: flags, environment, and egress to the trace collector.
 
-What a service does not set comes from how the operator was installed. A change of that changes pod templates but no
-spec, so running services move to it as to a newer engine release, at their turn.
+Unset fields of a service default to the operator's settings. A change of these changes pod templates but no spec, so
+running services are updated in turn, as in an engine upgrade.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def observability_of(service: InferenceService, settings: Settings) -> EngineObservability:
-    """What holds for a service: its own fields, else those of the installation."""
+    """The effective settings of a service: its own fields, else those of the installation."""
     tracing, logs, default = service.spec.engine.tracing, service.spec.engine.logs, settings.observability
     ratio = default.sampling_ratio if tracing.sampling_ratio is None else tracing.sampling_ratio
     return EngineObservability(
@@ -37,7 +37,7 @@ def observability_of(service: InferenceService, settings: Settings) -> EngineObs
 
 
 def observability_flags(observability: EngineObservability) -> list[str]:
-    """Arguments of `inflight-engine serve`: only what differs from the engine's own defaults."""
+    """Arguments of `inflight-engine serve`: only values that differ from the engine's defaults."""
     flags = []
     if observability.traces_endpoint:
         flags.append(f"--otlp-traces-endpoint={observability.traces_endpoint}")
@@ -74,7 +74,7 @@ def collector_egress(observability: EngineObservability) -> list[Manifest]:
 
     A collector that is named as a Service, NAME.NAMESPACE.svc, is any pod of that namespace: policies see the ports of
     its pods, which may differ from the Service's. An IP address is that address with the URL's port; any other name is
-    any address with that port. Of a URL that reaches nothing only DNS is left.
+    any address with that port. For an unusable URL only DNS is allowed.
     """
     if not observability.traces_endpoint:
         return []
@@ -96,7 +96,7 @@ def collector_egress(observability: EngineObservability) -> list[Manifest]:
 
 
 def _host_and_port(endpoint: str) -> tuple[str, int] | None:
-    """None for a URL that reaches nothing. The API server refuses those, but may have stored some before it did."""
+    """None for an unusable URL. The API server rejects those, but an older version may have stored some."""
     try:
         url = urlsplit(endpoint)
         port = _PORTS.get(url.scheme) if url.port is None else url.port

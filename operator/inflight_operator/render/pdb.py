@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def pod_disruption_budget(service: InferenceService) -> Manifest:
-    """At most one pod is taken at once.
+    """At most one pod is evicted at a time.
 
     `minAvailable` would make a service of one replica block a node drain. A pod that is not Ready serves
     no requests, so it may always be evicted.

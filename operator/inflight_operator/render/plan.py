@@ -1,4 +1,4 @@
-"""What rendering needs beside the service itself: decisions of the loop, and how the operator was installed."""
+"""Inputs of rendering besides the service: decisions of the round, and settings of the installation."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 from inflight_operator.limits import LimitsInForce
 
 Manifest = dict[str, Any]
-"""A Kubernetes object as the API server takes it."""
+"""A Kubernetes object in the form that the API server accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildPlan:
-    """What was decided for the children of one service.
+    """Decisions for the children of one service.
 
     Attributes:
         replicas: of the Deployment.
         limits: in force, which new pods start with.
         admin_token: for the engines' admin calls.
-        tenant_key: by which engines verify what the gateway says of a request's tenant; empty for a service that is not
-            behind the gateway.
+        tenant_key: for engines to verify the tenant of a request that the gateway signs; empty for a service that is
+            not behind the gateway.
     """
 
     replicas: int
@@ -48,13 +48,13 @@ class EngineObservability:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the operator was installed.
+    """Settings of the installation.
 
     Attributes:
-        engine_image: image of engines whose service names none.
+        engine_image: default image of engines.
         engine_pull_policy: when the kubelet pulls the engines' images; empty takes the default of Kubernetes.
         available_apis: optional APIs the cluster has, as `GROUP/VERSION/KIND`.
-        operator_namespace: where the operator's pods are, which may reach the engines' admin port; None when the
+        operator_namespace: of the operator's pods, which may reach the engines' admin port; None when the
             operator does not run in a pod.
         admin_peers: NetworkPolicyPeers that may reach the admin port as well.
         observability: traces and logs of engines whose service does not set them.

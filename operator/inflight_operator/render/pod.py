@@ -33,12 +33,12 @@ _SCRATCH = "/tmp"
 
 
 def startup_limit_seconds(service: InferenceService) -> int:
-    """How long an engine may take to download and load its model before it is restarted."""
+    """Seconds for an engine to download and load its model before it is restarted."""
     return math.ceil(parse_duration(service.spec.rollout.startup_timeout))
 
 
 def pod_template(service: InferenceService, settings: Settings) -> Manifest:
-    """The pod template. It depends on the spec and the settings only, never on what was decided or measured."""
+    """The pod template. It depends only on the spec and the settings, never on decisions or measurements."""
     name = service.metadata.name
     names = child_names(name)
     volumes: list[Manifest] = [
@@ -64,7 +64,7 @@ def pod_template(service: InferenceService, settings: Settings) -> Manifest:
     pod: Manifest = {
         "metadata": {"labels": child_labels(name)},
         "spec": {
-            # Written out, since the API server keeps an account that was once set when the field is merely taken away.
+            # Explicit, since the API server keeps an earlier account when the field is only removed.
             "serviceAccountName": "default",
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
@@ -117,14 +117,14 @@ def _environment(service: InferenceService, observability: EngineObservability) 
     variables: dict[str, Manifest] = {
         "HOME": {"value": _SCRATCH},
         "INFLIGHT_ADMIN_TOKEN_FILE": {"value": f"{SECRET_FOLDER}/{TOKEN_KEY}"},
-        # The engine takes a signed admin call only when it names this pod.
+        # The engine accepts a signed admin call only if it names this pod.
         "INFLIGHT_POD_UID": {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.uid"}}},
     }
     if downloads_model(service):
         variables["HF_HOME"] = {"value": f"{MODEL_FOLDER}/huggingface"}
     else:
         variables["HF_HOME"] = {"value": f"{_SCRATCH}/huggingface"}
-        # The network policy lets nothing out of these pods: a library that asks the hub would wait, not fail.
+        # The network policy blocks egress of these pods: a call to the hub would time out instead of failing at once.
         variables["HF_HUB_OFFLINE"] = {"value": "1"}
     variables |= trace_environment(service, observability)
     return [{"name": name, **value} for name, value in variables.items()]

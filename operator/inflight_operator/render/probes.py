@@ -1,10 +1,10 @@
-"""The kubelet's probes of an engine: how soon a pod that hangs gets no more requests, and is restarted.
+"""The kubelet's probes of an engine: time until a hanging pod is unready, and until it is restarted.
 
 All go to the serving port. `/ready` and `/health` are answered by the API process, which compares the engine process'
-progress with the predicted time of a step (at least 5 s): an engine process that hangs shows as a 503, a pod of which
-every process hangs as a probe without an answer.
+progress with the predicted time of a step (at least 5 s): a hanging engine process answers 503, a pod whose processes
+all hang does not answer the probe.
 
-A probe that is not answered takes its whole timeout; the next one starts with the next tick of its period, or at once
+An unanswered probe takes its whole timeout; the next one starts with the next tick of its period, or at once
 when that has passed. With period P, timeout T and threshold N a pod that stops answering fails within
 P + N * max(P, T), and one that answers 503 within N * P.
 """
@@ -25,7 +25,7 @@ def engine_probes(startup_limit_seconds: int) -> Manifest:
     """`startupProbe`, `readinessProbe` and `livenessProbe` of the engine's container.
 
     Args:
-        startup_limit_seconds: how long an engine may load. A loading engine is healthy, so only the start-up probe
+        startup_limit_seconds: maximum load time of an engine. A loading engine is healthy, so only the start-up probe
             bounds that; the others begin when it has succeeded.
     """
     return {
@@ -38,7 +38,7 @@ def engine_probes(startup_limit_seconds: int) -> Manifest:
         },
         # Out of the endpoints within 4 s (1 + 3) without an answer, and 1 s after a 503. One probe with a long timeout
         # rather than three with a short one: an API process on a busy CPU that takes 1 or 2 s for each answer serves
-        # on, and taking pods out of a fleet that is slow because it is full makes the others slower.
+        # on, and removing pods from an overloaded fleet makes the others slower.
         "readinessProbe": {
             "httpGet": {"path": "/ready", "port": PORT_NAME},
             "periodSeconds": 1,

@@ -1,4 +1,4 @@
-"""What the engine's pod requests, and bounds on its volumes, where the user sets nothing else."""
+"""Default resource requests of the engine's pod, and bounds on its volumes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def engine_resources(service: InferenceService) -> Manifest:
     such accelerators come in have 4 cores and 16 GB or more for each, so the requests do not decide where a pod fits. A
     memory limit would be a guess: how much host memory loading takes depends on the model.
 
-    On CPU weights and cache are host memory, so there is a limit. The engine takes the cores that are idle; 250m is its
-    share where others want them too.
+    On CPU weights and cache are host memory, so there is a limit. The engine uses idle cores; 250m is its share under
+    contention.
     """
     accelerator = service.spec.accelerator
     swap = parse_quantity(service.spec.engine.kv_cache.swap)
@@ -42,7 +42,7 @@ def engine_resources(service: InferenceService) -> Manifest:
 def download_size(service: InferenceService) -> str:
     """Bound of the volume that an hf:// model is downloaded to, as a quantity.
 
-    The default never stands in the way of a model that the pod could serve: 256Gi is more than the memory of any one
+    The default is large enough for any model that the pod could serve: 256Gi is more than the memory of any one
     accelerator, and 64Gi on CPU is 16 times the memory limit.
     """
     storage, count = service.spec.model.storage, service.spec.accelerator.count
@@ -50,5 +50,5 @@ def download_size(service: InferenceService) -> str:
 
 
 def _more(memory: str, swap: Decimal) -> str:
-    """The quantity with the swap memory on top; as it is written where there is none."""
+    """The quantity with the swap memory on top; unchanged without swap."""
     return str(int(parse_quantity(memory) + swap)) if swap else memory

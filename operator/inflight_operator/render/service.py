@@ -1,4 +1,4 @@
-"""The Service clients call: http://NAME.NAMESPACE.svc."""
+"""The Service for clients: http://NAME.NAMESPACE.svc."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ CHILD_KINDS = ("Secret", "ConfigMap", "Deployment", "Service", "PodDisruptionBud
 
 
 def render(service: InferenceService, plan: ChildPlan, settings: Settings) -> list[Manifest]:
-    """The children of `service`, in the order to apply them: what pods mount comes before the pods.
+    """The children of `service`, in the order to apply them: objects that pods mount come before the Deployment.
 
     The same input gives the same bytes. Limits, replicas and token do not change the pod template, so neither tuning
     nor scaling ever restarts a pod.

@@ -1,4 +1,4 @@
-"""Merges `spec.template` over the pod the operator makes."""
+"""Merges `spec.template` over the operator's pod template."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _AS_GIVEN = (
 
 
 def merge_template(pod: Manifest, template: PodTemplate) -> Manifest:
-    """A new pod template with the user's parts in it; the engine is its first container.
+    """A new pod template with the user's parts merged; the engine is its first container.
 
     Labels, environment variables and resources replace the operator's of the same name; volumes and mounts are added
-    (names that could clash are refused by the API server).
+    (the API server rejects conflicting names).
     """
     user: dict[str, Any] = template.model_dump(mode="json", by_alias=True, exclude_none=True)
     engine, *others = pod["spec"]["containers"]
@@ -62,8 +62,8 @@ def _spread(constraints: list[Manifest], labels: dict[str, str]) -> Manifest:
 
 
 def _merge_resources(ours: Manifest, users: Manifest) -> Manifest:
-    """The user's requests and limits over ours. Of ours, a request above the user's limit or a limit below the user's
-    request gives way: the API server refuses such a pod."""
+    """The user's requests and limits over the defaults. A default request above the user's limit, or a default limit
+    below the user's request, is dropped: the API server would reject such a pod."""
     requests, limits = dict(ours.get("requests", {})), dict(ours.get("limits", {}))
     for name, limit in users["limits"].items():
         if name in requests and parse_quantity(requests[name]) > parse_quantity(limit):
@@ -76,5 +76,5 @@ def _merge_resources(ours: Manifest, users: Manifest) -> Manifest:
 
 
 def _by_name(ours: list[Manifest], users: list[Manifest]) -> list[Manifest]:
-    """Environment variables in order, the user's in place of ours of the same name; the last of a name counts."""
+    """Environment variables in order, the user's replace defaults of the same name; the last of a name wins."""
     return list({variable["name"]: variable for variable in [*ours, *users]}.values())

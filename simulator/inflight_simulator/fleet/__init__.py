@@ -1,1 +1,1 @@
-"""A fleet of replicas behind a router, with pods that come and go: what a scaler would make of it."""
+"""Simulation of a fleet of replicas behind a router, under a scaler that adds and removes pods."""

@@ -1,4 +1,4 @@
-"""The operator's decisions on a simulated fleet: `decide` as it is, with snapshots of pods that are not there."""
+"""The operator's decisions on a simulated fleet: the real `decide`, with snapshots of simulated pods."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def service_of(config: FleetConfig) -> InferenceService:
 
 
 class Autopilot:
-    """A controller that does what the operator's rounds do, at their interval.
+    """A controller that runs the operator's rounds, at their interval.
 
     Args:
         scales: order the replicas that the operator asks for. Without, only its limits are used.
 
     Attributes:
-        decisions: what was decided, in words, with the time.
+        decisions: texts of the decisions, with the time.
     """
 
     def __init__(self, config: FleetConfig, *, scales: bool = True) -> None:
@@ -100,7 +100,7 @@ class Autopilot:
     def _snapshot(self, fleet: Fleet, now: float) -> Snapshot:
         pods = tuple(_view(pod, now) for pod in fleet.live)
         samples = {pod.name: scraped(pod, fleet.config, now) for pod in fleet.live if pod.routable}
-        # As the operator does: what is known of pods that take no requests any more is dropped.
+        # As in the operator: state of pods that no longer take requests is dropped.
         self._window = self._window.with_samples(samples, samples, now)
         self._told = {uid: told for uid, told in self._told.items() if uid in samples}
         return Snapshot(

@@ -1,4 +1,4 @@
-"""What a replica runs out of as its load grows, by the capacity model."""
+"""Bottlenecks of a replica under growing load, by the capacity model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inflight_cost.capacity import Margins, Replica, Steady, StepLimits, Targets
 TTFT, TPOT, KV_CACHE, SLOTS = "TTFT", "TPOT", "KV cache", "slots"
 
 MOST = 1000.0
-"""Times the load from which a thing counts as never running out."""
+"""Multiple of the load from which a resource counts as unlimited."""
 _HALVINGS = 40
 
 
@@ -22,10 +22,10 @@ def breaking_points(
     limits: StepLimits,
     margins: Margins | None = None,
 ) -> dict[str, float]:
-    """How many times `rate`, requests a second of one replica, each thing holds, the first to break first.
+    """Multiple of `rate`, requests a second of one replica, that each resource sustains, smallest first.
 
     `TTFT` is prefill: the share of full steps, or of the time, that prompts take. Margins are those of the capacity
-    model, so that a number of 1.0 is as much as it would plan for. Targets that are None are left out.
+    model, so that 1.0 is the load that it would plan for. Targets that are None are left out.
     """
     margins = margins or Margins()
 
@@ -52,7 +52,7 @@ def first_to_break(points: Mapping[str, float]) -> str:
 
 
 def _largest_factor(holds: Callable[[float], bool]) -> float:
-    """Up to `MOST`; infinite where it holds even there."""
+    """Up to `MOST`; infinite if it holds even there."""
     if holds(MOST):
         return math.inf
     low, high = 0.0, MOST

@@ -57,7 +57,7 @@ def run_fleet_command(flags: argparse.Namespace) -> int:
     run = simulate_named(flags.scaler, requests, config, progress)
     progress.end()
     if flags.plot is not None:
-        # Imported only where it is wanted: it takes longer than many a simulation.
+        # Imported on demand: the import takes longer than many simulations.
         from inflight_simulator.fleet.plot import plot_fleet
 
         plot_fleet(flags.plot, flags.scaler, run)

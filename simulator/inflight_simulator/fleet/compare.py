@@ -14,7 +14,7 @@ from inflight_simulator.report import aligned
 from inflight_simulator.summary import Distribution
 
 KEPT = 0.99
-"""Share of requests in target from which a scaler's replica-hours are what is compared."""
+"""Share of requests in target from which scalers are compared by replica-hours."""
 
 Finished = Callable[[str, FleetRun], None]
 
@@ -48,7 +48,7 @@ def _runs(
 
 
 def ranked(summaries: Mapping[str, FleetSummary]) -> list[str]:
-    """First those that keep the targets, the cheapest first; then the others, the best first."""
+    """Scalers that meet the targets first, by cost; then the others, by attainment."""
 
     def rank(name: str) -> tuple[bool, float]:
         summary = summaries[name]
@@ -59,7 +59,7 @@ def ranked(summaries: Mapping[str, FleetSummary]) -> list[str]:
 
 
 def followed(summaries: Mapping[str, FleetSummary]) -> list[str]:
-    """The scalers whose replicas are worth a line over time: those that are not the field's, and its best three."""
+    """The scalers plotted over time: Inflight's own, and the best three others."""
     special = [name for name in summaries if name in SPECIAL]
     return special + [name for name in ranked(summaries) if name not in SPECIAL][:3]
 

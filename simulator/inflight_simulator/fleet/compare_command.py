@@ -77,7 +77,7 @@ def run_fleet_compare(flags: argparse.Namespace) -> int:
     runs = compare(names, requests, config, flags.processes, finished)
     summaries = {name: summarize_fleet(name, requests, config, run) for name, run in runs.items()}
     if flags.plot is not None:
-        # Imported only where it is wanted: it takes longer than many a simulation.
+        # Imported on demand: the import takes longer than many simulations.
         from inflight_simulator.fleet.plot import plot_comparison
 
         plot_comparison(flags.plot, runs, followed(summaries))

@@ -1,4 +1,4 @@
-"""What a fleet simulation is told."""
+"""Configuration of a fleet simulation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ReplicaModel:
         cost: seconds of a step.
         kv_tokens: that the KV cache holds. block_size: tokens in a KV block.
         kv_headroom: share of the blocks that admission leaves free.
-        capacity: largest limits that the engine takes.
+        capacity: largest limits that the engine accepts.
         noise: standard deviation of the logarithm of a step's duration around the cost model's.
         price: of a replica-hour; None: unknown.
     """
@@ -88,13 +88,13 @@ class FleetConfig:
 
     @property
     def ttft_per_token(self) -> float:
-        """Seconds that each token of a prompt adds to its TTFT target where a service is told so: a service knows of no
-        other way in which targets grow."""
+        """Seconds that each prompt token adds to the TTFT target in a service's spec, which has no other form of
+        targets that grow."""
         return (self.targets.prefill_factor or 0.0) * self.replica.cost.prefill_token_s
 
     @property
     def service_targets(self) -> Targets:
-        """The targets as a service is told them, in the terms of the capacity model."""
+        """The targets as in a service's spec, converted for the capacity model."""
         return Targets(self.targets.ttft, self.targets.tpot, self.ttft_per_token)
 
     @property

@@ -1,4 +1,4 @@
-"""Lets a scaler look at the fleet and order replicas."""
+"""Connects a scaler to the fleet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ScalerController:
 
 
 def view_of(fleet: Fleet, now: float) -> FleetView:
-    """What a scaler sees now."""
+    """The scaler's current view of the fleet."""
     config = fleet.config
     return FleetView(
         now=now,

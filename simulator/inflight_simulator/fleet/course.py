@@ -14,10 +14,10 @@ from inflight_simulator.fleet.requests import Requests
 
 @dataclass(slots=True)
 class Course:
-    """What became of each request; lists are by request id.
+    """State of each request; lists are by request id.
 
     Attributes:
-        first_s, end_s: when its first and its last token came; NaN until then.
+        first_s, end_s: times of the first and last token; NaN until then.
         pod: that it was sent to; -1 until then.
         sent_s: when; its arrival, unless the gateway held it.
         ended: requests that ended since the list was last cleared, refused ones included; kept for the gateway.
@@ -33,7 +33,7 @@ class Course:
     sent_s: list[float] = field(init=False)
     ended: list[int] = field(default_factory=list)
     prompt: TokenIds = field(init=False)
-    """Of all requests, where their contents are never looked at."""
+    """Prompt of all requests, if their contents are never read."""
 
     def __post_init__(self) -> None:
         count = len(self.requests)

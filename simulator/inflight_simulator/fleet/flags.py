@@ -27,7 +27,7 @@ def seconds(text: str) -> float:
 
 
 def target(text: str) -> float:
-    """As `seconds`, and so long that there is something to aim at."""
+    """As `seconds`, with a minimum for targets."""
     value = seconds(text)
     if value < _LEAST_TARGET_S:
         raise argparse.ArgumentTypeError(f"must be at least {_LEAST_TARGET_S * 1000:g}ms, not {text}")
@@ -48,7 +48,7 @@ def limits(text: str) -> tuple[bool, StepLimits]:
 
 
 def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
-    """ARRIVALS, the fleet and the targets; not who scales it."""
+    """ARRIVALS, the fleet and the targets; without the scaler."""
     count = number(int, 1, 100_000)
     parser.add_argument(
         "arrivals", type=Path, metavar="ARRIVALS", help="file of requests, in one of the formats below; may be gzipped"

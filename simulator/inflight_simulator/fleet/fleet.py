@@ -1,4 +1,4 @@
-"""The pods of a fleet on one clock: who is there, who gets a request, what happens next."""
+"""The pods of a fleet on one clock: their lifecycle, routing of requests, and the next event."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Fleet:
     """
     Args:
         begin: when the first pods are ready.
-        metered: somebody looks at the pods' metrics.
+        metered: whether a controller reads the pods' metrics.
 
     Attributes:
-        pods: all that ever were, by number.
-        live: those that are not gone, oldest first.
+        pods: all pods of the run, by number.
+        live: existing pods, oldest first.
         ordered: replicas, as ordered last.
         first_limits: of pods that become ready, and their revision.
         counts: of replicas, a row at each change.
-        gateway: None: requests are routed as they come.
+        gateway: None: requests are routed on arrival.
     """
 
     def __init__(self, config: FleetConfig, requests: Requests, begin: float, *, metered: bool) -> None:
@@ -57,7 +57,7 @@ class Fleet:
         self._count(begin)
 
     def send(self, request_id: int, now: float) -> None:
-        """A request comes; all before it was taken in by `advance`."""
+        """A request arrives; `advance` has processed all earlier events."""
         if self.gateway is None:
             self._send_to(self._router.choose(), request_id, now)
             return
@@ -65,7 +65,7 @@ class Fleet:
         self.release(now)
 
     def release(self, now: float) -> None:
-        """What the gateway holds goes to the pods that can start it."""
+        """Sends held requests of the gateway to pods that can start them."""
         if self.gateway is not None:
             self.gateway.look(self.live, now)
             self.gateway.release(now, lambda request_id, number: self._send_to(number, request_id, now))
@@ -80,7 +80,7 @@ class Fleet:
         self._route(number, replica)
 
     def advance(self, now: float) -> None:
-        """Take in all that happens up to now, but for steps that start now."""
+        """Process all events up to now, except steps that start now."""
         events, pods = self._events, self.pods
         limit = (now, True)
         drained: list[Pod] = []
@@ -98,7 +98,7 @@ class Fleet:
                     drained.append(pod)
             else:
                 self._route(number, replica)
-        # A replica is advanced by all of its events at once, so they are found in another order than they ended in.
+        # A replica processes all of its events at once, so requests are not in the order of their ends.
         for pod in sorted(drained, key=lambda each: each.replica.idle_s):
             self._end(pod, pod.replica.idle_s)
 
@@ -112,7 +112,7 @@ class Fleet:
             self._count(now)
 
     def order(self, replicas: int, now: float, rank: Rank = first_to_go) -> None:
-        """Create or remove pods, so that there are so many that do not drain; `rank` says who goes first."""
+        """Create or remove pods to reach the number of pods that do not drain; `rank` is the order of removal."""
         if replicas == self.ordered:
             return
         self.ordered = replicas

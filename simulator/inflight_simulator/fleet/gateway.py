@@ -1,4 +1,4 @@
-"""The gateway in front of a simulated fleet: the picker, the prefix index and the queue that run in the cluster."""
+"""The gateway in front of a simulated fleet: the real picker, prefix index and hold queue."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SPREAD = 0x9E37_79B9_7F4A_7C15
 
 
 class Gateway:
-    """Picks from samples that are up to a second old and from what it sent since, as in the cluster."""
+    """Picks from samples that are up to a second old and from requests sent since, as in the cluster."""
 
     def __init__(self, config: FleetConfig, course: Course) -> None:
         targets = config.service_targets
@@ -77,7 +77,7 @@ class Gateway:
         self._queue.offer(request, self._config, now)
 
     def look(self, pods: Sequence[Pod], now: float) -> None:
-        """Which pods are endpoints, what has ended there and, once a second, what their metrics show."""
+        """Updates endpoints, ended requests and, once a second, metrics."""
         routable = [pod for pod in pods if pod.routable]
         if len(routable) != len(self._endpoints) or any(pod.name not in self._numbers for pod in routable):
             self._set_endpoints(routable)

@@ -1,4 +1,4 @@
-"""What a replica's /metrics counts: histograms with the engine's buckets, and counters."""
+"""Metrics of a replica: histograms with the engine's buckets, and counters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FIRST_FITS = 8
 
 
 class _Counts:
-    """A histogram that is being filled; a bucket holds what is at most its bound."""
+    """A mutable histogram; a bucket counts values up to its bound."""
 
     __slots__ = ("_bounds", "_counts", "_edges", "_shown", "_sum")
 
@@ -38,7 +38,7 @@ class _Counts:
         self._sum += value * count
 
     def observe_many(self, values: Floats, counts: Floats) -> None:
-        """Each value so many times."""
+        """Adds each value with its count."""
         places = np.searchsorted(self._edges, values)
         self._counts += np.bincount(places, counts, len(self._counts))
         self._sum += float(values @ counts)
@@ -48,7 +48,7 @@ class _Counts:
 
 
 class Meter:
-    """Of one replica. Steps are only noted, and counted when somebody looks.
+    """Of one replica. Steps are buffered, and counted when the metrics are read.
 
     Attributes:
         generated: output tokens. computed: prompt tokens.
@@ -125,7 +125,7 @@ class Meter:
             self._tpot.observe(seconds / (output_tokens - 1))
 
     def cost(self, now: float) -> MeasuredCost | None:
-        """What the engine's online fit makes of the steps so far."""
+        """The engine's online fit to the steps so far."""
         if now >= self._next_fit and self._fit.due(now):
             self._cost = self._fit.fit(now) or self._cost
             self._num_fits += self._cost is not None
@@ -157,7 +157,7 @@ class Meter:
     def _count_gaps(self) -> None:
         times = np.array(self._times)
         gaps = [np.array(self._gaps), np.diff(times, prepend=times[:1])]
-        # Between two runs nobody waits for a token: those differences count 0 times.
+        # Between two runs no request waits for a token: those differences count 0 times.
         self._itl.observe_many(np.concatenate(gaps), np.array(self._gap_counts + self._decodes))
         for each in (self._gaps, self._gap_counts, self._times, self._decodes):
             each.clear()

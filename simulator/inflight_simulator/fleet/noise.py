@@ -1,4 +1,4 @@
-"""How far the duration of each step lies from the cost model's."""
+"""Noise of step durations around the cost model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BUFFER = 2048
 
 
 class Noise:
-    """Lognormal factors, the n-th for the n-th step, however steps are taken in.
+    """Lognormal factors, the n-th for the n-th step, independent of the order of processing.
 
     Args:
         sigma: standard deviation of the factors' logarithm; 0: all are 1.
@@ -24,7 +24,7 @@ class Noise:
         self._next = 0
 
     def ahead(self, count: int) -> Floats:
-        """float64 [count]: the factors of the next steps, none of them used up."""
+        """float64 [count]: the factors of the next steps, without consuming them."""
         short = self._next + count - len(self._factors)
         if short > 0:
             drawn = np.exp(self._sigma * self._random.standard_normal(max(short, _BUFFER)))
@@ -33,5 +33,5 @@ class Noise:
         return self._factors[self._next : self._next + count]
 
     def use(self, count: int) -> None:
-        """So many steps were taken."""
+        """Advances by a number of steps."""
         self._next += count

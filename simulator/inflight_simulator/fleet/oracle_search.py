@@ -1,4 +1,4 @@
-"""The oracle's schedule: few replicas that keep the attainment, found by running the simulation several times."""
+"""The oracle's schedule: few replicas that reach the attainment, found by repeated simulation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MISSED = 0.01
 _MORE = 0.1
 """Of its replicas, at least one."""
 _AVOIDABLE = 0.0005
-"""Share of all requests: where fewer are missed after the first start-up, more replicas are no help."""
+"""Share of all requests: if fewer miss after the first start-up, more replicas do not help."""
 
 
 def search_oracle(
@@ -32,9 +32,9 @@ def search_oracle(
 ) -> FleetRun:
     """The cheapest run that keeps `attainment`, of at most `MOST_RUNS` simulations; where none does, the best one.
 
-    Margins of the capacity model's need fall until they are too small. From then on each stretch in which requests
-    missed their targets gets more replicas, and so does the one before, until the attainment is kept. Requests that
-    come before a replica could be ordered for them are lost in any case.
+    Margins on the capacity model's need decrease until they are too small. After that each stretch in which requests
+    missed their targets gets more replicas, and so does the previous one, until the attainment is reached. Requests
+    that arrive before a replica could be ordered for them miss their targets in any case.
 
     Args:
         simulate: runs all requests under a scaler.

@@ -1,4 +1,4 @@
-"""What a fleet simulation found."""
+"""Results of a fleet simulation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ReplicaCount(NamedTuple):
     """Replicas from a moment on.
 
     Attributes:
-        ordered: as the scaler said last. ready: that take requests. existing: starting, ready or draining.
+        ordered: last order of the scaler. ready: that take requests. existing: starting, ready or draining.
     """
 
     time_s: float
@@ -37,7 +37,7 @@ class FleetRun:
     replica_hours: of all pods from their order to their end, up to the last arrival.
     preemptions: of all requests.
     refused: requests longer than the KV cache; they keep no target.
-    decisions: of the operator, in words.
+    decisions: of the operator, as text.
     prefix_queries, prefix_hits: prompt tokens of started requests, and those of them that a prefix cache held; 0 and 0
         where no replica has one.
     """
@@ -62,18 +62,18 @@ class FleetRun:
 
     @property
     def kept(self) -> npt.NDArray[np.bool_]:
-        """Whether each request kept both of its targets."""
+        """Whether each request met both of its targets."""
         kept: npt.NDArray[np.bool_] = (self.ttft <= self.ttft_target) & (self.tpot <= self.tpot_target)
         return kept
 
     @property
     def attainment(self) -> float:
-        """Share of requests that kept their targets."""
+        """Share of requests that met their targets."""
         return float(self.kept.mean())
 
     @property
     def reversals(self) -> int:
-        """How often the ordered replicas turned from rising to falling or back."""
+        """Number of changes of direction of the ordered replicas."""
         steps = np.diff([row.ordered for row in self.replicas])
         signs = np.sign(steps[steps != 0])
         return int(np.count_nonzero(np.diff(signs)))

@@ -1,4 +1,4 @@
-"""How many replicas some traffic needs, with which limits, at what cost, and what breaks first when it grows."""
+"""Capacity planning for given traffic: replicas, limits, cost, and the first bottleneck under growth."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """What simulations of fixed replicas found.
+    """Results of simulations with fixed replicas.
 
     Attributes:
         replicas: the fewest that keep the attainment.
-        attainment: with them. one_less: with one less; None: there is none less.
+        attainment: with them. one_less: with one less; None: no smaller number.
         twice_attainment: at twice the load.
         twice_missed_ttft, twice_missed_tpot: shares of requests at twice the load; one may miss both.
     """
@@ -59,7 +59,7 @@ class ReplicaPlan(msgspec.Struct, frozen=True):
     """Attributes:
     name: of the replica's file.
     limits: max_num_seqs and max_num_batched_tokens.
-    requests_per_second: that one replica carries within the targets; 0: not even one request keeps them.
+    requests_per_second: that one replica carries within the targets; 0: even a single request misses them.
     mean_replicas, peak_replicas, twice_replicas: by the capacity model, in the mean, in the busiest minute, and in
         the busiest minute of twice the load; None: no number is enough.
     checked: None: no number up to the largest allowed keeps the attainment, or the capacity model rules it out.
@@ -113,7 +113,7 @@ def plan_replica(name: str, requests: Requests, config: FleetConfig, attainment:
 
     peak_rate = largest_rate(replica, peak, targets, limits)
     peak_replicas = _count(traffic.peak_requests_per_second, peak_rate)
-    # Where one request alone misses a target, more replicas are no help, and no simulation is needed to see it.
+    # If a single request misses a target, more replicas do not help, and no simulation is needed.
     found = None if peak_replicas is None else _check(requests, config, attainment, peak_replicas)
     count = found.replicas if found is not None else peak_replicas or 1
     each = traffic.peak_requests_per_second / count

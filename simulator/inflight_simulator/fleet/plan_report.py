@@ -1,4 +1,4 @@
-"""A plan in words."""
+"""Text form of a plan."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def _draw_points(axis: Axes, runs: Mapping[str, FleetRun], followed: Sequence[st
 
 
 def label_heights(points: Sequence[tuple[float, float]], spans: tuple[float, float]) -> list[float]:
-    """Where the labels beside these points go, so that none lies on another: each as near to its point as is free.
+    """Positions of point labels without overlap: each as near to its point as possible.
 
     Args:
         spans: of the axes. A label is taken to be 0.15 of the first wide and 0.032 of the second high.

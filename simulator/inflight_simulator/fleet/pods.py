@@ -1,4 +1,4 @@
-"""The pods of a fleet: ordered, started, drained, gone."""
+"""The pods of a fleet: ordered, started, drained, removed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Pod:
     created_s: when it was ordered. starts_s: when it is ready, or was.
     ready: it has started.
     draining: it takes no new requests.
-    ended_s: when it was gone; NEVER until then.
-    meter: what its metrics count; None where nobody looks.
-    deletion_cost: a smaller one goes first, where the operator sets them.
+    ended_s: when it was removed; NEVER until then.
+    meter: its metrics; None if no controller reads them.
+    deletion_cost: a pod with a smaller one is removed first, if the operator sets them.
     """
 
     number: int
@@ -40,5 +40,5 @@ class Pod:
 
 
 def first_to_go(pod: Pod) -> tuple[bool, float, int]:
-    """Smaller goes first, as a ReplicaSet chooses without deletion costs: those not ready, then the newest."""
+    """Order of removal, smallest first, as in a ReplicaSet without deletion costs: those not ready, then the newest."""
     return pod.ready, -pod.starts_s, -pod.number

@@ -1,4 +1,4 @@
-"""Says on a terminal how far a long run is."""
+"""Progress of a long run on a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _FIRST_S, _EVERY_S = 2.0, 0.5
 
 
 class TerminalProgress:
-    """One line on standard error that is written over, and gone at the end; nothing where that is no terminal."""
+    """One line on standard error, updated in place and cleared at the end; nothing if standard error is no terminal."""
 
     def __init__(self, name: str) -> None:
         self._name = name

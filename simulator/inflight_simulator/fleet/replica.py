@@ -1,4 +1,4 @@
-"""One replica on the fleet's clock: the engine's scheduler decides, the cost model says how long a step takes."""
+"""One replica on the fleet's clock: decisions by the engine's scheduler, step durations by the cost model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from inflight_simulator.fleet.requests import Floats
 
 NEVER = math.inf
 _AHEAD = 128
-"""Most steps whose durations are worked out at once."""
+"""Maximum steps whose durations are computed at once."""
 _RAMP = np.arange(_AHEAD, dtype=np.float64)
 
 
@@ -51,19 +51,19 @@ def scheduler_config(config: FleetConfig, longest: int, *, prefix_caching: bool 
 
 
 class Replica:
-    """Its steps follow each other without a gap while it has requests; a request is seen by the first step that starts
-    at its arrival or later.
+    """Its steps follow each other without a gap while it has requests; a request is scheduled from the first step that
+    starts at its arrival or later.
 
     Steps with prefills are planned one by one. Decodes alone are planned as a run, up to the first of them that ends or
-    to the end of the free blocks, and taken in when something happens; an arrival cuts the run after the step under
-    way, as it may be admitted then.
+    to the end of the free blocks, and processed at the next event; an arrival ends the run after the current step, as
+    the request may be admitted then.
 
     Args:
-        meter: is told of each step and token; None: nobody looks at metrics.
+        meter: receives each step and token; None: metrics are not read.
 
     Attributes:
-        outstanding: requests sent here that have not ended.
-        event: when, next, a step ends with which something may change, or a step starts (`starts`).
+        outstanding: unfinished requests sent here.
+        event: time of the next end of a step that may change state, or of a start (`starts`).
         idle_s: when its last request ended.
         refused: requests that could never run.
     """
@@ -84,7 +84,7 @@ class Replica:
         self._noise = noise
         self._meter = meter
         self._arrived: list[int] = []
-        """Not seen by a step yet."""
+        """Requests not scheduled by a step yet."""
         self._arrived_tokens = 0
         self._in_slot: dict[int, int] = {}
         """Request id by slot."""
@@ -99,12 +99,12 @@ class Replica:
 
     @property
     def pending_tokens(self) -> int:
-        """Prompt tokens, and tokens to be computed again, that are not computed yet."""
+        """Uncomputed prompt tokens and tokens to be recomputed."""
         return self._arrived_tokens + self.scheduler.num_uncomputed_tokens
 
     @property
     def tokens_ahead(self) -> int:
-        """Of `pending_tokens`, those that are computed before a request that comes now."""
+        """The part of `pending_tokens` computed before a request that arrives now."""
         return self._arrived_tokens + self.scheduler.num_tokens_ahead
 
     @property
@@ -116,12 +116,12 @@ class Replica:
         self.take_in_until(now)
         self._cut_run(now)
         if self._ends:
-            # The step under way is taken in with the limits it was planned with.
+            # The current step is processed with the limits it was planned with.
             self._commit(len(self._ends))
         self.scheduler.limits = Limits(*limits, revision)
 
     def arrive(self, request_id: int, now: float) -> None:
-        """A request comes at `now`; all that happens before was taken in."""
+        """A request arrives at `now`; all earlier events were processed."""
         self.outstanding += 1
         self._arrived.append(request_id)
         tokens = self._course.prompt_tokens[request_id]
@@ -134,7 +134,7 @@ class Replica:
             self._cut_run(now)
 
     def advance(self, now: float) -> None:
-        """Take in all that ends up to `now`, and start what starts before it."""
+        """Process all ends up to `now`, and starts before it."""
         while self.event <= now:
             if self.starts:
                 if self.event == now:
@@ -159,7 +159,7 @@ class Replica:
             return
         plan = scheduler.schedule(now)
         if plan is None:
-            # All that came was refused.
+            # All arrived requests were rejected.
             self.event, self.idle_s = NEVER, now
             return
         prefill_tokens = prefill_context = 0
@@ -193,7 +193,7 @@ class Replica:
             self._meter.started(work, self._ends[0] - now, self._ends[0])
 
     def _cut_run(self, now: float) -> None:
-        """End the run with the step that is under way at `now`."""
+        """End the run with the step in progress at `now`."""
         ends = self._ends
         if not ends:
             return
@@ -203,7 +203,7 @@ class Replica:
             self.event = ends[-1]
 
     def _commit(self, steps: int) -> None:
-        """Take in the first steps of the run."""
+        """Process the first steps of the run."""
         if self._meter is not None:
             self._meter.run(self._begun, self._ends[:steps], self.scheduler.num_decoding)
         self._noise.use(steps)
@@ -253,7 +253,7 @@ class Replica:
             self._meter.finished(request_id, tokens, now - self._course.first_s[request_id])
 
     def _hand_over(self) -> None:
-        """Give the scheduler what has come."""
+        """Submit arrived requests to the scheduler."""
         course = self._course
         for request_id in self._arrived:
             request = Request(

@@ -1,4 +1,4 @@
-"""Which replica a request goes to."""
+"""Routing policies."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Router:
         self._narrow()
 
     def update(self, place: int, outstanding: int, pending_tokens: int = 0) -> None:
-        """What an open place has now."""
+        """Current load of an open place."""
         if self._open[place]:
             self._keys[place] = pending_tokens * _MOST_OUTSTANDING + outstanding
 

@@ -24,10 +24,10 @@ _PROGRESS_EVERY = 4096
 
 
 class Controller(Protocol):
-    """Somebody who looks at the fleet now and then, and changes it.
+    """A controller that periodically observes and changes the fleet.
 
     Attributes:
-        interval_s: seconds between two looks.
+        interval_s: seconds between two observations.
     """
 
     interval_s: float
@@ -42,7 +42,7 @@ def simulate_fleet(
     is there from the start, whatever the bounds.
 
     Args:
-        progress: called now and then with the share of requests that have arrived.
+        progress: called periodically with the share of arrived requests.
     """
     if isinstance(scaler, Fixed):
         return run_fleet(requests, replace(config, initial_replicas=scaler.count), [], progress)
@@ -52,7 +52,8 @@ def simulate_fleet(
 def run_fleet(
     requests: Requests, config: FleetConfig, controllers: list[Controller], progress: Progress | None = None
 ) -> FleetRun:
-    """As `simulate_fleet`, with any controllers; of two that look at the same time the first in the list goes first."""
+    """As `simulate_fleet`, with any controllers; of two controllers due at the same time, the first in the list runs
+    first."""
     arrival_s = requests.arrival_s.tolist()
     begin, last = arrival_s[0], arrival_s[-1]
     fleet = Fleet(config, requests, begin, metered=bool(controllers))
@@ -71,7 +72,7 @@ def run_fleet(
 
 
 def _empty_gateway(fleet: Fleet, last: float) -> None:
-    """What the gateway still holds after the last arrival goes on to pods as they become free."""
+    """Requests still held by the gateway after the last arrival are sent to pods as they become free."""
     now = last
     while fleet.gateway is not None and fleet.gateway.num_held:
         now += GatewayTicks.interval_s
@@ -81,7 +82,7 @@ def _empty_gateway(fleet: Fleet, last: float) -> None:
 
 
 class GatewayTicks:
-    """The gateway's own look at what it holds, between the arrivals."""
+    """The gateway's periodic dispatch of held requests, between arrivals."""
 
     interval_s = 0.05
 
@@ -90,7 +91,7 @@ class GatewayTicks:
 
 
 class _Looks:
-    """When controllers look and pods become ready, in order of time.
+    """Events of controllers and of pods that become ready, in order of time.
 
     Attributes:
         next_s: of the next of them.
@@ -105,7 +106,7 @@ class _Looks:
         self._find_next()
 
     def until(self, now: float) -> None:
-        """Everything up to now."""
+        """Runs all events up to now."""
         fleet = self._fleet
         while self.next_s <= now:
             time = self.next_s

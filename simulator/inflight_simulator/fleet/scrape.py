@@ -1,4 +1,4 @@
-"""What a pod's /metrics shows."""
+"""Sample of a pod's /metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fewest fixed replicas that keep the attainment, found by running the simulation several times."""
+"""The smallest number of fixed replicas that reaches the attainment, found by repeated simulation."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class FixedRun:
 
 
 def smallest(keeps: Callable[[int], bool], guess: int, most: int) -> int | None:
-    """The smallest count from 1 to `most` that keeps, where more keep if fewer do: by steps that double away from
-    `guess`, then bisection. None: not even `most` does."""
+    """The smallest count from 1 to `most` that meets the monotonic condition: by doubling steps away from `guess`, then
+    bisection. None: `most` does not meet it."""
     at = min(max(guess, 1), most)
     step = 1
     if keeps(at):
@@ -54,7 +54,8 @@ def smallest(keeps: Callable[[int], bool], guess: int, most: int) -> int | None:
 def smallest_fleet(
     requests: Requests, config: FleetConfig, attainment: float, guess: int, most: int
 ) -> FixedRun | None:
-    """The fewest replicas that keep `attainment`; None: not even `most` do, as their number is not what it fails by."""
+    """The smallest number of replicas that reaches `attainment`; None: even `most` do not reach it, so the number of
+    replicas is not the cause."""
     runs: dict[int, FleetRun] = {}
 
     def keeps(replicas: int) -> bool:

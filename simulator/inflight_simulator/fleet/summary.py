@@ -1,4 +1,4 @@
-"""A fleet simulation in numbers: the object that `--json` writes, and the table for people."""
+"""A fleet simulation in numbers: the object that `--json` writes, and the table for the terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FleetSummary(msgspec.Struct, frozen=True):
     cost: replica-hours times the replica's price; None without a price.
     output_tokens_per_cost: None without a price.
     replicas: ordered, ready and existing replicas from a second on.
-    decisions: of the operator, in words.
+    decisions: of the operator, as text.
     prefix_hit_rate: share of prompt tokens found in a prefix cache; None without prefix caches.
     """
 

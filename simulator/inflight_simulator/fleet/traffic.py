@@ -1,4 +1,4 @@
-"""What the requests of a file are like, on average and in their busiest minute."""
+"""Statistics of the requests of a file, on average and in the busiest minute."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def workload_of(prompt_tokens: Counts, output_tokens: Counts) -> Workload:
 
 
 def busiest(requests: Requests) -> slice:
-    """The requests of the minute in which most prompt and output tokens come. A file that is shorter is one minute."""
+    """The requests of the minute with the most prompt and output tokens. A shorter file counts as one minute."""
     begin, end = float(requests.arrival_s[0]), float(requests.arrival_s[-1])
     starts = np.arange(begin, max(begin, end - PEAK_S) + _STEP_S, _STEP_S)
     low, high = np.searchsorted(requests.arrival_s, [starts, starts + PEAK_S], "left")
@@ -58,7 +58,7 @@ def describe(requests: Requests) -> Traffic:
 
 
 def doubled(requests: Requests, seed: int) -> Requests:
-    """Twice the load: each request comes twice, the second up to a second later."""
+    """Twice the load: each request arrives twice, the second up to a second later."""
     later = np.random.default_rng(seed).uniform(0.0, 1.0, len(requests))
     times = np.append(requests.arrival_s, requests.arrival_s + later)
     return Requests.sorted(

@@ -1,4 +1,4 @@
-"""What a scaler sees of a simulated fleet: the pods as a controller would list them, and what their metrics show."""
+"""The scaler's view of a simulated fleet: the pods as a controller would list them, and their metrics."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class PodShown:
         name: unique within a run; later pods have later numbers.
         created_s: when it was ordered.
         ready_s: when it became ready; None while it starts.
-        draining: it takes no new requests and goes once it has none left.
-        sample: what its /metrics shows now; None unless it is ready and not draining.
+        draining: it takes no new requests and is removed after the last one.
+        sample: its current /metrics; None unless it is ready and not draining.
         kv_tokens: that its KV cache holds.
         block_size: tokens in a KV block.
         limits: in force.
@@ -40,7 +40,7 @@ class FleetView:
 
     Attributes:
         now: seconds on the simulation's clock, that of arrivals.
-        ordered: replicas as ordered last; draining pods are not among them.
+        ordered: last ordered number of replicas, without draining pods.
         min_replicas, max_replicas: the result is brought within them.
         start_up_s: from order to ready. A scaler may use it only where its real counterpart knows it.
         pods: oldest first, draining ones included.
@@ -62,7 +62,7 @@ class FleetView:
 
 
 class Scaler(Protocol):
-    """Decides how many replicas there should be."""
+    """Decides the number of replicas."""
 
     @property
     def interval_s(self) -> float:
@@ -76,7 +76,7 @@ class Scaler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """As many replicas as at the start, whatever happens."""
+    """A constant number of replicas."""
 
     count: int
     interval_s: float = float("inf")

@@ -1,7 +1,7 @@
-"""The field's autoscalers, each as its source says, to be compared with ours on the same requests.
+"""Published autoscalers, each implemented from its source, for comparison with Inflight on the same requests.
 
-What each goes by is in its module: source, version, defaults, and what stands in for a signal that the simulation does
-not have. Bounds of a recipe always give way to the fleet's.
+Each module documents source, version, defaults, and substitutes for signals that the simulation lacks. The fleet's
+bounds always replace those of a recipe.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ _TARGETED: Mapping[str, Callable[[float], Scaler]] = {
 """Those that take a number, behind a colon."""
 
 COMPARED = ("hpa-queue:5", "hpa-kv:0.8", "hpa-concurrency:16", *_SCALERS)
-"""What a comparison runs beside the autopilot and the oracle: recipes as published, with the usual targets."""
+"""Scalers compared with the autopilot and the oracle: recipes as published, with the usual targets."""
 
 NAMES = ("fixed:N", "hpa-queue:T", "hpa-kv:T", "hpa-concurrency:T", *_SCALERS)
 """As they are written on the command line."""
 
 
 def make_scaler(name: str, config: FleetConfig) -> Scaler:
-    """A new scaler. It knows of `config` what its user would set: the latency targets, and the replica's cost model
-    where its recipe asks for a calibration or a profile.
+    """A new scaler. It uses the parts of `config` that its user would set: the latency targets, and the replica's cost
+    model where its recipe asks for a calibration or a profile.
 
     Raises:
         InputError: there is no scaler of this name, or the number behind it is none; the message says what there is.

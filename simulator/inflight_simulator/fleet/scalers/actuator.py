@@ -1,10 +1,10 @@
-"""The Horizontal Pod Autoscaler, `autoscaling/v2`: what most recipes end in.
+"""The Horizontal Pod Autoscaler, `autoscaling/v2`, which applies the result of most recipes.
 
 Source: kubernetes/kubernetes, pkg/controller/podautoscaler (replica_calculator.go, horizontal.go), and its
 documentation, "Algorithm details" and "Configurable scaling behavior". Windows and policies are those of the operator's
 `decide.behavior`, which follows the same rules.
 
-Metrics are those of the moment: a real one is older by a scrape of Prometheus and by an adapter's cache, which would
+Metrics are current: real ones are delayed by a Prometheus scrape and an adapter's cache, which would
 make each of these scalers slower than it is here.
 """
 
@@ -47,10 +47,10 @@ def windows(up: float, down: float) -> Behavior:
 
 
 def replicas_by_pods_metric(values: Sequence[float], missing: int, target: float, current: int) -> int | None:
-    """Replicas for a metric of type `Pods` with an AverageValue; None: no pod shows it, so nothing changes.
+    """Replicas for a metric of type `Pods` with an AverageValue; None: no pod reports it, so nothing changes.
 
-    A pod that shows none (it loads its model) counts as 0 where more would be ordered, and as exactly at target where
-    fewer would. What that turns into the opposite, or brings within the tolerance, changes nothing.
+    A pod without the metric (it loads its model) counts as 0 for a scale-up, and as exactly at target for a scale-down.
+    If that reverses the direction, or falls within the tolerance, nothing changes.
 
     Args:
         values: of the pods that show the metric. missing: pods that do not; those being deleted are not among them.
@@ -70,8 +70,8 @@ def replicas_by_pods_metric(values: Sequence[float], missing: int, target: float
 
 
 def replicas_by_total(total: float, target: float, current: int) -> int:
-    """Replicas for a metric of type `External` with an AverageValue: all of it by the target of one replica. Replicas
-    that start count in the tolerance alone."""
+    """Replicas for a metric of type `External` with an AverageValue: all of it by the target of one replica. Starting
+    replicas count only for the tolerance."""
     if current == 0 or _within_tolerance(total / (target * current)):
         return current
     return _ceil(total / target)
@@ -82,12 +82,12 @@ def _within_tolerance(ratio: float) -> bool:
 
 
 def _ceil(value: float) -> int:
-    """Without float dust: 3.0000000000000004 replicas are 3."""
+    """Without rounding errors: 3.0000000000000004 replicas are 3."""
     return math.ceil(round(value, 9))
 
 
 class HorizontalPodAutoscaler:
-    """Windows, policies and bounds around what metrics ask for. Syncs every `SYNC_S`."""
+    """Windows, policies and bounds around the recommendation of metrics. Syncs every `SYNC_S`."""
 
     def __init__(self, behavior: Behavior = DEFAULT_BEHAVIOR) -> None:
         self._behavior = behavior

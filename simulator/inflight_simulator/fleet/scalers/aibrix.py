@@ -33,7 +33,7 @@ def apa(mean: float, target: float, replicas: int) -> int:
 
 def kpa(stable: float, panic: float, target: float, replicas: int) -> int:
     """Replicas by both means. A mean per pod is taken for a total: eight replicas at 0.6 with a target of 0.5 become
-    four. Panic is found anew each loop, and so holds nothing."""
+    four. Panic is detected again in each loop, and so has no hold time."""
     mean = max(stable, panic) if stable > 0 and panic / stable > PANIC_THRESHOLD else stable
     return min(max(math.ceil(round(mean / target, 9)), replicas // 2), 2 * replicas)
 

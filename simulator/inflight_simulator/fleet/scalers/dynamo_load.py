@@ -3,7 +3,7 @@
 Source: as `dynamo_model`. Every 5 s: one replica more if all engines are predicted to miss TTFT, or all to miss the
 time between tokens; one less only if, with the load of n on n - 1, every engine keeps the part of TTFT that its queue
 adds below 0.8 of what the target leaves, the time between tokens below 0.8 of its target, and the KV cache suffices.
-While a replica starts it only observes: one replica each start-up at most. Its GPU budget of 8 gives way to the
+While a replica starts it only observes: one replica each start-up at most. Its GPU budget of 8 is replaced by the
 fleet's bounds.
 """
 

@@ -1,9 +1,9 @@
-"""What Dynamo's planner predicts of an engine: the time of an iteration, and from it time to first token and between
+"""Predictions of Dynamo's planner for an engine: the time of an iteration, and from it TTFT and the time between
 tokens.
 
 Source: ai-dynamo/dynamo 1.5.0, 2a6da14c8 (2026-08-21), planner/core, aggregated engines. Its model of an iteration
 comes from AIConfigurator or a regression on live steps; the replica's own cost model stands in for both, so that it is
-never wrong here.
+exact here.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class IterationModel:
     kv_capacity: float
 
     def ttft(self, load: EngineLoad, means: Means) -> float:
-        """Seconds until the first token of a mean request that comes now, behind what is queued, in chunks."""
+        """Seconds until the first token of a mean request that arrives now, behind what is queued, in chunks."""
         left, budget = (load.queued_tokens + means.prompt) * means.to_compute, self.limits.max_num_batched_tokens
         full = math.floor(left / budget)
         rest = left - full * budget
@@ -89,5 +89,5 @@ class IterationModel:
         return rate
 
     def _step(self, load: EngineLoad, prefill: float, means: Means) -> float:
-        """All that runs decodes, beside so many prompt tokens of mean prompts."""
+        """An iteration in which all running requests decode, beside a number of prompt tokens of mean prompts."""
         return self.cost.seconds(StepWork(load.running, prefill, load.kv_tokens, prefill * means.prompt / 2))

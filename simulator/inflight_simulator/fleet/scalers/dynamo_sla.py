@@ -2,7 +2,7 @@
 
 Source: as `dynamo_model`. Every 180 s: predict the requests, prompt and output tokens of the next interval (`forecast`
 says how), divide the rate by that of the batch that gives most within both targets, round up. No limit on the step.
-Its GPU budget of 8 gives way to the fleet's bounds.
+Its GPU budget of 8 is replaced by the fleet's bounds.
 """
 
 from __future__ import annotations

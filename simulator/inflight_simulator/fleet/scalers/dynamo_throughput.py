@@ -1,8 +1,8 @@
-"""`dynamo-throughput`: Dynamo's planner in its default mode, which goes by thresholds of the KV cache.
+"""`dynamo-throughput`: Dynamo's planner in its default mode, by thresholds of the KV cache.
 
 Source: as `dynamo_model`. Every 5 s, for aggregated engines: use = (scheduled + queued KV + queued prompt tokens) / KV
 cache; one replica more if any engine's is above 1.0, one less if all are below 0.6. While a replica starts it only
-observes. Its GPU budget of 8 gives way to the fleet's bounds.
+observes. Its GPU budget of 8 is replaced by the fleet's bounds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`hpa-queue:T`, `hpa-kv:T`, `hpa-concurrency:T`: an HPA on one metric of the pods, by an adapter for custom metrics.
 
-Metric type `Pods` with AverageValue T and no `behavior`: what most guides show. The usual queue target is 5.
+Metric type `Pods` with AverageValue T and no `behavior`: as in most guides. The usual queue target is 5.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Source: vllm-project/production-stack 0.1.12, a6c01db0 (2026-08-05): a Prometheus trigger on `vllm:num_requests_waiting`
 with threshold 5 (AverageValue), poll 15 s, and the HPA's own windows; the cooldown of 360 s is of the way to zero only.
 
-The recipe's bounds of 1 to 3 replicas give way to the fleet's, and its query is summed here: as published it returns a
+The fleet's bounds replace those of the recipe, 1 to 3 replicas, and its query is summed here: as published it returns a
 series for each pod, which KEDA rejects as soon as there are two.
 """
 

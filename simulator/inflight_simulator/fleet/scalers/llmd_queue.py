@@ -1,7 +1,7 @@
 """`llmd-queue`: llm-d's default recipe for KEDA, on the queue of the endpoint picker's flow control.
 
 Source: llm-d guides, 54a46d3e and 057abb4a (2026-08/09): the largest of queue / 1 and running requests / 16, windows
-300 s up and down, 100% in 15 s. Its bounds of 1 to 8 replicas give way to the fleet's.
+300 s up and down, 100% in 15 s. Its bounds of 1 to 8 replicas are replaced by the fleet's.
 
 The simulation has no flow control: `signals.flow_control_queue` says what stands in for its queue.
 """

@@ -3,7 +3,7 @@
 Source: llm-d guides, 321a7e8c (2026-08/09): the largest of saturation / 0.7 and running requests / 16, windows 300 s up
 and down. Saturation is a mean over pods and is divided as if it were a total, so that running requests decide almost
 alone. Pods whose data are older than 200 ms count as saturated; here data are always fresh. The recipe's bound of 10
-replicas gives way to the fleet's.
+replicas is replaced by the fleet's.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Source: llm-d guides, 560d420e (2026-09), manifests of fork c397e679. Every 15 s: the larger of P90 TTFT and P90 TPOT
 over 1 min, each by its target, at most 2; their mean over 45 s is s. With n replicas of which r are ready, g = r / n:
 above 0.55 n + ceil(n (s g / 0.55 - 1)), below 0.40 n - floor(n (1 - s / 0.40)). Up: window 30 s, the larger of 100% and
-4 pods in 60 s; down: window 180 s, 1 pod in 120 s. Bounds of 3 to 8 give way to the fleet's.
+4 pods in 60 s; down: window 180 s, 1 pod in 120 s. Bounds of 3 to 8 are replaced by the fleet's.
 
 Measured latencies stand in for predicted ones, as in the recipe where no predictor runs. Targets are the fleet's in
 place of the recipe's 3 s and 0.1 s: a user would set their own. The number goes through the HPA with a target of 1.

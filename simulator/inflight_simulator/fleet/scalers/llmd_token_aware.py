@@ -1,8 +1,8 @@
 """`llmd-token-aware`: llm-d's experimental recipe for KEDA on prompt tokens in flight.
 
 Source: llm-d guides, b06ec635 (2026-09): the largest of uncached tokens in flight / V / 1.5 s and the sum of KV cache
-usage / 0.8; up without a window and 1 pod in 180 s, down after 300 s and 1 pod in 300 s. The bound of 10 replicas gives
-way to the fleet's.
+usage / 0.8; up without a window and 1 pod in 180 s, down after 300 s and 1 pod in 300 s. The bound of 10 replicas is
+replaced by the fleet's.
 
 V, the prompt tokens that an idle replica computes in a second, is calibrated by hand (15,928 for Qwen3-32B on two
 H100). Here it comes from the replica's cost model: one step that is a full budget of one prompt. Prompt tokens that the

@@ -1,11 +1,11 @@
-"""`oracle`: knows which requests will come and how long a replica starts, and so bounds what a scaler could reach.
+"""`oracle`: knows all future requests and the start-up time, and so is an upper bound for scalers.
 
 For each stretch of time the capacity model (`inflight_cost.capacity`) says how many replicas the requests of that
 stretch need. The oracle orders the most that are needed until a replica ordered now would be ready, so that each is
-ready when it is needed, and a gap is bridged where that is cheaper than to start anew.
+ready when needed, and a gap is bridged if that is cheaper than a new start.
 
-The capacity model is one of means. `fleet.oracle_search` finds in the simulation itself where fewer replicas are enough
-and where more are needed.
+The capacity model uses means. `fleet.oracle_search` finds by simulation where fewer replicas suffice and where more are
+needed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _replicas(requests: Requests, part: slice, config: FleetConfig) -> float:
     if not len(prompts):
         return 0.0
     rate = largest_rate_of(workload_of(prompts, outputs), config)
-    # A stretch of requests that no replica carries within its targets is carried as well as may be.
+    # A stretch whose requests no replica can serve within its targets is served as well as possible.
     return len(prompts) / MEAN_S / rate if rate > 0 else float(config.max_replicas)
 
 

@@ -1,4 +1,4 @@
-"""Sums over the pods' metrics that several scalers go by. Draining pods show none."""
+"""Sums over the pods' metrics that several scalers use. Draining pods report none."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ def saturation(view: FleetView) -> float:
 
 
 def flow_control_queue(view: FleetView) -> float:
-    """Requests that the flow control of llm-d's endpoint picker would hold. The simulation's router holds none, so what
-    waits in the pods above the threshold stands in for it: with flow control it would wait in front of them."""
+    """Requests that the flow control of llm-d's endpoint picker would hold. The simulation's router holds none, so
+    requests waiting in the pods above the threshold are the substitute: with flow control they would wait in front of
+    the pods."""
     return view.gateway_queue + sum(max(0.0, sample.waiting - QUEUE_DEPTH_THRESHOLD) for sample in samples(view))
 
 

@@ -1,4 +1,4 @@
-"""What scalers remember of the pods' metrics: values of the last seconds, and how counters grew."""
+"""Windows over the pods' metrics: values of the last seconds, and growth of counters."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _HISTOGRAMS = ("ttft", "tpot", "step_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What all pods counted within a span, those that are gone included; counters are named as in `Sample`.
+    """Counts of all pods within a span, including removed pods; counters are named as in `Sample`.
 
     Attributes:
         seconds: of the span; 0 before the second observation.
@@ -95,8 +95,8 @@ class Growth:
 
 
 class Traffic:
-    """Growth of the pods' counters over the last `seconds`, as `increase()` of a Prometheus that scrapes them whenever
-    the scaler looks. A pod's counters start at 0, so that its first sample counts whole."""
+    """Growth of the pods' counters over the last `seconds`, as `increase()` of a Prometheus that scrapes them at each
+    decision of the scaler. A pod's counters start at 0, so that its first sample counts whole."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -117,7 +117,7 @@ class Traffic:
 
     @property
     def growth(self) -> Growth:
-        # The first entry tells what grew before its time, which is where the span begins.
+        # The first entry has the growth before its time, which is the start of the span.
         entries = list(self._grown)[1:]
         return _total(sum(entry.seconds for entry in entries), entries)
 
