@@ -63,13 +63,15 @@ def test_a_load_is_sent_and_reported_against_the_services_targets(inflight):
 
 def test_limits_by_hand_are_in_force_on_the_running_engine_until_their_end(service, inflight):
     (before,) = service.pods()
-    unchanged = slots(service)
     done = inflight("limits", "--max-num-seqs", "3", "--for", "10m", "--json")
     assert done.returncode == 0, done.stderr
     view = json.loads(done.stdout)
     assert (view["source"], view["inForce"]["maxNumSeqs"], slots(service)) == ("Override", 3, 3)
     assert inflight("limits", "--max-num-seqs", "3", "--for", "2s", "--no-wait").returncode == 0
-    service.wait("the end", lambda _: slots(service) == unchanged == view["before"]["maxNumSeqs"], seconds=30)
+    # Tuning may have changed the limits just before the command.
+    limit_before = view["before"]["maxNumSeqs"]
+    assert limit_before != 3
+    service.wait("the end", lambda _: slots(service) == limit_before, seconds=30)
     assert [(pod.uid, pod.restarts) for pod in service.pods()] == [(before.uid, 0)]
 
 
