@@ -70,7 +70,9 @@ async def open_streams(address: Address, streams: int, body: bytes) -> AsyncIter
         reader, writer = await asyncio.open_connection(*address)
         try:
             writer.write(request)
-            await reader.readuntil(b"\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            if head.split(b" ", 2)[1] != b"200":
+                raise RuntimeError(f"{head.decode()}{(await reader.read(300)).decode(errors='replace')}")
             while await reader.read(65536):
                 newest[index] = time.perf_counter()
                 first.set()
@@ -82,8 +84,13 @@ async def open_streams(address: Address, streams: int, body: bytes) -> AsyncIter
     async def begin(index: int) -> None:
         async with begun:
             first = asyncio.Event()
-            tasks.append(asyncio.create_task(read(index, first)))
-            await first.wait()
+            task = asyncio.create_task(read(index, first))
+            tasks.append(task)
+            begins = asyncio.create_task(first.wait())
+            await asyncio.wait((task, begins), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                begins.cancel()
+                raise RuntimeError(f"a stream ended at once: {task.exception() or 'without an event'}")
 
     try:
         await asyncio.gather(*(begin(index) for index in range(streams)))

@@ -14,7 +14,11 @@ EVENT_SECONDS = 0.5
 WHOLE = b'{"id":"cmpl-1","object":"text_completion","model":"bench","choices":[{"index":0,"text":"x"}]}'
 EVENT = b'data: {"id":"cmpl-1","object":"text_completion","choices":[{"index":0,"text":"x"}]}\n\n'
 USAGE = b':u {"prompt_tokens":5,"cached_tokens":0,"completion_tokens":1}\n'
-_METRICS = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
+_METRICS = (
+    b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
+    b"inflight_max_num_seqs 100000\ninflight_max_num_batched_tokens 100000\n"
+)
+"""With room for all: the gateway holds nothing back."""
 
 
 class Upstream(asyncio.Protocol):
