@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,12 @@ START_S = 30.0
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """Below the ports that the kernel gives to connections: one of these could be taken until a server listens."""
+    while True:
+        port = 20_000 + secrets.randbelow(9_000)
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 async def until(condition: Any, what: str, within: float = START_S) -> Any:
