@@ -152,19 +152,6 @@ class Ledger:
             blocks = max(1, kv_tokens // max(1, request.block_tokens)) if kv_tokens else DEFAULT_BLOCKS
             index.add(address, request.prefix, blocks)
 
-    def moved(self, request_id: str, address: str, now: float) -> None:
-        """Another picked endpoint accepted the request after the first failed."""
-        sent = self._sent.get(request_id)
-        if not sent or sent[-1].address == address:
-            return
-        entry = sent[-1]
-        self._leave(entry.address, now)
-        entry.address = address
-        account = self._account(address, now)
-        account.in_flight += 1
-        account.total_tokens += entry.tokens
-        account.send(now, entry.tokens)
-
     def end(self, request_id: str, now: float) -> None:
         """The request's stream has ended, for any reason; unknown requests are ignored."""
         sent = self._sent.get(request_id)

@@ -150,17 +150,6 @@ def test_endpoints_that_only_a_peer_names_are_not_remembered():
     assert world.ledger.sent() == {}
 
 
-def test_a_request_that_went_on_to_another_endpoint_counts_there():
-    world = World()
-    world.send("x", A, prompt=600)
-    world.ledger.moved("x", B.address, 1.0)
-    world.ledger.moved("unknown", B.address, 1.0)
-    assert (world.load(A, 1.0).in_flight, world.load(B, 1.0).in_flight) == (0, 1)
-    assert world.load(B, 1.0).sent_tokens == 600
-    world.ledger.end("x", 2.0)
-    assert world.load(B, 2.0).in_flight == 0
-
-
 def test_cached_tokens_are_those_of_the_blocks_that_were_sent_there_but_never_the_whole_prompt():
     world = World()
     prefix = tuple(range(1, 11))
