@@ -23,8 +23,13 @@ class Sockets:
 
     @property
     def picker(self) -> Path:
-        """gRPC: ADS and ext_proc."""
+        """gRPC: ADS."""
         return self.run_dir / "picker.sock"
+
+    @property
+    def processor(self) -> Path:
+        """gRPC: external processing by the picker."""
+        return self.run_dir / "processor.sock"
 
     @property
     def reports(self) -> Path:
