@@ -80,8 +80,10 @@ class Gateway:
         self.processor = Processor(self._parts)
         self.guests = GuestProcessor(self._parts)
         fixed = Fixed(settings.sockets, any_address(), settings.port, settings.relays)
-        self.publisher = Publisher(fixed, self.catalog, self.metrics.config_refused, self._dispatcher.release)
+        self.publisher = Publisher(fixed, self.catalog, self.metrics.config_refused, self._endpoints_taken)
         self._addresses: dict[ServiceKey, frozenset[str]] = {}
+        self._usable: dict[ServiceKey, Sequence[Endpoint]] = {}
+        """Results of `_reachable` since endpoints or their reachability last changed."""
         self.catalog.subscribe(self._changed)
         self._samples.subscribe(self._sampled)
 
@@ -133,6 +135,7 @@ class Gateway:
 
     def _changed(self, change: Change) -> None:
         self.publisher.catalog_changed(change)
+        self._usable.clear()
         self._scraper.keep(self.catalog.addresses())
         for key in change.endpoints:
             now = frozenset(endpoint.address for endpoint in self.catalog.endpoints_of(key))
@@ -145,16 +148,25 @@ class Gateway:
         self._dispatcher.catalog_changed(change)
         self._stream.changed()
 
+    def _endpoints_taken(self) -> None:
+        self._usable.clear()
+        self._dispatcher.release()
+
     def _sampled(self, address: str) -> None:
         service = self.catalog.service_of(address)
         if service is not None:
+            self._usable.pop(service, None)
             self._dispatcher.release(service)
 
     def _reachable(self, key: ServiceKey) -> Sequence[Endpoint]:
         """Endpoints of a service: those that Envoy has accepted, without unreachable ones unless all are
         unreachable."""
-        endpoints = [one for one in self.catalog.endpoints_of(key) if self.publisher.knows(one.address)]
-        return [one for one in endpoints if self._samples.reachable(one.address)] or endpoints
+        known = self._usable.get(key)
+        if known is None:
+            endpoints = [one for one in self.catalog.endpoints_of(key) if self.publisher.knows(one.address)]
+            known = [one for one in endpoints if self._samples.reachable(one.address)] or endpoints
+            self._usable[key] = known
+        return known
 
     def _trusted_peers(self) -> Mapping[str, str]:
         """Without a key gateways cannot trust each other's messages: each enforces limits alone."""

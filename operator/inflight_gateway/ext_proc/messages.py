@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
-from envoy.service.ext_proc.v3.external_processor_pb2 import (
-    BodyResponse,
-    CommonResponse,
-    HeaderMutation,
-    HeadersResponse,
-    ImmediateResponse,
-    ProcessingResponse,
-)
-from envoy.type.v3.http_status_pb2 import HttpStatus
+from envoy.config.core.v3.base_pb2 import HeaderValueOption
+from envoy.service.ext_proc.v3.external_processor_pb2 import HeadersResponse, ProcessingResponse
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.struct_pb2 import Struct
 
 from inflight_gateway.headers import SERVICE
 from inflight_gateway.openai_error import error_body
@@ -41,13 +32,17 @@ def header_pairs(headers: Any) -> list[tuple[str, str]]:
 
 def go_on(stage: Stage, to_set: Pairs, to_remove: Iterable[str], metadata: Mapping[str, Mapping[str, str]]) -> Any:
     """The request continues with these headers, by the route that then matches. Args: metadata: by namespace."""
-    mutation = HeaderMutation(set_headers=_options(to_set), remove_headers=to_remove)
-    common = CommonResponse(header_mutation=mutation, clear_route_cache=True)
-    dynamic = Struct()
-    dynamic.update({namespace: dict(fields) for namespace, fields in metadata.items()})
-    if stage == "request_headers":
-        return ProcessingResponse(request_headers=HeadersResponse(response=common), dynamic_metadata=dynamic)
-    return ProcessingResponse(request_body=BodyResponse(response=common), dynamic_metadata=dynamic)
+    answer = ProcessingResponse()
+    # Set in place: constructors copy what they are given, which takes four times as long.
+    common = (answer.request_headers if stage == "request_headers" else answer.request_body).response
+    common.clear_route_cache = True
+    _set(common.header_mutation, to_set)
+    common.header_mutation.remove_headers.extend(to_remove)
+    for namespace, values in metadata.items():
+        fields = answer.dynamic_metadata.fields[namespace].struct_value.fields
+        for name, value in values.items():
+            fields[name].string_value = value
+    return answer
 
 
 def refuse(refusal: Refusal, service: ServiceKey | None) -> Any:
@@ -55,14 +50,13 @@ def refuse(refusal: Refusal, service: ServiceKey | None) -> Any:
     headers = [("content-type", "application/json"), *refusal.headers]
     if service is not None:
         headers.append((SERVICE, str(service)))
-    return ProcessingResponse(
-        immediate_response=ImmediateResponse(
-            status=HttpStatus(code=refusal.status),
-            headers=HeaderMutation(set_headers=_options(headers)),
-            body=error_body(refusal.status, refusal.code, refusal.message),
-            details=refusal.code,
-        )
-    )
+    answer = ProcessingResponse()
+    response = answer.immediate_response
+    response.status.code = refusal.status
+    _set(response.headers, headers)
+    response.body = error_body(refusal.status, refusal.code, refusal.message)
+    response.details = refusal.code
+    return answer
 
 
 def wait_longer(seconds: float) -> Any:
@@ -71,8 +65,10 @@ def wait_longer(seconds: float) -> Any:
     return ProcessingResponse(override_message_timeout=Duration(seconds=bounded))
 
 
-def _options(pairs: Pairs) -> list[Any]:
-    return [
-        HeaderValueOption(header=HeaderValue(key=key, raw_value=value.encode()), append_action=_OVERWRITE)
-        for key, value in pairs
-    ]
+def _set(mutation: Any, pairs: Pairs) -> None:
+    """Args: mutation: a `HeaderMutation`."""
+    for key, value in pairs:
+        option = mutation.set_headers.add()
+        option.append_action = _OVERWRITE
+        option.header.key = key
+        option.header.raw_value = value.encode()

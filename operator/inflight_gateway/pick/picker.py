@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from operator import attrgetter
 from zlib import crc32
 
 from inflight_cost.model import CostModel
-from inflight_gateway.pick.late_binding import can_start_soon, most_outstanding
+from inflight_gateway.pick.late_binding import most_outstanding
 from inflight_gateway.pick.predicted_ttft import predicted_ttft_seconds
-from inflight_gateway.pick.replica_state import ReplicaState, is_fresh, replica_state
+from inflight_gateway.pick.ranking import Rank, Ranking
+from inflight_gateway.pick.replica_state import is_fresh, replica_state
 from inflight_gateway.pick.scoring import scores
 from inflight_gateway.types import Endpoint, EndpointLoad, Pick, RequestView, ServiceConfig
 
@@ -21,21 +22,15 @@ early retry elsewhere would double the load just when it is highest."""
 UNPREDICTED_FIRST_TOKEN_WITHIN_S = 60.0
 
 
-class _Scored(NamedTuple):
-    state: ReplicaState
-    scores: dict[str, float]
-
-    @property
-    def total(self) -> float:
-        return sum(self.scores.values())
-
-
 class Picker:
     """Stateless: equal arguments give equal picks, in any process.
 
     Of replicas with equal scores, which of them is first depends on the request's id (rendezvous hashing), so an idle
     fleet is used evenly.
     """
+
+    def __init__(self) -> None:
+        self._ranking = Ranking()
 
     def pick(
         self,
@@ -53,50 +48,45 @@ class Picker:
 
         None: no replica can start the request soon, or none exists; the gateway should hold it.
         """
-        usable = [load for load in loads if load.endpoint.address not in request.avoid] or list(loads)
+        avoid = request.avoid
+        usable = [load for load in loads if load.endpoint.address not in avoid] if avoid else []
+        usable = usable or list(loads)
         if not usable:
             return None
         if any(is_fresh(load, now) for load in usable):
-            return _by_score(request, config, usable, loads, now, above_share)
+            return self._by_score(request, config, usable, loads, now, above_share)
         return _by_in_flight(request, config, usable, loads, above_share)
 
-
-def _by_score(
-    request: RequestView,
-    config: ServiceConfig,
-    usable: list[EndpointLoad],
-    loads: Sequence[EndpointLoad],
-    now: float,
-    above_share: bool,
-) -> Pick | None:
-    cost = _any_cost(loads)
-    ready: list[_Scored] = []
-    busy: list[ReplicaState] = []
-    for load in usable:
-        state = replica_state(load, request, cost, now)
-        if can_start_soon(state, config.ttft_s, above_share):
-            ready.append(_Scored(state, scores(state, config)))
-        else:
-            busy.append(state)
-    if not ready:
-        return None
-
-    def key(scored: _Scored) -> tuple[float, int]:
-        return scored.total, _tie(request, scored.state.load)
-
-    ready.sort(key=key)
-    busy.sort(key=lambda state: (state.backlog_s, _tie(request, state.load)))
-    best = ready[0]
-    predicted = predicted_ttft_seconds(best.state) if best.state.measured else None
-    return Pick(
-        endpoints=_in_order(request, config, [state.load for state in [*(each.state for each in ready), *busy]], loads),
-        reason=_reason(best, ready, len(loads)),
-        predicted_ttft_s=predicted,
-        first_token_within_s=first_token_within(predicted),
-        cached_tokens=best.state.load.cached_tokens,
-        scores=best.scores,
-        prefill_s=best.state.own_prefill_s if best.state.measured else None,
-    )
+    def _by_score(
+        self,
+        request: RequestView,
+        config: ServiceConfig,
+        usable: list[EndpointLoad],
+        loads: Sequence[EndpointLoad],
+        now: float,
+        above_share: bool,
+    ) -> Pick | None:
+        cost = _any_cost(loads)
+        ready, busy = self._ranking.rank(usable, request, config, cost, now, above_share=above_share)
+        if not ready:
+            return None
+        ready.sort()
+        if len(ready) < config.max_attempts:
+            busy.sort()
+        best = usable[ready[0].place]
+        state = replica_state(best, request, cost, now)
+        predicted = predicted_ttft_seconds(state) if state.measured else None
+        return Pick(
+            endpoints=_in_order(
+                config, [usable[rank.place] for rank in [*ready, *busy][: max(1, config.max_attempts)]], loads
+            ),
+            reason=_reason(ready, usable, len(loads)),
+            predicted_ttft_s=predicted,
+            first_token_within_s=first_token_within(predicted),
+            cached_tokens=best.cached_tokens,
+            scores=scores(state, config),
+            prefill_s=state.own_prefill_s if state.measured else None,
+        )
 
 
 def _by_in_flight(
@@ -114,7 +104,7 @@ def _by_in_flight(
     busy = [load for load in usable if load.in_flight >= most]
     ready.sort(key=lambda load: (load.in_flight, _tie(request, load)))
     return Pick(
-        endpoints=_in_order(request, config, ready + busy, loads),
+        endpoints=_in_order(config, ready + busy, loads),
         reason="only" if len(loads) == 1 else "least-requests",
         first_token_within_s=first_token_within(None),
         cached_tokens=ready[0].cached_tokens,
@@ -134,15 +124,17 @@ def _any_cost(loads: Sequence[EndpointLoad]) -> CostModel | None:
     return next((load.sample.cost for load in loads if load.sample and load.sample.cost), None)
 
 
-def _reason(best: _Scored, ready: list[_Scored], count: int) -> str:
-    """`prefix` if another replica has less work and the cached prefix outweighed it."""
+def _reason(ready: list[Rank], usable: list[EndpointLoad], count: int) -> str:
+    """`prefix` if another replica has less work and the cached prefix outweighed it. Args: ready: best first."""
     if count == 1:
         return "only"
-    least = min(ready, key=lambda each: each.state.backlog_s).state
-    state = best.state
-    if state.load.cached_tokens > least.load.cached_tokens and state.backlog_s > least.backlog_s:
+    best, least = ready[0], min(ready, key=_backlog_s)
+    if usable[best.place].cached_tokens > usable[least.place].cached_tokens and best.backlog_s > least.backlog_s:
         return "prefix"
     return "least-work"
+
+
+_backlog_s = attrgetter("backlog_s")
 
 
 def _tie(request: RequestView, load: EndpointLoad) -> int:
@@ -150,8 +142,10 @@ def _tie(request: RequestView, load: EndpointLoad) -> int:
 
 
 def _in_order(
-    request: RequestView, config: ServiceConfig, best_first: list[EndpointLoad], loads: Sequence[EndpointLoad]
+    config: ServiceConfig, best_first: list[EndpointLoad], loads: Sequence[EndpointLoad]
 ) -> tuple[Endpoint, ...]:
-    endpoints = [load.endpoint for load in best_first]
-    endpoints += [load.endpoint for load in loads if load.endpoint not in endpoints]
-    return tuple(endpoints[: max(1, config.max_attempts)])
+    most = max(1, config.max_attempts)
+    endpoints = [load.endpoint for load in best_first[:most]]
+    if len(endpoints) < most:
+        endpoints += [load.endpoint for load in loads if load.endpoint not in endpoints]
+    return tuple(endpoints[:most])

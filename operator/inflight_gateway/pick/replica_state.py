@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from inflight_cost.backlog import backlog_seconds
 from inflight_cost.model import CostModel, StepWork
@@ -22,8 +22,7 @@ DEFAULT_COST = CostModel(
 Nothing is promised to a client by it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaState:
+class ReplicaState(NamedTuple):
     """Attributes:
     load: input of the state.
     cost: of its steps. measured: `cost` is the engine's own, or that of another replica of the service.

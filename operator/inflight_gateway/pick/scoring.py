@@ -21,11 +21,16 @@ def scores(state: ReplicaState, config: ServiceConfig) -> dict[str, float]:
     targets.
     """
     weights = config.weights
-    tokens_per_ttft = config.ttft_s / config.tpot_s if config.tpot_s > 0 else 0.0
+    per_ttft = tokens_per_ttft(config)
     return {
         "pending_tokens": weights.pending_tokens * pending_tokens_seconds(state),
-        "running": weights.running * running_seconds(state, tokens_per_ttft),
-        "kv_cache": weights.kv_cache * kv_cache_seconds(state, tokens_per_ttft),
+        "running": weights.running * running_seconds(state, per_ttft),
+        "kv_cache": weights.kv_cache * kv_cache_seconds(state, per_ttft),
         "predicted_ttft": weights.predicted_ttft * predicted_ttft_seconds(state),
         "prefix": weights.prefix * prefix_seconds(state),
     }
+
+
+def tokens_per_ttft(config: ServiceConfig) -> float:
+    """Ratio of the two targets, see `running_seconds`."""
+    return config.ttft_s / config.tpot_s if config.tpot_s > 0 else 0.0

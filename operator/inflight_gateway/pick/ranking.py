@@ -1,0 +1,188 @@
+"""Rank of each replica for a request: the sum of `scoring.scores` and the answer of `late_binding.can_start_soon`, as
+numbers only.
+
+A pick ranks every replica of a service, so this is the one loop that grows with the fleet. All that a sample decides
+is computed once for each sample; `tests/gateway/pick/test_ranking.py` compares the rest with the formulas, which also
+explain the best replica.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from zlib import crc32
+
+from inflight_cost.model import CostModel
+from inflight_gateway.pick.late_binding import LEAST_STEPS, TTFT_SHARE, most_outstanding
+from inflight_gateway.pick.replica_state import DEFAULT_COST, decode_work, is_fresh
+from inflight_gateway.pick.scoring import tokens_per_ttft
+from inflight_gateway.types import EndpointLoad, EngineSample, RequestView, ServiceConfig
+
+_MOST_REPLICAS = 10_000
+"""Replicas whose constants are kept; beyond it all are computed again."""
+
+
+class Rank(NamedTuple):
+    """Compares by its first three fields, which no two replicas of a pick have in common.
+
+    Attributes:
+        total: of the scores; lower is better. tie: between equal totals, by the request's id.
+        place: index of the replica among those ranked.
+        backlog_s: seconds until its pending tokens are computed.
+    """
+
+    total: float
+    tie: int
+    place: int
+    backlog_s: float
+
+
+class _Constants:
+    """What a replica's sample and cost model decide."""
+
+    __slots__ = (
+        "budget",
+        "cost",
+        "decode_s",
+        "fallback",
+        "full_step_curve_s",
+        "kv_s",
+        "measured",
+        "no_prefill_s",
+        "room",
+        "room_curve_s",
+        "running",
+        "sample",
+        "seqs_s",
+        "slots",
+        "used_kv",
+        "waiting_mean",
+        "waiting_tokens",
+    )
+
+    def __init__(self, sample: EngineSample, fallback: CostModel | None, running: int, *, fresh: bool) -> None:
+        self.sample, self.fallback, self.running = sample, fallback, running
+        known = sample.cost or fallback
+        self.measured = known is not None
+        self.cost = cost = known or DEFAULT_COST
+        decoding = decode_work(sample, running)
+        self.used_kv = decoding.decode_kv_tokens
+        self.slots = sample.max_num_seqs
+        self.budget = sample.max_num_batched_tokens
+        self.room = max(1.0, sample.max_num_batched_tokens - running)
+        self.waiting_tokens = sample.waiting_prompt_tokens if fresh else 0
+        self.waiting_mean = self.waiting_tokens / sample.waiting if fresh and sample.waiting else None
+        self.seqs_s = cost.base_s + cost.decode_seq_s * running
+        self.kv_s = cost.decode_kv_token_s * self.used_kv
+        self.decode_s = cost.seconds(decoding)
+        self.room_curve_s = cost.on_curve(running + self.room)
+        self.full_step_curve_s = cost.on_curve(running + self.budget)
+        self.no_prefill_s = cost.prefill_seconds(0.0)
+
+
+class Ranking:
+    """Keeps the constants of replicas between picks; equal arguments give equal ranks."""
+
+    def __init__(self) -> None:
+        self._constants: dict[str, _Constants] = {}
+
+    def rank(
+        self,
+        usable: list[EndpointLoad],
+        request: RequestView,
+        config: ServiceConfig,
+        fallback: CostModel | None,
+        now: float,
+        *,
+        above_share: bool,
+    ) -> tuple[list[Rank], list[Rank]]:
+        """Those that can start the request soon, and the others; the latter with their backlog as total.
+
+        Args:
+            fallback: cost of another replica of the service, for one that has not fitted its own.
+        """
+        prompt_tokens, weights = request.prompt_tokens, config.weights
+        per_ttft = tokens_per_ttft(config)
+        longest_wait_s = TTFT_SHARE * config.ttft_s
+        seed = crc32(f"{request.request_id} ".encode())
+        ready: list[Rank] = []
+        busy: list[Rank] = []
+        for place, load in enumerate(usable):
+            known = self._of(load, fallback, now)
+            cost, cached, running = known.cost, load.cached_tokens, known.running
+            prefill_token_s, context_token_s, curve = cost.prefill_token_s, cost.prefill_context_token_s, cost.curve
+            pending = known.waiting_tokens + load.sent_tokens - load.computed_tokens
+            if pending < 0:
+                pending = 0
+            uncached = prompt_tokens - cached
+            if uncached < 1:
+                uncached = 1
+            attended = (prompt_tokens if known.waiting_mean is None else known.waiting_mean) / 2
+            backlog_s = 0.0
+            if pending:
+                room = known.room
+                full, rest = divmod(pending, room)
+                if full:
+                    backlog_s = full * (
+                        known.seqs_s
+                        + prefill_token_s * room
+                        + known.kv_s
+                        + context_token_s * (room * attended)
+                        + known.room_curve_s
+                    )
+                if rest:
+                    backlog_s += (
+                        known.seqs_s
+                        + prefill_token_s * rest
+                        + known.kv_s
+                        + context_token_s * (rest * attended)
+                        + (cost.on_curve(running + rest) if curve else 0.0)
+                    )
+            if curve:
+                own_s = cost.prefill_seconds(uncached, cached)
+            else:
+                own_s = prefill_token_s * uncached + context_token_s * (
+                    uncached * cached + uncached * (uncached + 1) / 2
+                )
+            tie = crc32(load.endpoint.address.encode(), seed)
+            outstanding = load.in_flight + load.others
+            starts_soon = outstanding < most_outstanding(known.slots, above_share)
+            if starts_soon and pending > LEAST_STEPS * known.budget:
+                full_step_s = (
+                    known.seqs_s
+                    + prefill_token_s * known.budget
+                    + known.kv_s
+                    + context_token_s * (known.budget * attended)
+                    + known.full_step_curve_s
+                )
+                saved_s = cost.prefill_seconds(uncached + cached) - own_s if cached else 0.0
+                starts_soon = known.measured and backlog_s <= max(longest_wait_s, LEAST_STEPS * full_step_s) + saved_s
+            if not starts_soon:
+                busy.append(Rank(backlog_s, tie, place, backlog_s))
+                continue
+            kv_s = per_ttft * cost.decode_kv_token_s * known.used_kv
+            size = known.sample.kv_cache_tokens
+            if size:
+                lacking = known.used_kv + pending + uncached - size
+                kv_s += known.no_prefill_s if lacking <= 0 else cost.prefill_seconds(min(lacking, size))
+            under_way_s = known.decode_s / 2 if running or pending else 0.0
+            total = (
+                weights.pending_tokens * backlog_s
+                + weights.running * (per_ttft * cost.decode_seq_s * max(running, outstanding))
+                + weights.kv_cache * kv_s
+                + weights.predicted_ttft * (under_way_s + backlog_s + own_s + known.decode_s)
+                + weights.prefix * own_s
+            )
+            ready.append(Rank(total, tie, place, backlog_s))
+        return ready, busy
+
+    def _of(self, load: EndpointLoad, fallback: CostModel | None, now: float) -> _Constants:
+        sample, address = load.sample, load.endpoint.address
+        if sample is None or not is_fresh(load, now):
+            # Without a current sample, the gateway's own requests are what runs: it changes with every pick.
+            return _Constants(sample or EngineSample(at=now), fallback, max(0, load.in_flight), fresh=False)
+        known = self._constants.get(address)
+        if known is None or known.sample is not sample or known.fallback is not fallback:
+            if len(self._constants) >= _MOST_REPLICAS:
+                self._constants.clear()
+            known = self._constants[address] = _Constants(sample, fallback, sample.running, fresh=True)
+        return known

@@ -1,0 +1,78 @@
+"""The numbers that rank replicas are those of the formulas, bit for bit, for any state."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inflight_cost.model import CostModel
+from inflight_gateway.pick.late_binding import can_start_soon
+from inflight_gateway.pick.ranking import Ranking
+from inflight_gateway.pick.replica_state import STALE_S, replica_state
+from inflight_gateway.pick.scoring import scores
+from inflight_gateway.types import Endpoint, EndpointLoad, EngineSample, ScoreWeights
+from tests.gateway.pick.loads import CONFIG, NOW, request
+
+COUNT = st.integers(0, 300)
+TOKENS = st.integers(0, 200_000)
+FACTOR = st.floats(0, 1e-3)
+CURVE = st.lists(st.tuples(st.floats(1, 5000), st.floats(0, 0.1)), max_size=4, unique_by=lambda point: point[0])
+COST = st.builds(
+    CostModel, FACTOR, FACTOR, FACTOR, FACTOR, FACTOR, curve=CURVE.map(lambda points: tuple(sorted(points)))
+)
+SAMPLE = st.builds(
+    EngineSample,
+    at=st.floats(NOW - 2 * STALE_S, NOW),
+    running=COUNT,
+    waiting=COUNT,
+    waiting_prompt_tokens=TOKENS,
+    kv_utilization=st.floats(0, 1),
+    kv_cache_tokens=TOKENS,
+    max_num_seqs=st.integers(1, 300),
+    max_num_batched_tokens=st.integers(1, 9000),
+    cost=st.none() | COST,
+)
+LOAD = st.builds(
+    EndpointLoad,
+    st.builds(Endpoint, st.text("0123456789.:", min_size=1), st.just("pod")),
+    st.none() | SAMPLE,
+    in_flight=COUNT,
+    sent_tokens=TOKENS,
+    cached_tokens=st.integers(0, 9000),
+    computed_tokens=TOKENS,
+    others=COUNT,
+)
+WEIGHT = st.floats(0, 3)
+CONFIGS = st.builds(
+    lambda ttft_s, tpot_s, weights: replace(CONFIG, ttft_s=ttft_s, tpot_s=tpot_s, weights=weights),
+    st.floats(0, 10),
+    st.floats(0, 1),
+    st.builds(ScoreWeights, WEIGHT, WEIGHT, WEIGHT, WEIGHT, WEIGHT),
+)
+
+
+@given(st.lists(LOAD, max_size=6), CONFIGS, st.integers(0, 20_000), st.none() | COST, st.booleans())
+def test_ranks_are_the_sums_of_the_scores_and_the_same_replicas_can_start(loads, config, tokens, fallback, above):
+    asked, ranking = request(prompt_tokens=tokens), Ranking()
+    # Twice: the second time with what is known of each sample.
+    for _ in range(2):
+        ready, busy = ranking.rank(loads, asked, config, fallback, NOW, above_share=above)
+        states = [replica_state(load, asked, fallback, NOW) for load in loads]
+        can = [can_start_soon(state, config.ttft_s, above) for state in states]
+        assert {rank.place: rank.total for rank in ready} == {
+            place: sum(scores(state, config).values()) for place, state in enumerate(states) if can[place]
+        }
+        assert {rank.place: rank.total for rank in busy} == {
+            place: state.backlog_s for place, state in enumerate(states) if not can[place]
+        }
+        assert all(rank.backlog_s == states[rank.place].backlog_s for rank in (*ready, *busy))
+
+
+@given(SAMPLE, SAMPLE, st.none() | COST, st.none() | COST)
+def test_a_new_sample_or_another_fallback_is_not_judged_by_the_old_one(first, second, fallback, other):
+    asked, kept = request(), Ranking()
+    for sample, cost in ((first, fallback), (second, fallback), (second, other)):
+        loads = [EndpointLoad(Endpoint("a", "pod"), sample)]
+        assert kept.rank(loads, asked, CONFIG, cost, NOW, above_share=False) == Ranking().rank(
+            loads, asked, CONFIG, cost, NOW, above_share=False
+        )
