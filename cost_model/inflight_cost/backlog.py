@@ -14,6 +14,8 @@ def backlog_seconds(
     Args:
         attended: tokens that a prompt token attends to, on average.
     """
+    if not tokens:
+        return 0.0
     room = max(1.0, max_num_batched_tokens - decoding.decode_seqs)
     full, rest = divmod(tokens, room)
 

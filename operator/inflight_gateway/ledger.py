@@ -130,7 +130,7 @@ class Ledger:
                     sent_tokens=account.since_tokens,
                     cached_tokens=min(blocks * request.block_tokens, most_cached),
                     computed_tokens=max(0, known - round(account.pending)),
-                    others=max(account.others, _of_peers(account, now)),
+                    others=max(account.others, _of_peers(account, now)) if account.peers else account.others,
                 )
             )
         return loads
@@ -218,8 +218,10 @@ class Ledger:
         sample = self._sample(address)
         if sample is not None and sample is not account.sample:
             account.take(sample)
-        account.drop_before(now - STALE_S)
-        account.advance(now)
+        if account.since:
+            account.drop_before(now - STALE_S)
+        if account.pending:
+            account.advance(now)
         return account
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -116,6 +117,7 @@ class _Process:
         if self._settings.ext_proc_port is not None:
             guests = await grpc_server.serve_guests(self._settings.ext_proc_port, gateway.guests)
             self._closing.push_async_callback(guests.stop, 0.0)
+        gc.freeze()  # what was imported stays: looking through it for garbage would pause all requests
         self._serving = True
         _log.info("%d services; Envoy may connect at %s", len(gateway.catalog.services), sockets.picker)
 

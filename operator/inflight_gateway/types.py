@@ -168,8 +168,7 @@ class RequestView:
     avoid: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointLoad:
+class EndpointLoad(NamedTuple):
     """One endpoint and its known load at the time of a pick.
 
     Attributes:
