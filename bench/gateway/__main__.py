@@ -102,6 +102,8 @@ def overhead_table(found: Overhead) -> list[str]:
     total = sum(found.cpu_ms.values())
     parts = ", ".join(f"{name} {each:.2f}" for name, each in found.cpu_ms.items())
     lines += ["", f"CPU for a request: {total:.2f} ms ({parts}): {1000 / total:.0f} requests/s a core"]
+    picks = ", ".join(f"{us:.0f} us of {replicas} replicas" for replicas, us in found.pick_us.items())
+    lines.append(f"CPU for a pick: {picks}")
     before, added = sum(found.memory_mib.values()), sum(found.stream_memory_mib.values())
     parts = ", ".join(f"{name} {each:.0f}" for name, each in found.stream_memory_mib.items())
     lines.append(f"Memory: {before:.0f} MiB idle; {found.streams} open streams add {added:.0f} MiB ({parts})")

@@ -1,4 +1,5 @@
-"""Overhead of the gateway over a direct connection: latency, CPU time for each request, memory of open streams."""
+"""Overhead of the gateway over a direct connection: latency, CPU time for each request and pick, memory of open
+streams."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.gateway.client import closed_loop, open_streams, prompt_body
+from bench.gateway.picks import pick_microseconds
 from bench.gateway.stack import Gateway, gateway, process, unused_port
 from bench.gateway.upstream import EVENT_SECONDS
 
@@ -36,12 +38,14 @@ class Overhead:
     """Attributes:
     latencies: direct and through the gateway, in turns; medians of the rounds.
     cpu_ms: CPU milliseconds for each request, by process.
+    pick_us: CPU microseconds of a pick, by the number of replicas.
     streams: open streams. stream_memory_mib: MiB that they add, by process.
     longest_gap_s: between two events of a stream while so many were open; events come every `EVENT_SECONDS`.
     """
 
     latencies: list[Latency]
     cpu_ms: dict[str, float]
+    pick_us: dict[int, float]
     streams: int
     memory_mib: dict[str, float]
     stream_memory_mib: dict[str, float]
@@ -60,7 +64,7 @@ def measure(folder: Path, *, seconds: float, rounds: int, streams: int) -> Overh
     with process(folder / "upstream.log", upstream), gateway(folder / "gateway", [service]) as running:
         latencies, cpu_ms = _latencies(port, running, seconds, rounds)
         memory, added, gap = asyncio.run(_streams(running, streams))
-    return Overhead(latencies, cpu_ms, streams, memory, added, gap)
+    return Overhead(latencies, cpu_ms, pick_microseconds(), streams, memory, added, gap)
 
 
 def _latencies(port: int, running: Gateway, seconds: float, rounds: int) -> tuple[list[Latency], dict[str, float]]:
