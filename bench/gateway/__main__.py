@@ -24,7 +24,7 @@ CPU time of each process for a request is what a dedicated core would spend.
 
 routing: conversations of a Mooncake trace, scaled, on real replicas of the built-in model: time to first token and
 prefix hits of the gateway, of least requests, of round robin and of a plain Service, in one run; then the same in the
-fleet simulator, with the cost model that the replicas fitted. About four minutes for each; on a quiet machine.
+fleet simulator, with the cost model that the replicas fitted. About three minutes for each; on a quiet machine.
 
 tenants: limits of requests, tokens and concurrent requests against tenants that send three times as much, and API keys
 rotated under load; then the latency of a tenant with a modest load on a real engine, alone and beside one that floods,
@@ -46,7 +46,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="runs of each path, in turns (default 3)")
     parser.add_argument("--streams", type=int, default=2000, help="open streams for the memory (default 2000)")
     parser.add_argument("--replicas", type=int, default=4, help="engines of routing (default 4)")
-    parser.add_argument("--load-seconds", type=float, default=240, help="length of routing's load (default 240)")
+    parser.add_argument("--load-seconds", type=float, default=160, help="length of routing's load (default 160)")
+    parser.add_argument(
+        "--replica-cores",
+        type=float,
+        default=0.4,
+        help="CPU time that each engine of routing gets, as if on a machine of its own; needs root; 0: no bound"
+        " (default 0.4)",
+    )
     parser.add_argument("--policies", default=",".join(POLICIES), metavar="A,B", help="of routing (default all)")
     parser.add_argument("--minutes", type=int, default=2, help="of the limits of tenants (default 2)")
     parser.add_argument("--isolation-seconds", type=float, default=120, help="of each run of tenants (default 120)")
@@ -73,7 +80,9 @@ def main() -> int:
             if "routing" in parts:
                 load = turns(arguments.load_seconds, VOCAB_SIZE)
                 (folder / "routing").mkdir()
-                routed = routing.measure(folder / "routing", load, arguments.replicas, policies, _say)
+                routed = routing.measure(
+                    folder / "routing", load, arguments.replicas, policies, _say, cores=arguments.replica_cores
+                )
                 found["routing"] = [asdict(row) for row in routed.rows]
                 print("\n".join(routing_table(routed.rows)), flush=True)
                 replica = simulated.replica_model(routed.samples)

@@ -21,6 +21,7 @@ from pathlib import Path
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench.cpu_share import cpu_group
 from bench.gateway.conversations import Turn
 from bench.gateway.stack import gateway
 from bench.served import served_engine
@@ -88,19 +89,33 @@ POLICIES = (*PEERS, OURS)
 
 
 def measure(
-    folder: Path, turns: Sequence[Turn], replicas: int, policies: Sequence[str], say: Callable[[str], None]
+    folder: Path,
+    turns: Sequence[Turn],
+    replicas: int,
+    policies: Sequence[str],
+    say: Callable[[str], None],
+    *,
+    cores: float = 0.0,
 ) -> Measured:
     """Start the replicas and send the same load by each policy, one after the other. Prefix caches begin without the
     content of earlier policies: each has its own cache salt.
+
+    Args:
+        cores: CPU time that each replica gets; 0: all share the machine.
 
     Raises:
         RuntimeError: an engine or the gateway did not start, or a request was not answered.
     """
     with ExitStack() as stack:
+        names = [f"bench-gateway-{number}" for number in range(replicas)]
+        groups = [stack.enter_context(cpu_group(name)) if cores else None for name in names]
         urls = [
-            stack.enter_context(served_engine(folder / f"engine-{number}.log", *ENGINE_FLAGS))
-            for number in range(replicas)
+            stack.enter_context(served_engine(folder / f"{name}.log", *ENGINE_FLAGS, group=group))
+            for name, group in zip(names, groups, strict=True)
         ]
+        for group in groups:
+            if group is not None:
+                group.limit(cores)
         endpoints = [url.removeprefix("http://") for url in urls]
         service = {
             "name": SERVICE,

@@ -1,7 +1,6 @@
 """The same load by the same policies in the fleet simulator, with the cost model that the replicas fitted themselves.
 
-On this machine the replicas share the cores, so the time of a replica's step depends on what the others do. The fit
-knows only the mean of it: the spread around it goes into the simulation as noise.
+The fit is the mean of a replica's steps; the spread around it goes into the simulation as noise.
 """
 
 from __future__ import annotations
