@@ -16,7 +16,11 @@ from tests.gateway.pick.loads import CONFIG, NOW, request
 COUNT = st.integers(0, 300)
 TOKENS = st.integers(0, 200_000)
 FACTOR = st.floats(0, 1e-3)
-CURVE = st.lists(st.tuples(st.floats(1, 5000), st.floats(0, 0.1)), max_size=4, unique_by=lambda point: point[0])
+CURVE = st.lists(
+    st.tuples(st.sampled_from((0.5, 1.0)) | st.floats(0.1, 5000), st.floats(0, 0.1)),
+    max_size=4,
+    unique_by=lambda point: point[0],
+)
 COST = st.builds(
     CostModel, FACTOR, FACTOR, FACTOR, FACTOR, FACTOR, curve=CURVE.map(lambda points: tuple(sorted(points)))
 )
@@ -46,7 +50,7 @@ WEIGHT = st.floats(0, 3)
 CONFIGS = st.builds(
     lambda ttft_s, tpot_s, weights: replace(CONFIG, ttft_s=ttft_s, tpot_s=tpot_s, weights=weights),
     st.floats(0, 10),
-    st.floats(0, 1),
+    st.just(0.0) | st.floats(1e-4, 1),
     st.builds(ScoreWeights, WEIGHT, WEIGHT, WEIGHT, WEIGHT, WEIGHT),
 )
 
