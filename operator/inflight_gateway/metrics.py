@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
-from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -115,8 +113,6 @@ class Metrics:
             registry=registry,
         )
 
-        self._services: dict[ServiceKey, _Children] = {}
-
     def page(self) -> bytes:
         """In Prometheus' text format."""
         return generate_latest(self.registry)
@@ -126,26 +122,25 @@ class Metrics:
         self.registry.register(_Loads(loads))
 
     def picked(self, request: RequestView, pick: Pick, held_s: float) -> None:
-        children = self._of(request.service)
-        children.picks(pick.reason).inc()
-        children.cached_predicted.inc(pick.cached_tokens)
-        children.held.observe(held_s)
+        self._picks.labels(*request.service, pick.reason).inc()
+        self._cached_predicted.labels(*request.service).inc(pick.cached_tokens)
+        self._held.labels(*request.service).observe(held_s)
 
     def refused(self, service: ServiceKey | None, refusal: Refusal) -> None:
         self._refusals.labels(*(service or ("", "")), refusal.code).inc()
 
     def finished(self, finished: Finished) -> None:
-        children = self._of(finished.service)
-        children.requests(str(finished.status)).inc()
-        children.attempts.inc(len(finished.endpoints))
-        children.continuations.inc(finished.continuations)
-        children.prompt_tokens.inc(finished.prompt_tokens)
-        children.cached_found.inc(finished.cached_tokens)
+        service = finished.service
+        self._requests.labels(*service, str(finished.status)).inc()
+        self._attempts.labels(*service).inc(len(finished.endpoints))
+        self._continuations.labels(*service).inc(finished.continuations)
+        self._prompt_tokens.labels(*service).inc(finished.prompt_tokens)
+        self._cached_found.labels(*service).inc(finished.cached_tokens)
         if finished.ttft_s is not None:
-            children.first_token.observe(finished.ttft_s)
-            children.gap.observe(finished.longest_gap_s)
+            self._first_token.labels(*service).observe(finished.ttft_s)
+            self._gap.labels(*service).observe(finished.longest_gap_s)
         if finished.status == 200 and finished.e2e_s:
-            children.duration.observe(finished.e2e_s)
+            self._duration.labels(*service).observe(finished.e2e_s)
 
     def config_refused(self, type_url: str) -> None:
         """`type_url`: as type.googleapis.com/envoy.config.listener.v3.Listener."""
@@ -153,40 +148,6 @@ class Metrics:
 
     def decided(self, seconds: float) -> None:
         self._decision.observe(seconds)
-
-    def _of(self, service: ServiceKey) -> _Children:
-        known = self._services.get(service)
-        if known is None:
-            known = self._services[service] = _Children(
-                picks=lru_cache(lambda reason: self._picks.labels(*service, reason)),
-                cached_predicted=self._cached_predicted.labels(*service),
-                held=self._held.labels(*service),
-                requests=lru_cache(lambda status: self._requests.labels(*service, status)),
-                attempts=self._attempts.labels(*service),
-                continuations=self._continuations.labels(*service),
-                prompt_tokens=self._prompt_tokens.labels(*service),
-                cached_found=self._cached_found.labels(*service),
-                first_token=self._first_token.labels(*service),
-                gap=self._gap.labels(*service),
-                duration=self._duration.labels(*service),
-            )
-        return known
-
-
-class _Children(NamedTuple):
-    """The metrics of one service: finding one by its labels takes longer than counting."""
-
-    picks: Callable[[str], Counter]
-    cached_predicted: Counter
-    held: Histogram
-    requests: Callable[[str], Counter]
-    attempts: Counter
-    continuations: Counter
-    prompt_tokens: Counter
-    cached_found: Counter
-    first_token: Histogram
-    gap: Histogram
-    duration: Histogram
 
 
 class _Loads(Collector):
