@@ -99,7 +99,7 @@ class Dispatcher:
     def release(self, service: ServiceKey | None = None) -> None:
         """Starts all requests that can start now. `service`: only its requests; None: those of all services."""
         now = self._clock()
-        for request, pick in self._holds.release(now, self._can_start, service):
+        for request, pick in self._holds.release(now, self._can_start, service, self._shares.above):
             waiting = self._waiting.pop(request.request_id)
             _settle(waiting.outcome, Start(pick, now - waiting.since))
 
