@@ -142,7 +142,8 @@ class Dispatcher:
         if waiting.allowed:
             loads = [load for load in loads if load.endpoint.address in waiting.allowed]
         try:
-            pick = self._picker.pick(request, config, loads, now, above_share=self._shares.above(request, now))
+            above, claimed = self._shares.above(request, now), self._shares.claimed(request.service)
+            pick = self._picker.pick(request, config, loads, now, above_share=above, claimed=claimed)
         except Exception:
             # A gateway bug at the head of a queue would block the whole service, and end this process.
             self._log_fault(request.service, now)

@@ -20,20 +20,30 @@ LEAST_STEPS = 2
 
 SPARE_SLOTS = 0.0625
 """Share of the slots for which a successor may wait in the engine, so that a slot is not empty between the end of a
-request and the arrival of the next. A tenant above its share leaves as many slots free instead: beside a tenant that
-floods, the requests of others then find a slot at once."""
+request and the arrival of the next. A tenant above its share leaves at least as many slots free instead: beside a
+tenant that floods, the requests of others then find a slot at once."""
+
+MOST_FREE = 0.25
+"""Share of the slots that a tenant above its share leaves free at most, however many requests of others came at once:
+beyond it an idle slot costs more than the rare wait that it avoids."""
 
 
-def can_start_soon(state: ReplicaState, ttft_s: float, above_share: bool = False) -> bool:
+def can_start_soon(state: ReplicaState, ttft_s: float, above_share: bool = False, claimed: int = 0) -> bool:
     """Considers only the work ahead of the request, so that a prompt of any length starts at an idle replica."""
-    has_slot = state.outstanding < most_outstanding(state.sample.max_num_seqs, above_share)
+    has_slot = state.outstanding < most_outstanding(state.sample.max_num_seqs, above_share, claimed)
     return has_slot and _backlog_is_short(state, ttft_s)
 
 
-def most_outstanding(max_num_seqs: int, above_share: bool = False) -> int:
-    """Requests that may be at a replica, running or queued, counting one more of a tenant."""
+def most_outstanding(max_num_seqs: int, above_share: bool = False, claimed: int = 0) -> int:
+    """Requests that may be at a replica, running or queued, counting one more of a tenant.
+
+    Args:
+        claimed: of its slots, by other tenants that are not above their share (`TenantShares.claimed`).
+    """
     spare = max(1, int(max_num_seqs * SPARE_SLOTS))
-    return max(1, max_num_seqs - spare) if above_share else max_num_seqs + spare
+    if not above_share:
+        return max_num_seqs + spare
+    return max(1, max_num_seqs - max(spare, min(claimed, int(max_num_seqs * MOST_FREE))))
 
 
 def _backlog_is_short(state: ReplicaState, ttft_s: float) -> bool:

@@ -45,20 +45,23 @@ class Picker:
         now: float,
         *,
         above_share: bool = False,
+        claimed: int = 0,
     ) -> Pick | None:
         """The replicas to try, best first, at most `config.max_attempts`. Replicas that failed the request come last.
 
         Args:
             above_share: the request's tenant has more than its share of the requests in flight (`TenantShares`).
+            claimed: slots that such a tenant should leave free, over all replicas.
 
         None: no replica can start the request soon, or none exists; the gateway should hold it.
         """
         usable = [load for load in loads if load.endpoint.address not in request.avoid] or list(loads)
         if not usable:
             return None
+        each = -(-claimed // len(loads))
         if any(is_fresh(load, now) for load in usable):
-            return _by_score(request, config, usable, loads, now, above_share)
-        return _by_in_flight(request, config, usable, loads, above_share)
+            return _by_score(request, config, usable, loads, now, above_share, each)
+        return _by_in_flight(request, config, usable, loads, above_share, each)
 
 
 def _by_score(
@@ -68,13 +71,14 @@ def _by_score(
     loads: Sequence[EndpointLoad],
     now: float,
     above_share: bool,
+    claimed: int,
 ) -> Pick | None:
     cost = _any_cost(loads)
     ready: list[_Scored] = []
     busy: list[ReplicaState] = []
     for load in usable:
         state = replica_state(load, request, cost, now)
-        if can_start_soon(state, config.ttft_s, above_share):
+        if can_start_soon(state, config.ttft_s, above_share, claimed):
             ready.append(_Scored(state, scores(state, config)))
         else:
             busy.append(state)
@@ -105,9 +109,10 @@ def _by_in_flight(
     usable: list[EndpointLoad],
     loads: Sequence[EndpointLoad],
     above_share: bool,
+    claimed: int,
 ) -> Pick | None:
     """Without any sample of loads."""
-    most = most_outstanding(config.max_num_seqs, above_share)
+    most = most_outstanding(config.max_num_seqs, above_share, claimed)
     ready = [load for load in usable if load.in_flight < most]
     if not ready:
         return None
