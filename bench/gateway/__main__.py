@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument("--replicas", type=int, default=4, help="engines of routing (default 4)")
     parser.add_argument("--load-seconds", type=float, default=240, help="length of routing's load (default 240)")
     parser.add_argument("--policies", default=",".join(POLICIES), metavar="A,B", help="of routing (default all)")
-    parser.add_argument("--minutes", type=int, default=2, help="of the limits of tenants (default 2)")
+    parser.add_argument("--minutes", type=int, default=2, help="of the limits of tenants; 0: skip them (default 2)")
     parser.add_argument("--isolation-seconds", type=float, default=120, help="of each run of tenants (default 120)")
     parser.add_argument(
         "--arms", default=",".join(tenants.ARMS), metavar="A,B", help="set-ups of tenants (default all)"
