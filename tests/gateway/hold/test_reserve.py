@@ -141,6 +141,14 @@ def test_slots_kept_free_follow_what_the_requests_of_others_needed():
     assert world.slots - len(world.running) == 64 * SPARE_SLOTS
 
 
+@given(st.integers(1, 512), st.integers(0, 600))
+def test_a_tenant_above_its_share_leaves_at_most_a_quarter_free_and_at_least_a_sixteenth(slots, claimed):
+    free = slots - most_outstanding(slots, above_share=True, claimed=claimed)
+    least = min(slots - 1, max(1, int(slots * SPARE_SLOTS)))
+    assert free == max(least, min(claimed, int(slots * MOST_FREE)))
+    assert most_outstanding(slots, claimed=claimed) == slots + max(1, int(slots * SPARE_SLOTS))
+
+
 _STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("arrive"), st.sampled_from("abc"), st.integers(1, 5000), st.sampled_from(["default", "x"])),
