@@ -40,7 +40,8 @@ SERVICE = "bench"
 STEADY, FLOODING = "steady", "flooding"
 STEADY_PER_S = 0.5
 """At this load alone a slot is free nearly always. The flood asks for more than twice what the engine can do."""
-EMULATED_STEADY_PER_S = 1.5
+EMULATED_STEADY_PER_S = 1.0
+"""A tenth of what the emulated engine can do, so that the tenant is within its share in nearly all bursts, too."""
 ROUNDS = 2
 """Of each arm: alone and beside the flood in turns, so that both see the same machine."""
 FLOOD_FACTOR = 20

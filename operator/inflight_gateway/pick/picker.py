@@ -58,10 +58,10 @@ class Picker:
         usable = [load for load in loads if load.endpoint.address not in request.avoid] or list(loads)
         if not usable:
             return None
-        each = -(-claimed // len(loads))
+        claimed_here = -(-claimed // len(loads))
         if any(is_fresh(load, now) for load in usable):
-            return _by_score(request, config, usable, loads, now, above_share, each)
-        return _by_in_flight(request, config, usable, loads, above_share, each)
+            return _by_score(request, config, usable, loads, now, above_share, claimed_here)
+        return _by_in_flight(request, config, usable, loads, above_share, claimed_here)
 
 
 def _by_score(
