@@ -25,13 +25,14 @@ tenant that floods, the requests of others then find a slot at once."""
 
 MOST_FREE = 0.25
 """Share of the slots that a tenant above its share leaves free at most, however many requests of others came at once:
-beyond it an idle slot costs more than the rare wait that it avoids."""
+beyond it an idle slot costs more than the rare wait that it avoids. Of the KV cache it always leaves that share free:
+its running requests grow, and a request of others that finds the cache full waits, or is preempted as the youngest."""
 
 
 def can_start_soon(state: ReplicaState, ttft_s: float, above_share: bool = False, claimed: int = 0) -> bool:
     """Considers only the work ahead of the request, so that a prompt of any length starts at an idle replica."""
     has_slot = state.outstanding < most_outstanding(state.sample.max_num_seqs, above_share, claimed)
-    return has_slot and _backlog_is_short(state, ttft_s)
+    return has_slot and _backlog_is_short(state, ttft_s) and (not above_share or _leaves_kv_cache(state))
 
 
 def most_outstanding(max_num_seqs: int, above_share: bool = False, claimed: int = 0) -> int:
@@ -44,6 +45,16 @@ def most_outstanding(max_num_seqs: int, above_share: bool = False, claimed: int 
     if not above_share:
         return max_num_seqs + spare
     return max(1, max_num_seqs - max(spare, min(claimed, int(max_num_seqs * MOST_FREE))))
+
+
+def _leaves_kv_cache(state: ReplicaState) -> bool:
+    """Whether `MOST_FREE` of the KV cache stays free. Requests that have ended since the sample still count, so the
+    estimate is high by up to a second of them. A prompt of any length starts at a replica that holds no tokens."""
+    sample = state.sample
+    held = state.used_kv_tokens + sample.waiting_prompt_tokens + state.load.sent_tokens
+    if not held or not sample.kv_cache_tokens:
+        return True
+    return held + state.uncached_tokens <= (1 - MOST_FREE) * sample.kv_cache_tokens
 
 
 def _backlog_is_short(state: ReplicaState, ttft_s: float) -> bool:

@@ -40,21 +40,39 @@ class Sent:
     ended: float = 0.0
 
 
-@dataclass(eq=False)
-class Engine:
-    """Continuous batching with chunked prefill, first come, first served. Attributes: end: of the step under way."""
+@dataclass(frozen=True)
+class Shape:
+    """Of a fleet. Attributes: slots, kv_tokens, cost: of each replica."""
 
     slots: int
+    replicas: int = 1
+    kv_tokens: int = 10**6
+    cost: CostModel = COST
+
+
+@dataclass(eq=False)
+class Engine:
+    """Continuous batching with chunked prefill, first come, first served. When the KV cache is full, the youngest
+    request is preempted and computed again. Attributes: end: of the step under way."""
+
+    shape: Shape
     queue: deque[Sent] = field(default_factory=deque)
     running: list[Sent] = field(default_factory=list)
     end: float | None = None
     sampled: list[Sent] = field(default_factory=list)
 
+    @property
+    def used_tokens(self) -> int:
+        return sum(each.prompt + each.tokens for each in self.running)
+
     def step(self, now: float) -> None:
         """Starts the next one, unless nothing is left."""
+        while len(self.running) > 1 and self.used_tokens + len(self.running) > self.shape.kv_tokens:
+            self.queue.appendleft(self.running.pop())
+            self.queue[0].todo = self.queue[0].prompt + self.queue[0].tokens
         decoding = [each for each in self.running if not each.todo]
         budget = BUDGET - len(decoding)
-        while self.queue and len(self.running) < self.slots:
+        while self.queue and len(self.running) < self.shape.slots and self._fits(self.queue[0]):
             self.running.append(self.queue.popleft())
         prefilled = []
         for each in self.running:
@@ -65,7 +83,10 @@ class Engine:
                 prefilled += [] if each.todo else [each]
         self.sampled = decoding + prefilled
         prompt_tokens = BUDGET - len(decoding) - budget
-        self.end = now + COST.seconds(StepWork(len(decoding), prompt_tokens, 0, 0)) if self.running else None
+        self.end = now + self.shape.cost.seconds(StepWork(len(decoding), prompt_tokens, 0, 0)) if self.running else None
+
+    def _fits(self, sent: Sent) -> bool:
+        return not self.running or self.used_tokens + sent.prompt + sent.tokens <= self.shape.kv_tokens
 
     def take(self, sent: Sent) -> None:
         sent.todo = sent.prompt
@@ -84,7 +105,16 @@ class Engine:
 
     def sample(self, now: float) -> EngineSample:
         waiting = sum(each.todo for each in [*self.queue, *self.running])
-        return EngineSample(now, len(self.running), len(self.queue), waiting, max_num_seqs=self.slots, cost=COST)
+        return EngineSample(
+            now,
+            len(self.running),
+            len(self.queue),
+            waiting,
+            kv_utilization=self.used_tokens / self.shape.kv_tokens,
+            kv_cache_tokens=self.shape.kv_tokens,
+            max_num_seqs=self.shape.slots,
+            cost=self.shape.cost,
+        )
 
 
 Arrival = tuple[float, str, str, int, int]
@@ -97,12 +127,12 @@ class Fleet:
     Attributes: done: requests that ended. now: seconds.
     """
 
-    def __init__(self, arrivals: Sequence[Arrival], *, slots: int, replicas: int = 1) -> None:
+    def __init__(self, arrivals: Sequence[Arrival], shape: Shape) -> None:
         self.now = 0.0
         self.done: list[Sent] = []
-        self.engines = {f"10.0.0.{number}:80": Engine(slots) for number in range(replicas)}
+        self.engines = {f"10.0.0.{number}:80": Engine(shape) for number in range(shape.replicas)}
         self._arrivals = deque(sorted(arrivals))
-        self._config = ServiceConfig(KEY, "uid", "m", max_num_seqs=slots)
+        self._config = ServiceConfig(KEY, "uid", "m", max_num_seqs=shape.slots)
         catalog = Catalog()
         endpoints = tuple(Endpoint(address, address) for address in self.engines)
         catalog.update(services={KEY: self._config}, endpoints={KEY: endpoints})
@@ -188,11 +218,11 @@ def _poisson(
         number += 1
 
 
-def simulated(arrivals: Sequence[Arrival], *, until: float, slots: int, replicas: int = 1) -> list[Sent]:
+def simulated(arrivals: Sequence[Arrival], shape: Shape, until: float) -> list[Sent]:
     """The requests that ended."""
 
     async def run() -> list[Sent]:
-        fleet = Fleet(arrivals, slots=slots, replicas=replicas)
+        fleet = Fleet(arrivals, shape)
         fleet.run(until)
         return fleet.done
 
