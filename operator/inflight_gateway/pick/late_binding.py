@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from inflight_cost.model import StepWork
 from inflight_gateway.pick.replica_state import ReplicaState
+from inflight_gateway.types import EngineSample
 
 TTFT_SHARE = 0.25
 """Of the service's TTFT target that a request may wait in an engine's queue: more of it, and in an overload even those
@@ -32,7 +33,10 @@ its running requests grow, and a request of others that finds the cache full wai
 def can_start_soon(state: ReplicaState, ttft_s: float, above_share: bool = False, claimed: int = 0) -> bool:
     """Considers only the work ahead of the request, so that a prompt of any length starts at an idle replica."""
     has_slot = state.outstanding < most_outstanding(state.sample.max_num_seqs, above_share, claimed)
-    return has_slot and _backlog_is_short(state, ttft_s) and (not above_share or _leaves_kv_cache(state))
+    if not has_slot or not _backlog_is_short(state, ttft_s):
+        return False
+    held_tokens = state.used_kv_tokens + state.sample.waiting_prompt_tokens + state.load.sent_tokens
+    return not above_share or leaves_kv_cache(state.sample, held_tokens, state.uncached_tokens)
 
 
 def most_outstanding(max_num_seqs: int, above_share: bool = False, claimed: int = 0) -> int:
@@ -47,14 +51,16 @@ def most_outstanding(max_num_seqs: int, above_share: bool = False, claimed: int 
     return max(1, max_num_seqs - max(spare, min(claimed, int(max_num_seqs * MOST_FREE))))
 
 
-def _leaves_kv_cache(state: ReplicaState) -> bool:
-    """Whether `MOST_FREE` of the KV cache stays free. Requests that have ended since the sample still count, so the
-    estimate is high by up to a second of them. A prompt of any length starts at a replica that holds no tokens."""
-    sample = state.sample
-    held = state.used_kv_tokens + sample.waiting_prompt_tokens + state.load.sent_tokens
-    if not held or not sample.kv_cache_tokens:
+def leaves_kv_cache(sample: EngineSample, held_tokens: float, uncached_tokens: int) -> bool:
+    """Whether `MOST_FREE` of the KV cache stays free. A prompt of any length starts at a replica that holds no tokens.
+
+    Args:
+        held_tokens: used by the sample, waiting or sent since. Requests that have ended since the sample still count.
+        uncached_tokens: of the request's prompt, that the replica would compute.
+    """
+    if not held_tokens or not sample.kv_cache_tokens:
         return True
-    return held + state.uncached_tokens <= (1 - MOST_FREE) * sample.kv_cache_tokens
+    return held_tokens + uncached_tokens <= (1 - MOST_FREE) * sample.kv_cache_tokens
 
 
 def _backlog_is_short(state: ReplicaState, ttft_s: float) -> bool:
