@@ -55,7 +55,7 @@ def main() -> int:
         " (default 0.4)",
     )
     parser.add_argument("--policies", default=",".join(POLICIES), metavar="A,B", help="of routing (default all)")
-    parser.add_argument("--minutes", type=int, default=2, help="of the limits of tenants (default 2)")
+    parser.add_argument("--minutes", type=int, default=2, help="of the limits of tenants; 0: skip them (default 2)")
     parser.add_argument("--isolation-seconds", type=float, default=120, help="of each run of tenants (default 120)")
     parser.add_argument(
         "--arms", default=",".join(tenants.ARMS), metavar="A,B", help="set-ups of tenants (default all)"

@@ -1,6 +1,7 @@
 """An engine without a model, whose steps take as long as a GPU's: `python -m bench.gateway.emulated PORT`.
 
-Continuous batching, first come, first served. On a GPU a step of few sequences takes about the time to read the
+Continuous batching; first come, first served, or for requests that name their tenant, fair shares by virtual token
+counters, as the engine's policy `fair`. On a GPU a step of few sequences takes about the time to read the
 weights, however many they are, so requests that run side by side hardly slow each other down; on a CPU they share its
 arithmetic. So here only the decisions of the gateway delay a request beside others.
 """
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from inflight_cost.model import CostModel, StepWork
+from inflight_gateway.headers import TENANT
+from inflight_gateway.hold.counters import OUTPUT_TOKEN, PROMPT_TOKEN, VirtualCounters
 
 COST = CostModel(
     base_s=25e-3,
@@ -27,10 +30,12 @@ COST = CostModel(
 """About a 70B model on four H100: 35 GB of weights for each at 2 TB/s, with communication."""
 MAX_NUM_SEQS = 8
 MAX_QUEUED = 64
+"""Of each tenant that requests name: else those beside a flood would be refused, and their latency not be seen."""
 
 
 @dataclass(slots=True, eq=False)
 class _Request:
+    tenant: str
     prompt_tokens: int
     output_tokens: int
     steps: asyncio.Queue[None] = field(default_factory=asyncio.Queue)
@@ -41,7 +46,9 @@ class Emulated:
     """One replica."""
 
     def __init__(self) -> None:
-        self._waiting: deque[_Request] = deque()
+        self._waiting: dict[str, deque[_Request]] = {}
+        """By tenant, of those that wait."""
+        self._counters = VirtualCounters()
         self._running: list[_Request] = []
         self._work = asyncio.Event()
 
@@ -52,24 +59,28 @@ class Emulated:
                 self._work.clear()
                 await self._work.wait()
             decoding, prompts = len(self._running), 0
-            while self._waiting and len(self._running) < MAX_NUM_SEQS:
-                self._running.append(self._waiting.popleft())
+            while len(self._running) < MAX_NUM_SEQS and (tenant := self._counters.least()) is not None:
+                self._running.append(self._waiting[tenant][0])
+                self._leave_queue(self._running[-1])
                 prompts += self._running[-1].prompt_tokens
+                self._counters.charge(tenant, PROMPT_TOKEN * self._running[-1].prompt_tokens)
             await asyncio.sleep(COST.seconds(StepWork(decoding, prompts, 0, 0)))
             for each in self._running:
                 each.done += 1
                 each.steps.put_nowait(None)
+                self._counters.charge(each.tenant, OUTPUT_TOKEN)
             self._running = [each for each in self._running if each.done < each.output_tokens]
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        if len(self._waiting) >= MAX_QUEUED:
+        tenant = request.headers.get(TENANT, "")
+        if len(self._waiting.get(tenant, ())) >= MAX_QUEUED:
             return web.json_response({"error": {"message": "the queue is full"}}, status=503)
         body = await request.json()
-        one = _Request(len(body["prompt"]), body["max_tokens"])
+        one = _Request(tenant, len(body["prompt"]), body["max_tokens"])
         progress = "x-inflight-progress" in request.headers
         headers = {"content-type": "text/event-stream"} | ({"x-inflight-progress": "1"} if progress else {})
         answer = web.StreamResponse(headers=headers)
-        self._waiting.append(one)
+        self._queue(one)
         self._work.set()
         try:
             await answer.prepare(request)
@@ -79,15 +90,29 @@ class Emulated:
             await answer.write(b"data: [DONE]\n\n")
         finally:
             one.done = one.output_tokens
-            if one in self._waiting:
-                self._waiting.remove(one)
+            if one in self._waiting.get(one.tenant, ()):
+                self._leave_queue(one)
         return answer
+
+    def _queue(self, one: _Request) -> None:
+        if one.tenant not in self._waiting:
+            self._waiting[one.tenant] = deque()
+            self._counters.start_waiting(one.tenant, 1.0)
+        self._waiting[one.tenant].append(one)
+
+    def _leave_queue(self, one: _Request) -> None:
+        self._waiting[one.tenant].remove(one)
+        if not self._waiting[one.tenant]:
+            del self._waiting[one.tenant]
+            self._counters.stop_waiting(one.tenant)
 
     async def metrics(self, _: web.Request) -> web.Response:
         values = {
             "vllm:num_requests_running": len(self._running),
-            "vllm:num_requests_waiting": len(self._waiting),
-            "inflight_waiting_prompt_tokens": sum(each.prompt_tokens for each in self._waiting),
+            "vllm:num_requests_waiting": sum(len(queue) for queue in self._waiting.values()),
+            "inflight_waiting_prompt_tokens": sum(
+                each.prompt_tokens for queue in self._waiting.values() for each in queue
+            ),
             "inflight_kv_cache_tokens": 100_000,
             "inflight_max_num_seqs": MAX_NUM_SEQS,
             "inflight_max_num_batched_tokens": 2048,

@@ -1,11 +1,17 @@
 """Isolation of tenants on a real engine: the latency of a tenant with a modest load, alone and beside one that floods.
 
 - `direct`: straight to the engine, which has one queue for all.
-- `gateway`: through the gateway, two tenants with equal weights.
+- `fair share`: straight to the engine, which runs the policy `fair`: shares by tokens, no slots kept free.
+- `gateway`: through the gateway, two tenants with equal weights: shares by tokens, and slots kept free of the tenant
+  that floods.
 - `fair engine`: likewise, and the engine runs the policy `fair` with signed tenants.
 - `limited`: through the gateway, and `concurrentRequests` allows the flooding tenant one request in flight.
-- `GPU direct`, `GPU`: as `direct` and `gateway`, to an engine without a model whose steps take as long as a GPU's
-  (bench/gateway/emulated.py).
+- `GPU direct`, `GPU fair share`, `GPU`: as `direct`, `fair share` and `gateway`, to an engine without a model whose
+  steps take as long as a GPU's (bench/gateway/emulated.py).
+
+Alone is the same tenant with the same arrivals on the same set-up without the other. On a CPU, requests that run side
+by side share its arithmetic, and the difference to alone is mostly that; on a GPU a larger batch hardly slows a step,
+and the difference is what queues add.
 """
 
 from __future__ import annotations
@@ -26,6 +32,7 @@ from bench.gateway.keys import SECRET, bearer, new_key, secret
 from bench.gateway.stack import gateway, process, unused_port
 from bench.served import served_engine
 from e2e.demo_engine import wait_ready
+from inflight_gateway.headers import TENANT
 from inflight_gateway.tenants.signature import tenant_key
 from inflight_gateway.types import ServiceKey
 
@@ -33,7 +40,8 @@ SERVICE = "bench"
 STEADY, FLOODING = "steady", "flooding"
 STEADY_PER_S = 0.5
 """At this load alone a slot is free nearly always. The flood asks for more than twice what the engine can do."""
-EMULATED_STEADY_PER_S = 1.5
+EMULATED_STEADY_PER_S = 1.0
+"""A tenth of what the emulated engine can do, so that the tenant is within its share in nearly all bursts, too."""
 ROUNDS = 2
 """Of each arm: alone and beside the flood in turns, so that both see the same machine."""
 FLOOD_FACTOR = 20
@@ -58,21 +66,29 @@ _GATEWAY_KEY = "benchmark"
 @dataclass(frozen=True, slots=True)
 class Arm:
     """One set-up. Attributes: gateway: else straight to the engine. flags: of the engine, besides `ENGINE_FLAGS`.
-    flooding: limits of the flooding tenant. signed: the engine is told tenants. emulated: the engine."""
+    flooding: limits of the flooding tenant. signed: the engine is told tenants, by the gateway. named: by the client.
+    emulated: the engine."""
 
     gateway: bool = True
     flags: tuple[str, ...] = ()
     flooding: dict[str, int] | None = None
     signed: bool = False
+    named: bool = False
     emulated: bool = False
 
 
 ARMS = {
     "direct": Arm(gateway=False),
+    "fair share": Arm(
+        gateway=False,
+        flags=("--scheduling-policy=fair", "--trust-tenant-header", "--max-queued-requests=10000"),
+        named=True,
+    ),
     "gateway": Arm(),
     "fair engine": Arm(flags=("--scheduling-policy=fair",), signed=True),
     "limited": Arm(flooding={"concurrent_requests": 1}),
     "GPU direct": Arm(gateway=False, emulated=True),
+    "GPU fair share": Arm(gateway=False, named=True, emulated=True),
     "GPU": Arm(emulated=True),
 }
 
@@ -106,6 +122,7 @@ class _Target:
     session: aiohttp.ClientSession
     url: str
     keys: dict[str, str]
+    named: bool
 
     async def generate(self, tenant: str, seed: str) -> tuple[float, float] | None:
         """Seconds to the first token and to the end; None: it was not answered."""
@@ -118,6 +135,8 @@ class _Target:
             "stream": True,
         }
         headers = {"Host": SERVICE, **bearer(self.keys[tenant])}
+        if self.named:
+            headers[TENANT] = tenant
         sent, first, text = time.monotonic(), None, b""
         async with self.session.post(f"{self.url}/v1/completions", json=body, headers=headers) as answer:
             async for chunk in answer.content.iter_any():
@@ -144,8 +163,7 @@ def measure(folder: Path, seconds: float, arms: Sequence[str], say: Callable[[st
             for turn in range(ROUNDS):
                 for flooded, taken in runs.items():
                     say(f"{name}, {'beside a flood' if flooded else 'alone'}: {seconds / ROUNDS:.0f} s")
-                    per_s = EMULATED_STEADY_PER_S if ARMS[name].emulated else STEADY_PER_S
-                    taken.append(asyncio.run(_run(url, keys, seconds / ROUNDS, per_s, turn, flooded)))
+                    taken.append(asyncio.run(_run(url, keys, ARMS[name], seconds / ROUNDS, turn, flooded)))
             found += [_isolated(name, flooded, taken) for flooded, taken in runs.items()]
     return found
 
@@ -186,10 +204,11 @@ def _emulated(log: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-async def _run(url: str, keys: dict[str, str], seconds: float, per_s: float, turn: int, flooded: bool) -> _Run:
+async def _run(url: str, keys: dict[str, str], arm: Arm, seconds: float, turn: int, flooded: bool) -> _Run:
+    per_s = EMULATED_STEADY_PER_S if arm.emulated else STEADY_PER_S
     timeout = aiohttp.ClientTimeout(total=None, sock_read=300)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-        target = _Target(session, url, keys)
+        target = _Target(session, url, keys, arm.named)
         for number in range(3):
             await target.generate(STEADY, f"warm-up {turn} {flooded} {number}")
         answered: list[float] = []

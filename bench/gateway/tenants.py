@@ -15,24 +15,28 @@ __all__ = ["ARMS", "Tenancy", "measure", "table"]
 
 @dataclass(frozen=True, slots=True)
 class Tenancy:
-    limits: Limits
+    """Attributes: limits: None: not measured."""
+
+    limits: Limits | None
     isolation: list[Isolated]
 
 
 def measure(folder: Path, minutes: int, seconds: float, arms: Sequence[str], say: Callable[[str], None]) -> Tenancy:
-    """Args: minutes: of the limits. seconds: of each run of an arm of `isolation`.
+    """Args: minutes: of the limits; 0: not measured. seconds: of each run of an arm of `isolation`.
 
     Raises:
         RuntimeError: a process did not start, or the gateway did not take a key.
     """
-    say(f"limits and keys: {minutes} minutes")
-    found = limits.measure(folder / "limits", minutes)
+    found = None
+    if minutes:
+        say(f"limits and keys: {minutes} minutes")
+        found = limits.measure(folder / "limits", minutes)
     return Tenancy(found, isolation.measure(folder / "isolation", seconds, arms, say))
 
 
 def table(found: Tenancy) -> list[str]:
     """Lines for a terminal."""
-    return [*_limits_table(found.limits), *_isolation_table(found.isolation)]
+    return [*(_limits_table(found.limits) if found.limits is not None else []), *_isolation_table(found.isolation)]
 
 
 def _limits_table(found: Limits) -> list[str]:

@@ -99,7 +99,7 @@ class Dispatcher:
     def release(self, service: ServiceKey | None = None) -> None:
         """Starts all requests that can start now. `service`: only its requests; None: those of all services."""
         now = self._clock()
-        for request, pick in self._holds.release(now, self._can_start, service):
+        for request, pick in self._holds.release(now, self._can_start, service, self._shares.above):
             waiting = self._waiting.pop(request.request_id)
             _settle(waiting.outcome, Start(pick, now - waiting.since))
 
@@ -142,7 +142,8 @@ class Dispatcher:
         if waiting.allowed:
             loads = [load for load in loads if load.endpoint.address in waiting.allowed]
         try:
-            pick = self._picker.pick(request, config, loads, now, above_share=self._shares.above(request, now))
+            above, claimed = self._shares.above(request, now), self._shares.claimed(request.service)
+            pick = self._picker.pick(request, config, loads, now, above_share=above, claimed=claimed)
         except Exception:
             # A gateway bug at the head of a queue would block the whole service, and end this process.
             self._log_fault(request.service, now)

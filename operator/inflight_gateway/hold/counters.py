@@ -48,6 +48,11 @@ class VirtualCounters:
                 return client
         return None
 
+    def lead(self, client: str) -> float:
+        """Of a waiting client: how far its counter is ahead of the least one."""
+        least = self.least()
+        return 0.0 if least is None else self._served[client] - self._served[least]
+
     def start_waiting(self, client: str, weight: float) -> None:
         """The client starts waiting."""
         least = self.least()

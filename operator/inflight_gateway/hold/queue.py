@@ -13,6 +13,8 @@ from inflight_gateway.hold.service_queue import ServiceQueue
 from inflight_gateway.types import Pick, Refusal, RequestView, ServiceConfig, ServiceKey
 
 CanStart = Callable[[RequestView], Pick | None]
+AboveShare = Callable[[RequestView, float], bool]
+"""Whether the request's tenant has more than its share of the requests in flight now: `TenantShares.above`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +66,15 @@ class HoldQueue:
         return None
 
     def release(
-        self, now: float, can_start: CanStart, service: ServiceKey | None = None
+        self, now: float, can_start: CanStart, service: ServiceKey | None = None, above: AboveShare | None = None
     ) -> list[tuple[RequestView, Pick]]:
-        """Requests that can start, in pick order; no request overtakes the head of its
-        service's queue.
+        """Requests that can start, in pick order. A request overtakes the head of its service's queue only if the
+        head's tenant is above its share and cannot start, and its own is not (`ServiceQueue.passing`).
 
         Args:
             can_start: must record its pick before it returns, so that the next pick includes it (`Ledger.begin`).
             service: only its requests; None: those of all services.
+            above: None: no tenant is above its share.
         """
         released: list[tuple[RequestView, Pick]] = []
         queues = list(self._services) if service is None else [service] if service in self._services else []
@@ -79,7 +82,10 @@ class HoldQueue:
             queue = self._services[key]
             while (held := queue.head(now)) is not None:
                 pick = can_start(held.request)
-                if pick is None:
+                if pick is None and above is not None and above(held.request, now):
+                    held = queue.passing(now, above)
+                    pick = can_start(held.request) if held is not None else None
+                if held is None or pick is None:
                     break
                 computed = max(0, held.request.prompt_tokens - pick.cached_tokens)
                 queue.lead.started(held.request, pick)

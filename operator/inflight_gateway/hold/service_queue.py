@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from inflight_gateway.hold.bounds import Room
 from inflight_gateway.hold.counters import VirtualCounters
 from inflight_gateway.hold.lead import Lead
 from inflight_gateway.hold.order import Held, TenantQueue
-from inflight_gateway.types import ServiceConfig
+from inflight_gateway.types import RequestView, ServiceConfig
+
+MOST_LEAD = 32_768.0
+"""Tokens of service, relative to weight, by which a tenant (and its class) may be ahead of the next one and still pass
+its head: more than a tenant with a modest load is charged before the others catch up, and a bound for one whose
+requests have far more tokens than those of others, which its share of slots alone would not be."""
 
 
 class _ClassQueue:
@@ -71,8 +76,30 @@ class ServiceQueue:
         tenant = queue.counters.least()
         return None if tenant is None else queue.tenants[tenant].head(now + self.lead.wait(self.config.ttft_s))
 
+    def passing(self, now: float, above: Callable[[RequestView, float], bool]) -> Held | None:
+        """The request that may pass the head, left in place, if the head's tenant is above its share and leaves slots
+        free to others: that of the least served tenant not above its own, at most `MOST_LEAD` ahead.
+
+        The slots are free for such a request, so holding it would only keep them empty. It does not starve the head:
+        once enough of the head's tenant's requests have ended, that tenant is no longer above its share.
+        """
+        start = now + self.lead.wait(self.config.ttft_s)
+        best: tuple[float, float] | None = None
+        found: Held | None = None
+        for service_class, queue in self._classes.items():
+            if not queue.tenants or (class_lead := self._counters.lead(service_class)) > MOST_LEAD:
+                continue
+            for name, tenant in queue.tenants.items():
+                order = class_lead, queue.counters.lead(name)
+                if order[1] > MOST_LEAD or (best is not None and order >= best):
+                    continue
+                held = tenant.head(start)
+                if held is not None and not above(held.request, now):
+                    best, found = order, held
+        return found
+
     def start(self, held: Held, tokens: float) -> None:
-        """Remove the head, which starts, and charge its class and tenant."""
+        """Remove the head, or one that passes it, and charge its class and tenant."""
         request = held.request
         self._classes[request.service_class].tenants[request.tenant].start(held)
         self.charge(request.service_class, request.tenant, tokens)

@@ -3,6 +3,7 @@ request of another tenant starts without waiting."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from inflight_gateway.types import RequestView, ServiceConfig, ServiceKey
@@ -10,24 +11,57 @@ from inflight_gateway.types import RequestView, ServiceConfig, ServiceKey
 ACTIVE_S = 60.0
 """Seconds for which slots are kept free for a tenant after its last request: those between two requests of a person."""
 
+ENOUGH = 0.95
+"""Share of the requests of tenants not above their share for which a slot should be free on arrival."""
+
 _ROUNDING = 1e-9
 """Of sums of weights."""
 
 
 @dataclass(slots=True, eq=False)
 class _Tenant:
+    """Attributes: above: more than its share in flight, as of its last change."""
+
     weight: float
     arrived: float
     in_flight: int = 0
+    above: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class _Service:
-    """Attributes: tenants: active ones, by their last arrival. weight: sum of theirs. in_flight: of all tenants."""
+    """Attributes:
+    tenants: active ones, by their last arrival.
+    weight: sum of theirs.
+    in_flight: of all tenants. within: those of tenants not `above`.
+    needed: quantile `ENOUGH` of `within`, counting an arrival of such a tenant, as those arrivals found it.
+    """
 
     tenants: dict[str, _Tenant] = field(default_factory=dict)
     weight: float = 0.0
     in_flight: int = 0
+    within: int = 0
+    needed: float = 1.0
+
+    def add(self, tenant: _Tenant, requests: int) -> None:
+        """Requests in flight of a tenant: 0 for one that has just arrived."""
+        if not tenant.above:
+            self.within -= tenant.in_flight
+        self.in_flight += requests
+        tenant.in_flight += requests
+        tenant.above = self.is_above(tenant)
+        if not tenant.above:
+            self.within += tenant.in_flight
+
+    def is_above(self, tenant: _Tenant) -> bool:
+        if len(self.tenants) == 1:
+            return False
+        return tenant.in_flight * self.weight > tenant.weight * self.in_flight * (1 + _ROUNDING)
+
+    def learn(self) -> None:
+        """A request of a tenant not above its share arrived. Steps up and down in the ratio of the quantile's odds hold
+        it there: Robbins and Monro 1951, "A Stochastic Approximation Method"."""
+        self.needed += ENOUGH if self.within + 1 > self.needed else ENOUGH - 1
 
 
 class TenantShares:
@@ -50,22 +84,23 @@ class TenantShares:
         tenant.weight, tenant.arrived = weight, now
         service.tenants[request.tenant] = tenant
         self._forget(service, now)
+        service.add(tenant, 0)
+        if not tenant.above and len(service.tenants) > 1:
+            service.learn()
 
     def started(self, request: RequestView) -> None:
         """An arrived request is sent to a replica."""
         service = self._services.get(request.service)
         tenant = None if service is None else service.tenants.get(request.tenant)
         if service is not None and tenant is not None:
-            service.in_flight += 1
-            tenant.in_flight += 1
+            service.add(tenant, 1)
             self._started[request.request_id] = service, tenant
 
     def ended(self, request_id: str) -> None:
         """Ignored if it did not start."""
         service, tenant = self._started.pop(request_id, (None, None))
         if service is not None and tenant is not None:
-            service.in_flight -= 1
-            tenant.in_flight -= 1
+            service.add(tenant, -1)
 
     def above(self, request: RequestView, now: float) -> bool:
         """Whether the request's tenant has more than its share of the requests in flight. At least one active tenant
@@ -75,9 +110,13 @@ class TenantShares:
             return False
         self._forget(service, now)
         tenant = service.tenants.get(request.tenant)
-        if tenant is None or len(service.tenants) == 1:
-            return False
-        return tenant.in_flight * service.weight > tenant.weight * service.in_flight * (1 + _ROUNDING)
+        return tenant is not None and service.is_above(tenant)
+
+    def claimed(self, name: ServiceKey) -> int:
+        """Slots that tenants above their share should leave free for requests of the others, over all replicas: as many
+        as their recent requests needed, without those that run."""
+        service = self._services.get(name)
+        return 0 if service is None else max(0, math.ceil(service.needed) - service.within)
 
     def forget(self, service: ServiceKey) -> None:
         """Removes a deleted service."""

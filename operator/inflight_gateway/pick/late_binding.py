@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from inflight_cost.model import StepWork
 from inflight_gateway.pick.replica_state import ReplicaState
+from inflight_gateway.types import EngineSample
 
 TTFT_SHARE = 0.25
 """Of the service's TTFT target that a request may wait in an engine's queue: more of it, and in an overload even those
@@ -20,20 +21,46 @@ LEAST_STEPS = 2
 
 SPARE_SLOTS = 0.0625
 """Share of the slots for which a successor may wait in the engine, so that a slot is not empty between the end of a
-request and the arrival of the next. A tenant above its share leaves as many slots free instead: beside a tenant that
-floods, the requests of others then find a slot at once."""
+request and the arrival of the next. A tenant above its share leaves at least as many slots free instead: beside a
+tenant that floods, the requests of others then find a slot at once."""
+
+MOST_FREE = 0.25
+"""Share of the slots that a tenant above its share leaves free at most, however many requests of others came at once:
+beyond it an idle slot costs more than the rare wait that it avoids. Of the KV cache it always leaves that share free:
+its running requests grow, and a request of others that finds the cache full waits, or is preempted as the youngest."""
 
 
-def can_start_soon(state: ReplicaState, ttft_s: float, above_share: bool = False) -> bool:
+def can_start_soon(state: ReplicaState, ttft_s: float, above_share: bool = False, claimed: int = 0) -> bool:
     """Considers only the work ahead of the request, so that a prompt of any length starts at an idle replica."""
-    has_slot = state.outstanding < most_outstanding(state.sample.max_num_seqs, above_share)
-    return has_slot and _backlog_is_short(state, ttft_s)
+    has_slot = state.outstanding < most_outstanding(state.sample.max_num_seqs, above_share, claimed)
+    if not has_slot or not _backlog_is_short(state, ttft_s):
+        return False
+    held_tokens = state.used_kv_tokens + state.sample.waiting_prompt_tokens + state.load.sent_tokens
+    return not above_share or leaves_kv_cache(state.sample, held_tokens, state.uncached_tokens)
 
 
-def most_outstanding(max_num_seqs: int, above_share: bool = False) -> int:
-    """Requests that may be at a replica, running or queued, counting one more of a tenant."""
+def most_outstanding(max_num_seqs: int, above_share: bool = False, claimed: int = 0) -> int:
+    """Requests that may be at a replica, running or queued, counting one more of a tenant.
+
+    Args:
+        claimed: of its slots, by other tenants that are not above their share (`TenantShares.claimed`).
+    """
     spare = max(1, int(max_num_seqs * SPARE_SLOTS))
-    return max(1, max_num_seqs - spare) if above_share else max_num_seqs + spare
+    if not above_share:
+        return max_num_seqs + spare
+    return max(1, max_num_seqs - max(spare, min(claimed, int(max_num_seqs * MOST_FREE))))
+
+
+def leaves_kv_cache(sample: EngineSample, held_tokens: float, uncached_tokens: int) -> bool:
+    """Whether `MOST_FREE` of the KV cache stays free. A prompt of any length starts at a replica that holds no tokens.
+
+    Args:
+        held_tokens: used by the sample, waiting or sent since. Requests that have ended since the sample still count.
+        uncached_tokens: of the request's prompt, that the replica would compute.
+    """
+    if not held_tokens or not sample.kv_cache_tokens:
+        return True
+    return held_tokens + uncached_tokens <= (1 - MOST_FREE) * sample.kv_cache_tokens
 
 
 def _backlog_is_short(state: ReplicaState, ttft_s: float) -> bool:

@@ -40,11 +40,13 @@ class Picker:
         now: float,
         *,
         above_share: bool = False,
+        claimed: int = 0,
     ) -> Pick | None:
         """The replicas to try, best first, at most `config.max_attempts`. Replicas that failed the request come last.
 
         Args:
             above_share: the request's tenant has more than its share of the requests in flight (`TenantShares`).
+            claimed: slots that such a tenant should leave free, over all replicas.
 
         None: no replica can start the request soon, or none exists; the gateway should hold it.
         """
@@ -53,9 +55,10 @@ class Picker:
         usable = usable or list(loads)
         if not usable:
             return None
+        claimed_here = -(-claimed // len(loads))
         if any(is_fresh(load, now) for load in usable):
-            return self._by_score(request, config, usable, loads, now, above_share)
-        return _by_in_flight(request, config, usable, loads, above_share)
+            return self._by_score(request, config, usable, loads, now, above_share, claimed_here)
+        return _by_in_flight(request, config, usable, loads, above_share, claimed_here)
 
     def _by_score(
         self,
@@ -65,9 +68,10 @@ class Picker:
         loads: Sequence[EndpointLoad],
         now: float,
         above_share: bool,
+        claimed: int,
     ) -> Pick | None:
         cost = _any_cost(loads)
-        ready, busy = self._ranking.rank(usable, request, config, cost, now, above_share=above_share)
+        ready, busy = self._ranking.rank(usable, request, config, cost, now, above_share=above_share, claimed=claimed)
         if not ready:
             return None
         ready.sort()
@@ -95,9 +99,10 @@ def _by_in_flight(
     usable: list[EndpointLoad],
     loads: Sequence[EndpointLoad],
     above_share: bool,
+    claimed: int,
 ) -> Pick | None:
     """Without any sample of loads."""
-    most = most_outstanding(config.max_num_seqs, above_share)
+    most = most_outstanding(config.max_num_seqs, above_share, claimed)
     ready = [load for load in usable if load.in_flight < most]
     if not ready:
         return None

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from inflight_cost.model import CostModel
-from inflight_gateway.pick.late_binding import LEAST_STEPS, TTFT_SHARE, most_outstanding
+from inflight_gateway.pick.late_binding import LEAST_STEPS, TTFT_SHARE, leaves_kv_cache, most_outstanding
 from inflight_gateway.pick.replica_state import DEFAULT_COST, decode_work, is_fresh
 from inflight_gateway.pick.scoring import tokens_per_ttft
 from inflight_gateway.types import EndpointLoad, EngineSample, RequestView, ServiceConfig
@@ -94,11 +94,13 @@ class Ranking:
         now: float,
         *,
         above_share: bool,
+        claimed: int = 0,
     ) -> tuple[list[Rank], list[Rank]]:
         """Those that can start the request soon, and the others; the latter with their backlog as total.
 
         Args:
             fallback: cost of another replica of the service, for one that has not fitted its own.
+            claimed: slots of each replica, see `late_binding.most_outstanding`.
         """
         prompt_tokens, weights = request.prompt_tokens, config.weights
         per_ttft = tokens_per_ttft(config)
@@ -145,7 +147,7 @@ class Ranking:
                 )
             tie = crc32(load.endpoint.address.encode(), seed)
             outstanding = load.in_flight + load.others
-            starts_soon = outstanding < most_outstanding(known.slots, above_share)
+            starts_soon = outstanding < most_outstanding(known.slots, above_share, claimed)
             if starts_soon and pending > LEAST_STEPS * known.budget:
                 full_step_s = (
                     known.seqs_s
@@ -156,6 +158,9 @@ class Ranking:
                 )
                 saved_s = cost.prefill_seconds(uncached + cached) - own_s if cached else 0.0
                 starts_soon = known.measured and backlog_s <= max(longest_wait_s, LEAST_STEPS * full_step_s) + saved_s
+            if starts_soon and above_share:
+                held_tokens = known.used_kv + known.sample.waiting_prompt_tokens + load.sent_tokens
+                starts_soon = leaves_kv_cache(known.sample, held_tokens, uncached)
             if not starts_soon:
                 busy.append(Rank(backlog_s, tie, place, backlog_s))
                 continue

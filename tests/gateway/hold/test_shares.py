@@ -106,6 +106,22 @@ def test_of_the_active_tenants_one_is_never_above_and_none_is_without_requests_i
         above = {tenant for tenant in ("heavy", "b", "c") if world.above(tenant, now)}
         assert above <= in_flight
         assert len(above) < 3
+        assert 0 <= world.shares.claimed(SERVICE) <= 1 + len(steps)
     for name, _ in running:
         world.shares.ended(name)
     assert not any(world.above(tenant, now) for tenant in ("heavy", "b", "c"))
+
+
+def test_requests_within_their_share_claim_the_slots_that_most_of_them_needed_less_those_that_run():
+    world = World()
+    world.arrive("b")
+    for _ in range(20):
+        world.start("a")
+    for _ in range(200):
+        names = [world.start("b") for _ in range(4)]
+        for name in names:
+            world.shares.ended(name)
+    assert world.shares.claimed(SERVICE) in (4, 5)
+    world.start("b")
+    assert world.shares.claimed(SERVICE) in (3, 4)
+    assert world.shares.claimed(ServiceKey("default", "unknown")) == 0

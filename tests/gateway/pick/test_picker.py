@@ -255,3 +255,27 @@ def test_a_tenant_above_its_share_leaves_slots_where_others_start(max_num_seqs, 
         assert above is None or in_flight == 0 or in_flight + 1 < max_num_seqs
         assert below is not None or in_flight > max_num_seqs
         assert above is not None or in_flight > 0
+
+
+@given(
+    st.integers(0, 16_000),
+    st.floats(0, 1),
+    st.integers(0, 16_000),
+    st.integers(1, 20_000),
+)
+def test_a_tenant_above_its_share_leaves_a_quarter_of_the_kv_cache_unless_nothing_is_there(
+    waiting_tokens, kv_utilization, sent_tokens, prompt_tokens
+):
+    scraped = load(
+        "a",
+        sent_tokens=sent_tokens,
+        computed_tokens=waiting_tokens + sent_tokens,
+        waiting_prompt_tokens=waiting_tokens,
+        kv_utilization=kv_utilization,
+        kv_cache_tokens=16_000,
+    )
+    asked = request(prompt_tokens=prompt_tokens)
+    held = waiting_tokens + sent_tokens + kv_utilization * 16_000
+    above = Picker().pick(asked, CONFIG, [scraped], NOW, above_share=True)
+    assert (above is not None) == (held == 0 or held + prompt_tokens <= 12_000)
+    assert Picker().pick(asked, CONFIG, [scraped], NOW) is not None
