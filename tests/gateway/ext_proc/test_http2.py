@@ -14,23 +14,10 @@ from hypothesis import strategies as st
 from inflight_gateway.ext_proc.frames import framed
 from inflight_gateway.ext_proc.http2 import Connection
 from inflight_gateway.ext_proc.stream import MAX_MESSAGE_BYTES
-from tests.gateway.ext_proc.http2_peer import (
-    ACK,
-    CONTINUATION,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    HEADERS,
-    PADDED,
-    PING,
-    PREFACE,
-    RST_STREAM,
-    SETTINGS,
-    WINDOW_UPDATE,
-    Peer,
-    frame,
-    opened,
-)
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 8, 9
+END_STREAM, ACK, END_HEADERS, PADDED = 1, 1, 4, 8
 
 
 class Echo:
@@ -50,11 +37,49 @@ class Echo:
         self.ends += 1
 
 
-def echoing(greet=True):
-    calls = []
-    peer = Peer(lambda stream: Echo(stream, calls), greet)
-    peer.calls = calls
-    return peer
+class Transport:
+    def __init__(self):
+        self.written, self.aborted = b"", False
+
+    def write(self, data):
+        self.written += data
+
+    def abort(self):
+        self.aborted = True
+
+
+class Peer:
+    """The other side of a connection, in frames."""
+
+    def __init__(self, greet=True):
+        self.calls, self.transport, self.connections = [], Transport(), set()
+        self.connection = Connection(
+            lambda stream: Echo(stream, self.calls), self.connections.add, self.connections.discard
+        )
+        self.connection.connection_made(self.transport)
+        self.greeting = self.frames()
+        if greet:
+            self.say(PREFACE + frame(SETTINGS))
+            assert self.frames() == [(SETTINGS, ACK, 0, b"")]
+
+    def say(self, data):
+        self.connection.data_received(data)
+
+    def frames(self):
+        found, written, self.transport.written = [], self.transport.written, b""
+        while written:
+            length, kind, flags, number = int.from_bytes(written[:3], "big"), *struct.unpack(">BBI", written[3:9])
+            found.append((kind, flags, number, written[9 : 9 + length]))
+            written = written[9 + length :]
+        return found
+
+
+def frame(kind, flags=0, number=0, payload=b""):
+    return len(payload).to_bytes(3, "big") + struct.pack(">BBI", kind, flags, number) + payload
+
+
+def opened(number):
+    return frame(HEADERS, END_HEADERS, number, b"any header block")
 
 
 async def test_grpcs_own_client_gets_answers_of_any_size_on_many_streams_and_an_end(tmp_path):
@@ -118,7 +143,7 @@ def test_messages_arrive_whole_and_in_order_however_they_are_split(data):
         part, stream = stream[:size], stream[size:]
         padding = data.draw(st.integers(0, 5))
         sent += frame(DATA, PADDED, 1, bytes([padding]) + part + bytes(padding)) if padding else frame(DATA, 0, 1, part)
-    peer = echoing(greet=False)
+    peer = Peer(greet=False)
     while sent:
         size = data.draw(st.integers(1, len(sent)))
         peer.say(sent[:size])
@@ -135,7 +160,7 @@ STEPS = st.lists(
 
 @given(STEPS, st.booleans())
 def test_every_call_closes_once_and_nothing_is_said_afterwards(steps, lost):
-    peer, open_, number = echoing(), {}, 1
+    peer, open_, number = Peer(), {}, 1
     for step, which in steps:
         if step == "open":
             peer.say(opened(number))
@@ -167,13 +192,13 @@ def test_every_call_closes_once_and_nothing_is_said_afterwards(steps, lost):
 
 
 def test_a_failing_call_is_reset_and_others_go_on():
-    peer = echoing()
+    peer = Peer()
     peer.say(opened(1) + opened(3) + frame(DATA, 0, 1, framed(b"fail")) + frame(DATA, 0, 3, framed(b"ab")))
     assert [(kind, number) for kind, _, number, _ in peer.frames()] == [(RST_STREAM, 1), (HEADERS, 3), (DATA, 3)]
 
 
 def test_answers_wait_in_order_while_the_client_takes_no_more_data():
-    peer = echoing()
+    peer = Peer()
     peer.say(opened(1) + opened(3))
     first, second = peer.calls
     first.stream.send(framed(bytes(60_000)))
@@ -186,7 +211,7 @@ def test_answers_wait_in_order_while_the_client_takes_no_more_data():
 
 
 def test_what_waited_for_a_call_that_has_closed_is_not_sent():
-    peer = echoing()
+    peer = Peer()
     peer.say(opened(1) + opened(3))
     first, second = peer.calls
     first.stream.send(framed(bytes(60_000)))
@@ -198,7 +223,7 @@ def test_what_waited_for_a_call_that_has_closed_is_not_sent():
 
 
 def test_a_stream_takes_as_much_as_its_window_says():
-    peer = echoing()
+    peer = Peer()
     peer.say(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 100)) + opened(1))
     call = peer.calls[0]
     call.stream.send(framed(bytes(90)))
@@ -209,7 +234,7 @@ def test_a_stream_takes_as_much_as_its_window_says():
 
 
 def test_room_for_data_is_given_before_any_and_again_before_it_ends():
-    peer = echoing()
+    peer = Peer()
     assert [(kind, number) for kind, _, number, _ in peer.greeting] == [(SETTINGS, 0), (WINDOW_UPDATE, 0)]
     peer.say(opened(1))
     given = 0
@@ -221,7 +246,7 @@ def test_room_for_data_is_given_before_any_and_again_before_it_ends():
 
 
 def test_pings_are_answered_and_what_is_not_understood_is_ignored():
-    peer = echoing()
+    peer = Peer()
     peer.say(frame(PING, 0, 0, b"12345678") + frame(PING, ACK, 0, b"12345678") + frame(77, 0, 5, b"?"))
     assert peer.frames() == [(PING, ACK, 0, b"12345678")]
     peer.say(
@@ -232,6 +257,6 @@ def test_pings_are_answered_and_what_is_not_understood_is_ignored():
 
 @pytest.mark.parametrize("bytes_", [b"GET / HTTP/1.1\r\nhost: a\r\n\r\n", PREFACE + b"\xff" * 9])
 def test_another_protocol_or_a_frame_that_is_too_large_ends_the_connection(bytes_):
-    peer = echoing(greet=False)
+    peer = Peer(greet=False)
     peer.say(bytes_)
     assert peer.transport.aborted
