@@ -11,9 +11,7 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
 
 from inflight_gateway.ext_proc import messages
 from inflight_gateway.ext_proc.exchange import Exchange, Parts
-from inflight_gateway.ext_proc.frames import framed
-from inflight_gateway.ext_proc.http2 import Connection
-from inflight_gateway.ext_proc.stream import Stream
+from inflight_gateway.ext_proc.http2 import Connection, Stream, framed
 from inflight_gateway.ext_proc.view import Head
 
 _log = logging.getLogger(__name__)

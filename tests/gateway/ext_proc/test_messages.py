@@ -1,7 +1,7 @@
 """Answers to Envoy."""
 
 from inflight_gateway.ext_proc import messages
-from inflight_gateway.ext_proc.frames import framed
+from inflight_gateway.ext_proc.http2 import framed
 from inflight_gateway.types import Refusal, ServiceKey
 
 
