@@ -23,7 +23,7 @@ MAX_MESSAGE_BYTES = MAX_BODY_BYTES + 2**20
 """Of one message: a request's body, or its head."""
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 8
+_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _WINDOW_UPDATE, _CONTINUATION = 0, 1, 3, 4, 6, 8, 9
 _END_STREAM, _ACK, _END_HEADERS, _PADDED = 0x1, 0x1, 0x4, 0x8
 _INITIAL_WINDOW_SIZE = 4
 _INTERNAL_ERROR = 2
@@ -75,7 +75,7 @@ class Call(Protocol):
         """An exception ends the call with an error."""
 
     def closed(self) -> None:
-        """Comes once, and last: the client has ended the call, it failed, or the connection is lost."""
+        """Comes once, and last: the client has ended the call, or the connection is lost."""
 
 
 class Stream:
@@ -94,29 +94,25 @@ class Stream:
         self._received = bytearray()
 
     def send(self, message: bytes) -> None:
-        """Ignored after the end of the call.
-
-        Args:
-            message: from `framed`.
-
-        Raises:
-            ValueError: it is larger than the client's window.
-        """
+        """Args: message: from `framed`. Ignored after the end of the call."""
         if not self._connection.is_open(self._number):
             return
         head = b"" if self._answered else _frame(_HEADERS, _END_HEADERS, self._number, _RESPONSE_HEAD)
         self._answered = True
         self.room -= len(message)
-        if self.room < 0 or len(message) > _DEFAULT_WINDOW:
-            raise ValueError("the responses of a call are larger than its window")
+        if self.room < 0:
+            # Responses are a few KiB, and windows at least 64.
+            self.fail("its responses are too large")
+            return
         parts = [
             _frame(_DATA, 0, self._number, message[begin : begin + _FRAME_BYTES])
             for begin in range(0, len(message), _FRAME_BYTES)
         ]
-        self._connection.write(self._number, head + b"".join(parts), len(message))
+        self._connection.write(head + b"".join(parts), len(message))
 
-    def fail(self) -> None:
+    def fail(self, why: str) -> None:
         """Ends the call with an error."""
+        _log.error("a request goes on without the picker: %s", why)
         self._connection.reset(self._number)
 
     def data(self, payload: bytes) -> None:
@@ -145,7 +141,7 @@ class Stream:
         if self._connection.is_open(self._number):
             head = b"" if self._answered else _RESPONSE_HEAD
             trailers = _frame(_HEADERS, _END_HEADERS | _END_STREAM, self._number, head + _TRAILERS)
-            self._connection.write(self._number, trailers, 0)
+            self._connection.write(trailers, 0)
             self._connection.close_stream(self._number)
 
 
@@ -172,8 +168,7 @@ class Connection(asyncio.Protocol):
         self._unacknowledged = 0
         self._room = _DEFAULT_WINDOW
         self._stream_room = _DEFAULT_WINDOW
-        self._unsent: deque[tuple[int, bytes, int]] = deque()
-        """Of the connection, for want of room: stream, frames, and size of their data."""
+        self._unsent: deque[tuple[bytes, int]] = deque()
 
     # Of the event loop.
 
@@ -218,18 +213,17 @@ class Connection(asyncio.Protocol):
     def is_open(self, number: int) -> bool:
         return number in self._streams
 
-    def write(self, number: int, frames: bytes, size: int) -> None:
+    def write(self, frames: bytes, size: int) -> None:
         """In order. Args: size: of the frames' data, for flow control."""
         if self._unsent or size > self._room:
-            self._unsent.append((number, frames, size))
+            self._unsent.append((frames, size))
             return
         self._room -= size
         self._transport.write(frames)
 
     def reset(self, number: int) -> None:
         if number in self._streams:
-            self._discard_unsent(number)
-            self._transport.write(_frame(_RST_STREAM, 0, number, Struct(">I").pack(_INTERNAL_ERROR)))
+            self.write(_frame(_RST_STREAM, 0, number, Struct(">I").pack(_INTERNAL_ERROR)), 0)
             self.close_stream(number)
 
     def close_stream(self, number: int) -> None:
@@ -239,10 +233,6 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         self._transport.abort()
-
-    def _discard_unsent(self, number: int) -> None:
-        if self._unsent:
-            self._unsent = deque(each for each in self._unsent if each[0] != number)
 
     def _break(self, why: str) -> None:
         _log.error("the connection of Envoy breaks off: %s", why)
@@ -256,7 +246,6 @@ class Connection(asyncio.Protocol):
         elif kind == _HEADERS:
             self._head(flags, number)
         elif kind == _RST_STREAM:
-            self._discard_unsent(number)
             self.close_stream(number)
         elif kind == _WINDOW_UPDATE:
             self._more_room(number, int.from_bytes(payload, "big") & _MAX_WINDOW)
@@ -308,7 +297,7 @@ class Connection(asyncio.Protocol):
                 stream.room += size
             return
         self._room += size
-        while self._unsent and self._unsent[0][2] <= self._room:
-            _, frames, size = self._unsent.popleft()
+        while self._unsent and self._unsent[0][1] <= self._room:
+            frames, size = self._unsent.popleft()
             self._room -= size
             self._transport.write(frames)

@@ -97,7 +97,7 @@ class _Call:
                 self._send(answer)
         except Exception:
             _log.exception("a request goes on without the picker")
-            self._stream.fail()
+            self._stream.fail("see above")
 
     def _send(self, answer: Any) -> None:
         self._stream.send(framed(answer.SerializeToString()))
