@@ -110,9 +110,7 @@ class _Process:
         _make_room(sockets)
         runner = await reports.serve(sockets.reports, gateway.courses.report)
         self._closing.push_async_callback(runner.cleanup)
-        await gateway.processor.start(sockets.processor)
-        self._closing.push_async_callback(gateway.processor.stop)
-        server = await grpc_server.serve_ads(sockets.picker, gateway.publisher.ads)
+        server = await grpc_server.serve(sockets.picker, gateway.publisher.ads, gateway.processor)
         self._closing.push_async_callback(server.stop, 0.0)
         if self._settings.ext_proc_port is not None:
             guests = await grpc_server.serve_guests(self._settings.ext_proc_port, gateway.guests)
@@ -150,5 +148,5 @@ class _Process:
 def _make_room(sockets: Sockets) -> None:
     """Removes the stale sockets of a killed picker."""
     sockets.run_dir.mkdir(parents=True, exist_ok=True)
-    for socket in (sockets.picker, sockets.processor, sockets.reports):
+    for socket in (sockets.picker, sockets.reports):
         socket.unlink(missing_ok=True)

@@ -23,13 +23,8 @@ class Sockets:
 
     @property
     def picker(self) -> Path:
-        """gRPC: ADS."""
+        """gRPC: ADS and ext_proc."""
         return self.run_dir / "picker.sock"
-
-    @property
-    def processor(self) -> Path:
-        """gRPC: external processing by the picker."""
-        return self.run_dir / "processor.sock"
 
     @property
     def reports(self) -> Path:

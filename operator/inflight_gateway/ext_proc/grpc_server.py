@@ -1,4 +1,4 @@
-"""The gRPC servers: ADS for the Envoy of this pod, external processing for other gateways."""
+"""The gRPC servers: ADS and external processing for the Envoy of this pod; external processing for other gateways."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 
 from inflight_gateway.addresses import address_of, any_address
 from inflight_gateway.ext_proc.guests import GuestProcessor
+from inflight_gateway.ext_proc.server import Processor
 from inflight_gateway.proxy.ads import Ads
 from inflight_gateway.settings import MAX_BODY_BYTES
 
@@ -21,10 +22,11 @@ _OPTIONS = (
 )
 
 
-async def serve_ads(socket: Path, ads: Ads) -> grpc.aio.Server:
+async def serve(socket: Path, ads: Ads, processor: Processor) -> grpc.aio.Server:
     """Listens until stopped. `socket` must not exist."""
     server = grpc.aio.server(options=_OPTIONS)
     ads_pb2_grpc.add_AggregatedDiscoveryServiceServicer_to_server(ads, server)
+    external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(processor, server)
     server.add_insecure_port(f"unix:{socket}")
     await server.start()
     return server

@@ -24,7 +24,8 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import (
 
 from inflight_gateway.ext_proc import messages
 from inflight_gateway.ext_proc.exchange import Exchange, Parts
-from inflight_gateway.ext_proc.view import Head, addresses
+from inflight_gateway.ext_proc.server import allowed
+from inflight_gateway.ext_proc.view import Head
 from inflight_gateway.headers import INTERNAL, SUBSET
 from inflight_gateway.settings import MAX_BODY_BYTES
 from inflight_gateway.types import Refusal
@@ -36,10 +37,6 @@ CHUNK_BYTES = 62_000
 
 MAX_BODIES_BYTES = 256 * 2**20
 """Of all bodies that come in parts and are not complete yet, or not sent back."""
-
-_SUBSET_NAMESPACE = "envoy.lb.subset_hint"
-"""Of the metadata in which another gateway names the endpoints that may be picked (Gateway API Inference Extension,
-docs/proposals/004-endpoint-picker-protocol)."""
 
 _NOT_FROM_CLIENTS = frozenset((*INTERNAL, SUBSET))
 
@@ -173,17 +170,6 @@ class _Stream:
         self._body.clear()
         self._bodies.kept -= self._kept
         self._kept = 0
-
-
-def allowed(message: Any) -> frozenset[str]:
-    """Addresses that the other gateway allows for a request; empty: all. From metadata, as a header may be a
-    client's."""
-    struct = message.metadata_context.filter_metadata.get(_SUBSET_NAMESPACE)
-    if struct is None or SUBSET not in struct.fields:
-        return frozenset()
-    value = struct.fields[SUBSET]
-    listed = [item.string_value for item in value.list_value.values]
-    return addresses(",".join([value.string_value, *listed]))
 
 
 def _begins(length: int) -> Iterator[int]:

@@ -1,103 +1,86 @@
-"""The external processor of the Envoy of this pod: one stream for each request, open until its response has ended."""
+"""The external processor: one stream for each request, open until its response has ended."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
-from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
+from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
+from envoy.service.ext_proc.v3.external_processor_pb2 import HeadersResponse, ProcessingResponse, TrailersResponse
 
 from inflight_gateway.ext_proc import messages
 from inflight_gateway.ext_proc.exchange import Exchange, Parts
-from inflight_gateway.ext_proc.http2 import Connection, Stream, framed
-from inflight_gateway.ext_proc.view import Head
+from inflight_gateway.ext_proc.view import Head, addresses
+from inflight_gateway.headers import SUBSET
 
 _log = logging.getLogger(__name__)
 
-_CONTINUE_HEADERS = framed(messages.CONTINUE_HEADERS.SerializeToString())
-
-_BACKLOG = 128
-"""Connections that wait to be accepted: each of Envoy's threads has one, and opens it again when the picker
-restarts."""
+_SUBSET_NAMESPACE = "envoy.lb.subset_hint"
+"""Of the metadata in which another gateway names the endpoints that may be picked (Gateway API Inference Extension,
+docs/proposals/004-endpoint-picker-protocol)."""
 
 
-class Processor:
-    """An exception ends the stream of its request; Envoy then continues as without a picker."""
+class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]  # no types
+    """An exception ends the stream; Envoy then continues as without a picker."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._connections: set[Connection] = set()
-        self._server: asyncio.AbstractServer | None = None
+        self.open_streams = 0
 
-    async def start(self, socket: Path) -> None:
-        """Listens until stopped. `socket` must not exist."""
-        self._server = await asyncio.get_running_loop().create_unix_server(
-            lambda: Connection(self._answer, self._connections.add, self._connections.discard),
-            str(socket),
-            backlog=_BACKLOG,
-        )
-
-    async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for connection in tuple(self._connections):
-            connection.abort()
-
-    def _answer(self, stream: Stream) -> _Call:
-        return _Call(self._parts, stream)
-
-
-class _Call:
-    def __init__(self, parts: Parts, stream: Stream) -> None:
-        self._parts = parts
-        self._stream = stream
-        self._exchange: Exchange | None = None
-        self._placing: asyncio.Task[None] | None = None
-
-    def message(self, content: bytes) -> None:
-        message = ProcessingRequest.FromString(content)
-        kind = message.WhichOneof("request")
-        if kind == "request_headers":
-            head = Head(
-                messages.header_pairs(message.request_headers), end_of_stream=message.request_headers.end_of_stream
-            )
-            self._exchange = exchange = Exchange(self._parts, head, ())
-            refusal = exchange.refusal()
-            if refusal is not None:
-                self._send(refusal)
-            elif head.end_of_stream:
-                self._place(exchange, "request_headers", b"")
-            else:
-                self._stream.send(_CONTINUE_HEADERS)
-        elif kind == "request_body" and self._exchange is not None:
-            self._place(self._exchange, "request_body", message.request_body.body)
-        else:
-            raise ValueError(f"the picker takes no {kind} here: see the processing mode of its filter")
-
-    def closed(self) -> None:
-        exchange, placing = self._exchange, self._placing
-        if exchange is None:
-            return
-        if placing is None or placing.done():
-            exchange.close()
-        else:
-            placing.cancel()
-            placing.add_done_callback(lambda _: exchange.close())
-
-    def _place(self, exchange: Exchange, stage: messages.Stage, content: bytes) -> None:
-        self._placing = asyncio.get_running_loop().create_task(self._answers(exchange, stage, content))
-
-    async def _answers(self, exchange: Exchange, stage: messages.Stage, content: bytes) -> None:
-        answers = exchange.place(stage, content)
-        del content  # may be large, and the request may be held
+    async def Process(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        exchange: Exchange | None = None
+        self.open_streams += 1
         try:
-            async for answer in answers:
-                self._send(answer)
+            async for message in requests:
+                kind = message.WhichOneof("request")
+                if kind == "request_headers":
+                    head = Head(messages.header_pairs(message.request_headers), end_of_stream=_ends(message))
+                    exchange = Exchange(self._parts, head, allowed(message))
+                    refusal = exchange.refusal()
+                    if refusal is not None:
+                        yield refusal
+                    elif head.end_of_stream:
+                        async for answer in exchange.place("request_headers", b""):
+                            yield answer
+                    else:
+                        yield messages.CONTINUE_HEADERS
+                elif kind == "request_body" and exchange is not None:
+                    answers = exchange.place("request_body", message.request_body.body)
+                    del message  # the body: the stream stays open until the response ends
+                    async for answer in answers:
+                        yield answer
+                else:
+                    yield _nothing_to_say(kind)
         except Exception:
             _log.exception("a request goes on without the picker")
-            self._stream.fail("see above")
+            raise
+        finally:
+            self.open_streams -= 1
+            if exchange is not None:
+                exchange.close()
 
-    def _send(self, answer: Any) -> None:
-        self._stream.send(framed(answer.SerializeToString()))
+
+def _ends(message: Any) -> bool:
+    return bool(message.request_headers.end_of_stream)
+
+
+def allowed(message: Any) -> frozenset[str]:
+    """Addresses that another gateway allows for a request; empty: all. From metadata, as a header may be a client's."""
+    struct = message.metadata_context.filter_metadata.get(_SUBSET_NAMESPACE)
+    if struct is None or SUBSET not in struct.fields:
+        return frozenset()
+    value = struct.fields[SUBSET]
+    listed = [item.string_value for item in value.list_value.values]
+    return addresses(",".join([value.string_value, *listed]))
+
+
+def _nothing_to_say(kind: str | None) -> Any:
+    """Third-party gateways may send messages that the own Envoy is not configured to send."""
+    if kind == "response_headers":
+        return ProcessingResponse(response_headers=HeadersResponse())
+    if kind in ("request_trailers", "response_trailers"):
+        return ProcessingResponse(**{kind: TrailersResponse()})
+    raise ValueError(
+        f"the picker takes no {kind} here: set request_body_mode to BUFFERED and response_body_mode to NONE"
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inflight_gateway.headers import DESTINATION
-from inflight_gateway.proxy.names import PICKED, PROCESSOR, RELAYS, UNLIMITED, Json, pipe, service_cluster, typed
+from inflight_gateway.proxy.names import PICKED, RELAYS, UNLIMITED, Json, pipe, service_cluster, typed
 from inflight_gateway.settings import Sockets
 from inflight_gateway.types import ServiceKey
 
@@ -55,29 +55,6 @@ def picked() -> Json:
 def service(key: ServiceKey) -> Json:
     """Chooses an engine by least requests itself."""
     return _engines(service_cluster(key), _LEAST_REQUEST)
-
-
-def processor(sockets: Sockets) -> Json:
-    """The picker, as the external processor of the inner listener."""
-    return {
-        "name": PROCESSOR,
-        "type": "STATIC",
-        "connect_timeout": "1s",
-        "typed_extension_protocol_options": {
-            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": typed(
-                "envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
-                explicit_http_config={"http2_protocol_options": {}},
-            )
-        },
-        # One stream stays open for each request in flight.
-        "circuit_breakers": {
-            "thresholds": [{"max_connections": UNLIMITED, "max_pending_requests": UNLIMITED, "max_requests": UNLIMITED}]
-        },
-        "load_assignment": {
-            "cluster_name": PROCESSOR,
-            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": pipe(sockets.processor)}}]}],
-        },
-    }
 
 
 def relays(sockets: Sockets, count: int) -> Json:

@@ -19,7 +19,7 @@ from inflight_gateway.proxy.names import (
     LONGEST_SILENCE,
     METADATA,
     OUTER,
-    PROCESSOR,
+    PICKER,
     RELAYS,
     Json,
     pipe,
@@ -152,7 +152,7 @@ def _picker_filter() -> Json:
     """
     processor = typed(
         "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor",
-        grpc_service={"envoy_grpc": {"cluster_name": PROCESSOR}},
+        grpc_service={"envoy_grpc": {"cluster_name": PICKER}},
         failure_mode_allow=True,
         processing_mode={
             "request_header_mode": "SEND",

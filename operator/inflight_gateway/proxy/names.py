@@ -13,10 +13,7 @@ Json: TypeAlias = dict[str, Any]
 TYPE = "type.googleapis.com/"
 
 PICKER = "picker"
-"""Cluster of the picker's socket for ADS."""
-
-PROCESSOR = "processor"
-"""Cluster of the picker's socket for external processing."""
+"""Cluster of the picker's socket: ADS and ext_proc."""
 
 RELAYS = "relays"
 """Cluster of the relays, with the inner listener as their fallback."""

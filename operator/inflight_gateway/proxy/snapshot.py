@@ -82,7 +82,6 @@ def snapshot(
             CLUSTERS: resources(
                 CLUSTERS,
                 [
-                    clusters.processor(fixed.sockets),
                     clusters.relays(fixed.sockets, fixed.relays),
                     clusters.picked(),
                     *(clusters.service(key) for key in sorted(services)),
