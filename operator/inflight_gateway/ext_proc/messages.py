@@ -22,6 +22,9 @@ Pairs = Iterable[tuple[str, str]]
 CONTINUE_HEADERS = ProcessingResponse(request_headers=HeadersResponse())
 """The head does not suffice: requests the body."""
 
+_MESSAGE_CHARACTERS = 2000
+"""Of an error: it may quote what a client sent, such as a model of any length."""
+
 _OVERWRITE = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 
 
@@ -54,7 +57,7 @@ def refuse(refusal: Refusal, service: ServiceKey | None) -> Any:
     response = answer.immediate_response
     response.status.code = refusal.status
     _set(response.headers, headers)
-    response.body = error_body(refusal.status, refusal.code, refusal.message)
+    response.body = error_body(refusal.status, refusal.code, refusal.message[:_MESSAGE_CHARACTERS])
     response.details = refusal.code
     return answer
 
