@@ -1,4 +1,4 @@
-"""Discovery of optional APIs: the Prometheus operator may be installed or removed at any time."""
+"""Discovery of optional APIs, such as that of the Prometheus operator: they may be installed or removed at any time."""
 
 from __future__ import annotations
 

@@ -53,6 +53,7 @@ class Options:
         lease_name: of that Lease.
         key_secret: name of the Secret with the key of the engines' admin tokens.
         gateway_service: full DNS name of the gateway's Service; empty without a gateway.
+        endpoint_picker: whether the gateway's pods serve other gateways as their endpoint picker.
         metrics_port: for /metrics and /healthz.
         engine_image: of services whose spec names none.
         engine_pull_policy: of all engine pods; empty takes the default of Kubernetes.
@@ -83,6 +84,7 @@ class Options:
     record_size: int = DEFAULT_MEBIBYTES
     observability: EngineObservability = field(default_factory=EngineObservability)
     gateway_service: str = ""
+    endpoint_picker: bool = False
 
 
 async def run_operator(options: Options) -> int:
@@ -274,6 +276,7 @@ def _settings(options: Options, available_apis: frozenset[str]) -> Settings:
         admin_peers=options.admin_peers,
         observability=options.observability,
         gateway_service=options.gateway_service,
+        endpoint_picker=options.endpoint_picker,
     )
 
 
