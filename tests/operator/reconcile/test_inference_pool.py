@@ -40,10 +40,10 @@ async def test_turned_on_the_pool_is_made_once_and_turned_off_it_is_deleted(worl
     assert of_the_pool(world) == CHILDREN
     assert world.condition("InferencePool")["reason"] == "PoolNotReferenced"
     await world.round()
-    assert [call for call in world.api.calls if call[0] == "apply"] == []
+    assert world.api.of("apply") == []
     world.service(spec={"gateway": {"enabled": True}}, generation=2)
     await world.round()
-    assert of_the_pool(world) == set()
+    assert {call[1:] for call in world.api.of("delete")} == CHILDREN
     assert "InferencePool" not in {one["type"] for one in world.status["conditions"]}
 
 
