@@ -74,6 +74,7 @@ def manifest(number: int, options: argparse.Namespace, *, asleep: bool) -> dict[
                 "quantization": "int8",
                 "maxModelLen": 2048,
                 "maxNumSeqs": 8,
+                "maxNumBatchedTokens": 1024,
                 "kvCache": {"memory": "64Mi"},
             },
             "gateway": {"enabled": True, "hold": {"maxWait": f"{options.max_wait}s"}},

@@ -17,7 +17,7 @@ from kubernetes.aio import client
 from inflight_operator.admin_key import LiveAdminKey
 from inflight_operator.api.types import API_VERSION, KIND
 from inflight_operator.apply import KubeApi
-from inflight_operator.apply.kube import KubeApiError
+from inflight_operator.apply.kube import OPTIONAL_KINDS, KubeApiError
 from inflight_operator.available import AvailableApis
 from inflight_operator.clock import Clock
 from inflight_operator.connect import kopf_connection, load_configuration
@@ -112,7 +112,7 @@ async def run_operator(options: Options) -> int:
                 else None
             )
             api = KubeApi(api_client, may_write=leadership.leads) if leadership else KubeApi(api_client)
-            apis, admin_key = AvailableApis(api), LiveAdminKey(api, own_namespace, options.key_secret)
+            apis, admin_key = AvailableApis(api, _optional_kinds(options)), LiveAdminKey(api, own_namespace, options.key_secret)
             lister = Lister(api, cache, apis, options.namespaces)
             await _wait_for_crd(api, options.namespaces)
             await _until_answered(apis.refresh)
@@ -265,6 +265,11 @@ async def _beat(heartbeat: Heartbeat, rounds_due: Callable[[], bool]) -> None:
     while True:
         heartbeat.beat(rounds_due=rounds_due())
         await asyncio.sleep(1)
+
+
+def _optional_kinds(options: Options) -> tuple[str, ...]:
+    """The chart gives the operator rights to InferencePools with the gateway only."""
+    return tuple(kind for kind in OPTIONAL_KINDS if kind != "InferencePool" or options.gateway_service)
 
 
 def _settings(options: Options, available_apis: frozenset[str]) -> Settings:
