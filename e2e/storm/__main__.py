@@ -176,7 +176,9 @@ def run(options: argparse.Namespace) -> Storm:
         return storm(options, image, say)
     finally:
         # The pods first: a namespace with pods that drain is looked at again only after half of their grace period.
-        kubectl("-n", NAMESPACE, "delete", "inferenceservices", "--all", "--cascade=foreground", "--timeout=5m", check=False)
+        kubectl(
+            "-n", NAMESPACE, "delete", "inferenceservices", "--all", "--cascade=foreground", "--timeout=5m", check=False
+        )
         kubectl("delete", "namespace", NAMESPACE, "--wait=false", check=False)
 
 

@@ -78,9 +78,7 @@ class Storm:
             "services": self.services,
             "requests": self.expected,
             "answered": self.count("answered"),
-            "answered_at_the_first_attempt": sum(
-                one.outcome == "answered" and not one.refusals for one in self.asked
-            ),
+            "answered_at_the_first_attempt": sum(one.outcome == "answered" and not one.refusals for one in self.asked),
             "refused_to_the_end": self.count("refused"),
             "lost": self.count("lost"),
             "clean_refusals": sum(one.refusals for one in self.asked),

@@ -1,4 +1,4 @@
-"""What happens in the cluster during a wake storm: when replicas are ordered, and the memory of operator and gateway."""
+"""What happens in the cluster during a wake storm: when replicas are ordered, and memory of operator and gateway."""
 
 from __future__ import annotations
 

@@ -112,7 +112,10 @@ async def run_operator(options: Options) -> int:
                 else None
             )
             api = KubeApi(api_client, may_write=leadership.leads) if leadership else KubeApi(api_client)
-            apis, admin_key = AvailableApis(api, _optional_kinds(options)), LiveAdminKey(api, own_namespace, options.key_secret)
+            apis, admin_key = (
+                AvailableApis(api, _optional_kinds(options)),
+                LiveAdminKey(api, own_namespace, options.key_secret),
+            )
             lister = Lister(api, cache, apis, options.namespaces)
             await _wait_for_crd(api, options.namespaces)
             await _until_answered(apis.refresh)

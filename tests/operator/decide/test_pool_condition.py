@@ -47,6 +47,8 @@ def test_parents_are_read_from_the_status_of_the_pool():
     )
 
 
-@pytest.mark.parametrize("pool", [None, {"metadata": {}}, {"metadata": {}, "status": None}, {"metadata": {}, "status": {}}])
+@pytest.mark.parametrize(
+    "pool", [None, {"metadata": {}}, {"metadata": {}, "status": None}, {"metadata": {}, "status": {}}]
+)
 def test_a_pool_without_a_status_has_no_parents(pool):
     assert pool_parents(pool) == ()
