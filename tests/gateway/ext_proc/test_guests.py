@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import secrets
+import signal
 import socket
 
 import grpc
@@ -96,7 +98,7 @@ async def port(stack):
     for _ in range(5):  # a free port may be another program's a moment later
         port, stack.state_port = free_port(), free_port()
         stack.state_url = f"http://127.0.0.1:{stack.state_port}"
-        stack.picker_flags = ["--ext-proc-port", str(port), "--no-ext-proc-tls"]
+        stack.picker_flags = ["--ext-proc-port", str(port), "--no-ext-proc-tls", "--drain-min", "0.5"]
         stack.start_picker()
         picker = stack.processes["picker"]
         await until(lambda: picker.poll() is not None or "Envoy may connect" in stack.log("picker"), "it serves")  # noqa: B023
@@ -256,3 +258,19 @@ def test_nodes_without_ipv6_are_listened_on_by_ipv4(monkeypatch):
 
     monkeypatch.setattr(socket, "socket", NoIpv6)
     assert any_address() == "0.0.0.0"
+
+
+async def test_open_calls_end_before_the_picker_does_and_new_ones_are_taken_for_a_while(port, stack):
+    picker = stack.processes["picker"]
+    async with OtherGateway(port) as other:
+        await other.say(head(), body(b'{"model": "m"}'))
+        await other.answer()
+        await other.answer()
+        stack.signal("picker", signal.SIGTERM)
+        assert await picked(port, head(), body(b'{"model": "k"}')) == 401
+        await asyncio.sleep(1.5)
+        assert picker.poll() is None
+        await other.say(ProcessingRequest(response_headers=HttpHeaders()))
+        assert (await other.answer()).WhichOneof("response") == "response_headers"
+    await until(lambda: picker.poll() is not None, "the picker ends", 5)
+    assert picker.returncode == 0
