@@ -190,6 +190,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (ClusterError, TimeoutError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 1
     print("\n" + result.text(), flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(result.as_json(), indent=2) + "\n")

@@ -32,6 +32,7 @@ class GuestPorts:
         self._certificate = self_signed("inflight-gateway") if tls else None
         self._bodies = Bodies()
         self._servers: dict[int, grpc.aio.Server] = {}
+        self._services: dict[int, ServiceKey | None] = {}
         self._changed = asyncio.Event()
 
     async def open(self) -> None:
@@ -40,7 +41,7 @@ class GuestPorts:
         Raises:
             OSError: the shared port is in use.
         """
-        await self._listen(self._shared, None)
+        await self._listen(self._shared)
         self._parts.catalog.subscribe(self._on_change)
         await self._open_pools()
 
@@ -65,23 +66,22 @@ class GuestPorts:
             self._changed.set()
 
     async def _open_pools(self) -> None:
-        for port in {pool_port(key) for key in _pools(self._parts.catalog)} - self._servers.keys():
+        self._services = only_services(self._parts.catalog)
+        for port in self._services.keys() - self._servers.keys():
             try:
-                await self._listen(port, port)
+                await self._listen(port)
             except OSError as error:
                 _log.error("gateways do not reach the picker of an InferencePool: %s", error)
 
-    async def _listen(self, port: int, pool: int | None) -> None:
-        processor = GuestProcessor(self._parts, self._bodies, lambda: self._only_service(pool))
+    async def _listen(self, port: int) -> None:
+        processor = GuestProcessor(self._parts, self._bodies, lambda: self._services.get(port))
         self._servers[port] = await serve_guests(port, processor, self._certificate)
 
-    def _only_service(self, port: int | None) -> ServiceKey | None:
-        """The one service whose InferencePool has this port."""
-        if port is None:
-            return None
-        keys = [key for key in _pools(self._parts.catalog) if pool_port(key) == port]
-        return keys[0] if len(keys) == 1 else None
 
-
-def _pools(catalog: Catalog) -> list[ServiceKey]:
-    return [key for key, config in catalog.services.items() if config.inference_pool]
+def only_services(catalog: Catalog) -> dict[int, ServiceKey | None]:
+    """By port, the service whose InferencePool has it; None where several share it."""
+    found: dict[int, ServiceKey | None] = {}
+    for key in (key for key, config in catalog.services.items() if config.inference_pool):
+        port = pool_port(key)
+        found[port] = None if port in found else key
+    return found
