@@ -7,6 +7,10 @@ come from a relay of the same pod.
 from __future__ import annotations
 
 REQUEST_ID = "x-request-id"
+"""Of the client's choice, so not unique: for engines, logs and clients only."""
+
+OWN_REQUEST_ID = "x-inflight-request-id"
+"""From the relay to the picker: the gateway's own id of a request, unique, the same for all its attempts."""
 
 DESTINATION = "x-gateway-destination-endpoint"
 """Endpoints in the order to try them, `IP:PORT,IP:PORT`: the Gateway API Inference Extension's protocol."""
@@ -41,6 +45,7 @@ TENANT_SIGNATURE = "x-inflight-tenant-signature"
 """`v1=` and the hexadecimal HMAC-SHA256 of TENANT, a line feed and the request id, by the service's tenant key."""
 
 INTERNAL = (
+    OWN_REQUEST_ID,
     DESTINATION,
     SERVICE,
     AVOID,

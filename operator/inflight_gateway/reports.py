@@ -31,6 +31,7 @@ class _Report(msgspec.Struct):
     endpoints: tuple[str, ...] = ()
     continuations: int = 0
     error: str = ""
+    external_id: str = ""
 
 
 _decoder = msgspec.json.Decoder(list[_Report])

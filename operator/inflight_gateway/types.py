@@ -148,6 +148,8 @@ class RequestView:
         body_bytes: memory that holding it takes.
         attempt: from 1.
         avoid: addresses of failed attempts.
+        external_id: X-Request-Id, for engines, logs and users; `request_id` is the gateway's own, the same for all
+            attempts.
     """
 
     request_id: str
@@ -166,6 +168,7 @@ class RequestView:
     body_bytes: int = 0
     attempt: int = 1
     avoid: frozenset[str] = frozenset()
+    external_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +238,7 @@ class Finished:
         continuations: number of continuations elsewhere after tokens had been sent.
         longest_gap_s: between two writes to the client, after the first token.
         error: code of the relay's error that ended the response, before or after its head; `client_left`; empty: none.
+        external_id: X-Request-Id; `request_id` is the gateway's own.
     """
 
     request_id: str
@@ -250,3 +254,4 @@ class Finished:
     endpoints: tuple[str, ...] = ()
     continuations: int = 0
     error: str = ""
+    external_id: str = ""

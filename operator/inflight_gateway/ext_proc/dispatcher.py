@@ -43,7 +43,7 @@ class _Waiting:
 
 class Dispatcher:
     """Every request passes through the hold queue, even if a replica is free, so no request overtakes waiting ones.
-    Request ids must be unique here; ids of clients are not, see `Exchange`.
+    Request ids are unique for each attempt, see `Exchange`.
 
     Args:
         clock: seconds, monotonic.

@@ -14,7 +14,7 @@ from inflight_gateway.ext_proc import messages
 from inflight_gateway.ext_proc.body import Body, parse
 from inflight_gateway.ext_proc.dispatcher import Dispatcher, Start
 from inflight_gateway.ext_proc.view import Head, view
-from inflight_gateway.headers import ATTEMPT, AVOID, DESTINATION, INTERNAL, PROGRESS, SUBSET
+from inflight_gateway.headers import ATTEMPT, AVOID, DESTINATION, INTERNAL, OWN_REQUEST_ID, PROGRESS, SUBSET
 from inflight_gateway.paths import is_hidden
 from inflight_gateway.proxy.names import METADATA
 from inflight_gateway.tenants.gate import Gate
@@ -41,9 +41,7 @@ class Observer(Protocol):
     def started(self, request: RequestView, start: Start, *, relayed: bool) -> Course:
         """The request is sent to a replica."""
 
-    def refused(
-        self, request_id: str, service: ServiceKey | None, refusal: Refusal, *, relayed: bool, attempt: int = 1
-    ) -> Course:
+    def refused(self, head: Head, service: ServiceKey | None, refusal: Refusal) -> Course:
         """The gateway itself responds."""
 
     def ended(self, course: Course) -> None:
@@ -113,7 +111,7 @@ class Exchange:
             yield self._refuse(limit_headers, config.key)
             return
         self._admitted = True
-        # Clients may repeat an id, and a relay retries before its last attempt has ended.
+        # A relay retries before its last attempt has ended.
         unique = f"{request.request_id}#{next(_numbers)}"
         self._placed = unique, config.key
         outcome = parts.dispatcher.place(
@@ -145,10 +143,7 @@ class Exchange:
         return key if isinstance(key, Refusal) else catalog.services[key]
 
     def _refuse(self, refusal: Refusal, service: ServiceKey | None) -> Any:
-        head = self._head
-        self._course = self._parts.observer.refused(
-            head.request_id, service, refusal, relayed=head.relayed, attempt=head.attempt
-        )
+        self._course = self._parts.observer.refused(self._head, service, refusal)
         return messages.refuse(refusal, service)
 
     def _go_on(
@@ -163,7 +158,7 @@ class Exchange:
         # Each earlier attempt of the relay used up one replica.
         endpoints = pick.endpoints[: max(1, config.max_attempts - request.attempt + 1)]
         destination = ",".join(endpoint.address for endpoint in endpoints)
-        to_set = [(DESTINATION, destination), *headers.to_set(config, request.tenant, request.request_id)]
+        to_set = [(DESTINATION, destination), *headers.to_set(config, request.tenant, request.external_id)]
         if self._guest:
             present = {name for name, _ in to_set}
             # A client may have sent them: no proxy before the picker removes them.
@@ -172,7 +167,7 @@ class Exchange:
                 stage, to_set, (*forged, *headers.to_remove(config)), {PICKED_METADATA: {DESTINATION: destination}}
             )
         to_set.append(("x-envoy-max-retries", str(len(endpoints) - 1)))
-        to_remove = [AVOID, ATTEMPT, *headers.to_remove(config)]
+        to_remove = [OWN_REQUEST_ID, AVOID, ATTEMPT, *headers.to_remove(config)]
         if not config.continuation:
             # A plain response then: the relay forwards it unchanged.
             to_remove.append(PROGRESS)

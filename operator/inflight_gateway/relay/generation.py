@@ -106,7 +106,9 @@ class Generation:
                 self._refuse(decide.NOT_CONTINUED)
                 return
         progress = self._asked is not None
-        head = attempt_head(self._request, len(body), self._number, self._avoid, progress=progress)
+        head = attempt_head(
+            self._request, self._record.request_id, len(body), self._number, self._avoid, progress=progress
+        )
         self._answer.begin_attempt()
         self._attempt = Attempt(self._shared, self, (head, body), blocked=self._blocked)
 

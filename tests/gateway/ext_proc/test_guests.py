@@ -126,8 +126,9 @@ async def test_a_subset_without_a_replica_is_refused(port):
 
 
 async def test_keys_are_checked_and_headers_of_clients_not_believed(port):
-    good = {"authorization": f"Bearer {KEY}", "x-request-id": "same"}
-    forged = {"x-inflight-attempt": "2", "x-inflight-tenant": "acme", "x-request-id": "same"}
+    same = {"x-request-id": "same", "x-inflight-request-id": "same"}
+    good = {"authorization": f"Bearer {KEY}", **same}
+    forged = {"x-inflight-attempt": "2", "x-inflight-tenant": "acme", **same}
     async with OtherGateway(port) as running, OtherGateway(port) as other:
         await running.say(head(**good), body(b'{"model": "k"}'))
         await running.answer()

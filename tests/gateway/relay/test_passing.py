@@ -128,7 +128,7 @@ async def test_reports_tell_tokens_times_and_endpoints(relay):
     relay.script(Do(split=first, pause_s=0.1))
     await relay.post(STREAM, headers={"x-request-id": "mine"})
     report = await relay.report()
-    assert report["request_id"] == "mine"
+    assert report["external_id"] == "mine"
     assert relay.engine.seen[0].headers["x-request-id"] == "mine"
     assert (report["prompt_tokens"], report["cached_tokens"], report["completion_tokens"]) == (5, 1, 7)
     assert report["stream"] is True
@@ -137,7 +137,21 @@ async def test_reports_tell_tokens_times_and_endpoints(relay):
     await relay.post(WHOLE)
     whole = await relay.report(1)
     assert (whole["stream"], whole["ttft_s"], whole["completion_tokens"]) == (False, None, 7)
-    assert whole["request_id"] == relay.engine.seen[1].headers["x-request-id"]
+    assert whole["external_id"] == relay.engine.seen[1].headers["x-request-id"]
+
+
+async def test_requests_with_one_x_request_id_have_an_id_of_their_own_at_all_attempts(relay):
+    """Else two clients that send the same one would settle each other's charge."""
+    forged = {"x-request-id": "same", "x-inflight-request-id": "forged"}
+    relay.script(Do(no_head=True), Do())
+    await relay.post(STREAM, headers=forged)
+    await relay.post(STREAM, headers=forged)
+    first, again, other = (seen.headers["x-inflight-request-id"] for seen in relay.engine.seen)
+    assert first == again != other
+    assert "forged" not in (first, other)
+    assert {seen.headers["x-request-id"] for seen in relay.engine.seen} == {"same"}
+    reports = [await relay.report(number) for number in (0, 1)]
+    assert [report["request_id"] for report in reports] == [first, other]
 
 
 async def test_without_a_picker_reports_are_dropped_and_answers_go_on(relay):
@@ -227,7 +241,7 @@ async def test_a_request_id_that_cannot_be_signed_is_replaced(relay, given):
     assert status == 200
     seen = relay.engine.seen[0].headers["x-request-id"]
     assert len(seen) == 32
-    assert (await relay.report())["request_id"] == seen
+    assert (await relay.report())["external_id"] == seen
 
 
 @pytest.mark.parametrize("depth", [500, 5_000, 100_000])
