@@ -8,7 +8,6 @@ from inflight_gateway.headers import DESTINATION, ENDPOINT, FIRST_TOKEN_WITHIN, 
 from inflight_gateway.paths import PUBLIC
 from inflight_gateway.proxy.errors import fixed
 from inflight_gateway.proxy.names import INNER, LONGEST_SILENCE, METADATA, PICKED, Json, header, service_cluster
-from inflight_gateway.settings import MAX_BODY_BYTES
 from inflight_gateway.types import ServiceConfig, ServiceKey
 
 RATE_LIMIT_HEADERS = tuple(
@@ -31,7 +30,7 @@ def inner_routes(services: Iterable[tuple[ServiceConfig, Iterable[str]]]) -> Jso
         "validate_clusters": False,
         "virtual_hosts": [
             *(_virtual_host(config, sorted(hosts)) for config, hosts in sorted(services, key=lambda one: one[0].key)),
-            {"name": "any", "domains": ["*"], "routes": [_picked(), _no_picker()], **_limits()},
+            {"name": "any", "domains": ["*"], "routes": [_picked(), _no_picker()]},
         ],
         "response_headers_to_add": [
             header(ENDPOINT, "%UPSTREAM_REMOTE_ADDRESS%"),
@@ -50,12 +49,7 @@ def _virtual_host(config: ServiceConfig, hosts: list[str]) -> Json:
         without_picker = [closed]
     else:
         without_picker = [_least_requests(config.key), _internal_path()]
-    return {"name": str(config.key), "domains": hosts, "routes": [_picked(), *without_picker], **_limits()}
-
-
-def _limits() -> Json:
-    """Limits of bodies: the picker reads them whole, and they are buffered for retries."""
-    return {"request_body_buffer_limit": MAX_BODY_BYTES}
+    return {"name": str(config.key), "domains": hosts, "routes": [_picked(), *without_picker]}
 
 
 def _picked() -> Json:

@@ -25,7 +25,7 @@ from inflight_gateway.relay.frames import Frame
 from inflight_gateway.relay.heads import Headers, find, without
 from inflight_gateway.relay.passing import start_as_is
 from inflight_gateway.relay.record import Record
-from inflight_gateway.relay.shared import MAX_BODIES_BYTES, MAX_BODY_BYTES, Shared
+from inflight_gateway.relay.shared import MAX_BODY_BYTES, Shared
 
 _TOO_LARGE = ClientError(413, f"the request's body is larger than {MAX_BODY_BYTES >> 20} MiB", "request_too_large")
 _FULL = ClientError(503, "the gateway holds too many large requests", "gateway_full", retry_after_s=1)
@@ -66,7 +66,7 @@ class Generation:
         self._shared.bodies_bytes += len(data)
         if self._size > MAX_BODY_BYTES:
             self._refuse(_TOO_LARGE)
-        elif self._shared.bodies_bytes > MAX_BODIES_BYTES:
+        elif self._shared.bodies_bytes > self._shared.tuning.max_bodies_bytes:
             self._refuse(_FULL)
 
     def body_ended(self) -> None:
