@@ -30,6 +30,12 @@ ATTEMPT = "x-inflight-attempt"
 ENDPOINT = "x-inflight-endpoint"
 """In responses, from Envoy to the relay: the endpoint that answered, IP:PORT."""
 
+TRIES = "x-inflight-tries"
+"""In responses, from Envoy to the relay: endpoints that Envoy tried for this attempt, in the order of the pick."""
+
+UPSTREAM_FAILURE = "x-inflight-upstream-failure"
+"""In responses of Envoy itself, to the relay: its response flags, which say how the last endpoint failed."""
+
 FIRST_TOKEN_WITHIN = "x-inflight-first-token-within"
 """In responses, from the picker by Envoy to the relay: seconds from the head of the response in which the first token
 must come before the request is tried at another replica."""
@@ -51,6 +57,8 @@ INTERNAL = (
     AVOID,
     ATTEMPT,
     ENDPOINT,
+    TRIES,
+    UPSTREAM_FAILURE,
     FIRST_TOKEN_WITHIN,
     MAX_ATTEMPTS,
     PROGRESS,

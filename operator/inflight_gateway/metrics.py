@@ -10,7 +10,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from inflight_gateway.state.load import ServiceLoad
-from inflight_gateway.types import Finished, Pick, Refusal, RequestView, ServiceKey
+from inflight_gateway.types import ENGINES_DIED_CODE, Finished, Pick, Refusal, RequestView, ServiceKey
 
 _SERVICE = ("namespace", "service")
 
@@ -94,6 +94,12 @@ class Metrics:
             _SERVICE,
             registry=registry,
         )
+        self._engines_died = Counter(
+            "inflight_gateway_suspect_requests",
+            "Requests that were not tried again because two engines died before the first token of an attempt.",
+            _SERVICE,
+            registry=registry,
+        )
         self._refusals = Counter(
             "inflight_gateway_refusals",
             "Answers of the gateway itself, by the code of the error; without a service: it was not found.",
@@ -136,6 +142,8 @@ class Metrics:
         self._continuations.labels(*service).inc(finished.continuations)
         self._prompt_tokens.labels(*service).inc(finished.prompt_tokens)
         self._cached_found.labels(*service).inc(finished.cached_tokens)
+        if finished.error == ENGINES_DIED_CODE:
+            self._engines_died.labels(*service).inc()
         if finished.ttft_s is not None:
             self._first_token.labels(*service).observe(finished.ttft_s)
             self._gap.labels(*service).observe(finished.longest_gap_s)

@@ -107,7 +107,7 @@ class _Process:
         await self._known.wait()
         sockets, gateway = self._settings.sockets, self._gateway
         _make_room(sockets)
-        runner = await reports.serve(sockets.reports, gateway.courses.report)
+        runner = await reports.serve(sockets.reports, gateway.courses.report, gateway.retried)
         self._closing.push_async_callback(runner.cleanup)
         server = await grpc_server.serve(sockets.picker, gateway.publisher.ads, gateway.processor)
         self._closing.push_async_callback(server.stop, 0.0)

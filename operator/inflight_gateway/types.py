@@ -228,6 +228,23 @@ class Refusal:
     headers: tuple[tuple[str, str], ...] = ()
 
 
+ENGINES_DIED_CODE = "engines_died"
+"""Error of a request that is not tried again because engines died while they processed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """A relay's report that Envoy tried several endpoints for an attempt, as soon as one answered.
+
+    Attributes:
+        tries: endpoints tried, in the order of the pick; the last one is `endpoint`.
+    """
+
+    request_id: str
+    endpoint: str
+    tries: int
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     """A relay's report of a finished request, over all its attempts.

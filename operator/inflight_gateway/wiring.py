@@ -24,6 +24,7 @@ from inflight_gateway.metrics import Metrics
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.proxy.publisher import Publisher
 from inflight_gateway.proxy.snapshot import Fixed
+from inflight_gateway.refusals import Refusals
 from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.scrape.scraper import Scraper, metrics_session
 from inflight_gateway.settings import PickerSettings
@@ -38,7 +39,7 @@ from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.routes import PeerClient, take_handler
 from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.tenants.signature import EngineHeaders
-from inflight_gateway.types import Endpoint, ServiceKey
+from inflight_gateway.types import Endpoint, Retried, ServiceKey
 
 KEY_SECONDS = 5.0
 """Between two looks at the gateway key's file."""
@@ -57,6 +58,7 @@ class Gateway:
         self.catalog = Catalog(settings.cluster_domain)
         self.metrics = Metrics()
         self._samples = Samples()
+        self._refusals = Refusals()
         self._scraper = Scraper(self._samples, http)
         self._holds = HoldQueue()
         self._ledger = Ledger(self._reachable, self._samples.get)
@@ -76,7 +78,9 @@ class Gateway:
         self._dispatcher = Dispatcher(
             self.catalog, Picker(), self._holds, self._ledger, monotonic, self._stream.changed
         )
-        self._parts = Parts(self.catalog, self._gate, EngineHeaders(key), self._dispatcher, self.courses, monotonic)
+        self._parts = Parts(
+            self.catalog, self._gate, EngineHeaders(key), self._dispatcher, self.courses, monotonic, self._refused
+        )
         self.processor = Processor(self._parts)
         self.guests = GuestProcessor(self._parts)
         fixed = Fixed(settings.sockets, any_address(), settings.port, settings.relays)
@@ -115,6 +119,7 @@ class Gateway:
 
     def tick(self) -> None:
         """Time-based updates; called several times a second."""
+        self._refusals.expire(monotonic())
         self._dispatcher.expire()
         if len(self._holds):
             self._dispatcher.release()
@@ -151,10 +156,19 @@ class Gateway:
             self._dispatcher.release(service)
 
     def _reachable(self, key: ServiceKey) -> Sequence[Endpoint]:
-        """Endpoints of a service: those that Envoy has accepted, without unreachable ones unless all are
-        unreachable."""
+        """Endpoints of a service: those that Envoy has accepted, without unreachable ones unless all are unreachable,
+        and without those that refused a request a moment ago unless all did."""
         endpoints = [one for one in self.catalog.endpoints_of(key) if self.publisher.knows(one.address)]
-        return [one for one in endpoints if self._samples.reachable(one.address)] or endpoints
+        reachable = [one for one in endpoints if self._samples.reachable(one.address)] or endpoints
+        now = monotonic()
+        return [one for one in reachable if not self._refusals.recent(one.address, now)] or reachable
+
+    def _refused(self, address: str) -> None:
+        self._refusals.refused(address, monotonic())
+
+    def retried(self, report: Retried) -> None:
+        """A relay reports that Envoy tried several endpoints."""
+        self._parts.retried(report)
 
     def _trusted_peers(self) -> Mapping[str, str]:
         """Without a key gateways cannot trust each other's messages: each enforces limits alone."""

@@ -96,6 +96,12 @@ class Dispatcher:
         self.release(service)
         self._changed()
 
+    def moved(self, request_id: str, service: ServiceKey, address: str) -> None:
+        """The request is at another endpoint than the first picked one."""
+        self._ledger.move(request_id, address, self._clock())
+        self.release(service)
+        self._changed()
+
     def release(self, service: ServiceKey | None = None) -> None:
         """Starts all requests that can start now. `service`: only its requests; None: those of all services."""
         now = self._clock()

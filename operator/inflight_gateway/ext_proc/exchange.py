@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Protocol
 
@@ -17,9 +17,10 @@ from inflight_gateway.ext_proc.view import Head, view
 from inflight_gateway.headers import ATTEMPT, AVOID, DESTINATION, INTERNAL, OWN_REQUEST_ID, PROGRESS, SUBSET
 from inflight_gateway.paths import is_hidden
 from inflight_gateway.proxy.names import METADATA
+from inflight_gateway.proxy.routes import RETRY_ON_LOSS
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.signature import EngineHeaders
-from inflight_gateway.types import Refusal, RequestView, ServiceConfig, ServiceKey
+from inflight_gateway.types import Endpoint, Refusal, RequestView, Retried, ServiceConfig, ServiceKey
 
 HEAD_WITHIN_S = 10.0
 """An engine that answers with progress frames sends its head as soon as the request is tokenized and queued; without
@@ -53,8 +54,14 @@ class Observer(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Parts:
-    """Dependencies of requests. Attributes: engine_headers: replaced when the gateway key changes. clock: seconds,
-    monotonic."""
+    """Dependencies of requests.
+
+    Attributes:
+        engine_headers: replaced when the gateway key changes.
+        clock: seconds, monotonic.
+        refused: called with the address of an endpoint that refused a request.
+        sent: requests at endpoints, each by its id, in their newest attempt.
+    """
 
     catalog: Catalog
     gate: Gate
@@ -62,6 +69,14 @@ class Parts:
     dispatcher: Dispatcher
     observer: Observer
     clock: Callable[[], float]
+    refused: Callable[[str], None]
+    sent: dict[str, Exchange] = field(default_factory=dict)
+
+    def retried(self, report: Retried) -> None:
+        """Envoy tried several endpoints for a request."""
+        exchange = self.sent.get(report.request_id)
+        if exchange is not None:
+            exchange.retried(report)
 
 
 class Exchange:
@@ -82,6 +97,7 @@ class Exchange:
         self._placed: tuple[str, ServiceKey] | None = None
         self._admitted = False
         self._course: Course | None = None
+        self._picked: tuple[Endpoint, ...] = ()
 
     def refusal(self) -> Any | None:
         """From the head alone: bodies are read only if needed."""
@@ -126,10 +142,21 @@ class Exchange:
             yield self._refuse(result, config.key)
             return
         self._course = parts.observer.started(request, result, relayed=self._head.relayed)
+        self._picked = result.pick.endpoints
+        parts.sent[self._head.request_id] = self
         yield self._go_on(stage, request, config, result, limit_headers)
+
+    def retried(self, report: Retried) -> None:
+        """The endpoints before the one that answered refused the request."""
+        for endpoint in self._picked[: report.tries - 1]:
+            self._parts.refused(endpoint.address)
+        if self._placed is not None and report.endpoint:
+            self._parts.dispatcher.moved(*self._placed, report.endpoint)
 
     def close(self) -> None:
         """The response has ended, or the client disconnected."""
+        if self._parts.sent.get(self._head.request_id) is self:
+            del self._parts.sent[self._head.request_id]
         if self._placed is not None:
             self._parts.dispatcher.end(*self._placed)
         if self._admitted:
@@ -167,6 +194,8 @@ class Exchange:
                 stage, to_set, (*forged, *headers.to_remove(config)), {PICKED_METADATA: {DESTINATION: destination}}
             )
         to_set.append(("x-envoy-max-retries", str(len(endpoints) - 1)))
+        if not self._head.relayed:
+            to_set.append(("x-envoy-retry-on", RETRY_ON_LOSS))
         to_remove = [OWN_REQUEST_ID, AVOID, ATTEMPT, *headers.to_remove(config)]
         if not config.continuation:
             # A plain response then: the relay forwards it unchanged.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inflight_gateway.headers import UPSTREAM_FAILURE
 from inflight_gateway.openai_error import error_body
 from inflight_gateway.proxy.names import Json, header, typed
 
@@ -25,7 +26,11 @@ def inner_replies() -> Json:
     return {
         "mappers": [
             {"filter": _OVERLOADED, "headers_to_add": [header("retry-after", "1")], **_FAILED},
-            {"filter": {"response_flag_filter": {}}, **_FAILED},
+            {
+                "filter": {"response_flag_filter": {}},
+                "headers_to_add": [header(UPSTREAM_FAILURE, "%RESPONSE_FLAGS%")],
+                **_FAILED,
+            },
             {"filter": _status("EQ", 413), **_REFUSED},
         ]
     }

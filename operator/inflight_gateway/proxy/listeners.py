@@ -11,6 +11,8 @@ from inflight_gateway.headers import (
     MAX_ATTEMPTS,
     PROGRESS,
     SERVICE,
+    TRIES,
+    UPSTREAM_FAILURE,
 )
 from inflight_gateway.proxy.errors import inner_replies, outer_replies
 from inflight_gateway.proxy.names import (
@@ -83,8 +85,8 @@ def inner(sockets: Sockets) -> Json:
         "address": pipe(sockets.inner),
         # Else clients' connections would keep relays out.
         "ignore_global_conn_limit": True,
-        # The picker reads bodies whole, and they are buffered for retries. Not `request_body_buffer_limit` of the routes:
-        # it does not hold where the route that matches before the pick is a direct response.
+        # The picker reads bodies whole, and they are buffered for retries. Not `request_body_buffer_limit` of the
+        # routes: it does not hold where the route that matches before the pick is a direct response.
         "per_connection_buffer_limit_bytes": MAX_BODY_BYTES,
         "traffic_direction": "OUTBOUND",
         **_http(
@@ -150,7 +152,9 @@ def _outer_routes() -> Json:
                 "request_body_buffer_limit": MAX_KEPT_BYTES,
             }
         ],
-        "response_headers_to_remove": [ENDPOINT, FIRST_TOKEN_WITHIN, MAX_ATTEMPTS, SERVICE, PROGRESS],
+        "response_headers_to_remove": [
+            *(ENDPOINT, FIRST_TOKEN_WITHIN, MAX_ATTEMPTS, SERVICE, PROGRESS, TRIES, UPSTREAM_FAILURE)
+        ],
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from inflight_gateway.headers import DESTINATION, ENDPOINT, FIRST_TOKEN_WITHIN, MAX_ATTEMPTS, SERVICE
+from inflight_gateway.headers import DESTINATION, ENDPOINT, FIRST_TOKEN_WITHIN, MAX_ATTEMPTS, SERVICE, TRIES
 from inflight_gateway.paths import PUBLIC
 from inflight_gateway.proxy.errors import fixed
 from inflight_gateway.proxy.names import INNER, LONGEST_SILENCE, METADATA, PICKED, Json, header, service_cluster
@@ -15,9 +15,12 @@ RATE_LIMIT_HEADERS = tuple(
 )
 """Of responses, from the picker's metadata: OpenAI's names."""
 
-RETRY_ON = "connect-failure,refused-stream,reset-before-request,reset,retriable-status-codes"
-"""All that can happen before the head of a response. Without `reset`, a connection that an engine closes before its
-head is not tried again."""
+RETRY_ON = "connect-failure,refused-stream,reset-before-request,retriable-status-codes"
+"""Refusals: no engine has begun the request."""
+
+RETRY_ON_LOSS = "reset"
+"""An engine that closes its connection before the head of a response, or sends none in time. The request may be the
+cause: relays count these losses and retry themselves."""
 
 _DEFAULT_RETRIES = 2
 
@@ -34,6 +37,7 @@ def inner_routes(services: Iterable[tuple[ServiceConfig, Iterable[str]]]) -> Jso
         ],
         "response_headers_to_add": [
             header(ENDPOINT, "%UPSTREAM_REMOTE_ADDRESS%"),
+            header(TRIES, "%UPSTREAM_REQUEST_ATTEMPT_COUNT%"),
             header(FIRST_TOKEN_WITHIN, _metadata("first_token_within")),
             header(MAX_ATTEMPTS, _metadata("max_attempts")),
             header(SERVICE, _metadata("service")),
@@ -57,7 +61,7 @@ def _picked() -> Json:
     return {
         "name": PICKED,
         "match": {"prefix": "/", "headers": [{"name": DESTINATION, "present_match": True}]},
-        "route": _to(PICKED),
+        "route": _to(PICKED, RETRY_ON),
     }
 
 
@@ -65,7 +69,7 @@ def _least_requests(key: ServiceKey) -> Json:
     return {
         "name": "least-requests",
         "match": {"safe_regex": {"regex": PUBLIC}},
-        "route": _to(service_cluster(key)),
+        "route": _to(service_cluster(key), f"{RETRY_ON},{RETRY_ON_LOSS}"),
     }
 
 
@@ -79,14 +83,14 @@ def _no_picker() -> Json:
     return {"name": "no-picker", "match": {"prefix": "/"}, **fixed(503, "gateway_unavailable", message)}
 
 
-def _to(cluster: str) -> Json:
-    """The picker sets x-envoy-max-retries: one attempt for each endpoint."""
+def _to(cluster: str, retry_on: str) -> Json:
+    """The picker sets x-envoy-max-retries: one attempt for each endpoint. x-envoy-retry-on adds to `retry_on`."""
     return {
         "cluster": cluster,
         "timeout": "0s",
         "idle_timeout": LONGEST_SILENCE,
         "retry_policy": {
-            "retry_on": RETRY_ON,
+            "retry_on": retry_on,
             "retriable_status_codes": [503],
             "num_retries": _DEFAULT_RETRIES,
             "retry_back_off": {"base_interval": "0.025s", "max_interval": "0.25s"},

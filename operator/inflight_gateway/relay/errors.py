@@ -13,13 +13,14 @@ from inflight_gateway.relay.heads import Headers
 @dataclass(frozen=True)
 class ClientError:
     """Attributes: code: OpenAI's machine-readable name. body_as_is: an engine's error object, sent in place of the
-    relay's own."""
+    relay's own. final: clients should not try again on their own."""
 
     status: int
     message: str = ""
     code: str | None = None
     retry_after_s: int | None = None
     body_as_is: bytes = b""
+    final: bool = False
 
     @cached_property
     def body(self) -> bytes:
@@ -39,6 +40,9 @@ class ClientError:
         headers = [(b"content-type", b"application/json")]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % self.retry_after_s))
+        if self.final:
+            # OpenAI's client libraries retry after each 5xx otherwise.
+            headers.append((b"x-should-retry", b"false"))
         return headers
 
 

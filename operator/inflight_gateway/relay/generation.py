@@ -26,6 +26,7 @@ from inflight_gateway.relay.heads import Headers, find, without
 from inflight_gateway.relay.passing import start_as_is
 from inflight_gateway.relay.record import Record
 from inflight_gateway.relay.shared import MAX_BODY_BYTES, Shared
+from inflight_gateway.types import Retried
 
 _TOO_LARGE = ClientError(413, f"the request's body is larger than {MAX_BODY_BYTES >> 20} MiB", "request_too_large")
 _FULL = ClientError(503, "the gateway holds too many large requests", "gateway_full", retry_after_s=1)
@@ -45,7 +46,7 @@ class Generation:
         self._attempt: Attempt | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._number = 0
-        self._failures = 0
+        self._failures = self._deaths = 0
         self._failed_at = 0.0
         self._avoid: dict[str, None] = {}
         self._limits = shared.tuning.limits
@@ -121,6 +122,8 @@ class Generation:
             if self._attempt.max_attempts is not None:
                 self._limits = replace(self._limits, max_attempts=self._attempt.max_attempts)
             self._record.attempt(self._attempt.service, self._attempt.endpoint, continued=continued)
+            if self._attempt.tries > 1:
+                self._shared.retried(Retried(self._record.request_id, self._attempt.endpoint, self._attempt.tries))
 
     def frames(self, frames: Sequence[Frame], now: float) -> None:
         assert self._attempt is not None
@@ -177,7 +180,7 @@ class Generation:
         self._attempt.cancel()
         error = engine_error(ended.status, json_of(data))
         if ended.ending is Ending.RETRY:
-            self.failed(Failure.ENGINE, said=error)
+            self.failed(Failure.DIED if _engine_died(data) else Failure.ENGINE, said=error)
         else:
             self._refuse(error)
 
@@ -186,6 +189,10 @@ class Generation:
     def plain(self, status: int, headers: Headers) -> None:
         assert self._attempt is not None
         self._seen()
+        if self._attempt.loss is not None:
+            self._attempt.cancel()
+            self.failed(self._attempt.loss)
+            return
         if self._number == 1 or (status != 503 and not self._answer.has_tokens):
             self._passing = True
             self._record.status = status
@@ -195,8 +202,8 @@ class Generation:
         if status == 503:
             self.failed(Failure.BUSY, retry_after_s=_seconds(find(headers, b"retry-after")))
         elif status in (200, 502, 504):
-            # An engine without support for continuation, or one that Envoy lost.
-            self.failed(Failure.CUT)
+            # An engine without support for continuation.
+            self.failed(Failure.GARBLED)
         else:
             self._refuse(decide.NOT_CONTINUED)
 
@@ -232,11 +239,13 @@ class Generation:
         if failure is not Failure.BUSY:
             self._failures += 1
             self._failed_at = now
+        if failure in (Failure.CUT, Failure.DIED) and self._attempt.endpoint and not self._answer.advanced:
+            self._deaths += 1
         self._attempt = None
         self._delivery.forget()
         if not self._answer.has_tokens:
             self._answer = Answer()
-        tried = Tried(self._failures, now - self._failed_at)
+        tried = Tried(self._failures, now - self._failed_at, self._deaths)
         step = next_step(failure, tried, self._limits, retry_after_s=retry_after_s, said=said)
         if isinstance(step, Again) and failure is not Failure.BUSY and not self._shared.budget.retry(now):
             step = decide.OUT_OF_BUDGET
@@ -263,6 +272,11 @@ class Generation:
         self._shared.bodies_bytes -= self._size
         self._size = 0
         self._shared.report(self._record.finished(self._answer, self._loop.time(), error))
+
+
+def _engine_died(data: bytes) -> bool:
+    """Whether an engine's error says that its engine process died."""
+    return b'"engine_failed"' in data
 
 
 def _seconds(value: bytes | None) -> float | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from inflight_gateway.relay.budget import BudgetLimits, RetryBudget
 from inflight_gateway.relay.decide import Limits
 from inflight_gateway.relay.inner import InnerPool
-from inflight_gateway.types import Finished
+from inflight_gateway.types import Finished, Retried
 
 MAX_BODY_BYTES = 32 * 2**20
 """Of one generation request, as Envoy's listeners."""
@@ -38,10 +38,12 @@ class Tuning:
 
 @dataclass(slots=True)
 class Shared:
-    """Attributes: bodies_bytes: of requests in flight. report: receives the report of a finished one."""
+    """Attributes: bodies_bytes: of requests in flight. report: receives the report of a finished one. retried: of one
+    that Envoy tried at several endpoints."""
 
     pool: InnerPool
     tuning: Tuning
     budget: RetryBudget
     report: Callable[[Finished], None]
+    retried: Callable[[Retried], None]
     bodies_bytes: int = 0
