@@ -21,7 +21,7 @@ class Course:
         relayed: a relay will report its end.
         held_s: seconds that it was held. picked: first endpoints of its picks.
         refusal: code of the gateway's own response; empty: none.
-        status: of that response; 0: none.
+        status: of that response, or of the engine's where another gateway shows it; None: not known.
         open: attempts in flight.
         ended_at: when its last attempt ended, seconds of the monotonic clock.
     """
@@ -33,7 +33,7 @@ class Course:
     held_s: float = 0.0
     picked: list[str] = field(default_factory=list)
     refusal: str = ""
-    status: int = 0
+    status: int | None = None
     open: int = 0
     ended_at: float = float("inf")
 

@@ -58,6 +58,10 @@ class Courses:
         self._metrics.refused(service, refusal)
         return course
 
+    def answered(self, course: Course, status: int) -> None:
+        """An engine's response, of a request that no relay reports."""
+        course.status = status
+
     def ended(self, course: Course) -> None:
         course.open -= 1
         if course.open or not self._is_open(course):

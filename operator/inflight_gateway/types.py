@@ -250,7 +250,7 @@ class Finished:
     """A relay's report of a finished request, over all its attempts.
 
     Attributes:
-        status: sent to the client; 0: the client disconnected before one.
+        status: sent to the client; 0: the client disconnected before one; None: no relay reported it.
         endpoints: attempted, in order.
         continuations: number of continuations elsewhere after tokens had been sent.
         longest_gap_s: between two writes to the client, after the first token.
@@ -260,7 +260,7 @@ class Finished:
 
     request_id: str
     service: ServiceKey
-    status: int
+    status: int | None
     stream: bool
     prompt_tokens: int = 0
     cached_tokens: int = 0

@@ -56,7 +56,7 @@ class Gateway:
 
     def __init__(self, settings: PickerSettings, http: aiohttp.ClientSession) -> None:
         self.catalog = Catalog(settings.cluster_domain)
-        self.metrics = Metrics()
+        self.metrics = Metrics(lambda key: key in self.catalog.services)
         self._samples = Samples()
         self._refusals = Refusals()
         self._scraper = Scraper(self._samples, http)
@@ -146,6 +146,7 @@ class Gateway:
             self._addresses[key] = now
         for key in change.services - self.catalog.services.keys():
             self._picks.forget(key)
+            self.metrics.forget(key)
             self._gate.usage.forget(key)
         self._dispatcher.catalog_changed(change)
         self._stream.changed()

@@ -86,7 +86,8 @@ def test_a_request_without_a_report_is_logged_after_a_while(lines):
     assert lines() == []
     world.now = 31.0
     world.courses.expire()
-    assert [line["status"] for line in lines()] == [0]
+    assert [line["status"] for line in lines()] == [None]
+    assert world.value("requests_total", namespace="default", service="a", status="unknown") == 1
 
 
 def test_the_wait_for_a_report_begins_anew_with_each_attempt(lines):
@@ -109,6 +110,35 @@ def test_without_a_relay_the_end_of_the_stream_is_the_report(lines):
     (line,) = lines()
     wanted = {"status": 401, "refusal": "invalid_api_key", "service": "default/a", "request_id": "theirs"}
     assert wanted.items() <= line.items()
+
+
+def test_the_status_of_another_gateways_request_is_that_of_its_response():
+    world = World()
+    course = world.courses.started(REQUEST, START, relayed=False)
+    world.courses.answered(course, 200)
+    world.courses.ended(course)
+    assert world.value("requests_total", namespace="default", service="a", status="200") == 1
+
+
+def test_a_deleted_service_leaves_no_metrics():
+    world = World()
+    other = ServiceKey("default", "b")
+    for key in (KEY, other):
+        world.courses.started(replace(REQUEST, service=key), START, relayed=True)
+        world.courses.refused(head(), key, Refusal(401, "invalid_api_key", "no"))
+        world.courses.report(replace(REPORT, service=key, error="engines_died"))
+    assert b'service="a"' in world.metrics.page()
+    before = world.metrics.page().count(b'service="b"')
+    world.metrics.forget(KEY)
+    assert b'service="a"' not in world.metrics.page()
+    assert world.metrics.page().count(b'service="b"') == before
+
+
+def test_a_request_that_ends_after_its_service_was_deleted_is_not_counted():
+    world = World()
+    world.metrics = world.courses._metrics = Metrics(lambda key: False)
+    world.courses.report(REPORT)
+    assert b'service="a"' not in world.metrics.page()
 
 
 def test_a_report_without_a_service_is_of_the_one_that_was_picked_for():

@@ -45,6 +45,9 @@ class Observer(Protocol):
     def refused(self, head: Head, service: ServiceKey | None, refusal: Refusal) -> Course:
         """The gateway itself responds."""
 
+    def answered(self, course: Course, status: int) -> None:
+        """An engine's response, of a request that no relay reports."""
+
     def ended(self, course: Course) -> None:
         """The attempt of the last `started` or `refused` has ended."""
 
@@ -152,6 +155,11 @@ class Exchange:
             self._parts.refused(endpoint.address)
         if self._placed is not None and report.endpoint:
             self._parts.dispatcher.moved(*self._placed, report.endpoint)
+
+    def answered(self, status: int) -> None:
+        """The head of an engine's response. Args: status: of HTTP."""
+        if self._course is not None and not self._head.relayed:
+            self._parts.observer.answered(self._course, status)
 
     def close(self) -> None:
         """The response has ended, or the client disconnected."""

@@ -167,6 +167,21 @@ async def test_bodies_that_come_in_parts_are_sent_back_after_the_pick(port, trai
         assert (part.body, part.end_of_stream) == (b"data", True)
 
 
+async def test_requests_count_with_the_status_of_the_engines_response(port, stack):
+    async with OtherGateway(port) as other:
+        await other.say(head(), body(b'{"model": "m"}'))
+        await other.answer()
+        await other.answer()
+        status = HeaderMap(headers=[HeaderValue(key=":status", raw_value=b"429")])
+        await other.say(ProcessingRequest(response_headers=HttpHeaders(headers=status)))
+        await other.answer()
+
+    async def counted():
+        return 'status="429"} 1.0' in await stack.metrics()
+
+    await until(counted, "the request is counted", 5)
+
+
 async def test_a_refused_body_is_not_sent_back(port):
     async with OtherGateway(port) as other:
         await other.say(head(mode=DUPLEX), body(b'{"model": "unknown"}'))
