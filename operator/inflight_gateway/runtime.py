@@ -54,7 +54,7 @@ async def run_picker(settings: PickerSettings, stop: asyncio.Event) -> None:
 @asynccontextmanager
 async def _discovery(settings: PickerSettings, gateway: Gateway) -> AsyncIterator[_Discovery]:
     if settings.static is not None:
-        yield StaticDiscovery(settings.static, gateway.catalog)
+        yield StaticDiscovery(settings.static, gateway.catalog, gateway.keep_peers)
         return
     # Importing the Kubernetes client takes a second and 50 MiB, which a static file does not need.
     from kubernetes.aio import client

@@ -57,10 +57,10 @@ class GatewayStack:
         self.picker_flags: list[str] = []
         self.envoy_memory_mib = 1024
 
-    def services(self, *services: dict[str, Any], secrets: Any = ()) -> None:
+    def services(self, *services: dict[str, Any], secrets: Any = (), peers: Any = ()) -> None:
         """Writes the file, whole at once."""
         new = self.file.with_suffix(".new")
-        new.write_text(json.dumps({"services": list(services), "secrets": list(secrets)}))
+        new.write_text(json.dumps({"services": list(services), "secrets": list(secrets), "peers": list(peers)}))
         new.rename(self.file)
 
     def start(self, name: str, *command: str) -> None:
