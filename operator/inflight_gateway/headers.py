@@ -27,6 +27,9 @@ AVOID = "x-inflight-avoid"
 ATTEMPT = "x-inflight-attempt"
 """From the relay to the picker: 1 for a request's first try; only the first one is charged to its tenant."""
 
+CHECK_KEY = "x-inflight-check-key"
+"""From the relay to the picker, `1`: the request has no body and is not picked for; only its API key is checked."""
+
 ENDPOINT = "x-inflight-endpoint"
 """In responses, from Envoy to the relay: the endpoint that answered, IP:PORT."""
 
@@ -56,6 +59,7 @@ INTERNAL = (
     SERVICE,
     AVOID,
     ATTEMPT,
+    CHECK_KEY,
     ENDPOINT,
     TRIES,
     UPSTREAM_FAILURE,

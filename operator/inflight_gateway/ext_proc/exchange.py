@@ -33,6 +33,9 @@ docs/proposals/004-endpoint-picker-protocol)."""
 _HOLD_MARGIN_S = 5.0
 """Envoy waits longer than the hold queue: the picker ends a hold, not Envoy's timeout."""
 
+_CHECKED = Refusal(200, "key_checked", "the body may follow")
+"""For a relay: no client gets it."""
+
 _numbers = count(1)
 
 
@@ -107,10 +110,15 @@ class Exchange:
         if is_hidden(self._head.path):
             return self._refuse(Refusal(404, "not_found", f"the gateway serves no path {self._head.path}"), None)
         config = self._config(None)
-        if isinstance(config, Refusal):
-            return self._refuse(config, None) if self._head.end_of_stream else None
-        tenant = self._parts.gate.check(self._head.headers, config, self._arrived)
-        return self._refuse(tenant, config.key) if isinstance(tenant, Refusal) else None
+        if isinstance(config, ServiceConfig):
+            tenant = self._parts.gate.check(self._head.headers, config, self._arrived)
+            if isinstance(tenant, Refusal):
+                return self._refuse(tenant, config.key)
+        if self._head.checks_key:
+            return messages.refuse(_CHECKED, None)
+        if isinstance(config, Refusal) and self._head.end_of_stream:
+            return self._refuse(config, None)
+        return None
 
     async def place(self, stage: messages.Stage, content: bytes) -> AsyncIterator[Any]:
         """The response, preceded by a longer timeout if the request has to wait."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from inflight_gateway.ext_proc.body import Body
 from inflight_gateway.ext_proc.prefix import BLOCK_TOKENS
-from inflight_gateway.headers import ATTEMPT, AVOID, OWN_REQUEST_ID, PROGRESS, REQUEST_ID
+from inflight_gateway.headers import ATTEMPT, AVOID, CHECK_KEY, OWN_REQUEST_ID, PROGRESS, REQUEST_ID
 from inflight_gateway.types import RequestView, ServiceClass, ServiceConfig
 
 _MOST_ATTEMPTS = 99
@@ -45,6 +45,11 @@ class Head:
     def relayed(self) -> bool:
         """Whether a relay sent it, and will report its end."""
         return ATTEMPT in self.headers
+
+    @property
+    def checks_key(self) -> bool:
+        """Whether only its API key is to be checked."""
+        return self.headers.get(CHECK_KEY) == "1"
 
     @property
     def progress(self) -> bool:

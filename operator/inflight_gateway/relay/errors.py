@@ -52,5 +52,10 @@ def engine_error(status: int, body: bytes) -> ClientError:
     return ClientError(status, "the engine failed", "engine_failed", retry_after, body_as_is=body)
 
 
+def engine_died(body: bytes) -> bool:
+    """Whether an engine's error object says that its engine process died."""
+    return b'"engine_failed"' in body
+
+
 _TYPES = {503: "service_unavailable_error", 504: "timeout_error"}
 """As the engine names them."""

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
-import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 
-from inflight_gateway import headers as names
 from inflight_gateway.relay import asked, decide
 from inflight_gateway.relay.answer import Answer, Ended, Ending
-from inflight_gateway.relay.asking import attempt_head
+from inflight_gateway.relay.asking import attempt_head, with_readable_id
 from inflight_gateway.relay.attempt import Attempt
 from inflight_gateway.relay.client import ClientConnection, Request
 from inflight_gateway.relay.decide import Again, Failure, Tried, next_step
 from inflight_gateway.relay.delivery import DONE, Delivery, json_of
-from inflight_gateway.relay.errors import ClientError, engine_error
+from inflight_gateway.relay.errors import ClientError, engine_died, engine_error
 from inflight_gateway.relay.frames import Frame
-from inflight_gateway.relay.heads import Headers, find, without
+from inflight_gateway.relay.heads import Headers, end_to_end, find, without, without_internal
+from inflight_gateway.relay.key_check import CHECKED_BYTES, KeyCheck
 from inflight_gateway.relay.passing import start_as_is
 from inflight_gateway.relay.record import Record
 from inflight_gateway.relay.shared import MAX_BODY_BYTES, Shared
@@ -44,6 +42,7 @@ class Generation:
         self._size = 0
         self._asked: asked.Asked | None = None
         self._attempt: Attempt | None = None
+        self._check: KeyCheck | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._number = 0
         self._failures = self._deaths = 0
@@ -58,8 +57,23 @@ class Generation:
     # Of the client.
 
     def begin(self) -> None:
-        if (self._request.length or 0) > MAX_BODY_BYTES:
+        length = self._request.length
+        if length is not None and length > MAX_BODY_BYTES:
             self._refuse(_TOO_LARGE)
+        elif length is None or length > CHECKED_BYTES:
+            self._client.pause()
+            self._check = KeyCheck(self._shared.pool, self._request, self._record.request_id, self._checked)
+
+    def _checked(self, refusal: tuple[Headers, bytes] | None) -> None:
+        """The API key was checked. Args: refusal: None: the body may follow."""
+        self._check = None
+        if refusal is None:
+            self._client.resume()
+            return
+        headers, body = refusal
+        self._record.status = 401
+        self._end()
+        self._client.respond(401, without(without_internal(end_to_end(headers)), b"content-length"), body)
 
     def body(self, data: bytes) -> None:
         self._parts.append(data)
@@ -71,6 +85,7 @@ class Generation:
             self._refuse(_FULL)
 
     def body_ended(self) -> None:
+        self._stop_check()
         self._body = b"".join(self._parts)
         self._parts.clear()
         self._asked = asked.read(self._body)
@@ -78,9 +93,7 @@ class Generation:
             self._refuse(_FORGED)
             return
         self._record.stream = self._asked is not None and bool(self._asked.stream)
-        if not _IDS.fullmatch(find(self._request.headers, _REQUEST_ID) or b""):
-            named = (_REQUEST_ID, uuid.uuid4().hex.encode())
-            self._request.headers = [*without(self._request.headers, _REQUEST_ID), named]
+        self._request.headers = with_readable_id(self._request.headers)
         self._shared.budget.request()
         self._ask()
 
@@ -180,7 +193,7 @@ class Generation:
         self._attempt.cancel()
         error = engine_error(ended.status, json_of(data))
         if ended.ending is Ending.RETRY:
-            self.failed(Failure.DIED if _engine_died(data) else Failure.ENGINE, said=error)
+            self.failed(Failure.DIED if engine_died(data) else Failure.ENGINE, said=error)
         else:
             self._refuse(error)
 
@@ -261,8 +274,14 @@ class Generation:
         self._end(error=error.code or "")
         self._delivery.end_with(error)
 
+    def _stop_check(self) -> None:
+        if self._check is not None:
+            self._check.cancel()
+            self._check = None
+
     def _end(self, *, error: str = "") -> None:
         """Stops all work for this request."""
+        self._stop_check()
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
@@ -274,16 +293,6 @@ class Generation:
         self._shared.report(self._record.finished(self._answer, self._loop.time(), error))
 
 
-def _engine_died(data: bytes) -> bool:
-    """Whether an engine's error says that its engine process died."""
-    return b'"engine_failed"' in data
-
-
 def _seconds(value: bytes | None) -> float | None:
     """Retry-After; its form with a date is not used between the parts of the gateway."""
     return float(value) if value is not None and value.isdigit() else None
-
-
-_IDS = re.compile(rb"[!-~]{1,128}")
-"""Request ids that are kept. Others would be read differently by picker and engine, which sign and verify them."""
-_REQUEST_ID = names.REQUEST_ID.encode()

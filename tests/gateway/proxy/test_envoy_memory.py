@@ -41,6 +41,32 @@ async def test_large_bodies_reach_services_by_host_by_model_and_with_keys(relaye
         assert (status, body) == (200, {"engine": "engine"}), host
 
 
+async def test_a_large_body_without_a_key_is_refused_before_it_is_read(relayed, engines):
+    engine = await engines("engine")
+    keys = {name: value.decode() for name, value in secret(acme="ifk_1").items()}
+    relayed.services(
+        service("keyed", engine, model="k", api_keys_secret="keys"),
+        secrets=[{"namespace": "default", "name": "keys", "data": keys}],
+    )
+    await relayed.start_all()
+    for framing in (f"content-length: {20 << 20}", "transfer-encoding: chunked"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", relayed.port)
+        writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: keyed\r\n{framing}\r\n\r\n".encode())
+        # No byte of the body is sent.
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        assert head.startswith(b"HTTP/1.1 401 "), framing
+        assert b"www-authenticate: Bearer" in head
+        assert b"x-inflight" not in head
+        writer.close()
+
+    async def counted():
+        labels = 'namespace="default",service="keyed",status="401"'
+        return f"inflight_gateway_requests_total{{{labels}}} 2.0" in await relayed.metrics()
+
+    await until(counted, "both are counted once", 5)
+    assert not engine.requests
+
+
 async def test_many_large_bodies_at_once_are_refused_and_leave_envoy_within_its_memory(relayed, engines, http):
     engine = await engines("engine", "hang")
     relayed.services(service("a", engine, model="m"))
