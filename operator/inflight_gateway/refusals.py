@@ -17,16 +17,17 @@ class Refusals:
         self._until.pop(address, None)
         self._until[address] = now + REFUSAL_S
 
+    def __len__(self) -> int:
+        return len(self._until)
+
     def recent(self, address: str, now: float) -> bool:
         """Whether the endpoint refused a request a moment ago."""
         return self._until.get(address, now) > now
 
-    def expire(self, now: float) -> bool:
-        """Forgets old refusals. Returns whether there were any."""
-        before = len(self._until)
+    def expire(self, now: float) -> None:
+        """Forgets old refusals."""
         while self._until:
             address, until = next(iter(self._until.items()))
             if until > now:
                 break
             del self._until[address]
-        return len(self._until) < before

@@ -61,7 +61,7 @@ class Gateway:
         self._refusals = Refusals()
         self._scraper = Scraper(self._samples, http)
         self._holds = HoldQueue()
-        self._ledger = Ledger(self._reachable, self._samples.get)
+        self._ledger = Ledger(self._willing, self._samples.get)
         self._picks = PicksLog()
         self._peers = Peers(http, self._heard_from)
         self._key_file = settings.gateway_key_file
@@ -157,12 +157,18 @@ class Gateway:
             self._dispatcher.release(service)
 
     def _reachable(self, key: ServiceKey) -> Sequence[Endpoint]:
-        """Endpoints of a service: those that Envoy has accepted, without unreachable ones unless all are unreachable,
-        and without those that refused a request a moment ago unless all did."""
+        """Endpoints of a service: those that Envoy has accepted, without unreachable ones unless all are
+        unreachable."""
         endpoints = [one for one in self.catalog.endpoints_of(key) if self.publisher.knows(one.address)]
-        reachable = [one for one in endpoints if self._samples.reachable(one.address)] or endpoints
+        return [one for one in endpoints if self._samples.reachable(one.address)] or endpoints
+
+    def _willing(self, key: ServiceKey) -> Sequence[Endpoint]:
+        """Reachable endpoints without those that refused a request a moment ago, unless all did."""
+        endpoints = self._reachable(key)
+        if not self._refusals:
+            return endpoints
         now = monotonic()
-        return [one for one in reachable if not self._refusals.recent(one.address, now)] or reachable
+        return [one for one in endpoints if not self._refusals.recent(one.address, now)] or endpoints
 
     def _refused(self, address: str) -> None:
         self._refusals.refused(address, monotonic())

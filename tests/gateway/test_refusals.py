@@ -27,4 +27,4 @@ def test_only_recent_refusals_are_remembered(refused):
         for one in "abc":
             assert refusals.recent(one, now) == (one in last and now < last[one] + REFUSAL_S)
     refusals.expire(now + REFUSAL_S)
-    assert not refusals._until
+    assert not refusals
