@@ -278,6 +278,7 @@ class Generation:
         if self._check is not None:
             self._check.cancel()
             self._check = None
+            self._client.resume()
 
     def _end(self, *, error: str = "") -> None:
         """Stops all work for this request."""

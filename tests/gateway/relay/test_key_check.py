@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 
 import pytest
 
 from tests.gateway.relay.fake_engine import Do
-from tests.gateway.relay.test_continue import STREAM, same
+from tests.gateway.relay.test_continue import STREAM, WHOLE, same
 
 LARGE = {**STREAM, "messages": "x" * 300_000}
 
@@ -48,3 +50,16 @@ async def test_a_client_that_leaves_during_the_check_leaves_nothing_behind(relay
         await asyncio.wait_for(relay.post(LARGE), 0.2)
     assert (await relay.report())["error"] == "client_left"
     assert relay.worker._shared.bodies_bytes == 0
+
+
+async def test_a_body_that_comes_with_its_head_needs_no_check_and_leaves_the_connection_usable(relay):
+    """Reading was paused for the check: the next request on the connection would never be read."""
+    body = json.dumps(WHOLE).encode()
+    request = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n"
+    reader, writer = await asyncio.open_unix_connection(str(relay.socket))
+    for _ in range(3):
+        writer.write(request % (len(body), body))
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 2)
+        assert head.startswith(b"HTTP/1.1 200 ")
+        await reader.readexactly(int(re.search(rb"content-length: (\d+)", head)[1]))
+    writer.close()
