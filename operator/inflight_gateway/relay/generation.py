@@ -19,7 +19,7 @@ from inflight_gateway.relay.decide import Again, Failure, Tried, next_step
 from inflight_gateway.relay.delivery import DONE, Delivery, json_of
 from inflight_gateway.relay.errors import ClientError, engine_died, engine_error
 from inflight_gateway.relay.frames import Frame
-from inflight_gateway.relay.heads import Headers, end_to_end, find, without, without_internal
+from inflight_gateway.relay.heads import Headers, end_to_end, retry_after_seconds, without, without_internal
 from inflight_gateway.relay.key_check import CHECKED_BYTES, KeyCheck
 from inflight_gateway.relay.passing import start_as_is
 from inflight_gateway.relay.record import Record
@@ -50,7 +50,7 @@ class Generation:
         self._avoid: dict[str, None] = {}
         self._limits = shared.tuning.limits
         self._answer = Answer()
-        self._passing = self._blocked = False
+        self._passing = self._blocked = self._key_checked = False
         self._record = Record(request)
         self._delivery = Delivery(client, self._record)
 
@@ -60,9 +60,13 @@ class Generation:
         length = self._request.length
         if length is not None and length > MAX_BODY_BYTES:
             self._refuse(_TOO_LARGE)
-        elif length is None or length > CHECKED_BYTES:
-            self._client.pause()
-            self._check = KeyCheck(self._shared.pool, self._request, self._record.request_id, self._checked)
+        elif length is not None and length > CHECKED_BYTES:
+            self._check_key()
+
+    def _check_key(self) -> None:
+        self._key_checked = True
+        self._client.pause()
+        self._check = KeyCheck(self._shared.pool, self._request, self._record.request_id, self._checked)
 
     def _checked(self, refusal: tuple[Headers, bytes] | None) -> None:
         """The API key was checked. Args: refusal: None: the body may follow."""
@@ -83,6 +87,8 @@ class Generation:
             self._refuse(_TOO_LARGE)
         elif self._shared.bodies_bytes > self._shared.tuning.max_bodies_bytes:
             self._refuse(_FULL)
+        elif self._size > CHECKED_BYTES and not self._key_checked:
+            self._check_key()
 
     def body_ended(self) -> None:
         self._stop_check()
@@ -213,7 +219,7 @@ class Generation:
             return
         self._attempt.cancel()
         if status == 503:
-            self.failed(Failure.BUSY, retry_after_s=_seconds(find(headers, b"retry-after")))
+            self.failed(Failure.BUSY, retry_after_s=retry_after_seconds(headers))
         elif status in (200, 502, 504):
             # An engine without support for continuation.
             self.failed(Failure.GARBLED)
@@ -292,8 +298,3 @@ class Generation:
         self._shared.bodies_bytes -= self._size
         self._size = 0
         self._shared.report(self._record.finished(self._answer, self._loop.time(), error))
-
-
-def _seconds(value: bytes | None) -> float | None:
-    """Retry-After; its form with a date is not used between the parts of the gateway."""
-    return float(value) if value is not None and value.isdigit() else None

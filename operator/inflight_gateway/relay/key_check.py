@@ -10,7 +10,8 @@ from inflight_gateway.relay.heads import Headers, find, request_head
 from inflight_gateway.relay.inner import InnerPool
 
 CHECKED_BYTES = 256 * 2**10
-"""Bodies above this, or of unknown length, are read only after the check, which takes one round trip to the picker."""
+"""Bodies above this are read only after the check, which takes one round trip to the picker. Of bodies with unknown
+length, so much is read before."""
 
 _CHECK = names.CHECK_KEY.encode()
 _OWN_REQUEST_ID = names.OWN_REQUEST_ID.encode()

@@ -16,6 +16,7 @@ from tests.gateway.tenants.things import secret
 
 LARGE = json.dumps({"model": "m", "prompt": "x" * (15 << 20)}).encode()
 MEMORY_MIB = 192
+CHUNK = b"%x\r\n%b\r\n" % (300_000, b" " * 300_000)
 
 
 @pytest.fixture
@@ -49,10 +50,9 @@ async def test_a_large_body_without_a_key_is_refused_before_it_is_read(relayed, 
         secrets=[{"namespace": "default", "name": "keys", "data": keys}],
     )
     await relayed.start_all()
-    for framing in (f"content-length: {20 << 20}", "transfer-encoding: chunked"):
+    for framing, begin in ((f"content-length: {20 << 20}", b""), ("transfer-encoding: chunked", CHUNK)):
         reader, writer = await asyncio.open_connection("127.0.0.1", relayed.port)
-        writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: keyed\r\n{framing}\r\n\r\n".encode())
-        # No byte of the body is sent.
+        writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: keyed\r\n{framing}\r\n\r\n".encode() + begin)
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
         assert head.startswith(b"HTTP/1.1 401 "), framing
         assert b"www-authenticate: Bearer" in head

@@ -52,11 +52,13 @@ async def test_a_client_that_leaves_during_the_check_leaves_nothing_behind(relay
     assert relay.worker._shared.bodies_bytes == 0
 
 
-async def test_a_body_that_comes_with_its_head_needs_no_check_and_leaves_the_connection_usable(relay):
-    """Reading was paused for the check: the next request on the connection would never be read."""
-    body = json.dumps(WHOLE).encode()
+@pytest.mark.parametrize("length", [10, 300_000])
+async def test_chunked_bodies_leave_the_connection_usable(relay, length):
+    """Reading is paused for the check, which is not needed where the body is complete by then."""
+    body = json.dumps({**WHOLE, "messages": "x" * length}).encode()
     request = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n"
     reader, writer = await asyncio.open_unix_connection(str(relay.socket))
+    relay.engine.script = lambda number, seen: Do(status=400) if "x-inflight-check-key" in seen.headers else Do()
     for _ in range(3):
         writer.write(request % (len(body), body))
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 2)
