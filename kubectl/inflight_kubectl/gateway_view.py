@@ -34,7 +34,8 @@ class PickedRequest:
         predicted_ttft_s: at the first attempt.
         cached_tokens: tokens of its prompt expected in the pod's prefix cache.
         scores: of the pick, by name.
-        status: sent to the client; None: not ended. 0: the client disconnected.
+        ended: whether its response has ended.
+        status: sent to the client; 0: the client disconnected; None: not ended, or not known.
         ttft_s: as observed by the client.
     """
 
@@ -49,6 +50,7 @@ class PickedRequest:
     predicted_ttft_s: float | None
     cached_tokens: int
     scores: Mapping[str, float]
+    ended: bool
     status: int | None
     ttft_s: float | None
     continuations: int
@@ -130,6 +132,7 @@ def picked_request(body: Mapping[str, Any]) -> PickedRequest:
         predicted_ttft_s=first.get("predicted_ttft_s"),
         cached_tokens=first.get("cached_tokens") or 0,
         scores=first.get("scores") or {},
+        ended=ended is not None,
         status=ended["status"] if ended else None,
         ttft_s=ended.get("ttft_s") if ended else None,
         continuations=ended.get("continuations", 0) if ended else 0,

@@ -17,22 +17,23 @@ class Course:
 
     Attributes:
         request: of its first attempt; None: refused before it was parsed.
-        request_id: the client's own, or made here.
+        request_id: the gateway's own. external_id: X-Request-Id.
         relayed: a relay will report its end.
         held_s: seconds that it was held. picked: first endpoints of its picks.
         refusal: code of the gateway's own response; empty: none.
-        status: of that response; 0: none.
+        status: of that response, or of the engine's where another gateway shows it; None: not known.
         open: attempts in flight.
         ended_at: when its last attempt ended, seconds of the monotonic clock.
     """
 
     request_id: str
+    external_id: str
     relayed: bool
     request: RequestView | None = None
     held_s: float = 0.0
     picked: list[str] = field(default_factory=list)
     refusal: str = ""
-    status: int = 0
+    status: int | None = None
     open: int = 0
     ended_at: float = float("inf")
 
@@ -40,7 +41,7 @@ class Course:
 def write(finished: Finished, course: Course | None) -> None:
     """Args: course: None: this picker started after the request."""
     fields: dict[str, Any] = {
-        "request_id": finished.request_id,
+        "request_id": finished.external_id,
         "service": str(finished.service) if finished.service.name else None,
         "tenant": course.request.tenant if course and course.request else None,
         "status": finished.status,

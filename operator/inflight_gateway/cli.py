@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _envoy_config(arguments: argparse.Namespace) -> int:
     from inflight_gateway.proxy.bootstrap import bootstrap
 
-    text = json.dumps(bootstrap(Sockets(arguments.run_dir), arguments.name), indent=2) + "\n"
+    text = json.dumps(bootstrap(Sockets(arguments.run_dir), arguments.name, arguments.memory << 20), indent=2) + "\n"
     if arguments.output is None:
         sys.stdout.write(text)
     else:
@@ -153,7 +153,8 @@ def build_parser() -> argparse.ArgumentParser:
         type=flags.count,
         default=1,
         metavar="N",
-        help="relay processes, as the picker's --relays says (default: 1)",
+        help="relay processes, as the picker's --relays says; they divide the 256 MiB that bodies of requests in flight"
+        " may have, but each may keep one of 32 MiB (default: 1)",
     )
     flags.process(relay)
     envoy = _command(
@@ -161,6 +162,14 @@ def build_parser() -> argparse.ArgumentParser:
         "envoy-config",
         "print Envoy's bootstrap",
         "Prints the file for `envoy -c`, as JSON; the picker sends the rest.",
+    )
+    envoy.add_argument(
+        "--memory",
+        type=flags.mebibytes,
+        default=1024,
+        metavar="MIB",
+        help="memory that Envoy may use, in MiB: at 80%% it refuses new requests with status 503, at 90%% new"
+        " connections (default: 1024)",
     )
     envoy.add_argument("--output", type=Path, metavar="FILE", help="write it there (default: standard output)")
     for command in (picker, relay, envoy):

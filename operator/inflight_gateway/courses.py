@@ -10,6 +10,7 @@ from dataclasses import replace
 from inflight_gateway import access_log
 from inflight_gateway.access_log import Course
 from inflight_gateway.ext_proc.dispatcher import Start
+from inflight_gateway.ext_proc.view import Head
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.metrics import Metrics
 from inflight_gateway.state.picks import PicksLog
@@ -36,12 +37,12 @@ class Courses:
         self._holds = holds
         self._clock = clock
         self._log = log
-        self._open: dict[str, list[Course]] = {}
-        """By request id, which is the client's own: several requests may have the same."""
+        self._open: dict[str, Course] = {}
+        """By request id."""
         self._unreported: deque[tuple[float, Course]] = deque()
 
     def started(self, request: RequestView, start: Start, *, relayed: bool) -> Course:
-        course = self._course(request.request_id, request.attempt, relayed)
+        course = self._course(request.request_id, request.external_id, relayed)
         course.request = course.request or request
         course.held_s += start.held_s
         course.picked.append(start.pick.endpoints[0].address)
@@ -49,19 +50,21 @@ class Courses:
         self._picks.picked(request, start.pick, start.held_s, time.time())
         return course
 
-    def refused(
-        self, request_id: str, service: ServiceKey | None, refusal: Refusal, *, relayed: bool, attempt: int = 1
-    ) -> Course:
-        course = self._course(request_id, attempt, relayed)
+    def refused(self, head: Head, service: ServiceKey | None, refusal: Refusal) -> Course:
+        course = self._course(head.request_id, head.external_id, head.relayed)
         course.refusal, course.status = refusal.code, refusal.status
         if course.request is None and service is not None:
-            course.request = RequestView(request_id, service, self._clock())
+            course.request = RequestView(head.request_id, service, self._clock(), external_id=head.external_id)
         self._metrics.refused(service, refusal)
         return course
 
+    def answered(self, course: Course, status: int) -> None:
+        """An engine's response, of a request that no relay reports."""
+        course.status = status
+
     def ended(self, course: Course) -> None:
         course.open -= 1
-        if course.open or course not in self._open.get(course.request_id, ()):
+        if course.open or not self._is_open(course):
             return
         course.ended_at = self._clock()
         if course.relayed:
@@ -74,9 +77,7 @@ class Courses:
 
     def report(self, finished: Finished) -> None:
         """A relay reports how a request ended."""
-        course = self._of(finished)
-        if course is not None:
-            self._remove(course)
+        course = self._open.pop(finished.request_id, None)
         if not finished.service.name and course is not None and course.request is not None:
             finished = replace(finished, service=course.request.service)
         self._gate.settle(finished)
@@ -89,39 +90,33 @@ class Courses:
         until = self._clock() - REPORT_WAIT_S
         while self._unreported and self._unreported[0][0] <= until:
             ended_at, course = self._unreported.popleft()
-            # Unless it has another attempt by now, or another request uses its id.
-            if not course.open and course.ended_at == ended_at and course in self._open.get(course.request_id, ()):
+            # Unless it has another attempt by now.
+            if not course.open and course.ended_at == ended_at and self._is_open(course):
                 self._finish_unreported(course)
 
-    def _course(self, request_id: str, attempt: int, relayed: bool) -> Course:
-        """A first attempt creates one. A later attempt continues that of its request, whose previous attempt has ended
-        or is about to."""
-        known = self._open.setdefault(request_id, [])
-        if attempt == 1 or not known:
-            known.append(Course(request_id, relayed))
-            course = known[-1]
-        else:
-            course = next((one for one in known if not one.open), known[-1])
+    def _course(self, request_id: str, external_id: str, relayed: bool) -> Course:
+        """Of a new attempt; all attempts of a request share one."""
+        course = self._open.get(request_id)
+        if course is None:
+            course = self._open[request_id] = Course(request_id, external_id, relayed)
         course.open += 1
         course.ended_at = float("inf")
         return course
 
-    def _of(self, finished: Finished) -> Course | None:
-        """Among several with the same id, the one at the report's endpoint."""
-        known = self._open.get(finished.request_id, [])
-        tried = set(finished.endpoints)
-        return next((one for one in known if tried.intersection(one.picked)), known[0] if known else None)
-
-    def _remove(self, course: Course) -> None:
-        known = self._open[course.request_id]
-        known.remove(course)
-        if not known:
-            del self._open[course.request_id]
+    def _is_open(self, course: Course) -> bool:
+        return self._open.get(course.request_id) is course
 
     def _finish_unreported(self, course: Course) -> None:
-        self._remove(course)
+        del self._open[course.request_id]
         service = course.request.service if course.request is not None else _NO_SERVICE
-        finished = Finished(course.request_id, service, course.status, stream=False, endpoints=tuple(course.picked))
+        finished = Finished(
+            course.request_id,
+            service,
+            course.status,
+            stream=False,
+            endpoints=tuple(course.picked),
+            external_id=course.external_id,
+        )
         self._finish(finished, course)
 
     def _finish(self, finished: Finished, course: Course | None) -> None:

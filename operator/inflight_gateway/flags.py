@@ -123,6 +123,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def mebibytes(text: str) -> int:
+    """Of memory."""
+    if not text.isascii() or not text.isdigit() or not 64 <= int(text) <= 2**20:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of MiB from 64 to 1048576")
+    return int(text)
+
+
 def _port(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")

@@ -7,6 +7,10 @@ come from a relay of the same pod.
 from __future__ import annotations
 
 REQUEST_ID = "x-request-id"
+"""Of the client's choice, so not unique: for engines, logs and clients only."""
+
+OWN_REQUEST_ID = "x-inflight-request-id"
+"""From the relay to the picker: the gateway's own id of a request, unique, the same for all its attempts."""
 
 DESTINATION = "x-gateway-destination-endpoint"
 """Endpoints in the order to try them, `IP:PORT,IP:PORT`: the Gateway API Inference Extension's protocol."""
@@ -23,8 +27,17 @@ AVOID = "x-inflight-avoid"
 ATTEMPT = "x-inflight-attempt"
 """From the relay to the picker: 1 for a request's first try; only the first one is charged to its tenant."""
 
+CHECK_KEY = "x-inflight-check-key"
+"""From the relay to the picker, `1`: the request has no body and is not picked for; only its API key is checked."""
+
 ENDPOINT = "x-inflight-endpoint"
 """In responses, from Envoy to the relay: the endpoint that answered, IP:PORT."""
+
+TRIES = "x-inflight-tries"
+"""In responses, from Envoy to the relay: endpoints that Envoy tried for this attempt, in the order of the pick."""
+
+UPSTREAM_FAILURE = "x-inflight-upstream-failure"
+"""In responses of Envoy itself, to the relay: its response flags, which say how the last endpoint failed."""
 
 FIRST_TOKEN_WITHIN = "x-inflight-first-token-within"
 """In responses, from the picker by Envoy to the relay: seconds from the head of the response in which the first token
@@ -41,11 +54,15 @@ TENANT_SIGNATURE = "x-inflight-tenant-signature"
 """`v1=` and the hexadecimal HMAC-SHA256 of TENANT, a line feed and the request id, by the service's tenant key."""
 
 INTERNAL = (
+    OWN_REQUEST_ID,
     DESTINATION,
     SERVICE,
     AVOID,
     ATTEMPT,
+    CHECK_KEY,
     ENDPOINT,
+    TRIES,
+    UPSTREAM_FAILURE,
     FIRST_TOKEN_WITHIN,
     MAX_ATTEMPTS,
     PROGRESS,

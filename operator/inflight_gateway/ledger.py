@@ -104,8 +104,8 @@ class Ledger:
         self._endpoints = endpoints
         self._sample = sample
         self._accounts: dict[str, _Account] = {}
-        self._sent: dict[str, list[_Sent]] = {}
-        """By request id. A client may send the same one several times at once."""
+        self._sent: dict[str, _Sent] = {}
+        """By request id."""
         self._prefixes: dict[ServiceKey, PrefixIndex] = {}
         self._in_flight: dict[ServiceKey, int] = {}
         self._last: dict[ServiceKey, float] = {}
@@ -143,7 +143,7 @@ class Ledger:
         account.in_flight += 1
         account.total_tokens += tokens
         account.send(now, tokens)
-        self._sent.setdefault(request.request_id, []).append(_Sent(request.service, address, now, tokens))
+        self._sent[request.request_id] = _Sent(request.service, address, now, tokens)
         self._in_flight[request.service] = self._in_flight.get(request.service, 0) + 1
         self._last[request.service] = now
         if request.prefix:
@@ -154,15 +154,24 @@ class Ledger:
 
     def end(self, request_id: str, now: float) -> None:
         """The request's stream has ended, for any reason; unknown requests are ignored."""
-        sent = self._sent.get(request_id)
-        if not sent:
+        entry = self._sent.pop(request_id, None)
+        if entry is None:
             return
-        entry = sent.pop(0)
-        if not sent:
-            del self._sent[request_id]
         self._leave(entry.address, now)
         self._in_flight[entry.service] -= 1
         self._last[entry.service] = now
+
+    def move(self, request_id: str, address: str, now: float) -> None:
+        """Envoy sent the request to another endpoint, because those before it in the pick refused it."""
+        entry = self._sent.get(request_id)
+        if entry is None or entry.address == address or address not in self._accounts:
+            return
+        self._leave(entry.address, now)
+        account = self._account(address, now)
+        account.in_flight += 1
+        account.total_tokens += entry.tokens
+        account.send(now, entry.tokens)
+        entry.address = address
 
     def touch(self, service: ServiceKey, now: float) -> None:
         """A request for the service arrived, whatever its outcome."""

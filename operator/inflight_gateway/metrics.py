@@ -10,7 +10,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from inflight_gateway.state.load import ServiceLoad
-from inflight_gateway.types import Finished, Pick, Refusal, RequestView, ServiceKey
+from inflight_gateway.types import ENGINES_DIED_CODE, Finished, Pick, Refusal, RequestView, ServiceKey
 
 _SERVICE = ("namespace", "service")
 
@@ -23,13 +23,19 @@ _DECISION = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0
 
 
 class Metrics:
-    """Attributes: registry: with all of them."""
+    """Args: exists: whether a service does; requests may end after their service was deleted.
 
-    def __init__(self) -> None:
+    Attributes:
+        registry: with all of them.
+    """
+
+    def __init__(self, exists: Callable[[ServiceKey], bool] = lambda _: True) -> None:
+        self._exists = exists
         self.registry = registry = CollectorRegistry()
         self._requests = Counter(
             "inflight_gateway_requests",
-            "Requests that ended, by the status that the client got; 0: the client left before one, or the relay died.",
+            "Requests that ended, by the status that the client got; 0: the client left before one; unknown: no relay"
+            " reported it.",
             (*_SERVICE, "status"),
             registry=registry,
         )
@@ -94,6 +100,12 @@ class Metrics:
             _SERVICE,
             registry=registry,
         )
+        self._engines_died = Counter(
+            "inflight_gateway_suspect_requests",
+            "Requests that were not tried again because two engines died before the first token of an attempt.",
+            _SERVICE,
+            registry=registry,
+        )
         self._refusals = Counter(
             "inflight_gateway_refusals",
             "Answers of the gateway itself, by the code of the error; without a service: it was not found.",
@@ -111,6 +123,12 @@ class Metrics:
             "Time of the picker for a request's body, key, limits and pick, waiting not included.",
             buckets=_DECISION,
             registry=registry,
+        )
+
+        self._of_services: tuple[Counter | Histogram, ...] = (
+            *(self._requests, self._first_token, self._duration, self._gap, self._attempts, self._continuations),
+            *(self._held, self._picks, self._prompt_tokens, self._cached_predicted, self._cached_found),
+            *(self._refusals, self._engines_died),
         )
 
     def page(self) -> bytes:
@@ -131,16 +149,25 @@ class Metrics:
 
     def finished(self, finished: Finished) -> None:
         service = finished.service
-        self._requests.labels(*service, str(finished.status)).inc()
+        if service.name and not self._exists(service):
+            return
+        self._requests.labels(*service, "unknown" if finished.status is None else str(finished.status)).inc()
         self._attempts.labels(*service).inc(len(finished.endpoints))
         self._continuations.labels(*service).inc(finished.continuations)
         self._prompt_tokens.labels(*service).inc(finished.prompt_tokens)
         self._cached_found.labels(*service).inc(finished.cached_tokens)
+        if finished.error == ENGINES_DIED_CODE:
+            self._engines_died.labels(*service).inc()
         if finished.ttft_s is not None:
             self._first_token.labels(*service).observe(finished.ttft_s)
             self._gap.labels(*service).observe(finished.longest_gap_s)
         if finished.status == 200 and finished.e2e_s:
             self._duration.labels(*service).observe(finished.e2e_s)
+
+    def forget(self, service: ServiceKey) -> None:
+        """Removes a deleted service."""
+        for metric in self._of_services:
+            metric.remove_by_labels(dict(zip(_SERVICE, service, strict=True)))
 
     def config_refused(self, type_url: str) -> None:
         """`type_url`: as type.googleapis.com/envoy.config.listener.v3.Listener."""

@@ -1,16 +1,18 @@
-"""Receiver of relays' reports on finished requests: HTTP on a UNIX socket that only the pod's containers can reach."""
+"""Receiver of relays' reports on finished and retried requests: HTTP on a UNIX socket that only the pod's containers
+can reach."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 
-from inflight_gateway.types import Finished, ServiceKey
+from inflight_gateway.reports_paths import FINISHED, RETRIED
+from inflight_gateway.types import Finished, Retried, ServiceKey
 
-PATH = "/v1/finished"
 MAX_BYTES = 8 * 2**20
 """Of one batch of reports."""
 
@@ -31,9 +33,11 @@ class _Report(msgspec.Struct):
     endpoints: tuple[str, ...] = ()
     continuations: int = 0
     error: str = ""
+    external_id: str = ""
 
 
 _decoder = msgspec.json.Decoder(list[_Report])
+_retried_decoder = msgspec.json.Decoder(list[Retried])
 
 
 def read(content: bytes) -> list[Finished]:
@@ -49,21 +53,34 @@ def _finished(report: _Report) -> Finished:
     return Finished(**{**msgspec.structs.asdict(report), "service": ServiceKey(namespace, name)})
 
 
-async def serve(socket: Path, report: Callable[[Finished], None]) -> web.AppRunner:
-    """Calls `report` for each finished request, until the runner is cleaned up. `socket` must not exist."""
+T = TypeVar("T")
 
-    async def take(request: web.Request) -> web.Response:
-        try:
-            reports = read(await request.read())
-        except ValueError as error:
-            return web.Response(status=400, text=f"{error}\n")
-        for finished in reports:
-            report(finished)
-        return web.Response(status=204)
+
+async def serve(
+    socket: Path, finished: Callable[[Finished], None], retried: Callable[[Retried], None]
+) -> web.AppRunner:
+    """Calls `finished` and `retried` for each report, until the runner is cleaned up. `socket` must not exist."""
 
     app = web.Application(client_max_size=MAX_BYTES)
-    app.add_routes([web.post(PATH, take)])
+    app.add_routes(
+        [web.post(FINISHED, _handler(read, finished)), web.post(RETRIED, _handler(_retried_decoder.decode, retried))]
+    )
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
     await web.UnixSite(runner, str(socket)).start()
     return runner
+
+
+def _handler(
+    decode: Callable[[bytes], list[T]], take: Callable[[T], None]
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handle(request: web.Request) -> web.Response:
+        try:
+            reports = decode(await request.read())
+        except ValueError as error:
+            return web.Response(status=400, text=f"{error}\n")
+        for report in reports:
+            take(report)
+        return web.Response(status=204)
+
+    return handle

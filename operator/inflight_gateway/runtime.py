@@ -55,7 +55,7 @@ async def run_picker(settings: PickerSettings, stop: asyncio.Event) -> None:
 @asynccontextmanager
 async def _discovery(settings: PickerSettings, gateway: Gateway) -> AsyncIterator[_Discovery]:
     if settings.static is not None:
-        yield StaticDiscovery(settings.static, gateway.catalog)
+        yield StaticDiscovery(settings.static, gateway.catalog, gateway.keep_peers)
         return
     # Importing the Kubernetes client takes a second and 50 MiB, which a static file does not need.
     from kubernetes.aio import client
@@ -108,7 +108,7 @@ class _Process:
         await self._known.wait()
         sockets, gateway = self._settings.sockets, self._gateway
         _make_room(sockets)
-        runner = await reports.serve(sockets.reports, gateway.courses.report)
+        runner = await reports.serve(sockets.reports, gateway.courses.report, gateway.retried)
         self._closing.push_async_callback(runner.cleanup)
         server = await grpc_server.serve(sockets.picker, gateway.publisher.ads, gateway.processor)
         self._closing.push_async_callback(server.stop, 0.0)

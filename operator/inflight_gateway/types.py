@@ -150,6 +150,8 @@ class RequestView:
         body_bytes: memory that holding it takes.
         attempt: from 1.
         avoid: addresses of failed attempts.
+        external_id: X-Request-Id, for engines, logs and users; `request_id` is the gateway's own, the same for all
+            attempts.
     """
 
     request_id: str
@@ -168,6 +170,7 @@ class RequestView:
     body_bytes: int = 0
     attempt: int = 1
     avoid: frozenset[str] = frozenset()
+    external_id: str = ""
 
 
 class EndpointLoad(NamedTuple):
@@ -226,21 +229,39 @@ class Refusal:
     headers: tuple[tuple[str, str], ...] = ()
 
 
+ENGINES_DIED_CODE = "engines_died"
+"""Error of a request that is not tried again because engines died while they processed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """A relay's report that Envoy tried several endpoints for an attempt, as soon as one answered.
+
+    Attributes:
+        tries: endpoints tried, in the order of the pick; the last one is `endpoint`.
+    """
+
+    request_id: str
+    endpoint: str
+    tries: int
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     """A relay's report of a finished request, over all its attempts.
 
     Attributes:
-        status: sent to the client; 0: the client disconnected before one.
+        status: sent to the client; 0: the client disconnected before one; None: no relay reported it.
         endpoints: attempted, in order.
         continuations: number of continuations elsewhere after tokens had been sent.
         longest_gap_s: between two writes to the client, after the first token.
         error: code of the relay's error that ended the response, before or after its head; `client_left`; empty: none.
+        external_id: X-Request-Id; `request_id` is the gateway's own.
     """
 
     request_id: str
     service: ServiceKey
-    status: int
+    status: int | None
     stream: bool
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -251,3 +272,4 @@ class Finished:
     endpoints: tuple[str, ...] = ()
     continuations: int = 0
     error: str = ""
+    external_id: str = ""

@@ -24,6 +24,7 @@ from inflight_gateway.metrics import Metrics
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.proxy.publisher import Publisher
 from inflight_gateway.proxy.snapshot import Fixed
+from inflight_gateway.refusals import Refusals
 from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.scrape.scraper import Scraper, metrics_session
 from inflight_gateway.settings import PickerSettings
@@ -38,7 +39,7 @@ from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.routes import PeerClient, take_handler
 from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.tenants.signature import EngineHeaders
-from inflight_gateway.types import Endpoint, ServiceKey
+from inflight_gateway.types import Endpoint, Retried, ServiceKey
 
 KEY_SECONDS = 5.0
 """Between two looks at the gateway key's file."""
@@ -55,11 +56,12 @@ class Gateway:
 
     def __init__(self, settings: PickerSettings, http: aiohttp.ClientSession) -> None:
         self.catalog = Catalog(settings.cluster_domain)
-        self.metrics = Metrics()
+        self.metrics = Metrics(lambda key: key in self.catalog.services)
         self._samples = Samples()
+        self._refusals = Refusals()
         self._scraper = Scraper(self._samples, http)
         self._holds = HoldQueue()
-        self._ledger = Ledger(self._reachable, self._samples.get)
+        self._ledger = Ledger(self._willing, self._samples.get)
         self._picks = PicksLog()
         self._peers = Peers(http, self._heard_from)
         self._key_file = settings.gateway_key_file
@@ -76,7 +78,9 @@ class Gateway:
         self._dispatcher = Dispatcher(
             self.catalog, Picker(), self._holds, self._ledger, monotonic, self._stream.changed
         )
-        self._parts = Parts(self.catalog, self._gate, EngineHeaders(key), self._dispatcher, self.courses, monotonic)
+        self._parts = Parts(
+            self.catalog, self._gate, EngineHeaders(key), self._dispatcher, self.courses, monotonic, self._refused
+        )
         self.processor = Processor(self._parts)
         port = settings.ext_proc_port
         self.guests = None if port is None else GuestPorts(self._parts, port, tls=settings.ext_proc_tls)
@@ -118,6 +122,7 @@ class Gateway:
 
     def tick(self) -> None:
         """Time-based updates; called several times a second."""
+        self._refusals.expire(monotonic())
         self._dispatcher.expire()
         if len(self._holds):
             self._dispatcher.release()
@@ -145,6 +150,7 @@ class Gateway:
             self._addresses[key] = now
         for key in change.services - self.catalog.services.keys():
             self._picks.forget(key)
+            self.metrics.forget(key)
             self._gate.usage.forget(key)
         self._dispatcher.catalog_changed(change)
         self._stream.changed()
@@ -168,6 +174,21 @@ class Gateway:
             known = [one for one in endpoints if self._samples.reachable(one.address)] or endpoints
             self._usable[key] = known
         return known
+
+    def _willing(self, key: ServiceKey) -> Sequence[Endpoint]:
+        """Reachable endpoints without those that refused a request a moment ago, unless all did."""
+        endpoints = self._reachable(key)
+        if not self._refusals:
+            return endpoints
+        now = monotonic()
+        return [one for one in endpoints if not self._refusals.recent(one.address, now)] or endpoints
+
+    def _refused(self, address: str) -> None:
+        self._refusals.refused(address, monotonic())
+
+    def retried(self, report: Retried) -> None:
+        """A relay reports that Envoy tried several endpoints."""
+        self._parts.retried(report)
 
     def _trusted_peers(self) -> Mapping[str, str]:
         """Without a key gateways cannot trust each other's messages: each enforces limits alone."""

@@ -63,6 +63,20 @@ def test_envoys_bootstrap_is_the_one_that_the_program_prints(objects):
     assert json.loads(mounted) == json.loads(envoy_bootstrap.FILE.read_text())
 
 
+@pytest.mark.parametrize(
+    ("limit", "bytes_"), [("2Gi", 2 << 30), ("512Mi", 512 << 20), ("1.5Gi", 3 << 29), ("1G", 10**9), ("1e9", None)]
+)
+def test_envoys_heap_is_bounded_by_its_memory_limit(helm, limit, bytes_):
+    flags = (*ENABLED, "--set-string", f"gateway.envoy.resources.limits.memory={limit}")
+    if bytes_ is None:
+        with pytest.raises(Exception, match="is not a number of bytes"):
+            helm.objects(*flags)
+        return
+    mounted = helm.objects(*flags)[("ConfigMap", "prod-gateway-envoy")]["data"]["envoy.json"]
+    heap = json.loads(mounted)["overload_manager"]["resource_monitors"][0]["typed_config"]
+    assert heap["max_heap_size_bytes"] == str(bytes_)
+
+
 def test_envoy_and_relay_are_sidecars_so_that_they_end_after_the_picker_has_drained(objects):
     pod = pod_of(objects)
     assert [(one["name"], one["restartPolicy"]) for one in pod["initContainers"]] == [

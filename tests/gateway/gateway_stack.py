@@ -56,11 +56,12 @@ class GatewayStack:
         self.file = folder / "services.json"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.picker_flags: list[str] = []
+        self.envoy_memory_mib = 1024
 
-    def services(self, *services: dict[str, Any], secrets: Any = ()) -> None:
+    def services(self, *services: dict[str, Any], secrets: Any = (), peers: Any = ()) -> None:
         """Writes the file, whole at once."""
         new = self.file.with_suffix(".new")
-        new.write_text(json.dumps({"services": list(services), "secrets": list(secrets)}))
+        new.write_text(json.dumps({"services": list(services), "secrets": list(secrets), "peers": list(peers)}))
         new.rename(self.file)
 
     def start(self, name: str, *command: str) -> None:
@@ -85,6 +86,7 @@ class GatewayStack:
     def start_envoy(self) -> None:
         config = self.run_dir / "envoy.json"
         command = [*self._program("envoy-config"), "--run-dir", str(self.run_dir), "--output", str(config)]
+        command += ["--memory", str(self.envoy_memory_mib)]
         subprocess.run(command, check=True, timeout=START_S)
         # Without hot restart's shared memory, so that several Envoys run on one machine.
         flags = ("--disable-hot-restart", "--concurrency", "1", "--log-level", "warning")

@@ -1,7 +1,5 @@
 """What was sent where: exact counts, and tokens that the last sample cannot contain."""
 
-from collections import Counter
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +47,21 @@ def test_requests_are_in_flight_from_begin_to_end():
     world.ledger.end("never known", 5.0)
     assert world.load(A, 5.0).in_flight == 1
     assert world.ledger.service(SERVICE, 6.0) == (1, 1.0)
+
+
+def test_a_request_that_envoy_sent_elsewhere_counts_there():
+    world = World()
+    world.load()
+    world.send("x", A, prompt=700, cached=100)
+    world.ledger.move("x", B.address, 1.0)
+    world.ledger.move("x", B.address, 1.0)
+    world.ledger.move("never known", B.address, 1.0)
+    world.ledger.move("x", "10.9.9.9:80", 1.0)
+    assert (world.load(A, 1.0).in_flight, world.load(B, 1.0).in_flight) == (0, 1)
+    assert world.load(B, 1.0).sent_tokens == 600
+    assert world.ledger.service(SERVICE, 1.0)[0] == 1
+    world.ledger.end("x", 2.0)
+    assert world.load(B, 2.0).in_flight == 0
 
 
 def test_a_service_without_any_request_was_never_busy():
@@ -175,6 +188,7 @@ def test_an_endpoint_that_is_gone_leaves_neither_cache_nor_account_behind():
     st.lists(
         st.one_of(
             st.tuples(st.just("begin"), st.integers(0, 5), st.booleans()),
+            st.tuples(st.just("move"), st.integers(0, 5), st.booleans()),
             st.tuples(st.just("end"), st.integers(0, 5)),
             st.tuples(st.just("scrape"), st.booleans(), st.integers(0, 5000)),
         ),
@@ -182,27 +196,28 @@ def test_an_endpoint_that_is_gone_leaves_neither_cache_nor_account_behind():
     )
 )
 def test_counts_are_exact_and_estimates_within_what_is_known_after_anything(operations):
-    """Also where a client sends one request id several times at once."""
-    world, at, running = World(), 0.0, Counter()
+    world, at, running = World(), 0.0, set()
     for operation in operations:
         at += 0.25
         match operation:
             case ("begin", name, first):
-                world.send(name, A if first else B, at)
-                running[str(name)] += 1
+                if name not in running:
+                    world.send(name, A if first else B, at)
+                running.add(name)
+            case ("move", name, first):
+                world.ledger.move(str(name), (A if first else B).address, at)
             case ("end", name):
                 world.ledger.end(str(name), at)
-                running[str(name)] = max(0, running[str(name)] - 1)
+                running.discard(name)
             case ("scrape", first, tokens):
                 world.scrape(A if first else B, at, waiting=1, waiting_prompt_tokens=tokens, cost=COST)
         loads = [world.load(each, at) for each in (A, B)]
-        assert sum(each.in_flight for each in loads) == running.total() == world.ledger.service(SERVICE, at)[0]
+        assert sum(each.in_flight for each in loads) == len(running) == world.ledger.service(SERVICE, at)[0]
         for load in loads:
             waiting = load.sample.waiting_prompt_tokens if load.sample else 0
             assert 0 <= load.computed_tokens <= load.sent_tokens + waiting
     for name in range(6):
-        for _ in operations:
-            world.ledger.end(str(name), at)
+        world.ledger.end(str(name), at)
     assert [world.load(each, at).in_flight for each in (A, B)] == [0, 0]
 
 

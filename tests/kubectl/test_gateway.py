@@ -185,7 +185,12 @@ def test_a_pick_is_shown_with_its_reason_its_figures_and_how_it_ended():
 
 
 @pytest.mark.parametrize(
-    ("finished", "said"), [(None, "in progress (predicted 120ms)"), ({"status": 0}, "the client left")]
+    ("finished", "said"),
+    [
+        (None, "in progress (predicted 120ms)"),
+        ({"status": 0}, "the client left"),
+        ({"status": None}, "ended, status not known"),
+    ],
 )
 def test_picks_that_did_not_end_say_so(finished, said):
     view = merged({"gw-0": {}}, [picked_request(PICK | {"finished": finished})])

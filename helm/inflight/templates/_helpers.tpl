@@ -138,3 +138,21 @@ readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
 {{- end -}}
+
+{{/* Envoy's bootstrap, with the container's memory limit as the bound of its heap. */}}
+{{- define "inflight.envoyBootstrap" -}}
+{{- $limit := dig "limits" "memory" "" (.Values.gateway.envoy.resources | default dict) | default "1Gi" | toString }}
+{{- $bytes := include "inflight.bytes" $limit }}
+{{- .Files.Get "files/envoy.json" | replace "\"1073741824\"" (quote $bytes) }}
+{{- end }}
+
+{{/* Bytes of a quantity such as 1.5Gi. */}}
+{{- define "inflight.bytes" -}}
+{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 }}
+{{- $number := regexFind "^[0-9.]+" . }}
+{{- $unit := trimPrefix $number . }}
+{{- if or (not $number) (not (hasKey $units $unit)) }}
+{{- fail (printf "gateway.envoy.resources.limits.memory: %q is not a number of bytes with k, M, G, T, Ki, Mi, Gi, Ti or no unit" .) }}
+{{- end }}
+{{- printf "%d" (mulf (float64 $number) (get $units $unit) | int64) }}
+{{- end }}

@@ -102,9 +102,9 @@ def _pick(one: PickedRequest) -> Text:
 
 def _ending(one: PickedRequest) -> str:
     predicted = f" (predicted {latency(one.predicted_ttft_s)})" if one.predicted_ttft_s is not None else ""
-    if one.status is None:
+    if not one.ended:
         return f"in progress{predicted}"
-    said = "the client left" if one.status == 0 else str(one.status)
+    said = {None: "ended, status not known", 0: "the client left"}.get(one.status, str(one.status))
     ttft = f", TTFT {latency(one.ttft_s)}{predicted}" if one.ttft_s is not None else ""
     times = "once" if one.continuations == 1 else f"{one.continuations} times"
     again = f", continued {times}" if one.continuations else ""

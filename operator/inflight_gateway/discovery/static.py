@@ -8,13 +8,14 @@ services:
   endpoints: ["127.0.0.1:8000", {address: "127.0.0.1:8001", pod: second}]
 secrets:
 - {namespace: default, name: keys, data: {KEY_ID: '{"tenant": "acme", "sha256": "..."}'}}
+peers: ["127.0.0.1:9103"]   # HTTP ports of other pickers with the same services
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,13 +43,17 @@ class StaticFileError(Exception):
 class StaticDiscovery:
     """Fills the catalog from the file, at start and after each change.
 
+    Args:
+        keep_peers: called with the addresses of all other pickers.
+
     Raises:
         StaticFileError: the file is invalid.
     """
 
-    def __init__(self, path: Path, catalog: Catalog) -> None:
+    def __init__(self, path: Path, catalog: Catalog, keep_peers: Callable[[Collection[str]], None]) -> None:
         self._path = path
         self._catalog = catalog
+        self._keep_peers = keep_peers
         self._seen = _version(path)
         self._problem = ""
         self._take(read_file(path))
@@ -85,6 +90,7 @@ class StaticDiscovery:
             endpoints={**dict.fromkeys(catalog.endpoints, ()), **file.endpoints},
             secrets={**dict.fromkeys(catalog.secret_refs()), **file.secrets},
         )
+        self._keep_peers(file.peers)
 
 
 class StaticFile(msgspec.Struct, frozen=True):
@@ -93,6 +99,7 @@ class StaticFile(msgspec.Struct, frozen=True):
     services: dict[ServiceKey, ServiceConfig]
     endpoints: dict[ServiceKey, tuple[Endpoint, ...]]
     secrets: dict[SecretRef, SecretData]
+    peers: tuple[str, ...] = ()
 
 
 def read_file(path: Path) -> StaticFile:
@@ -108,8 +115,10 @@ def read_file(path: Path) -> StaticFile:
 def _parse(content: Any) -> StaticFile:
     """Raises: ValueError: the message names the field."""
     top = _object(content, "the file")
-    _only_known(top, {"services", "secrets"}, "the file")
-    file = StaticFile({}, {}, {})
+    _only_known(top, {"services", "secrets", "peers"}, "the file")
+    peers = _list(top.get("peers"), "peers")
+    addresses = (_endpoint(one, f"peers[{number}]").address for number, one in enumerate(peers))
+    file = StaticFile({}, {}, {}, tuple(addresses))
     for position, entry in enumerate(_list(top.get("services"), "services")):
         where = f"services[{position}]"
         fields = dict(_object(entry, where))

@@ -43,7 +43,7 @@ class _Waiting:
 
 class Dispatcher:
     """Every request passes through the hold queue, even if a replica is free, so no request overtakes waiting ones.
-    Request ids must be unique here; ids of clients are not, see `Exchange`.
+    Request ids are unique for each attempt, see `Exchange`.
 
     Args:
         clock: seconds, monotonic.
@@ -93,6 +93,12 @@ class Dispatcher:
             self._holds.remove(request_id)
         self._ledger.end(request_id, self._clock())
         self._shares.ended(request_id)
+        self.release(service)
+        self._changed()
+
+    def moved(self, request_id: str, service: ServiceKey, address: str) -> None:
+        """The request is at another endpoint than the first picked one."""
+        self._ledger.move(request_id, address, self._clock())
         self.release(service)
         self._changed()
 

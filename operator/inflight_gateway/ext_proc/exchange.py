@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Protocol
 
@@ -14,12 +14,13 @@ from inflight_gateway.ext_proc import messages
 from inflight_gateway.ext_proc.body import Body, parse
 from inflight_gateway.ext_proc.dispatcher import Dispatcher, Start, none_allowed
 from inflight_gateway.ext_proc.view import Head, view
-from inflight_gateway.headers import ATTEMPT, AVOID, DESTINATION, INTERNAL, PROGRESS, SUBSET
+from inflight_gateway.headers import ATTEMPT, AVOID, DESTINATION, INTERNAL, OWN_REQUEST_ID, PROGRESS, SUBSET
 from inflight_gateway.paths import is_hidden
 from inflight_gateway.proxy.names import METADATA
+from inflight_gateway.proxy.routes import RETRY_ON_LOSS
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.signature import EngineHeaders
-from inflight_gateway.types import Refusal, RequestView, ServiceConfig, ServiceKey
+from inflight_gateway.types import Endpoint, Refusal, RequestView, Retried, ServiceConfig, ServiceKey
 
 HEAD_WITHIN_S = 10.0
 """An engine that answers with progress frames sends its head as soon as the request is tokenized and queued; without
@@ -32,6 +33,9 @@ docs/proposals/004-endpoint-picker-protocol)."""
 _HOLD_MARGIN_S = 5.0
 """Envoy waits longer than the hold queue: the picker ends a hold, not Envoy's timeout."""
 
+_CHECKED = Refusal(200, "key_checked", "the body may follow")
+"""For a relay: no client gets it."""
+
 _numbers = count(1)
 
 
@@ -41,10 +45,11 @@ class Observer(Protocol):
     def started(self, request: RequestView, start: Start, *, relayed: bool) -> Course:
         """The request is sent to a replica."""
 
-    def refused(
-        self, request_id: str, service: ServiceKey | None, refusal: Refusal, *, relayed: bool, attempt: int = 1
-    ) -> Course:
+    def refused(self, head: Head, service: ServiceKey | None, refusal: Refusal) -> Course:
         """The gateway itself responds."""
+
+    def answered(self, course: Course, status: int) -> None:
+        """An engine's response, of a request that no relay reports."""
 
     def ended(self, course: Course) -> None:
         """The attempt of the last `started` or `refused` has ended."""
@@ -55,8 +60,14 @@ class Observer(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Parts:
-    """Dependencies of requests. Attributes: engine_headers: replaced when the gateway key changes. clock: seconds,
-    monotonic."""
+    """Dependencies of requests.
+
+    Attributes:
+        engine_headers: replaced when the gateway key changes.
+        clock: seconds, monotonic.
+        refused: called with the address of an endpoint that refused a request.
+        sent: requests at endpoints, each by its id, in their newest attempt.
+    """
 
     catalog: Catalog
     gate: Gate
@@ -64,6 +75,14 @@ class Parts:
     dispatcher: Dispatcher
     observer: Observer
     clock: Callable[[], float]
+    refused: Callable[[str], None]
+    sent: dict[str, Exchange] = field(default_factory=dict)
+
+    def retried(self, report: Retried) -> None:
+        """Envoy tried several endpoints for a request."""
+        exchange = self.sent.get(report.request_id)
+        if exchange is not None:
+            exchange.retried(report)
 
 
 class Exchange:
@@ -94,16 +113,22 @@ class Exchange:
         self._placed: tuple[str, ServiceKey] | None = None
         self._admitted = False
         self._course: Course | None = None
+        self._picked: tuple[Endpoint, ...] = ()
 
     def refusal(self) -> Any | None:
         """From the head alone: bodies are read only if needed."""
         if is_hidden(self._head.path):
             return self._refuse(Refusal(404, "not_found", f"the gateway serves no path {self._head.path}"), None)
         config = self._config(None)
-        if isinstance(config, Refusal):
-            return self._refuse(config, None) if self._head.end_of_stream else None
-        tenant = self._parts.gate.check(self._head.headers, config, self._arrived)
-        return self._refuse(tenant, config.key) if isinstance(tenant, Refusal) else None
+        if isinstance(config, ServiceConfig):
+            tenant = self._parts.gate.check(self._head.headers, config, self._arrived)
+            if isinstance(tenant, Refusal):
+                return self._refuse(tenant, config.key)
+        if self._head.checks_key:
+            return messages.refuse(_CHECKED, None)
+        if isinstance(config, Refusal) and self._head.end_of_stream:
+            return self._refuse(config, None)
+        return None
 
     async def place(self, stage: messages.Stage, content: bytes) -> AsyncIterator[Any]:
         """The response, preceded by a longer timeout if the request has to wait."""
@@ -126,7 +151,7 @@ class Exchange:
             yield self._refuse(limit_headers, config.key)
             return
         self._admitted = True
-        # Clients may repeat an id, and a relay retries before its last attempt has ended.
+        # A relay retries before its last attempt has ended.
         unique = f"{request.request_id}#{next(_numbers)}"
         self._placed = unique, config.key
         outcome = parts.dispatcher.place(
@@ -141,10 +166,26 @@ class Exchange:
             yield self._refuse(result, config.key)
             return
         self._course = parts.observer.started(request, result, relayed=self._head.relayed)
+        self._picked = result.pick.endpoints
+        parts.sent[self._head.request_id] = self
         yield self._go_on(stage, request, config, result, limit_headers)
+
+    def retried(self, report: Retried) -> None:
+        """The endpoints before the one that answered refused the request."""
+        for endpoint in self._picked[: report.tries - 1]:
+            self._parts.refused(endpoint.address)
+        if self._placed is not None and report.endpoint:
+            self._parts.dispatcher.moved(*self._placed, report.endpoint)
+
+    def answered(self, status: int) -> None:
+        """The head of an engine's response. Args: status: of HTTP."""
+        if self._course is not None and not self._head.relayed:
+            self._parts.observer.answered(self._course, status)
 
     def close(self) -> None:
         """The response has ended, or the client disconnected."""
+        if self._parts.sent.get(self._head.request_id) is self:
+            del self._parts.sent[self._head.request_id]
         if self._placed is not None:
             self._parts.dispatcher.end(*self._placed)
         if self._admitted:
@@ -161,10 +202,7 @@ class Exchange:
         return key if isinstance(key, Refusal) else catalog.services[key]
 
     def _refuse(self, refusal: Refusal, service: ServiceKey | None) -> Any:
-        head = self._head
-        self._course = self._parts.observer.refused(
-            head.request_id, service, refusal, relayed=head.relayed, attempt=head.attempt
-        )
+        self._course = self._parts.observer.refused(self._head, service, refusal)
         return messages.refuse(refusal, service)
 
     def _go_on(
@@ -179,7 +217,7 @@ class Exchange:
         # Each earlier attempt of the relay used up one replica.
         endpoints = pick.endpoints[: max(1, config.max_attempts - request.attempt + 1)]
         destination = ",".join(endpoint.address for endpoint in endpoints)
-        to_set = [(DESTINATION, destination), *headers.to_set(config, request.tenant, request.request_id)]
+        to_set = [(DESTINATION, destination), *headers.to_set(config, request.tenant, request.external_id)]
         if self._guest:
             present = {name for name, _ in to_set}
             # A client may have sent them: no proxy before the picker removes them.
@@ -188,7 +226,9 @@ class Exchange:
                 stage, to_set, (*forged, *headers.to_remove(config)), {PICKED_METADATA: {DESTINATION: destination}}
             )
         to_set.append(("x-envoy-max-retries", str(len(endpoints) - 1)))
-        to_remove = [AVOID, ATTEMPT, *headers.to_remove(config)]
+        if not self._head.relayed:
+            to_set.append(("x-envoy-retry-on", RETRY_ON_LOSS))
+        to_remove = [OWN_REQUEST_ID, AVOID, ATTEMPT, *headers.to_remove(config)]
         if not config.continuation:
             # A plain response then: the relay forwards it unchanged.
             to_remove.append(PROGRESS)

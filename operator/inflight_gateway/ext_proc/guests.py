@@ -106,6 +106,7 @@ class _Stream:
                     yield answer
             yield ProcessingResponse(request_trailers=TrailersResponse())
         elif kind == "response_headers":
+            self._note_status(message.response_headers)
             yield ProcessingResponse(response_headers=HeadersResponse())
         elif kind == "response_body":
             part = message.response_body
@@ -134,6 +135,11 @@ class _Stream:
                 yield answer
         elif not self._duplex:
             yield messages.CONTINUE_HEADERS
+
+    def _note_status(self, head: Any) -> None:
+        status = dict(messages.header_pairs(head)).get(":status", "")
+        if self._exchange is not None and status.isascii() and status.isdigit():
+            self._exchange.answered(int(status))
 
     async def _request_body(self, part: Any) -> AsyncIterator[Any]:
         if self._exchange is None or self._answered:

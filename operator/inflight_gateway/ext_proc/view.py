@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from inflight_gateway.ext_proc.body import Body
 from inflight_gateway.ext_proc.prefix import BLOCK_TOKENS
-from inflight_gateway.headers import ATTEMPT, AVOID, PROGRESS, REQUEST_ID
+from inflight_gateway.headers import ATTEMPT, AVOID, CHECK_KEY, OWN_REQUEST_ID, PROGRESS, REQUEST_ID
 from inflight_gateway.types import RequestView, ServiceClass, ServiceConfig
 
 _MOST_ATTEMPTS = 99
@@ -19,14 +19,19 @@ where they wait: a client may be in the middle of an answer."""
 
 
 class Head:
-    """A request's head as Envoy sends it: names in lower case; of a repeated name, the last value."""
+    """A request's head as Envoy sends it: names in lower case; of a repeated name, the last value.
 
-    __slots__ = ("end_of_stream", "headers", "request_id")
+    Attributes:
+        request_id: the relay's own id of the request, or made here. external_id: X-Request-Id.
+    """
+
+    __slots__ = ("end_of_stream", "external_id", "headers", "request_id")
 
     def __init__(self, pairs: Iterable[tuple[str, str]], *, end_of_stream: bool) -> None:
         self.headers: Mapping[str, str] = dict(pairs)
         self.end_of_stream = end_of_stream
-        self.request_id = self.headers.get(REQUEST_ID) or uuid.uuid4().hex
+        self.request_id = self.headers.get(OWN_REQUEST_ID) or uuid.uuid4().hex
+        self.external_id = self.headers.get(REQUEST_ID, "")
 
     @property
     def host(self) -> str:
@@ -40,6 +45,11 @@ class Head:
     def relayed(self) -> bool:
         """Whether a relay sent it, and will report its end."""
         return ATTEMPT in self.headers
+
+    @property
+    def checks_key(self) -> bool:
+        """Whether only its API key is to be checked."""
+        return self.headers.get(CHECK_KEY) == "1"
 
     @property
     def progress(self) -> bool:
@@ -90,6 +100,7 @@ def view(head: Head, body: Body, body_bytes: int, config: ServiceConfig, tenant:
         body_bytes=body_bytes,
         attempt=head.attempt,
         avoid=head.avoid,
+        external_id=head.external_id,
     )
 
 

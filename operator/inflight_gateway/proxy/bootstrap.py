@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from inflight_gateway.proxy.names import PICKER, UNLIMITED, Json, pipe, typed
+from inflight_gateway.proxy.overload import overload_manager
 from inflight_gateway.settings import Sockets
 
 _ADS: Json = {"ads": {}, "resource_api_version": "V3"}
 
 
-def bootstrap(sockets: Sockets, node: str) -> Json:
+def bootstrap(sockets: Sockets, node: str, memory: int) -> Json:
     """The file for `envoy -c`.
 
     Args:
         node: name of this Envoy in the picker's log: its pod.
+        memory: bytes that Envoy may use.
     """
     return {
         "node": {"id": node, "cluster": "inflight-gateway"},
@@ -28,6 +30,7 @@ def bootstrap(sockets: Sockets, node: str) -> Json:
             "cds_config": _ADS,
         },
         "static_resources": {"clusters": [_picker_cluster(sockets)]},
+        "overload_manager": overload_manager(memory),
     }
 
 

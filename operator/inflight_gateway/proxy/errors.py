@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from inflight_gateway.headers import UPSTREAM_FAILURE
 from inflight_gateway.openai_error import error_body
-from inflight_gateway.proxy.names import Json, header
+from inflight_gateway.proxy.names import Json, header, typed
 
 
 def outer_replies() -> Json:
@@ -12,6 +13,7 @@ def outer_replies() -> Json:
         "mappers": [
             # Envoy's status for an unknown transfer coding: a client error.
             {"filter": _status("EQ", 501), "status_code": 400, **_REFUSED},
+            {"filter": _status("EQ", 503), "headers_to_add": [header("retry-after", "1")], **_FAILED},
             {"filter": _status("GE", 500), **_FAILED},
             {"filter": _status("GE", 400), **_REFUSED},
         ]
@@ -19,11 +21,16 @@ def outer_replies() -> Json:
 
 
 def inner_replies() -> Json:
-    """For failures detected by Envoy: no engine, timeouts, a body that is too large (which has no response flag).
-    Responses of the picker have no flag either, and are not changed."""
+    """For failures detected by Envoy: no engine, timeouts, a body that is too large and a lack of memory (which have no
+    response flag). Responses of the picker have no flag either, and are not changed."""
     return {
         "mappers": [
-            {"filter": {"response_flag_filter": {}}, **_FAILED},
+            {"filter": _OVERLOADED, "headers_to_add": [header("retry-after", "1")], **_FAILED},
+            {
+                "filter": {"response_flag_filter": {}},
+                "headers_to_add": [header(UPSTREAM_FAILURE, "%RESPONSE_FLAGS%")],
+                **_FAILED,
+            },
             {"filter": _status("EQ", 413), **_REFUSED},
         ]
     }
@@ -38,6 +45,17 @@ def _error(message: str, kind: str) -> Json:
     error = {"message": message, "type": kind, "param": None, "code": "gateway_%RESPONSE_CODE_DETAILS%"}
     return {"body_format_override": {"json_format": {"error": error}, "content_type": "application/json"}}
 
+
+_OVERLOADED: Json = {
+    "extension_filter": {
+        "name": "envoy.access_loggers.extension_filters.cel",
+        "typed_config": typed(
+            "envoy.extensions.access_loggers.filters.cel.v3.ExpressionFilter",
+            expression="response.code_details == 'overload'",
+        ),
+    }
+}
+"""Refused by the overload manager (`overload.py`)."""
 
 _FAILED = _error("gateway: %LOCAL_REPLY_BODY%", "server_error")
 _REFUSED = _error("the gateway refuses the request: %RESPONSE_CODE_DETAILS%", "invalid_request_error")

@@ -11,6 +11,8 @@ from inflight_gateway.headers import (
     MAX_ATTEMPTS,
     PROGRESS,
     SERVICE,
+    TRIES,
+    UPSTREAM_FAILURE,
 )
 from inflight_gateway.proxy.errors import inner_replies, outer_replies
 from inflight_gateway.proxy.names import (
@@ -30,6 +32,10 @@ from inflight_gateway.settings import MAX_BODY_BYTES, Sockets
 _INTERNAL_PREFIXES = ("x-inflight-", "x-envoy-", DESTINATION)
 """Of request headers that only the parts of the gateway may set. Envoy obeys its own ones, also of clients where their
 address looks like one of its own network."""
+
+MAX_KEPT_BYTES = 2**20
+"""Of a request's body, kept for another relay until the first one answers; requests with more are sent to one relay
+only. Relays keep whole bodies, and bound their sum."""
 
 _MESSAGE_TIMEOUT = "2s"
 """Without a response of the picker in this time the request continues without it."""
@@ -77,6 +83,11 @@ def inner(sockets: Sockets) -> Json:
     return {
         "name": INNER,
         "address": pipe(sockets.inner),
+        # Else clients' connections would keep relays out.
+        "ignore_global_conn_limit": True,
+        # The picker reads bodies whole, and they are buffered for retries. Not `request_body_buffer_limit` of the
+        # routes: it does not hold where the route that matches before the pick is a direct response.
+        "per_connection_buffer_limit_bytes": MAX_BODY_BYTES,
         "traffic_direction": "OUTBOUND",
         **_http(
             stat_prefix=INNER,
@@ -138,10 +149,12 @@ def _outer_routes() -> Json:
                 "name": "any",
                 "domains": ["*"],
                 "routes": [{"match": {"prefix": "/"}, "route": route}],
-                "request_body_buffer_limit": MAX_BODY_BYTES,
+                "request_body_buffer_limit": MAX_KEPT_BYTES,
             }
         ],
-        "response_headers_to_remove": [ENDPOINT, FIRST_TOKEN_WITHIN, MAX_ATTEMPTS, SERVICE, PROGRESS],
+        "response_headers_to_remove": [
+            *(ENDPOINT, FIRST_TOKEN_WITHIN, MAX_ATTEMPTS, SERVICE, PROGRESS, TRIES, UPSTREAM_FAILURE)
+        ],
     }
 
 

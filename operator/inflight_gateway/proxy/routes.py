@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from inflight_gateway.headers import DESTINATION, ENDPOINT, FIRST_TOKEN_WITHIN, MAX_ATTEMPTS, SERVICE
+from inflight_gateway.headers import DESTINATION, ENDPOINT, FIRST_TOKEN_WITHIN, MAX_ATTEMPTS, SERVICE, TRIES
 from inflight_gateway.paths import PUBLIC
 from inflight_gateway.proxy.errors import fixed
 from inflight_gateway.proxy.names import INNER, LONGEST_SILENCE, METADATA, PICKED, Json, header, service_cluster
-from inflight_gateway.settings import MAX_BODY_BYTES
 from inflight_gateway.types import ServiceConfig, ServiceKey
 
 RATE_LIMIT_HEADERS = tuple(
@@ -16,9 +15,12 @@ RATE_LIMIT_HEADERS = tuple(
 )
 """Of responses, from the picker's metadata: OpenAI's names."""
 
-RETRY_ON = "connect-failure,refused-stream,reset-before-request,reset,retriable-status-codes"
-"""All that can happen before the head of a response. Without `reset`, a connection that an engine closes before its
-head is not tried again."""
+RETRY_ON = "connect-failure,refused-stream,reset-before-request,retriable-status-codes"
+"""Refusals: no engine has begun the request."""
+
+RETRY_ON_LOSS = "reset"
+"""An engine that closes its connection before the head of a response, or sends none in time. The request may be the
+cause: relays count these losses and retry themselves."""
 
 _DEFAULT_RETRIES = 2
 
@@ -31,10 +33,11 @@ def inner_routes(services: Iterable[tuple[ServiceConfig, Iterable[str]]]) -> Jso
         "validate_clusters": False,
         "virtual_hosts": [
             *(_virtual_host(config, sorted(hosts)) for config, hosts in sorted(services, key=lambda one: one[0].key)),
-            {"name": "any", "domains": ["*"], "routes": [_picked(), _no_picker()], **_limits()},
+            {"name": "any", "domains": ["*"], "routes": [_picked(), _no_picker()]},
         ],
         "response_headers_to_add": [
             header(ENDPOINT, "%UPSTREAM_REMOTE_ADDRESS%"),
+            header(TRIES, "%UPSTREAM_REQUEST_ATTEMPT_COUNT%"),
             header(FIRST_TOKEN_WITHIN, _metadata("first_token_within")),
             header(MAX_ATTEMPTS, _metadata("max_attempts")),
             header(SERVICE, _metadata("service")),
@@ -50,12 +53,7 @@ def _virtual_host(config: ServiceConfig, hosts: list[str]) -> Json:
         without_picker = [closed]
     else:
         without_picker = [_least_requests(config.key), _internal_path()]
-    return {"name": str(config.key), "domains": hosts, "routes": [_picked(), *without_picker], **_limits()}
-
-
-def _limits() -> Json:
-    """Limits of bodies: the picker reads them whole, and they are buffered for retries."""
-    return {"request_body_buffer_limit": MAX_BODY_BYTES}
+    return {"name": str(config.key), "domains": hosts, "routes": [_picked(), *without_picker]}
 
 
 def _picked() -> Json:
@@ -63,7 +61,7 @@ def _picked() -> Json:
     return {
         "name": PICKED,
         "match": {"prefix": "/", "headers": [{"name": DESTINATION, "present_match": True}]},
-        "route": _to(PICKED),
+        "route": _to(PICKED, RETRY_ON),
     }
 
 
@@ -71,7 +69,7 @@ def _least_requests(key: ServiceKey) -> Json:
     return {
         "name": "least-requests",
         "match": {"safe_regex": {"regex": PUBLIC}},
-        "route": _to(service_cluster(key)),
+        "route": _to(service_cluster(key), f"{RETRY_ON},{RETRY_ON_LOSS}"),
     }
 
 
@@ -85,14 +83,14 @@ def _no_picker() -> Json:
     return {"name": "no-picker", "match": {"prefix": "/"}, **fixed(503, "gateway_unavailable", message)}
 
 
-def _to(cluster: str) -> Json:
-    """The picker sets x-envoy-max-retries: one attempt for each endpoint."""
+def _to(cluster: str, retry_on: str) -> Json:
+    """The picker sets x-envoy-max-retries: one attempt for each endpoint. x-envoy-retry-on adds to `retry_on`."""
     return {
         "cluster": cluster,
         "timeout": "0s",
         "idle_timeout": LONGEST_SILENCE,
         "retry_policy": {
-            "retry_on": RETRY_ON,
+            "retry_on": retry_on,
             "retriable_status_codes": [503],
             "num_retries": _DEFAULT_RETRIES,
             "retry_back_off": {"base_interval": "0.025s", "max_interval": "0.25s"},

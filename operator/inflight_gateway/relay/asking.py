@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
+import re
+import uuid
 from collections.abc import Iterable
 
 from inflight_gateway import headers as names
 from inflight_gateway.relay.client import Request
-from inflight_gateway.relay.heads import request_head
+from inflight_gateway.relay.heads import Headers, find, request_head, without
 
 _ATTEMPT = names.ATTEMPT.encode()
 _AVOID = names.AVOID.encode()
+_OWN_REQUEST_ID = names.OWN_REQUEST_ID.encode()
 _PROGRESS = names.PROGRESS.encode()
+_REQUEST_ID = names.REQUEST_ID.encode()
+
+_READABLE = re.compile(rb"[!-~]{1,128}")
 
 
-def attempt_head(request: Request, length: int, number: int, avoid: Iterable[str], *, progress: bool) -> bytes:
+def attempt_head(
+    request: Request, request_id: str, length: int, number: int, avoid: Iterable[str], *, progress: bool
+) -> bytes:
     """The head for a body of `length` bytes.
 
     Args:
+        request_id: the gateway's own.
         number: of the attempt, from 1.
         avoid: endpoints that failed this request.
         progress: ask for progress frames.
     """
-    headers = [*request.headers, (b"content-length", b"%d" % length), (_ATTEMPT, b"%d" % number)]
+    headers = [
+        *request.headers,
+        (b"content-length", b"%d" % length),
+        (_OWN_REQUEST_ID, request_id.encode()),
+        (_ATTEMPT, b"%d" % number),
+    ]
     if progress:
         headers.append((_PROGRESS, b"1"))
     avoided = ",".join(avoid)
     if avoided:
         headers.append((_AVOID, avoided.encode("latin-1")))
     return request_head(request.method, request.target, headers)
+
+
+def with_readable_id(headers: Headers) -> Headers:
+    """The same headers, with a new X-Request-Id if picker and engine, which sign and verify it, could read the client's
+    differently."""
+    if _READABLE.fullmatch(find(headers, _REQUEST_ID) or b""):
+        return headers
+    return [*without(headers, _REQUEST_ID), (_REQUEST_ID, uuid.uuid4().hex.encode())]

@@ -20,6 +20,8 @@ the bytes that arrived meanwhile are read first."""
 _PROGRESS = names.PROGRESS.encode()
 _ENDPOINT = names.ENDPOINT.encode()
 _SERVICE = names.SERVICE.encode()
+_TRIES = names.TRIES.encode()
+_UPSTREAM_FAILURE = names.UPSTREAM_FAILURE.encode()
 _MAX_ATTEMPTS = names.MAX_ATTEMPTS.encode()
 _FIRST_TOKEN_WITHIN = names.FIRST_TOKEN_WITHIN.encode()
 
@@ -51,11 +53,14 @@ class Attempt:
     Attributes:
         endpoint: IP:PORT that responded; empty: unknown. service: NAMESPACE/NAME, likewise.
         max_attempts: of the service for one request; None: unknown.
+        tries: endpoints that Envoy tried. loss: how the engine failed to send a head; None: it sent one.
     """
 
     def __init__(self, shared: Shared, owner: Owner, request: tuple[bytes, bytes], *, blocked: bool) -> None:
         self.endpoint = self.service = ""
         self.max_attempts: int | None = None
+        self.tries = 1
+        self.loss: Failure | None = None
         self._shared = shared
         self._owner = owner
         # Kept until the response begins, for a retry if an idle connection was closed.
@@ -108,6 +113,8 @@ class Attempt:
         self.endpoint = _address(find(headers, _ENDPOINT))
         self.service = (find(headers, _SERVICE) or b"").decode("latin-1")
         self.max_attempts = _count(find(headers, _MAX_ATTEMPTS))
+        self.tries = _count(find(headers, _TRIES)) or 1
+        self.loss = _loss(find(headers, _UPSTREAM_FAILURE))
         if self._blocked:
             self._call.pause()
         if find(headers, _PROGRESS) is None or status != 200:
@@ -184,6 +191,17 @@ class Attempt:
 def _address(value: bytes | None) -> str:
     """Envoy writes `-` where a response has no upstream."""
     return "" if value is None or value == b"-" else value.decode("latin-1")
+
+
+_LOSSES = {b"UC": Failure.CUT, b"UR": Failure.CUT, b"UPE": Failure.CUT, b"UT": Failure.SILENT}
+
+
+def _loss(flags: bytes | None) -> Failure | None:
+    """How an engine failed to send a head, by Envoy's response flags `UC,URX`; None: it sent one, or none was reached.
+
+    https://www.envoyproxy.io/docs/envoy/latest/configuration/observability/access_log/usage
+    """
+    return next((_LOSSES[flag] for flag in (flags or b"").split(b",") if flag in _LOSSES), None)
 
 
 def _seconds(value: bytes | None) -> float | None:

@@ -26,6 +26,9 @@ _log = logging.getLogger(__name__)
 WRITE_BUFFER_BYTES = 64 * 2**10
 """Bytes buffered for a client that does not read, before reading of its response is paused."""
 
+LINGER_S = 2.0
+"""Seconds that the rest of a request is read after an early response. Envoy closes the connection well before."""
+
 _UNREADABLE = ClientError(400, "the head of the request cannot be read as HTTP/1.1", "malformed_request")
 
 
@@ -129,9 +132,13 @@ class ClientConnection(asyncio.Protocol):
             self._transport.write(LAST_CHUNK)
         self._exchange = None
         self._chunked = False
-        if self._receiving:  # the request's body will not be read
+        if self._receiving:
+            # The rest of the request's body is discarded: closing a connection with unread data resets it, and the
+            # response could be lost.
             self._last = True
-        if self._last:
+            self.resume()
+            self._loop.call_later(LINGER_S, self._transport.close)
+        elif self._last:
             self._transport.close()
 
     def respond(self, status: int, headers: Headers, body: bytes) -> None:
@@ -243,3 +250,5 @@ class ClientConnection(asyncio.Protocol):
         self._receiving = False
         if self._exchange is not None:
             self._exchange.body_ended()
+        elif self._last:
+            self._transport.close()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from inflight_gateway.relay.errors import ClientError
+from inflight_gateway.types import ENGINES_DIED_CODE
 
 
 class Failure(Enum):
@@ -21,6 +22,8 @@ class Failure(Enum):
     """The data are no progress frames."""
     ENGINE = "engine"
     """The engine reports that another replica may succeed."""
+    DIED = "died"
+    """The engine reports that its engine process died."""
     BUSY = "busy"
     """503 for another attempt: no replica is free."""
 
@@ -29,11 +32,14 @@ class Failure(Enum):
 class Limits:
     """Attributes:
     max_attempts: maximum replicas for one request, if no response has named the service's own limit.
+    max_deaths: engines that one request may lose before the first token of an attempt, regardless of `max_attempts`: a
+        request that kills engines would kill one more with each attempt.
     max_wait_s: total wait of one request while no replica is free for another attempt.
     min_pause_s, max_pause_s: bounds of the pause between two of these attempts, regardless of Retry-After.
     """
 
     max_attempts: int = 3
+    max_deaths: int = 2
     max_wait_s: float = 60.0
     min_pause_s: float = 0.5
     max_pause_s: float = 5.0
@@ -44,10 +50,12 @@ class Tried:
     """Attributes:
     failures: failed attempts of this request, including this one, without those that found all replicas busy.
     waited_s: time waited for a free replica.
+    deaths: engines lost during an attempt that had no token yet: the request may have killed them.
     """
 
     failures: int
     waited_s: float = 0.0
+    deaths: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +84,8 @@ def next_step(
         if tried.waited_s + pause <= limits.max_wait_s:
             return Again(pause)
         return said or _ERRORS[failure]
+    if tried.deaths >= limits.max_deaths:
+        return ENGINES_DIED
     if tried.failures < limits.max_attempts:
         return Again()
     return said or _ERRORS[failure]
@@ -91,9 +101,16 @@ _ERRORS = {
     ),
     Failure.LATE: ClientError(504, "no engine produced a token in time", "first_token_late", retry_after_s=1),
     Failure.ENGINE: ClientError(503, "the engine failed, at each attempt", "engine_failed", retry_after_s=1),
+    Failure.DIED: ClientError(503, "the engine process died, at each attempt", "engine_failed", retry_after_s=1),
     Failure.BUSY: ClientError(503, "no replica is free to go on with this request", "no_replica", retry_after_s=5),
 }
 
+ENGINES_DIED = ClientError(
+    502,
+    "engines died while they processed this request; it is not tried again, because it may be the cause",
+    ENGINES_DIED_CODE,
+    final=True,
+)
 OUT_OF_BUDGET = ClientError(
     503, "the engine failed, and too many requests are being tried again", "retry_budget_exhausted", retry_after_s=5
 )

@@ -13,13 +13,14 @@ from inflight_gateway.relay.heads import Headers
 @dataclass(frozen=True)
 class ClientError:
     """Attributes: code: OpenAI's machine-readable name. body_as_is: an engine's error object, sent in place of the
-    relay's own."""
+    relay's own. final: clients should not try again on their own."""
 
     status: int
     message: str = ""
     code: str | None = None
     retry_after_s: int | None = None
     body_as_is: bytes = b""
+    final: bool = False
 
     @cached_property
     def body(self) -> bytes:
@@ -39,6 +40,9 @@ class ClientError:
         headers = [(b"content-type", b"application/json")]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % self.retry_after_s))
+        if self.final:
+            # OpenAI's client libraries retry after each 5xx otherwise.
+            headers.append((b"x-should-retry", b"false"))
         return headers
 
 
@@ -46,6 +50,11 @@ def engine_error(status: int, body: bytes) -> ClientError:
     """An error reported by an engine. Args: body: its error object, as JSON."""
     retry_after = 1 if status in (429, 503) else None
     return ClientError(status, "the engine failed", "engine_failed", retry_after, body_as_is=body)
+
+
+def engine_died(body: bytes) -> bool:
+    """Whether an engine's error object says that its engine process died."""
+    return b'"engine_failed"' in body
 
 
 _TYPES = {503: "service_unavailable_error", 504: "timeout_error"}

@@ -7,25 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
-import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 
-from inflight_gateway import headers as names
 from inflight_gateway.relay import asked, decide
 from inflight_gateway.relay.answer import Answer, Ended, Ending
-from inflight_gateway.relay.asking import attempt_head
+from inflight_gateway.relay.asking import attempt_head, with_readable_id
 from inflight_gateway.relay.attempt import Attempt
 from inflight_gateway.relay.client import ClientConnection, Request
 from inflight_gateway.relay.decide import Again, Failure, Tried, next_step
 from inflight_gateway.relay.delivery import DONE, Delivery, json_of
-from inflight_gateway.relay.errors import ClientError, engine_error
+from inflight_gateway.relay.errors import ClientError, engine_died, engine_error
 from inflight_gateway.relay.frames import Frame
-from inflight_gateway.relay.heads import Headers, find, without
+from inflight_gateway.relay.heads import Headers, end_to_end, retry_after_seconds, without, without_internal
+from inflight_gateway.relay.key_check import CHECKED_BYTES, KeyCheck
 from inflight_gateway.relay.passing import start_as_is
 from inflight_gateway.relay.record import Record
-from inflight_gateway.relay.shared import MAX_BODIES_BYTES, MAX_BODY_BYTES, Shared
+from inflight_gateway.relay.shared import MAX_BODY_BYTES, Shared
+from inflight_gateway.types import Retried
 
 _TOO_LARGE = ClientError(413, f"the request's body is larger than {MAX_BODY_BYTES >> 20} MiB", "request_too_large")
 _FULL = ClientError(503, "the gateway holds too many large requests", "gateway_full", retry_after_s=1)
@@ -43,22 +42,42 @@ class Generation:
         self._size = 0
         self._asked: asked.Asked | None = None
         self._attempt: Attempt | None = None
+        self._check: KeyCheck | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._number = 0
-        self._failures = 0
+        self._failures = self._deaths = 0
         self._failed_at = 0.0
         self._avoid: dict[str, None] = {}
         self._limits = shared.tuning.limits
         self._answer = Answer()
-        self._passing = self._blocked = False
+        self._passing = self._blocked = self._key_checked = False
         self._record = Record(request)
         self._delivery = Delivery(client, self._record)
 
     # Of the client.
 
     def begin(self) -> None:
-        if (self._request.length or 0) > MAX_BODY_BYTES:
+        length = self._request.length
+        if length is not None and length > MAX_BODY_BYTES:
             self._refuse(_TOO_LARGE)
+        elif length is not None and length > CHECKED_BYTES:
+            self._check_key()
+
+    def _check_key(self) -> None:
+        self._key_checked = True
+        self._client.pause()
+        self._check = KeyCheck(self._shared.pool, self._request, self._record.request_id, self._checked)
+
+    def _checked(self, refusal: tuple[Headers, bytes] | None) -> None:
+        """The API key was checked. Args: refusal: None: the body may follow."""
+        self._check = None
+        if refusal is None:
+            self._client.resume()
+            return
+        headers, body = refusal
+        self._record.status = 401
+        self._end()
+        self._client.respond(401, without(without_internal(end_to_end(headers)), b"content-length"), body)
 
     def body(self, data: bytes) -> None:
         self._parts.append(data)
@@ -66,10 +85,13 @@ class Generation:
         self._shared.bodies_bytes += len(data)
         if self._size > MAX_BODY_BYTES:
             self._refuse(_TOO_LARGE)
-        elif self._shared.bodies_bytes > MAX_BODIES_BYTES:
+        elif self._shared.bodies_bytes > self._shared.tuning.max_bodies_bytes:
             self._refuse(_FULL)
+        elif self._size > CHECKED_BYTES and not self._key_checked:
+            self._check_key()
 
     def body_ended(self) -> None:
+        self._stop_check()
         self._body = b"".join(self._parts)
         self._parts.clear()
         self._asked = asked.read(self._body)
@@ -77,9 +99,7 @@ class Generation:
             self._refuse(_FORGED)
             return
         self._record.stream = self._asked is not None and bool(self._asked.stream)
-        if not _IDS.fullmatch(find(self._request.headers, _REQUEST_ID) or b""):
-            named = (_REQUEST_ID, uuid.uuid4().hex.encode())
-            self._request.headers = [*without(self._request.headers, _REQUEST_ID), named]
+        self._request.headers = with_readable_id(self._request.headers)
         self._shared.budget.request()
         self._ask()
 
@@ -106,7 +126,9 @@ class Generation:
                 self._refuse(decide.NOT_CONTINUED)
                 return
         progress = self._asked is not None
-        head = attempt_head(self._request, len(body), self._number, self._avoid, progress=progress)
+        head = attempt_head(
+            self._request, self._record.request_id, len(body), self._number, self._avoid, progress=progress
+        )
         self._answer.begin_attempt()
         self._attempt = Attempt(self._shared, self, (head, body), blocked=self._blocked)
 
@@ -119,6 +141,8 @@ class Generation:
             if self._attempt.max_attempts is not None:
                 self._limits = replace(self._limits, max_attempts=self._attempt.max_attempts)
             self._record.attempt(self._attempt.service, self._attempt.endpoint, continued=continued)
+            if self._attempt.tries > 1:
+                self._shared.retried(Retried(self._record.request_id, self._attempt.endpoint, self._attempt.tries))
 
     def frames(self, frames: Sequence[Frame], now: float) -> None:
         assert self._attempt is not None
@@ -175,7 +199,7 @@ class Generation:
         self._attempt.cancel()
         error = engine_error(ended.status, json_of(data))
         if ended.ending is Ending.RETRY:
-            self.failed(Failure.ENGINE, said=error)
+            self.failed(Failure.DIED if engine_died(data) else Failure.ENGINE, said=error)
         else:
             self._refuse(error)
 
@@ -184,6 +208,10 @@ class Generation:
     def plain(self, status: int, headers: Headers) -> None:
         assert self._attempt is not None
         self._seen()
+        if self._attempt.loss is not None:
+            self._attempt.cancel()
+            self.failed(self._attempt.loss)
+            return
         if self._number == 1 or (status != 503 and not self._answer.has_tokens):
             self._passing = True
             self._record.status = status
@@ -191,10 +219,10 @@ class Generation:
             return
         self._attempt.cancel()
         if status == 503:
-            self.failed(Failure.BUSY, retry_after_s=_seconds(find(headers, b"retry-after")))
+            self.failed(Failure.BUSY, retry_after_s=retry_after_seconds(headers))
         elif status in (200, 502, 504):
-            # An engine without support for continuation, or one that Envoy lost.
-            self.failed(Failure.CUT)
+            # An engine without support for continuation.
+            self.failed(Failure.GARBLED)
         else:
             self._refuse(decide.NOT_CONTINUED)
 
@@ -230,11 +258,13 @@ class Generation:
         if failure is not Failure.BUSY:
             self._failures += 1
             self._failed_at = now
+        if failure in (Failure.CUT, Failure.DIED) and self._attempt.endpoint and not self._answer.advanced:
+            self._deaths += 1
         self._attempt = None
         self._delivery.forget()
         if not self._answer.has_tokens:
             self._answer = Answer()
-        tried = Tried(self._failures, now - self._failed_at)
+        tried = Tried(self._failures, now - self._failed_at, self._deaths)
         step = next_step(failure, tried, self._limits, retry_after_s=retry_after_s, said=said)
         if isinstance(step, Again) and failure is not Failure.BUSY and not self._shared.budget.retry(now):
             step = decide.OUT_OF_BUDGET
@@ -250,8 +280,15 @@ class Generation:
         self._end(error=error.code or "")
         self._delivery.end_with(error)
 
+    def _stop_check(self) -> None:
+        if self._check is not None:
+            self._check.cancel()
+            self._check = None
+            self._client.resume()
+
     def _end(self, *, error: str = "") -> None:
         """Stops all work for this request."""
+        self._stop_check()
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
@@ -261,13 +298,3 @@ class Generation:
         self._shared.bodies_bytes -= self._size
         self._size = 0
         self._shared.report(self._record.finished(self._answer, self._loop.time(), error))
-
-
-def _seconds(value: bytes | None) -> float | None:
-    """Retry-After; its form with a date is not used between the parts of the gateway."""
-    return float(value) if value is not None and value.isdigit() else None
-
-
-_IDS = re.compile(rb"[!-~]{1,128}")
-"""Request ids that are kept. Others would be read differently by picker and engine, which sign and verify them."""
-_REQUEST_ID = names.REQUEST_ID.encode()

@@ -44,6 +44,12 @@ def find(headers: Headers, name: bytes) -> bytes | None:
     return None
 
 
+def retry_after_seconds(headers: Headers) -> float | None:
+    """Its form with a date is not used between the parts of the gateway."""
+    value = find(headers, b"retry-after")
+    return float(value) if value is not None and value.isdigit() else None
+
+
 def request_head(method: bytes, target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, target, _lines(headers))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import uuid
 
 from inflight_gateway import headers as names
 from inflight_gateway.relay.answer import Answer, Usage
@@ -25,7 +26,8 @@ def _usage_in(tail: bytes) -> Usage | None:
 
 
 class Record:
-    """Attributes: status: 0: the client has none yet. stream: requested by the client. arrived_unix: seconds."""
+    """Attributes: request_id: the gateway's own, made here. status: 0: the client has none yet. stream: requested by
+    the client. arrived_unix: seconds."""
 
     __slots__ = (
         "_arrived",
@@ -38,11 +40,14 @@ class Record:
         "_tail",
         "_written_at",
         "arrived_unix",
+        "request_id",
         "status",
         "stream",
     )
 
     def __init__(self, request: Request) -> None:
+        # Not the client's X-Request-Id: requests of other clients may have the same.
+        self.request_id = uuid.uuid4().hex
         self.status = 0
         self.stream = False
         self.arrived_unix = int(time.time())
@@ -80,7 +85,7 @@ class Record:
         usage = answer.usage or _usage_in(self._tail) or Usage(completion_tokens=answer.num_tokens)
         arrived = self._request.arrived
         return Finished(
-            request_id=(find(self._request.headers, _REQUEST_ID) or b"").decode("latin-1"),
+            request_id=self.request_id,
             service=ServiceKey(namespace, name),
             status=self.status,
             stream=self.stream,
@@ -93,4 +98,5 @@ class Record:
             endpoints=tuple(self._endpoints),
             continuations=self._continuations,
             error=error,
+            external_id=(find(self._request.headers, _REQUEST_ID) or b"").decode("latin-1"),
         )

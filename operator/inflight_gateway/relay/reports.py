@@ -1,4 +1,4 @@
-"""Reports of finished requests to the picker: best effort, in batches, without delaying requests."""
+"""Reports of finished and of retried requests to the picker: best effort, in batches, without delaying requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections import deque
 import aiohttp
 import msgspec
 
-from inflight_gateway.types import Finished
+from inflight_gateway.reports_paths import FINISHED, RETRIED
+from inflight_gateway.types import Finished, Retried
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Reports:
     def __init__(self, socket: str) -> None:
         self._socket = socket
         self._waiting: deque[Finished] = deque()
+        self._retried: deque[Retried] = deque(maxlen=MAX_WAITING)
         self.dropped = 0
 
     def add(self, report: Finished) -> None:
@@ -46,6 +48,9 @@ class Reports:
             self.dropped += 1
         else:
             self._waiting.append(report)
+
+    def retried(self, report: Retried) -> None:
+        self._retried.append(report)
 
     async def run(self) -> None:
         """Send until cancelled, then flush once."""
@@ -62,13 +67,25 @@ class Reports:
                 await self._send(session)
 
     async def _send(self, session: aiohttp.ClientSession) -> None:
+        # Before the reports of their ends.
+        if self._retried:
+            retried = [*self._retried]
+            self._retried.clear()
+            await _post(session, RETRIED, msgspec.json.encode(retried))
         while self._waiting:
             batch = [self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))]
-            try:
-                async with session.post(
-                    "http://picker/v1/finished", data=encode(batch), headers={"content-type": "application/json"}
-                ) as response:
-                    response.raise_for_status()
-            except (aiohttp.ClientError, OSError, TimeoutError):
+            if not await _post(session, FINISHED, encode(batch)):
                 self.dropped += len(batch)
                 return
+
+
+async def _post(session: aiohttp.ClientSession, path: str, content: bytes) -> bool:
+    """Whether the picker has taken it."""
+    try:
+        async with session.post(
+            f"http://picker{path}", data=content, headers={"content-type": "application/json"}
+        ) as response:
+            response.raise_for_status()
+    except (aiohttp.ClientError, OSError, TimeoutError):
+        return False
+    return True

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
 
-from inflight_gateway.relay.shared import Tuning
+from inflight_gateway.relay.shared import Tuning, bodies_bytes_of_one
 from inflight_gateway.relay.supervisor import supervise
 from inflight_gateway.relay.worker import Worker
 
@@ -29,7 +29,6 @@ class Settings:
     reports: Path
     processes: int = 1
     drain_s: float = 300.0
-    tuning: Tuning = field(default_factory=Tuning)
 
 
 def worker_socket(listen: Path, worker: int) -> Path:
@@ -46,7 +45,8 @@ async def _serve(settings: Settings, worker: int) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    serving = Worker(settings.inner, settings.reports, settings.tuning)
+    tuning = Tuning(max_bodies_bytes=bodies_bytes_of_one(settings.processes))
+    serving = Worker(settings.inner, settings.reports, tuning)
     await serving.start(worker_socket(settings.listen, worker))
     await stop.wait()
     await serving.stop(settings.drain_s)

@@ -32,6 +32,7 @@ class Worker:
             tuning,
             RetryBudget(tuning.budget, asyncio.get_running_loop().time()),
             self._reports.add,
+            self._reports.retried,
         )
         self._connections: set[ClientConnection] = set()
         self._none_open = asyncio.Event()

@@ -28,6 +28,7 @@ class _Record:
     """One request: its pick, and how it ended."""
 
     request_id: str
+    external_id: str
     at: float
     tenant: str
     service_class: str
@@ -55,7 +56,12 @@ class PicksLog:
         record = self._by_id.get(key)
         if record is None:
             record = self._by_id[key] = _Record(
-                request.request_id, at, request.tenant, request.service_class, request.prompt_tokens
+                request.request_id,
+                request.external_id,
+                at,
+                request.tenant,
+                request.service_class,
+                request.prompt_tokens,
             )
             ring = self._services.setdefault(request.service, deque())
             ring.append(record)
@@ -84,7 +90,7 @@ class PicksLog:
 def _as_json(record: _Record) -> dict[str, Any]:
     end = record.finished
     return {
-        "request_id": record.request_id,
+        "request_id": record.external_id,
         "at": record.at,
         "tenant": record.tenant,
         "class": record.service_class,

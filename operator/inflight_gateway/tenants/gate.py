@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from inflight_gateway.headers import ATTEMPT, REQUEST_ID
+from inflight_gateway.headers import ATTEMPT, OWN_REQUEST_ID
 from inflight_gateway.paths import GENERATING
 from inflight_gateway.tenants import answers
 from inflight_gateway.tenants.accounts import TenantKey
@@ -28,9 +28,6 @@ from inflight_gateway.types import Finished, RateLimits, Refusal, RequestView, S
 REPORT_WAIT_S = 30.0
 """Maximum wait for a request's report after its last attempt. Without one (a relay that died, or Envoy's way
 around it) its estimate stands."""
-
-_REFUSED = (401, 429)
-"""Statuses of this gate's own rejections."""
 
 SecretData = Callable[[str, str], Mapping[str, bytes] | None]
 """(namespace, name) -> the decoded entries of a Secret; None: there is none, or it was not read yet."""
@@ -79,8 +76,8 @@ class Gate:
         self._limits = limits
         self._wall = wall
         self._tables = KeyTables()
-        self._admitted: dict[str, list[_Admitted]] = {}
-        """By request id, which is the client's own: two requests may have the same."""
+        self._admitted: dict[str, _Admitted] = {}
+        """By request id, which is the gateway's own."""
         self._unreported: deque[tuple[float, str, _Admitted]] = deque()
         """Those whose attempts have all ended, and when the wait for their report is over."""
 
@@ -93,8 +90,8 @@ class Gate:
         if config.api_keys_secret is None:
             return ""
         # A key revoked in the meantime does not abort a response that continues at another replica.
-        running = self._of(headers.get(REQUEST_ID, ""), config.key) if headers.get(ATTEMPT, "1") != "1" else None
-        if running is not None:
+        running = self._admitted.get(headers.get(OWN_REQUEST_ID, "")) if headers.get(ATTEMPT, "1") != "1" else None
+        if running is not None and running.service == config.key:
             return running.request.tenant
         namespace, name = config.key.namespace, config.api_keys_secret
         table = self._tables.table(namespace, name, self._secret_data(namespace, name))
@@ -118,8 +115,8 @@ class Gate:
             Headers for the response, or 429. Later attempts of an admitted request are never rejected and not charged.
         """
         self._forget_unreported(now)
-        # Unknown after a restart of the picker, or if a client that bypasses Envoy claims to be a later attempt.
-        known = self._of(request.request_id, request.service) if request.attempt > 1 else None
+        # Later attempts are unknown after a restart of the picker.
+        known = self._admitted.get(request.request_id)
         if known is not None:
             return self._again(known)
         limits = limits_of(config, request.tenant)
@@ -132,28 +129,25 @@ class Gate:
         headers = answers.limit_headers(grant.verdict)
         counts = self.usage.of(request.service, label)
         counts.in_flight += 1
-        self._admitted.setdefault(request.request_id, []).append(_Admitted(request, grant, counts, headers))
+        self._admitted[request.request_id] = _Admitted(request, grant, counts, headers)
         return headers
 
     def ended(self, request_id: str, now: float | None = None) -> None:
         """An attempt's stream ended. The request is not in flight until its next attempt."""
-        for one in self._admitted.get(request_id, ()):
-            if one.open:
-                one.open -= 1
-                if not one.open:
-                    self._not_in_flight(one)
-                    until = (time.monotonic() if now is None else now) + REPORT_WAIT_S
-                    self._unreported.append((until, request_id, one))
-                return
+        one = self._admitted.get(request_id)
+        if one is None or not one.open:
+            return
+        one.open -= 1
+        if not one.open:
+            self._not_in_flight(one)
+            until = (time.monotonic() if now is None else now) + REPORT_WAIT_S
+            self._unreported.append((until, request_id, one))
 
     def settle(self, finished: Finished) -> None:
         """Corrects the charge of a request by its real usage."""
-        if finished.status in _REFUSED and not finished.endpoints:
-            return  # it was never admitted; another request may have the same id
-        one = self._of(finished.request_id, finished.service)
+        one = self._admitted.pop(finished.request_id, None)
         if one is None:
             return
-        self._remove(finished.request_id, one)
         if one.open:
             one.open = 0
             self._not_in_flight(one)
@@ -176,25 +170,15 @@ class Gate:
         known.open += 1
         return known.headers
 
-    def _of(self, request_id: str, service: ServiceKey) -> _Admitted | None:
-        return next((one for one in self._admitted.get(request_id, ()) if one.service == service), None)
-
     def _not_in_flight(self, one: _Admitted) -> None:
         self._limits.release(one.grant)
         one.counts.in_flight -= 1
 
-    def _remove(self, request_id: str, one: _Admitted) -> None:
-        others = [other for other in self._admitted[request_id] if other is not one]
-        if others:
-            self._admitted[request_id] = others
-        else:
-            del self._admitted[request_id]
-
     def _forget_unreported(self, now: float) -> None:
         while self._unreported and self._unreported[0][0] <= now:
             _, request_id, one = self._unreported.popleft()
-            if not one.open and any(other is one for other in self._admitted.get(request_id, ())):
-                self._remove(request_id, one)
+            if not one.open and self._admitted.get(request_id) is one:
+                del self._admitted[request_id]
                 one.counts.requests += 1
 
     def _label(self, config: ServiceConfig, tenant: str) -> str:

@@ -80,7 +80,8 @@ def test_every_part_of_a_file(tmp_path):
         ("services: [{name: chat, endpoints: [{address: 1, por: 2}]}]", r"endpoints\[0\]: por is not known"),
         ("services: chat", "services must be a list"),
         ("services: [chat]", r"services\[0\] must be an object"),
-        ("servces: []", "servces is not known; there is secrets, services"),
+        ("peers: [localhost:80]", r"peers\[0\]: 'localhost:80' is not IP:PORT"),
+        ("servces: []", "servces is not known; there is peers, secrets, services"),
         ("secrets: [{name: keys, data: {a: 5}}]", r"secrets\[0\].data"),
         ("- 1", "the file must be an object"),
         ("a: [", "expected"),
@@ -94,7 +95,7 @@ def test_an_error_names_the_file_and_the_field(tmp_path, text, message):
 
 def test_a_missing_file_is_an_error_at_start(tmp_path):
     with pytest.raises(StaticFileError, match="No such file"):
-        StaticDiscovery(tmp_path / "none.yaml", Catalog())
+        StaticDiscovery(tmp_path / "none.yaml", Catalog(), list)
 
 
 @asynccontextmanager
@@ -107,7 +108,7 @@ async def running(discovery):
 async def test_a_changed_file_takes_effect_and_one_with_errors_changes_nothing(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(static, "POLL_SECONDS", 0.01)
     path, catalog = write(tmp_path / "static.yaml", FULL), Catalog()
-    discovery = StaticDiscovery(path, catalog)
+    discovery = StaticDiscovery(path, catalog, list)
     assert discovery.unready() == []
     assert len(catalog.endpoints_of(CHAT)) == 2
     async with running(discovery):

@@ -185,8 +185,9 @@ async def test_istios_authority_which_is_no_host_is_taken(port):
 
 
 async def test_keys_are_checked_and_headers_of_clients_not_believed(port):
-    good = {"authorization": f"Bearer {KEY}", "x-request-id": "same"}
-    forged = {"x-inflight-attempt": "2", "x-inflight-tenant": "acme", "x-request-id": "same"}
+    same = {"x-request-id": "same", "x-inflight-request-id": "same"}
+    good = {"authorization": f"Bearer {KEY}", **same}
+    forged = {"x-inflight-attempt": "2", "x-inflight-tenant": "acme", **same}
     async with OtherGateway(port) as running, OtherGateway(port) as other:
         await running.say(head(**good), body(b'{"model": "k"}'))
         await running.answer()
@@ -223,6 +224,21 @@ async def test_bodies_that_come_in_parts_are_sent_back_after_the_pick(port, trai
         await other.say(ProcessingRequest(response_body=HttpBody(body=b"data", end_of_stream=True)))
         part = (await other.answer()).response_body.response.body_mutation.streamed_response
         assert (part.body, part.end_of_stream) == (b"data", True)
+
+
+async def test_requests_count_with_the_status_of_the_engines_response(port, stack):
+    async with OtherGateway(port) as other:
+        await other.say(head(), body(b'{"model": "m"}'))
+        await other.answer()
+        await other.answer()
+        status = HeaderMap(headers=[HeaderValue(key=":status", raw_value=b"429")])
+        await other.say(ProcessingRequest(response_headers=HttpHeaders(headers=status)))
+        await other.answer()
+
+    async def counted():
+        return 'status="429"} 1.0' in await stack.metrics()
+
+    await until(counted, "the request is counted", 5)
 
 
 async def test_a_refused_body_is_not_sent_back(port):

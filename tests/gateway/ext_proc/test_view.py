@@ -22,7 +22,7 @@ def seen(body=None, **headers):
 def test_the_first_class_is_the_default_and_its_target_makes_the_deadline():
     request = seen()
     assert (request.service_class, request.priority, request.deadline) == ("chat", 2, 11.5)
-    assert (request.path, request.tenant, request.request_id) == ("/v1/completions", "acme", "id")
+    assert (request.path, request.tenant, request.external_id) == ("/v1/completions", "acme", "id")
     assert (request.attempt, request.avoid) == (1, frozenset())
 
 

@@ -41,11 +41,12 @@ async def run(count: int, seed: int, clients: int, folder: Path) -> int:
         used = [part[program] for part in report.used]
         memory, files = ([f"{one.memory_mib:.1f}" for one in used], [one.files for one in used])
         print(f"{program:8} MiB {' '.join(memory)}; descriptors {files}")
-    for fault, case in report.faults.items():
-        print(f"FAULT x{report.fault_counts[fault]}: {fault}\n      {case}")
+    print(f"{sum(report.counts.values()):,} requests in {report.seconds:.0f} s, {len(report.faults)} kinds of faults")
+    # Last, so that they are seen where only the end of the output is kept.
+    for fault, number in report.fault_counts.most_common():
+        print(f"FAULT x{number}: {fault}\n      first: {report.faults[fault] or 'no single request'}")
     for leak in leaks(report):
         print(f"LEAK: {leak}")
-    print(f"{sum(report.counts.values()):,} requests in {report.seconds:.0f} s, {len(report.faults)} kinds of faults")
     return 1 if report.faults or leaks(report) else 0
 
 

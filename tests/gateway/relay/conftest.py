@@ -38,6 +38,7 @@ class Setup:
         self.directory = directory
         self.engine = FakeEngine()
         self.reports: list[dict] = []
+        self.retried: list[dict] = []
         self.socket = directory / "relay-0.sock"
         self.worker: Worker
         self.session: aiohttp.ClientSession
@@ -47,6 +48,7 @@ class Setup:
         await self.engine.start(self.directory / "inner.sock")
         app = web.Application()
         app.router.add_post("/v1/finished", self._collect)
+        app.router.add_post("/v1/retried", self._collect_retried)
         self._collector = web.AppRunner(app)
         await self._collector.setup()
         await web.UnixSite(self._collector, str(self.directory / "reports.sock")).start()
@@ -63,6 +65,10 @@ class Setup:
 
     async def _collect(self, request: web.Request) -> web.Response:
         self.reports += await request.json()
+        return web.Response()
+
+    async def _collect_retried(self, request: web.Request) -> web.Response:
+        self.retried += await request.json()
         return web.Response()
 
     async def report(self, number: int = 0) -> dict:

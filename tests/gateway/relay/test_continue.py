@@ -83,7 +83,7 @@ def test_cuts_errors_and_splits_of_any_kind_make_no_difference(data, tmp_path_fa
     steps.append(Do(split=data.draw(st.sampled_from([0, 3, 100]))))
 
     async def check() -> None:
-        tuning = Tuning(silence_s=2.0, limits=Limits(max_attempts=6))
+        tuning = Tuning(silence_s=2.0, limits=Limits(max_attempts=6, max_deaths=6))
         setup = await Setup(tmp_path_factory.mktemp("relay")).start(tuning)
         try:
             setup.script(*steps)
@@ -155,8 +155,8 @@ async def test_an_error_after_the_head_is_an_event_and_no_done(relay):
 
 
 async def test_attempts_are_bounded_and_the_client_learns_of_it(relay):
-    frames = frames_for(STREAM)
-    relay.script(Do(cut=frames.index(b"\n\n", frames.index(b":t ")) + 2), Do(cut=0))
+    first = [match.end() for match in re.finditer(rb":t [^\n]*\n[^\n]*\n\n", frames_for(STREAM))]
+    relay.script(Do(cut=first[0]), Do(cut=first[0], error=LOST), Do(cut=0))
     status, _, body = await relay.post(STREAM)
     assert status == 200
     assert json.loads(body.rstrip().rsplit(b"data: ", 1)[1])["error"]["code"] == "engine_lost"

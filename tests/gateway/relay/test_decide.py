@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_gateway.relay.budget import BudgetLimits, RetryBudget
-from inflight_gateway.relay.decide import Again, Failure, Limits, Tried, next_step
+from inflight_gateway.relay.decide import ENGINES_DIED, Again, Failure, Limits, Tried, next_step
 from inflight_gateway.relay.errors import ClientError
 
 LIMITS = Limits()
@@ -30,6 +30,15 @@ def test_busy_replicas_are_waited_for_within_bounds(retry_after, waited):
         assert waited + LIMITS.max_pause_s > LIMITS.max_wait_s
         assert step.status == 503
         assert (b"retry-after", b"5") in step.headers
+
+
+@given(failure=st.sampled_from(list(Failure)), failures=st.integers(2, 9), most=st.integers(3, 20))
+def test_a_request_that_two_engines_died_with_is_not_tried_again_whatever_the_service_allows(failure, failures, most):
+    limits = Limits(max_attempts=most)
+    if failure is Failure.BUSY:
+        return
+    assert next_step(failure, Tried(failures, deaths=2), limits, said=ClientError(503, "died")) is ENGINES_DIED
+    assert next_step(failure, Tried(2, deaths=1), limits) == Again()
 
 
 def test_busy_replicas_do_not_use_up_attempts():

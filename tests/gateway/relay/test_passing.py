@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import aiohttp
 import pytest
 
 from inflight_gateway.relay import shared
+from tests.gateway.relay.conftest import QUICK
 from tests.gateway.relay.fake_engine import Do, frames_for
 from tests.gateway.relay.test_continue import STREAM, WHOLE, same
 
@@ -128,7 +130,7 @@ async def test_reports_tell_tokens_times_and_endpoints(relay):
     relay.script(Do(split=first, pause_s=0.1))
     await relay.post(STREAM, headers={"x-request-id": "mine"})
     report = await relay.report()
-    assert report["request_id"] == "mine"
+    assert report["external_id"] == "mine"
     assert relay.engine.seen[0].headers["x-request-id"] == "mine"
     assert (report["prompt_tokens"], report["cached_tokens"], report["completion_tokens"]) == (5, 1, 7)
     assert report["stream"] is True
@@ -137,7 +139,21 @@ async def test_reports_tell_tokens_times_and_endpoints(relay):
     await relay.post(WHOLE)
     whole = await relay.report(1)
     assert (whole["stream"], whole["ttft_s"], whole["completion_tokens"]) == (False, None, 7)
-    assert whole["request_id"] == relay.engine.seen[1].headers["x-request-id"]
+    assert whole["external_id"] == relay.engine.seen[1].headers["x-request-id"]
+
+
+async def test_requests_with_one_x_request_id_have_an_id_of_their_own_at_all_attempts(relay):
+    """Else two clients that send the same one would settle each other's charge."""
+    forged = {"x-request-id": "same", "x-inflight-request-id": "forged"}
+    relay.script(Do(no_head=True), Do())
+    await relay.post(STREAM, headers=forged)
+    await relay.post(STREAM, headers=forged)
+    first, again, other = (seen.headers["x-inflight-request-id"] for seen in relay.engine.seen)
+    assert first == again != other
+    assert "forged" not in (first, other)
+    assert {seen.headers["x-request-id"] for seen in relay.engine.seen} == {"same"}
+    reports = [await relay.report(number) for number in (0, 1)]
+    assert [report["request_id"] for report in reports] == [first, other]
 
 
 async def test_without_a_picker_reports_are_dropped_and_answers_go_on(relay):
@@ -158,8 +174,26 @@ async def test_a_body_over_the_bound_is_refused(relay, known, monkeypatch):
     assert relay.engine.seen == []
 
 
-async def test_bodies_under_way_are_bounded_together(relay, monkeypatch):
-    monkeypatch.setattr("inflight_gateway.relay.generation.MAX_BODIES_BYTES", 3000)
+@pytest.mark.parametrize(("processes", "mebibytes"), [(1, 256), (2, 128), (8, 32), (64, 32)])
+def test_processes_divide_the_bound_of_bodies_and_each_can_keep_a_whole_one(processes, mebibytes):
+    assert shared.bodies_bytes_of_one(processes) == mebibytes << 20
+
+
+async def test_an_early_response_reaches_a_client_that_still_sends(relay, monkeypatch):
+    """A connection that is closed with unread data is reset: the response could be lost."""
+    monkeypatch.setattr("inflight_gateway.relay.generation.MAX_BODY_BYTES", 1000)
+    reader, writer = await asyncio.open_unix_connection(str(relay.socket))
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 5000000\r\n\r\n")
+    for _ in range(50):
+        writer.write(b"x" * 100_000)
+        await writer.drain()
+    answer = await asyncio.wait_for(reader.read(), 1)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    writer.close()
+
+
+async def test_bodies_under_way_are_bounded_together(make):
+    relay = await make(replace(QUICK, max_bodies_bytes=3000))
     asked = {**STREAM, "messages": "x" * 1000}
     relay.script(Do(hang=0))
     waiting = [asyncio.create_task(relay.post(asked)) for _ in range(2)]
@@ -170,7 +204,6 @@ async def test_bodies_under_way_are_bounded_together(relay, monkeypatch):
     await asyncio.gather(*waiting)
     assert (await relay.post(asked))[0] == 200
     assert relay.worker._shared.bodies_bytes == 0
-    assert shared.MAX_BODIES_BYTES > shared.MAX_BODY_BYTES
 
 
 async def test_connections_are_used_again(relay):
@@ -227,7 +260,7 @@ async def test_a_request_id_that_cannot_be_signed_is_replaced(relay, given):
     assert status == 200
     seen = relay.engine.seen[0].headers["x-request-id"]
     assert len(seen) == 32
-    assert (await relay.report())["request_id"] == seen
+    assert (await relay.report())["external_id"] == seen
 
 
 @pytest.mark.parametrize("depth", [500, 5_000, 100_000])

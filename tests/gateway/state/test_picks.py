@@ -11,7 +11,7 @@ PICK = Pick((Endpoint("10.0.0.1:8000", "chat-0"),), "only")
 
 
 def view(request_id, service=CHAT, attempt=1):
-    return RequestView(request_id, service, 0.0, attempt=attempt)
+    return RequestView(request_id, service, 0.0, attempt=attempt, external_id=request_id)
 
 
 def ids(log, count=100, service=CHAT):

@@ -184,7 +184,7 @@ async def test_watchers_are_bounded_and_one_that_reads_nothing_is_cut_off(served
 
 
 async def test_picks_of_a_service(served):
-    request = RequestView("r-1", KEY, 0.0, prompt_tokens=12, tenant="acme")
+    request = RequestView("own", KEY, 0.0, prompt_tokens=12, tenant="acme", external_id="r-1")
     served.picks.picked(request, Pick((Endpoint(ENGINE, "chat-0"),), "only", scores={"prefix": 0.5}), 0.25, 1000.0)
     status, text = await get(served, "/v1/picks?namespace=team&service=chat&last=5")
     assert status == 200

@@ -1,0 +1,79 @@
+"""Real Envoy, relay and picker: what Envoy's retries tell the picker, and requests that engines die with."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.gateway.asking import ask, service
+from tests.gateway.gateway_stack import GatewayStack, free_port, until
+
+
+@pytest.fixture
+async def relayed(tmp_path):
+    stack = GatewayStack(tmp_path, relays=1)
+    yield stack
+    stack.stop_all()
+
+
+async def test_a_request_counts_where_envoy_sent_it_and_the_refusing_endpoint_is_avoided(relayed, engines, http):
+    busy, good = await engines("busy", "busy"), await engines("good", "progress")
+    good.tick = 0.3
+    relayed.services(service("a", busy, good, model="m"))
+    await relayed.start_all()
+    begun = []
+
+    async def one(number):
+        begun.append(number)
+        return await ask(http, relayed, stream=True, max_tokens=8, seed=1)
+
+    requests = [asyncio.create_task(one(0))]
+    # Until one was sent to the busy engine first; equal engines are picked by the request's id.
+    while not busy.requests:
+        await asyncio.sleep(0.2)
+        requests.append(asyncio.create_task(one(1)))
+
+    async def moved():
+        return {one["address"]: one["in_flight"] for one in (await relayed.state())["endpoints"]}
+
+    def counted(endpoints):
+        return endpoints.get(busy.address) == 0 and endpoints.get(good.address) == len(requests)
+
+    async def all_moved():
+        return counted(await moved())
+
+    await until(all_moved, "all requests count at the engine that took them", 1.5)
+    refused = len(busy.requests)
+    for _ in range(3):
+        requests.append(asyncio.create_task(one(2)))
+    await asyncio.sleep(0.3)
+    assert len(busy.requests) == refused
+    assert {status for status, _, _ in await asyncio.gather(*requests)} == {200}
+
+
+async def test_a_request_that_kills_engines_before_their_head_ends_after_two(relayed, engines, http):
+    closing = [await engines(f"closing-{number}", "close") for number in range(4)]
+    relayed.services(service("a", *closing, model="m", max_attempts=4))
+    await relayed.start_all()
+    status, body, headers = await ask(http, relayed)
+    assert (status, body["error"]["code"]) == (502, "engines_died")
+    assert headers["x-should-retry"] == "false"
+    assert not [name for name in headers if name.lower().startswith("x-inflight")]
+    assert sum(len(engine.requests) for engine in closing) == 2
+
+    async def counted():
+        name = 'inflight_gateway_suspect_requests_total{namespace="default",service="a"} 1.0'
+        return name in await relayed.metrics()
+
+    await until(counted, "the request is counted", 5)
+
+
+async def test_connections_that_are_refused_are_no_deaths(relayed, engines, http):
+    good = await engines("good")
+    entry = service("a", good, model="m", max_attempts=4)
+    entry["endpoints"] += [f"127.0.0.1:{free_port()}" for _ in range(3)]
+    relayed.services(entry)
+    await relayed.start_all()
+    for _ in range(6):
+        assert (await ask(http, relayed))[:2] == (200, {"engine": "good"})
