@@ -2,8 +2,8 @@
 
 Two tracks, for two cores. In front run the checks that need no cluster, the cheapest failures first. In the background
 promtool is installed, which the unit tests need, and types are checked; then the local cluster is prepared, which is
-the longest part where nothing is built yet; then come the contract tests, which mostly wait, and checkov over the
-manifests. Scenarios under traffic come last and alone.
+the longest part where nothing is built yet; then come the contract tests and checkov over the manifests. Tests run in
+more processes than there are cores, since many of them wait. Scenarios under traffic come last and alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ END_SECONDS = 10
 PYTEST = (sys.executable, "-m", "pytest", "--durations=5", "--durations-min=5")
 # A file's tests in one process: they share servers and models. Not the files with most tests first: the one that takes
 # longest has three.
-IN_PARALLEL = ("-n", "auto", "--maxprocesses=4", "--dist=loadfile", "--no-loadscope-reorder")
+BY_FILE = ("--dist=loadfile", "--no-loadscope-reorder")
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ IN_FRONT = (
     Check("format", (str(BIN / "ruff"), "format", "--check", ".")),
     Check("lint", (str(BIN / "ruff"), "check", ".")),
     Check("import rules", (str(BIN / "lint-imports"),)),
-    Check("unit tests", (*PYTEST, *IN_PARALLEL, "-m", "not contract and not cluster")),
+    Check("unit tests", (*PYTEST, "-n", "4", *BY_FILE, "-m", "not contract and not cluster")),
 )
 IN_BACKGROUND = (
     Check("promtool", (sys.executable, "-m", "e2e.cluster", "promtool-path")),
     Check("types", (str(BIN / "mypy"),)),
     Check("local cluster", (sys.executable, "-m", "e2e.install")),
-    Check("contract tests", (*PYTEST, "-m", "contract")),
+    Check("contract tests", (*PYTEST, "-n", "2", *BY_FILE, "-m", "contract")),
     Check("scan of the manifests", (sys.executable, "-m", "deploy.scan")),
 )
 AT_LAST = (Check("end-to-end tests", (*PYTEST, "e2e/scenarios")),)
