@@ -31,6 +31,8 @@ PYTEST = (sys.executable, "-m", "pytest", "--durations=5", "--durations-min=5")
 # A file's tests in one process: they share servers and models. Not the files with most tests first: the one that takes
 # longest has three.
 BY_FILE = ("--dist=loadfile", "--no-loadscope-reorder")
+# Of the folders that have contract tests alone: each process imports all that it is given.
+CONTRACT = ("-m", "contract", "tests/chart", "tests/cluster", "tests/contract")
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ IN_BACKGROUND = (
     Check("promtool", (sys.executable, "-m", "e2e.cluster", "promtool-path")),
     Check("types", (str(BIN / "mypy"),)),
     Check("local cluster", (sys.executable, "-m", "e2e.install")),
-    Check("contract tests", (*PYTEST, "-n", "2", *BY_FILE, "-m", "contract")),
+    Check("contract tests", (*PYTEST, "-n", "2", *BY_FILE, *CONTRACT)),
     Check("scan of the manifests", (sys.executable, "-m", "deploy.scan")),
 )
 AT_LAST = (Check("end-to-end tests", (*PYTEST, "e2e/scenarios")),)

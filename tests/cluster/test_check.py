@@ -46,6 +46,13 @@ def prepared(tmp_path, monkeypatch):
     return run
 
 
+def test_contract_tests_are_run_from_every_folder_that_has_some():
+    found = {path for path in (REPOSITORY / "tests").rglob("test_*.py") if "mark.contract" in path.read_text()}
+    run = [path for folder in check.CONTRACT[2:] for path in (REPOSITORY / folder).rglob("*.py")]
+    assert len(found) > 10
+    assert found <= set(run)
+
+
 def test_all_checks_pass_and_the_outputs_are_shown_in_order(prepared, capfd):
     assert prepared([Check("one", python("print('3 passed')"))], [Check("two", python(""))]) == 0
     shown = capfd.readouterr().out

@@ -8,15 +8,14 @@ import sys
 from pathlib import Path
 from time import monotonic, sleep
 
-import httpx
 import pytest
 import yaml
 from kubernetes.aio import client
 
-from e2e.cluster.probe import client_context
 from e2e.cluster.throwaway import apiserver_only
 from inflight_operator.apply import KubeApi
 from inflight_operator.connect import load_configuration
+from tests.contract.api_server import ApiServer
 from tests.contract.manifests import service_manifest
 
 PROJECT = Path(__file__).parents[2]
@@ -56,33 +55,6 @@ class Kubectl:
     def create(self, *manifests):
         done = self.apply(*manifests)
         assert done.returncode == 0, done.stderr
-
-
-class ApiServer:
-    """Requests to the test API server without a program between: each kubectl costs a third of a second of CPU."""
-
-    def __init__(self, kubeconfig):
-        server = yaml.safe_load(kubeconfig.read_text())["clusters"][0]["cluster"]["server"]
-        trusted = client_context(kubeconfig.parent, "admin")
-        self.http = httpx.Client(base_url=server, verify=trusted, timeout=60, trust_env=False)
-
-    def post(self, manifest, *, dry_run=False):
-        """Ask to create an object, as `kubectl create` does: unknown fields are refused."""
-        asked = {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
-        return self.http.post(self._collection(manifest), json=manifest, params=asked)
-
-    def create(self, manifest):
-        """The object as it is stored."""
-        answer = self.post(manifest)
-        assert answer.status_code == 201, answer.text
-        return answer.json()
-
-    @staticmethod
-    def _collection(manifest):
-        group, namespace = manifest["apiVersion"], manifest["metadata"].get("namespace")
-        root = f"/apis/{group}" if "/" in group else f"/api/{group}"
-        scope = f"/namespaces/{namespace}" if namespace else ""
-        return f"{root}{scope}/{manifest['kind'].lower()}s"
 
 
 @pytest.fixture(scope="session")
