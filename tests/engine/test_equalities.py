@@ -2,6 +2,7 @@
 `generate`, token by token, whatever is chunked, preempted, swapped, found in the prefix cache, reordered by a policy or
 limited meanwhile; and a seeded sample is the same alone and in a full batch."""
 
+import functools
 import random
 import time
 from collections import defaultdict
@@ -52,16 +53,20 @@ def max_tokens(prompts):
 @pytest.fixture(scope="module")
 def reference():
     """The model in transformers."""
+    import gguf
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
     files = resolve(MODEL, "main")
-    return AutoModelForCausalLM.from_pretrained(
-        files.folder,
-        gguf_file=files.gguf.name,
-        quantization_config=GgufConfig(dequantize=True),
-        dtype=torch.float32,
-    ).eval()
+    with pytest.MonkeyPatch.context() as patched:
+        # It opens the file several times, and each time the words of the tokenizer are read one by one: 4 s of CPU.
+        patched.setattr(gguf, "GGUFReader", functools.cache(gguf.GGUFReader))
+        return AutoModelForCausalLM.from_pretrained(
+            files.folder,
+            gguf_file=files.gguf.name,
+            quantization_config=GgufConfig(dequantize=True),
+            dtype=torch.float32,
+        ).eval()
 
 
 @pytest.fixture(scope="module")
