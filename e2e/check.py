@@ -2,8 +2,8 @@
 
 Two tracks, for two cores. In front run the checks that need no cluster, the cheapest failures first. In the background
 promtool is installed, which the unit tests need, and types are checked; then the local cluster is prepared, which is
-the longest part where nothing is built yet; then come the contract tests and checkov over the manifests. Tests run in
-more processes than there are cores, since many of them wait. Scenarios under traffic come last and alone.
+the longest part where nothing is built yet; then come the contract tests, which mostly wait, and checkov over the
+manifests. Scenarios under traffic come last and alone.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 END_SECONDS = 10
 PYTEST = (sys.executable, "-m", "pytest", "--durations=5", "--durations-min=5")
+# Three on two cores, since tests wait for servers; further ones would cost more, as each imports everything.
+PROCESSES = max(3, min(os.cpu_count() or 1, 4))
 # A file's tests in one process: they share servers and models. Not the files with most tests first: the one that takes
 # longest has three.
-BY_FILE = ("--dist=loadfile", "--no-loadscope-reorder")
-# Of the folders that have contract tests alone: each process imports all that it is given.
+IN_PARALLEL = ("-n", str(PROCESSES), "--dist=loadfile", "--no-loadscope-reorder")
+# From the folders that have some: to import all others takes longer than most of these tests.
 CONTRACT = ("-m", "contract", "tests/chart", "tests/cluster", "tests/contract")
 
 
@@ -47,13 +49,13 @@ IN_FRONT = (
     Check("format", (str(BIN / "ruff"), "format", "--check", ".")),
     Check("lint", (str(BIN / "ruff"), "check", ".")),
     Check("import rules", (str(BIN / "lint-imports"),)),
-    Check("unit tests", (*PYTEST, "-n", "4", *BY_FILE, "-m", "not contract and not cluster")),
+    Check("unit tests", (*PYTEST, *IN_PARALLEL, "-m", "not contract and not cluster")),
 )
 IN_BACKGROUND = (
     Check("promtool", (sys.executable, "-m", "e2e.cluster", "promtool-path")),
     Check("types", (str(BIN / "mypy"),)),
     Check("local cluster", (sys.executable, "-m", "e2e.install")),
-    Check("contract tests", (*PYTEST, "-n", "2", *BY_FILE, *CONTRACT)),
+    Check("contract tests", (*PYTEST, *CONTRACT)),
     Check("scan of the manifests", (sys.executable, "-m", "deploy.scan")),
 )
 AT_LAST = (Check("end-to-end tests", (*PYTEST, "e2e/scenarios")),)
