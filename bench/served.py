@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from bench.cpu_share import CpuGroup
 from e2e.demo_engine import ENGINE, free_port, wait_ready
 
 MODEL = "builtin://smollm2"
@@ -16,11 +17,14 @@ _LOG_CHARACTERS = 1000
 
 
 @contextmanager
-def served_engine(log: Path, *flags: str, environment: Mapping[str, str] | None = None) -> Iterator[str]:
+def served_engine(
+    log: Path, *flags: str, environment: Mapping[str, str] | None = None, group: CpuGroup | None = None
+) -> Iterator[str]:
     """The engine's address while the block runs; it is drained and stopped afterwards.
 
     Args:
         environment: variables on top of this process' own.
+        group: that its processes are in.
 
     Raises:
         RuntimeError: it did not become ready; the message has the end of its log.
@@ -30,6 +34,8 @@ def served_engine(log: Path, *flags: str, environment: Mapping[str, str] | None 
     with log.open("wb") as errors:
         engine = subprocess.Popen(command, stderr=errors, process_group=0, env={**os.environ, **(environment or {})})
         try:
+            if group is not None:
+                group.join(engine.pid)
             try:
                 wait_ready(engine, port)
             except RuntimeError as error:

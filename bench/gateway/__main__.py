@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from bench.gateway import overhead, routing, tenants
+from bench.gateway import overhead, routing, simulated, tenants
 from bench.gateway.conversations import turns
 from bench.gateway.overhead import Overhead
 from bench.gateway.routing import POLICIES, Routed
+from bench.gateway.simulated import Simulated
 from bench.gateway.upstream import EVENT_SECONDS
 from bench.machine import cpu_model
 
@@ -22,8 +23,8 @@ answers at once, so nearly all of the latency is that of the path. Clients, stan
 CPU time of each process for a request is what a dedicated core would spend.
 
 routing: conversations of a Mooncake trace, scaled, on real replicas of the built-in model: time to first token and
-prefix hits of the gateway, of least requests, of round robin and of a plain Service, in one run. About four minutes for
-each; on a quiet machine.
+prefix hits of the gateway, of least requests, of round robin and of a plain Service, in one run; then the same in the
+fleet simulator, with the cost model that the replicas fitted. About three minutes for each; on a quiet machine.
 
 tenants: limits of requests, tokens and concurrent requests against tenants that send three times as much, and API keys
 rotated under load; then the latency of a tenant with a modest load on a real engine, alone and beside one that floods,
@@ -45,7 +46,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="runs of each path, in turns (default 3)")
     parser.add_argument("--streams", type=int, default=2000, help="open streams for the memory (default 2000)")
     parser.add_argument("--replicas", type=int, default=4, help="engines of routing (default 4)")
-    parser.add_argument("--load-seconds", type=float, default=240, help="length of routing's load (default 240)")
+    parser.add_argument("--load-seconds", type=float, default=160, help="length of routing's load (default 160)")
+    parser.add_argument(
+        "--replica-cores",
+        type=float,
+        default=0.4,
+        help="CPU time that each engine of routing gets, as if on a machine of its own; needs root; 0: no bound"
+        " (default 0.4)",
+    )
     parser.add_argument("--policies", default=",".join(POLICIES), metavar="A,B", help="of routing (default all)")
     parser.add_argument("--minutes", type=int, default=2, help="of the limits of tenants (default 2)")
     parser.add_argument("--isolation-seconds", type=float, default=120, help="of each run of tenants (default 120)")
@@ -72,9 +80,15 @@ def main() -> int:
             if "routing" in parts:
                 load = turns(arguments.load_seconds, VOCAB_SIZE)
                 (folder / "routing").mkdir()
-                routed = routing.measure(folder / "routing", load, arguments.replicas, policies, _say)
-                found["routing"] = [asdict(row) for row in routed]
-                print("\n".join(routing_table(routed)), flush=True)
+                routed = routing.measure(
+                    folder / "routing", load, arguments.replicas, policies, _say, cores=arguments.replica_cores
+                )
+                found["routing"] = [asdict(row) for row in routed.rows]
+                print("\n".join(routing_table(routed.rows)), flush=True)
+                replica = simulated.replica_model(routed.samples)
+                again = simulated.simulate(load, replica, arguments.replicas, routing.LIMITS, routing.TTFT_S)
+                found["simulated"] = {"replica": asdict(replica), "rows": [asdict(row) for row in again]}
+                print("\n".join(agreement_table(routed.rows, again)), flush=True)
             if "tenants" in parts:
                 tenancy = tenants.measure(
                     folder / "tenants", arguments.minutes, arguments.isolation_seconds, arms, _say
@@ -116,6 +130,19 @@ def routing_table(found: Sequence[Routed]) -> list[str]:
         line = f"{row.policy:<15} {row.requests:>8} {row.ttft_p50:>11.2f} {row.ttft_p95:>7.2f}"
         line += f" {row.hit_rate:>12.1%} {row.busiest:>8.1%}"
         lines.append(line if ours is None else f"{line} {row.ttft_p95 / ours.ttft_p95:>13.2f}x")
+    return lines
+
+
+def agreement_table(found: Sequence[Routed], again: Sequence[Simulated]) -> list[str]:
+    """Lines for a terminal: what was measured beside what the simulator says."""
+    rows = {row.policy: row for row in found}
+    lines = ["", f"{'policy':<15} {'p95 s':>7} {'simulated (10 to 90% of seeds)':>31} {'hits':>7} {'simulated':>10}"]
+    for row in again:
+        if (real := rows.get(row.policy)) is not None:
+            spread = f"{row.ttft_p95:.2f} ({row.ttft_p95_low:.2f} to {row.ttft_p95_high:.2f})"
+            lines.append(
+                f"{row.policy:<15} {real.ttft_p95:>7.2f} {spread:>31} {real.hit_rate:>7.1%} {row.hit_rate:>10.1%}"
+            )
     return lines
 
 

@@ -18,11 +18,17 @@ _FIRST_TOKEN_ID = 1000
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request. Attributes: at_s: after the load's begin."""
+    """One request.
+
+    Attributes:
+        at_s: after the load's begin.
+        hash_ids: one for each `BLOCK_TOKENS` tokens of the prompt, as in the trace.
+    """
 
     at_s: float
     prompt: list[int]
     output_tokens: int
+    hash_ids: tuple[int, ...]
 
 
 def turns(seconds: float, vocab_size: int) -> list[Turn]:
@@ -45,6 +51,7 @@ def turns(seconds: float, vocab_size: int) -> list[Turn]:
             at_s=(row["timestamp"] - first) / max(1, last - first) * seconds,
             prompt=prompt(row, row["input_length"] * BLOCK_TOKENS // _TRACE_BLOCK_TOKENS),
             output_tokens=max(2, row["output_length"] // _OUTPUT_SCALE),
+            hash_ids=tuple(row["hash_ids"]),
         )
         for row in rows
     ]

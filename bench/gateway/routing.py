@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,17 +21,23 @@ from pathlib import Path
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench.cpu_share import cpu_group
 from bench.gateway.conversations import Turn
 from bench.gateway.stack import gateway
 from bench.served import served_engine
+from inflight_cost.capacity import StepLimits
+from inflight_operator.observe.metrics import Sample, parse_metrics
 
 CLIENTS = 16
 SERVICE = "bench"
+LIMITS = StepLimits(16, 256)
+TTFT_S = 0.5
+"""Target of the service, its default: late binding queues no more at a replica than a share of it."""
 ENGINE_FLAGS = (
     "--quantization=int8",
     "--num-threads=1",
-    "--max-num-seqs=16",
-    "--max-num-batched-tokens=256",
+    f"--max-num-seqs={LIMITS.max_num_seqs}",
+    f"--max-num-batched-tokens={LIMITS.max_num_batched_tokens}",
     "--max-model-len=4096",
     "--num-kv-blocks=1500",
     "--max-queued-requests=1000",
@@ -49,6 +56,14 @@ class Routed:
     ttft_p95: float
     hit_rate: float
     busiest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Attributes: rows: by policy. samples: metrics of each replica at the end, with the cost model it fitted."""
+
+    rows: list[Routed]
+    samples: list[Sample]
 
 
 Choice = Callable[[int, int, Sequence[int]], int]
@@ -74,28 +89,53 @@ POLICIES = (*PEERS, OURS)
 
 
 def measure(
-    folder: Path, turns: Sequence[Turn], replicas: int, policies: Sequence[str], say: Callable[[str], None]
-) -> list[Routed]:
+    folder: Path,
+    turns: Sequence[Turn],
+    replicas: int,
+    policies: Sequence[str],
+    say: Callable[[str], None],
+    *,
+    cores: float = 0.0,
+) -> Measured:
     """Start the replicas and send the same load by each policy, one after the other. Prefix caches begin without the
     content of earlier policies: each has its own cache salt.
+
+    Args:
+        cores: CPU time that each replica gets; 0: all share the machine.
 
     Raises:
         RuntimeError: an engine or the gateway did not start, or a request was not answered.
     """
     with ExitStack() as stack:
+        names = [f"bench-gateway-{number}" for number in range(replicas)]
+        groups = [stack.enter_context(cpu_group(name)) if cores else None for name in names]
         urls = [
-            stack.enter_context(served_engine(folder / f"engine-{number}.log", *ENGINE_FLAGS))
-            for number in range(replicas)
+            stack.enter_context(served_engine(folder / f"{name}.log", *ENGINE_FLAGS, group=group))
+            for name, group in zip(names, groups, strict=True)
         ]
+        for group in groups:
+            if group is not None:
+                group.limit(cores)
         endpoints = [url.removeprefix("http://") for url in urls]
-        service = {"name": SERVICE, "model": "smollm2", "endpoints": endpoints, "max_num_seqs": 16}
+        service = {
+            "name": SERVICE,
+            "model": "smollm2",
+            "endpoints": endpoints,
+            "max_num_seqs": LIMITS.max_num_seqs,
+            "ttft_s": TTFT_S,
+        }
         running = stack.enter_context(gateway(folder / "gateway", [service]))
         found = []
         for policy in policies:
             say(f"{policy}: {len(turns)} requests in {turns[-1].at_s:.0f} s")
             through = f"http://127.0.0.1:{running.port}" if policy == OURS else None
             found.append(asyncio.run(_run(policy, turns, urls, through)))
-        return found
+        return Measured(found, [_sample(url) for url in urls])
+
+
+def _sample(url: str) -> Sample:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+        return parse_metrics(answer.read().decode(), 0.0)
 
 
 async def _run(policy: str, turns: Sequence[Turn], urls: Sequence[str], through: str | None) -> Routed:

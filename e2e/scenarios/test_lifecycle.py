@@ -15,7 +15,7 @@ CHILDREN = "deployment,replicaset,pod,service,secret,configmap,poddisruptionbudg
 
 @pytest.fixture(scope="module")
 def service(namespace):
-    service = apply("life", namespace, tuning={"mode": "Off"})
+    service = apply("life", namespace, tuning={"mode": "Off"}, scaling={"maxReplicas": 1})
     service.wait("Ready", lambda view: view.ready, seconds=180)
     return service
 

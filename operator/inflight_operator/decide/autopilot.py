@@ -49,7 +49,7 @@ class AutopilotPolicy:
         late: share of requests that may start late by chance.
         fast, level: the rate is the mean of the last `level` seconds, or of the last `fast` ones where that is
             significantly more.
-        sureness: standard deviations that count as significant for `fast`.
+        sureness: standard deviations that count as significant for `fast`, and for a `level` not seen for so long.
         trend: the slope of demand is computed over this time.
         significance: standard deviations from which a slope is significant.
         most_trend: share of the rate that is added at most for its slope.
@@ -311,9 +311,17 @@ def _rate(view: DemandView, dispersion: float, policy: AutopilotPolicy) -> float
     Args:
         dispersion: variance of counts over their mean.
     """
-    fast = view.rate(policy.fast)
-    noise = math.sqrt(dispersion * fast / max(1.0, view.seconds(policy.fast)))
-    return max(view.rate(policy.level), fast - policy.sureness * noise)
+    level, seen = view.rate(policy.level), view.seconds(policy.level)
+    if seen < policy.level:
+        # One request in the first seconds of a service is no rate yet: what is certain counts, and the time before as
+        # silence.
+        level = max(level * seen / policy.level, _surely(level, seen, dispersion, policy))
+    return max(level, _surely(view.rate(policy.fast), view.seconds(policy.fast), dispersion, policy))
+
+
+def _surely(rate: float, seconds: float, dispersion: float, policy: AutopilotPolicy) -> float:
+    """`rate` seen over `seconds`, less its standard error as often as counts as significant."""
+    return rate - policy.sureness * math.sqrt(dispersion * rate / max(1.0, seconds))
 
 
 def _staffed(view: DemandView, targets: Targets, rate: float, capacity: Capacity, policy: AutopilotPolicy) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from inflight_engine.request import TokenIds
-from inflight_simulator.arrivals import OUTPUT_TOKEN, SHARED_BLOCK_TOKENS
+from inflight_simulator.arrivals import OUTPUT_TOKEN
 from inflight_simulator.fleet.requests import Requests
 
 
@@ -52,4 +52,4 @@ class Course:
         hash_ids = np.array(self.requests.hash_ids[request_id], np.int32)
         if not len(hash_ids):
             return np.full(tokens, OUTPUT_TOKEN - 1 - request_id, np.int32)
-        return np.repeat(hash_ids, SHARED_BLOCK_TOKENS)[:tokens]
+        return np.repeat(hash_ids, self.requests.hash_tokens)[:tokens]

@@ -17,7 +17,6 @@ from inflight_gateway.types import (
     ServiceConfig,
     ServiceKey,
 )
-from inflight_simulator.arrivals import SHARED_BLOCK_TOKENS
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.course import Course
 from inflight_simulator.fleet.pods import Pod
@@ -64,14 +63,15 @@ class Gateway:
         course = self._course
         prompt_tokens = course.prompt_tokens[request_id]
         hash_ids = course.requests.hash_ids[request_id] if course.requests.hash_ids else ()
+        block_tokens = course.requests.hash_tokens
         target = self._targets.ttft_of(prompt_tokens)
         request = RequestView(
             request_id=str(request_id),
             service=_SERVICE,
             arrived=now,
             prompt_tokens=prompt_tokens,
-            prefix=tuple(each * _SPREAD for each in hash_ids[: prompt_tokens // SHARED_BLOCK_TOKENS]),
-            block_tokens=SHARED_BLOCK_TOKENS,
+            prefix=tuple(each * _SPREAD for each in hash_ids[: prompt_tokens // block_tokens]),
+            block_tokens=block_tokens,
             deadline=math.inf if target is None else now + target,
         )
         self._queue.offer(request, self._config, now)

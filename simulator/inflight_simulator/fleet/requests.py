@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from inflight_simulator.arrivals import Arrival
+from inflight_simulator.arrivals import SHARED_BLOCK_TOKENS, Arrival
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -20,14 +20,15 @@ class Requests:
 
     Attributes:
         arrival_s: float64 [n], rising. prompt_tokens, output_tokens: int64 [n], at least 1 each.
-        hash_ids: of each request one id for each 512 tokens of its prompt, as in `Arrival`; empty: the file has none,
-            and no prompt shares anything.
+        hash_ids: of each request one id for each `hash_tokens` tokens of its prompt, as in `Arrival`; empty: the file
+            has none, and no prompt shares anything.
     """
 
     arrival_s: Floats
     prompt_tokens: Counts
     output_tokens: Counts
     hash_ids: tuple[tuple[int, ...], ...] = ()
+    hash_tokens: int = SHARED_BLOCK_TOKENS
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -50,8 +51,9 @@ class Requests:
         prompt_tokens: Counts,
         output_tokens: Counts,
         hash_ids: tuple[tuple[int, ...], ...] = (),
+        hash_tokens: int = SHARED_BLOCK_TOKENS,
     ) -> Requests:
         """Brings columns into order of arrival."""
         order = np.argsort(arrival_s, kind="stable")
         ordered_ids = tuple(hash_ids[place] for place in order.tolist()) if hash_ids else ()
-        return cls(arrival_s[order], prompt_tokens[order], output_tokens[order], ordered_ids)
+        return cls(arrival_s[order], prompt_tokens[order], output_tokens[order], ordered_ids, hash_tokens)

@@ -58,6 +58,14 @@ def test_a_steady_rate_needs_its_share_of_capacity_and_a_margin_and_says_so():
     assert said.endswith(f"{EACH:.3g}/s each, margin {reason.numbers['margin']:.1f}, ready in 41 s")
 
 
+def test_the_first_request_of_a_new_service_orders_no_second_replica_and_a_burst_does():
+    slow = {"replica": Replica(CostModel(0.06, 1e-3, 2e-3, 1e-6, 1e-9), 16_384.0), "ready": 1}
+    slow["workload"] = Workload(40.0, 40.0, 3200.0, 128.0, 32_768.0)
+    rounds = [0.0, 1 / 3]
+    assert decided(view(rounds, **slow))[0] == 1
+    assert decided(view([60 * each for each in rounds], **slow))[0] > 1
+
+
 @given(st.floats(10, 100))
 def test_the_share_of_the_margin_falls_as_the_fleet_grows(rate):
     small, large = (decided(view([one] * 60, pooled=True))[1].numbers for one in (rate, 10 * rate))
