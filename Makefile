@@ -12,7 +12,7 @@ HAVE_CXX := command -v "$${CXX:-c++}" g++ clang++ >/dev/null
 KERNELS := $(wildcard engine_image/kernels/*)
 INSTALL_VENV := { $(APT_INSTALL_VENV) || { apt-get -q update && $(APT_INSTALL_VENV); }; }
 
-.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-scheduler bench-simulator bench-fleet bench-operator bench-autopilot bench-gateway dashboards picture-top contract e2e e2e-disruptions venv cluster kubeconfig cluster-down dev format crd dashboards-json chart-files scan docs docs-reference lock
+.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-scheduler bench-simulator bench-fleet bench-operator bench-autopilot bench-gateway dashboards picture-top contract e2e e2e-disruptions e2e-storm venv cluster kubeconfig cluster-down dev format crd dashboards-json chart-files scan docs docs-reference lock
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -84,6 +84,9 @@ e2e: .venv/kernels.stamp cluster ## Tests on real pods in the local cluster
 
 e2e-disruptions: .venv/tools.stamp ## Traffic through every disruption, and a table of what was lost; a quarter of an hour. ARGS=--gateway, --help
 	@$(PY) -m e2e.disruptions $(ARGS)
+
+e2e-storm: .venv/tools.stamp ## Fifty sleeping services asked at the same moment; twenty minutes. ARGS=--help
+	@$(PY) -m e2e.storm $(ARGS)
 
 venv: .venv/kernels.stamp ## .venv with every program in .venv/bin
 

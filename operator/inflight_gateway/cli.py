@@ -84,6 +84,7 @@ def _picker(arguments: argparse.Namespace) -> int:
         access_log=arguments.access_log,
         name=arguments.name,
         ext_proc_port=arguments.ext_proc_port,
+        ext_proc_tls=arguments.ext_proc_tls,
     )
 
     async def until_told() -> None:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from inflight_gateway import logs
+from inflight_gateway.ext_proc.pool import POOL_PORTS
 from inflight_gateway.settings import GATEWAY_KEY_FILE
 
 
@@ -37,8 +38,15 @@ def picker(parser: argparse.ArgumentParser) -> None:
         "--ext-proc-port",
         type=_port,
         metavar="PORT",
-        help="port of external processing (gRPC without TLS), for gateways that use this picker as their endpoint"
-        " picker (default: not served)",
+        help="port of external processing (gRPC), for gateways that use this picker as their endpoint picker; with it,"
+        f" ports {POOL_PORTS[0]} to {POOL_PORTS[-1]} are those of InferencePools (default: not served)",
+    )
+    parser.add_argument(
+        "--ext-proc-tls",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="TLS on these ports, with a certificate that the picker signs itself when it starts: gateways do not"
+        " verify the certificate of an endpoint picker (default: on)",
     )
     parser.add_argument(
         "--relays",

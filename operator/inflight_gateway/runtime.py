@@ -111,11 +111,13 @@ class _Process:
         self._closing.push_async_callback(runner.cleanup)
         server = await grpc_server.serve(sockets.picker, gateway.publisher.ads, gateway.processor)
         self._closing.push_async_callback(server.stop, 0.0)
-        if self._settings.ext_proc_port is not None:
-            guests = await grpc_server.serve_guests(self._settings.ext_proc_port, gateway.guests)
-            self._closing.push_async_callback(guests.stop, 0.0)
+        if gateway.guests is not None:
+            self._closing.push_async_callback(gateway.guests.close)
+            await gateway.guests.open()
         self._serving = True
         _log.info("%d services; Envoy may connect at %s", len(gateway.catalog.services), sockets.picker)
+        if gateway.guests is not None:
+            await gateway.guests.run()
 
     async def _tick(self) -> None:
         while True:
@@ -129,8 +131,11 @@ class _Process:
             return
         self._draining = True
         _log.info("drains: no longer ready, running requests end")
-        settings = self._settings
-        await drain(settings.sockets.admin, settings.drain_min_s, settings.drain_max_s)
+        settings, guests = self._settings, self._gateway.guests
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(drain(settings.sockets.admin, settings.drain_min_s, settings.drain_max_s))
+            if guests is not None:
+                tasks.create_task(guests.drain(settings.drain_min_s, settings.drain_max_s))
 
     def _unready(self) -> list[str]:
         if self._draining:

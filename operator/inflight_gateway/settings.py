@@ -65,7 +65,9 @@ class PickerSettings:
         peers: name of the headless Service of the gateway's pods; empty: no other gateway pods.
         drain_min_s, drain_max_s: seconds of a graceful shutdown, at least and at most.
         name: of this gateway in the state stream: its pod.
-        ext_proc_port: TCP port of external processing for other gateways; None: not served.
+        ext_proc_port: TCP port of external processing for other gateways; None: neither this one nor those of
+            InferencePools are served.
+        ext_proc_tls: whether these ports take TLS.
     """
 
     sockets: Sockets = Sockets()
@@ -83,3 +85,4 @@ class PickerSettings:
     access_log: bool = True
     name: str = field(default_factory=socket.gethostname)
     ext_proc_port: int | None = None
+    ext_proc_tls: bool = True

@@ -15,7 +15,7 @@ from inflight_gateway.catalog import Catalog, Change, SecretData, SecretRef
 from inflight_gateway.courses import Courses
 from inflight_gateway.ext_proc.dispatcher import Dispatcher
 from inflight_gateway.ext_proc.exchange import Parts
-from inflight_gateway.ext_proc.guests import GuestProcessor
+from inflight_gateway.ext_proc.guest_ports import GuestPorts
 from inflight_gateway.ext_proc.server import Processor
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.ledger import Ledger
@@ -49,7 +49,7 @@ class Gateway:
 
     Attributes:
         courses: receives the relays' reports.
-        processor: serves Envoy. guests: serves other gateways.
+        processor: serves Envoy. guests: serves other gateways; None: not served.
         publisher: configures Envoy.
     """
 
@@ -78,7 +78,8 @@ class Gateway:
         )
         self._parts = Parts(self.catalog, self._gate, EngineHeaders(key), self._dispatcher, self.courses, monotonic)
         self.processor = Processor(self._parts)
-        self.guests = GuestProcessor(self._parts)
+        port = settings.ext_proc_port
+        self.guests = None if port is None else GuestPorts(self._parts, port, tls=settings.ext_proc_tls)
         fixed = Fixed(settings.sockets, any_address(), settings.port, settings.relays)
         self.publisher = Publisher(fixed, self.catalog, self.metrics.config_refused, self._dispatcher.release)
         self._addresses: dict[ServiceKey, frozenset[str]] = {}

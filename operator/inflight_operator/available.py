@@ -1,10 +1,10 @@
-"""Discovery of optional APIs: the Prometheus operator may be installed or removed at any time."""
+"""Discovery of optional APIs, such as that of the Prometheus operator: they may be installed or removed at any time."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from inflight_operator.apply.kube import OPTIONAL_KINDS, RESOURCES, KubeApi, KubeApiError
@@ -17,17 +17,21 @@ SHORTEST_SECONDS = 5.0
 
 
 class AvailableApis:
-    """Attributes:
-    current: the optional APIs at the last lookup, as `GROUP/VERSION/KIND`. Read it in each round.
+    """Args:
+        kinds: optional kinds that the operator may use.
+
+    Attributes:
+        current: the optional APIs at the last lookup, as `GROUP/VERSION/KIND`. Read it in each round.
     """
 
-    def __init__(self, api: KubeApi) -> None:
+    def __init__(self, api: KubeApi, kinds: Sequence[str] = OPTIONAL_KINDS) -> None:
         self._api = api
+        self._kinds = kinds
         self.current: frozenset[str] = frozenset()
 
     def kinds(self) -> tuple[str, ...]:
-        """The optional kinds that the cluster has."""
-        return tuple(kind for kind in OPTIONAL_KINDS if f"{RESOURCES[kind][0]}/{kind}" in self.current)
+        """The kinds of them that the cluster has."""
+        return tuple(kind for kind in self._kinds if f"{RESOURCES[kind][0]}/{kind}" in self.current)
 
     async def refresh(self) -> set[str]:
         """Looks them up; returns the kinds that were added or removed.

@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         lease_name=arguments.lease_name,
         key_secret=arguments.key_secret,
         gateway_service=arguments.gateway_service,
+        endpoint_picker=arguments.gateway_endpoint_picker,
         metrics_port=arguments.metrics_port,
         engine_image=arguments.engine_image,
         engine_pull_policy=arguments.engine_image_pull_policy,
@@ -145,6 +146,13 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="HOST",
         help="full DNS name of the gateway's Service, such as inflight-gateway.inflight-system.svc.cluster.local; with"
         " it, services with spec.gateway.enabled are behind the gateway (default: no service is)",
+    )
+    run.add_argument(
+        "--gateway-endpoint-picker",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="the gateway runs with --ext-proc-port: services with spec.gateway.inferencePool get an InferencePool"
+        " where the cluster has that API",
     )
     run.add_argument(
         "--metrics-port",

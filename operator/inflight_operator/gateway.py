@@ -13,6 +13,7 @@ from inflight_operator.gateway_key import GATEWAY_KEY_SECRET_NAME, LiveGatewayKe
 from inflight_operator.observe.cache import ENDPOINTS, SLICE_OF_LABEL, ServiceKey
 from inflight_operator.observe.gateway import GatewayReader
 from inflight_operator.observe.gateway_view import GatewayView
+from inflight_operator.render.plan import GatewayAddress
 
 SETTLE_SECONDS = 3.0
 """Wait for connections to the gateway's pods before the first rounds: else each service would briefly report its
@@ -46,6 +47,11 @@ class LiveGateway:
     def tenant_key(self, key: ServiceKey, uid: str) -> str:
         """Of the service with this uid; `read_key` must have succeeded once."""
         return self._key.current.tenant_key(key.namespace, key.name, uid)
+
+    @property
+    def addresses(self) -> tuple[GatewayAddress, ...] | None:
+        """Of the gateway's pods; None while they are unknown."""
+        return self._reader.addresses
 
     @property
     def pods(self) -> tuple[int, int]:

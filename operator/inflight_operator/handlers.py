@@ -24,7 +24,9 @@ Stop = Callable[[], Awaitable[None]]
 IDLE_SECONDS = 0.2
 """How long kopf keeps an object's task after its last event."""
 
-WATCHED_KINDS = (KIND, POD, ENDPOINTS, *(kind for kind in CHILD_KINDS if kind not in ("Secret", *OPTIONAL_KINDS)))
+_ELSEWHERE = ("Secret", ENDPOINTS, *OPTIONAL_KINDS)
+
+WATCHED_KINDS = (KIND, POD, ENDPOINTS, *(kind for kind in CHILD_KINDS if kind not in _ELSEWHERE))
 """Kinds to watch. Secrets are written and never read. Optional kinds are listed periodically: kopf discovers kinds only
 at its start, and removal of a kind would end it."""
 

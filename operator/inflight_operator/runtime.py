@@ -17,7 +17,7 @@ from kubernetes.aio import client
 from inflight_operator.admin_key import LiveAdminKey
 from inflight_operator.api.types import API_VERSION, KIND
 from inflight_operator.apply import KubeApi
-from inflight_operator.apply.kube import KubeApiError
+from inflight_operator.apply.kube import OPTIONAL_KINDS, KubeApiError
 from inflight_operator.available import AvailableApis
 from inflight_operator.clock import Clock
 from inflight_operator.connect import kopf_connection, load_configuration
@@ -53,6 +53,7 @@ class Options:
         lease_name: of that Lease.
         key_secret: name of the Secret with the key of the engines' admin tokens.
         gateway_service: full DNS name of the gateway's Service; empty without a gateway.
+        endpoint_picker: whether the gateway's pods serve other gateways as their endpoint picker.
         metrics_port: for /metrics and /healthz.
         engine_image: of services whose spec names none.
         engine_pull_policy: of all engine pods; empty takes the default of Kubernetes.
@@ -83,6 +84,7 @@ class Options:
     record_size: int = DEFAULT_MEBIBYTES
     observability: EngineObservability = field(default_factory=EngineObservability)
     gateway_service: str = ""
+    endpoint_picker: bool = False
 
 
 async def run_operator(options: Options) -> int:
@@ -110,7 +112,10 @@ async def run_operator(options: Options) -> int:
                 else None
             )
             api = KubeApi(api_client, may_write=leadership.leads) if leadership else KubeApi(api_client)
-            apis, admin_key = AvailableApis(api), LiveAdminKey(api, own_namespace, options.key_secret)
+            apis, admin_key = (
+                AvailableApis(api, _optional_kinds(options)),
+                LiveAdminKey(api, own_namespace, options.key_secret),
+            )
             lister = Lister(api, cache, apis, options.namespaces)
             await _wait_for_crd(api, options.namespaces)
             await _until_answered(apis.refresh)
@@ -265,6 +270,11 @@ async def _beat(heartbeat: Heartbeat, rounds_due: Callable[[], bool]) -> None:
         await asyncio.sleep(1)
 
 
+def _optional_kinds(options: Options) -> tuple[str, ...]:
+    """The chart gives the operator rights to InferencePools with the gateway only."""
+    return tuple(kind for kind in OPTIONAL_KINDS if kind != "InferencePool" or options.gateway_service)
+
+
 def _settings(options: Options, available_apis: frozenset[str]) -> Settings:
     return Settings(
         engine_image=options.engine_image,
@@ -274,6 +284,7 @@ def _settings(options: Options, available_apis: frozenset[str]) -> Settings:
         admin_peers=options.admin_peers,
         observability=options.observability,
         gateway_service=options.gateway_service,
+        endpoint_picker=options.endpoint_picker,
     )
 
 

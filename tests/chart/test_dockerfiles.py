@@ -236,6 +236,7 @@ def test_the_operator_image_proves_what_it_installs():
     (install,) = [a for i, a in final_stage("operator") if i == "RUN" and "operator.txt" in a]
     proved = set(re.search(r"-c 'import ([^']*)'", install)[1].replace(" ", "").split(","))
     modules = {
+        "cryptography": "cryptography.x509",
         "grpcio": "grpc.aio",
         "kubernetes": "kubernetes.aio",
         "prometheus-client": "prometheus_client",

@@ -98,6 +98,7 @@ CHANGES = {
 
 NEEDS = {
     "gateway.": "gateway.enabled=true",
+    "gateway.extProcTls": "gateway.extProcPort=9002",
     "clusterDomain": "gateway.enabled=true",
     "recordDecisions.": "recordDecisions.enabled=true",
     "metrics.monitor.": "metrics.monitor.enabled=true",

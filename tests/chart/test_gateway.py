@@ -8,6 +8,7 @@ import yaml
 
 from deploy import envoy_bootstrap
 from inflight_gateway import cli
+from inflight_gateway.ext_proc.pool import POOL_PORTS
 from inflight_gateway.settings import GATEWAY_KEY_FILE, RUN_DIR, PickerSettings
 from inflight_operator.gateway_key import GATEWAY_KEY_SECRET_NAME
 
@@ -326,11 +327,29 @@ def test_the_help_of_a_wrong_value_names_it(helm):
 
 
 def test_other_gateways_reach_the_picker_only_where_its_port_is_set(helm, objects):
-    given = helm.objects(*ENABLED, "--set", "gateway.extProcPort=9004,networkPolicy.enabled=true")
-    assert (understood(objects, "picker").ext_proc_port, understood(given, "picker").ext_proc_port) == (None, 9004)
+    given = helm.objects(*ENABLED, "--set", "gateway.extProcPort=9002,networkPolicy.enabled=true")
+    assert (understood(objects, "picker").ext_proc_port, understood(given, "picker").ext_proc_port) == (None, 9002)
+    assert understood(given, "picker").ext_proc_tls
     assert {one["name"] for one in objects[("Service", "prod-gateway")]["spec"]["ports"]} == {"http"}
     port = given[("Service", "prod-gateway")]["spec"]["ports"][1]
-    assert (port["port"], port["targetPort"], port["appProtocol"]) == (9004, "ext-proc", "kubernetes.io/h2c")
-    assert {"name": "ext-proc", "containerPort": 9004} in container_of(given, "picker")["ports"]
+    assert (port["port"], port["targetPort"]) == (9002, "ext-proc")
+    assert "appProtocol" not in port
+    assert {"name": "ext-proc", "containerPort": 9002} in container_of(given, "picker")["ports"]
     allowed = given[("NetworkPolicy", "prod-gateway")]["spec"]["ingress"][0]["ports"]
-    assert [one["port"] for one in allowed] == ["http", "ext-proc"]
+    assert [one["port"] for one in allowed] == ["http", "ext-proc", POOL_PORTS[0]]
+    assert allowed[-1]["endPort"] == POOL_PORTS[-1]
+
+
+def test_the_operator_renders_inference_pools_only_where_the_picker_serves_them(helm):
+    for setting, told in (("0", False), ("9002", True)):
+        given = helm.objects(*ENABLED, "--set", f"gateway.extProcPort={setting}")
+        (container,) = given[OPERATOR]["spec"]["template"]["spec"]["containers"]
+        assert ("--gateway-endpoint-picker" in container["args"]) == told
+
+
+def test_the_port_of_the_picker_can_do_without_tls_and_is_none_of_a_pools(helm):
+    given = helm.objects(*ENABLED, "--set", "gateway.extProcPort=9002,gateway.extProcTls=false")
+    assert not understood(given, "picker").ext_proc_tls
+    assert given[("Service", "prod-gateway")]["spec"]["ports"][1]["appProtocol"] == "kubernetes.io/h2c"
+    refused = helm.template("--set", f"gateway.extProcPort={POOL_PORTS[3]}")
+    assert "gateway.extProcPort: Must not validate the schema" in refused.stderr

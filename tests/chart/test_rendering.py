@@ -220,7 +220,7 @@ def test_the_admission_policies_can_be_left_out(helm):
 
 
 def test_every_kind_that_the_operator_may_change_is_bound_by_an_admission_policy(helm):
-    objects = helm.objects()
+    objects = helm.objects("--set", "gateway.enabled=true")
     bound = {
         (group, resource)
         for (kind, _), policy in objects.items()
@@ -252,7 +252,7 @@ def test_rights_have_no_wildcard_and_cover_the_children_and_nothing_that_escalat
     from inflight_operator.apply.kube import RESOURCES
     from inflight_operator.render.service_children import CHILD_KINDS
 
-    rules = rules_of(helm.objects())
+    rules = rules_of(helm.objects("--set", "gateway.enabled=true"))
     for kind in CHILD_KINDS:
         version, plural = RESOURCES[kind]
         group = version.rpartition("/")[0]
@@ -264,9 +264,14 @@ def test_rights_have_no_wildcard_and_cover_the_children_and_nothing_that_escalat
         ("inflight.dev", "inferenceservices/status"): {"patch"},
         ("inflight.dev", "inferenceservices/finalizers"): {"update"},
         ("", "pods"): {"get", "list", "watch", "patch"},
-        ("discovery.k8s.io", "endpointslices"): {"list", "watch"},
         ("events.k8s.io", "events"): {"create"},
     }
+
+
+def test_without_the_gateway_the_operator_writes_no_endpoints(helm):
+    rules = rules_of(helm.objects("--set", "gateway.extProcPort=9002"))
+    assert rules[("discovery.k8s.io", "endpointslices")] == {"list", "watch"}
+    assert ("inference.networking.k8s.io", "inferencepools") not in rules
 
 
 def test_one_replica_has_no_disruption_budget_and_two_have_one(helm):

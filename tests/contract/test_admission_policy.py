@@ -17,6 +17,8 @@ import yaml
 from inflight_operator.api import InferenceService
 from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.render import ChildPlan, Settings, render
+from inflight_operator.render.inference_pool import picker_slices
+from inflight_operator.render.plan import GatewayAddress
 from tests.contract.manifests import service_manifest
 
 pytestmark = pytest.mark.contract
@@ -33,7 +35,7 @@ def chart(kubectl, tmp_path_factory):
     """The chart's roles and policies, in force; gone afterwards."""
     helm = Path(sys.executable).with_name("helm")
     rendered = subprocess.run(
-        [helm, "template", "prod", CHART, "--namespace", SYSTEM],
+        [helm, "template", "prod", CHART, "--namespace", SYSTEM, "--set", "gateway.enabled=true"],
         env={"HOME": str(tmp_path_factory.mktemp("helm-home")), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
@@ -180,6 +182,19 @@ def test_of_secrets_only_the_admin_token_of_the_owner_can_be_written(kubectl, ch
         secret = copy.deepcopy(children["Secret"])
         secret["metadata"]["name"] = name
         refused(operator(kubectl, "apply", secret), "only those with the admin token of a service")
+
+
+def test_of_endpoint_slices_only_those_of_the_picker_of_the_owner_can_be_written(kubectl, children, namespace):
+    service = InferenceService.from_dict(kubectl.json("get", "ifsvc", "chat", "-n", namespace))
+    (slice_,) = picker_slices(service, [GatewayAddress("10.1.0.1")])
+    done = operator(kubectl, "apply", slice_)
+    assert done.returncode == 0, done.stderr
+    for victim in ("chat", "payments", "other-picker"):
+        stolen = copy.deepcopy(slice_)
+        stolen["metadata"]["name"] = f"{victim}-slice"
+        stolen["metadata"]["labels"]["kubernetes.io/service-name"] = victim
+        refused(operator(kubectl, "apply", stolen), "only those of the picker's Service of an InferencePool")
+    assert operator(kubectl, "delete", slice_).returncode == 0
 
 
 def test_a_secret_of_someone_else_with_that_name_is_not_taken_over(kubectl, children, namespace):

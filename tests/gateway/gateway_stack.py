@@ -22,9 +22,10 @@ START_S = 30.0
 
 
 def free_port() -> int:
-    """Below the ports that the kernel gives to connections: one of these could be taken until a server listens."""
+    """Below the ports that the kernel gives to connections: one of these could be taken until a server listens. Above
+    those of InferencePools."""
     while True:
-        port = 20_000 + secrets.randbelow(9_000)
+        port = 21_000 + secrets.randbelow(8_000)
         with socket.socket() as listener, suppress(OSError):
             listener.bind(("127.0.0.1", port))
             return port

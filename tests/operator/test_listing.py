@@ -154,3 +154,11 @@ def test_a_kind_that_is_installed_while_the_operator_runs_is_listed_and_forgotte
             assert running.cache.children(KEY) == []
 
     run(scenario())
+
+
+async def test_a_kind_that_the_operator_may_not_use_is_not_listed_where_the_cluster_has_it():
+    cluster = Cluster()
+    cluster.apis = frozenset({POD_MONITOR, "inference.networking.k8s.io/v1/InferencePool"})
+    apis = AvailableApis(cluster, ("PodMonitor",))
+    assert await apis.refresh() == {"PodMonitor"}
+    assert apis.kinds() == ("PodMonitor",)

@@ -56,6 +56,7 @@ def read_service(manifest: dict[str, Any]) -> tuple[ServiceConfig | None, tuple[
         tenants=_tenants(gateway),
         default_limits=_limits(gateway.part("defaultLimits")),
         can_sleep=scaling.text("mode", "Operator") == "Operator" and scaling.whole("minReplicas", 1) == 0,
+        inference_pool=gateway.part("inferencePool").flag("enabled", False),
     )
     return config, tuple(notes)
 

@@ -76,7 +76,7 @@ class Dispatcher:
         now = self._clock()
         self._ledger.touch(request.service, now)
         if allowed and not self._allowed(request.service, allowed):
-            return _none_allowed(request.service)
+            return none_allowed(request.service)
         refusal = self._holds.offer(request, config, now)
         if refusal is not None:
             return refusal
@@ -128,7 +128,7 @@ class Dispatcher:
             if waiting.allowed and waiting.service in change.endpoints and self._lost(waiting):
                 self._holds.remove(request_id)
                 del self._waiting[request_id]
-                _settle(waiting.outcome, _none_allowed(waiting.service))
+                _settle(waiting.outcome, none_allowed(waiting.service))
         for key in change.services | change.endpoints:
             self.release(key)
 
@@ -186,7 +186,8 @@ def _settle(outcome: asyncio.Future[Start | Refusal], result: Start | Refusal) -
         outcome.set_result(result)
 
 
-def _none_allowed(service: ServiceKey) -> Refusal:
+def none_allowed(service: ServiceKey) -> Refusal:
+    """Another gateway allows endpoints for the request, and none of them can take it."""
     return Refusal(
         503,
         "no_replica",

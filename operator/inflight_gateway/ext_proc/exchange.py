@@ -12,7 +12,7 @@ from inflight_gateway.access_log import Course
 from inflight_gateway.catalog import Catalog
 from inflight_gateway.ext_proc import messages
 from inflight_gateway.ext_proc.body import Body, parse
-from inflight_gateway.ext_proc.dispatcher import Dispatcher, Start
+from inflight_gateway.ext_proc.dispatcher import Dispatcher, Start, none_allowed
 from inflight_gateway.ext_proc.view import Head, view
 from inflight_gateway.headers import ATTEMPT, AVOID, DESTINATION, INTERNAL, PROGRESS, SUBSET
 from inflight_gateway.paths import is_hidden
@@ -71,15 +71,25 @@ class Exchange:
 
     Args:
         head: of the request.
-        allowed: addresses that another gateway allows for it; empty: all.
+        allowed: addresses that another gateway allows for it; None: all.
         guest: the call comes from another gateway, not from the Envoy of this pod.
+        pool: service whose InferencePool the other gateway routes the request to, if it says so.
     """
 
-    def __init__(self, parts: Parts, head: Head, allowed: Collection[str], *, guest: bool = False) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        head: Head,
+        allowed: Collection[str] | None,
+        *,
+        guest: bool = False,
+        pool: ServiceKey | None = None,
+    ) -> None:
         self._parts = parts
         self._head = head
         self._allowed = allowed
         self._guest = guest
+        self._pool = pool
         self._arrived = parts.clock()
         self._placed: tuple[str, ServiceKey] | None = None
         self._admitted = False
@@ -108,6 +118,9 @@ class Exchange:
             yield self._refuse(tenant, config.key)
             return
         request = view(self._head, body, len(content), config, tenant, self._arrived)
+        if self._allowed is not None and not self._allowed:
+            yield self._refuse(none_allowed(config.key), config.key)
+            return
         limit_headers = await parts.gate.admit(request, config, begin)
         if isinstance(limit_headers, Refusal):
             yield self._refuse(limit_headers, config.key)
@@ -117,7 +130,7 @@ class Exchange:
         unique = f"{request.request_id}#{next(_numbers)}"
         self._placed = unique, config.key
         outcome = parts.dispatcher.place(
-            replace(request, request_id=unique, prefix=body.prefix(tenant)), config, self._allowed
+            replace(request, request_id=unique, prefix=body.prefix(tenant)), config, self._allowed or ()
         )
         del body, content  # freed while the request waits: they may be large
         parts.observer.decided(parts.clock() - begin)
@@ -141,7 +154,10 @@ class Exchange:
 
     def _config(self, model: str | None) -> ServiceConfig | Refusal:
         catalog = self._parts.catalog
-        key = catalog.resolve(self._head.host, model, tuple(self._allowed))
+        if self._pool is not None and self._pool in catalog.services:
+            # The route of the other gateway has chosen it; Host and model are those of its clients.
+            return catalog.services[self._pool]
+        key = catalog.resolve(self._head.host, model, tuple(self._allowed or ()))
         return key if isinstance(key, Refusal) else catalog.services[key]
 
     def _refuse(self, refusal: Refusal, service: ServiceKey | None) -> Any:

@@ -9,6 +9,7 @@ from envoy.service.discovery.v3 import ads_pb2_grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 
 from inflight_gateway.addresses import address_of, any_address
+from inflight_gateway.ext_proc.certificate import Certificate
 from inflight_gateway.ext_proc.guests import GuestProcessor
 from inflight_gateway.ext_proc.server import Processor
 from inflight_gateway.proxy.ads import Ads
@@ -32,17 +33,25 @@ async def serve(socket: Path, ads: Ads, processor: Processor) -> grpc.aio.Server
     return server
 
 
-async def serve_guests(port: int, processor: GuestProcessor) -> grpc.aio.Server:
+async def serve_guests(port: int, processor: GuestProcessor, certificate: Certificate | None) -> grpc.aio.Server:
     """Listens on a TCP port of all addresses until stopped. Other gateways do not get ADS, which would configure them.
+
+    Args:
+        certificate: None: without TLS.
 
     Raises:
         OSError: the port is in use.
     """
     server = grpc.aio.server(options=_OPTIONS)
     external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(processor, server)
+    address = address_of(any_address(), port)
     try:
-        server.add_insecure_port(address_of(any_address(), port))
+        if certificate is None:
+            server.add_insecure_port(address)
+        else:
+            pair = certificate.private_key.encode(), certificate.chain.encode()
+            server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
     except RuntimeError as error:
-        raise OSError(f"cannot listen on --ext-proc-port {port}: {error}") from error
+        raise OSError(f"cannot listen on port {port} for other gateways (--ext-proc-port): {error}") from error
     await server.start()
     return server

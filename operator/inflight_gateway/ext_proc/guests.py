@@ -6,7 +6,7 @@ Protocol: Gateway API Inference Extension, docs/proposals/004-endpoint-picker-pr
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from inflight_gateway.ext_proc.server import allowed
 from inflight_gateway.ext_proc.view import Head
 from inflight_gateway.headers import INTERNAL, SUBSET
 from inflight_gateway.settings import MAX_BODY_BYTES
-from inflight_gateway.types import Refusal
+from inflight_gateway.types import Refusal, ServiceKey
 
 _log = logging.getLogger(__name__)
 
@@ -41,18 +41,30 @@ MAX_BODIES_BYTES = 256 * 2**20
 _NOT_FROM_CLIENTS = frozenset((*INTERNAL, SUBSET))
 
 
+@dataclass(slots=True)
+class Bodies:
+    """Attributes: kept: bytes, of all streams."""
+
+    kept: int = 0
+
+
 class GuestProcessor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]  # no types
     """One stream for each request, as in `Processor`. Headers of the request come from a client: those that only relay
     and picker may set were not removed, so they are ignored.
 
-    Bodies come whole (mode BUFFERED), or in parts that must be sent back (FULL_DUPLEX_STREAMED)."""
+    Bodies come whole (mode BUFFERED), or in parts that must be sent back (FULL_DUPLEX_STREAMED).
 
-    def __init__(self, parts: Parts) -> None:
+    Args:
+        pool: service whose InferencePool the calls are for; None: each request says it.
+    """
+
+    def __init__(self, parts: Parts, bodies: Bodies, pool: Callable[[], ServiceKey | None]) -> None:
         self._parts = parts
-        self._bodies = _Bodies()
+        self._bodies = bodies
+        self._pool = pool
 
     async def Process(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        stream = _Stream(self._parts, self._bodies)
+        stream = _Stream(self._parts, self._bodies, self._pool())
         try:
             async for message in requests:
                 async for answer in stream.take(message):
@@ -64,17 +76,11 @@ class GuestProcessor(external_processor_pb2_grpc.ExternalProcessorServicer):  # 
             stream.close()
 
 
-@dataclass(slots=True)
-class _Bodies:
-    """Attributes: kept: bytes, of all streams."""
-
-    kept: int = 0
-
-
 class _Stream:
-    def __init__(self, parts: Parts, bodies: _Bodies) -> None:
+    def __init__(self, parts: Parts, bodies: Bodies, pool: ServiceKey | None) -> None:
         self._parts = parts
         self._bodies = bodies
+        self._pool = pool
         self._kept = 0
         self._exchange: Exchange | None = None
         self._body = bytearray()
@@ -117,7 +123,7 @@ class _Stream:
         pairs = messages.header_pairs(message.request_headers)
         ends = bool(message.request_headers.end_of_stream)
         head = Head([pair for pair in pairs if pair[0] not in _NOT_FROM_CLIENTS], end_of_stream=ends)
-        self._exchange = Exchange(self._parts, head, allowed(message), guest=True)
+        self._exchange = Exchange(self._parts, head, allowed(message), guest=True, pool=self._pool)
         refusal = self._exchange.refusal()
         if refusal is not None:
             self._answered = True

@@ -65,11 +65,12 @@ def _ends(message: Any) -> bool:
     return bool(message.request_headers.end_of_stream)
 
 
-def allowed(message: Any) -> frozenset[str]:
-    """Addresses that another gateway allows for a request; empty: all. From metadata, as a header may be a client's."""
+def allowed(message: Any) -> frozenset[str] | None:
+    """Addresses that another gateway allows for a request, maybe none; None: all. From metadata, as a header may be a
+    client's."""
     struct = message.metadata_context.filter_metadata.get(_SUBSET_NAMESPACE)
     if struct is None or SUBSET not in struct.fields:
-        return frozenset()
+        return None
     value = struct.fields[SUBSET]
     listed = [item.string_value for item in value.list_value.values]
     return addresses(",".join([value.string_value, *listed]))

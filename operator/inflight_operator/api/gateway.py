@@ -113,6 +113,16 @@ class Scores(SpecModel):
     prefix: float = _weight("the prompt tokens that its prefix cache holds")
 
 
+class InferencePool(SpecModel):
+    """Another gateway in front, by the Gateway API Inference Extension."""
+
+    enabled: bool = Field(
+        default=False,
+        description="Creates an InferencePool of the service's name, for HTTPRoutes of other gateways. It needs the API"
+        " inference.networking.k8s.io/v1 in the cluster, and the chart's value gateway.extProcPort.",
+    )
+
+
 class Gateway(SpecModel):
     """The gateway in front of the engines: it chooses the replica for each request, holds requests that no replica can
     start, tries another replica when one fails, and checks API keys and limits."""
@@ -139,6 +149,9 @@ class Gateway(SpecModel):
     default_limits: TenantLimits = Field(
         default_factory=TenantLimits,
         description="Limits of each tenant that gateway.tenants does not name. Default: none.",
+    )
+    inference_pool: InferencePool = Field(
+        default_factory=InferencePool, description="The service as a backend of other gateways."
     )
     scores: Scores = Field(
         default_factory=Scores, description="Weights of the measurements that the choice of a replica is based on."

@@ -214,6 +214,12 @@ class InferenceServiceSpec(SpecModel):
                 fieldPath=".gateway.auth",
             ),
             rule(
+                "self.gateway.enabled || !self.gateway.inferencePool.enabled",
+                "gateway.inferencePool.enabled needs gateway.enabled true: the gateway's picker chooses the engines for"
+                " other gateways",
+                fieldPath=".gateway.inferencePool.enabled",
+            ),
+            rule(
                 "!self.gateway.enabled || !has(self.engine.extraArgs)"
                 " || !self.engine.extraArgs.exists(a, a.matches('^--trust-tenant-header(=.*)?$'))",
                 "engine.extraArgs --trust-tenant-header and gateway.enabled exclude each other: engines behind the"

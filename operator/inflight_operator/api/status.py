@@ -158,7 +158,8 @@ class InferenceServiceStatus(StatusModel):
         default_factory=list,
         max_length=16,
         description="Ready, Scheduled, ModelLoaded, Progressing, MetricsAvailable, ScalingActive, TuningActive;"
-        " GatewayReady with gateway.enabled; Idle and Waking with scaling.minReplicas 0.",
+        " GatewayReady with gateway.enabled; InferencePool with gateway.inferencePool.enabled; Idle and Waking"
+        " with scaling.minReplicas 0.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     url: str | None = Field(default=None, description="Address of the service inside the cluster.")

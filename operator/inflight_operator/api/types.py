@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field
 from inflight_operator.api.base import SpecModel, StatusModel
 from inflight_operator.api.cost import Cost
 from inflight_operator.api.engine import Accelerator, Engine, KVCache, Model
-from inflight_operator.api.gateway import Auth, Gateway, Hold, Scores, Tenant, TenantLimits
+from inflight_operator.api.gateway import Auth, Gateway, Hold, InferencePool, Scores, Tenant, TenantLimits
 from inflight_operator.api.lenient import read_leniently
 from inflight_operator.api.scaling import Behavior, ScaleDownRules, ScaleUpRules, Scaling, ScalingPolicy, Targets
 from inflight_operator.api.scheduling import ClassSLO, Scheduling, ServiceClass
@@ -127,6 +127,7 @@ __all__ = [
     "Gateway",
     "GatewayStatus",
     "Hold",
+    "InferencePool",
     "InferenceService",
     "InferenceServiceSpec",
     "InferenceServiceStatus",

@@ -35,6 +35,7 @@ RESOURCES: dict[str, tuple[str, str]] = {
     "Deployment": ("apps/v1", "deployments"),
     "EndpointSlice": ("discovery.k8s.io/v1", "endpointslices"),
     "Event": ("events.k8s.io/v1", "events"),
+    "InferencePool": ("inference.networking.k8s.io/v1", "inferencepools"),
     "Lease": ("coordination.k8s.io/v1", "leases"),
     "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
     "Pod": ("v1", "pods"),
@@ -46,7 +47,7 @@ RESOURCES: dict[str, tuple[str, str]] = {
 }
 """apiVersion and plural of every kind the operator touches."""
 
-OPTIONAL_KINDS = ("PodMonitor",)
+OPTIONAL_KINDS = ("PodMonitor", "InferencePool")
 """Kinds a cluster may not have."""
 
 

@@ -167,6 +167,15 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
         f"{count(n['heard'], 'gateway pod')} {'routes' if n['heard'] == 1 else 'route'} requests"
         + (f"; {n['said']}" if n["said"] else "")
     ),
+    "NoEndpointPicker": lambda n: (
+        "the gateway does not serve other gateways, so there is no InferencePool: set gateway.extProcPort of the chart"
+    ),
+    "NoInferencePoolApi": lambda n: (
+        "the cluster has no API inference.networking.k8s.io/v1: install the CRDs of the Gateway API Inference Extension"
+    ),
+    "PoolRefused": lambda n: f"{n['who']} does not use the InferencePool: {n['said']}",
+    "PoolInUse": lambda n: f"the InferencePool is used by {n['who']}",
+    "PoolNotReferenced": lambda n: "no gateway uses the InferencePool yet: an HTTPRoute must have it as a backend",
     # Replicas: reasons for no change.
     "NoTargets": lambda n: "no scaling target is set: replicas stay as they are",
     "NoReadyPods": lambda n: "no pod is ready yet: replicas stay as they are",

@@ -54,7 +54,8 @@ _Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """One object: `value` is a PodView for a pod, the uids of ready pods for an EndpointSlice, else the manifest."""
+    """One object: `value` is a PodView for a pod, the uids of ready pods for an EndpointSlice of the engines, else the
+    manifest."""
 
     uid: str
     version: int | None
@@ -84,9 +85,9 @@ class ClusterCache:
         return None if held is None else held.value
 
     def children(self, key: ServiceKey) -> list[Manifest]:
-        """All objects with the service's label except pods and EndpointSlices, including those of another owner."""
-        owned = self._owned.get(key, {}).items()
-        return [held.value for (kind, _), held in owned if kind not in (POD, ENDPOINTS)]
+        """All objects with the service's label, including those of another owner, except pods and EndpointSlices of the
+        engines."""
+        return [held.value for held in self._owned.get(key, {}).values() if isinstance(held.value, dict)]
 
     def child(self, key: ServiceKey, kind: str, name: str) -> Manifest | None:
         held = self._owned.get(key, {}).get((kind, name))
@@ -98,7 +99,8 @@ class ClusterCache:
 
     def endpoints(self, key: ServiceKey) -> frozenset[str]:
         """Uids of the pods that EndpointSlices of the service's Services list as ready."""
-        return frozenset().union(*(one.value for one in self._of(key, ENDPOINTS)))
+        slices = (one.value for one in self._of(key, ENDPOINTS))
+        return frozenset().union(*(ready for ready in slices if isinstance(ready, frozenset)))
 
     def put(self, kind: str, body: Mapping[str, Any]) -> ServiceKey | None:
         """Stores an object from a watch event or a write response. Returns the service that needs a round for
@@ -145,7 +147,7 @@ class ClusterCache:
             return self._drop(kind, name, version)
         before = self._held[kind].get(name)
         after = _Held(body["metadata"].get("uid", ""), version, owner, _value(kind, body))
-        ready = self.endpoints(owner) if kind == ENDPOINTS else None
+        ready = self.endpoints(owner) if isinstance(after.value, frozenset) else None
         self._tombstones[kind].pop(name, None)
         if before is not None and before.owner != owner:
             self._disown(kind, name, before.owner)
@@ -179,7 +181,7 @@ class ClusterCache:
         held = self._held[kind].pop(name, None)
         if held is None:
             return None
-        ready = self.endpoints(held.owner) if kind == ENDPOINTS else None
+        ready = self.endpoints(held.owner) if isinstance(held.value, frozenset) else None
         self._disown(kind, name, held.owner)
         return held.owner if ready is None or ready != self.endpoints(held.owner) else None
 
@@ -263,8 +265,10 @@ def _owner(kind: str, body: Mapping[str, Any]) -> ServiceKey | None:
         return None
     if kind == POD and not _is_replica(body, service):
         return None
-    if kind == ENDPOINTS and labels.get(SLICE_OF_LABEL) not in (service, child_names(service).engines):
-        return None
+    if kind == ENDPOINTS:
+        names = child_names(service)
+        if labels.get(SLICE_OF_LABEL) not in (service, names.engines, names.picker):
+            return None
     return ServiceKey(namespace, service)
 
 
@@ -283,7 +287,7 @@ def _value(kind: str, body: Mapping[str, Any]) -> Any:
     """The cached parts of an object: only those that are read."""
     if kind == POD:
         return pod_view(body)
-    if kind == ENDPOINTS:
+    if kind == ENDPOINTS and _is_of_engines(body):
         return _ready_pods(body)
     # Whether a child must be applied is read from what the operator applied last; see apply.difference.
     fields = [one for one in body["metadata"].get("managedFields") or () if one.get("manager") == FIELD_MANAGER]
@@ -300,6 +304,12 @@ def _shared(value: Any) -> Any:
     if isinstance(value, list):
         return [_shared(item) for item in value]
     return intern(value) if isinstance(value, str) and len(value) <= _LONGEST_SHARED else value
+
+
+def _is_of_engines(endpoint_slice: Mapping[str, Any]) -> bool:
+    """Whether Kubernetes made the slice for a Service with the engines, and not the operator for a picker's Service."""
+    labels = endpoint_slice["metadata"]["labels"]
+    return bool(labels[SLICE_OF_LABEL] != child_names(labels[SERVICE_LABEL]).picker)
 
 
 def _ready_pods(endpoint_slice: Mapping[str, Any]) -> frozenset[str]:

@@ -21,6 +21,7 @@ from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.backoff import pause
 from inflight_operator.observe.cache import ServiceKey
 from inflight_operator.observe.gateway_view import GatewayReport, GatewayView, count, gateway_view, seconds
+from inflight_operator.render.plan import GatewayAddress
 
 logger = logging.getLogger(__name__)
 
@@ -93,12 +94,16 @@ class GatewayReader:
         http: for the streams.
         slices: lists the EndpointSlices of the gateway's Service.
         held: called with a service when requests of it begin to wait at a gateway pod.
+
+    Attributes:
+        addresses: of the pods at the last list; None before the first one.
     """
 
     http: aiohttp.ClientSession
     slices: Callable[[], Awaitable[Sequence[Manifest]]]
     held: Callable[[ServiceKey], Awaitable[None]]
     clock: Callable[[], float] = monotonic
+    addresses: tuple[GatewayAddress, ...] | None = None
     _streams: dict[str, _Stream] = field(default_factory=dict)
     _lookup_error: str = ""
     _settled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -109,7 +114,9 @@ class GatewayReader:
             async with asyncio.TaskGroup() as tasks:
                 while True:
                     try:
-                        self._keep(gateway_pods(await self.slices()), tasks)
+                        slices = await self.slices()
+                        self.addresses = gateway_addresses(slices)
+                        self._keep(gateway_pods(slices), tasks)
                         self._lookup_error = ""
                     except KubeApiError as error:
                         self._lookup_error = f"cannot look up the gateway's pods: {error}"
@@ -226,6 +233,21 @@ def gateway_pods(slices: Sequence[Manifest]) -> dict[str, GatewayPod]:
         takes = said.get("ready", True) or bool(said.get("serving")) or bool(said.get("terminating"))
         pods[name] = GatewayPod(name, f"http://{host}:{STATE_PORT}", takes)
     return pods
+
+
+def gateway_addresses(slices: Sequence[Manifest]) -> tuple[GatewayAddress, ...]:
+    """The addresses in EndpointSlices of the gateway's Service, sorted."""
+    return tuple(
+        sorted(
+            (
+                GatewayAddress(str(address), (endpoint.get("conditions") or {}).get("ready", True) is not False)
+                for each in slices
+                for endpoint in each.get("endpoints") or ()
+                for address in endpoint["addresses"]
+            ),
+            key=lambda one: one.address,
+        )
+    )
 
 
 async def lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -13,6 +13,7 @@ from inflight_operator.decide.foreign_fit import ForeignFit
 from inflight_operator.decide.gateway_conditions import GatewayFacts, with_gateway
 from inflight_operator.decide.override import decide_override
 from inflight_operator.decide.pods import Pods, classify
+from inflight_operator.decide.pool_condition import pool_condition
 from inflight_operator.decide.scaling import ScalingDecision
 from inflight_operator.decide.sentences import sentence
 from inflight_operator.decide.tuning import TuningMode, decide_tuning
@@ -37,6 +38,7 @@ from inflight_operator.reconcile.views import (
     tuning_view,
 )
 from inflight_operator.render import ChildPlan, render
+from inflight_operator.render.inference_pool import INFERENCE_POOL_API
 
 _TUNING = ("spec.tuning", "spec.slo")
 """Fields that, if unreadable, make the operator act conservatively."""
@@ -215,7 +217,8 @@ def _in_force(snapshot: Snapshot, uid: str, limits: LimitsInForce) -> bool:
 
 
 def _children(snapshot: Snapshot, memory: Memory) -> tuple[Memory, Rendered]:
-    plan = ChildPlan(memory.replicas, memory.limits, snapshot.admin_token, snapshot.tenant_key)
+    pods = snapshot.gateway_pods or ()
+    plan = ChildPlan(memory.replicas, memory.limits, snapshot.admin_token, snapshot.tenant_key, pods)
     known = memory.rendered
     if known is not None and known.made_of(snapshot.service, snapshot.settings, plan):
         return memory, known
@@ -281,6 +284,8 @@ def _findings(
     )
     if snapshot.service.spec.gateway.enabled:
         findings = with_gateway(findings, _gateway_facts(snapshot, memory, scaled))
+    if snapshot.service.spec.gateway.inference_pool.enabled:
+        findings = (*findings, _pool_condition(snapshot))
     if template.why is None:
         return findings
     return held(findings, template.why.code, sentence(template.why), news=template.state is None)
@@ -299,6 +304,16 @@ def _gateway_facts(snapshot: Snapshot, memory: Memory, scaled: Scaled) -> Gatewa
         asleep=memory.replicas == 0,
         waking=memory.waking,
         blocked=scaled.blocked,
+    )
+
+
+def _pool_condition(snapshot: Snapshot) -> Finding:
+    settings = snapshot.settings
+    return pool_condition(
+        gateway=bool(settings.gateway_service),
+        picker=settings.endpoint_picker,
+        api=INFERENCE_POOL_API in settings.available_apis,
+        parents=snapshot.pool_parents,
     )
 
 

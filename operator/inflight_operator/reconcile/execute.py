@@ -14,6 +14,7 @@ from inflight_operator.observe.cache import ClusterCache, ServiceKey
 from inflight_operator.reconcile.plan import Child, Outcome, Plan
 from inflight_operator.reconcile.snapshot import Snapshot
 from inflight_operator.render import Manifest, child_names
+from inflight_operator.render.inference_pool import slice_names
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class Executor:
             self._cache.children(key),
             written.children,
             self._clock.steady,
-            keep=frozenset({("Deployment", child_names(key.name).main)} if plan.hold_template else ()),
+            keep=_kept(key, snapshot, plan),
         )
         for live in changes.applied:
             self._cache.put(live["kind"], live)
@@ -110,3 +111,13 @@ class Executor:
         for (kind, name), error in changes.failed.items():
             logger.warning("%s: %s/%s: %s", key, kind, name, error)
         return {child: str(error) for child, error in changes.failed.items()}
+
+
+def _kept(key: ServiceKey, snapshot: Snapshot, plan: Plan) -> frozenset[Child]:
+    """Live children that the plan does not name and that stay."""
+    held = {("Deployment", child_names(key.name).main)} if plan.hold_template else set()
+    if snapshot.gateway_pods is not None and snapshot.settings.gateway_service:
+        return frozenset(held)
+    # No list of the gateway's pods yet: the picker keeps the endpoints that it has. Without a gateway the operator has
+    # no right to delete them.
+    return frozenset(held | {("EndpointSlice", name) for name in slice_names(key.name)})

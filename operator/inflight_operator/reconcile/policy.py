@@ -26,6 +26,7 @@ from inflight_operator.render import Settings
 from inflight_operator.render.deployment import digest, template_inputs
 from inflight_operator.render.engine_flags import ttft_target
 from inflight_operator.render.gateway import behind_gateway
+from inflight_operator.render.inference_pool import has_inference_pool
 from inflight_operator.render.pod import pod_template
 
 FALLBACK_WAITING_REQUESTS = 4
@@ -40,6 +41,7 @@ class Policy:
     Attributes:
         external: whether `spec.replicas` counts (`scaling.mode: External`).
         gateway: whether requests go through the gateway.
+        inference_pool: whether there is an InferencePool for other gateways.
         idle_timeout: seconds without a request after which the service scales to zero; None if it never does.
         replicas: `spec.replicas`.
         targets, behavior, bounds: of scaling.
@@ -60,6 +62,7 @@ class Policy:
 
     external: bool
     gateway: bool
+    inference_pool: bool
     idle_timeout: float | None
     replicas: int | None
     targets: ScalingTargets
@@ -91,6 +94,7 @@ def policy_of(service: InferenceService, settings: Settings) -> Policy:
     return Policy(
         external=external,
         gateway=gateway,
+        inference_pool=has_inference_pool(service, settings),
         idle_timeout=parse_duration(spec.scaling.idle_timeout) if sleeps else None,
         replicas=spec.replicas,
         targets=targets,

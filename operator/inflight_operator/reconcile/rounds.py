@@ -24,6 +24,7 @@ from inflight_operator.metrics import OperatorMetrics
 from inflight_operator.observe.attainment import Attainment
 from inflight_operator.observe.cache import ClusterCache, ServiceKey
 from inflight_operator.observe.gateway_view import GatewayView
+from inflight_operator.observe.pool_view import pool_parents
 from inflight_operator.observe.scrape import ScrapePool, Target
 from inflight_operator.reconcile.decide import decide
 from inflight_operator.reconcile.execute import ExecuteApi, Executor, Written
@@ -36,6 +37,7 @@ from inflight_operator.reconcile.shown import shown_of
 from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
 from inflight_operator.reconcile.upgrades import UpgradePace
 from inflight_operator.render import Manifest, Settings, child_names
+from inflight_operator.render.plan import GatewayAddress
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +54,10 @@ class Gateway(Protocol):
 
     def tenant_key(self, key: ServiceKey, uid: str) -> str:
         """Of the service with this uid."""
+
+    @property
+    def addresses(self) -> tuple[GatewayAddress, ...] | None:
+        """Of the gateway's pods; None while they are unknown."""
 
 
 class Recorder(Protocol):
@@ -229,6 +235,8 @@ class Rounds:
             pooled=gateway is not None,
             gateway=None if gateway is None else gateway.view(key),
             tenant_key="" if gateway is None else gateway.tenant_key(key, uid),
+            gateway_pods=gateway.addresses if gateway is not None and reading.policy.inference_pool else (),
+            pool_parents=pool_parents(self._cache.child(key, "InferencePool", child_names(key.name).main)),
         )
 
     def _deployment(self, key: ServiceKey, uid: str) -> Manifest | None:

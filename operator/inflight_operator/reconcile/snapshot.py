@@ -13,10 +13,12 @@ from inflight_operator.decide.tuning_types import TuningPolicy
 from inflight_operator.observe.gateway_view import GatewayView
 from inflight_operator.observe.metrics import Sample
 from inflight_operator.observe.pods import ENGINE_CONTAINER, PodView
+from inflight_operator.observe.pool_view import PoolParent
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.policy import Policy
 from inflight_operator.reconcile.telling import Telling
 from inflight_operator.render import Manifest, Settings
+from inflight_operator.render.plan import GatewayAddress
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class Snapshot:
         mover: a service that is upgrading and that others wait for; empty without one.
         gateway: reports of the gateway's pods on the service; None for one that is not behind the gateway.
         tenant_key: of the service; empty for one that is not behind the gateway.
+        gateway_pods: endpoints of the picker of its InferencePool, empty for a service without; None: not known yet.
+        pool_parents: gateways that report on its InferencePool.
     """
 
     service: InferenceService
@@ -67,6 +71,8 @@ class Snapshot:
     mover: str = ""
     gateway: GatewayView | None = None
     tenant_key: str = ""
+    gateway_pods: tuple[GatewayAddress, ...] | None = ()
+    pool_parents: tuple[PoolParent, ...] = ()
 
     @property
     def ordered(self) -> int:

@@ -23,11 +23,18 @@ class ChildNames:
     limits: str
     admin_token: str
     engines: str
+    picker: str
 
 
 def child_names(name: str) -> ChildNames:
     """The names of the children of the service called `name`."""
-    return ChildNames(main=name, limits=f"{name}-limits", admin_token=f"{name}-admin-token", engines=f"{name}-engines")
+    return ChildNames(
+        main=name,
+        limits=f"{name}-limits",
+        admin_token=f"{name}-admin-token",
+        engines=f"{name}-engines",
+        picker=f"{name}-picker",
+    )
 
 
 def pod_labels(name: str) -> dict[str, str]:

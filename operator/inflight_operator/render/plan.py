@@ -12,6 +12,19 @@ Manifest = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class GatewayAddress:
+    """An address of a gateway pod. Attributes: ready: the pod takes new requests."""
+
+    address: str
+    ready: bool = True
+
+    @property
+    def family(self) -> str:
+        """The addressType of its EndpointSlice."""
+        return "IPv6" if ":" in self.address else "IPv4"
+
+
+@dataclass(frozen=True, slots=True)
 class ChildPlan:
     """Decisions for the children of one service.
 
@@ -21,12 +34,14 @@ class ChildPlan:
         admin_token: for the engines' admin calls.
         tenant_key: for engines to verify the tenant of a request that the gateway signs; empty for a service that is
             not behind the gateway.
+        gateway_pods: endpoints of the picker of the service's InferencePool; empty for one without.
     """
 
     replicas: int
     limits: LimitsInForce
     admin_token: str
     tenant_key: str = ""
+    gateway_pods: tuple[GatewayAddress, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +74,7 @@ class Settings:
         admin_peers: NetworkPolicyPeers that may reach the admin port as well.
         observability: traces and logs of engines whose service does not set them.
         gateway_service: full DNS name of the gateway's Service; empty without a gateway.
+        endpoint_picker: whether the gateway's pods serve other gateways as their endpoint picker.
     """
 
     engine_image: str
@@ -68,6 +84,7 @@ class Settings:
     admin_peers: tuple[Manifest, ...] = ()
     observability: EngineObservability = field(default_factory=EngineObservability)
     gateway_service: str = ""
+    endpoint_picker: bool = False
 
     @property
     def gateway_namespace(self) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from inflight_operator.render.admin_token import admin_token_secret
 from inflight_operator.render.deployment import deployment
 from inflight_operator.render.gateway import behind_gateway, engines_service, gateway_alias
+from inflight_operator.render.inference_pool import has_inference_pool, inference_pool, picker_service, picker_slices
 from inflight_operator.render.limits import limits_config_map
 from inflight_operator.render.monitor import POD_MONITOR_API, pod_monitor
 from inflight_operator.render.networkpolicy import network_policy
@@ -17,8 +18,18 @@ from inflight_operator.render.service import cluster_service
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
 
-CHILD_KINDS = ("Secret", "ConfigMap", "Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy", "PodMonitor")
-"""Every kind `render` may build; PodMonitor only where the cluster has it."""
+CHILD_KINDS = (
+    "Secret",
+    "ConfigMap",
+    "Deployment",
+    "Service",
+    "EndpointSlice",
+    "PodDisruptionBudget",
+    "NetworkPolicy",
+    "PodMonitor",
+    "InferencePool",
+)
+"""Every kind `render` may build; PodMonitor and InferencePool only where the cluster has it."""
 
 
 def render(service: InferenceService, plan: ChildPlan, settings: Settings) -> list[Manifest]:
@@ -37,6 +48,9 @@ def render(service: InferenceService, plan: ChildPlan, settings: Settings) -> li
     ]
     if POD_MONITOR_API in settings.available_apis:
         children.append(pod_monitor(service))
+    if has_inference_pool(service, settings):
+        slices = picker_slices(service, plan.gateway_pods)
+        children += [picker_service(service), *slices, inference_pool(service)]
     return children
 
 

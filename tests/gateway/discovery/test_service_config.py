@@ -85,6 +85,12 @@ def test_a_service_without_gateway_is_none(spec):
     assert read_service(manifest(spec)) == (None, ())
 
 
+@pytest.mark.parametrize(("pool", "served"), [({"enabled": True}, True), ({"enabled": False}, False), ({}, False)])
+def test_other_gateways_are_served_where_the_service_has_a_pool(pool, served):
+    config, notes = read_service(manifest({"gateway": {"enabled": True, "inferencePool": pool}}))
+    assert (config.inference_pool, notes) == (served, ())
+
+
 def test_a_service_whose_replicas_another_scaler_sets_cannot_sleep():
     spec = {"gateway": {"enabled": True}, "scaling": {"mode": "External", "minReplicas": 0}}
     assert not read_service(manifest(spec))[0].can_sleep

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import secrets
+import signal
 import socket
 
 import grpc
@@ -22,11 +25,15 @@ from google.protobuf.struct_pb2 import Struct
 
 from inflight_gateway.addresses import any_address
 from inflight_gateway.ext_proc.guests import CHUNK_BYTES
+from inflight_gateway.ext_proc.pool import pool_port
+from inflight_gateway.types import ServiceKey
 from tests.gateway.asking import service
 from tests.gateway.gateway_stack import free_port, until
 
 KEY = "ifk_" + "a" * 43
 DESTINATION = "x-gateway-destination-endpoint"
+TWIN = f"twin-{secrets.token_hex(4)}"
+"""The name gives the port: tests that run at the same time take different ones."""
 DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
 
 
@@ -58,8 +65,9 @@ def mutated(common):
 class OtherGateway:
     """A stream for one request."""
 
-    def __init__(self, port):
-        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+    def __init__(self, port, authority=None):
+        options = () if authority is None else (("grpc.default_authority", authority),)
+        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
         self._call = external_processor_pb2_grpc.ExternalProcessorStub(self._channel).Process()
 
     async def __aenter__(self):
@@ -83,18 +91,32 @@ async def port(stack):
     services = [
         service("open", model="m", max_attempts=2) | {"endpoints": ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"]},
         service("keyed", model="k", api_keys_secret="keys") | {"endpoints": ["10.0.0.4:80"]},
+        service(TWIN, model="m2", inference_pool=True) | {"endpoints": ["10.0.0.5:80"]},
+        service(TWIN, model="m2", namespace="other", inference_pool=True) | {"endpoints": ["10.0.0.6:80"]},
     ]
     stack.services(*services, secrets=[{"name": "keys", "data": {"k1": entry}}])
     for _ in range(5):  # a free port may be another program's a moment later
         port, stack.state_port = free_port(), free_port()
         stack.state_url = f"http://127.0.0.1:{stack.state_port}"
-        stack.picker_flags = ["--ext-proc-port", str(port)]
+        stack.picker_flags = ["--ext-proc-port", str(port), "--no-ext-proc-tls", "--drain-min", "0.5"]
         stack.start_picker()
         picker = stack.processes["picker"]
         await until(lambda: picker.poll() is not None or "Envoy may connect" in stack.log("picker"), "it serves")  # noqa: B023
         if picker.poll() is None:
             return port
     raise AssertionError(stack.log("picker"))
+
+
+async def picked(port, *messages, authority=None):
+    """The destination of a request, or the status with which it is refused."""
+    async with OtherGateway(port, authority) as other:
+        await other.say(*messages)
+        answer = await other.answer()
+        if answer.WhichOneof("response") == "request_headers" and not answer.dynamic_metadata:
+            answer = await other.answer()
+        if answer.WhichOneof("response") == "immediate_response":
+            return answer.immediate_response.status.code
+        return answer.dynamic_metadata["envoy.lb"][DESTINATION]
 
 
 async def test_the_endpoint_is_one_of_the_subset_in_header_and_metadata(port):
@@ -123,6 +145,43 @@ async def test_a_subset_without_a_replica_is_refused(port):
         await other.say(head(subset="10.9.9.9:80", **{":authority": "open.default"}), body(b'{"model": "m"}'))
         await other.answer()
         assert (await other.answer()).immediate_response.status.code == 503
+
+
+async def test_an_empty_subset_is_refused_and_does_not_mean_all(port):
+    assert await picked(port, head(subset=[]), body(b'{"model": "m"}')) == 503
+    assert await picked(port, head(subset=["10.0.0.2:80", "10.9.9.9:80"]), body(b"{}")) == "10.0.0.2:80"
+
+
+async def test_each_pool_has_a_port_of_its_own_which_tells_the_service_where_the_request_does_not(port):
+    ambiguous = head(), body(b'{"model": "m2"}')
+    assert await picked(port, *ambiguous) == 404
+    ports = [pool_port(ServiceKey(namespace, TWIN)) for namespace in ("default", "other")]
+    assert [await picked(one, *ambiguous) for one in ports] == ["10.0.0.5:80", "10.0.0.6:80"]
+    without_body = head(ends=True, **{":method": "GET", ":path": "/v1/models"})
+    assert [await picked(one, without_body) for one in ports] == ["10.0.0.5:80", "10.0.0.6:80"]
+
+
+async def test_a_request_does_not_leave_the_pool_that_its_route_names(port):
+    elsewhere = head(**{":authority": "open.default.svc"}), body(b'{"model": "m"}')
+    assert await picked(pool_port(ServiceKey("other", TWIN)), *elsewhere) == "10.0.0.6:80"
+
+
+async def test_the_port_of_a_pool_opens_when_its_service_comes(port, stack):
+    new = ServiceKey("default", f"new-{secrets.token_hex(4)}")
+    stack.services(service(new.name, model="n", inference_pool=True) | {"endpoints": ["10.0.0.7:80"]})
+
+    async def answers():
+        try:
+            return await picked(pool_port(new), head(ends=True)) == "10.0.0.7:80"
+        except grpc.aio.AioRpcError:
+            return False
+
+    await until(answers, "the port of the new pool", 10)
+
+
+async def test_istios_authority_which_is_no_host_is_taken(port):
+    istio = "outbound|9002||chat-picker.team.svc.cluster.local"
+    assert await picked(port, head(), body(b'{"model": "k"}'), authority=istio) == 401
 
 
 async def test_keys_are_checked_and_headers_of_clients_not_believed(port):
@@ -199,3 +258,19 @@ def test_nodes_without_ipv6_are_listened_on_by_ipv4(monkeypatch):
 
     monkeypatch.setattr(socket, "socket", NoIpv6)
     assert any_address() == "0.0.0.0"
+
+
+async def test_open_calls_end_before_the_picker_does_and_new_ones_are_taken_for_a_while(port, stack):
+    picker = stack.processes["picker"]
+    async with OtherGateway(port) as other:
+        await other.say(head(), body(b'{"model": "m"}'))
+        await other.answer()
+        await other.answer()
+        stack.signal("picker", signal.SIGTERM)
+        assert await picked(port, head(), body(b'{"model": "k"}')) == 401
+        await asyncio.sleep(1.5)
+        assert picker.poll() is None
+        await other.say(ProcessingRequest(response_headers=HttpHeaders()))
+        assert (await other.answer()).WhichOneof("response") == "response_headers"
+    await until(lambda: picker.poll() is not None, "the picker ends", 5)
+    assert picker.returncode == 0

@@ -225,3 +225,19 @@ async def test_the_address_of_the_service_is_the_gateways_and_stays_in_the_statu
     service = world.cache.child(KEY, "Service", "chat")
     assert (service["spec"]["type"], service["spec"]["externalName"]) == ("ExternalName", GATEWAY)
     assert world.status["url"] == "http://chat.team.svc"
+
+
+async def test_a_service_that_was_kept_at_zero_by_hand_sleeps_without_a_first_start(world):
+    kept = {"gateway": {"enabled": True}, "scaling": {"mode": "External"}, "replicas": 0}
+    world.service(spec=kept)
+    await world.round()
+    assert world.replicas() == 0
+    world.rolled_out()
+    world.service(spec=SLEEPER, generation=2)
+    for _ in range(3):
+        await world.round()
+    assert world.replicas() == 0
+    assert conditions(world, "Ready", "Idle") == [("True", "Idle"), ("True", "Idle")]
+    world.gateway.says(held=1, held_prompt_tokens=10)
+    await world.round()
+    assert world.replicas() == 1

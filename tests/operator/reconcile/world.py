@@ -12,6 +12,7 @@ from inflight_operator.observe.gateway_view import GatewayView
 from inflight_operator.reconcile.rounds import Rounds, RoundSettings
 from inflight_operator.reconcile.upgrades import UpgradePace
 from inflight_operator.render import Settings
+from inflight_operator.render.plan import GatewayAddress
 from tests.operator.fakes import KEY, FakeApi, FakeEngine, FakeEngines, FakePool, endpoints_body, pod_body, service_body
 from tests.operator.model_engine import ModelEngine
 
@@ -28,6 +29,7 @@ class FakeGateway:
 
     def __init__(self):
         self.seen = GatewayView(pods=2, heard=2, idle_s=3600.0)
+        self.addresses = (GatewayAddress("10.0.0.1"), GatewayAddress("10.0.0.2"))
 
     def view(self, key):
         return self.seen

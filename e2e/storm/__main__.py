@@ -1,0 +1,203 @@
+"""`python -m e2e.storm`: wakes many services at zero replicas at the same moment, and shows what became of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from e2e.cluster import ClusterError, kubectl
+from e2e.cluster.progress import Progress, to_stdout
+from e2e.disruptions.stage import node_problem
+from e2e.incluster import script_pod
+from e2e.install import install
+from e2e.storm.account import Storm, storm_of
+from e2e.storm.watch import Watch, watching
+
+NAMESPACE = "e2e-storm"
+
+ASLEEP_SECONDS = 300
+
+DESCRIPTION = f"""Wakes many services at zero replicas: requests to each come at the same moment, through the gateway.
+
+Every request must be answered, or refused cleanly (503 with Retry-After, which the clients obey) until its patience is
+over. Real engines with the built-in model start for all of them; as many as the memory of the node takes run at the
+same time, and the pods of the others wait to be scheduled, while the gateway holds their requests up to --max-wait.
+Services that were answered go back to zero after 10 s without a request, and make room.
+
+Brings cluster and chart up where they are not. The namespace {NAMESPACE} is deleted at the end."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    line = argparse.ArgumentParser(
+        prog="python -m e2e.storm",
+        description=DESCRIPTION,
+        epilog="exit code: 0 every request was answered or refused cleanly, 1 one was not\n\n"
+        "example: python -m e2e.storm --services 50 --json storm.json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    line.add_argument("--services", type=int, default=50, help="services at zero replicas (default 50)")
+    line.add_argument("--requests", type=int, default=1, help="requests to each of them (default 1)")
+    line.add_argument("--max-wait", type=int, default=300, help="gateway.hold.maxWait, seconds (default 300)")
+    line.add_argument("--patience", type=int, default=900, help="of a client, seconds, refusals included (default 900)")
+    line.add_argument(
+        "--engine-memory",
+        default="1Gi",
+        help="memory request of an engine, which decides how many run at the same time (default 1Gi)",
+    )
+    line.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    return line
+
+
+def manifest(number: int, options: argparse.Namespace, *, asleep: bool) -> dict[str, Any]:
+    """A service. `asleep`: it may scale between zero and one; else it is kept at zero.
+
+    A new service starts a replica once, so that its image and model are tried. Kept at zero at first, fifty services
+    sleep without fifty starts before the storm.
+    """
+    scaling: dict[str, Any] = {"mode": "External"}
+    replicas: dict[str, Any] = {"replicas": 0}
+    if asleep:
+        scaling, replicas = {"minReplicas": 0, "maxReplicas": 1, "idleTimeout": "10s"}, {}
+    return {
+        "apiVersion": "inflight.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": name_of(number), "namespace": NAMESPACE},
+        "spec": {
+            "model": {"source": "builtin://smollm2"},
+            "accelerator": {"count": 0},
+            "engine": {
+                "quantization": "int8",
+                "maxModelLen": 2048,
+                "maxNumSeqs": 8,
+                "maxNumBatchedTokens": 1024,
+                "kvCache": {"memory": "64Mi"},
+            },
+            "gateway": {"enabled": True, "hold": {"maxWait": f"{options.max_wait}s"}},
+            "rollout": {"startupTimeout": "30m"},
+            "scaling": scaling,
+            "tuning": {"mode": "Off"},
+            # The CPU request is small: memory decides how many engines run, however slowly they start.
+            "template": {"resources": {"requests": {"cpu": "10m", "memory": options.engine_memory}}},
+            **replicas,
+        },
+    }
+
+
+def name_of(number: int) -> str:
+    """As the URL of the clients has it."""
+    return f"sleeper-{number:02}"
+
+
+def put_to_sleep(options: argparse.Namespace, say: Progress) -> None:
+    """All services, at zero replicas and ready to wake.
+
+    Raises:
+        TimeoutError: one is not at zero or not ready.
+    """
+    say(f"{options.services} services at zero replicas")
+    for asleep in (False, True):
+        items = [manifest(number, options, asleep=asleep) for number in range(options.services)]
+        kubectl("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+        deadline = time.monotonic() + ASLEEP_SECONDS
+        while (waiting := not_there(_services(), options.services, asleep=asleep)) is not None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"waited {ASLEEP_SECONDS} s for services at zero replicas: {waiting}")
+            time.sleep(1)
+
+
+def not_there(services: list[dict[str, Any]], expected: int, *, asleep: bool) -> str | None:
+    """Why the services are not all at zero replicas, and ready to wake if `asleep`; None when they are."""
+    if len(services) < expected:
+        return f"{len(services)} of {expected} exist"
+    for service in services:
+        status = service.get("status", {})
+        conditions = {one["type"]: one for one in status.get("conditions", ())}
+        ready = conditions.get("Ready", {})
+        name = service["metadata"]["name"]
+        if status.get("observedGeneration") != service["metadata"]["generation"] or status.get("replicas", 0):
+            return f"{name} is not at zero: {ready.get('message', 'not seen by the operator yet')}"
+        if asleep and (ready.get("status"), ready.get("reason")) != ("True", "Idle"):
+            return f"{name} is not ready to wake: {ready.get('message')}"
+    return None
+
+
+def _services() -> list[dict[str, Any]]:
+    listing = json.loads(kubectl("-n", NAMESPACE, "get", "inferenceservices", "-o", "json"))
+    return list(listing["items"])
+
+
+def storm(options: argparse.Namespace, image: str, say: Progress) -> Storm:
+    """The requests, and what became of them."""
+    say(f"{options.services * options.requests} requests at the same moment; up to {options.patience} s")
+    watch, script = Watch(NAMESPACE), Path(__file__).with_name("ask.py")
+    arguments = [
+        f"--url=http://sleeper-{{}}.{NAMESPACE}.svc",
+        f"--services={options.services}",
+        f"--requests={options.requests}",
+        f"--patience={options.patience}",
+    ]
+    # The first looks come before the requests: what runs then is no order of the storm.
+    watch.look()
+    with (
+        script_pod(script, arguments, name="storm", image=image, namespace=NAMESPACE) as pod,
+        watching(watch),
+    ):
+        output = "".join(_told(pod.follow(), say))
+    return storm_of(output, options.services, watch.ordered, watch.memory)
+
+
+def _told(pieces: Any, say: Progress) -> Any:
+    """The pieces, while it says how many requests have ended."""
+    ended = 0
+    for piece in pieces:
+        if found := piece.count('"outcome"'):
+            ended += found
+            say(f"  {ended} ended")
+        yield piece
+
+
+def run(options: argparse.Namespace) -> Storm:
+    """The storm, in a namespace of its own that is gone afterwards."""
+    say = to_stdout()
+    if problem := node_problem():
+        raise ClusterError(f"the memory of the pods is {problem}")
+    image = install(say)
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    place = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
+    kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait", "--timeout=5m")
+    kubectl("apply", "-f", "-", input=json.dumps(place))
+    try:
+        put_to_sleep(options, say)
+        return storm(options, image, say)
+    finally:
+        # The pods first: a namespace with pods that drain is looked at again only after half of their grace period.
+        kubectl(
+            "-n", NAMESPACE, "delete", "inferenceservices", "--all", "--cascade=foreground", "--timeout=5m", check=False
+        )
+        kubectl("delete", "namespace", NAMESPACE, "--wait=false", check=False)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit 0 when every request was answered or refused cleanly, else 1."""
+    options = parser().parse_args(arguments)
+    try:
+        result = run(options)
+    except (ClusterError, TimeoutError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 1
+    print("\n" + result.text(), flush=True)
+    if options.json is not None:
+        options.json.write_text(json.dumps(result.as_json(), indent=2) + "\n")
+    return 1 if result.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

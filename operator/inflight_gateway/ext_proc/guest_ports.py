@@ -1,0 +1,87 @@
+"""The ports for other gateways: one for all services, and one for each InferencePool."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import grpc
+
+from inflight_gateway.catalog import Catalog, Change
+from inflight_gateway.ext_proc.certificate import self_signed
+from inflight_gateway.ext_proc.exchange import Parts
+from inflight_gateway.ext_proc.grpc_server import serve_guests
+from inflight_gateway.ext_proc.guests import Bodies, GuestProcessor
+from inflight_gateway.ext_proc.pool import pool_port
+from inflight_gateway.types import ServiceKey
+
+_log = logging.getLogger(__name__)
+
+
+class GuestPorts:
+    """A port stays open when its last pool is gone: there are few, and its calls are then resolved by their requests.
+
+    Args:
+        shared: port that serves all services.
+        tls: whether the ports take TLS.
+    """
+
+    def __init__(self, parts: Parts, shared: int, *, tls: bool) -> None:
+        self._parts = parts
+        self._shared = shared
+        self._certificate = self_signed("inflight-gateway") if tls else None
+        self._bodies = Bodies()
+        self._servers: dict[int, grpc.aio.Server] = {}
+        self._services: dict[int, ServiceKey | None] = {}
+        self._changed = asyncio.Event()
+
+    async def open(self) -> None:
+        """Listens on the ports of all services that are known.
+
+        Raises:
+            OSError: the shared port is in use.
+        """
+        await self._listen(self._shared)
+        self._parts.catalog.subscribe(self._on_change)
+        await self._open_pools()
+
+    async def run(self) -> None:
+        """Listens on the ports of new pools, until cancelled."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            await self._open_pools()
+
+    async def drain(self, least_s: float, most_s: float) -> None:
+        """Returns when no call is open or the time is over: calls are open until the response to their request ends.
+        New calls are taken for `least_s`, until other gateways know that this pod ends."""
+        await asyncio.sleep(least_s)
+        await asyncio.gather(*(server.stop(max(0.0, most_s - least_s)) for server in self._servers.values()))
+
+    async def close(self) -> None:
+        await asyncio.gather(*(server.stop(0.0) for server in self._servers.values()))
+
+    def _on_change(self, change: Change) -> None:
+        if change.services:
+            self._changed.set()
+
+    async def _open_pools(self) -> None:
+        self._services = only_services(self._parts.catalog)
+        for port in self._services.keys() - self._servers.keys():
+            try:
+                await self._listen(port)
+            except OSError as error:
+                _log.error("gateways do not reach the picker of an InferencePool: %s", error)
+
+    async def _listen(self, port: int) -> None:
+        processor = GuestProcessor(self._parts, self._bodies, lambda: self._services.get(port))
+        self._servers[port] = await serve_guests(port, processor, self._certificate)
+
+
+def only_services(catalog: Catalog) -> dict[int, ServiceKey | None]:
+    """By port, the service whose InferencePool has it; None where several share it."""
+    found: dict[int, ServiceKey | None] = {}
+    for key in (key for key, config in catalog.services.items() if config.inference_pool):
+        port = pool_port(key)
+        found[port] = None if port in found else key
+    return found

@@ -1,0 +1,78 @@
+"""A service with an InferencePool, in rounds: as the API, the gateway's pods and the spec change."""
+
+from dataclasses import replace
+
+import pytest
+
+from inflight_operator.render.inference_pool import INFERENCE_POOL_API
+from inflight_operator.render.plan import GatewayAddress
+from tests.operator.fakes import KEY
+
+POOL = {"gateway": {"enabled": True, "inferencePool": {"enabled": True}}}
+CHILDREN = {("InferencePool", "chat"), ("Service", "chat-picker"), ("EndpointSlice", "chat-picker-ipv4")}
+
+
+@pytest.fixture
+def world(world):
+    world.behind_gateway()
+    with_api(world)
+    return world
+
+
+def with_api(world, *apis):
+    apis = apis or (INFERENCE_POOL_API,)
+    world.settings = replace(world.settings, endpoint_picker=True, available_apis=frozenset(apis))
+
+
+def of_the_pool(world):
+    live = {(one["kind"], one["metadata"]["name"]) for one in world.cache.children(KEY)}
+    return live & CHILDREN
+
+
+def endpoints(world):
+    slice_ = world.cache.child(KEY, "EndpointSlice", "chat-picker-ipv4")
+    return [one["addresses"][0] for one in slice_["endpoints"]]
+
+
+async def test_turned_on_the_pool_is_made_once_and_turned_off_it_is_deleted(world):
+    world.service(spec=POOL)
+    await world.round()
+    assert of_the_pool(world) == CHILDREN
+    assert world.condition("InferencePool")["reason"] == "PoolNotReferenced"
+    await world.round()
+    assert world.api.of("apply") == []
+    world.service(spec={"gateway": {"enabled": True}}, generation=2)
+    await world.round()
+    assert {call[1:] for call in world.api.of("delete")} == CHILDREN
+    assert "InferencePool" not in {one["type"] for one in world.status["conditions"]}
+
+
+async def test_the_picker_follows_the_gateways_pods_and_keeps_them_while_they_are_unknown(world):
+    world.service(spec=POOL)
+    await world.round()
+    assert endpoints(world) == ["10.0.0.1", "10.0.0.2"]
+    world.gateway.addresses = (GatewayAddress("10.0.0.3"),)
+    await world.round()
+    assert endpoints(world) == ["10.0.0.3"]
+    world.restart()
+    world.gateway.addresses = None
+    await world.round()
+    assert endpoints(world) == ["10.0.0.3"]
+
+
+async def test_an_api_that_comes_later_brings_the_pool(world):
+    with_api(world, "other/v1/Kind")
+    world.service(spec=POOL)
+    await world.round()
+    assert of_the_pool(world) == set()
+    assert world.condition("InferencePool")["reason"] == "NoInferencePoolApi"
+    with_api(world)
+    await world.round()
+    assert of_the_pool(world) == CHILDREN
+
+
+async def test_endpoints_of_the_picker_are_no_endpoints_of_the_service(world):
+    world.service(spec=POOL)
+    await world.round()
+    assert world.cache.endpoints(KEY) == frozenset()
+    assert world.condition("Ready")["status"] == "False"
