@@ -27,6 +27,17 @@ class ApiServer:
         assert answer.status_code == 201, answer.text
         return answer.json()
 
+    def apply(self, manifest):
+        """The object as it is stored, made or changed as `kubectl apply --server-side` does."""
+        answer = self.http.patch(
+            f"{_collection(manifest)}/{manifest['metadata']['name']}",
+            json=manifest,
+            params={"fieldManager": "user", "force": "true", "fieldValidation": "Strict"},
+            headers={"Content-Type": "application/apply-patch+yaml"},
+        )
+        assert answer.is_success, answer.text
+        return answer.json()
+
     def allows(self, user, verb, resource, namespace=None):
         """What `kubectl auth can-i VERB RESOURCE --as USER` says, in one namespace or in all.
 

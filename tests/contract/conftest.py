@@ -104,9 +104,9 @@ async def api(kubectl):
 
 @pytest.fixture
 def make(api_server, namespace):
-    """Creates an InferenceService from a spec and returns it as the API server stored it."""
+    """Applies an InferenceService of a spec and returns it as the API server stored it."""
 
     def make(spec, name="chat"):
-        return api_server.create(service_manifest(namespace, spec, name))
+        return api_server.apply(service_manifest(namespace, spec, name))
 
     return make
