@@ -67,10 +67,13 @@ def kubectl(tmp_path_factory):
 
 
 def _established(kubectl, crd):
-    """`kubectl wait` fails at once for an object that has no conditions yet."""
+    """`kubectl wait` fails at once for an object that has no conditions yet, and what kubectl knows of the API server's
+    resources is older than the CRD until it asks for one that it does not know."""
     deadline = monotonic() + 30
     while True:
         done = kubectl.run("wait", "--for=condition=Established", "--timeout=30s", f"crd/{crd}")
+        if done.returncode == 0:
+            done = kubectl.run("get", crd, "--all-namespaces")
         if done.returncode == 0:
             return
         assert monotonic() < deadline, done.stderr
