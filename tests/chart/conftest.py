@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.contract.api_server import ApiServer
+
 PROJECT = Path(__file__).parents[2]
 CHART = PROJECT / "helm" / "inflight"
 
@@ -90,6 +92,13 @@ def kubeconfig(tmp_path_factory):
 @pytest.fixture(scope="session")
 def kubectl(kubeconfig):
     return Kubectl(kubeconfig)
+
+
+@pytest.fixture(scope="session")
+def api_server(kubeconfig):
+    server = ApiServer(kubeconfig)
+    with server.http:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from tests.operator.test_service_metrics import KEY, shown_with
 
 PROJECT = Path(__file__).parents[2]
 RULES = PROJECT / "helm" / "inflight" / "files" / "rules.yaml"
-UNIT_TESTS = Path(__file__).with_name("alerts_test.yaml")
+UNIT_TESTS = [Path(__file__).with_name(name) for name in ("alerts_test.yaml", "alerts_of_a_day_test.yaml")]
 
 
 def rules():
@@ -40,12 +40,12 @@ def promtool():
 def test_promtool_reads_the_rules_and_every_alert_fires_where_it_should(promtool):
     checked = promtool("check", "rules", "--lint=all", "--lint-fatal", str(RULES))
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    tested = promtool("test", "rules", str(UNIT_TESTS))
+    tested = promtool("test", "rules", *map(str, UNIT_TESTS))
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
 def test_a_unit_test_fires_every_alert():
-    cases = yaml.safe_load(UNIT_TESTS.read_text())["tests"]
+    cases = [case for file in UNIT_TESTS for case in yaml.safe_load(file.read_text())["tests"]]
     fired = {one["alertname"] for case in cases for one in case["alert_rule_test"] if one["exp_alerts"]}
     assert fired == {rule["alert"] for rule in alerts()}
 

@@ -96,12 +96,6 @@ def test_examples_are_accepted(release, kubectl, path):
     assert "created (server dry run)" in kubectl.ok("apply", "--dry-run=server", "-f", str(path))
 
 
-def can_i(kubectl, verb, resource, namespace):
-    """`yes` or `no` for the operator's account."""
-    scope = ["--namespace", namespace] if namespace else ["--all-namespaces"]
-    return kubectl.run("auth", "can-i", verb, *resource.split(), "--as", ACCOUNT, *scope).stdout.strip()
-
-
 @pytest.mark.parametrize(
     ("verb", "resource", "namespace"),
     [
@@ -121,8 +115,8 @@ def can_i(kubectl, verb, resource, namespace):
         ("update", "leases.coordination.k8s.io/inflight-operator", SYSTEM),
     ],
 )
-def test_the_operator_may_do_what_it_does(release, kubectl, verb, resource, namespace):
-    assert can_i(kubectl, verb, resource, namespace) == "yes"
+def test_the_operator_may_do_what_it_does(release, api_server, verb, resource, namespace):
+    assert api_server.allows(ACCOUNT, verb, resource, namespace)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +144,8 @@ def test_the_operator_may_do_what_it_does(release, kubectl, verb, resource, name
         ("delete", "customresourcedefinitions.apiextensions.k8s.io", None),
     ],
 )
-def test_the_operator_may_not_do_more(release, kubectl, verb, resource, namespace):
-    assert can_i(kubectl, verb, resource, namespace) == "no"
+def test_the_operator_may_not_do_more(release, api_server, verb, resource, namespace):
+    assert not api_server.allows(ACCOUNT, verb, resource, namespace)
 
 
 def test_two_operators_stand_by_for_each_other_and_a_drain_takes_one_at_a_time(release, kubectl):
@@ -162,7 +156,7 @@ def test_two_operators_stand_by_for_each_other_and_a_drain_takes_one_at_a_time(r
     assert budget["spec"]["maxUnavailable"] == 1
 
 
-def test_with_namespaces_the_operator_has_rights_in_these_alone(release, cluster_helm, kubectl):
+def test_with_namespaces_the_operator_has_rights_in_these_alone(release, cluster_helm, kubectl, api_server):
     accounts = {"apiVersion": "v1", "kind": "List", "items": []}
     for name in ("apart", "team", "search", "other"):
         accounts["items"].append({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
@@ -172,14 +166,10 @@ def test_with_namespaces_the_operator_has_rights_in_these_alone(release, cluster
     assert installed.returncode == 0, installed.stderr
     account = "system:serviceaccount:apart:second-operator"
 
-    def allowed(verb, resource, namespace):
-        arguments = ["auth", "can-i", verb, resource, "--as", account, "--namespace", namespace]
-        return kubectl.run(*arguments).stdout.strip() == "yes"
-
     for namespace, expected in {"team": True, "search": True, "other": False, "apart": False}.items():
-        assert allowed("watch", "inferenceservices.inflight.dev", namespace) is expected, namespace
-        assert allowed("patch", "secrets", namespace) is expected, namespace
-    assert allowed("get", "secrets/second-operator-key", "apart")
+        assert api_server.allows(account, "watch", "inferenceservices.inflight.dev", namespace) is expected, namespace
+        assert api_server.allows(account, "patch", "secrets", namespace) is expected, namespace
+    assert api_server.allows(account, "get", "secrets/second-operator-key", "apart")
     cluster_helm.ok("uninstall", "second", "--namespace", "apart")
 
 

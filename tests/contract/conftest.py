@@ -15,6 +15,7 @@ from kubernetes.aio import client
 from e2e.cluster.throwaway import apiserver_only
 from inflight_operator.apply import KubeApi
 from inflight_operator.connect import load_configuration
+from tests.contract.api_server import ApiServer
 from tests.contract.manifests import service_manifest
 
 PROJECT = Path(__file__).parents[2]
@@ -66,28 +67,35 @@ def kubectl(tmp_path_factory):
 
 
 def _established(kubectl, crd):
-    """`kubectl wait` fails at once for an object that has no conditions yet."""
+    """`kubectl wait` fails at once for an object that has no conditions yet, and what kubectl knows of the API server's
+    resources is older than the CRD until it asks for one that it does not know."""
     deadline = monotonic() + 30
     while True:
         done = kubectl.run("wait", "--for=condition=Established", "--timeout=30s", f"crd/{crd}")
+        if done.returncode == 0:
+            done = kubectl.run("get", crd, "--all-namespaces")
         if done.returncode == 0:
             return
         assert monotonic() < deadline, done.stderr
         sleep(0.1)
 
 
+@pytest.fixture(scope="session")
+def api_server(kubectl):
+    server = ApiServer(kubectl.kubeconfig)
+    with server.http:
+        yield server
+
+
 @pytest.fixture
-def namespace(kubectl):
+def namespace(api_server):
     """A namespace that enforces Pod Security `restricted`, with the accounts that pods ask for."""
     name = f"test-{secrets.token_hex(4)}"
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    kubectl.create(
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}},
-        *(
-            {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account, "namespace": name}}
-            for account in ("default", "runner")
-        ),
-    )
+    api_server.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+    for account in ("default", "runner"):
+        metadata = {"name": account, "namespace": name}
+        api_server.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
     return name
 
 
@@ -98,11 +106,10 @@ async def api(kubectl):
 
 
 @pytest.fixture
-def make(kubectl, namespace):
-    """Creates an InferenceService from a spec and returns it as the API server stored it."""
+def make(api_server, namespace):
+    """Applies an InferenceService of a spec and returns it as the API server stored it."""
 
     def make(spec, name="chat"):
-        kubectl.create(service_manifest(namespace, spec, name))
-        return kubectl.json("get", "ifsvc", name, "-n", namespace)
+        return api_server.apply(service_manifest(namespace, spec, name))
 
     return make

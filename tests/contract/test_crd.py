@@ -77,6 +77,7 @@ def test_a_spec_of_four_lines_gets_every_default_from_the_api_server(make):
             "continuation": True,
             "maxAttempts": 3,
             "hold": {"maxRequests": 1000, "maxBytes": "64Mi", "maxWait": "60s"},
+            "inferencePool": {"enabled": False},
             "scores": {"pendingTokens": 1.0, "running": 1.0, "kvCache": 1.0, "predictedTtft": 1.0, "prefix": 1.0},
         },
         "tuning": {"mode": "Auto", "maxNumSeqs": {"min": 1}},

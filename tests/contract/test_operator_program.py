@@ -123,7 +123,7 @@ def eventually(seconds, question):
         answer = question()
         if answer:
             return answer
-        time.sleep(0.2)
+        time.sleep(0.5)  # most questions are a kubectl, beside the program that is waited for
     raise AssertionError(f"not within {seconds} s")
 
 

@@ -160,4 +160,4 @@ async def test_with_a_rate_requests_come_at_their_times_however_fast_answers_are
     tally = await drive(whole_answer, requests=10**9, flags=("--rate", "40", "--seconds", "1"))
     assert 20 <= tally.sent <= 60
     assert tally.answered == tally.sent
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 30

@@ -211,7 +211,7 @@ async def connected(config, *, load=True, tokenizer=None):
     return service, engine, app
 
 
-async def until(condition, seconds=5.0):
+async def until(condition, seconds=60.0):
     """Wait until `condition()` is true."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 (conditions of many kinds)

@@ -129,9 +129,10 @@ def test_admin_port_answers_until_the_end_of_a_drain(own_server):
     stream = Stream(server, max_tokens=40)
     token = {"authorization": "Bearer test-token"}
     assert httpx.post(f"{admin}/admin/drain", headers=token).status_code == 202
-    while stream.is_alive():
-        assert httpx.get(f"{admin}/ready", timeout=5).json()["status"] == "draining"
-        assert "inflight_draining{" in httpx.get(f"{admin}/metrics", timeout=5).text
-        time.sleep(0.05)
+    with httpx.Client(base_url=admin, timeout=5) as http:
+        while stream.is_alive():
+            assert http.get("/ready").json()["status"] == "draining"
+            assert "inflight_draining{" in http.get("/metrics").text
+            time.sleep(0.05)
     assert stream.events[-1] == "[DONE]"
     assert server.process.wait(30) == 0

@@ -390,20 +390,23 @@ async def test_admin_call_is_answered_at_once_when_the_engine_was_told_to_leave(
 
 
 class FakeServer:
-    """A stand-in for an HTTP server of which a client reads its response slowly at the end."""
+    """A stand-in for an HTTP server that ends once all are told to."""
 
     should_exit = False
 
+    def __init__(self, all_told):
+        self.all_told = all_told
+
     async def serve(self):
         await until(lambda: self.should_exit)
-        await asyncio.sleep(0.2)
+        await self.all_told.wait()
 
 
 async def test_both_ports_close_at_the_same_time():
-    servers = [FakeServer(), FakeServer()]
-    begun = time.monotonic()
-    await run.close([(server, asyncio.create_task(server.serve())) for server in servers])
-    assert time.monotonic() - begun < 0.35
+    all_told = asyncio.Barrier(2)
+    servers = [FakeServer(all_told), FakeServer(all_told)]
+    async with asyncio.timeout(60):
+        await run.close([(server, asyncio.create_task(server.serve())) for server in servers])
 
 
 class FakeProcess:
