@@ -38,7 +38,7 @@ types: .venv/kernels.stamp ## mypy
 	.venv/bin/mypy
 
 unit: .venv/kernels.stamp ## Unit tests, without a cluster
-	$(PY) -m pytest -n auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder -m "not contract and not cluster"
+	$(PY) -m pytest -n 3 --dist=loadfile --no-loadscope-reorder -m "not contract and not cluster"
 
 fuzz: .venv/kernels.stamp ## A million random scheduler steps against the model of its rules
 	$(PY) -m tests.engine.fuzz --steps 1000000
@@ -77,7 +77,7 @@ dashboards: .venv/tools.stamp ## Pictures of the Grafana dashboards in docs/img,
 	@$(PY) -m dashboards.draw $(ARGS)
 
 contract: .venv/kernels.stamp ## Tests against a real kube-apiserver
-	$(PY) -m pytest -m contract
+	$(PY) -m pytest -m contract tests/chart tests/cluster tests/contract
 
 e2e: .venv/kernels.stamp cluster ## Tests on real pods in the local cluster
 	$(PY) -m pytest e2e/scenarios

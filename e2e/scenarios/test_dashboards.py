@@ -13,7 +13,7 @@ from e2e.scenarios.conftest import apply
 from e2e.traffic.pod import driver_pod
 
 SCRAPE_SECONDS = 1.0
-LONGEST_SECONDS = 100
+LONGEST_SECONDS = 200
 LIGHT = ("--clients=8", "--rate=2", "--requests=100000", "--seconds=300", "--prompt-words=30", "--max-tokens=16")
 BEHIND = ("--clients=4", "--rate=0.7", "--requests=100000", "--seconds=300", "--prompt-words=30", "--max-tokens=16")
 """For the service behind the gateway: its panels need any traffic, and the other service needs the machine."""
