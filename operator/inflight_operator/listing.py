@@ -60,7 +60,7 @@ class Lister:
         """Lists every kind that is watched, and the optional ones that the cluster has.
 
         Raises:
-            KubeApiError: the API server refused, or does not answer.
+            KubeApiError: the API server refused, or does not answer. An optional kind that is forbidden is left out.
             HistoryError: see there.
         """
         for kind in (*WATCHED_KINDS, *self._apis.kinds()):
@@ -108,6 +108,9 @@ class Lister:
                 if error.status == 404 and kind in OPTIONAL_KINDS:
                     self._cache.forget_kind(kind)
                     return
+                if error.status == 403 and kind in OPTIONAL_KINDS:
+                    logger.warning("continuing without a list of %s: %s", kind, error)
+                    continue
                 raise
             if listing is not None:
                 listing.end()

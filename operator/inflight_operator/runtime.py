@@ -113,7 +113,7 @@ async def run_operator(options: Options) -> int:
             )
             api = KubeApi(api_client, may_write=leadership.leads) if leadership else KubeApi(api_client)
             apis, admin_key = (
-                AvailableApis(api, _optional_kinds(options)),
+                AvailableApis(api, optional_kinds(endpoint_picker=options.endpoint_picker)),
                 LiveAdminKey(api, own_namespace, options.key_secret),
             )
             lister = Lister(api, cache, apis, options.namespaces)
@@ -270,9 +270,10 @@ async def _beat(heartbeat: Heartbeat, rounds_due: Callable[[], bool]) -> None:
         await asyncio.sleep(1)
 
 
-def _optional_kinds(options: Options) -> tuple[str, ...]:
-    """The chart gives the operator rights to InferencePools with the gateway only."""
-    return tuple(kind for kind in OPTIONAL_KINDS if kind != "InferencePool" or options.gateway_service)
+def optional_kinds(*, endpoint_picker: bool) -> tuple[str, ...]:
+    """Optional kinds that the operator may use: the chart gives it rights to InferencePools only where the gateway's
+    pods serve other gateways."""
+    return tuple(kind for kind in OPTIONAL_KINDS if kind != "InferencePool" or endpoint_picker)
 
 
 def _settings(options: Options, available_apis: frozenset[str]) -> Settings:

@@ -129,6 +129,8 @@ def test_the_operator_may_do_what_it_does(release, api_server, verb, resource, n
         ("list", "secrets", "team"),
         ("watch", "secrets", None),
         ("delete", "secrets", "team"),
+        ("patch", "endpointslices.discovery.k8s.io", "team"),
+        ("list", "inferencepools.inference.networking.k8s.io", "team"),
         ("get", "secrets/inflight-operator-key", "team"),
         ("get", "secrets/other", SYSTEM),
         ("list", "secrets", SYSTEM),

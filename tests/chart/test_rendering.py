@@ -220,7 +220,7 @@ def test_the_admission_policies_can_be_left_out(helm):
 
 
 def test_every_kind_that_the_operator_may_change_is_bound_by_an_admission_policy(helm):
-    objects = helm.objects("--set", "gateway.enabled=true")
+    objects = helm.objects("--set", "gateway.enabled=true,gateway.extProcPort=9002")
     bound = {
         (group, resource)
         for (kind, _), policy in objects.items()
@@ -252,7 +252,7 @@ def test_rights_have_no_wildcard_and_cover_the_children_and_nothing_that_escalat
     from inflight_operator.apply.kube import RESOURCES
     from inflight_operator.render.service_children import CHILD_KINDS
 
-    rules = rules_of(helm.objects("--set", "gateway.enabled=true"))
+    rules = rules_of(helm.objects("--set", "gateway.enabled=true,gateway.extProcPort=9002"))
     for kind in CHILD_KINDS:
         version, plural = RESOURCES[kind]
         group = version.rpartition("/")[0]
@@ -268,8 +268,9 @@ def test_rights_have_no_wildcard_and_cover_the_children_and_nothing_that_escalat
     }
 
 
-def test_without_the_gateway_the_operator_writes_no_endpoints(helm):
-    rules = rules_of(helm.objects("--set", "gateway.extProcPort=9002"))
+@pytest.mark.parametrize("setting", ["gateway.extProcPort=9002", "gateway.enabled=true"])
+def test_without_the_gateway_or_its_port_for_others_the_operator_writes_no_endpoints_and_no_pools(helm, setting):
+    rules = rules_of(helm.objects("--set", setting))
     assert rules[("discovery.k8s.io", "endpointslices")] == {"list", "watch"}
     assert ("inference.networking.k8s.io", "inferencepools") not in rules
 

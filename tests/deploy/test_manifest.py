@@ -10,6 +10,9 @@ import yaml
 
 from deploy import generated, manifest
 from deploy.chart import ROOT, HelmError, rendered
+from inflight_operator import cli, runtime
+from inflight_operator.apply.kube import RESOURCES
+from inflight_operator.handlers import WATCHED_KINDS
 
 KUSTOMIZE = ROOT / "deploy" / "kustomize"
 
@@ -59,6 +62,25 @@ def test_kustomize_with_the_gateway_builds_what_the_chart_renders_with_it():
         arguments.sort()  # the patch adds its argument at the end
     for identity, one in expected.items():
         assert objects[identity] == one, identity
+
+
+def test_the_operator_of_the_overlay_with_the_gateway_may_list_what_it_lists():
+    objects = built(KUSTOMIZE / "gateway")
+    deployment = objects["Deployment", "inflight-operator"]
+    arguments = cli.build_parser().parse_args(deployment["spec"]["template"]["spec"]["containers"][0]["args"])
+    assert arguments.gateway_service
+    lists = {
+        (RESOURCES[kind][0].rpartition("/")[0], RESOURCES[kind][1])
+        for kind in (*WATCHED_KINDS, *runtime.optional_kinds(endpoint_picker=arguments.gateway_endpoint_picker))
+    }
+    may_list = {
+        (group, resource)
+        for rule in objects["ClusterRole", "inflight-operator"]["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        if "list" in rule["verbs"]
+    }
+    assert lists <= may_list
 
 
 def test_the_overlay_sets_both_images_and_the_replicas():

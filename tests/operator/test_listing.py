@@ -27,6 +27,7 @@ class Cluster:
         self.version = 10
         self.listed = []
         self.failing = 0
+        self.forbidden = set()
 
     async def available_apis(self):
         return self.apis
@@ -36,6 +37,8 @@ class Cluster:
         if self.failing:
             self.failing -= 1
             raise KubeApiError("GET", 500, "away")
+        if (kind, namespace) in self.forbidden:
+            raise KubeApiError("GET", 403, f"{kind} is forbidden")
         if kind == "PodMonitor" and POD_MONITOR not in self.apis:
             raise KubeApiError("GET", 404, "the server could not find the requested resource")
         items = [one for one in self.objects.get(kind, []) if namespace in (None, one["metadata"]["namespace"])]
@@ -154,6 +157,24 @@ def test_a_kind_that_is_installed_while_the_operator_runs_is_listed_and_forgotte
             assert running.cache.children(KEY) == []
 
     run(scenario())
+
+
+async def test_an_optional_kind_that_may_not_be_listed_in_a_namespace_does_not_block_the_start(caplog):
+    running = Running(("team", "other"))
+    running.cluster.apis = frozenset({POD_MONITOR})
+    running.cluster.objects["PodMonitor"] = [manifest("PodMonitor", "chat", "1", 4, namespace="other")]
+    running.cluster.forbidden = {("PodMonitor", "team")}
+    await running.apis.refresh()
+    await running.lister.list_all()
+    assert "PodMonitor is forbidden" in caplog.text
+    assert running.cache.child(("other", "chat"), "PodMonitor", "chat") is not None
+
+
+async def test_a_kind_that_must_exist_and_may_not_be_listed_is_an_error():
+    running = Running()
+    running.cluster.forbidden = {("Service", None)}
+    with pytest.raises(KubeApiError, match="Service is forbidden"):
+        await running.lister.list_all()
 
 
 async def test_a_kind_that_the_operator_may_not_use_is_not_listed_where_the_cluster_has_it():

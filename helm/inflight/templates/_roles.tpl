@@ -49,7 +49,7 @@ rules:
   - apiGroups: [monitoring.coreos.com]
     resources: [podmonitors]
     verbs: [get, list, watch, create, patch, delete]
-  {{- if .root.Values.gateway.enabled }}
+  {{- if and .root.Values.gateway.enabled .root.Values.gateway.extProcPort }}
   - apiGroups: [inference.networking.k8s.io]
     resources: [inferencepools]
     verbs: [get, list, watch, create, patch, delete]

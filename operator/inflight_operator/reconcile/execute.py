@@ -116,8 +116,9 @@ class Executor:
 def _kept(key: ServiceKey, snapshot: Snapshot, plan: Plan) -> frozenset[Child]:
     """Live children that the plan does not name and that stay."""
     held = {("Deployment", child_names(key.name).main)} if plan.hold_template else set()
-    if snapshot.gateway_pods is not None and snapshot.settings.gateway_service:
+    settings = snapshot.settings
+    if snapshot.gateway_pods is not None and settings.gateway_service and settings.endpoint_picker:
         return frozenset(held)
-    # No list of the gateway's pods yet: the picker keeps the endpoints that it has. Without a gateway the operator has
-    # no right to delete them.
+    # No list of the gateway's pods yet: the picker keeps the endpoints that it has. Without a gateway that serves other
+    # gateways, the operator has no right to delete them.
     return frozenset(held | {("EndpointSlice", name) for name in slice_names(key.name)})

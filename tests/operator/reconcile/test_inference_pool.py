@@ -60,6 +60,21 @@ async def test_the_picker_follows_the_gateways_pods_and_keeps_them_while_they_ar
     assert endpoints(world) == ["10.0.0.3"]
 
 
+@pytest.mark.parametrize("off", [{"gateway_service": ""}, {"endpoint_picker": False}])
+async def test_without_the_rights_to_pools_and_endpoints_both_are_left_and_only_the_service_goes(world, off):
+    world.service(spec=POOL)
+    await world.round()
+    world.settings = replace(world.settings, **off)
+    world.gateway = world.gateway if world.settings.gateway_service else None
+    world.restart()
+    world.cache.forget_kind("InferencePool")  # the operator does not list them now
+    await world.round()
+    deleted = {call[1:] for call in world.api.of("delete")}
+    assert ("Service", "chat-picker") in deleted
+    assert {kind for kind, _ in deleted} == {"Service"}
+    assert world.cache.child(KEY, "EndpointSlice", "chat-picker-ipv4") is not None
+
+
 async def test_an_api_that_comes_later_brings_the_pool(world):
     with_api(world, "other/v1/Kind")
     world.service(spec=POOL)
