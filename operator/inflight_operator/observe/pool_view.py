@@ -9,6 +9,10 @@ from typing import Any
 MAX_COMPLAINT = 200
 """Characters of a message that are shown."""
 
+_USED = ("Accepted", "ResolvedRefs")
+"""Conditions of a parent that, if False, mean that it does not use the pool (inference.networking.k8s.io/v1,
+InferencePoolConditionType). `Exported` concerns other clusters."""
+
 
 @dataclass(frozen=True, slots=True)
 class PoolParent:
@@ -34,6 +38,7 @@ def pool_parents(pool: Mapping[str, Any] | None) -> tuple[PoolParent, ...]:
 def _parent(status: Mapping[str, Any], namespace: str) -> PoolParent:
     ref = status.get("parentRef") or {}
     name = f"{ref.get('kind') or 'Gateway'} {ref.get('namespace') or namespace}/{ref.get('name', '')}"
-    refused = (one for one in status.get("conditions") or () if one.get("status") == "False")
+    conditions = status.get("conditions") or ()
+    refused = (one for one in conditions if one.get("type") in _USED and one.get("status") == "False")
     complaint = next((f"{one.get('reason', '')}: {one.get('message', '')}" for one in refused), "")
     return PoolParent(name, complaint[:MAX_COMPLAINT])

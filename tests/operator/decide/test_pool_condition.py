@@ -47,6 +47,21 @@ def test_parents_are_read_from_the_status_of_the_pool():
     )
 
 
+@pytest.mark.parametrize("type_", ["Exported", "example.com/Ours"])
+def test_a_false_condition_that_does_not_say_whether_the_pool_is_used_is_no_complaint(type_):
+    not_exported = {"type": type_, "status": "False", "reason": "NotRequested", "message": ""}
+    parents = [{"parentRef": {"name": "edge"}, "conditions": [not_exported]}]
+    pool = {"metadata": {"namespace": "team", "name": "chat"}, "status": {"parents": parents}}
+    assert pool_parents(pool) == (PoolParent("Gateway team/edge"),)
+
+
+@pytest.mark.parametrize("type_", ["Accepted", "ResolvedRefs"])
+def test_a_pool_that_is_not_accepted_or_whose_picker_is_not_found_is_a_complaint(type_):
+    refused = {"type": type_, "status": "False", "reason": "No", "message": "why"}
+    pool = {"metadata": {"namespace": "team"}, "status": {"parents": [{"conditions": [refused]}]}}
+    assert [one.complaint for one in pool_parents(pool)] == ["No: why"]
+
+
 @pytest.mark.parametrize(
     "pool", [None, {"metadata": {}}, {"metadata": {}, "status": None}, {"metadata": {}, "status": {}}]
 )
