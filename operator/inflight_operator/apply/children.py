@@ -20,8 +20,9 @@ Key = tuple[str, str]
 UNREAD_KINDS = ("Secret",)
 """Kinds that the operator may write but not read."""
 
-_NEEDS = {"Deployment": ("Secret", "ConfigMap")}
-"""Dependencies of a kind: pods do not start before the objects that they mount exist."""
+_NEEDS = {"Deployment": ("Secret", "ConfigMap"), "EndpointSlice": ("Service",)}
+"""Dependencies of a kind: pods do not start before the objects that they mount exist, and endpoints would become those
+of another owner's Service of the same name."""
 
 
 class ChildConflictError(Exception):

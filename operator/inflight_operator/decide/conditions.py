@@ -127,6 +127,12 @@ def stuck(findings: tuple[Finding, ...], reason: str, message: str) -> tuple[Fin
     return tuple(stopped.get(one.type, one) for one in findings)
 
 
+def pool_refused(findings: tuple[Finding, ...], reason: str, message: str) -> tuple[Finding, ...]:
+    """The findings of a service whose InferencePool, or the endpoint picker's Service or endpoints, cannot be applied."""
+    refused = Finding("InferencePool", "False", reason, message)
+    return tuple(refused if one.type == refused.type else one for one in findings)
+
+
 def held(findings: tuple[Finding, ...], reason: str, message: str, *, news: bool) -> tuple[Finding, ...]:
     """The findings of a service whose pod template is left unchanged.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -27,7 +27,7 @@ from inflight_operator.api.types import (
     ServiceRecord,
 )
 from inflight_operator.decide import decision as decided
-from inflight_operator.decide.conditions import Finding, stuck
+from inflight_operator.decide.conditions import Finding, pool_refused, stuck
 from inflight_operator.decide.decision import Number, Reason
 from inflight_operator.decide.sentences import change_text, sentence
 from inflight_operator.limits import Limits
@@ -36,6 +36,7 @@ from inflight_operator.quantities import format_price, format_seconds
 from inflight_operator.reconcile.plan import Outcome, Plan
 from inflight_operator.reconcile.snapshot import Snapshot, engine_container
 from inflight_operator.render import selector_string
+from inflight_operator.render.inference_pool import pool_children
 
 MAX_MESSAGE = 2048
 """Longest message of a condition, in characters: messages of the API server or a container may be pages long."""
@@ -73,11 +74,20 @@ def recorded(decision: decided.Decision, at: datetime) -> Decision:
     )
 
 
-def findings_after(plan: Plan, outcome: Outcome) -> tuple[Finding, ...]:
-    """All conditions, after execution of the plan."""
+def findings_after(name: str, plan: Plan, outcome: Outcome) -> tuple[Finding, ...]:
+    """All conditions of the service called `name`, after execution of the plan."""
     if not outcome.failures:
         return plan.findings
-    return stuck(plan.findings, "ApplyFailed", "; ".join(sorted(set(outcome.failures.values()))))
+    findings = stuck(plan.findings, "ApplyFailed", _messages(outcome.failures.values()))
+    planned = {(child["kind"], child["metadata"]["name"]) for child in plan.children}
+    of_pool = outcome.failures.keys() & pool_children(name) & planned
+    if not of_pool:
+        return findings
+    return pool_refused(findings, "ApplyFailed", _messages(outcome.failures[child] for child in of_pool))
+
+
+def _messages(failures: Iterable[str]) -> str:
+    return "; ".join(sorted(set(failures)))
 
 
 def build_status(
@@ -92,7 +102,10 @@ def build_status(
     replicas = snapshot.replicas
     return InferenceServiceStatus(
         observed_generation=service.metadata.generation,
-        conditions=[_condition(finding, service, snapshot.at) for finding in findings_after(plan, outcome)],
+        conditions=[
+            _condition(finding, service, snapshot.at)
+            for finding in findings_after(service.metadata.name, plan, outcome)
+        ],
         url=service_url(service),
         replicas=len(replicas),
         ready_replicas=sum(pod.ready for pod in replicas),

@@ -254,7 +254,7 @@ class Rounds:
             known.attainment = (known.attainment or Attainment()).with_samples(
                 snapshot.fresh, {pod.uid for pod in snapshot.pods}, shown.ttft_target, shown.tpot_target
             )
-        findings = findings_after(plan, outcome)
+        findings = findings_after(key.name, plan, outcome)
         self._metrics.of_services.show(key, shown, findings, known.attainment, plan.decisions, snapshot.at.timestamp())
 
     def _forget(self, key: ServiceKey) -> None:

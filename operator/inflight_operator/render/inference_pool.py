@@ -107,6 +107,13 @@ def slice_names(name: str) -> tuple[str, ...]:
     return tuple(f"{child_names(name).picker}-{family.lower()}" for family in _FAMILIES)
 
 
+def pool_children(name: str) -> frozenset[tuple[str, str]]:
+    """Kinds and names of all children that belong to the pool of the service called `name`."""
+    names = child_names(name)
+    slices = (("EndpointSlice", one) for one in slice_names(name))
+    return frozenset({("InferencePool", names.main), ("Service", names.picker), *slices})
+
+
 def _slice(service: InferenceService, slice_name: str, family: str, pods: Sequence[GatewayAddress]) -> Manifest:
     names = child_names(service.metadata.name)
     metadata = child_metadata(service, slice_name)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.render.inference_pool import INFERENCE_POOL_API
 from inflight_operator.render.plan import GatewayAddress
 from tests.operator.fakes import KEY
@@ -73,6 +74,55 @@ async def test_without_the_rights_to_pools_and_endpoints_both_are_left_and_only_
     assert ("Service", "chat-picker") in deleted
     assert {kind for kind, _ in deleted} == {"Service"}
     assert world.cache.child(KEY, "EndpointSlice", "chat-picker-ipv4") is not None
+
+
+def foreign(kind, name):
+    labels = {"inflight.dev/service": "chat"}
+    return {"kind": kind, "metadata": {"name": name, "namespace": "team", "labels": labels}, "spec": {}}
+
+
+@pytest.mark.parametrize(("kind", "name"), [("InferencePool", "chat"), ("Service", "chat-picker")])
+async def test_a_pool_that_cannot_be_applied_is_told_and_one_of_somebody_else_is_left_alone(world, kind, name):
+    world.service(spec=POOL)
+    world.cache.put(kind, foreign(kind, name))
+    assert not await world.round()
+    found = world.condition("InferencePool")
+    assert (found["status"], found["reason"]) == ("False", "ApplyFailed")
+    assert f"{kind} {name} exists in namespace team and does not belong" in found["message"]
+    assert world.cache.child(KEY, kind, name)["spec"] == {}
+
+
+async def test_endpoints_of_the_picker_that_cannot_be_applied_are_told(world):
+    world.service(spec=POOL)
+    world.api.refuse["EndpointSlice"] = KubeApiError("PATCH", 403, "endpointslices is forbidden")
+    assert not await world.round()
+    found = world.condition("InferencePool")
+    assert (found["status"], found["reason"]) == ("False", "ApplyFailed")
+    assert "endpointslices is forbidden" in found["message"]
+
+
+async def test_another_child_that_cannot_be_applied_is_no_fault_of_the_pool(world):
+    world.service(spec=POOL)
+    world.api.refuse["NetworkPolicy"] = KubeApiError("PATCH", 403, "admission says no")
+    assert not await world.round()
+    assert world.condition("Progressing")["reason"] == "ApplyFailed"
+    assert world.condition("InferencePool")["reason"] == "PoolNotReferenced"
+
+
+async def test_a_picker_service_that_cannot_be_deleted_does_not_hide_why_there_is_no_pool(world):
+    world.service(spec=POOL)
+    await world.round()
+    with_api(world, "other/v1/Kind")
+    world.api.fail["delete"] = KubeApiError("DELETE", 403, "no")
+    assert not await world.round()
+    assert world.condition("InferencePool")["reason"] == "NoInferencePoolApi"
+
+
+async def test_a_service_of_the_pickers_name_of_somebody_else_gets_no_endpoints(world):
+    world.service(spec=POOL)
+    world.cache.put("Service", foreign("Service", "chat-picker"))
+    await world.round()
+    assert "EndpointSlice" not in [call[1] for call in world.api.of("apply")]
 
 
 async def test_an_api_that_comes_later_brings_the_pool(world):
