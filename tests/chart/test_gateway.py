@@ -63,18 +63,43 @@ def test_envoys_bootstrap_is_the_one_that_the_program_prints(objects):
     assert json.loads(mounted) == json.loads(envoy_bootstrap.FILE.read_text())
 
 
+def with_envoys_memory(folder, limit):
+    """Flags for a values file, in which Helm reads a number as a float."""
+    file = folder / "values.yaml"
+    file.write_text(yaml.safe_dump({"gateway": {"envoy": {"resources": {"limits": {"memory": limit}}}}}))
+    return (*ENABLED, "-f", str(file))
+
+
 @pytest.mark.parametrize(
-    ("limit", "bytes_"), [("2Gi", 2 << 30), ("512Mi", 512 << 20), ("1.5Gi", 3 << 29), ("1G", 10**9), ("1e9", None)]
+    ("limit", "bytes_"),
+    [
+        ("2Gi", 2 << 30),
+        ("512Mi", 512 << 20),
+        ("1.5Gi", 3 << 29),
+        ("1G", 10**9),
+        (1073741824, 1 << 30),
+        (1234567890, 1234567890),
+        ("1073741824", 1 << 30),
+        ("1e9", 10**9),
+        ("1E9", 10**9),
+        ("1P", 10**15),
+        ("1Pi", 1 << 50),
+        ("1E", 10**18),
+        ("1Ei", 1 << 60),
+    ],
 )
-def test_envoys_heap_is_bounded_by_its_memory_limit(helm, limit, bytes_):
-    flags = (*ENABLED, "--set-string", f"gateway.envoy.resources.limits.memory={limit}")
-    if bytes_ is None:
-        with pytest.raises(Exception, match="is not a number of bytes"):
-            helm.objects(*flags)
-        return
+def test_envoys_heap_is_bounded_by_its_memory_limit(helm, tmp_path, limit, bytes_):
+    flags = with_envoys_memory(tmp_path, limit)
     mounted = helm.objects(*flags)[("ConfigMap", "prod-gateway-envoy")]["data"]["envoy.json"]
     heap = json.loads(mounted)["overload_manager"]["resource_monitors"][0]["typed_config"]
     assert heap["max_heap_size_bytes"] == str(bytes_)
+
+
+@pytest.mark.parametrize("limit", ["1.2.3Gi", "1Zi", "Gi", "-1Gi", "1 Gi", "1500m", "much"])
+def test_a_memory_limit_that_is_no_number_of_bytes_is_refused(helm, tmp_path, limit):
+    refused = helm.template(*with_envoys_memory(tmp_path, limit))
+    assert refused.returncode != 0
+    assert "gateway.envoy.resources.limits.memory" in refused.stderr
 
 
 def test_envoy_and_relay_are_sidecars_so_that_they_end_after_the_picker_has_drained(objects):

@@ -128,7 +128,7 @@ def stuck(findings: tuple[Finding, ...], reason: str, message: str) -> tuple[Fin
 
 
 def pool_refused(findings: tuple[Finding, ...], reason: str, message: str) -> tuple[Finding, ...]:
-    """The findings of a service whose InferencePool, or the endpoint picker's Service or endpoints, cannot be applied."""
+    """The findings of a service whose InferencePool, or its picker's Service or endpoints, cannot be applied."""
     refused = Finding("InferencePool", "False", reason, message)
     return tuple(refused if one.type == refused.type else one for one in findings)
 
