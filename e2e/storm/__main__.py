@@ -1,12 +1,14 @@
-"""`python -m e2e.storm`: wakes many services at zero replicas at the same moment, and shows what became of it."""
+"""`python -m e2e.storm`: wakes many services at zero replicas at the same moment, and shows the result."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from e2e.cluster import ClusterError, kubectl
@@ -132,7 +134,7 @@ def _services() -> list[dict[str, Any]]:
 
 
 def storm(options: argparse.Namespace, image: str, say: Progress) -> Storm:
-    """The requests, and what became of them."""
+    """The requests, and their result."""
     say(f"{options.services * options.requests} requests at the same moment; up to {options.patience} s")
     watch, script = Watch(NAMESPACE), Path(__file__).with_name("ask.py")
     arguments = [
@@ -141,8 +143,7 @@ def storm(options: argparse.Namespace, image: str, say: Progress) -> Storm:
         f"--requests={options.requests}",
         f"--patience={options.patience}",
     ]
-    # The first looks come before the requests: what runs then is no order of the storm.
-    watch.look()
+    watch.look()  # before the requests: a replica that runs now is no order of the storm
     with (
         script_pod(script, arguments, name="storm", image=image, namespace=NAMESPACE) as pod,
         watching(watch),
@@ -164,8 +165,8 @@ def _told(pieces: Any, say: Progress) -> Any:
 def run(options: argparse.Namespace) -> Storm:
     """The storm, in a namespace of its own that is gone afterwards."""
     say = to_stdout()
-    if problem := node_problem():
-        raise ClusterError(f"the memory of the pods is {problem}")
+    if node_problem():
+        raise ClusterError("a wake storm needs the local cluster's own node: it reads the memory of processes of pods")
     image = install(say)
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     place = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
@@ -185,6 +186,7 @@ def run(options: argparse.Namespace) -> Storm:
 def main(arguments: list[str] | None = None) -> int:
     """Exit 0 when every request was answered or refused cleanly, else 1."""
     options = parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _on_sigterm)
     try:
         result = run(options)
     except (ClusterError, TimeoutError, ValueError) as error:
@@ -197,6 +199,10 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json is not None:
         options.json.write_text(json.dumps(result.as_json(), indent=2) + "\n")
     return 1 if result.problems else 0
+
+
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What became of a wake storm, from the lines of `ask.py` and the times at which replicas were ordered."""
+"""Result of a wake storm, from the lines of `ask.py` and the times at which replicas were ordered."""
 
 from __future__ import annotations
 
@@ -51,8 +51,14 @@ class Storm:
         return sum(one.outcome == outcome for one in self.asked)
 
     @property
+    def woken(self) -> int:
+        """Services whose replica was seen to be ordered or that answered a request: a service may be answered and back
+        at zero between two looks."""
+        return len(self.ordered.keys() | {one.service for one in self.asked if one.outcome == "answered"})
+
+    @property
     def last_order(self) -> float | None:
-        """Seconds from the first request to the order of the last replica; None if one was not ordered."""
+        """Seconds from the first request to the order of the last replica; None if one was not seen."""
         if len(self.ordered) < self.services:
             return None
         return max(self.ordered.values()) - self.begun
@@ -67,8 +73,8 @@ class Storm:
             found.append(f"{missing} requests are unaccounted for")
         if not self.count("answered"):
             found.append("no request was answered")
-        if self.last_order is None:
-            found.append(f"replicas were ordered for {len(self.ordered)} of {self.services} services")
+        if self.woken < self.services:
+            found.append(f"{self.woken} of {self.services} services were woken")
         return tuple(found)
 
     def as_json(self) -> dict[str, Any]:

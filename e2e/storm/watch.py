@@ -14,12 +14,17 @@ from e2e.disruptions import processes
 from e2e.disruptions.stage import GATEWAY, OPERATOR, system_pods
 
 LOOK_SECONDS = 0.5
-"""Between two looks: precision of the times."""
+"""From the end of a look to the next one. An order is noted later than it was made by at most this and the time of a
+look, mostly that of one `kubectl get`."""
+
+MEMORY_SECONDS = 5.0
+"""Between two looks at the memory, which take longer: they list pods and read all their processes."""
 
 
 class Watch:
     """Attributes:
-    ordered: when each service's replica was first seen to be ordered, seconds since the epoch.
+    ordered: when each service's replica was first seen to be ordered, seconds since the epoch. A replica that the first
+        look sees is none.
     memory: most resident bytes of the processes of each pod of operator and gateway.
     """
 
@@ -27,27 +32,37 @@ class Watch:
         self._namespace = namespace
         self.ordered: dict[str, float] = {}
         self.memory: dict[str, int] = {}
+        self._running: set[str] | None = None
+        self._memory_at = float("-inf")
 
     def look(self) -> None:
         """Raises:
         ClusterError: the API server does not answer.
         """
+        running = set(ordered_services(kubectl("-n", self._namespace, "get", "deployments", "-o", "json")))
         now = time.time()
-        for name in ordered_services(kubectl("-n", self._namespace, "get", "deployments", "-o", "json")):
+        for name in running - (running if self._running is None else self._running):
             self.ordered.setdefault(name, now)
+        self._running = running
+        if time.monotonic() - self._memory_at >= MEMORY_SECONDS:
+            self._memory_at = time.monotonic()
+            self._look_at_memory()
+
+    def _look_at_memory(self) -> None:
         for pod in (*system_pods(OPERATOR), *system_pods(GATEWAY)):
-            size = sum(resident_bytes(pid) for pid in processes.of_containers(pod.uid))
-            self.memory[pod.name] = max(size, self.memory.get(pod.name, 0))
+            with suppress(OSError):  # control groups of pods that end vanish while they are searched
+                size = sum(resident_bytes(pid) for pid in processes.of_containers(pod.uid))
+                self.memory[pod.name] = max(size, self.memory.get(pod.name, 0))
 
 
 @contextmanager
 def watching(watch: Watch) -> Iterator[None]:
-    """Looks again and again, beside what the caller does."""
+    """Looks again and again, beside what the caller does. A look that fails is left out."""
     ended = threading.Event()
 
     def follow() -> None:
         while not ended.wait(LOOK_SECONDS):
-            with suppress(ClusterError):
+            with suppress(ClusterError, OSError, ValueError):
                 watch.look()
 
     follower = threading.Thread(target=follow, daemon=True)

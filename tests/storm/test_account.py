@@ -40,8 +40,13 @@ def test_nothing_but_refusals_does_not_pass():
 
 def test_a_service_that_was_never_woken_does_not_pass():
     found = storm(asked(), ordered=("a",))
-    assert found.problems == ("replicas were ordered for 1 of 2 services",)
+    assert found.problems == ("1 of 2 services were woken",)
     assert found.as_json()["last_replica_ordered_after_s"] is None
+
+
+def test_an_answer_shows_that_its_service_was_woken_though_no_look_saw_it():
+    assert storm(asked(), asked("b"), ordered=("a",)).problems == ()
+    assert storm(asked(), asked("b", "refused", refusals=1), ordered=("a",)).problems != ()
 
 
 @given(st.lists(st.tuples(st.sampled_from(["answered", "refused", "lost"]), st.floats(0, 600), st.integers(0, 9))))

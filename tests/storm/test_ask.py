@@ -59,7 +59,7 @@ async def test_retry_after_is_obeyed_and_counted():
 
 
 async def test_refusals_until_the_patience_is_over_are_clean():
-    record = await outcome((503, {"Retry-After": "30"}), patience=0.5)
+    record = await outcome((503, {"Retry-After": "30"}), patience=5)
     assert (record["outcome"], record["refusals"]) == ("refused", 1)
 
 

@@ -1,11 +1,18 @@
 """The services of a wake storm, and when they sleep."""
 
 import json
+import os
+import signal
+import threading
+from types import SimpleNamespace
 
 import pytest
 
+from e2e.cluster import ClusterError
+from e2e.storm import __main__ as storm_main
+from e2e.storm import watch as watch_module
 from e2e.storm.__main__ import manifest, not_there, parser
-from e2e.storm.watch import ordered_services, resident_bytes
+from e2e.storm.watch import Watch, ordered_services, resident_bytes, watching
 from inflight_operator.api import InferenceService
 from inflight_operator.quantities import parse_quantity
 
@@ -44,8 +51,96 @@ def test_ordered_services_are_those_with_a_replica():
     assert ordered_services(json.dumps({"items": items})) == ["b"]
 
 
-def test_the_memory_of_a_process_is_read_and_that_of_a_gone_one_is_none():
-    import os
+def watched(monkeypatch, answers, processes_of=lambda uid: []):
+    """A watch whose looks get these Deployments with a replica in turn, and the clock, which a look moves by 10 s."""
+    clock = SimpleNamespace(now=100.0)
+    looks = iter(answers)
 
+    def kubectl(*arguments):
+        clock.now += 10.0
+        items = [{"metadata": {"name": name}, "spec": {"replicas": 1}} for name in next(looks)]
+        return json.dumps({"items": items})
+
+    pod = SimpleNamespace(name="gateway-1", uid="u")
+    monkeypatch.setattr(watch_module, "kubectl", kubectl)
+    monkeypatch.setattr(watch_module, "system_pods", lambda labels: [pod])
+    monkeypatch.setattr(watch_module.processes, "of_containers", processes_of)
+    monkeypatch.setattr(watch_module, "time", SimpleNamespace(time=lambda: clock.now, monotonic=lambda: clock.now))
+    return Watch("e2e-storm"), clock
+
+
+def test_a_replica_is_ordered_at_the_latest_when_the_list_with_it_has_come(monkeypatch):
+    watch, _ = watched(monkeypatch, [[], ["a"], ["a", "b"]])
+    for _ in range(3):
+        watch.look()
+    assert watch.ordered == {"a": 120.0, "b": 130.0}
+
+
+def test_what_runs_at_the_first_look_is_no_order_of_the_storm(monkeypatch):
+    watch, _ = watched(monkeypatch, [["old"], ["old", "a"]])
+    watch.look()
+    watch.look()
+    assert watch.ordered.keys() == {"a"}
+
+
+def test_memory_is_read_less_often_than_replicas(monkeypatch):
+    read = []
+    watch, clock = watched(monkeypatch, [[]] * 4, lambda uid: read.append(uid) or [])
+    for _ in range(4):
+        watch.look()
+        clock.now -= 9.0  # a look took 1 s
+    assert len(read) == 2  # of the operator and the gateway, once
+
+
+def test_a_pod_whose_groups_vanish_while_they_are_read_does_not_end_the_look(monkeypatch):
+    def vanished(uid):
+        raise FileNotFoundError(uid)
+
+    watch, _ = watched(monkeypatch, [[], ["a"]], vanished)
+    watch.look()
+    watch.look()
+    assert (watch.ordered.keys(), watch.memory) == ({"a"}, {})
+
+
+@pytest.mark.parametrize("error", [OSError("the group is gone"), ValueError("half a line"), ClusterError("away")])
+def test_watching_survives_a_look_that_fails(monkeypatch, error):
+    looks, enough = [], threading.Event()
+
+    class Failing:
+        def look(self):
+            looks.append(1)
+            if len(looks) == 3:
+                enough.set()
+            raise error
+
+    monkeypatch.setattr(watch_module, "LOOK_SECONDS", 0.01)
+    with watching(Failing()):
+        assert enough.wait(10)
+
+
+def test_a_storm_from_another_machine_says_why_it_cannot_be_watched(monkeypatch, capsys):
+    monkeypatch.setattr(storm_main, "node_problem", lambda: "some reason")
+    assert storm_main.main([]) == 1
+    assert (
+        "a wake storm needs the local cluster's own node: it reads the memory of processes" in capsys.readouterr().err
+    )
+
+
+def test_sigterm_ends_the_storm_as_an_exit_so_that_the_namespace_goes(monkeypatch):
+    def stopped(options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        pytest.fail("went on after SIGTERM")
+
+    monkeypatch.setattr(storm_main, "run", stopped)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            storm_main.main([])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 128 + signal.SIGTERM
+
+
+def test_the_memory_of_a_process_is_read_and_that_of_a_gone_one_is_none():
     assert resident_bytes(os.getpid()) > 2**20
     assert resident_bytes(2**22 + 1) == 0
