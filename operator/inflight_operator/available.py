@@ -30,7 +30,7 @@ class AvailableApis:
         self.current: frozenset[str] = frozenset()
 
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of them that the cluster has."""
+        """The optional kinds that the cluster has."""
         return tuple(kind for kind in self._kinds if f"{RESOURCES[kind][0]}/{kind}" in self.current)
 
     async def refresh(self) -> set[str]:
