@@ -15,10 +15,12 @@ from inflight_operator.observe.cache import ServiceKey
 from inflight_operator.observe.gateway import (
     GatewayReader,
     GatewayStreamError,
+    gateway_addresses,
     gateway_pods,
     lines,
     read_line,
 )
+from inflight_operator.render.plan import GatewayAddress
 from tests.operator.gateway_pods import endpoint_slice, gateway_pod, line, said
 
 CHAT, CODE = ServiceKey("team", "chat"), ServiceKey("team", "code")
@@ -133,6 +135,35 @@ async def test_pods_come_and_go_and_one_that_starts_is_not_waited_for(monkeypatc
     assert not starting["g-1"].takes_requests
     assert draining["g-1"].takes_requests
     assert gateway_pods([{"endpoints": [{"addresses": ["fd00::1"]}]}])["fd00::1"].url.startswith("http://[fd00::1]:")
+
+
+def test_addresses_are_those_of_all_slices_sorted_and_an_endpoint_without_conditions_is_ready():
+    slices = [
+        {"endpoints": [{"addresses": ["10.0.0.3"], "conditions": {"ready": False}}, {"addresses": ["10.0.0.2"]}]},
+        {"endpoints": None},
+        {"endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": True}}, {"addresses": ["fd00::1"]}]},
+    ]
+    assert gateway_addresses(slices) == (
+        GatewayAddress("10.0.0.1"),
+        GatewayAddress("10.0.0.2"),
+        GatewayAddress("10.0.0.3", ready=False),
+        GatewayAddress("fd00::1"),
+    )
+    assert [one.family for one in gateway_addresses(slices)] == ["IPv4", "IPv4", "IPv4", "IPv6"]
+
+
+async def test_the_addresses_are_those_of_the_last_list_and_unknown_before_the_first(monkeypatch):
+    async with gateway_pod() as pod:
+        pod.begins_with(said("chat"))
+        slices = Slices(endpoint_slice("g-1"))
+        slices.error = KubeApiError("GET", 403, "forbidden")
+        async with reading(slices, pod.port, monkeypatch) as (reader, _):
+            await until(lambda: "forbidden" in reader.view(CHAT).silence)
+            assert reader.addresses is None
+            slices.error = None
+            await until(lambda: reader.addresses == (GatewayAddress("127.0.0.1"),))
+            slices.slices = []
+            await until(lambda: reader.addresses == ())
 
 
 async def test_a_lookup_that_is_refused_keeps_the_pods_and_is_said_where_there_are_none(monkeypatch):
