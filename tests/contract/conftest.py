@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from time import monotonic, sleep
 
 import pytest
 import yaml
@@ -16,6 +15,7 @@ from e2e.cluster.throwaway import apiserver_only
 from inflight_operator.apply import KubeApi
 from inflight_operator.connect import load_configuration
 from tests.contract.api_server import ApiServer
+from tests.contract.definitions import established
 from tests.contract.manifests import service_manifest
 
 PROJECT = Path(__file__).parents[2]
@@ -62,22 +62,8 @@ def kubectl(tmp_path_factory):
     with apiserver_only(tmp_path_factory.mktemp("apiserver")) as kubeconfig:
         kubectl = Kubectl(kubeconfig)
         kubectl.ok("apply", "--server-side", "-f", str(CRD_FILE))
-        _established(kubectl, "inferenceservices.inflight.dev")
+        established(kubectl, "inferenceservices.inflight.dev")
         yield kubectl
-
-
-def _established(kubectl, crd):
-    """`kubectl wait` fails at once for an object that has no conditions yet, and what kubectl knows of the API server's
-    resources is older than the CRD until it asks for one that it does not know."""
-    deadline = monotonic() + 30
-    while True:
-        done = kubectl.run("wait", "--for=condition=Established", "--timeout=30s", f"crd/{crd}")
-        if done.returncode == 0:
-            done = kubectl.run("get", crd, "--all-namespaces")
-        if done.returncode == 0:
-            return
-        assert monotonic() < deadline, done.stderr
-        sleep(0.1)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,9 @@ from inflight_operator.apply import ChildConflictError, needs_apply, sync_childr
 from inflight_operator.apply.children import UNREAD_KINDS, ChildrenState
 from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.render import ChildPlan, Settings, child_names, render, selector_string
+from inflight_operator.render.monitor import POD_MONITOR_API
 from inflight_operator.render.service_children import CHILD_KINDS
+from tests.contract.definitions import apis_become, established
 
 pytestmark = pytest.mark.contract
 
@@ -377,12 +379,11 @@ async def test_a_secret_of_someone_else_with_the_tokens_name_is_not_taken_over(k
 
 
 async def test_a_pod_monitor_is_accepted_where_the_api_exists(kubectl, api, simple):
-    assert await api.available_apis() == frozenset()
+    await apis_become(api, frozenset())
     kubectl.create(POD_MONITOR_CRD)
     try:
-        kubectl.ok("wait", "--for=condition=Established", "--timeout=30s", "crd/podmonitors.monitoring.coreos.com")
-        available = await api.available_apis()
-        assert available == {"monitoring.coreos.com/v1/PodMonitor"}
+        established(kubectl, "podmonitors.monitoring.coreos.com")
+        available = await apis_become(api, {POD_MONITOR_API})
         wanted = render(simple, PLAN, replace(SETTINGS, available_apis=available))
         assert "PodMonitor/chat" in await Operator(api, simple).applied(wanted)
         live = await api.get("PodMonitor", simple.metadata.namespace, "chat")

@@ -11,6 +11,7 @@ from inflight_operator.apply.difference import needs_apply
 from inflight_operator.render import render
 from inflight_operator.render.inference_pool import INFERENCE_POOL_API, pool_port
 from inflight_operator.render.plan import GatewayAddress
+from tests.contract.definitions import apis_become, established
 from tests.contract.manifests import service_manifest
 from tests.contract.test_children import PLAN, SETTINGS
 
@@ -100,9 +101,11 @@ DEFINITION = {
 @pytest.fixture
 def with_api(kubectl):
     kubectl.create(DEFINITION)
-    kubectl.ok("wait", "--for=condition=Established", "--timeout=30s", f"crd/{CRD}")
-    yield
-    kubectl.ok("delete", "crd", CRD)
+    try:
+        established(kubectl, CRD)
+        yield
+    finally:
+        kubectl.ok("delete", "crd", CRD)
 
 
 async def live_of(api, namespace):
@@ -110,8 +113,7 @@ async def live_of(api, namespace):
 
 
 async def test_the_pool_is_taken_by_the_api_server_and_deleted_when_turned_off(kubectl, api, make, with_api):
-    available = await api.available_apis()
-    assert INFERENCE_POOL_API in available
+    available = await apis_become(api, {INFERENCE_POOL_API})
     settings = replace(
         SETTINGS, available_apis=available, gateway_service="gateway.system.svc.cluster.local", endpoint_picker=True
     )

@@ -1,0 +1,29 @@
+"""Waits for CustomResourceDefinitions that a test has just created or deleted."""
+
+import asyncio
+from time import monotonic, sleep
+
+SECONDS = 30
+
+
+def established(kubectl, crd):
+    """`kubectl wait` fails at once for an object that has no conditions yet, and what kubectl knows of the API server's
+    resources is older than the CRD until it asks for one that it does not know."""
+    deadline = monotonic() + SECONDS
+    while True:
+        done = kubectl.run("wait", "--for=condition=Established", f"--timeout={SECONDS}s", f"crd/{crd}")
+        if done.returncode == 0:
+            done = kubectl.run("get", crd, "--all-namespaces")
+        if done.returncode == 0:
+            return
+        assert monotonic() < deadline, done.stderr
+        sleep(0.1)
+
+
+async def apis_become(api, expected):
+    """The operator's lookup, once it finds exactly these: discovery follows a CRD after a moment."""
+    deadline = monotonic() + SECONDS
+    while (found := await api.available_apis()) != expected:
+        assert monotonic() < deadline, found
+        await asyncio.sleep(0.1)
+    return found
