@@ -77,5 +77,5 @@ async def test_the_picker_hears_of_endpoints_that_refused(relay):
     await relay.post(STREAM)
     await relay.post(STREAM)
     first, second = [await relay.report(number) for number in (0, 1)]
-    assert relay.retried == [{"request_id": first["request_id"], "endpoint": "10.0.0.2:8000", "tries": 2}]
+    assert relay.retried == [{"request_id": first["request_id"], "attempt": 1, "endpoint": "10.0.0.2:8000", "tries": 2}]
     assert second["request_id"] != first["request_id"]
