@@ -148,7 +148,7 @@ class Dispatcher:
         if waiting.allowed:
             loads = [load for load in loads if load.endpoint.address in waiting.allowed]
         try:
-            above, claimed = self._shares.above(request, now), self._shares.claimed(request.service)
+            above, claimed = self._shares.above(request, now), self._shares.claimed(request.service, now)
             pick = self._picker.pick(request, config, loads, now, above_share=above, claimed=claimed)
         except Exception:
             # A gateway bug at the head of a queue would block the whole service, and end this process.
