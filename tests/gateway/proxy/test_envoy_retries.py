@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 
 import pytest
 
@@ -67,6 +68,17 @@ async def test_a_request_that_kills_engines_before_their_head_ends_after_two(rel
         return name in await relayed.metrics()
 
     await until(counted, "the request is counted", 5)
+
+
+async def test_without_a_picker_such_a_request_ends_after_two_engines_too(relayed, engines, http):
+    closing = [await engines(f"closing-{number}", "close") for number in range(4)]
+    relayed.services(service("a", *closing, model="m", max_attempts=4))
+    await relayed.start_all()
+    relayed.signal("picker", signal.SIGKILL)
+    relayed.processes["picker"].wait()
+    status, body, _ = await ask(http, relayed, host="a.default")
+    assert (status, body["error"]["code"]) == (502, "engines_died")
+    assert sum(len(engine.requests) for engine in closing) == 2
 
 
 async def test_connections_that_are_refused_are_no_deaths(relayed, engines, http):
