@@ -42,8 +42,8 @@ class _Waiting:
 
 
 class Dispatcher:
-    """Every request passes through the hold queue, even if a replica is free, so no request overtakes waiting ones.
-    Request ids are unique for each attempt, see `Exchange`.
+    """Every request passes through the hold queue, even if a replica is free, so no request overtakes waiting ones
+    except by `ServiceQueue.passing`. Request ids are unique for each attempt, see `Exchange`.
 
     Args:
         clock: seconds, monotonic.
