@@ -31,7 +31,16 @@ VALUES = {
 }
 """Values of the chart, and the operator's flags."""
 
-NO_VALUE = {"engine-image", "gateway-service", "kubeconfig", "lease-name", "key-secret", "record-decisions", "help"}
+NO_VALUE = {
+    "engine-image",
+    "gateway-service",
+    "gateway-endpoint-picker",
+    "kubeconfig",
+    "lease-name",
+    "key-secret",
+    "record-decisions",
+    "help",
+}
 """Flags that the chart makes of names, and such as it has no use for."""
 
 
