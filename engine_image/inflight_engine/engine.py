@@ -80,7 +80,7 @@ class Engine:
         swap_rates: measures when swapping a preempted request is cheaper than recomputing it; None: never.
         step_times: predicts what a step may take.
         cost_fit: fits the cost model to the steps.
-        announce: called before a step that may take long, or in which a resubmitted request starts, is computed.
+        announce: called before a step that may take long is computed, and before one with starts to be announced.
         device_failed: whether no further step can succeed after this error.
         clock: monotonic seconds.
     """
@@ -109,7 +109,7 @@ class Engine:
         self._announce = announce
         self._device_failed = device_failed
         self._clock = clock
-        self._resubmitted: set[int] = set()
+        self._to_announce: set[int] = set()
         """Requests whose start is announced."""
         self._ended: list[Finished] = []
         """Requests that ended since the latest report."""
@@ -184,7 +184,7 @@ class Engine:
         longest = self._measurements.longest(work)
         if longest > SHORT_STEP_SECONDS:
             self._announce(LongStep(plan.step, longest))
-        if self._resubmitted:
+        if self._to_announce:
             self._announce_starts(admitted)
         try:
             self._runner.launch(plan)
@@ -193,9 +193,9 @@ class Engine:
         return launched
 
     def _announce_starts(self, admitted: list[Admission]) -> None:
-        starting = [each.request_id for each in admitted if each.request_id in self._resubmitted]
+        starting = [each.request_id for each in admitted if each.request_id in self._to_announce]
         if starting:
-            self._resubmitted.difference_update(starting)
+            self._to_announce.difference_update(starting)
             self._announce(Starting(starting))
 
     def _take_in(self, step: _Launched, *, ahead: bool) -> StepReport:
@@ -296,8 +296,8 @@ class Engine:
             log.exception("request %d was refused by the scheduler", number, extra=extra)
             self._ended.append(Finished(message.request_id, FinishReason.ERROR))
             return
-        if message.resubmitted:
-            self._resubmitted.add(message.request_id)
+        if message.announce_start:
+            self._to_announce.add(message.request_id)
 
     def _end_failed(self, request: Request, reason: FinishReason) -> None:
         """End a request that a step failed on."""
@@ -306,5 +306,5 @@ class Engine:
         self._cancel(request.request_id, reason)
 
     def _cancel(self, request_id: int, reason: FinishReason) -> bool:
-        self._resubmitted.discard(request_id)
+        self._to_announce.discard(request_id)
         return self._inputs.cancel(request_id, reason)

@@ -19,7 +19,7 @@ from inflight_engine.scheduling.limits import Limits
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True):
     """`prompt_token_ids`: int32 little-endian bytes. `arrival_time`: seconds, system-wide monotonic clock.
-    `resubmitted`: an earlier engine process had it; its start is announced by `Starting`.
+    `announce_start`: its start is announced by `Starting`.
     `external_id`: the client's id of the request (X-Request-Id), for log lines. `output_token_ids`: of a continued
     request, the tokens that it has, as `prompt_token_ids`. The rest as in `Request`."""
 
@@ -32,7 +32,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True):
     tenant: str = ""
     cache_salt: str = ""
     predicted_tokens: int | None = None
-    resubmitted: bool = False
+    announce_start: bool = False
     external_id: str = ""
     output_token_ids: bytes = b""
 
@@ -169,8 +169,8 @@ class StepCost(msgspec.Struct, frozen=True, tag=True):
 
 
 class Starting(msgspec.Struct, frozen=True, tag=True):
-    """A step begins in which these resubmitted requests take a slot for the first time in this engine process. If it
-    dies in that step, the API process knows that they were in it."""
+    """A step begins in which these requests take a slot for the first time in this engine process. If it dies in that
+    step, the API process knows that they were in it. Of requests with `announce_start` only."""
 
     request_ids: list[int]
 

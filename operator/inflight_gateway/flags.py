@@ -36,7 +36,7 @@ def picker(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--ext-proc-port",
-        type=_port,
+        type=_shared_port,
         metavar="PORT",
         help="port of external processing (gRPC), for gateways that use this picker as their endpoint picker; with it,"
         f" ports {POOL_PORTS[0]} to {POOL_PORTS[-1]} are those of InferencePools (default: not served)",
@@ -134,6 +134,15 @@ def _port(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
     return int(text)
+
+
+def _shared_port(text: str) -> int:
+    port = _port(text)
+    if port in POOL_PORTS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not free: ports {POOL_PORTS[0]} to {POOL_PORTS[-1]} are those of InferencePools"
+        )
+    return port
 
 
 def _seconds(text: str) -> float:

@@ -28,7 +28,8 @@ ATTEMPT = "x-inflight-attempt"
 """From the relay to the picker: 1 for a request's first try; only the first one is charged to its tenant."""
 
 CHECK_KEY = "x-inflight-check-key"
-"""From the relay to the picker, `1`: the request has no body and is not picked for; only its API key is checked."""
+"""From the relay to the picker, `1`: the request has no body and is not picked for; only its API key is checked. From
+the picker to the relay, `1`: this 401 is the answer of that check."""
 
 ENDPOINT = "x-inflight-endpoint"
 """In responses, from Envoy to the relay: the endpoint that answered, IP:PORT."""

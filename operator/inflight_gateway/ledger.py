@@ -22,12 +22,21 @@ FORGET_PEER_S = 60.0
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """A request in flight. Attributes: tokens: of its prompt that the engine has to compute."""
+    """A request in flight.
+
+    Attributes:
+        at: when it was sent to `address`.
+        tokens: of its prompt that the engine has to compute.
+        prompt_tokens, prefix, block_tokens: of the request.
+    """
 
     service: ServiceKey
     address: str
     at: float
     tokens: int
+    prompt_tokens: int
+    prefix: tuple[int, ...]
+    block_tokens: int
 
 
 @dataclass(slots=True)
@@ -84,6 +93,19 @@ class _Account:
         self.since.append((at, tokens))
         self.since_tokens += tokens
 
+    def take_back(self, at: float, tokens: int, now: float) -> None:
+        """A request sent `at` this time was refused. Sent before the scrape of the last sample, it is in no figure."""
+        if (at, tokens) in self.since:
+            self.since.remove((at, tokens))
+            self.since_tokens -= tokens
+            self.advance(now)
+            self.pending = min(max(0.0, self.pending - tokens), float(self.known))
+
+    @property
+    def known(self) -> int:
+        """Prompt tokens of the sample's waiting requests and of those sent since."""
+        return self.since_tokens + (self.sample.waiting_prompt_tokens if self.sample else 0)
+
     def drop_before(self, time: float) -> None:
         while self.since and self.since[0][0] < time:
             self.since_tokens -= self.since.popleft()[1]
@@ -116,20 +138,18 @@ class Ledger:
         index = self._prefixes.get(service)
         addresses = [each.address for each in endpoints]
         matched = index.matched(addresses, request.prefix) if index and request.prefix else [0] * len(addresses)
-        most_cached = max(0, request.prompt_tokens - 1)
         loads = []
         for endpoint, blocks in zip(endpoints, matched, strict=True):
             account = self._account(endpoint.address, now)
             sample = account.sample
-            known = account.since_tokens + (sample.waiting_prompt_tokens if sample else 0)
             loads.append(
                 EndpointLoad(
                     endpoint=endpoint,
                     sample=sample,
                     in_flight=account.in_flight,
                     sent_tokens=account.since_tokens,
-                    cached_tokens=min(blocks * request.block_tokens, most_cached),
-                    computed_tokens=max(0, known - round(account.pending)),
+                    cached_tokens=_cached(blocks, request.block_tokens, request.prompt_tokens),
+                    computed_tokens=max(0, account.known - round(account.pending)),
                     others=max(account.others, _of_peers(account, now)) if account.peers else account.others,
                 )
             )
@@ -139,18 +159,13 @@ class Ledger:
         """The request is sent to the first picked endpoint."""
         address = pick.endpoints[0].address
         tokens = max(0, request.prompt_tokens - pick.cached_tokens)
-        account = self._account(address, now)
-        account.in_flight += 1
-        account.total_tokens += tokens
-        account.send(now, tokens)
-        self._sent[request.request_id] = _Sent(request.service, address, now, tokens)
+        entry = self._sent[request.request_id] = _Sent(
+            *(request.service, address, now, tokens),
+            *(request.prompt_tokens, request.prefix, request.block_tokens),
+        )
         self._in_flight[request.service] = self._in_flight.get(request.service, 0) + 1
         self._last[request.service] = now
-        if request.prefix:
-            index = self._prefixes.setdefault(request.service, PrefixIndex())
-            kv_tokens = account.sample.kv_cache_tokens if account.sample else 0
-            blocks = max(1, kv_tokens // max(1, request.block_tokens)) if kv_tokens else DEFAULT_BLOCKS
-            index.add(address, request.prefix, blocks)
+        self._arrive(entry)
 
     def end(self, request_id: str, now: float) -> None:
         """The request's stream has ended, for any reason; unknown requests are ignored."""
@@ -166,12 +181,25 @@ class Ledger:
         entry = self._sent.get(request_id)
         if entry is None or entry.address == address or address not in self._accounts:
             return
+        self._account(entry.address, now).take_back(entry.at, entry.tokens, now)
         self._leave(entry.address, now)
-        account = self._account(address, now)
+        index = self._prefixes.get(entry.service)
+        blocks = index.matched([address], entry.prefix)[0] if index and entry.prefix else 0
+        entry.address, entry.at = address, now
+        entry.tokens = max(0, entry.prompt_tokens - _cached(blocks, entry.block_tokens, entry.prompt_tokens))
+        self._arrive(entry)
+
+    def _arrive(self, entry: _Sent) -> None:
+        """At its address."""
+        account = self._account(entry.address, entry.at)
         account.in_flight += 1
         account.total_tokens += entry.tokens
-        account.send(now, entry.tokens)
-        entry.address = address
+        account.send(entry.at, entry.tokens)
+        if entry.prefix:
+            index = self._prefixes.setdefault(entry.service, PrefixIndex())
+            kv_tokens = account.sample.kv_cache_tokens if account.sample else 0
+            blocks = max(1, kv_tokens // max(1, entry.block_tokens)) if kv_tokens else DEFAULT_BLOCKS
+            index.add(entry.address, entry.prefix, blocks)
 
     def touch(self, service: ServiceKey, now: float) -> None:
         """A request for the service arrived, whatever its outcome."""
@@ -232,6 +260,11 @@ class Ledger:
         if account.pending:
             account.advance(now)
         return account
+
+
+def _cached(blocks: int, block_tokens: int, prompt_tokens: int) -> int:
+    """Engines compute at least the last token of a prompt."""
+    return min(blocks * block_tokens, max(0, prompt_tokens - 1))
 
 
 def _of_peers(account: _Account, now: float) -> int:

@@ -23,7 +23,7 @@ _DECISION = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0
 
 
 class Metrics:
-    """Args: exists: whether a service does; requests may end after their service was deleted.
+    """Args: exists: whether a service does; events of requests may come after their service was deleted.
 
     Attributes:
         registry: with all of them.
@@ -140,12 +140,15 @@ class Metrics:
         self.registry.register(_Loads(loads))
 
     def picked(self, request: RequestView, pick: Pick, held_s: float) -> None:
+        if not self._exists(request.service):
+            return
         self._picks.labels(*request.service, pick.reason).inc()
         self._cached_predicted.labels(*request.service).inc(pick.cached_tokens)
         self._held.labels(*request.service).observe(held_s)
 
     def refused(self, service: ServiceKey | None, refusal: Refusal) -> None:
-        self._refusals.labels(*(service or ("", "")), refusal.code).inc()
+        if service is None or self._exists(service):
+            self._refusals.labels(*(service or ("", "")), refusal.code).inc()
 
     def finished(self, finished: Finished) -> None:
         service = finished.service

@@ -238,10 +238,12 @@ class Retried:
     """A relay's report that Envoy tried several endpoints for an attempt, as soon as one answered.
 
     Attributes:
+        attempt: number of the attempt. A report may arrive during the next one, which has another pick.
         tries: endpoints tried, in the order of the pick; the last one is `endpoint`.
     """
 
     request_id: str
+    attempt: int
     endpoint: str
     tries: int
 

@@ -374,7 +374,7 @@ def test_an_engine_whose_device_failed_gives_up_at_once_and_ends_no_request():
 
 
 @pytest.mark.parametrize("runner", [StandIn(frozenset()), AheadStandIn()])
-def test_start_of_a_resubmitted_request_is_announced_before_its_step_and_of_others_it_is_not(runner):
+def test_a_start_that_is_to_be_announced_is_announced_before_its_step_and_others_are_not(runner):
     log = runner.log = []
     launch = runner.launch
 
@@ -385,7 +385,7 @@ def test_start_of_a_resubmitted_request_is_announced_before_its_step_and_of_othe
     runner.launch = logged
     engine = make_engine(runner=runner, announce=log.append)
     for request_id in range(3):
-        engine.handle(msgspec.structs.replace(add(request_id, [1, 2]), resubmitted=request_id != 1))
+        engine.handle(msgspec.structs.replace(add(request_id, [1, 2]), announce_start=request_id != 1))
     engine.handle(CancelRequest(2, FinishReason.ABORT))
     run(engine)
     announced = [each for each in log if isinstance(each, Starting)]

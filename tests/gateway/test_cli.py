@@ -28,7 +28,11 @@ def test_help_names_a_default_for_each_value(command, capsys):
 
 
 @pytest.mark.parametrize(
-    "flags", [["--port", "x"], ["--relays", "-1"], ["--drain-min", "nan"], ["--peers", "name"], ["--drain-max", "1e9"]]
+    "flags",
+    [
+        *(["--port", "x"], ["--relays", "-1"], ["--drain-min", "nan"], ["--peers", "name"], ["--drain-max", "1e9"]),
+        *(["--ext-proc-port", "20000"], ["--ext-proc-port", "20255"]),
+    ],
 )
 def test_wrong_flags_are_refused_with_a_sentence(flags, capsys):
     with pytest.raises(SystemExit) as ended:

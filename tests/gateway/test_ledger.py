@@ -49,19 +49,53 @@ def test_requests_are_in_flight_from_begin_to_end():
     assert world.ledger.service(SERVICE, 6.0) == (1, 1.0)
 
 
-def test_a_request_that_envoy_sent_elsewhere_counts_there():
+def test_a_request_that_envoy_sent_elsewhere_counts_there_and_no_longer_where_it_was_refused():
+    """What the first one would have found in its prefix cache, the other one has to compute."""
     world = World()
     world.load()
     world.send("x", A, prompt=700, cached=100)
     world.ledger.move("x", B.address, 1.0)
+    assert world.load(A, 1.0).sent_tokens == 0
     world.ledger.move("x", B.address, 1.0)
     world.ledger.move("never known", B.address, 1.0)
     world.ledger.move("x", "10.9.9.9:80", 1.0)
     assert (world.load(A, 1.0).in_flight, world.load(B, 1.0).in_flight) == (0, 1)
-    assert world.load(B, 1.0).sent_tokens == 600
+    assert world.load(B, 1.0).sent_tokens == 700
     assert world.ledger.service(SERVICE, 1.0)[0] == 1
     world.ledger.end("x", 2.0)
     assert world.load(B, 2.0).in_flight == 0
+
+
+def test_the_prefix_of_a_request_that_envoy_sent_elsewhere_is_cached_there():
+    world = World()
+    world.load()
+    prefix = (1, 2, 3, 4, 5)
+    world.send("before", B, prompt=128, prefix=prefix[:2])
+    world.send("x", A, prompt=500, prefix=prefix)
+    world.ledger.move("x", B.address, 1.0)
+    assert world.load(B, 1.0).sent_tokens == 128 + 500 - 128
+    assert world.load(B, 1.0, prompt=500, prefix=prefix).cached_tokens == 320
+    before = world.ledger.sent()[A.address]
+    assert before == (0, 500)  # peers know only the sum
+
+
+def test_a_refused_request_leaves_what_others_sent_there():
+    world = World()
+    world.scrape(A, at=0.0, cost=COST)
+    world.load(B)
+    world.send("y", A, at=0.5, prompt=300)
+    world.send("x", A, at=0.6, prompt=500)
+    world.ledger.move("x", B.address, 0.6)
+    load = world.load(A, at=0.6)
+    assert load.sent_tokens == 300
+    assert load.computed_tokens <= 300
+    # A sample that began after it has no trace of it.
+    world.send("z", A, at=0.7, prompt=500)
+    world.scrape(A, at=0.8, cost=COST)
+    world.load(A, at=0.8)
+    world.ledger.move("z", B.address, 0.9)
+    assert world.load(A, at=0.9).sent_tokens == 0
+    assert world.load(A, at=0.9).computed_tokens == 0
 
 
 def test_a_service_without_any_request_was_never_busy():

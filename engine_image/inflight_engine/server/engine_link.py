@@ -60,10 +60,9 @@ class EngineLink:
 
 
 def add_request(
-    request: GenerationRequest, arrived: float, token_ids: Sequence[int] = (), *, resubmitted: bool = False
+    request: GenerationRequest, arrived: float, token_ids: Sequence[int] = (), *, announce_start: bool
 ) -> AddRequest:
-    """The message that submits a request. `token_ids`: of its answer, those that it has. `resubmitted`: an earlier
-    engine process had it."""
+    """The message that submits a request. `token_ids`: of its answer, those that it has."""
     scheduling, sampling = request.scheduling, request.sampling
     predicted = scheduling.predicted_tokens
     return AddRequest(
@@ -77,7 +76,7 @@ def add_request(
         cache_salt=scheduling.cache_salt,
         # It does not generate more than permitted.
         predicted_tokens=None if predicted is None else min(predicted, sampling.max_tokens),
-        resubmitted=resubmitted,
+        announce_start=announce_start,
         external_id=request.external_id,
         output_token_ids=_packed(token_ids),
     )

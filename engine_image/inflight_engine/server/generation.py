@@ -203,7 +203,7 @@ class Generation:
         self.tries = 0
         """Engine processes that died while it had a slot, or may have had one."""
         self.starting = False
-        """The engine process that runs announced that it takes a slot; only of resubmitted ones."""
+        """The engine process that runs announced that it takes a slot; only of relayed and resubmitted ones."""
         self.queued = True
         """The engine has not admitted it, or not again since its engine process was lost."""
         self.wait_counted = self.first_token_counted = False

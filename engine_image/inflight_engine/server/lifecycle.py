@@ -15,7 +15,7 @@ from inflight_engine.server.config import ServerConfig
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.limits_file import initial_limits
 from inflight_engine.server.middleware import OpenResponses
-from inflight_engine.server.phase import Phase, engine_failed
+from inflight_engine.server.phase import Phase
 from inflight_engine.server.prepare import Tokenizer
 from inflight_engine.server.process import EngineProcess, describe_exit
 from inflight_engine.server.restarts import MOST_RESTARTS, WINDOW_SECONDS
@@ -164,7 +164,7 @@ class Lifecycle:
     async def _fail(self, why: str) -> str:
         service = self._service
         service.admitting = False
-        service.end_all(engine_failed("the engine process is gone and the request is lost; try again"))
+        service.end_lost()
         await self._last_words()
         if why:
             return why

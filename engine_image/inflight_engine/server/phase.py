@@ -35,6 +35,11 @@ def engine_failed(message: str) -> ApiError:
     return ApiError(503, message, code="engine_failed", retry_after=RETRY_AFTER_GONE)
 
 
+def engine_restarting(message: str) -> ApiError:
+    """The engine process exited while the request waited for a slot, so the request is not the cause."""
+    return ApiError(503, message, code="engine_restarting", retry_after=RETRY_AFTER_GONE)
+
+
 def shutting_down() -> ApiError:
     """The delay of a drain is over."""
     return ApiError(

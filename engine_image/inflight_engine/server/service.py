@@ -38,7 +38,7 @@ from inflight_engine.server.generation import Generation, GenerationRequest
 from inflight_engine.server.heartbeats import Heartbeats
 from inflight_engine.server.inbox import Deliveries, Inbox
 from inflight_engine.server.metrics import NO_STATS, EngineMetrics, Gauges
-from inflight_engine.server.phase import Phase, engine_failed, no_engine, shutting_down
+from inflight_engine.server.phase import Phase, engine_failed, engine_restarting, no_engine, shutting_down
 from inflight_engine.server.prepare import ModelFacts, Tokenizer
 from inflight_engine.server.progress import KILL_GRACE_SECONDS, Progress
 from inflight_engine.server.restarts import Restarts
@@ -209,7 +209,12 @@ class Service:
             return generations
         self._check_bounds(service_class, len(unfinished), [each.num_known_tokens for each in unfinished])
         # First, so that requests that cannot be sent are not counted.
-        self._send(*(add_request(each.request, arrived, each.token_ids) for each in unfinished))
+        self._send(
+            *(
+                add_request(each.request, arrived, each.token_ids, announce_start=each.request.relayed)
+                for each in unfinished
+            )
+        )
         for generation in unfinished:
             self._enter_queue(generation)
             self._dispatcher.add(generation)
@@ -235,6 +240,14 @@ class Service:
         for generation in generations:
             self.end(generation, FinishReason.ABORT, error)
         return len(generations)
+
+    def end_lost(self) -> None:
+        """The engine process is gone, and there will be no other one."""
+        for generation in self._dispatcher.unfinished():
+            waited = generation.request.relayed and not _had_slot(generation)
+            lost = engine_restarting if waited else engine_failed
+            message = "the engine process is gone and the request is lost; try again"
+            self.end(generation, FinishReason.ABORT, lost(message))
 
     async def open(self, tokenizer: Tokenizer, limits: Limits) -> None:
         """Start accepting requests: the model is loaded."""
@@ -314,16 +327,21 @@ class Service:
         """Keep a request, with its tokens so far, for the next engine process, unless a relay can continue it at
         another replica at once, or it may have caused the crash.
 
-        Only a request with a slot can cause a crash. For a request submitted for the first time, it is unknown whether
-        it took a slot in the step of the crash; the start of a resubmitted one is announced.
+        Only a request with a slot can cause a crash. Where the start is announced, it is known whether a request took a
+        slot in the step of the crash: of resubmitted requests, and of relayed ones, whose relay counts the crashes. Of
+        others that are submitted for the first time it is unknown.
         """
-        had_slot = generation.starting or not generation.waiting
+        had_slot = _had_slot(generation)
         if had_slot or generation.tries == 0:
             generation.tries += 1
         suspect = had_slot and generation.tries >= MAX_TRIES
-        if suspect or generation.request.relayed:
-            why = " for the second time while it computed this request" if suspect else ""
-            self.end(generation, FinishReason.ERROR, engine_failed(f"the engine process was lost{why}; try again"))
+        if generation.request.relayed:
+            lost = engine_failed if had_slot else engine_restarting
+            self.end(generation, FinishReason.ERROR, lost("the engine process was lost; try again"))
+            return
+        if suspect:
+            why = "the engine process was lost for the second time while it computed this request; try again"
+            self.end(generation, FinishReason.ERROR, engine_failed(why))
             return
         was_waiting, now = generation.waiting, time.monotonic()
         generation.requeue(now)
@@ -341,7 +359,7 @@ class Service:
         self.metrics.resubmitted += sum(generation.tries > 0 for generation in waiting)
         self._send(
             *(
-                add_request(each.request, each.timings.arrived, each.token_ids, resubmitted=each.tries > 0)
+                add_request(each.request, each.timings.arrived, each.token_ids, announce_start=each.tries > 0)
                 for each in waiting
             )
         )
@@ -430,3 +448,8 @@ class Service:
             queued_tokens=self._queue.tokens,
             draining=self.draining,
         )
+
+
+def _had_slot(generation: Generation) -> bool:
+    """In the engine process that was lost, as far as it is known."""
+    return generation.starting or not generation.waiting

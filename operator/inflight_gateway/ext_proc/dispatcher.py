@@ -42,8 +42,8 @@ class _Waiting:
 
 
 class Dispatcher:
-    """Every request passes through the hold queue, even if a replica is free, so no request overtakes waiting ones.
-    Request ids are unique for each attempt, see `Exchange`.
+    """Every request passes through the hold queue, even if a replica is free, so no request overtakes waiting ones
+    except by `ServiceQueue.passing`. Request ids are unique for each attempt, see `Exchange`.
 
     Args:
         clock: seconds, monotonic.
@@ -148,7 +148,7 @@ class Dispatcher:
         if waiting.allowed:
             loads = [load for load in loads if load.endpoint.address in waiting.allowed]
         try:
-            above, claimed = self._shares.above(request, now), self._shares.claimed(request.service)
+            above, claimed = self._shares.above(request, now), self._shares.claimed(request.service, now)
             pick = self._picker.pick(request, config, loads, now, above_share=above, claimed=claimed)
         except Exception:
             # A gateway bug at the head of a queue would block the whole service, and end this process.

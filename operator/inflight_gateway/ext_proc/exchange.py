@@ -14,7 +14,7 @@ from inflight_gateway.ext_proc import messages
 from inflight_gateway.ext_proc.body import Body, parse
 from inflight_gateway.ext_proc.dispatcher import Dispatcher, Start, none_allowed
 from inflight_gateway.ext_proc.view import Head, view
-from inflight_gateway.headers import ATTEMPT, AVOID, DESTINATION, INTERNAL, OWN_REQUEST_ID, PROGRESS, SUBSET
+from inflight_gateway.headers import ATTEMPT, AVOID, CHECK_KEY, DESTINATION, INTERNAL, OWN_REQUEST_ID, PROGRESS, SUBSET
 from inflight_gateway.paths import is_hidden
 from inflight_gateway.proxy.names import METADATA
 from inflight_gateway.proxy.routes import RETRY_ON_LOSS
@@ -79,9 +79,9 @@ class Parts:
     sent: dict[str, Exchange] = field(default_factory=dict)
 
     def retried(self, report: Retried) -> None:
-        """Envoy tried several endpoints for a request."""
+        """Envoy tried several endpoints for an attempt. Ignored once the next attempt has begun."""
         exchange = self.sent.get(report.request_id)
-        if exchange is not None:
+        if exchange is not None and exchange.attempt == report.attempt:
             exchange.retried(report)
 
 
@@ -115,8 +115,15 @@ class Exchange:
         self._course: Course | None = None
         self._picked: tuple[Endpoint, ...] = ()
 
+    @property
+    def attempt(self) -> int:
+        """From 1."""
+        return self._head.attempt
+
     def refusal(self) -> Any | None:
         """From the head alone: bodies are read only if needed."""
+        if self._head.checks_key:
+            return self._check_key()
         if is_hidden(self._head.path):
             return self._refuse(Refusal(404, "not_found", f"the gateway serves no path {self._head.path}"), None)
         config = self._config(None)
@@ -124,8 +131,6 @@ class Exchange:
             tenant = self._parts.gate.check(self._head.headers, config, self._arrived)
             if isinstance(tenant, Refusal):
                 return self._refuse(tenant, config.key)
-        if self._head.checks_key:
-            return messages.refuse(_CHECKED, None)
         if isinstance(config, Refusal) and self._head.end_of_stream:
             return self._refuse(config, None)
         return None
@@ -192,6 +197,17 @@ class Exchange:
             self._parts.gate.ended(self._head.request_id)
         if self._course is not None:
             self._parts.observer.ended(self._course)
+
+    def _check_key(self) -> Any:
+        """For a relay that has not read the body yet. Other refusals than 401 are those of the request itself, which
+        follows. Where Host names no service, the key must be valid for one of them, which the model will name."""
+        config = self._config(None)
+        services = self._parts.catalog.services.values() if isinstance(config, Refusal) else (config,)
+        refusal = self._parts.gate.check_before_body(self._head.headers, services)
+        if refusal is None:
+            return messages.refuse(_CHECKED, None)
+        marked = replace(refusal, headers=(*refusal.headers, (CHECK_KEY, "1")))
+        return self._refuse(marked, None if isinstance(config, Refusal) else config.key)
 
     def _config(self, model: str | None) -> ServiceConfig | Refusal:
         catalog = self._parts.catalog

@@ -52,6 +52,6 @@ async def serve_guests(port: int, processor: GuestProcessor, certificate: Certif
             pair = certificate.private_key.encode(), certificate.chain.encode()
             server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
     except RuntimeError as error:
-        raise OSError(f"cannot listen on port {port} for other gateways (--ext-proc-port): {error}") from error
+        raise OSError(f"cannot listen on port {port} for other gateways: {error}") from error
     await server.start()
     return server

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Callable
+from functools import partial
 
 import grpc
 
@@ -16,6 +19,9 @@ from inflight_gateway.ext_proc.pool import pool_port
 from inflight_gateway.types import ServiceKey
 
 _log = logging.getLogger(__name__)
+
+AGAIN_S = 5.0
+"""Between two attempts to open a port that is in use."""
 
 
 class GuestPorts:
@@ -33,6 +39,7 @@ class GuestPorts:
         self._bodies = Bodies()
         self._servers: dict[int, grpc.aio.Server] = {}
         self._services: dict[int, ServiceKey | None] = {}
+        self._in_use: set[int] = set()
         self._changed = asyncio.Event()
 
     async def open(self) -> None:
@@ -41,14 +48,18 @@ class GuestPorts:
         Raises:
             OSError: the shared port is in use.
         """
-        await self._listen(self._shared)
+        try:
+            await self._listen(self._shared, lambda: None)
+        except OSError as error:
+            raise OSError(f"{error} (--ext-proc-port)") from error
         self._parts.catalog.subscribe(self._on_change)
         await self._open_pools()
 
     async def run(self) -> None:
         """Listens on the ports of new pools, until cancelled."""
         while True:
-            await self._changed.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), AGAIN_S if self._in_use else None)
             self._changed.clear()
             await self._open_pools()
 
@@ -67,15 +78,26 @@ class GuestPorts:
 
     async def _open_pools(self) -> None:
         self._services = only_services(self._parts.catalog)
-        for port in self._services.keys() - self._servers.keys():
+        missing = self._services.keys() - self._servers.keys()
+        self._in_use &= missing
+        for port in missing:
             try:
-                await self._listen(port)
+                await self._listen(port, partial(self._pool_of, port))
             except OSError as error:
-                _log.error("gateways do not reach the picker of an InferencePool: %s", error)
+                if port not in self._in_use:
+                    _log.error("gateways do not reach the picker of an InferencePool: %s", error)
+                self._in_use.add(port)
+            else:
+                self._in_use.discard(port)
 
-    async def _listen(self, port: int) -> None:
-        processor = GuestProcessor(self._parts, self._bodies, lambda: self._services.get(port))
-        self._servers[port] = await serve_guests(port, processor, self._certificate)
+    async def _listen(self, port: int, pool: Callable[[], ServiceKey | None]) -> None:
+        """Args: pool: the service whose pool the port belongs to, now; None: requests tell."""
+        self._servers[port] = await serve_guests(
+            port, GuestProcessor(self._parts, self._bodies, pool), self._certificate
+        )
+
+    def _pool_of(self, port: int) -> ServiceKey | None:
+        return self._services.get(port)
 
 
 def only_services(catalog: Catalog) -> dict[int, ServiceKey | None]:

@@ -29,7 +29,7 @@ class Waiting:
 
 class HoldQueue:
     """Requests of all services. Every request should pass through `offer` and `release`, even if a replica is free:
-    then no request overtakes waiting ones, and all are charged to their tenants.
+    then no request overtakes waiting ones except by `ServiceQueue.passing`, and all are charged to their tenants.
 
     A request that was offered leaves once: by `release`, `expire` or `remove`.
     """

@@ -14,6 +14,9 @@ ACTIVE_S = 60.0
 ENOUGH = 0.95
 """Share of the requests of tenants not above their share for which a slot should be free on arrival."""
 
+RECENT_S = 60.0
+"""Slots are claimed for no more requests than were in flight at once in the last one to two of these times."""
+
 _ROUNDING = 1e-9
 """Of sums of weights."""
 
@@ -35,6 +38,8 @@ class _Service:
     weight: sum of theirs.
     in_flight: of all tenants. within: those of tenants not `above`.
     needed: quantile `ENOUGH` of `within`, counting an arrival of such a tenant, as those arrivals found it.
+    most: the largest of these values in the period `RECENT_S` with this number, and in the one before.
+    period: number of the period of the last such arrival.
     """
 
     tenants: dict[str, _Tenant] = field(default_factory=dict)
@@ -42,6 +47,8 @@ class _Service:
     in_flight: int = 0
     within: int = 0
     needed: float = 1.0
+    most: tuple[int, int] = (0, 0)
+    period: int = 0
 
     def add(self, tenant: _Tenant, requests: int) -> None:
         """Requests in flight of a tenant: 0 for one that has just arrived."""
@@ -58,10 +65,21 @@ class _Service:
             return False
         return tenant.in_flight * self.weight > tenant.weight * self.in_flight * (1 + _ROUNDING)
 
-    def learn(self) -> None:
+    def learn(self, now: float) -> None:
         """A request of a tenant not above its share arrived. Steps up and down in the ratio of the quantile's odds hold
         it there: Robbins and Monro 1951, "A Stochastic Approximation Method"."""
-        self.needed += ENOUGH if self.within + 1 > self.needed else ENOUGH - 1
+        newest, before = self._most_at(now)
+        self.most, self.period = (max(newest, self.within + 1), before), int(now // RECENT_S)
+        needed = self.needed_at(now)
+        self.needed = needed + (ENOUGH if self.within + 1 > needed else ENOUGH - 1)
+
+    def needed_at(self, now: float) -> float:
+        """`needed`, without what only older arrivals found: steps down from a burst could take hours at a low rate."""
+        return min(self.needed, max(self.within + 1, *self._most_at(now)))
+
+    def _most_at(self, now: float) -> tuple[int, int]:
+        passed = int(now // RECENT_S) - self.period
+        return self.most if passed <= 0 else (0, self.most[0]) if passed == 1 else (0, 0)
 
 
 class TenantShares:
@@ -86,7 +104,7 @@ class TenantShares:
         self._forget(service, now)
         service.add(tenant, 0)
         if not tenant.above and len(service.tenants) > 1:
-            service.learn()
+            service.learn(now)
 
     def started(self, request: RequestView) -> None:
         """An arrived request is sent to a replica."""
@@ -112,11 +130,11 @@ class TenantShares:
         tenant = service.tenants.get(request.tenant)
         return tenant is not None and service.is_above(tenant)
 
-    def claimed(self, name: ServiceKey) -> int:
+    def claimed(self, name: ServiceKey, now: float) -> int:
         """Slots that tenants above their share should leave free for requests of the others, over all replicas: as many
         as their recent requests needed, without those that run."""
         service = self._services.get(name)
-        return 0 if service is None else max(0, math.ceil(service.needed) - service.within)
+        return 0 if service is None else max(0, math.ceil(service.needed_at(now)) - service.within)
 
     def forget(self, service: ServiceKey) -> None:
         """Removes a deleted service."""

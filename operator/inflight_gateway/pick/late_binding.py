@@ -7,8 +7,6 @@ saves: a new replica would have to compute that first.
 
 from __future__ import annotations
 
-from inflight_cost.model import StepWork
-from inflight_gateway.pick.replica_state import ReplicaState
 from inflight_gateway.types import EngineSample
 
 TTFT_SHARE = 0.25
@@ -28,15 +26,6 @@ MOST_FREE = 0.25
 """Share of the slots that a tenant above its share leaves free at most, however many requests of others came at once:
 beyond it an idle slot costs more than the rare wait that it avoids. Of the KV cache it always leaves that share free:
 its running requests grow, and a request of others that finds the cache full waits, or is preempted as the youngest."""
-
-
-def can_start_soon(state: ReplicaState, ttft_s: float, above_share: bool = False, claimed: int = 0) -> bool:
-    """Considers only the work ahead of the request, so that a prompt of any length starts at an idle replica."""
-    has_slot = state.outstanding < most_outstanding(state.sample.max_num_seqs, above_share, claimed)
-    if not has_slot or not _backlog_is_short(state, ttft_s):
-        return False
-    held_tokens = state.used_kv_tokens + state.sample.waiting_prompt_tokens + state.load.sent_tokens
-    return not above_share or leaves_kv_cache(state.sample, held_tokens, state.uncached_tokens)
 
 
 def most_outstanding(max_num_seqs: int, above_share: bool = False, claimed: int = 0) -> int:
@@ -61,20 +50,3 @@ def leaves_kv_cache(sample: EngineSample, held_tokens: float, uncached_tokens: i
     if not held_tokens or not sample.kv_cache_tokens:
         return True
     return held_tokens + uncached_tokens <= (1 - MOST_FREE) * sample.kv_cache_tokens
-
-
-def _backlog_is_short(state: ReplicaState, ttft_s: float) -> bool:
-    pending, budget = state.pending_tokens, state.sample.max_num_batched_tokens
-    if pending <= LEAST_STEPS * budget:
-        return True
-    if not state.measured:
-        return False
-    return state.backlog_s <= max(TTFT_SHARE * ttft_s, LEAST_STEPS * _full_step_s(state)) + state.saved_prefill_s
-
-
-def _full_step_s(state: ReplicaState) -> float:
-    budget = state.sample.max_num_batched_tokens
-    work: StepWork = state.decoding._replace(
-        prefill_tokens=budget, prefill_context_tokens=budget * state.attended_tokens
-    )
-    return state.cost.seconds(work)

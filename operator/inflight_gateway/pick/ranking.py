@@ -1,9 +1,9 @@
-"""Rank of each replica for a request: the sum of `scoring.scores` and the answer of `late_binding.can_start_soon`, as
-numbers only.
+"""Rank of each replica for a request: the sum of `scoring.scores`, and whether the replica can start the request soon
+(`late_binding`), as numbers only.
 
 A pick ranks every replica of a service, so this is the one loop that grows with the fleet. All that a sample decides
-is computed once for each sample; `tests/gateway/pick/test_ranking.py` compares the rest with the formulas, which also
-explain the best replica.
+is computed once for each sample. `tests/gateway/pick/test_ranking.py` compares the ranks with `scoring.scores`, which
+also explains the best replica, and with a plain formula of late binding.
 """
 
 from __future__ import annotations

@@ -51,12 +51,6 @@ class ReplicaState(NamedTuple):
     def used_kv_tokens(self) -> float:
         return self.sample.kv_utilization * self.sample.kv_cache_tokens
 
-    @property
-    def saved_prefill_s(self) -> float:
-        """Seconds that the prefix cache saves the replica."""
-        cached = self.load.cached_tokens
-        return self.cost.prefill_seconds(self.uncached_tokens + cached) - self.own_prefill_s if cached else 0.0
-
 
 def is_fresh(load: EndpointLoad, now: float) -> bool:
     return load.sample is not None and now - load.sample.at <= STALE_S

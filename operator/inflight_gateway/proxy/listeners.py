@@ -59,7 +59,7 @@ def outer(address: str, port: int) -> Json:
             normalize_path=True,
             merge_slashes=True,
             request_headers_timeout="30s",
-            # The relay buffers whole bodies in memory, and API keys are checked only after that.
+            # The relay buffers whole bodies in memory, and checks API keys before that only of large ones.
             request_timeout="300s",
             local_reply_config=outer_replies(),
             always_set_request_id_in_response=True,

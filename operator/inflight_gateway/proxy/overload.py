@@ -9,7 +9,8 @@ from inflight_gateway.proxy.names import Json, typed
 
 SHRINK_SHARE, REFUSE_SHARE, CLOSE_SHARE = 0.7, 0.8, 0.9
 """Of the memory limit, in use by Envoy's heap: free memory is returned to the system; new requests get status 503
-(those of relays too, which wait and retry); new connections are not accepted."""
+(those of relays too, which pass it on at the first attempt of a request, and wait and retry at later ones); new
+connections are not accepted."""
 
 MAX_CONNECTIONS = 10_000
 """Of clients. A request in flight takes about 100 KiB of Envoy's memory besides its body."""

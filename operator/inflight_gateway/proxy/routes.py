@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from inflight_gateway.headers import DESTINATION, ENDPOINT, FIRST_TOKEN_WITHIN, MAX_ATTEMPTS, SERVICE, TRIES
+from inflight_gateway.headers import ATTEMPT, DESTINATION, ENDPOINT, FIRST_TOKEN_WITHIN, MAX_ATTEMPTS, SERVICE, TRIES
 from inflight_gateway.paths import PUBLIC
 from inflight_gateway.proxy.errors import fixed
 from inflight_gateway.proxy.names import INNER, LONGEST_SILENCE, METADATA, PICKED, Json, header, service_cluster
@@ -52,7 +52,7 @@ def _virtual_host(config: ServiceConfig, hosts: list[str]) -> Json:
         closed = {"name": "no-keys", "match": {"prefix": "/"}, **fixed(503, "gateway_unavailable", message)}
         without_picker = [closed]
     else:
-        without_picker = [_least_requests(config.key), _internal_path()]
+        without_picker = [_relayed(config.key), _least_requests(config.key), _internal_path()]
     return {"name": str(config.key), "domains": hosts, "routes": [_picked(), *without_picker]}
 
 
@@ -62,6 +62,16 @@ def _picked() -> Json:
         "name": PICKED,
         "match": {"prefix": "/", "headers": [{"name": DESTINATION, "present_match": True}]},
         "route": _to(PICKED, RETRY_ON),
+    }
+
+
+def _relayed(key: ServiceKey) -> Json:
+    """Relays retry after a loss themselves: with retries of Envoy's besides, a request could kill more engines than
+    they permit. Only relays can have set this header."""
+    return {
+        "name": "least-requests-relayed",
+        "match": {"safe_regex": {"regex": PUBLIC}, "headers": [{"name": ATTEMPT, "present_match": True}]},
+        "route": _to(service_cluster(key), RETRY_ON),
     }
 
 

@@ -14,16 +14,17 @@ from inflight_gateway.relay import asked, decide
 from inflight_gateway.relay.answer import Answer, Ended, Ending
 from inflight_gateway.relay.asking import attempt_head, with_readable_id
 from inflight_gateway.relay.attempt import Attempt
+from inflight_gateway.relay.bodies import CHECKED_BYTES, MAX_BODY_BYTES, Received
 from inflight_gateway.relay.client import ClientConnection, Request
 from inflight_gateway.relay.decide import Again, Failure, Tried, next_step
 from inflight_gateway.relay.delivery import DONE, Delivery, json_of
 from inflight_gateway.relay.errors import ClientError, engine_died, engine_error
 from inflight_gateway.relay.frames import Frame
 from inflight_gateway.relay.heads import Headers, end_to_end, retry_after_seconds, without, without_internal
-from inflight_gateway.relay.key_check import CHECKED_BYTES, KeyCheck
+from inflight_gateway.relay.key_check import KeyCheck
 from inflight_gateway.relay.passing import start_as_is
 from inflight_gateway.relay.record import Record
-from inflight_gateway.relay.shared import MAX_BODY_BYTES, Shared
+from inflight_gateway.relay.shared import Shared
 from inflight_gateway.types import Retried
 
 _TOO_LARGE = ClientError(413, f"the request's body is larger than {MAX_BODY_BYTES >> 20} MiB", "request_too_large")
@@ -37,9 +38,8 @@ class Generation:
         self._request = request
         self._client = client
         self._loop = asyncio.get_running_loop()
-        self._parts: list[bytes] = []
+        self._received = Received(shared.bodies, request.headers)
         self._body = b""
-        self._size = 0
         self._asked: asked.Asked | None = None
         self._attempt: Attempt | None = None
         self._check: KeyCheck | None = None
@@ -50,7 +50,7 @@ class Generation:
         self._avoid: dict[str, None] = {}
         self._limits = shared.tuning.limits
         self._answer = Answer()
-        self._passing = self._blocked = self._key_checked = False
+        self._passing = self._blocked = False
         self._record = Record(request)
         self._delivery = Delivery(client, self._record)
 
@@ -64,7 +64,7 @@ class Generation:
             self._check_key()
 
     def _check_key(self) -> None:
-        self._key_checked = True
+        self._received.check_begun = True
         self._client.pause()
         self._check = KeyCheck(self._shared.pool, self._request, self._record.request_id, self._checked)
 
@@ -72,6 +72,7 @@ class Generation:
         """The API key was checked. Args: refusal: None: the body may follow."""
         self._check = None
         if refusal is None:
+            self._received.checked()
             self._client.resume()
             return
         headers, body = refusal
@@ -80,20 +81,18 @@ class Generation:
         self._client.respond(401, without(without_internal(end_to_end(headers)), b"content-length"), body)
 
     def body(self, data: bytes) -> None:
-        self._parts.append(data)
-        self._size += len(data)
-        self._shared.bodies_bytes += len(data)
-        if self._size > MAX_BODY_BYTES:
+        received = self._received
+        received.take(data)
+        if received.size > MAX_BODY_BYTES:
             self._refuse(_TOO_LARGE)
-        elif self._shared.bodies_bytes > self._shared.tuning.max_bodies_bytes:
+        elif received.is_over:
             self._refuse(_FULL)
-        elif self._size > CHECKED_BYTES and not self._key_checked:
+        elif received.needs_check:
             self._check_key()
 
     def body_ended(self) -> None:
         self._stop_check()
-        self._body = b"".join(self._parts)
-        self._parts.clear()
+        self._body = self._received.whole()
         self._asked = asked.read(self._body)
         if self._asked is not None and self._asked.forged:
             self._refuse(_FORGED)
@@ -142,7 +141,9 @@ class Generation:
                 self._limits = replace(self._limits, max_attempts=self._attempt.max_attempts)
             self._record.attempt(self._attempt.service, self._attempt.endpoint, continued=continued)
             if self._attempt.tries > 1:
-                self._shared.retried(Retried(self._record.request_id, self._attempt.endpoint, self._attempt.tries))
+                self._shared.retried(
+                    Retried(self._record.request_id, self._number, self._attempt.endpoint, self._attempt.tries)
+                )
 
     def frames(self, frames: Sequence[Frame], now: float) -> None:
         assert self._attempt is not None
@@ -294,7 +295,5 @@ class Generation:
             self._retry = None
         self._attempt = None
         self._body = b""
-        self._parts.clear()
-        self._shared.bodies_bytes -= self._size
-        self._size = 0
+        self._received.release()
         self._shared.report(self._record.finished(self._answer, self._loop.time(), error))

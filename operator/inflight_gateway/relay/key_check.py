@@ -9,19 +9,14 @@ from inflight_gateway.relay.client import Request
 from inflight_gateway.relay.heads import Headers, find, request_head
 from inflight_gateway.relay.inner import InnerPool
 
-CHECKED_BYTES = 256 * 2**10
-"""Bodies above this are read only after the check, which takes one round trip to the picker. Of bodies with unknown
-length, so much is read before."""
-
 _CHECK = names.CHECK_KEY.encode()
 _OWN_REQUEST_ID = names.OWN_REQUEST_ID.encode()
 _ATTEMPT = names.ATTEMPT.encode()
-_SERVICE = names.SERVICE.encode()
 
 
 class KeyCheck:
-    """Sends the head alone to the inner listener. Only a 401 of the picker is a refusal: any other response, also of an
-    engine where no picker runs, lets the request go on.
+    """Sends the head alone to the inner listener. Only a 401 with the picker's own header is a refusal: any other
+    response, also of an engine where no picker runs, lets the request go on.
 
     Args:
         done: called once with the head and body of the refusal, or None.
@@ -43,7 +38,7 @@ class KeyCheck:
     # Of the inner listener.
 
     def head(self, status: int, headers: Headers) -> None:
-        if status == 401 and find(headers, _SERVICE) is not None:
+        if status == 401 and find(headers, _CHECK) is not None:
             self._refusal = headers, []
         else:
             self._call.read_rest()

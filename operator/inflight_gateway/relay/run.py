@@ -9,7 +9,8 @@ from pathlib import Path
 
 import uvloop
 
-from inflight_gateway.relay.shared import Tuning, bodies_bytes_of_one
+from inflight_gateway.relay.bodies import bodies_bytes_of_one
+from inflight_gateway.relay.shared import Tuning
 from inflight_gateway.relay.supervisor import supervise
 from inflight_gateway.relay.worker import Worker
 

@@ -8,6 +8,7 @@ import logging
 from pathlib import Path
 
 from inflight_gateway.relay.asked import PATHS
+from inflight_gateway.relay.bodies import Bodies
 from inflight_gateway.relay.budget import RetryBudget
 from inflight_gateway.relay.client import ClientConnection, Exchange, Request
 from inflight_gateway.relay.generation import Generation
@@ -30,6 +31,7 @@ class Worker:
         self._shared = Shared(
             InnerPool(str(inner)),
             tuning,
+            Bodies(tuning.max_bodies_bytes),
             RetryBudget(tuning.budget, asyncio.get_running_loop().time()),
             self._reports.add,
             self._reports.retried,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from inflight_gateway.headers import ATTEMPT, OWN_REQUEST_ID
@@ -93,20 +93,24 @@ class Gate:
         running = self._admitted.get(headers.get(OWN_REQUEST_ID, "")) if headers.get(ATTEMPT, "1") != "1" else None
         if running is not None and running.service == config.key:
             return running.request.tenant
-        namespace, name = config.key.namespace, config.api_keys_secret
-        table = self._tables.table(namespace, name, self._secret_data(namespace, name))
-        self.usage.malformed_keys = self._tables.malformed
-        if table is None:
-            return self._refused(config, answers.no_keys(config))
-        given = presented_key(headers)
-        if not given:
-            return self._refused(config, answers.no_key())
-        key = table.find(given)
-        if key is None:
-            return self._refused(config, answers.wrong_key())
-        if key.expires is not None and self._wall() >= key.expires:
-            return self._refused(config, answers.expired_key(key.key_id))
-        return key.tenant
+        found = self._find(headers, config, config.api_keys_secret)
+        return self._refused(config, found) if isinstance(found, Refusal) else found
+
+    def check_before_body(self, headers: Mapping[str, str], configs: Collection[ServiceConfig]) -> Refusal | None:
+        """401 if none of these services, one of which the request is for, accepts its key. A service without readable
+        keys is no reason for a 401. A 401 counts for the service if there is only one."""
+        refusal = None
+        for config in configs:
+            if config.api_keys_secret is None:
+                return None
+            found = self._find(headers, config, config.api_keys_secret)
+            if not isinstance(found, Refusal):
+                return None
+            if found.status == 401:
+                refusal = found
+        if refusal is not None and len(configs) == 1:
+            self._refused(config, refusal)
+        return refusal
 
     async def admit(self, request: RequestView, config: ServiceConfig, now: float) -> Refusal | answers.Headers:
         """Charges a request to its tenant's limits.
@@ -186,6 +190,23 @@ class Gate:
         data = self._secret_data(config.key.namespace, name) if name is not None else None
         table = self._tables.table(config.key.namespace, name, data) if name is not None else None
         return self.usage.label(config, tenant, table.tenants if table is not None else ())
+
+    def _find(self, headers: Mapping[str, str], config: ServiceConfig, name: str) -> str | Refusal:
+        """The tenant of the presented key. Args: name: of the service's Secret."""
+        namespace = config.key.namespace
+        table = self._tables.table(namespace, name, self._secret_data(namespace, name))
+        self.usage.malformed_keys = self._tables.malformed
+        if table is None:
+            return answers.no_keys(config)
+        given = presented_key(headers)
+        if not given:
+            return answers.no_key()
+        key = table.find(given)
+        if key is None:
+            return answers.wrong_key()
+        if key.expires is not None and self._wall() >= key.expires:
+            return answers.expired_key(key.key_id)
+        return key.tenant
 
     def _refused(self, config: ServiceConfig, refusal: Refusal) -> Refusal:
         self.usage.refused(config.key, self.usage.label(config, "", ()), "key")

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from inflight_engine.config import EngineConfig
+from inflight_engine.messages import Starting
 from inflight_engine.request import FinishReason
 from inflight_engine.server import progress_frames
 from inflight_engine.server.admission import QueueBounds
@@ -249,14 +250,19 @@ async def test_a_lost_engine_process_asks_for_another_replica_at_once(make_fake)
     fake = await make_fake()
     running, waiting = relayed(fake, stream=True, temperature=0), relayed(fake, temperature=0)
     await until(lambda: len(fake.engine.requests) == 2)
+    starting = relayed(fake, temperature=0)
+    await until(lambda: len(fake.engine.requests) == 3)
+    assert all(each.announce_start for each in fake.engine.requests.values())
     fake.engine.report(admitted=[(0, 0)], tokens={0: ord("a")}, num_running=1)
     await until(lambda: "t 0" in running.text)
+    fake.engine.send(Starting([2]))
     await die(fake)
-    for client in (running, waiting):
+    # Only a request with a slot may be the cause.
+    for client, code in (running, "engine_failed"), (waiting, "engine_restarting"), (starting, "engine_failed"):
         await asyncio.wait_for(client.task, 5)
         comments, data = client.frames[-1]
         assert comments == ["e 503 retry"]
-        assert json.loads(data)["error"]["code"] == "engine_failed"
+        assert json.loads(data)["error"]["code"] == code
     await restart(fake)
     assert not fake.engine.requests
     assert not fake.service.has_work

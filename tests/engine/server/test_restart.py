@@ -57,7 +57,7 @@ async def test_requests_without_a_token_are_answered_by_the_next_engine_process_
         await until(lambda: len(fake.engine.requests) == len(calls))
     fake.engine.report(admitted=[(0, 0)], num_running=1)
     await until(lambda: fake.service.stats.num_running == 1)
-    sent = [msgspec.structs.replace(each, resubmitted=True) for each in fake.engine.requests.values()]
+    sent = [msgspec.structs.replace(each, announce_start=True) for each in fake.engine.requests.values()]
     await die(fake)
     await restart(fake)
     await until(lambda: len(fake.engine.requests) == 3)
@@ -129,7 +129,7 @@ async def test_request_that_was_in_two_crashes_is_refused_and_one_that_came_betw
     between = start(fake)
     await restart(fake)
     await until(lambda: len(fake.engine.requests) == 2)
-    assert [each.resubmitted for each in fake.engine.requests.values()] == [True, False]
+    assert [each.announce_start for each in fake.engine.requests.values()] == [True, False]
     fake.engine.send(Starting([0]))
     await until(lambda: any(each.starting for each in fake.service._dispatcher.unfinished()))
     await die(fake)

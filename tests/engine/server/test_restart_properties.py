@@ -102,7 +102,7 @@ class World:
         """A step begins that is not reported yet."""
         known = {each.request.request_id: each for each in self.generations}
         if self.engine.open:
-            announced = [each for each in self.engine.waiting[:2] if known[each].tries]
+            announced = [each for each in self.engine.waiting[:2] if known[each].tries or known[each].request.relayed]
             self.service._on_message(Starting(announced))
 
     def step(self):
@@ -141,7 +141,8 @@ class World:
             if not had_slot[each]:
                 assert each.tries == 1
             if lost:
-                assert (each.error.status, each.error.code) == (503, "engine_failed")
+                code = "engine_failed" if had_slot[each] else "engine_restarting"
+                assert (each.error.status, each.error.code) == (503, code)
 
     def back(self):
         if self.service.phase is Phase.RESTARTING:

@@ -55,7 +55,7 @@ class World:
 
     def room(self, tenant):
         above = self.shares.above(RequestView("?", SERVICE, self.now, tenant=tenant), self.now)
-        return most_outstanding(self.slots, above, self.shares.claimed(SERVICE)) - len(self.running)
+        return most_outstanding(self.slots, above, self.shares.claimed(SERVICE, self.now)) - len(self.running)
 
     def release(self):
         def can_start(request):
@@ -142,10 +142,11 @@ def test_slots_kept_free_follow_what_the_requests_of_others_needed():
 
 
 @given(st.integers(1, 512), st.integers(0, 600))
-def test_a_tenant_above_its_share_leaves_at_most_a_quarter_free_and_at_least_a_sixteenth(slots, claimed):
+def test_a_tenant_above_its_share_leaves_at_most_a_quarter_free_or_one_slot_and_at_least_a_sixteenth(slots, claimed):
     free = slots - most_outstanding(slots, above_share=True, claimed=claimed)
     least = min(slots - 1, max(1, int(slots * SPARE_SLOTS)))
     assert free == max(least, min(claimed, int(slots * MOST_FREE)))
+    assert min(slots - 1, max(1, slots // 16)) <= free <= max(1, slots // 4)
     assert most_outstanding(slots, claimed=claimed) == slots + max(1, int(slots * SPARE_SLOTS))
 
 

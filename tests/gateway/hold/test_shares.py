@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_gateway.hold.shares import ACTIVE_S, TenantShares
+from inflight_gateway.hold.shares import ACTIVE_S, RECENT_S, TenantShares
 from inflight_gateway.types import RequestView, ServiceConfig, ServiceKey, TenantConfig
 
 SERVICE = ServiceKey("default", "chat")
@@ -106,7 +106,7 @@ def test_of_the_active_tenants_one_is_never_above_and_none_is_without_requests_i
         above = {tenant for tenant in ("heavy", "b", "c") if world.above(tenant, now)}
         assert above <= in_flight
         assert len(above) < 3
-        assert 0 <= world.shares.claimed(SERVICE) <= 1 + len(steps)
+        assert 0 <= world.shares.claimed(SERVICE, now) <= 1 + len(steps)
     for name, _ in running:
         world.shares.ended(name)
     assert not any(world.above(tenant, now) for tenant in ("heavy", "b", "c"))
@@ -121,7 +121,34 @@ def test_requests_within_their_share_claim_the_slots_that_most_of_them_needed_le
         names = [world.start("b") for _ in range(4)]
         for name in names:
             world.shares.ended(name)
-    assert world.shares.claimed(SERVICE) in (4, 5)
+    assert world.shares.claimed(SERVICE, 0.0) in (4, 5)
     world.start("b")
-    assert world.shares.claimed(SERVICE) in (3, 4)
-    assert world.shares.claimed(ServiceKey("default", "unknown")) == 0
+    assert world.shares.claimed(SERVICE, 0.0) in (3, 4)
+    assert world.shares.claimed(ServiceKey("default", "unknown"), 0.0) == 0
+
+
+def test_slots_are_not_claimed_for_long_after_a_burst():
+    """However few requests come after it: their number alone would bring the claim down in an hour."""
+    world = World()
+    world.arrive("b")
+    for _ in range(2000):
+        world.start("flood")
+    burst = [world.start("b") for _ in range(300)]
+    for name in burst:
+        world.shares.ended(name)
+    assert world.shares.claimed(SERVICE, 1.0) > 200
+    for second in range(1, int(2 * RECENT_S)):
+        world.shares.ended(world.start("b", at=float(second)))
+    assert world.shares.claimed(SERVICE, 2 * RECENT_S) <= 2
+
+
+def test_a_service_without_arrivals_claims_one_slot_besides_those_that_run():
+    world = World()
+    world.arrive("b")
+    for _ in range(2000):
+        world.start("flood")
+    names = [world.start("b") for _ in range(20)]
+    for name in names[:5]:
+        world.shares.ended(name)
+    assert world.shares.claimed(SERVICE, 1.0) > 1
+    assert world.shares.claimed(SERVICE, 1e6) == 1

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_cost.model import CostModel
-from inflight_gateway.pick.late_binding import can_start_soon
 from inflight_gateway.pick.ranking import Ranking
 from inflight_gateway.pick.replica_state import STALE_S, replica_state
 from inflight_gateway.pick.scoring import scores
 from inflight_gateway.types import Endpoint, EndpointLoad, EngineSample, ScoreWeights
 from tests.gateway.pick.loads import CONFIG, NOW, request
+from tests.gateway.pick.starting import can_start_soon
 
 COUNT = st.integers(0, 300)
 TOKENS = st.integers(0, 200_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 
 import pytest
 
@@ -17,9 +18,10 @@ async def relayed(tmp_path):
     stack.stop_all()
 
 
-async def test_a_request_counts_where_envoy_sent_it_and_the_refusing_endpoint_is_avoided(relayed, engines, http):
+async def test_a_request_counts_where_envoy_sent_it(relayed, engines, http):
+    """That the refusing endpoint is avoided is shown in `test_refusals.py`."""
     busy, good = await engines("busy", "busy"), await engines("good", "progress")
-    good.tick = 0.3
+    good.tick = 1.5  # answers outlast the test's waits
     relayed.services(service("a", busy, good, model="m"))
     await relayed.start_all()
     begun = []
@@ -31,7 +33,7 @@ async def test_a_request_counts_where_envoy_sent_it_and_the_refusing_endpoint_is
     requests = [asyncio.create_task(one(0))]
     # Until one was sent to the busy engine first; equal engines are picked by the request's id.
     while not busy.requests:
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.1)
         requests.append(asyncio.create_task(one(1)))
 
     async def moved():
@@ -43,13 +45,9 @@ async def test_a_request_counts_where_envoy_sent_it_and_the_refusing_endpoint_is
     async def all_moved():
         return counted(await moved())
 
-    await until(all_moved, "all requests count at the engine that took them", 1.5)
-    refused = len(busy.requests)
-    for _ in range(3):
-        requests.append(asyncio.create_task(one(2)))
-    await asyncio.sleep(0.3)
-    assert len(busy.requests) == refused
-    assert {status for status, _, _ in await asyncio.gather(*requests)} == {200}
+    await until(all_moved, "all requests count at the engine that took them", 6)
+    for request in requests:
+        request.cancel()
 
 
 async def test_a_request_that_kills_engines_before_their_head_ends_after_two(relayed, engines, http):
@@ -67,6 +65,17 @@ async def test_a_request_that_kills_engines_before_their_head_ends_after_two(rel
         return name in await relayed.metrics()
 
     await until(counted, "the request is counted", 5)
+
+
+async def test_without_a_picker_such_a_request_ends_after_two_engines_too(relayed, engines, http):
+    closing = [await engines(f"closing-{number}", "close") for number in range(4)]
+    relayed.services(service("a", *closing, model="m", max_attempts=4))
+    await relayed.start_all()
+    relayed.signal("picker", signal.SIGKILL)
+    relayed.processes["picker"].wait()
+    status, body, _ = await ask(http, relayed, host="a.default")
+    assert (status, body["error"]["code"]) == (502, "engines_died")
+    assert sum(len(engine.requests) for engine in closing) == 2
 
 
 async def test_connections_that_are_refused_are_no_deaths(relayed, engines, http):

@@ -27,18 +27,19 @@ async def test_an_engine_that_hangs_is_left_after_its_silence(relay, asked, at):
     status, _, body = await relay.post(asked)
     assert status == 200
     assert same(body, asked)
-    assert 0.3 < time.monotonic() - begun < 3
+    assert time.monotonic() - begun > 0.3
     assert relay.engine.seen[0].cancelled.is_set()
 
 
 async def test_an_engine_that_only_beats_is_left_when_the_first_token_is_overdue(relay):
-    beats = b":h\n\n" * 100
+    beats = b":h\n\n" * 1000
     relay.script(Do(frames=beats, split=4, pause_s=0.05, within=0.3, endpoint="10.0.0.9:1"), Do())
     begun = time.monotonic()
     status, _, body = await relay.post(STREAM)
     assert status == 200
     assert same(body, STREAM)
-    assert 0.3 < time.monotonic() - begun < 3
+    # The beats take 50 s.
+    assert 0.3 < time.monotonic() - begun < 25
     assert "inflight_continuation" not in relay.engine.seen[1].json
     assert relay.engine.seen[1].headers["x-inflight-avoid"] == "10.0.0.9:1"
 
@@ -124,14 +125,13 @@ async def test_a_refusal_of_the_first_attempt_is_passed_on(relay, status):
 
 
 async def test_no_free_replica_is_waited_for_only_so_long(make):
-    relay = await make(Tuning(limits=Limits(min_pause_s=0.05, max_pause_s=0.05, max_wait_s=0.3)))
+    relay = await make(Tuning(limits=Limits(min_pause_s=0.05, max_pause_s=0.05, max_wait_s=1.0)))
     relay.script(Do(cut=MIDDLE), Do(status=503, endpoint="", headers=(("retry-after", "60"),)))
-    begun = time.monotonic()
     status, _, body = await relay.post(STREAM)
     assert status == 200
     assert json.loads(body.rstrip().rsplit(b"data: ", 1)[1])["error"]["code"] == "no_replica"
-    assert time.monotonic() - begun < 2
-    assert 4 < len(relay.engine.seen) < 12
+    # Pauses are 40 ms and more; a Retry-After of 60 s does not count.
+    assert 2 < len(relay.engine.seen) <= 2 + 1.0 / 0.04
 
 
 @pytest.mark.parametrize("status", [200, 502, 504])

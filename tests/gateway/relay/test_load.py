@@ -93,4 +93,4 @@ async def test_two_thousand_open_streams_take_little_memory_and_all_end(make):
     assert len(set(answers)) <= 2001
     assert all(answer.endswith(b"data: [DONE]\n\n") for answer in answers)
     assert grown / 2000 < 150_000
-    assert relay.worker._shared.bodies_bytes == 0
+    assert relay.worker._shared.bodies.kept == 0

@@ -8,7 +8,7 @@ from dataclasses import replace
 import aiohttp
 import pytest
 
-from inflight_gateway.relay import shared
+from inflight_gateway.relay import bodies
 from tests.gateway.relay.conftest import QUICK
 from tests.gateway.relay.fake_engine import Do, frames_for
 from tests.gateway.relay.test_continue import STREAM, WHOLE, same
@@ -176,7 +176,7 @@ async def test_a_body_over_the_bound_is_refused(relay, known, monkeypatch):
 
 @pytest.mark.parametrize(("processes", "mebibytes"), [(1, 256), (2, 128), (8, 32), (64, 32)])
 def test_processes_divide_the_bound_of_bodies_and_each_can_keep_a_whole_one(processes, mebibytes):
-    assert shared.bodies_bytes_of_one(processes) == mebibytes << 20
+    assert bodies.bodies_bytes_of_one(processes) == mebibytes << 20
 
 
 async def test_an_early_response_reaches_a_client_that_still_sends(relay, monkeypatch):
@@ -203,7 +203,7 @@ async def test_bodies_under_way_are_bounded_together(make):
     assert (status, headers["retry-after"]) == (503, "1")
     await asyncio.gather(*waiting)
     assert (await relay.post(asked))[0] == 200
-    assert relay.worker._shared.bodies_bytes == 0
+    assert relay.worker._shared.bodies.kept == 0
 
 
 async def test_connections_are_used_again(relay):

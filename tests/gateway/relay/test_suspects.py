@@ -55,6 +55,14 @@ async def test_an_engine_without_a_head_in_time_is_silent_and_not_dead(relay):
     assert same(body, STREAM)
 
 
+async def test_a_request_that_waited_while_engines_died_is_no_suspect(relay):
+    innocent = Do(cut=0, error=DIED.replace(b"engine_failed", b"engine_restarting"), most=MOST)
+    relay.script(innocent, innocent, innocent, Do())
+    status, _, body = await relay.post(STREAM)
+    assert status == 200
+    assert same(body, STREAM)
+
+
 async def test_deaths_after_tokens_and_refusals_are_no_suspicion(relay):
     """Engines die with many requests that are not the cause."""
     busy = Do(cut=0, error=b':e 503 retry\ndata: {"error":{"message":"drains","code":"draining"}}\n\n')
@@ -77,5 +85,5 @@ async def test_the_picker_hears_of_endpoints_that_refused(relay):
     await relay.post(STREAM)
     await relay.post(STREAM)
     first, second = [await relay.report(number) for number in (0, 1)]
-    assert relay.retried == [{"request_id": first["request_id"], "endpoint": "10.0.0.2:8000", "tries": 2}]
+    assert relay.retried == [{"request_id": first["request_id"], "attempt": 1, "endpoint": "10.0.0.2:8000", "tries": 2}]
     assert second["request_id"] != first["request_id"]

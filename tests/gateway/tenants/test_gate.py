@@ -51,6 +51,24 @@ def test_no_headers_raise_and_none_pass_without_a_key(headers):
     assert alone_with(secret(acme="ifk_1")).check(headers, config(), 0.0).status == 401
 
 
+def test_a_401_before_the_body_counts_for_the_only_service_and_other_answers_do_not():
+    gate, other = alone_with(secret(acme="ifk_1")), ServiceKey("team-a", "other")
+    for headers, configs, status in (
+        ({}, [config()], 401),
+        (bearer("ifk_1"), [config()], None),
+        ({}, [config(), replace(config(), key=other)], 401),
+        ({}, [replace(config(), api_keys_secret="unknown")], None),
+        ({}, [], None),
+    ):
+        refusal = gate.check_before_body(headers, configs)
+        assert (refusal and refusal.status) == status
+    registry = CollectorRegistry()
+    registry.register(gate.usage)
+    lines = generate_latest(registry).decode().splitlines()
+    refused = [line for line in lines if line.startswith("inflight_gateway_tenant_refused_total{")]
+    assert [line.rsplit(" ", 1)[1] for line in refused] == ["1.0"]
+
+
 def test_a_key_ends_at_its_time():
     data = {"k1": secret(acme="ifk_1")["key-acme"].replace(b"}", b', "expires": "1970-01-01T00:01:00Z"}')}
     clock = [59.0]
