@@ -35,7 +35,16 @@ def chart(kubectl, tmp_path_factory):
     """The chart's roles and policies, in force; gone afterwards."""
     helm = Path(sys.executable).with_name("helm")
     rendered = subprocess.run(
-        [helm, "template", "prod", CHART, "--namespace", SYSTEM, "--set", "gateway.enabled=true"],
+        [
+            helm,
+            "template",
+            "prod",
+            CHART,
+            "--namespace",
+            SYSTEM,
+            "--set",
+            "gateway.enabled=true,gateway.extProcPort=9002",
+        ],
         env={"HOME": str(tmp_path_factory.mktemp("helm-home")), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
