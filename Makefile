@@ -38,7 +38,7 @@ types: .venv/kernels.stamp ## mypy
 	.venv/bin/mypy
 
 unit: .venv/kernels.stamp ## Unit tests, without a cluster
-	$(PY) -m pytest -n 3 --dist=loadfile --no-loadscope-reorder -m "not contract and not cluster"
+	$(PY) -m pytest -n auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder -m "not contract and not cluster"
 
 fuzz: .venv/kernels.stamp ## A million random scheduler steps against the model of its rules
 	$(PY) -m tests.engine.fuzz --steps 1000000

@@ -28,11 +28,9 @@ ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 END_SECONDS = 10
 PYTEST = (sys.executable, "-m", "pytest", "--durations=5", "--durations-min=5")
-# Three on two cores, since tests wait for servers; further ones would cost more, as each imports everything.
-PROCESSES = max(3, min(os.cpu_count() or 1, 4))
 # A file's tests in one process: they share servers and models. Not the files with most tests first: the one that takes
 # longest has three.
-IN_PARALLEL = ("-n", str(PROCESSES), "--dist=loadfile", "--no-loadscope-reorder")
+IN_PARALLEL = ("-n", "auto", "--maxprocesses=4", "--dist=loadfile", "--no-loadscope-reorder")
 # From the folders that have some: to import all others takes longer than most of these tests.
 CONTRACT = ("-m", "contract", "tests/chart", "tests/cluster", "tests/contract")
 
