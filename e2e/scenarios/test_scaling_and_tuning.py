@@ -34,7 +34,11 @@ def test_replicas_and_limits_follow_the_load_and_every_request_is_answered(names
         closing = json.loads("".join(pod.follow()).strip().splitlines()[-1])
     # The very process that ran before the load: same pod, no restart.
     assert [(pod.uid, pod.restarts) for pod in service.pods() if pod.name == first.name] == [(first.uid, 0)]
-    service.wait("one replica again", lambda view: view.replicas == view.ready_replicas == 1, seconds=120)
+    service.wait(
+        "one replica again",
+        lambda view: view.replicas == view.ready_replicas == len(service.pods()) == 1,
+        seconds=120,
+    )
 
     assert closing["lost"] == {}
     assert closing["answered"] == closing["sent"] > 0

@@ -312,16 +312,17 @@ def _rate(view: DemandView, dispersion: float, policy: AutopilotPolicy) -> float
         dispersion: variance of counts over their mean.
     """
     level, seen = view.rate(policy.level), view.seconds(policy.level)
-    if seen < policy.level:
+    known = seen / policy.level
+    if known < 1:
         # One request in the first seconds of a service is no rate yet: what is certain counts, and the time before as
-        # silence.
-        level = max(level * seen / policy.level, _surely(level, seen, dispersion, policy))
-    return max(level, _surely(view.rate(policy.fast), view.seconds(policy.fast), dispersion, policy))
+        # silence. Certainty is asked for less and less, so that the rate makes no step when the time is over.
+        level = max(level * known, _surely(level, seen, dispersion, (1 - known) * policy.sureness))
+    return max(level, _surely(view.rate(policy.fast), view.seconds(policy.fast), dispersion, policy.sureness))
 
 
-def _surely(rate: float, seconds: float, dispersion: float, policy: AutopilotPolicy) -> float:
-    """`rate` seen over `seconds`, less its standard error as often as counts as significant."""
-    return rate - policy.sureness * math.sqrt(dispersion * rate / max(1.0, seconds))
+def _surely(rate: float, seconds: float, dispersion: float, sureness: float) -> float:
+    """`rate` seen over `seconds`, less `sureness` times its standard error."""
+    return rate - sureness * math.sqrt(dispersion * rate / max(1.0, seconds))
 
 
 def _staffed(view: DemandView, targets: Targets, rate: float, capacity: Capacity, policy: AutopilotPolicy) -> int:

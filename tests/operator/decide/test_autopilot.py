@@ -66,6 +66,15 @@ def test_the_first_request_of_a_new_service_orders_no_second_replica_and_a_burst
     assert decided(view([60 * each for each in rounds], **slow))[0] > 1
 
 
+def test_the_rate_of_a_new_service_makes_no_step_when_its_first_minute_is_over():
+    """A step there took a replica away and ordered it again, 3 s later."""
+    bursts = [0.0, *([40.0, 0.0] * 20)]
+    rates = [decided(view(bursts[:count]))[1].numbers["rate"] for count in (20, 21, 22)]
+    means = [sum(bursts[1:count]) / (count - 1) for count in (20, 21)]
+    assert rates[0] == pytest.approx(means[0], rel=0.05)
+    assert rates[1:] == pytest.approx([means[1], means[1]], rel=0.05)
+
+
 @given(st.floats(10, 100))
 def test_the_share_of_the_margin_falls_as_the_fleet_grows(rate):
     small, large = (decided(view([one] * 60, pooled=True))[1].numbers for one in (rate, 10 * rate))
