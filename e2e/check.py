@@ -19,10 +19,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from e2e.cluster import ClusterError, layout
 from e2e.cluster.api import preflight
+from e2e.sigterm import exit_on_sigterm
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -155,10 +155,6 @@ def _duration(check: Check, started: float) -> str:
     return f"{check.name} {time.monotonic() - started:.0f} s"
 
 
-def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)
-
-
 def passed(check: Check, background: Background, durations: list[str]) -> bool:
     """Run a check in front; whether it passed. Says so where it failed by itself."""
     print(f"\n== {check.name}", flush=True)
@@ -185,7 +181,7 @@ def check_all(background: Background, durations: list[str]) -> bool:
 
 def main() -> int:
     """Exit 0 when every check passed; stops at the first that fails."""
-    signal.signal(signal.SIGTERM, _on_sigterm)
+    exit_on_sigterm()
     parser = argparse.ArgumentParser(prog="python -m e2e.check", description=__doc__)
     parser.parse_args()
     try:

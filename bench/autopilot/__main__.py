@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from bench.autopilot import options, report
 from bench.autopilot.measure import Bench, measure
 from bench.machine import cpu_model
+from e2e.sigterm import exit_on_sigterm
 from inflight_operator.engines import EngineError
 
 
@@ -25,7 +25,7 @@ def say(line: str) -> None:
 def main() -> int:
     """Exit 0 when all was measured, whatever the figures are; 1 when something could not be."""
     flags = options.parse(None)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and the engines end with it
+    exit_on_sigterm()  # and the engines end with it
     began = time.monotonic()
     logs = flags.logs or Path(tempfile.mkdtemp(prefix="inflight-bench-"))
     logs.mkdir(parents=True, exist_ok=True)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from e2e.cluster import ClusterError, kubectl
 from e2e.cluster.progress import to_stdout
@@ -20,6 +18,7 @@ from e2e.disruptions.stage import REPLICAS, Stage
 from e2e.disruptions.verdict import ERROR_SECONDS, Outcome
 from e2e.install import install
 from e2e.service import Service
+from e2e.sigterm import exit_on_sigterm
 
 NAMESPACE = "e2e-disruptions"
 
@@ -110,7 +109,7 @@ def run(options: argparse.Namespace) -> list[Outcome]:
 def main() -> int:
     """Exit 0 when every phase held, 1 when one did not or could not be run."""
     options = parser().parse_args()
-    signal.signal(signal.SIGTERM, _on_sigterm)
+    exit_on_sigterm()
     try:
         outcomes = run(options)
     except (ClusterError, TimeoutError, NotRestoredError) as error:
@@ -120,10 +119,6 @@ def main() -> int:
         print("stopped; the cluster is as it was", file=sys.stderr)
         return 1
     return 1 if any(outcome.problems for outcome in outcomes) else 0
-
-
-def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

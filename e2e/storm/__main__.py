@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from e2e.cluster import ClusterError, kubectl
@@ -16,6 +14,7 @@ from e2e.cluster.progress import Progress, to_stdout
 from e2e.disruptions.stage import node_problem
 from e2e.incluster import script_pod
 from e2e.install import install
+from e2e.sigterm import exit_on_sigterm
 from e2e.storm.account import Storm, storm_of
 from e2e.storm.watch import Watch, watching
 
@@ -186,7 +185,7 @@ def run(options: argparse.Namespace) -> Storm:
 def main(arguments: list[str] | None = None) -> int:
     """Exit 0 when every request was answered or refused cleanly, else 1."""
     options = parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, _on_sigterm)
+    exit_on_sigterm()
     try:
         result = run(options)
     except (ClusterError, TimeoutError, ValueError) as error:
@@ -199,10 +198,6 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json is not None:
         options.json.write_text(json.dumps(result.as_json(), indent=2) + "\n")
     return 1 if result.problems else 0
-
-
-def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)
 
 
 if __name__ == "__main__":
