@@ -116,10 +116,15 @@ class Page:
 
 
 class Pages:
-    """The page by query string; a query is taken apart once."""
+    """The page by query string; a query is taken apart once.
+
+    Attributes:
+        profile: the real engine's page that they are made of, with this process's memory as it was then.
+    """
 
     def __init__(self) -> None:
-        self._lines = tuple(_parse(profile_page()))
+        self.profile = profile_page()
+        self._lines = tuple(_parse(self.profile))
         self._by_query: dict[str, Page] = {}
 
     def page(self, query: str) -> Page:

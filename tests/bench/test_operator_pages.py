@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.operator.pages import CAPACITY, PROFILE_REQUESTS, REQUESTS_PER_SECOND, EngineState, Pages, profile_page
+from bench.operator.pages import CAPACITY, PROFILE_REQUESTS, REQUESTS_PER_SECOND, EngineState, Pages
 from inflight_operator.observe.metrics import parse_metrics
 
 SERVED_PROFILE = PROFILE_REQUESTS / REQUESTS_PER_SECOND
@@ -16,7 +16,7 @@ def pages():
 
 def test_an_engine_that_has_served_the_profile_shows_the_real_engines_page(pages):
     shown = pages.page("").render(EngineState(0.0), SERVED_PROFILE).decode().splitlines()
-    for line, real in zip(shown, profile_page().splitlines(), strict=True):
+    for line, real in zip(shown, pages.profile.splitlines(), strict=True):
         if line != real:
             series, _, value = line.rpartition(" ")
             assert series == real.rpartition(" ")[0]
