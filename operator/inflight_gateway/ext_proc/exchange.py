@@ -9,12 +9,12 @@ from itertools import count
 from typing import Any, Protocol
 
 from inflight_gateway.access_log import Course
+from inflight_gateway.body import Body
 from inflight_gateway.catalog import Catalog
 from inflight_gateway.ext_proc import messages
-from inflight_gateway.ext_proc.body import Body, parse
 from inflight_gateway.ext_proc.dispatcher import Dispatcher, Start, none_allowed
 from inflight_gateway.ext_proc.view import Head, view
-from inflight_gateway.headers import ATTEMPT, AVOID, CHECK_KEY, DESTINATION, INTERNAL, OWN_REQUEST_ID, PROGRESS, SUBSET
+from inflight_gateway.headers import CHECK_KEY, DESTINATION, INTERNAL, PROGRESS, SUBSET
 from inflight_gateway.paths import is_hidden
 from inflight_gateway.proxy.names import METADATA
 from inflight_gateway.proxy.routes import RETRY_ON_LOSS
@@ -135,10 +135,9 @@ class Exchange:
             return self._refuse(config, None)
         return None
 
-    async def place(self, stage: messages.Stage, content: bytes) -> AsyncIterator[Any]:
+    async def place(self, stage: messages.Stage, body: Body, body_bytes: int) -> AsyncIterator[Any]:
         """The response, preceded by a longer timeout if the request has to wait."""
         parts, begin = self._parts, self._parts.clock()
-        body = parse(content) if content else Body()
         config = self._config(body.model)
         if isinstance(config, Refusal):
             yield self._refuse(config, None)
@@ -147,7 +146,7 @@ class Exchange:
         if isinstance(tenant, Refusal):
             yield self._refuse(tenant, config.key)
             return
-        request = view(self._head, body, len(content), config, tenant, self._arrived)
+        request = view(self._head, body, body_bytes, config, tenant, self._arrived)
         if self._allowed is not None and not self._allowed:
             yield self._refuse(none_allowed(config.key), config.key)
             return
@@ -162,7 +161,6 @@ class Exchange:
         outcome = parts.dispatcher.place(
             replace(request, request_id=unique, prefix=body.prefix(tenant)), config, self._allowed or ()
         )
-        del body, content  # freed while the request waits: they may be large
         parts.observer.decided(parts.clock() - begin)
         if isinstance(outcome, asyncio.Future) and not outcome.done():
             yield messages.wait_longer(config.hold.max_wait_s + _HOLD_MARGIN_S)
@@ -244,7 +242,7 @@ class Exchange:
         to_set.append(("x-envoy-max-retries", str(len(endpoints) - 1)))
         if not self._head.relayed:
             to_set.append(("x-envoy-retry-on", RETRY_ON_LOSS))
-        to_remove = [OWN_REQUEST_ID, AVOID, ATTEMPT, *headers.to_remove(config)]
+        to_remove = [*headers.to_remove(config)]
         if not config.continuation:
             # A plain response then: the relay forwards it unchanged.
             to_remove.append(PROGRESS)

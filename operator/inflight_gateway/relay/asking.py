@@ -7,11 +7,13 @@ import uuid
 from collections.abc import Iterable
 
 from inflight_gateway import headers as names
+from inflight_gateway.body import Body, to_header
 from inflight_gateway.relay.client import Request
 from inflight_gateway.relay.heads import Headers, find, request_head, without
 
 _ATTEMPT = names.ATTEMPT.encode()
 _AVOID = names.AVOID.encode()
+_BODY = names.BODY.encode()
 _OWN_REQUEST_ID = names.OWN_REQUEST_ID.encode()
 _PROGRESS = names.PROGRESS.encode()
 _REQUEST_ID = names.REQUEST_ID.encode()
@@ -20,21 +22,23 @@ _READABLE = re.compile(rb"[!-~]{1,128}")
 
 
 def attempt_head(
-    request: Request, request_id: str, length: int, number: int, avoid: Iterable[str], *, progress: bool
+    request: Request, attempt: tuple[str, int], length: int, fields: Body, avoid: Iterable[str], *, progress: bool
 ) -> bytes:
     """The head for a body of `length` bytes.
 
     Args:
-        request_id: the gateway's own.
-        number: of the attempt, from 1.
+        attempt: the gateway's own id of the request, and the number of the attempt, from 1.
+        fields: of this body.
         avoid: endpoints that failed this request.
         progress: ask for progress frames.
     """
+    request_id, number = attempt
     headers = [
         *request.headers,
         (b"content-length", b"%d" % length),
         (_OWN_REQUEST_ID, request_id.encode()),
         (_ATTEMPT, b"%d" % number),
+        (_BODY, to_header(fields)),
     ]
     if progress:
         headers.append((_PROGRESS, b"1"))
