@@ -42,9 +42,10 @@ PROCESSING_MODE: Json = {
     "request_body_mode": "NONE",
     "response_header_mode": "SKIP",
     "request_trailer_mode": "SKIP",
-    "response_trailer_mode": "SKIP",
+    "response_trailer_mode": "SEND",
 }
-"""The picker asks for the bodies that no relay has read, by an override of this mode."""
+"""The picker asks for the bodies that no relay has read, by an override of this mode. Responses have no trailers in
+HTTP/1; Envoy closes a stream that has nothing more to say, and the picker must learn when a response ends."""
 
 _MESSAGE_TIMEOUT = "2s"
 """Without a response of the picker in this time the request continues without it."""
