@@ -76,5 +76,5 @@ INTERNAL = (
     TENANT_SIGNATURE,
 )
 
-NOT_FOR_ENGINES = (OWN_REQUEST_ID, AVOID, ATTEMPT, BODY, CHECK_KEY)
-"""From relays. Engines refuse a head with a field as long as `BODY` can be."""
+FROM_RELAYS = (OWN_REQUEST_ID, AVOID, ATTEMPT, BODY, CHECK_KEY)
+"""To the picker only. Engines refuse a head with a field as long as `BODY` can be."""

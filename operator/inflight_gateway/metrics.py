@@ -126,7 +126,7 @@ class Metrics:
         )
         self._decision = Histogram(
             "inflight_gateway_pick_duration_seconds",
-            "Time of the picker for a request's body, key, limits and pick, waiting not included.",
+            "Time of the picker for a request's key, limits and pick, waiting not included.",
             buckets=_DECISION,
             registry=registry,
         )

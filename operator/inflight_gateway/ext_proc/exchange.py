@@ -121,18 +121,17 @@ class Exchange:
         return self._head.attempt
 
     def refusal(self) -> Any | None:
-        """From the head alone: bodies are read only if needed."""
+        """From the head alone: bodies are read only if needed. Where the head is all, `place` follows, and checks the
+        key."""
         if self._head.checks_key:
             return self._check_key()
         if is_hidden(self._head.path):
             return self._refuse(Refusal(404, "not_found", f"the gateway serves no path {self._head.path}"), None)
-        config = self._config(None)
+        config = None if self._head.body is not None else self._config(None)
         if isinstance(config, ServiceConfig):
             tenant = self._parts.gate.check(self._head.headers, config, self._arrived)
             if isinstance(tenant, Refusal):
                 return self._refuse(tenant, config.key)
-        if isinstance(config, Refusal) and self._head.end_of_stream:
-            return self._refuse(config, None)
         return None
 
     async def place(self, stage: messages.Stage, body: Body, body_bytes: int) -> AsyncIterator[Any]:

@@ -130,9 +130,9 @@ class _Stream:
         if refusal is not None:
             self._answered = True
             yield refusal
-        elif ends:
+        elif head.body is not None:
             self._answered = True
-            async for answer in self._exchange.place("request_headers", NO_FIELDS, 0):
+            async for answer in self._exchange.place("request_headers", head.body, 0):
                 yield answer
         elif not self._duplex:
             yield messages.CONTINUE_HEADERS

@@ -44,8 +44,8 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
                     refusal = exchange.refusal()
                     if refusal is not None:
                         yield refusal
-                    elif head.body is not None or head.end_of_stream:
-                        async for answer in exchange.place("request_headers", head.body or NO_FIELDS, head.body_bytes):
+                    elif head.body is not None:
+                        async for answer in exchange.place("request_headers", head.body, head.body_bytes):
                             yield answer
                     else:
                         yield messages.SEND_BODY

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping
 
-from inflight_gateway.body import Body, from_header
+from inflight_gateway.body import NO_FIELDS, Body, from_header
 from inflight_gateway.headers import ATTEMPT, AVOID, BODY, CHECK_KEY, OWN_REQUEST_ID, PROGRESS, REQUEST_ID
 from inflight_gateway.prefix import BLOCK_TOKENS
 from inflight_gateway.types import RequestView, ServiceClass, ServiceConfig
@@ -23,17 +23,16 @@ class Head:
 
     Attributes:
         request_id: the relay's own id of the request, or made here. external_id: X-Request-Id.
-        body: its fields as the relay read them; None: no relay did.
+        body: its fields, as a relay read them or of no body; None: only the body itself has them.
     """
 
-    __slots__ = ("body", "end_of_stream", "external_id", "headers", "request_id")
+    __slots__ = ("body", "external_id", "headers", "request_id")
 
     def __init__(self, pairs: Iterable[tuple[str, str]], *, end_of_stream: bool) -> None:
         headers = dict(pairs)
         fields = headers.pop(BODY, None)
-        self.body = None if fields is None else from_header(fields)
+        self.body = from_header(fields) if fields is not None else NO_FIELDS if end_of_stream else None
         self.headers: Mapping[str, str] = headers
-        self.end_of_stream = end_of_stream
         self.request_id = headers.get(OWN_REQUEST_ID) or uuid.uuid4().hex
         self.external_id = headers.get(REQUEST_ID, "")
 

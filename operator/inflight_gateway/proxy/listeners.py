@@ -8,8 +8,10 @@ from inflight_gateway.headers import (
     DESTINATION,
     ENDPOINT,
     FIRST_TOKEN_WITHIN,
+    FROM_RELAYS,
     MAX_ATTEMPTS,
     PROGRESS,
+    REQUEST_ID,
     SERVICE,
     TRIES,
     UPSTREAM_FAILURE,
@@ -28,6 +30,7 @@ from inflight_gateway.proxy.names import (
     typed,
 )
 from inflight_gateway.settings import MAX_BODY_BYTES, Sockets
+from inflight_gateway.tenants.signature import CREDENTIALS
 
 _INTERNAL_PREFIXES = ("x-inflight-", "x-envoy-", DESTINATION)
 """Of request headers that only the parts of the gateway may set. Envoy obeys its own ones, also of clients where their
@@ -46,6 +49,9 @@ PROCESSING_MODE: Json = {
 }
 """The picker asks for the bodies that no relay has read, by an override of this mode. Responses have no trailers in
 HTTP/1; Envoy closes a stream that has nothing more to say, and the picker must learn when a response ends."""
+
+_FOR_PICKER = (":authority", ":path", "content-length", REQUEST_ID, *CREDENTIALS, *FROM_RELAYS, PROGRESS)
+"""Headers of requests that the picker reads."""
 
 _MESSAGE_TIMEOUT = "2s"
 """Without a response of the picker in this time the request continues without it."""
@@ -180,6 +186,7 @@ def _picker_filter() -> Json:
         failure_mode_allow=True,
         processing_mode=PROCESSING_MODE,
         allow_mode_override=True,
+        forward_rules={"allowed_headers": {"patterns": [{"exact": name} for name in _FOR_PICKER]}},
         message_timeout=_MESSAGE_TIMEOUT,
         max_message_timeout=f"{LONGEST_MESSAGE_TIMEOUT_S}s",
         mutation_rules={"allow_envoy": True},

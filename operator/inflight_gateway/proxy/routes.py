@@ -9,8 +9,8 @@ from inflight_gateway.headers import (
     DESTINATION,
     ENDPOINT,
     FIRST_TOKEN_WITHIN,
+    FROM_RELAYS,
     MAX_ATTEMPTS,
-    NOT_FOR_ENGINES,
     SERVICE,
     TRIES,
 )
@@ -44,7 +44,7 @@ def inner_routes(services: Iterable[tuple[ServiceConfig, Iterable[str]]]) -> Jso
             *(_virtual_host(config, sorted(hosts)) for config, hosts in sorted(services, key=lambda one: one[0].key)),
             {"name": "any", "domains": ["*"], "routes": [_picked(), _no_picker()]},
         ],
-        "request_headers_to_remove": [*NOT_FOR_ENGINES],
+        "request_headers_to_remove": [*FROM_RELAYS],
         "response_headers_to_add": [
             header(ENDPOINT, "%UPSTREAM_REMOTE_ADDRESS%"),
             header(TRIES, "%UPSTREAM_REQUEST_ATTEMPT_COUNT%"),
