@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterable
 
 from inflight_gateway import headers as names
-from inflight_gateway.body import Body, to_header
+from inflight_gateway.body import NO_FIELDS, Body, to_header
 from inflight_gateway.relay.client import Request
 from inflight_gateway.relay.heads import Headers, find, request_head, without
 
@@ -22,25 +22,24 @@ _READABLE = re.compile(rb"[!-~]{1,128}")
 
 
 def attempt_head(
-    request: Request, attempt: tuple[str, int], length: int, fields: Body, avoid: Iterable[str], *, progress: bool
+    request: Request, request_id: str, length: int, fields: Body | None, number: int, avoid: Iterable[str]
 ) -> bytes:
     """The head for a body of `length` bytes.
 
     Args:
-        attempt: the gateway's own id of the request, and the number of the attempt, from 1.
-        fields: of this body.
+        request_id: the gateway's own.
+        fields: of this body; None: an engine refuses it, and is asked for no progress frames.
+        number: of the attempt, from 1.
         avoid: endpoints that failed this request.
-        progress: ask for progress frames.
     """
-    request_id, number = attempt
     headers = [
         *request.headers,
         (b"content-length", b"%d" % length),
         (_OWN_REQUEST_ID, request_id.encode()),
         (_ATTEMPT, b"%d" % number),
-        (_BODY, to_header(fields)),
+        (_BODY, to_header(fields or NO_FIELDS)),
     ]
-    if progress:
+    if fields is not None:
         headers.append((_PROGRESS, b"1"))
     avoided = ",".join(avoid)
     if avoided:

@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from inflight_gateway.body import NO_FIELDS, Body, parse
+from inflight_gateway.body import Body, parse
 from inflight_gateway.relay import decide
 from inflight_gateway.relay.answer import Answer, Ended, Ending
 from inflight_gateway.relay.asking import attempt_head, with_readable_id
@@ -119,16 +119,15 @@ class Generation:
     def _ask(self) -> None:
         self._retry = None
         self._number += 1
-        body, fields = self._body, self._fields or NO_FIELDS
+        body, fields = self._body, self._fields
         if self._answer.has_tokens:
             try:
                 body = self._answer.continued(body, self._delivery.created or self._record.arrived_unix)
             except ValueError:
                 self._refuse(decide.NOT_CONTINUED)
                 return
-            fields = fields.continued(self._answer.num_tokens)
-        ids, progress = (self._record.request_id, self._number), self._fields is not None
-        head = attempt_head(self._request, ids, len(body), fields, self._avoid, progress=progress)
+            fields = fields and fields.continued(self._answer.num_tokens)
+        head = attempt_head(self._request, self._record.request_id, len(body), fields, self._number, self._avoid)
         self._answer.begin_attempt()
         self._attempt = Attempt(self._shared, self, (head, body), blocked=self._blocked)
 

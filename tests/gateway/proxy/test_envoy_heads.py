@@ -141,3 +141,51 @@ async def test_a_refusal_of_a_large_body_is_read_although_the_body_is_still_unde
         assert status in (429, 503)
         assert int(headers["retry-after"]) > 0
         assert body["error"]["code"] != "service_lost"
+
+
+async def test_a_request_that_was_held_and_refused_is_continued_with_its_long_prompt(relayed, engines, http):
+    cuts = []
+    busy, first, second = await engines("busy", "busy"), *[await engines(name, "progress") for name in ("1", "2")]
+    first.cuts = second.cuts = cuts
+    first.tick = second.tick = 0.01
+    relayed.services(service("a", model="m", max_attempts=3))
+    await relayed.start_all()
+    asked = {"prompt": LONG_PROMPT, "messages": [], "stream": True, "seed": 7, "max_tokens": 20}
+    waiting = asyncio.create_task(ask(http, relayed, **asked))
+
+    async def is_held():
+        load = (await relayed.state())["services"][0]
+        return load["held"] == 1 and load["held_prompt_tokens"] == len(LONG_PROMPT) // 4
+
+    await until(is_held, "the request is held with its tokens")
+    cuts.append(9)
+    relayed.services(service("a", busy, first, second, model="m", max_attempts=3))
+    status, answer, _ = await waiting
+    assert (status, cuts) == (200, [])
+    undisturbed = await ask(http, relayed, **asked)
+    assert answer == undisturbed[1]
+    sent = [one for engine in (first, second) for one in engine.requests]
+    assert sum(b"inflight_continuation" in one.body for one in sent) == 1
+    assert all(BODY not in headers_of(one) for one in [*sent, *busy.requests])
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+async def test_a_request_is_in_flight_until_its_response_ends(relayed, engines, http, path):
+    """Envoy closes streams to the picker early where nothing more may be said."""
+    engine = await engines("engine", "stream")
+    relayed.services(service("a", engine, model="m"))
+    await relayed.start_all()
+
+    async def in_flight():
+        return (await relayed.state())["services"][0]["in_flight"]
+
+    async with http.post(relayed.url + path, data=b'{"model": "m", "stream": true}') as answer:
+        await answer.content.readline()
+        await asyncio.sleep(0.3)
+        assert await in_flight() == 1
+        assert (await answer.content.read()).endswith(b"data: [DONE]\n\n")
+
+    async def ended():
+        return await in_flight() == 0
+
+    await until(ended, "no request is in flight", 2)
