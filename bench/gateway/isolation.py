@@ -17,6 +17,7 @@ and the difference is what queues add.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import sys
 import time
@@ -30,6 +31,7 @@ import aiohttp
 
 from bench.gateway.keys import SECRET, bearer, new_key, secret
 from bench.gateway.stack import gateway, process, unused_port
+from bench.percentile import percentile
 from bench.served import served_engine
 from e2e.demo_engine import wait_ready
 from inflight_gateway.headers import TENANT
@@ -225,16 +227,16 @@ async def _run(url: str, keys: dict[str, str], arm: Arm, seconds: float, turn: i
 def _isolated(arm: str, flooded: bool, runs: Sequence[_Run]) -> Isolated:
     times = [each for run in runs for each in run.times]
     done = [each for each in times if each is not None]
-    ttft, latency = sorted(each[0] for each in done), sorted(each[1] for each in done)
+    ttft, latency = [each[0] for each in done], [each[1] for each in done]
     return Isolated(
         arm=arm,
         flooded=flooded,
         requests=len(times),
         failed=len(times) - len(done),
-        ttft_p50=_quantile(ttft, 0.5),
-        ttft_p95=_quantile(ttft, 0.95),
-        latency_p50=_quantile(latency, 0.5),
-        latency_p95=_quantile(latency, 0.95),
+        ttft_p50=percentile(ttft, 0.5) if done else math.nan,
+        ttft_p95=percentile(ttft, 0.95) if done else math.nan,
+        latency_p50=percentile(latency, 0.5) if done else math.nan,
+        latency_p95=percentile(latency, 0.95) if done else math.nan,
         others_per_s=sum(run.others_per_s for run in runs) / len(runs),
     )
 
@@ -262,7 +264,3 @@ async def _flood(target: _Target, per_s: float, turn: int, answered: list[float]
             tasks.create_task(one(number))
             number += 1
             await asyncio.sleep(rng.expovariate(per_s))
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    return ordered[int(share * (len(ordered) - 1))] if ordered else float("nan")

@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bench.cpu_share import cpu_group
 from bench.gateway.conversations import Turn
 from bench.gateway.stack import gateway
+from bench.percentile import percentile
 from bench.served import served_engine
 from inflight_cost.capacity import StepLimits
 from inflight_operator.observe.metrics import Sample, parse_metrics
@@ -156,7 +157,7 @@ async def _run(policy: str, turns: Sequence[Turn], urls: Sequence[str], through:
             finally:
                 in_flight[place] -= 1
 
-        ttfts = sorted(await asyncio.gather(*(send(number, turn) for number, turn in enumerate(turns))))
+        ttfts = await asyncio.gather(*(send(number, turn) for number, turn in enumerate(turns)))
         after = [await _counters(session, url) for url in urls]
     hits, queries = (
         [now[name] - then[name] for then, now in zip(before, after, strict=True)] for name in (HITS, QUERIES)
@@ -164,8 +165,8 @@ async def _run(policy: str, turns: Sequence[Turn], urls: Sequence[str], through:
     return Routed(
         policy=policy,
         requests=len(ttfts),
-        ttft_p50=ttfts[len(ttfts) // 2],
-        ttft_p95=ttfts[int(0.95 * (len(ttfts) - 1))],
+        ttft_p50=percentile(ttfts, 0.5),
+        ttft_p95=percentile(ttfts, 0.95),
         hit_rate=sum(hits) / sum(queries),
         busiest=max(queries) / sum(queries),
     )

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from bench.operator import fleet, options
-from bench.operator.figures import Delays, Failover, Machine, Report, SetUp, lines, percentile, phase_figures
+from bench.operator.figures import Delays, Failover, Machine, Report, SetUp, lines, phase_figures
 from bench.operator.plane import OPERATOR_USER, audit_policy, nodes
 from bench.operator.readings import (
     AuditLog,
@@ -20,14 +20,6 @@ from bench.operator.readings import (
     writes_by_kind,
 )
 from inflight_operator.api.types import InferenceService
-
-
-def test_a_percentile_is_a_value_that_was_measured():
-    values = [float(one) for one in range(100, 0, -1)]
-    assert percentile(values, 0.5) == 50
-    assert percentile(values, 0.99) == 99
-    assert percentile([7.0], 0.99) == 7
-    assert percentile([], 0.5) is None
 
 
 def test_delays_keep_the_misses_apart():
