@@ -14,7 +14,7 @@ from inflight_gateway.relay import asked, decide
 from inflight_gateway.relay.answer import Answer, Ended, Ending
 from inflight_gateway.relay.asking import attempt_head, with_readable_id
 from inflight_gateway.relay.attempt import Attempt
-from inflight_gateway.relay.bodies import CHECKED_BYTES, MAX_BODY_BYTES, Received
+from inflight_gateway.relay.bodies import CHECKED_BYTES, Received
 from inflight_gateway.relay.client import ClientConnection, Request
 from inflight_gateway.relay.decide import Again, Failure, next_step
 from inflight_gateway.relay.delivery import DONE, Delivery, json_of
@@ -26,6 +26,7 @@ from inflight_gateway.relay.key_check import KeyCheck
 from inflight_gateway.relay.passing import start_as_is
 from inflight_gateway.relay.record import Record
 from inflight_gateway.relay.shared import Shared
+from inflight_gateway.settings import MAX_BODY_BYTES
 from inflight_gateway.types import Retried
 
 _TOO_LARGE = ClientError(413, f"the request's body is larger than {MAX_BODY_BYTES >> 20} MiB", "request_too_large")

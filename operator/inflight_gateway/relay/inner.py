@@ -40,10 +40,10 @@ class ResponseReader(Protocol):
 
 
 class InnerPool:
-    """Attributes: path: socket of the inner listener."""
+    """Args: path: socket of the inner listener."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
+        self._path = path
         self._idle: list[InnerConnection] = []
         self._connecting: set[asyncio.Task[None]] = set()
 
@@ -64,7 +64,7 @@ class InnerPool:
         loop = asyncio.get_running_loop()
         for _ in range(_CONNECT_TRIES):
             try:
-                await loop.create_unix_connection(lambda: connection, self.path)
+                await loop.create_unix_connection(lambda: connection, self._path)
             except OSError as error:
                 if error.errno != errno.EAGAIN:
                     _log.warning("cannot connect to the inner listener: %s", error)
@@ -82,7 +82,7 @@ class InnerPool:
         return True
 
     def remove(self, connection: InnerConnection) -> None:
-        """Whether it may have been closed while idle."""
+        """The connection was closed, possibly while idle."""
         if connection in self._idle:
             self._idle.remove(connection)
 
