@@ -6,13 +6,13 @@ server's proxy of the operator's pods, so that nothing has to be forwarded.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from e2e.cluster import kubectl
 from e2e.install import OPERATOR_NAMESPACE
+from e2e.pods import pods
 from e2e.service import Service
 
 PREFIX = "inflight_operator_service_"
@@ -42,9 +42,9 @@ class Numbers:
 
 def numbers(service: Service) -> Numbers:
     """A fresh look: the page of the operator pod that leads, which alone has the service's numbers."""
-    for pod in json.loads(kubectl("-n", OPERATOR_NAMESPACE, "get", "pods", "-l", SELECTOR, "-o", "json"))["items"]:
-        path = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{pod['metadata']['name']}:{METRICS_PORT}/proxy/metrics"
-        # One that starts or ends does not answer: what it has is not wanted.
+    for pod in pods(OPERATOR_NAMESPACE, SELECTOR):
+        path = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{pod.name}:{METRICS_PORT}/proxy/metrics"
+        # Not checked: a pod that starts or ends does not answer, and is not the one that leads.
         found = numbers_on(kubectl("get", "--raw", path, check=False), service)
         if found != Numbers():
             return found

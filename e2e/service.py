@@ -9,16 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from e2e.cluster import kubectl
-
-
-@dataclass(frozen=True)
-class PodFacts:
-    """What identifies a running engine across a change: same uid and no restarts is the same process."""
-
-    name: str
-    uid: str
-    ready: bool
-    restarts: int
+from e2e.pods import Pod, pods
 
 
 @dataclass(frozen=True)
@@ -65,11 +56,9 @@ class Service:
         manifest = json.loads(kubectl("-n", self.namespace, "get", "inferenceservice", self.name, "-o", "json"))
         return view_of(manifest.get("status", {}))
 
-    def pods(self) -> list[PodFacts]:
-        """Its pods that are not on their way out."""
-        selector = f"inflight.dev/service={self.name}"
-        listing = json.loads(kubectl("-n", self.namespace, "get", "pods", "-l", selector, "-o", "json"))
-        return [_pod_facts(pod) for pod in listing["items"] if "deletionTimestamp" not in pod["metadata"]]
+    def pods(self) -> list[Pod]:
+        """Its pods that are not being deleted."""
+        return [pod for pod in pods(self.namespace, f"inflight.dev/service={self.name}") if not pod.leaving]
 
     def runtime_config(self, pod: str) -> dict[str, Any]:
         """What a pod itself says is in force, through the API server's proxy."""
@@ -113,15 +102,4 @@ def view_of(status: dict[str, Any]) -> ServiceView:
         limits=(limits["maxNumSeqs"], limits["maxNumBatchedTokens"]) if limits else None,
         decisions=tuple(status.get("decisions") or ()),
         conditions={condition["type"]: condition for condition in status.get("conditions") or ()},
-    )
-
-
-def _pod_facts(pod: dict[str, Any]) -> PodFacts:
-    status = pod["status"]
-    containers = status.get("containerStatuses") or []
-    return PodFacts(
-        name=pod["metadata"]["name"],
-        uid=pod["metadata"]["uid"],
-        ready=any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ()),
-        restarts=sum(container["restartCount"] for container in containers),
     )

@@ -16,7 +16,8 @@ from typing import ClassVar
 from e2e.cluster import host, packages
 from e2e.disruptions import processes
 from e2e.disruptions.phases.base import Phase
-from e2e.disruptions.stage import OPERATOR, EnginePod, Stage, system_pods
+from e2e.disruptions.stage import OPERATOR, Stage, system_pods
+from e2e.pods import Pod
 
 RESPONDER = Path(__file__).resolve().parents[1] / "metrics_page.py"
 TABLE = "inflight_disruption"
@@ -79,7 +80,7 @@ class _MetricsPage(Phase):
         if any(before.get(pod.uid) != pod.restarts for pod in system_pods(OPERATOR)):
             raise RuntimeError("the operator was restarted")
 
-    def _replace_page(self, victim: EnginePod, operators: list[EnginePod]) -> None:
+    def _replace_page(self, victim: Pod, operators: list[Pod]) -> None:
         # The pause process has the namespace for as long as the pod lives, whatever becomes of the engine.
         self._inside = ["nsenter", f"--net=/proc/{processes.pause_process(victim.uid)}/ns/net"]
         ports = [f"{port}:{to}" for port, to in PORTS.items()]

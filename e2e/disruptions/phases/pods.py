@@ -8,7 +8,8 @@ import time
 from e2e.cluster import kubectl
 from e2e.disruptions import processes
 from e2e.disruptions.phases.base import Phase
-from e2e.disruptions.stage import REPLICAS, EnginePod, Stage
+from e2e.disruptions.stage import REPLICAS, Stage
+from e2e.pods import Pod
 
 HANG_SECONDS = 75
 """Longer than the clients' patience: what hangs that long is seen as hanging."""
@@ -74,7 +75,7 @@ class PodHung(Phase):
         processes.send(self._stopped, signal.SIGCONT)
 
 
-def _engine(pod: EnginePod) -> int | None:
+def _engine(pod: Pod) -> int | None:
     try:
         return processes.engine_process(pod.uid)
     except LookupError:
