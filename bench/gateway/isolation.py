@@ -51,16 +51,16 @@ PROMPT_TOKENS = 64
 OUTPUT_TOKENS = 24
 FLOOD_LEAD_SECONDS = 5.0
 """The flood begins so much earlier."""
+MAX_NUM_SEQS = 8
 ENGINE_FLAGS = (
     "--quantization=int8",
     "--num-threads=1",
-    "--max-num-seqs=8",
+    f"--max-num-seqs={MAX_NUM_SEQS}",
     "--max-num-batched-tokens=256",
     "--max-model-len=512",
     "--num-kv-blocks=512",
     "--max-queued-requests=64",
 )
-_MAX_NUM_SEQS = 8
 _FIRST_TOKEN_ID, _LAST_TOKEN_ID = 1000, 49_000
 _GATEWAY_KEY = "benchmark"
 
@@ -68,8 +68,8 @@ _GATEWAY_KEY = "benchmark"
 @dataclass(frozen=True, slots=True)
 class Arm:
     """One set-up. Attributes: gateway: else straight to the engine. flags: of the engine, besides `ENGINE_FLAGS`.
-    flooding: limits of the flooding tenant. signed: the engine is told tenants, by the gateway. named: by the client.
-    emulated: the engine."""
+    flooding: limits of the flooding tenant. signed: the gateway sends the engine signed tenants. named: the client
+    sends the engine its tenant. emulated: the engine is `bench.gateway.emulated`."""
 
     gateway: bool = True
     flags: tuple[str, ...] = ()
@@ -187,7 +187,7 @@ def _start(stack: ExitStack, folder: Path, arm: Arm) -> tuple[str, dict[str, str
         "name": SERVICE,
         "model": "smollm2",
         "endpoints": [url.removeprefix("http://")],
-        "max_num_seqs": _MAX_NUM_SEQS,
+        "max_num_seqs": MAX_NUM_SEQS,
         "api_keys_secret": SECRET,
         "tenants": [{"name": STEADY}, {"name": FLOODING, "limits": arm.flooding or {}}],
     }

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -148,12 +149,12 @@ def storm(options: argparse.Namespace, image: str, say: Progress) -> Storm:
         script_pod(script, arguments, name="storm", image=image, namespace=NAMESPACE) as pod,
         watching(watch),
     ):
-        output = "".join(_told(pod.follow(), say))
+        output = "".join(_with_progress(pod.follow(), say))
     return storm_of(output, options.services, watch.ordered, watch.memory)
 
 
-def _told(pieces: Any, say: Progress) -> Any:
-    """The pieces, while it says how many requests have ended."""
+def _with_progress(pieces: Iterator[str], say: Progress) -> Iterator[str]:
+    """The same pieces; says how many requests have ended."""
     ended = 0
     for piece in pieces:
         if found := piece.count('"outcome"'):
