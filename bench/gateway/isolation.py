@@ -31,6 +31,7 @@ import aiohttp
 
 from bench.gateway.keys import SECRET, bearer, new_key, secret
 from bench.gateway.stack import gateway, process, unused_port
+from bench.gateway.streamed import Streamed, completion
 from bench.percentile import percentile
 from bench.served import served_engine
 from e2e.demo_engine import wait_ready
@@ -113,9 +114,9 @@ class Isolated:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Attributes: times: to the first token and to the end, of each request of the steady tenant."""
+    """Attributes: times: of each request of the steady tenant; None: it was not answered."""
 
-    times: list[tuple[float, float] | None]
+    times: list[Streamed | None]
     others_per_s: float
 
 
@@ -126,27 +127,20 @@ class _Target:
     keys: dict[str, str]
     named: bool
 
-    async def generate(self, tenant: str, seed: str) -> tuple[float, float] | None:
-        """Seconds to the first token and to the end; None: it was not answered."""
+    async def generate(self, tenant: str, seed: str) -> Streamed | None:
+        """None: it was not answered."""
         rng = random.Random(f"{tenant} {seed}")
         body = {
-            "model": "smollm2",
             "prompt": [rng.randrange(_FIRST_TOKEN_ID, _LAST_TOKEN_ID) for _ in range(PROMPT_TOKENS)],
             "max_tokens": OUTPUT_TOKENS,
-            "ignore_eos": True,
-            "stream": True,
         }
         headers = {"Host": SERVICE, **bearer(self.keys[tenant])}
         if self.named:
             headers[TENANT] = tenant
-        sent, first, text = time.monotonic(), None, b""
-        async with self.session.post(f"{self.url}/v1/completions", json=body, headers=headers) as answer:
-            async for chunk in answer.content.iter_any():
-                first = first or time.monotonic()
-                text = (text + chunk)[-200:]
-        if answer.status != 200 or first is None or not text.rstrip().endswith(b"data: [DONE]"):
+        try:
+            return await completion(self.session, self.url, body, headers)
+        except RuntimeError:
             return None
-        return first - sent, time.monotonic() - sent
 
 
 def measure(folder: Path, seconds: float, arms: Sequence[str], say: Callable[[str], None]) -> list[Isolated]:
@@ -227,7 +221,7 @@ async def _run(url: str, keys: dict[str, str], arm: Arm, seconds: float, turn: i
 def _isolated(arm: str, flooded: bool, runs: Sequence[_Run]) -> Isolated:
     times = [each for run in runs for each in run.times]
     done = [each for each in times if each is not None]
-    ttft, latency = [each[0] for each in done], [each[1] for each in done]
+    ttft, latency = [each.ttft for each in done], [each.latency for each in done]
     return Isolated(
         arm=arm,
         flooded=flooded,
@@ -241,10 +235,10 @@ def _isolated(arm: str, flooded: bool, runs: Sequence[_Run]) -> Isolated:
     )
 
 
-async def _steady(target: _Target, seconds: float, per_s: float, salt: str) -> list[tuple[float, float] | None]:
+async def _steady(target: _Target, seconds: float, per_s: float, salt: str) -> list[Streamed | None]:
     """Poisson arrivals, the same in each run, of other prompts."""
     rng, began, at = random.Random(1), time.monotonic(), 0.0
-    tasks: list[asyncio.Task[tuple[float, float] | None]] = []
+    tasks: list[asyncio.Task[Streamed | None]] = []
     while (at := at + rng.expovariate(per_s)) < seconds:
         await asyncio.sleep(began + at - time.monotonic())
         tasks.append(asyncio.create_task(target.generate(STEADY, f"{salt} {len(tasks)}")))

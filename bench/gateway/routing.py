@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bench.cpu_share import cpu_group
 from bench.gateway.conversations import Turn
 from bench.gateway.stack import gateway
+from bench.gateway.streamed import completion
 from bench.percentile import percentile
 from bench.served import served_engine
 from inflight_cost.capacity import StepLimits
@@ -173,22 +174,8 @@ async def _run(policy: str, turns: Sequence[Turn], urls: Sequence[str], through:
 
 
 async def _ttft(session: aiohttp.ClientSession, url: str, turn: Turn, salt: str) -> float:
-    body = {
-        "model": "smollm2",
-        "prompt": turn.prompt,
-        "max_tokens": turn.output_tokens,
-        "ignore_eos": True,
-        "stream": True,
-        "cache_salt": salt,
-    }
-    sent, first, text = time.monotonic(), None, b""
-    async with session.post(f"{url}/v1/completions", json=body, headers={"Host": SERVICE}) as answer:
-        async for chunk in answer.content.iter_any():
-            first = first or time.monotonic()
-            text = (text + chunk)[-2000:]
-    if answer.status != 200 or first is None or not text.rstrip().endswith(b"data: [DONE]"):
-        raise RuntimeError(f"status {answer.status}: {text[-300:].decode(errors='replace')}")
-    return first - sent
+    body = {"prompt": turn.prompt, "max_tokens": turn.output_tokens, "cache_salt": salt}
+    return (await completion(session, url, body, {"Host": SERVICE})).ttft
 
 
 async def _counters(session: aiohttp.ClientSession, url: str) -> dict[str, float]:
