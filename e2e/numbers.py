@@ -1,7 +1,7 @@
 """A service's live numbers, from the operator's own metrics page.
 
-The status has news and decisions; mere numbers reach it at most once a minute. The page is read through the API
-server's proxy of the operator's pods, so that nothing has to be forwarded.
+The status has conditions and decisions; plain numbers reach it at most once a minute. The page is read through the API
+server's proxy, so that no port has to be forwarded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ METRICS_PORT = 8080
 
 @dataclass(frozen=True)
 class Numbers:
-    """What the operator last measured and decided; None where its page does not have the number (yet).
+    """The operator's latest measurements and decisions; None: not on its page (yet).
 
     Attributes:
         waiting_requests, running_requests: over all pods.
@@ -41,7 +41,7 @@ class Numbers:
 
 
 def numbers(service: Service) -> Numbers:
-    """A fresh look: the page of the operator pod that leads, which alone has the service's numbers."""
+    """The numbers now. Only the operator pod that leads has them on its page."""
     for pod in pods(OPERATOR_NAMESPACE, SELECTOR):
         path = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{pod.name}:{METRICS_PORT}/proxy/metrics"
         # Not checked: a pod that starts or ends does not answer, and is not the one that leads.

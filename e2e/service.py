@@ -1,4 +1,4 @@
-"""Looks at one InferenceService the way a person with kubectl does."""
+"""One InferenceService in the cluster, read through kubectl."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from e2e.pods import Pod, pods
 
 @dataclass(frozen=True)
 class ServiceView:
-    """One look at a service's status. Live numbers are not there but on the operator's metrics page: `e2e.numbers`.
+    """A service's status at one moment. Live numbers are on the operator's metrics page: `e2e.numbers`.
 
     Attributes:
-        replicas: what the operator asked for; ready_replicas: pods that serve.
+        replicas: ordered by the operator; ready_replicas: pods that serve.
         limits: `max_num_seqs` and `max_num_batched_tokens` in force.
-        decisions: oldest first, as status has them.
+        decisions: oldest first.
         conditions: by type.
     """
 
@@ -41,7 +41,7 @@ class ServiceView:
 
 @dataclass(frozen=True)
 class Service:
-    """Names a service in the cluster."""
+    """The name of a service in the cluster."""
 
     name: str
     namespace: str = "default"
@@ -52,7 +52,7 @@ class Service:
         return f"http://{self.name}.{self.namespace}.svc"
 
     def view(self) -> ServiceView:
-        """A fresh look."""
+        """Its status now."""
         manifest = json.loads(kubectl("-n", self.namespace, "get", "inferenceservice", self.name, "-o", "json"))
         return view_of(manifest.get("status", {}))
 
@@ -61,7 +61,7 @@ class Service:
         return [pod for pod in pods(self.namespace, f"inflight.dev/service={self.name}") if not pod.leaving]
 
     def runtime_config(self, pod: str) -> dict[str, Any]:
-        """What a pod itself says is in force, through the API server's proxy."""
+        """The configuration that a pod reports, through the API server's proxy."""
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}:8000/proxy/v1/runtime_config"
         return dict(json.loads(kubectl("get", "--raw", path)))
 
@@ -74,10 +74,10 @@ class Service:
         saying: Callable[[str], None] = lambda message: None,
         interval: float = 1.0,
     ) -> ServiceView:
-        """Look until `holds`, telling `saying` each new reason why it is not Ready.
+        """Poll the status until it `holds`. `saying` receives each new reason why the service is not Ready.
 
         Raises:
-            TimeoutError: it does not come to hold; the message has the last view.
+            TimeoutError: it did not hold in time; the message has the last view.
         """
         deadline = time.monotonic() + seconds
         last_message = ""
@@ -94,7 +94,7 @@ class Service:
 
 
 def view_of(status: dict[str, Any]) -> ServiceView:
-    """The view that a resource's `status` gives."""
+    """From a resource's `status`."""
     limits = status.get("limits")
     return ServiceView(
         replicas=status.get("replicas", 0),

@@ -1,4 +1,4 @@
-"""`make e2e-disruptions`: disrupts a service under traffic in every way, and shows in a table what was lost."""
+"""`make e2e-disruptions`: disrupts a service under traffic in every way, and prints a table of lost requests."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def chosen(options: argparse.Namespace) -> tuple[str, ...]:
-    """The phases to run: those asked for, else all that the service can go through."""
+    """The phases to run: those of `--phases`, else all that apply to the service."""
     fitting = tuple(name for name, phase in PHASES.items() if options.gateway or not phase.of_gateway)
     return fitting if options.phases is None else tuple(options.phases)
 

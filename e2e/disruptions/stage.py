@@ -1,4 +1,4 @@
-"""The service under traffic and the cluster around it: its start, looks at it, and the way back to its start."""
+"""The service under traffic and the cluster around it: their initial state, their state now, and the way back."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Stage:
         say: receives progress lines.
         gateway: the service is behind the gateway.
         blow: the kill of the running phase, if it has one that excuses lost requests.
-        note: what the running phase has to tell, for its row.
+        note: remark of the running phase, for its row.
     """
 
     def __init__(self, service: Service, image: str, say: Progress, *, gateway: bool = False) -> None:
@@ -105,7 +105,7 @@ class Stage:
         return pods(self.service.namespace, f"inflight.dev/service={self.service.name}")
 
     def ready_pods(self) -> list[Pod]:
-        """Those that serve and stay."""
+        """Pods that serve and are not being deleted."""
         return [pod for pod in self.pods() if pod.ready and not pod.leaving]
 
     def wait_ready(self, number: int) -> None:
@@ -117,7 +117,7 @@ class Stage:
         return self.ready_pods()[0]
 
     def strike(self, pod: Pod, pids: Collection[int], sent: signal.Signals, *, whole: bool) -> None:
-        """Send a signal to processes of an engine's pod, all that it has or not.
+        """Send a signal to processes of an engine's pod. Args: whole: they are all of its processes.
 
         From now on its requests may fail; behind the gateway they may not, as they go on at another pod.
         """
@@ -130,14 +130,14 @@ class Stage:
         processes.send(pids, sent)
 
     def continued(self) -> int:
-        """Answers of the service that went on at another engine, as all gateway pods have counted; 0 without one."""
+        """As `continued` of the service; 0 without a gateway."""
         return continued(self.service) if self.gateway else 0
 
     def wait(self, what: str, holds: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
-        """Look twice a second until `holds`. A look that the API server does not answer is no answer.
+        """Poll twice a second until it `holds`. While the API server does not answer, it does not hold.
 
         Raises:
-            TimeoutError: it does not come to hold.
+            TimeoutError: it did not hold in time.
         """
         deadline = time.monotonic() + seconds
         complaint = ""
@@ -169,7 +169,7 @@ def system_pods(program: str) -> list[Pod]:
 
 
 def continued(service: Service) -> int:
-    """Answers of the service that went on at another engine, as all gateway pods have counted."""
+    """Answers of the service that were continued at another engine, by the counters of all gateway pods."""
     return sum(continuations(pod.name, service) for pod in system_pods(GATEWAY))
 
 

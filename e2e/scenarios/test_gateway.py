@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(420)
 
 REPLICAS = 2
 LONGEST_GAP_SECONDS = 30.0
-"""What a client may wait for the next piece of its stream: a hung engine is noticed by its missing heartbeats."""
+"""Longest wait of a client for the next piece of its stream: a hung engine is detected by its missing heartbeats."""
 
 
 @pytest.fixture(scope="module")

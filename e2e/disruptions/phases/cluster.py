@@ -1,4 +1,4 @@
-"""What the cluster does around the service."""
+"""Disruptions of the cluster around the service."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Drained(Phase):
         raise NotImplementedError
 
     def serving(self, stage: Stage) -> list[Pod]:
-        """Those of the pods that serve and stay."""
+        """Those of the pods that serve and are not being deleted."""
         raise NotImplementedError
 
     def disturb(self, stage: Stage) -> None:

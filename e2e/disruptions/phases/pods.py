@@ -1,4 +1,4 @@
-"""Pods of the service that go, by order and without one."""
+"""Pods of the service that are deleted, killed or hang."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from e2e.disruptions.stage import REPLICAS, Stage
 from e2e.pods import Pod
 
 HANG_SECONDS = 75
-"""Longer than the clients' patience: what hangs that long is seen as hanging."""
+"""Longer than the clients' patience, so that requests to a pod that hangs are counted as lost."""
 
 
 class PodDeleted(Phase):

@@ -53,7 +53,7 @@ class Generation:
         self._record = Record(request)
         self._delivery = Delivery(client, self._record)
 
-    # Of the client.
+    # Called by the connection to the client.
 
     def begin(self) -> None:
         length = self._request.length

@@ -111,7 +111,7 @@ class InnerConnection(asyncio.Protocol):
         self._status = 0
         self._used = self._answered = self._no_body = False
 
-    # The call's side.
+    # Called by the owner of the call.
 
     def begin(self, reader: ResponseReader) -> None:
         self._reader = reader
@@ -150,7 +150,7 @@ class InnerConnection(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    # The connection's side.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
@@ -188,7 +188,7 @@ class InnerConnection(asyncio.Protocol):
         if self._reader is not None:
             self._reader.inner_writable(now=True)
 
-    # The parser's side.
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
         self._headers = []

@@ -1,4 +1,4 @@
-"""The report of one generation request, collected while it is served."""
+"""The report on one generation request, collected while it is served."""
 
 from __future__ import annotations
 
