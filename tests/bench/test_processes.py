@@ -1,4 +1,3 @@
-import os
 import subprocess
 import sys
 
@@ -20,13 +19,23 @@ def test_memory_is_in_bytes():
     assert memory("Name:\tx\nVmHWM:\t  20 kB\nVmRSS:\t  10 kB\n") == Memory(10240, 20480)
 
 
+CHILD = "sum(range(5_000_000)); print(flush=True); input()"
+PARENT = f"""
+import subprocess, sys
+with subprocess.Popen([sys.executable, "-c", {CHILD!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    child.stdout.readline()
+    print(child.pid, flush=True)
+    input()
+    child.communicate(b"end")
+"""
+
+
 def test_a_family_has_the_time_and_memory_of_its_children():
-    child = "import sys; sum(range(5_000_000)); print(flush=True); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
-        assert running.stdout is not None
-        running.stdout.readline()
-        alone, child_alone = process_cpu(os.getpid()), process_cpu(running.pid)
-        assert child_alone > 0
-        assert family_cpu(os.getpid()) >= alone + child_alone
-        assert family_memory_mib(os.getpid()) > family_memory_mib(running.pid) > 0
-        running.communicate()
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        alone, of_child = process_cpu(parent.pid), process_cpu(child)
+        assert of_child > 0
+        assert family_cpu(parent.pid) >= alone + of_child
+        assert family_memory_mib(parent.pid) > family_memory_mib(child) > 0
+        parent.communicate(b"end")
