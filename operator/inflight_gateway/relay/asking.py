@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable
 
 from inflight_gateway import headers as names
 from inflight_gateway.body import NO_FIELDS, Body, to_header
 from inflight_gateway.relay.client import Request
 from inflight_gateway.relay.heads import Headers, find, request_head, without
+from inflight_gateway.relay.history import History
 
 _ATTEMPT = names.ATTEMPT.encode()
 _AVOID = names.AVOID.encode()
@@ -21,27 +21,24 @@ _REQUEST_ID = names.REQUEST_ID.encode()
 _READABLE = re.compile(rb"[!-~]{1,128}")
 
 
-def attempt_head(
-    request: Request, request_id: str, length: int, fields: Body | None, number: int, avoid: Iterable[str]
-) -> bytes:
+def attempt_head(request: Request, request_id: str, length: int, fields: Body | None, history: History) -> bytes:
     """The head for a body of `length` bytes.
 
     Args:
         request_id: the gateway's own.
         fields: of this body; None: an engine refuses it, and is asked for no progress frames.
-        number: of the attempt, from 1.
-        avoid: endpoints that failed this request.
+        history: of the request, this attempt included.
     """
     headers = [
         *request.headers,
         (b"content-length", b"%d" % length),
         (_OWN_REQUEST_ID, request_id.encode()),
-        (_ATTEMPT, b"%d" % number),
+        (_ATTEMPT, b"%d" % history.number),
         (_BODY, to_header(fields or NO_FIELDS)),
     ]
     if fields is not None:
         headers.append((_PROGRESS, b"1"))
-    avoided = ",".join(avoid)
+    avoided = ",".join(history.avoid)
     if avoided:
         headers.append((_AVOID, avoided.encode("latin-1")))
     return request_head(request.method, request.target, headers)
