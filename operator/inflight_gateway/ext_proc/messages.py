@@ -29,7 +29,7 @@ SEND_BODY = ProcessingResponse(
     request_headers=HeadersResponse(),
     mode_override=ParseDict({**PROCESSING_MODE, "request_body_mode": "BUFFERED"}, ProcessingMode()),
 )
-"""For the Envoy of this pod, which sends no body else."""
+"""For the Envoy of this pod, which sends bodies only when asked."""
 
 _MESSAGE_CHARACTERS = 2000
 """Of an error: it may quote what a client sent, such as a model of any length."""

@@ -52,7 +52,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
                 elif kind == "request_body" and exchange is not None:
                     content = message.request_body.body
                     answers = exchange.place("request_body", parse(content) or NO_FIELDS, len(content))
-                    del message, content  # the stream stays open until the response ends
+                    del message, content  # the body: the stream stays open until the response ends
                     async for answer in answers:
                         yield answer
                 else:
