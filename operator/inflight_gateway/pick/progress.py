@@ -1,4 +1,4 @@
-"""Rate at which an engine computes its prompt tokens between two samples."""
+"""Rates at which an engine computes tokens between two samples."""
 
 from __future__ import annotations
 
@@ -22,3 +22,8 @@ def prefill_tokens_per_second(sample: EngineSample) -> float:
     attended = sample.waiting_prompt_tokens / max(1, sample.waiting) / 2
     step = decoding._replace(prefill_tokens=room, prefill_context_tokens=room * attended)
     return room / (sample.cost or DEFAULT_COST).seconds(step)
+
+
+def answer_tokens_per_second(sample: EngineSample) -> float:
+    """Output tokens of each running request, without prefill beside them. Same default for the cost."""
+    return 1.0 / (sample.cost or DEFAULT_COST).seconds(decode_work(sample, max(1, sample.running)))

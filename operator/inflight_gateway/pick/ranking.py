@@ -160,7 +160,7 @@ class Ranking:
                 starts_soon = known.measured and backlog_s <= max(longest_wait_s, LEAST_STEPS * full_step_s) + saved_s
             if starts_soon and above_share:
                 held_tokens = known.used_kv + known.sample.waiting_prompt_tokens + load.sent_tokens
-                starts_soon = leaves_kv_cache(known.sample, held_tokens, uncached)
+                starts_soon = leaves_kv_cache(known.sample, load, held_tokens, uncached)
             if not starts_soon:
                 busy.append(Rank(backlog_s, tie, place, backlog_s))
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from inflight_cost.model import CostModel, StepWork
@@ -14,6 +14,7 @@ from inflight_gateway.ext_proc.dispatcher import Dispatcher, Start
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.ledger import Ledger
 from inflight_gateway.pick.picker import Picker
+from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.types import Endpoint, EngineSample, Refusal, RequestView, ServiceConfig, ServiceKey
 
 KEY = ServiceKey("default", "a")
@@ -139,7 +140,8 @@ class Fleet:
         self._scraped = -1.0
         self._samples: dict[str, EngineSample] = {}
         self.holds = HoldQueue()
-        ledger = Ledger(catalog.endpoints_of, self._samples.get)
+        self._estimates = Estimates()
+        ledger = Ledger(catalog.endpoints_of, self._samples.get, self._estimates)
         self._gateway = Dispatcher(catalog, Picker(), self.holds, ledger, lambda: self.now, lambda: None)
         self.held: list[Sent] = []
 
@@ -178,7 +180,9 @@ class Fleet:
             each.ended = self.now
             self.done.append(each)
             self._gateway.end(each.name, KEY)
-            self.holds.served(_view(each.name, each.tenant, each.at, each.prompt), each.tokens)
+            request = _view(each.name, each.tenant, each.at, each.prompt)
+            self.holds.served(request, each.tokens)
+            self._estimates.learn(request, each.tokens)
 
     def _arrive(self, at: float, tenant: str, name: str, prompt: int, output: int) -> None:
         outcome = self._gateway.place(_view(name, tenant, at, prompt), self._config)
@@ -203,19 +207,24 @@ def _view(name: str, tenant: str, at: float, prompt: int) -> RequestView:
 
 
 def poisson(
-    tenant: str, per_s: float, seconds: float, seed: int, *, prompt: int = 64, output: int = 24
+    tenant: str,
+    per_s: float,
+    seconds: float,
+    seed: int,
+    *,
+    prompt: int = 64,
+    output: int = 24,
+    longest: int | None = None,
 ) -> list[Arrival]:
-    """Requests of equal lengths, of a tenant."""
-    return list(_poisson(tenant, per_s, seconds, random.Random(f"{tenant} {seed}"), prompt, output))
-
-
-def _poisson(
-    tenant: str, per_s: float, seconds: float, rng: random.Random, prompt: int, output: int
-) -> Iterator[Arrival]:
-    at, number = 0.0, 0
+    """Requests of a tenant. Args: longest: tokens of an answer, of exponential lengths with the mean `output`; None:
+    equal lengths."""
+    rng, lengths = random.Random(f"{tenant} {seed}"), random.Random(f"{tenant} {seed} lengths")
+    arrivals: list[Arrival] = []
+    at = 0.0
     while per_s and (at := at + rng.expovariate(per_s)) < seconds:
-        yield at, tenant, f"{tenant} {number}", prompt, output
-        number += 1
+        tokens = output if longest is None else min(longest, 1 + int(lengths.expovariate(1 / output)))
+        arrivals.append((at, tenant, f"{tenant} {len(arrivals)}", prompt, tokens))
+    return arrivals
 
 
 def simulated(arrivals: Sequence[Arrival], shape: Shape, until: float) -> list[Sent]:

@@ -13,7 +13,7 @@ def can_start_soon(state: ReplicaState, ttft_s: float, above_share: bool = False
     if not has_slot or not _backlog_is_short(state, ttft_s):
         return False
     held_tokens = state.used_kv_tokens + state.sample.waiting_prompt_tokens + state.load.sent_tokens
-    return not above_share or leaves_kv_cache(state.sample, held_tokens, state.uncached_tokens)
+    return not above_share or leaves_kv_cache(state.sample, state.load, held_tokens, state.uncached_tokens)
 
 
 def _backlog_is_short(state: ReplicaState, ttft_s: float) -> bool:

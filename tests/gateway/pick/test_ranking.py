@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_cost.model import CostModel
+from inflight_gateway.pick.growth import Growing, Growth
 from inflight_gateway.pick.ranking import Ranking
 from inflight_gateway.pick.replica_state import STALE_S, replica_state
 from inflight_gateway.pick.scoring import scores
@@ -45,6 +46,8 @@ LOAD = st.builds(
     cached_tokens=st.integers(0, 9000),
     computed_tokens=TOKENS,
     others=COUNT,
+    growth=st.none() | st.builds(Growth, st.lists(st.builds(Growing, left=COUNT, held=TOKENS), max_size=4)),
+    answer_tokens=COUNT,
 )
 WEIGHT = st.floats(0, 3)
 CONFIGS = st.builds(
