@@ -52,7 +52,8 @@ class Account:
         pending: prompt tokens that the engine still has to compute at `pending_at`, at `rate` a second.
         others: requests in the sample that this gateway did not send.
         gone: no longer an endpoint.
-        growth: of the KV cache's use from the sample on; None: not computed since it last changed.
+        growing: of the requests in flight, by id, from the sample on; None: not asked for since then.
+        growth: of the KV cache's use by them; None: not asked for since they changed.
     """
 
     sent: dict[str, Sent] = field(default_factory=dict)
@@ -66,6 +67,7 @@ class Account:
     others: int = 0
     peers: dict[str, Peer] = field(default_factory=dict)
     gone: bool = False
+    growing: dict[str, Growing] | None = None
     growth: Growth | None = None
 
     @property
@@ -82,8 +84,8 @@ class Account:
             self.advance(at)
             self.pending += tokens
         self.others = max(0, sample.running + sample.waiting - self.in_flight)
-        self.growth = None
         self._progress(sample)
+        self.growing = self.growth = None
 
     def _progress(self, sample: EngineSample) -> None:
         """Estimates the answers under way by their age, but no more tokens of all than the KV cache holds: requests
@@ -118,15 +120,34 @@ class Account:
             self.advance(now)
             self.pending = min(max(0.0, self.pending - tokens), float(self.known))
 
+    def arrive(self, request_id: str, request: Sent) -> None:
+        """A request is sent there."""
+        self.sent[request_id] = request
+        self.total_tokens += request.tokens
+        self.send(request.at, request.tokens)
+        if self.growing is not None:
+            self.growing[request_id] = _growing(request)
+            self.growth = None
+
+    def leave(self, request_id: str) -> None:
+        """A request there has ended, or is elsewhere."""
+        self.sent.pop(request_id, None)
+        if self.growing is not None:
+            self.growing.pop(request_id, None)
+            self.growth = None
+
     def growth_of(self, others: int) -> Growth | None:
         """None: this gateway has no request there.
 
         Args:
             others: requests there that this gateway did not send, which are taken to be like those that it did.
         """
-        if self.growth is None and self.sent:
-            requests = (Growing(each.answer.left(), each.tokens + each.answer.generated) for each in self.sent.values())
-            self.growth = Growth(requests, 1 + others / len(self.sent))
+        if not self.sent:
+            return None
+        if self.growing is None:
+            self.growing = {name: _growing(request) for name, request in self.sent.items()}
+        if self.growth is None:
+            self.growth = Growth(tuple(self.growing.values()), 1 + others / len(self.sent))
         return self.growth
 
     @property
@@ -137,3 +158,7 @@ class Account:
     def drop_before(self, time: float) -> None:
         while self.since and self.since[0][0] < time:
             self.since_tokens -= self.since.popleft()[1]
+
+
+def _growing(request: Sent) -> Growing:
+    return Growing(request.answer.left(), request.tokens + request.answer.generated)

@@ -49,7 +49,7 @@ class Ledger:
         """The state of all endpoints of the service for this request: O(endpoints x log(blocks of the prompt)).
 
         Args:
-            growing: with `EndpointLoad.growth`, which takes O(requests in flight) after each of their changes.
+            growing: with `EndpointLoad.growth`, which takes O(requests in flight) after each sample.
         """
         endpoints = self._endpoints(service)
         index = self._prefixes.get(service)
@@ -115,10 +115,7 @@ class Ledger:
     def _arrive(self, request_id: str, entry: Sent) -> None:
         """At its address."""
         account = self._account(entry.address, entry.at)
-        account.sent[request_id] = entry
-        account.growth = None
-        account.total_tokens += entry.tokens
-        account.send(entry.at, entry.tokens)
+        account.arrive(request_id, entry)
         if entry.prefix:
             index = self._prefixes.setdefault(entry.service, PrefixIndex())
             kv_tokens = account.sample.kv_cache_tokens if account.sample else 0
@@ -165,8 +162,7 @@ class Ledger:
 
     def _leave(self, request_id: str, address: str, now: float) -> None:
         account = self._account(address, now)
-        account.sent.pop(request_id, None)
-        account.growth = None
+        account.leave(request_id)
         self._drop_if_done(address, account)
 
     def _drop_if_done(self, address: str, account: Account) -> None:

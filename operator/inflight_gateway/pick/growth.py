@@ -8,7 +8,8 @@ lengths.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -21,45 +22,71 @@ class Growing(NamedTuple):
     held: float
 
 
-class Growth:
+class _Peaks(NamedTuple):
+    """Growth from now until just before each end.
+
+    Attributes:
+        ends: tokens until each request ends, first to last.
+        freed: tokens that the first so many to end hold now.
+        most_until: largest of the first so many, if another request grows beside them.
+        most_after: largest from the one with this place on.
     """
+
+    ends: list[float]
+    freed: list[float]
+    most_until: list[float]
+    most_after: list[float]
+
+
+class Growth:
+    """Of one replica.
+
     Args:
-        requests: at the replica. All of them generate a token in each step.
+        requests: there. All of them generate a token in each step.
         weight: requests that each of these stands for: the gateway knows only those that it sent.
     """
 
-    __slots__ = ("_alive", "_ends", "_freed", "_most_after", "_most_until", "_weight")
-
-    def __init__(self, requests: Iterable[Growing], weight: float = 1.0) -> None:
-        by_end = sorted(requests)
-        count = len(by_end)
+    def __init__(self, requests: Sequence[Growing], weight: float = 1.0) -> None:
+        self._requests = requests
         self._weight = weight
-        self._ends = [each.left for each in by_end]
-        self._freed = list(accumulate((weight * each.held for each in by_end), initial=0.0))
-        """Tokens that the first so many to end hold now."""
-        grown = [
-            weight * (count - place) * left - freed
-            for place, (left, freed) in enumerate(zip(self._ends, self._freed, strict=False))
-        ]
-        """Growth from now until just before each end."""
-        self._most_until = list(
-            accumulate((each + left for each, left in zip(grown, self._ends, strict=True)), max, initial=0.0)
-        )
-        """Largest of the first so many, if another request grows beside them."""
-        self._most_after = list(accumulate(reversed(grown), max, initial=0.0))[::-1]
-        """Largest from the one with this place on."""
+
+    def fits(self, room: float, prompt_tokens: int, answer_tokens: float) -> bool:
+        """Whether the use grows by at most so many tokens. Arguments as of `most`."""
+        return self._all_left + answer_tokens <= room or self.most(prompt_tokens, answer_tokens) <= room
 
     def most(self, prompt_tokens: int, answer_tokens: float) -> float:
         """Tokens by which the use grows at most if another request starts now, beyond the present one and the prompt of
-        that request: O(log n).
+        that request: O(log n) after the first call.
 
         Args:
             prompt_tokens: of its prompt, to be computed. answer_tokens: to be generated.
         """
-        before = bisect_right(self._ends, answer_tokens)
-        alive = self._weight * (len(self._ends) - before) + 1
-        own_end = alive * answer_tokens - self._freed[before]
-        return max(self._most_until[before], own_end, self._most_after[before] - prompt_tokens)
+        peaks = self._peaks
+        before = bisect_right(peaks.ends, answer_tokens)
+        alive = self._weight * (len(peaks.ends) - before) + 1
+        own_end = alive * answer_tokens - peaks.freed[before]
+        return max(peaks.most_until[before], own_end, peaks.most_after[before] - prompt_tokens)
+
+    @cached_property
+    def _all_left(self) -> float:
+        return self._weight * sum(left for left, _ in self._requests)
+
+    @cached_property
+    def _peaks(self) -> _Peaks:
+        by_end = sorted(self._requests)
+        ends = [left for left, _ in by_end]
+        freed = list(accumulate((self._weight * held for _, held in by_end), initial=0.0))
+        grown = [
+            self._weight * (len(ends) - place) * left - freed_before
+            for place, (left, freed_before) in enumerate(zip(ends, freed, strict=False))
+        ]
+        beside = (growth + left for growth, left in zip(grown, ends, strict=True))
+        return _Peaks(
+            ends,
+            freed,
+            list(accumulate(beside, max, initial=0.0)),
+            list(accumulate(reversed(grown), max, initial=0.0))[::-1],
+        )
 
 
 NO_GROWTH = Growth(())

@@ -71,6 +71,5 @@ def leaves_kv_cache(sample: EngineSample, load: EndpointLoad, held_tokens: float
     """
     if not held_tokens or not sample.kv_cache_tokens:
         return True
-    held_tokens += uncached_tokens
-    growth = (load.growth or NO_GROWTH).most(uncached_tokens, load.answer_tokens)
-    return held_tokens + GROWTH_MARGIN * growth <= (1 - FREE_KV_CACHE) * sample.kv_cache_tokens
+    room = (1 - FREE_KV_CACHE) * sample.kv_cache_tokens - held_tokens - uncached_tokens
+    return (load.growth or NO_GROWTH).fits(room / GROWTH_MARGIN, uncached_tokens, load.answer_tokens)

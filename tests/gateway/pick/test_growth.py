@@ -24,6 +24,12 @@ def test_it_is_the_most_of_any_step(requests, prompt, answer, weight):
     assert Growth(requests, weight).most(prompt, answer) == most_in_steps(requests, prompt, answer, weight)
 
 
+@given(REQUESTS, TOKENS, TOKENS, st.sampled_from((1, 2)), st.integers(0, 300))
+def test_it_fits_where_that_is_no_more_than_the_room(requests, prompt, answer, weight, room):
+    growth = Growth(requests, weight)
+    assert growth.fits(room, prompt, answer) == (growth.most(prompt, answer) <= room)
+
+
 def test_alone_a_request_grows_by_its_answer():
     assert NO_GROWTH.most(100, 30) == 30
 
