@@ -19,7 +19,7 @@ class Sent:
         at: when it was sent to `address`.
         tokens: of its prompt that the engine has to compute.
         prompt_tokens, prefix, block_tokens: of the request.
-        answer: the response.
+        answer: its response, as far as known.
     """
 
     service: ServiceKey
@@ -46,7 +46,7 @@ class Account:
     Attributes:
         sent: requests in flight, by id.
         total_tokens: sent since the start.
-        sample: base of the next five attributes.
+        sample: base of the next attributes, up to `others`.
         since: time and tokens of the requests sent since its scrape began, at most `STALE_S` ago.
         since_tokens: their sum.
         pending: prompt tokens that the engine still has to compute at `pending_at`, at `rate` a second.
