@@ -150,8 +150,8 @@ class Dispatcher:
         if waiting.allowed:
             loads = [load for load in loads if load.endpoint.address in waiting.allowed]
         try:
-            claimed = self._shares.claimed(request.service, now)
-            pick = self._picker.pick(request, config, loads, now, above_share=above, claimed=claimed)
+            below, claimed = self._shares.below(request, now), self._shares.claimed(request.service, now)
+            pick = self._picker.pick(request, config, loads, now, above_share=above, below_share=below, claimed=claimed)
         except Exception:
             # A gateway bug at the head of a queue would block the whole service, and end this process.
             self._log_fault(request.service, now)

@@ -68,6 +68,9 @@ class _Service:
             return False
         return tenant.size * self.weight > tenant.weight * self.size * (1 + _ROUNDING)
 
+    def is_below(self, tenant: _Tenant) -> bool:
+        return tenant.size * self.weight < tenant.weight * self.size * (1 - _ROUNDING)
+
     def learn(self, now: float) -> None:
         """A request of a tenant not above its share arrived. Steps up and down in the ratio of the quantile's odds hold
         it there: Robbins and Monro 1951, "A Stochastic Approximation Method"."""
@@ -133,6 +136,15 @@ class TenantShares:
         self._forget(service, now)
         tenant = service.tenants.get(request.tenant)
         return tenant is not None and service.is_above(tenant)
+
+    def below(self, request: RequestView, now: float) -> bool:
+        """Whether the request's tenant has less than its share of the requests in flight, so another has more."""
+        service = self._services.get(request.service)
+        if service is None:
+            return False
+        self._forget(service, now)
+        tenant = service.tenants.get(request.tenant)
+        return tenant is not None and service.is_below(tenant)
 
     def claimed(self, name: ServiceKey, now: float) -> int:
         """Slots that tenants above their share should leave free for requests of the others, over all replicas: as many

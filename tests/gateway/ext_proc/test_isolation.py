@@ -76,6 +76,16 @@ LONG = {"flood": (64, 2000), "seconds": 400.0, "learning_s": 120.0, "runs": 1}
 """The first answer takes a minute, and tells how long the next ones will be."""
 
 
+def test_a_flood_whose_answers_are_long_delays_others_by_seconds_before_any_of_them_has_ended():
+    """The KV cache is full then: the engine preempts the tenant that fills it, and lets others pass."""
+    case = Case(Shape(slots=64, kv_tokens=12_000), 1.5, 1.3, flood=LONG["flood"], learning_s=0.0)
+    alone, _ = beside(replace(case, flood_per_s=0.0))
+    both, _ = beside(case)
+    assert alone.keys() == both.keys()
+    assert quantile(map(latency, both.values()), 0.5) <= 1.1 * quantile(map(latency, alone.values()), 0.5)
+    assert max(map(latency, both.values())) <= 5.0
+
+
 @pytest.mark.parametrize(
     ("case", "most_lost"),
     [

@@ -32,13 +32,18 @@ class World:
     def above(self, tenant, at=0.0):
         return self.shares.above(request("?", tenant), at)
 
+    def below(self, tenant, at=0.0):
+        return self.shares.below(request("?", tenant), at)
+
 
 def test_a_tenant_alone_is_never_above_its_share():
     world = World()
     for _ in range(100):
         world.start("a")
     assert not world.above("a")
+    assert not world.below("a")
     assert not world.above("never came")
+    assert not world.below("never came")
 
 
 def test_a_tenant_that_floods_is_above_its_share_until_the_other_was_silent_for_a_minute():
@@ -118,6 +123,9 @@ def test_of_the_active_tenants_one_is_never_above_and_none_is_without_requests_i
             now += ACTIVE_S / 3
         in_flight = {tenant for _, tenant in running}
         above = {tenant for tenant in ("heavy", "b", "c") if world.above(tenant, now)}
+        below = {tenant for tenant in ("heavy", "b", "c") if world.below(tenant, now)}
+        assert not above & below
+        assert bool(above) == bool(below)
         assert above <= in_flight
         assert len(above) < 3
         assert 0 <= world.shares.claimed(SERVICE, now) <= 1 + len(steps)

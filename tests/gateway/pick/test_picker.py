@@ -299,6 +299,16 @@ def test_a_tenant_above_its_share_leaves_room_for_answers_to_grow(held, growing,
     assert Picker().pick(asked, CONFIG, [scraped], NOW) is not None
 
 
+def test_tokens_that_wait_for_kv_blocks_are_not_ahead_of_a_request_of_a_tenant_below_its_share():
+    """The engine preempted requests of another tenant, and lets this one pass them."""
+    waiting = 10 * LEAST_STEPS * 2048
+    full = load("a", waiting=20, waiting_prompt_tokens=waiting, kv_utilization=0.95)
+    assert Picker().pick(request(), CONFIG, [full], NOW) is None
+    assert Picker().pick(request(), CONFIG, [full], NOW, below_share=True) is not None
+    computing = load("a", waiting=20, waiting_prompt_tokens=waiting, kv_utilization=0.5)
+    assert Picker().pick(request(), CONFIG, [computing], NOW, below_share=True) is None
+
+
 @pytest.mark.parametrize(("prompt", "answer", "slots"), [(100, 20, 1), (100, 250, 1), (1000, 1000, 8), (0, 0, 1)])
 def test_a_request_is_worth_the_slots_whose_part_of_the_kv_cache_it_fills(prompt, answer, slots):
     scraped = load("a", kv_cache_tokens=16_000, max_num_seqs=64)._replace(answer_tokens=answer)
