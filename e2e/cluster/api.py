@@ -19,7 +19,7 @@ IMAGE_NAMES = ("engine", "operator", "envoy")
 
 
 class Cluster(Protocol):
-    """What each of the three kinds of cluster can do."""
+    """Operations of each of the three kinds of cluster."""
 
     def up(self, image_names: Sequence[str] = ()) -> dict[str, str]: ...
 
