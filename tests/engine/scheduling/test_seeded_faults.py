@@ -609,7 +609,9 @@ FAULTS = {
         wrap("", "_runs_out", lambda runs_out: False), "with a token that nobody knows|is empty", LOOKAHEAD
     ),
     "a step that fell with the one before leaves its requests running": Fault(
-        forgets_the_later_plan, "the state of a request that is put back is wrong", LOOKAHEAD
+        forgets_the_later_plan,
+        "the state of a request that is put back is wrong",
+        LOOKAHEAD | {"max_num_seqs": 8, "num_blocks": 40},
     ),
     "a token that is not known is hashed": Fault(
         wrap("_running.decodes", "leave", takes_the_step_in_flight_for_done),
