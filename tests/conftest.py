@@ -1,8 +1,22 @@
+import gc
 import os
 import sys
+
+import pytest
 
 # Before anything imports torch: spinning OpenMP threads slow a busy machine down many times over.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Where bytecode may not be written, each of the hundreds of processes of a run compiles all that it imports.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What is imported for the tests stays, a million objects: no later search for garbage goes through them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
