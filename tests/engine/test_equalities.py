@@ -173,11 +173,11 @@ def test_copies_of_a_prompt_that_are_computed_in_one_step_equal_the_prompt_alone
 
 
 def test_prefix_hits_under_preemption_by_recompute_and_swap_change_no_token(prompts):
-    shared = [prompts[5][:40] + prompt for prompt in (*prompts[2:5], *prompts[6:])]
-    greedy = [SamplingParams(max_tokens=16)] * len(shared)
+    shared = [prompts[5][:40] + prompt for prompt in prompts[6:]]
+    greedy = [SamplingParams(max_tokens=10)] * len(shared)
     alone, _ = make_engine(prefix_caching=False)
     cold = run(alone, shared, greedy)
-    engine, _ = make_engine(**SMALL_POOL | {"num_kv_blocks": 80}, swap_space=8 << 20)
+    engine, _ = make_engine(**SMALL_POOL | {"num_kv_blocks": 40}, swap_space=8 << 20)
     result = run(engine, shared, greedy)
     assert result.preemptions > 0
     assert result.prefix_hits > 0
@@ -187,10 +187,10 @@ def test_prefix_hits_under_preemption_by_recompute_and_swap_change_no_token(prom
 def test_log_probabilities_of_prompts_equal_those_of_transformers_whatever_is_cached_or_preempted(reference, prompts):
     import torch
 
-    some = [prompts[5], prompts[5][:100], *prompts[1:4]]
-    engine, _ = make_engine(**SMALL_POOL | {"num_kv_blocks": 64}, preemption="recompute")
+    some = [prompts[5][:70], prompts[5][:50], *prompts[1:4]]
+    engine, _ = make_engine(**SMALL_POOL | {"num_kv_blocks": 36}, preemption="recompute")
     run(engine, some[:1], [SamplingParams(max_tokens=1)])
-    result = run(engine, some, [SamplingParams(max_tokens=12, prompt_logprobs=0)] * len(some))
+    result = run(engine, some, [SamplingParams(max_tokens=6, prompt_logprobs=0)] * len(some))
     assert result.preemptions > 0
     for request_id, prompt in enumerate(some):
         with torch.inference_mode():
