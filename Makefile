@@ -40,8 +40,9 @@ types: .venv/kernels.stamp ## mypy
 unit: .venv/kernels.stamp ## Unit tests, without a cluster
 	$(PY) -m pytest -n auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder -m "not contract and not cluster"
 
-fuzz: .venv/kernels.stamp ## A million random scheduler steps against the model of its rules
+fuzz: .venv/kernels.stamp ## A million random scheduler steps against the model of its rules, then new examples for all property tests
 	$(PY) -m tests.engine.fuzz --steps 1000000
+	$(PY) -m pytest -n auto --maxprocesses=4 --dist=loadfile -m "hypothesis and not contract and not cluster" --hypothesis-profile=random
 
 bench: .venv/kernels.stamp ## The engine and its peers on the same model and requests, with ratios; a quarter of an hour on a quiet machine
 	@$(PY) -m bench.engine

@@ -156,7 +156,7 @@ def _duration(check: Check, started: float) -> str:
 
 
 def passed(check: Check, background: Background, durations: list[str]) -> bool:
-    """Run a check in front; whether it passed. Says so where it failed by itself."""
+    """Run a check in front; whether it passed. Prints the command of a check that failed and was not stopped."""
     print(f"\n== {check.name}", flush=True)
     started = time.monotonic()
     code = run(check, background)
@@ -167,7 +167,7 @@ def passed(check: Check, background: Background, durations: list[str]) -> bool:
 
 
 def check_all(background: Background, durations: list[str]) -> bool:
-    """Whether everything passed; says what did not."""
+    """Whether everything passed; prints the check that did not."""
     in_front = all(passed(check, background, durations) for check in IN_FRONT)
     if not in_front and background.failed is None:
         return False

@@ -1,4 +1,4 @@
-"""What a gateway pod has counted of a service, from its metrics page through the API server's proxy."""
+"""Counters of a service on the metrics page of a gateway pod, read through the API server's proxy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONTINUATIONS = "inflight_gateway_continuations_total"
 
 
 def continuations(pod: str, service: Service) -> int:
-    """Answers that went on at another engine; 0 where the pod does not answer."""
+    """Answers that were continued at another engine; 0 if the pod does not answer."""
     path = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{pod}:{STATE_PORT}/proxy/metrics"
     return counted(kubectl("get", "--raw", path, check=False), CONTINUATIONS, service)
 

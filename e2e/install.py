@@ -10,7 +10,7 @@ import hashlib
 import sys
 from pathlib import Path
 
-from e2e.cluster import ClusterError, ensure_up, kubeconfig_path, kubectl
+from e2e.cluster import ClusterError, ensure_up, inference_pool_crd, inference_pools, kubeconfig_path, kubectl
 from e2e.cluster.progress import Progress, step, to_stdout
 from e2e.helm import helm
 
@@ -43,11 +43,21 @@ def install(progress: Progress) -> str:
         ClusterError: a step failed; the message says which and why.
     """
     references = ensure_up(progress, ("engine", "operator", "envoy"))
+    have_inference_pools(progress)
     with step(progress, "installing the chart"):
         forget_cut_release()
         helm_install(references["engine"], references["operator"], references["envoy"])
     roll_engines(source_hash("engine_image"), progress)
     return references["operator"]
+
+
+def have_inference_pools(progress: Progress) -> None:
+    """Install the CRD of InferencePools, before the operator, which looks for it at its start and then once a minute.
+
+    A cluster that has the API keeps its own version, which another gateway may need.
+    """
+    if not kubectl("get", "crd", inference_pools.NAME, "--ignore-not-found", "-o", "name"):
+        kubectl("create", "-f", str(inference_pool_crd(progress)))
 
 
 def forget_cut_release() -> None:
@@ -68,6 +78,7 @@ def helm_install(engine: str, operator: str, envoy: str) -> None:
         "engine.image.tag": engine.rpartition(":")[2],
         "interval": "2",
         "gateway.enabled": "true",
+        "gateway.extProcPort": "9002",
         "gateway.envoy.image.repository": envoy.rpartition(":")[0],
         "gateway.envoy.image.tag": envoy.rpartition(":")[2],
         **{f"gateway.{container}.resources.requests.cpu": "25m" for container in ("envoy", "relay", "picker")},

@@ -1,18 +1,18 @@
 """A service's live numbers, from the operator's own metrics page.
 
-The status has news and decisions; mere numbers reach it at most once a minute. The page is read through the API
-server's proxy of the operator's pods, so that nothing has to be forwarded.
+The status has conditions and decisions; plain numbers reach it at most once a minute. The page is read through the API
+server's proxy, so that no port has to be forwarded.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from e2e.cluster import kubectl
 from e2e.install import OPERATOR_NAMESPACE
+from e2e.pods import pods
 from e2e.service import Service
 
 PREFIX = "inflight_operator_service_"
@@ -22,7 +22,7 @@ METRICS_PORT = 8080
 
 @dataclass(frozen=True)
 class Numbers:
-    """What the operator last measured and decided; None where its page does not have the number (yet).
+    """The operator's latest measurements and decisions; None: not on its page (yet).
 
     Attributes:
         waiting_requests, running_requests: over all pods.
@@ -41,10 +41,10 @@ class Numbers:
 
 
 def numbers(service: Service) -> Numbers:
-    """A fresh look: the page of the operator pod that leads, which alone has the service's numbers."""
-    for pod in json.loads(kubectl("-n", OPERATOR_NAMESPACE, "get", "pods", "-l", SELECTOR, "-o", "json"))["items"]:
-        path = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{pod['metadata']['name']}:{METRICS_PORT}/proxy/metrics"
-        # One that starts or ends does not answer: what it has is not wanted.
+    """The numbers now. Only the operator pod that leads has them on its page."""
+    for pod in pods(OPERATOR_NAMESPACE, SELECTOR):
+        path = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{pod.name}:{METRICS_PORT}/proxy/metrics"
+        # Not checked: a pod that starts or ends does not answer, and is not the one that leads.
         found = numbers_on(kubectl("get", "--raw", path, check=False), service)
         if found != Numbers():
             return found

@@ -1,4 +1,4 @@
-"""Looks at one InferenceService the way a person with kubectl does."""
+"""One InferenceService in the cluster, read through kubectl."""
 
 from __future__ import annotations
 
@@ -9,26 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from e2e.cluster import kubectl
-
-
-@dataclass(frozen=True)
-class PodFacts:
-    """What identifies a running engine across a change: same uid and no restarts is the same process."""
-
-    name: str
-    uid: str
-    ready: bool
-    restarts: int
+from e2e.pods import Pod, pods
 
 
 @dataclass(frozen=True)
 class ServiceView:
-    """One look at a service's status. Live numbers are not there but on the operator's metrics page: `e2e.numbers`.
+    """A service's status at one moment. Live numbers are on the operator's metrics page: `e2e.numbers`.
 
     Attributes:
-        replicas: what the operator asked for; ready_replicas: pods that serve.
+        replicas: ordered by the operator; ready_replicas: pods that serve.
         limits: `max_num_seqs` and `max_num_batched_tokens` in force.
-        decisions: oldest first, as status has them.
+        decisions: oldest first.
         conditions: by type.
     """
 
@@ -50,7 +41,7 @@ class ServiceView:
 
 @dataclass(frozen=True)
 class Service:
-    """Names a service in the cluster."""
+    """The name of a service in the cluster."""
 
     name: str
     namespace: str = "default"
@@ -61,18 +52,16 @@ class Service:
         return f"http://{self.name}.{self.namespace}.svc"
 
     def view(self) -> ServiceView:
-        """A fresh look."""
+        """Its status now."""
         manifest = json.loads(kubectl("-n", self.namespace, "get", "inferenceservice", self.name, "-o", "json"))
         return view_of(manifest.get("status", {}))
 
-    def pods(self) -> list[PodFacts]:
-        """Its pods that are not on their way out."""
-        selector = f"inflight.dev/service={self.name}"
-        listing = json.loads(kubectl("-n", self.namespace, "get", "pods", "-l", selector, "-o", "json"))
-        return [_pod_facts(pod) for pod in listing["items"] if "deletionTimestamp" not in pod["metadata"]]
+    def pods(self) -> list[Pod]:
+        """Its pods that are not being deleted."""
+        return [pod for pod in pods(self.namespace, f"inflight.dev/service={self.name}") if not pod.leaving]
 
     def runtime_config(self, pod: str) -> dict[str, Any]:
-        """What a pod itself says is in force, through the API server's proxy."""
+        """The configuration that a pod reports, through the API server's proxy."""
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}:8000/proxy/v1/runtime_config"
         return dict(json.loads(kubectl("get", "--raw", path)))
 
@@ -85,10 +74,10 @@ class Service:
         saying: Callable[[str], None] = lambda message: None,
         interval: float = 1.0,
     ) -> ServiceView:
-        """Look until `holds`, telling `saying` each new reason why it is not Ready.
+        """Poll the status until it `holds`. `saying` receives each new reason why the service is not Ready.
 
         Raises:
-            TimeoutError: it does not come to hold; the message has the last view.
+            TimeoutError: it did not hold in time; the message has the last view.
         """
         deadline = time.monotonic() + seconds
         last_message = ""
@@ -105,7 +94,7 @@ class Service:
 
 
 def view_of(status: dict[str, Any]) -> ServiceView:
-    """The view that a resource's `status` gives."""
+    """From a resource's `status`."""
     limits = status.get("limits")
     return ServiceView(
         replicas=status.get("replicas", 0),
@@ -113,15 +102,4 @@ def view_of(status: dict[str, Any]) -> ServiceView:
         limits=(limits["maxNumSeqs"], limits["maxNumBatchedTokens"]) if limits else None,
         decisions=tuple(status.get("decisions") or ()),
         conditions={condition["type"]: condition for condition in status.get("conditions") or ()},
-    )
-
-
-def _pod_facts(pod: dict[str, Any]) -> PodFacts:
-    status = pod["status"]
-    containers = status.get("containerStatuses") or []
-    return PodFacts(
-        name=pod["metadata"]["name"],
-        uid=pod["metadata"]["uid"],
-        ready=any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ()),
-        restarts=sum(container["restartCount"] for container in containers),
     )

@@ -34,7 +34,7 @@ class Terminal:
             time.sleep(0.2 if key == "Escape" else 0.05)
 
     def screen(self) -> str:
-        """What is shown now."""
+        """The text on the screen."""
         return self._run("capture-pane", "-p")
 
     def sees(self, *parts: str, seconds: float = 30.0) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.autopilot.traffic import Answer
+from bench.percentile import percentile
 
 NEAR = 0.02
 """How far below the best fixed setting counts as reaching it."""
@@ -45,15 +46,10 @@ def seconds_until_near(
     return None
 
 
-def percentile(values: Sequence[float], share: float) -> float | None:
-    """The value that `share` of the values do not exceed (nearest rank); None without values."""
-    if not values:
-        return None
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
-
-
 def latencies(answers: Sequence[Answer], start: float, end: float) -> tuple[float | None, float | None]:
-    """p95 of TTFT and TPOT of requests due in [start, end). A request without a first token counts as endless."""
+    """p95 of TTFT and TPOT of requests due in [start, end). A request without a first token counts as endless.
+    None: no values."""
     due = [one for one in answers if start <= one.at < end]
     ttft = [math.inf if one.ttft is None else one.ttft for one in due]
-    return percentile(ttft, 0.95), percentile([one.tpot for one in due if one.tpot is not None], 0.95)
+    tpot = [one.tpot for one in due if one.tpot is not None]
+    return percentile(ttft, 0.95) if ttft else None, percentile(tpot, 0.95) if tpot else None

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from inflight_cost.model import CostModel, StepWork
-from inflight_gateway.headers import TENANT
+from inflight_gateway.headers import PROGRESS, TENANT
 from inflight_gateway.hold.counters import OUTPUT_TOKEN, PROMPT_TOKEN, VirtualCounters
 
 COST = CostModel(
@@ -77,8 +77,8 @@ class Emulated:
             return web.json_response({"error": {"message": "the queue is full"}}, status=503)
         body = await request.json()
         one = _Request(tenant, len(body["prompt"]), body["max_tokens"])
-        progress = "x-inflight-progress" in request.headers
-        headers = {"content-type": "text/event-stream"} | ({"x-inflight-progress": "1"} if progress else {})
+        progress = PROGRESS in request.headers
+        headers = {"content-type": "text/event-stream"} | ({PROGRESS: "1"} if progress else {})
         answer = web.StreamResponse(headers=headers)
         self._queue(one)
         self._work.set()
@@ -141,8 +141,9 @@ async def serve(port: int) -> None:
     """Answer on `port` until the process ends."""
     engine = Emulated()
     app = web.Application()
-    app.add_routes([web.post("/v1/completions", engine.generate), web.get("/metrics", engine.metrics)])
-    app.router.add_get("/ready", engine.metrics)
+    app.router.add_post("/v1/completions", engine.generate)
+    for path in ("/metrics", "/ready"):
+        app.router.add_get(path, engine.metrics)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()

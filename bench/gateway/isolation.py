@@ -17,6 +17,7 @@ and the difference is what queues add.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import sys
 import time
@@ -30,6 +31,8 @@ import aiohttp
 
 from bench.gateway.keys import SECRET, bearer, new_key, secret
 from bench.gateway.stack import gateway, process, unused_port
+from bench.gateway.streamed import Streamed, completion
+from bench.percentile import percentile
 from bench.served import served_engine
 from e2e.demo_engine import wait_ready
 from inflight_gateway.headers import TENANT
@@ -49,16 +52,16 @@ PROMPT_TOKENS = 64
 OUTPUT_TOKENS = 24
 FLOOD_LEAD_SECONDS = 5.0
 """The flood begins so much earlier."""
+MAX_NUM_SEQS = 8
 ENGINE_FLAGS = (
     "--quantization=int8",
     "--num-threads=1",
-    "--max-num-seqs=8",
+    f"--max-num-seqs={MAX_NUM_SEQS}",
     "--max-num-batched-tokens=256",
     "--max-model-len=512",
     "--num-kv-blocks=512",
     "--max-queued-requests=64",
 )
-_MAX_NUM_SEQS = 8
 _FIRST_TOKEN_ID, _LAST_TOKEN_ID = 1000, 49_000
 _GATEWAY_KEY = "benchmark"
 
@@ -66,8 +69,8 @@ _GATEWAY_KEY = "benchmark"
 @dataclass(frozen=True, slots=True)
 class Arm:
     """One set-up. Attributes: gateway: else straight to the engine. flags: of the engine, besides `ENGINE_FLAGS`.
-    flooding: limits of the flooding tenant. signed: the engine is told tenants, by the gateway. named: by the client.
-    emulated: the engine."""
+    flooding: limits of the flooding tenant. signed: the gateway sends the engine signed tenants. named: the client
+    sends the engine its tenant. emulated: the engine is `bench.gateway.emulated`."""
 
     gateway: bool = True
     flags: tuple[str, ...] = ()
@@ -111,9 +114,9 @@ class Isolated:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Attributes: times: to the first token and to the end, of each request of the steady tenant."""
+    """Attributes: times: of each request of the steady tenant; None: it was not answered."""
 
-    times: list[tuple[float, float] | None]
+    times: list[Streamed | None]
     others_per_s: float
 
 
@@ -124,27 +127,20 @@ class _Target:
     keys: dict[str, str]
     named: bool
 
-    async def generate(self, tenant: str, seed: str) -> tuple[float, float] | None:
-        """Seconds to the first token and to the end; None: it was not answered."""
+    async def generate(self, tenant: str, seed: str) -> Streamed | None:
+        """None: it was not answered."""
         rng = random.Random(f"{tenant} {seed}")
         body = {
-            "model": "smollm2",
             "prompt": [rng.randrange(_FIRST_TOKEN_ID, _LAST_TOKEN_ID) for _ in range(PROMPT_TOKENS)],
             "max_tokens": OUTPUT_TOKENS,
-            "ignore_eos": True,
-            "stream": True,
         }
         headers = {"Host": SERVICE, **bearer(self.keys[tenant])}
         if self.named:
             headers[TENANT] = tenant
-        sent, first, text = time.monotonic(), None, b""
-        async with self.session.post(f"{self.url}/v1/completions", json=body, headers=headers) as answer:
-            async for chunk in answer.content.iter_any():
-                first = first or time.monotonic()
-                text = (text + chunk)[-200:]
-        if answer.status != 200 or first is None or not text.rstrip().endswith(b"data: [DONE]"):
+        try:
+            return await completion(self.session, self.url, body, headers)
+        except RuntimeError:
             return None
-        return first - sent, time.monotonic() - sent
 
 
 def measure(folder: Path, seconds: float, arms: Sequence[str], say: Callable[[str], None]) -> list[Isolated]:
@@ -185,7 +181,7 @@ def _start(stack: ExitStack, folder: Path, arm: Arm) -> tuple[str, dict[str, str
         "name": SERVICE,
         "model": "smollm2",
         "endpoints": [url.removeprefix("http://")],
-        "max_num_seqs": _MAX_NUM_SEQS,
+        "max_num_seqs": MAX_NUM_SEQS,
         "api_keys_secret": SECRET,
         "tenants": [{"name": STEADY}, {"name": FLOODING, "limits": arm.flooding or {}}],
     }
@@ -225,24 +221,24 @@ async def _run(url: str, keys: dict[str, str], arm: Arm, seconds: float, turn: i
 def _isolated(arm: str, flooded: bool, runs: Sequence[_Run]) -> Isolated:
     times = [each for run in runs for each in run.times]
     done = [each for each in times if each is not None]
-    ttft, latency = sorted(each[0] for each in done), sorted(each[1] for each in done)
+    ttft, latency = [each.ttft for each in done], [each.latency for each in done]
     return Isolated(
         arm=arm,
         flooded=flooded,
         requests=len(times),
         failed=len(times) - len(done),
-        ttft_p50=_quantile(ttft, 0.5),
-        ttft_p95=_quantile(ttft, 0.95),
-        latency_p50=_quantile(latency, 0.5),
-        latency_p95=_quantile(latency, 0.95),
+        ttft_p50=percentile(ttft, 0.5) if done else math.nan,
+        ttft_p95=percentile(ttft, 0.95) if done else math.nan,
+        latency_p50=percentile(latency, 0.5) if done else math.nan,
+        latency_p95=percentile(latency, 0.95) if done else math.nan,
         others_per_s=sum(run.others_per_s for run in runs) / len(runs),
     )
 
 
-async def _steady(target: _Target, seconds: float, per_s: float, salt: str) -> list[tuple[float, float] | None]:
+async def _steady(target: _Target, seconds: float, per_s: float, salt: str) -> list[Streamed | None]:
     """Poisson arrivals, the same in each run, of other prompts."""
     rng, began, at = random.Random(1), time.monotonic(), 0.0
-    tasks: list[asyncio.Task[tuple[float, float] | None]] = []
+    tasks: list[asyncio.Task[Streamed | None]] = []
     while (at := at + rng.expovariate(per_s)) < seconds:
         await asyncio.sleep(began + at - time.monotonic())
         tasks.append(asyncio.create_task(target.generate(STEADY, f"{salt} {len(tasks)}")))
@@ -262,7 +258,3 @@ async def _flood(target: _Target, per_s: float, turn: int, answered: list[float]
             tasks.create_task(one(number))
             number += 1
             await asyncio.sleep(rng.expovariate(per_s))
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    return ordered[int(share * (len(ordered) - 1))] if ordered else float("nan")

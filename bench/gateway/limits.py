@@ -157,7 +157,10 @@ async def _run(running: Gateway, service: dict[str, Any], minutes: int) -> Limit
             _streams(client, seconds),
             _rotate(client, first, seconds),
         )
-    limits = [_limited("requests", REQUESTS, requests, 1, minutes), _limited("tokens", TOKENS, tokens, 6, minutes)]
+    limits = [
+        _limited("requests", REQUESTS, requests, 1, minutes),
+        _limited("tokens", TOKENS, tokens, ANSWER_TOKENS, minutes),
+    ]
     return Limits([*limits, concurrent], rotated)
 
 

@@ -15,6 +15,7 @@ from bench.gateway.client import closed_loop, open_streams, prompt_body
 from bench.gateway.picks import pick_microseconds
 from bench.gateway.stack import Gateway, gateway, process, unused_port
 from bench.gateway.upstream import EVENT_SECONDS
+from bench.percentile import percentile
 
 CONNECTIONS = (1, 8)
 PROMPT_CHARACTERS = 2000
@@ -89,8 +90,7 @@ def _latencies(port: int, running: Gateway, seconds: float, rounds: int) -> tupl
 
 
 def _latency(path: str, connections: int, times: Sequence[float], seconds: float) -> Latency:
-    ordered = sorted(times)
-    p50, p99 = (1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.99))
+    p50, p99 = (1000 * percentile(times, share) for share in (0.5, 0.99))
     return Latency(path, connections, p50, p99, len(times) / seconds)
 
 

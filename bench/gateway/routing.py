@@ -24,6 +24,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from bench.cpu_share import cpu_group
 from bench.gateway.conversations import Turn
 from bench.gateway.stack import gateway
+from bench.gateway.streamed import completion
+from bench.percentile import percentile
 from bench.served import served_engine
 from inflight_cost.capacity import StepLimits
 from inflight_operator.observe.metrics import Sample, parse_metrics
@@ -156,7 +158,7 @@ async def _run(policy: str, turns: Sequence[Turn], urls: Sequence[str], through:
             finally:
                 in_flight[place] -= 1
 
-        ttfts = sorted(await asyncio.gather(*(send(number, turn) for number, turn in enumerate(turns))))
+        ttfts = await asyncio.gather(*(send(number, turn) for number, turn in enumerate(turns)))
         after = [await _counters(session, url) for url in urls]
     hits, queries = (
         [now[name] - then[name] for then, now in zip(before, after, strict=True)] for name in (HITS, QUERIES)
@@ -164,30 +166,16 @@ async def _run(policy: str, turns: Sequence[Turn], urls: Sequence[str], through:
     return Routed(
         policy=policy,
         requests=len(ttfts),
-        ttft_p50=ttfts[len(ttfts) // 2],
-        ttft_p95=ttfts[int(0.95 * (len(ttfts) - 1))],
+        ttft_p50=percentile(ttfts, 0.5),
+        ttft_p95=percentile(ttfts, 0.95),
         hit_rate=sum(hits) / sum(queries),
         busiest=max(queries) / sum(queries),
     )
 
 
 async def _ttft(session: aiohttp.ClientSession, url: str, turn: Turn, salt: str) -> float:
-    body = {
-        "model": "smollm2",
-        "prompt": turn.prompt,
-        "max_tokens": turn.output_tokens,
-        "ignore_eos": True,
-        "stream": True,
-        "cache_salt": salt,
-    }
-    sent, first, text = time.monotonic(), None, b""
-    async with session.post(f"{url}/v1/completions", json=body, headers={"Host": SERVICE}) as answer:
-        async for chunk in answer.content.iter_any():
-            first = first or time.monotonic()
-            text = (text + chunk)[-2000:]
-    if answer.status != 200 or first is None or not text.rstrip().endswith(b"data: [DONE]"):
-        raise RuntimeError(f"status {answer.status}: {text[-300:].decode(errors='replace')}")
-    return first - sent
+    body = {"prompt": turn.prompt, "max_tokens": turn.output_tokens, "cache_salt": salt}
+    return (await completion(session, url, body, {"Host": SERVICE})).ttft
 
 
 async def _counters(session: aiohttp.ClientSession, url: str) -> dict[str, float]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.gateway.conversations import BLOCK_TOKENS, Turn
+from bench.percentile import percentile
 from inflight_cost.capacity import StepLimits
 from inflight_cost.model import StepWork
 from inflight_operator.observe.metrics import Sample
@@ -97,9 +98,5 @@ def _config(replica: ReplicaModel, limits: StepLimits, routing: Routing, ttft_s:
 
 def _figures(requests: Requests, config: FleetConfig, replicas: int) -> tuple[float, float, float]:
     run = simulate_fleet(requests, config, Fixed(replicas))
-    ttfts = np.sort(run.ttft)
-    return (
-        float(ttfts[len(ttfts) // 2]),
-        float(ttfts[int(0.95 * (len(ttfts) - 1))]),
-        run.prefix_hits / max(1, run.prefix_queries),
-    )
+    ttfts = run.ttft.tolist()
+    return percentile(ttfts, 0.5), percentile(ttfts, 0.95), run.prefix_hits / max(1, run.prefix_queries)

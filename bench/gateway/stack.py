@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.gateway.usage import cpu_seconds, memory_mib
+from bench.processes import family_cpu, family_memory_mib
 
 _BIN = Path(sys.executable).parent
 _ENVOY = ("--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warning")
@@ -43,11 +43,11 @@ class Gateway:
 
     def cpu(self) -> dict[str, float]:
         """CPU seconds that each process has used."""
-        return {name: cpu_seconds(pid) for name, pid in self.pids.items()}
+        return {name: family_cpu(pid) for name, pid in self.pids.items()}
 
     def memory(self) -> dict[str, float]:
         """MiB of each process (proportional set size)."""
-        return {name: memory_mib(pid) for name, pid in self.pids.items()}
+        return {name: family_memory_mib(pid) for name, pid in self.pids.items()}
 
 
 def unused_port() -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.operator.readings import Memory, Reading, Values
+from bench.operator.readings import Reading, Values
+from bench.percentile import percentile
+from bench.processes import Memory
 
 GOAL_CORES = 1.0
 GOAL_MEMORY = 300e6
@@ -14,11 +15,6 @@ GOAL_INTERVALS = 2
 """Scrape intervals within which the p99 of replicas is written after a jump."""
 
 LEASE_WRITES = ("create leases", "update leases", "patch leases")
-
-
-def percentile(values: Sequence[float], q: float) -> float | None:
-    """The smallest value that at least the share `q` of all is at or below; None without values."""
-    return sorted(values)[max(0, math.ceil(q * len(values)) - 1)] if values else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +39,8 @@ class Delays:
         return Delays(
             len(seconds),
             len(seconds) - len(seen),
-            percentile(seen, 0.5),
-            percentile(seen, 0.99),
+            percentile(seen, 0.5) if seen else None,
+            percentile(seen, 0.99) if seen else None,
             max(seen, default=None),
         )
 

@@ -18,17 +18,8 @@ from bench.operator.figures import Delays, Failover, PhaseFigures, phase_figures
 from bench.operator.fleet import Fleet, Key
 from bench.operator.operators import Operator, Operators
 from bench.operator.options import Options
-from bench.operator.readings import (
-    AuditLog,
-    Reading,
-    Values,
-    forget_peak,
-    machine_cpu,
-    operator_values,
-    process_cpu,
-    process_memory,
-    writes_by_kind,
-)
+from bench.operator.readings import AuditLog, Reading, Values, operator_values, writes_by_kind
+from bench.processes import forget_peak, machine_cpu, process_cpu, process_memory
 from e2e.cluster.progress import Progress
 
 JUMP_REQUESTS = 40

@@ -1,9 +1,8 @@
-"""Measurements from outside the operator: its process, its metrics page, and the API server's audit log."""
+"""Measurements from outside the operator: its processes, its metrics page, and the API server's audit log."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,8 @@ from time import monotonic
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
+
+from bench.processes import process_cpu
 
 WRITES = ("create", "update", "patch", "delete", "deletecollection")
 """Verbs of the audit log that change something."""
@@ -21,50 +22,6 @@ METRICS = (
     "inflight_operator_reconcile_duration_seconds_sum",
     "inflight_operator_scrapes_total",
 )
-
-
-def cpu_seconds(stat: str) -> float:
-    """User and system time of all threads of a process, from the text of /proc/PID/stat (proc(5))."""
-    fields = stat.rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes that a process has in memory, and the most since `forget_peak`."""
-
-    now: int
-    peak: int
-
-
-def memory(status: str) -> Memory:
-    """From the text of /proc/PID/status."""
-    values = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    now, peak = (int(values[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
-    return Memory(now, peak)
-
-
-def process_cpu(pid: int) -> float:
-    return cpu_seconds(Path(f"/proc/{pid}/stat").read_text())
-
-
-def busy_seconds(stat: str) -> float:
-    """What all cores of the machine have worked since its start, from the text of /proc/stat (proc(5))."""
-    user, nice, system, _idle, _iowait, irq, softirq = map(int, stat.split("\n", 1)[0].split()[1:8])
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
-
-
-def machine_cpu() -> float:
-    return busy_seconds(Path("/proc/stat").read_text())
-
-
-def process_memory(pid: int) -> Memory:
-    return memory(Path(f"/proc/{pid}/status").read_text())
-
-
-def forget_peak(pid: int) -> None:
-    """The peak counts from now on (proc(5), clear_refs)."""
-    Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 Values = dict[tuple[str, str], float]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from e2e.cluster import choose, images, kubectl_program, layout, promtool_program
+from e2e.cluster import choose, images, inference_pools, kubectl_program, layout, promtool_program
 from e2e.cluster import preflight as preflight_checks
 from e2e.cluster.choose import Choice
 from e2e.cluster.docker_clusters import KindCluster, NamedCluster
@@ -19,7 +19,7 @@ IMAGE_NAMES = ("engine", "operator", "envoy")
 
 
 class Cluster(Protocol):
-    """What each of the three kinds of cluster can do."""
+    """Operations of each of the three kinds of cluster."""
 
     def up(self, image_names: Sequence[str] = ()) -> dict[str, str]: ...
 
@@ -81,6 +81,11 @@ def promtool(progress: Progress | None = None) -> Path:
 def prometheus(progress: Progress | None = None) -> Path:
     """The Prometheus server's program, installed on first use. Raises ClusterError where that is not possible."""
     return promtool_program.ensure_server(layout.current(), progress or to_stdout())
+
+
+def inference_pool_crd(progress: Progress | None = None) -> Path:
+    """The CRD of the Gateway API Inference Extension's InferencePools, downloaded on first use. Raises ClusterError."""
+    return inference_pools.ensure(layout.current(), progress or to_stdout())
 
 
 def preflight(disk_gb: int | None = None) -> str:

@@ -36,7 +36,7 @@ class Leaf:
 
 
 def control_plane_leaves(addresses: Sequence[str]) -> tuple[Leaf, ...]:
-    """What etcd, the API server and an administrator need; `addresses` are those the API server answers at."""
+    """Certificates of etcd, the API server and an administrator; `addresses` are those the API server answers at."""
     service_names = tuple(
         f"kubernetes{suffix}" for suffix in ("", ".default", ".default.svc", ".default.svc.cluster.local")
     )
@@ -51,7 +51,7 @@ def control_plane_leaves(addresses: Sequence[str]) -> tuple[Leaf, ...]:
 
 
 def node_leaves(node_name: str, address: str) -> tuple[Leaf, ...]:
-    """What the other components of a single node need, by the user names that Kubernetes' default roles bind."""
+    """Certificates of the other components of a single node, by the user names that Kubernetes' default roles bind."""
     return (
         Leaf("apiserver-kubelet", "kube-apiserver-kubelet-client", organization="system:masters"),
         Leaf("controller-manager", "system:kube-controller-manager"),

@@ -30,7 +30,7 @@ def is_built(part: Part, layout: Layout) -> bool:
 
 @dataclass
 class _Counter:
-    """What the running compiler has said: packages compiled, modules fetched, and the last other lines."""
+    """Output of the running compiler: packages compiled, modules fetched, and the last other lines."""
 
     compiled: int = 0
     fetched: int = 0

@@ -80,7 +80,7 @@ PROMTOOL = _part("promtool", "promtool", "github.com/prometheus/prometheus/cmd",
 KWOK = _part("kwok", "kwok", "sigs.k8s.io/kwok/cmd", ("kwok",))
 
 NODE_PARTS = (ETCD, APISERVER, NODE, CONTAINERD, CNI, BUILDKIT, COREDNS, PAUSE)
-"""What the own node needs."""
+"""Parts of the own node."""
 
 
 def required_version(go_mod: str, module: str) -> str:

@@ -58,7 +58,7 @@ class Layout:
 
     @property
     def host_changes(self) -> Path:
-        """What was changed on the host and has to be put back by `down`."""
+        """Changes of the host that `down` has to revert."""
         return self.root / "state" / "host-changes.json"
 
     @property

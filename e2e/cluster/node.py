@@ -51,7 +51,7 @@ LANES = (
     (goparts.CONTAINERD, goparts.CNI, goparts.BUILDKIT, goparts.COREDNS),
     (goparts.PAUSE, goparts.ETCD, goparts.APISERVER, goparts.NODE),
 )
-"""What images need comes first in its lane: they are built while Kubernetes still compiles."""
+"""Parts that image builds need come first: images are built while Kubernetes still compiles."""
 
 STOP_ORDER = (
     "kubelet",

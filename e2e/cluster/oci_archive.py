@@ -18,7 +18,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class ImageConfig:
-    """What a container of the image runs by default."""
+    """The program that a container of the image runs by default."""
 
     entrypoint: tuple[str, ...] = ()
     command: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ NEEDED: Mapping[str, str] = {
     "mmdebstrap": "mmdebstrap",
     "/usr/share/keyrings/debian-archive-keyring.gpg": "debian-archive-keyring",
 }
-"""What has to be there, by name or by path -> the package that has it."""
+"""Required programs and files, by name or by path -> the package that has it."""
 
 SEARCH_PATH = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"
 """Debian keeps administration programs in folders that are not on every user's PATH."""

@@ -19,7 +19,7 @@ MEMORY_GB = 4
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found out about this machine. A node that runs has its memory already."""
+    """Facts about this machine. A node that runs has its memory already."""
 
     is_linux: bool
     is_root: bool

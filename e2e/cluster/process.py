@@ -30,7 +30,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Record:
-    """What identifies a started process. A pid alone may have been given to another process since."""
+    """Identity of a started process. A pid alone may have been given to another process since."""
 
     pid: int
     start_ticks: int

@@ -13,7 +13,8 @@ from typing import Any
 from e2e.cluster import ClusterError, choose, kubeconfig_path, kubectl
 from e2e.demo.burst import Watch, run_burst, slo_of, verdict
 from e2e.install import install
-from e2e.service import PodFacts, Service
+from e2e.pods import Pod
+from e2e.service import Service
 from e2e.traffic.pod import ask_pod
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +53,7 @@ def remove_former() -> None:
         time.sleep(0.5)
 
 
-def apply_and_wait() -> PodFacts:
+def apply_and_wait() -> Pod:
     """Apply the example; returns its pod once it is Ready."""
     print("   $ kubectl apply -f examples/chat.yaml")
     spec = [line for line in EXAMPLE.read_text().splitlines() if not line.startswith("#")]
@@ -92,7 +93,7 @@ def settle(watch: Watch) -> None:
         time.sleep(1)
 
 
-def show_same_process(before: PodFacts, config_before: dict[str, Any]) -> None:
+def show_same_process(before: Pod, config_before: dict[str, Any]) -> None:
     """Say, from the pod itself, that its limits changed while it ran.
 
     Raises:

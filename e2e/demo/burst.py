@@ -31,7 +31,7 @@ class Slo:
 
 @dataclass(frozen=True)
 class Latencies:
-    """What clients saw, 95th percentiles in seconds; None where they saw none."""
+    """Of clients: 95th percentiles in seconds; None: not measured."""
 
     ttft: float | None = None
     tpot: float | None = None
@@ -48,7 +48,7 @@ def slo_of(service: Service) -> Slo:
 
 
 def latencies_of(line: Mapping[str, object]) -> Latencies:
-    """Those in a line of the traffic driver."""
+    """From a line of the traffic driver."""
     ttft, tpot = line.get("ttft_p95"), line.get("tpot_p95")
     return Latencies(
         ttft if isinstance(ttft, int | float) else None,
@@ -72,7 +72,7 @@ class Watch:
     """Prints a row when the operator's numbers changed, and each decision of the status once, with its reason.
 
     Args:
-        slo: what the latencies of the last seconds are shown against.
+        slo: targets, shown beside the latencies of the last seconds.
     """
 
     def __init__(self, service: Service, slo: Slo) -> None:
@@ -131,7 +131,7 @@ def _collect(pod: ScriptPod, output: list[str]) -> None:
 
 
 def _newest(output: list[str]) -> Latencies:
-    """What the last whole line of the driver says."""
+    """From the last whole line of the driver."""
     said = "".join(output).rpartition("\n")[0].splitlines()
     return latencies_of(json.loads(said[-1])) if said and said[-1].startswith("{") else NOTHING_SEEN
 

@@ -1,15 +1,12 @@
-"""`make e2e-disruptions`: disrupts a service under traffic in every way, and shows in a table what was lost."""
+"""`make e2e-disruptions`: disrupts a service under traffic in every way, and prints a table of lost requests."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from e2e.cluster import ClusterError, kubectl
+from e2e.cluster import ClusterError
 from e2e.cluster.progress import to_stdout
 from e2e.disruptions import table
 from e2e.disruptions.phases import IN_MAKE_TEST, IN_MAKE_TEST_WITH_GATEWAY, PHASES
@@ -17,6 +14,7 @@ from e2e.disruptions.run import NotRestoredError, run_phase
 from e2e.disruptions.stage import REPLICAS, Stage
 from e2e.disruptions.verdict import ERROR_SECONDS, Outcome
 from e2e.install import install
+from e2e.namespaces import temporary_namespace
 from e2e.service import Service
 from e2e.sigterm import exit_on_sigterm
 
@@ -63,27 +61,9 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def chosen(options: argparse.Namespace) -> tuple[str, ...]:
-    """The phases to run: those asked for, else all that the service can go through."""
+    """The phases to run: those of `--phases`, else all that apply to the service."""
     fitting = tuple(name for name, phase in PHASES.items() if options.gateway or not phase.of_gateway)
     return fitting if options.phases is None else tuple(options.phases)
-
-
-@contextmanager
-def namespace(service: Service) -> Iterator[None]:
-    """The service's namespace, gone afterwards with the service; one that an earlier run left is taken over."""
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": service.namespace, "labels": labels}}
-    phase = kubectl("get", "namespace", service.namespace, "--ignore-not-found", "-o", "jsonpath={.status.phase}")
-    if phase == "Terminating":
-        kubectl("wait", "--for=delete", f"namespace/{service.namespace}", "--timeout=5m")
-    kubectl("apply", "-f", "-", input=json.dumps(manifest))
-    try:
-        yield
-    finally:
-        # The pods first: a namespace with pods that drain is looked at again only after half of their grace period.
-        gone = ("--ignore-not-found", "--cascade=foreground", "--wait", "--timeout=2m")
-        kubectl("-n", service.namespace, "delete", "inferenceservice", service.name, *gone)
-        kubectl("delete", "namespace", service.namespace, "--wait=false")
 
 
 def run(options: argparse.Namespace) -> list[Outcome]:
@@ -91,9 +71,8 @@ def run(options: argparse.Namespace) -> list[Outcome]:
     say = to_stdout()
     image = install(say)
     outcomes: list[Outcome] = []
-    service = Service("chat", NAMESPACE)
-    with namespace(service):
-        stage = Stage(service, image, say, gateway=options.gateway)
+    with temporary_namespace(NAMESPACE):
+        stage = Stage(Service("chat", NAMESPACE), image, say, gateway=options.gateway)
         stage.settle()
         try:
             for name in chosen(options):

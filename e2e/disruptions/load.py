@@ -22,8 +22,8 @@ ARGUMENTS = (
     "--new-connections", "--clients=6", "--max-tokens=12", "--prompt-words=20", "--patience=60",
     "--requests=1000000", "--seconds=3600",
 )  # fmt: skip
-"""What two CPU cores serve with a small model while pods start beside it. Patience is well above what a request may
-take in the worst phase, so that a request that hangs is seen as one."""
+"""A load that two CPU cores serve with a small model while pods start beside it. Patience is well above the duration of
+a request in the worst phase, so that only requests that hang exceed it."""
 
 FLOW_SECONDS = 60
 END_SECONDS = 90
@@ -45,7 +45,7 @@ class Traffic:
 
 
 class Load:
-    """Running traffic. `end` ends it and returns what became of every request."""
+    """Running traffic. `end` ends it and returns its account of every request."""
 
     def __init__(self, pod: ScriptPod, connections: Connections) -> None:
         self._pod = pod

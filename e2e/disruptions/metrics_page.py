@@ -1,4 +1,4 @@
-"""A metrics page that goes wrong, in front of an engine: `python metrics_page.py hang|huge PORT:LISTEN...`.
+"""A faulty metrics page in front of an engine: `python metrics_page.py hang|huge PORT:LISTEN...`.
 
 Listens on each LISTEN. A request for `/metrics` gets the faulty page; every other one is passed on to the engine's PORT
 on loopback, and its connection is closed after the answer, so that no later request is passed on unseen. Prints

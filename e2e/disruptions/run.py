@@ -1,4 +1,4 @@
-"""Runs one phase: traffic around it, and the way back to the start whatever happens."""
+"""Runs one phase under traffic, and restores the initial state in all cases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEAD_SECONDS = 4.0
 
 
 class NotRestoredError(Exception):
-    """A phase could not bring the cluster back to its start; the message says what is left to do."""
+    """A phase could not bring the cluster back to its initial state; the message says why."""
 
 
 def run_phase(kind: type[Phase], stage: Stage, seconds: float) -> Outcome:

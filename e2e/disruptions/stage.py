@@ -1,4 +1,4 @@
-"""The service under traffic and the cluster around it: its start, looks at it, and the way back to its start."""
+"""The service under traffic and the cluster around it: their initial state, their state now, and the way back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import signal
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Any
 
 from e2e.cluster import ClusterError, choose, kubectl
@@ -16,6 +15,7 @@ from e2e.disruptions import processes
 from e2e.disruptions.verdict import Blow
 from e2e.gateway_metrics import continuations
 from e2e.install import OPERATOR_NAMESPACE
+from e2e.pods import Pod, pods
 from e2e.service import Service
 
 OPERATOR = "inflight-operator"
@@ -41,19 +41,6 @@ def replicas(number: int) -> dict[str, Any]:
     return {"minReplicas": number, "maxReplicas": number}
 
 
-@dataclass(frozen=True)
-class EnginePod:
-    """One pod of the service, the operator or the gateway, as it is now."""
-
-    name: str
-    uid: str
-    address: str
-    node: str
-    ready: bool
-    leaving: bool
-    restarts: int
-
-
 class Stage:
     """One service in one namespace.
 
@@ -62,7 +49,7 @@ class Stage:
         say: receives progress lines.
         gateway: the service is behind the gateway.
         blow: the kill of the running phase, if it has one that excuses lost requests.
-        note: what the running phase has to tell, for its row.
+        note: remark of the running phase, for its row.
     """
 
     def __init__(self, service: Service, image: str, say: Progress, *, gateway: bool = False) -> None:
@@ -113,48 +100,44 @@ class Stage:
     def _get(self, kind: str) -> dict[str, Any]:
         return dict(json.loads(kubectl("-n", self.service.namespace, "get", kind, self.service.name, "-o", "json")))
 
-    def pods(self) -> list[EnginePod]:
-        """All its pods, those on their way out too; by name."""
-        selector = f"inflight.dev/service={self.service.name}"
-        listing = json.loads(kubectl("-n", self.service.namespace, "get", "pods", "-l", selector, "-o", "json"))
-        return sorted((_engine_pod(pod) for pod in listing["items"]), key=lambda pod: pod.name)
+    def pods(self) -> list[Pod]:
+        """All its pods, those that are being deleted included; by name."""
+        return pods(self.service.namespace, f"inflight.dev/service={self.service.name}")
 
-    def ready_pods(self) -> list[EnginePod]:
-        """Those that serve and stay."""
+    def ready_pods(self) -> list[Pod]:
+        """Pods that serve and are not being deleted."""
         return [pod for pod in self.pods() if pod.ready and not pod.leaving]
 
     def wait_ready(self, number: int) -> None:
         """Until exactly so many pods serve, and none is starting or leaving."""
         self.wait(f"{number} ready pods", lambda: len(self.ready_pods()) == len(self.pods()) == number)
 
-    def victim(self) -> EnginePod:
+    def victim(self) -> Pod:
         """The pod that a phase hurts."""
         return self.ready_pods()[0]
 
-    def strike(self, pod: EnginePod, pids: Collection[int], sent: signal.Signals, *, whole: bool) -> None:
-        """Send a signal to processes of an engine's pod, all that it has or not.
+    def strike(self, pod: Pod, pids: Collection[int], sent: signal.Signals, *, whole: bool) -> None:
+        """Send a signal to processes of an engine's pod. Args: whole: they are all of its processes.
 
         From now on its requests may fail; behind the gateway they may not, as they go on at another pod.
         """
         self.blow = None if self.gateway else Blow(time.time(), pod.name, pod.address, whole)
         processes.send(pids, sent)
 
-    def strike_gateway(self, pod: EnginePod, pids: Collection[int], sent: signal.Signals) -> None:
+    def strike_gateway(self, pod: Pod, pids: Collection[int], sent: signal.Signals) -> None:
         """Send a signal to all processes of a gateway pod; from now on requests on it may fail."""
         self.blow = Blow(time.time(), pod.name, pod.address, whole=True)
         processes.send(pids, sent)
 
     def continued(self) -> int:
-        """Answers of the service that went on at another engine, as all gateway pods have counted; 0 without one."""
-        if not self.gateway:
-            return 0
-        return sum(continuations(pod.name, self.service) for pod in system_pods(GATEWAY))
+        """As `continued` of the service; 0 without a gateway."""
+        return continued(self.service) if self.gateway else 0
 
     def wait(self, what: str, holds: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
-        """Look twice a second until `holds`. A look that the API server does not answer is no answer.
+        """Poll twice a second until it `holds`. While the API server does not answer, it does not hold.
 
         Raises:
-            TimeoutError: it does not come to hold.
+            TimeoutError: it did not hold in time.
         """
         deadline = time.monotonic() + seconds
         complaint = ""
@@ -179,12 +162,15 @@ def is_available(deployment: str) -> bool:
     )
 
 
-def system_pods(program: str) -> list[EnginePod]:
-    """Pods of the operator or the gateway that are not on their way out, by name."""
-    selector = f"app.kubernetes.io/name={program}"
-    listing = json.loads(kubectl("-n", OPERATOR_NAMESPACE, "get", "pods", "-l", selector, "-o", "json"))
-    there = [_engine_pod(pod) for pod in listing["items"] if "deletionTimestamp" not in pod["metadata"]]
-    return sorted(there, key=lambda pod: pod.name)
+def system_pods(program: str) -> list[Pod]:
+    """Pods of the operator or the gateway that are not being deleted, by name."""
+    found = pods(OPERATOR_NAMESPACE, f"app.kubernetes.io/name={program}")
+    return [pod for pod in found if not pod.leaving]
+
+
+def continued(service: Service) -> int:
+    """Answers of the service that were continued at another engine, by the counters of all gateway pods."""
+    return sum(continuations(pod.name, service) for pod in system_pods(GATEWAY))
 
 
 def node_problem() -> str | None:
@@ -192,16 +178,3 @@ def node_problem() -> str | None:
     if choose.current() is not Choice.OWN_NODE:
         return "made from the node itself: it needs the local cluster's own node"
     return None
-
-
-def _engine_pod(pod: dict[str, Any]) -> EnginePod:
-    status = pod.get("status", {})
-    return EnginePod(
-        name=pod["metadata"]["name"],
-        uid=pod["metadata"]["uid"],
-        address=status.get("podIP", ""),
-        node=pod["spec"].get("nodeName", ""),
-        ready=any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ()),
-        leaving="deletionTimestamp" in pod["metadata"],
-        restarts=sum(container["restartCount"] for container in status.get("containerStatuses") or ()),
-    )

@@ -25,7 +25,7 @@ HEADER = (
 
 
 def text(outcomes: Sequence[Outcome]) -> str:
-    """The table, and below it what was lost by kind, what broke the rule, and notes."""
+    """The table, and below it lost requests by kind, problems and notes."""
     rows = [HEADER, *(_row(outcome) for outcome in outcomes)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
     lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]

@@ -5,6 +5,7 @@ import pytest
 
 from e2e.cluster import kubectl
 from e2e.install import install
+from e2e.namespaces import create_namespace
 from e2e.service import Service
 
 CPU = {"accelerator": {"count": 0}, "model": {"source": "builtin://smollm2"}}
@@ -23,15 +24,9 @@ def client_image():
 
 @pytest.fixture(scope="module")
 def namespace(request):
-    """A namespace of the test file's own, gone afterwards; its pods must satisfy Pod Security `restricted`."""
+    """A namespace of the test file's own. Its deletion is not awaited: the next file's tests start meanwhile."""
     name = "e2e-" + request.module.__name__.rpartition("test_")[2].replace("_", "-")
-    manifest = {
-        "apiVersion": "v1",
-        "kind": "Namespace",
-        "metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
-    }
-    kubectl("delete", "namespace", name, "--ignore-not-found", "--wait")
-    kubectl("apply", "-f", "-", input=json.dumps(manifest))
+    create_namespace(name)
     yield name
     kubectl("delete", "namespace", name, "--wait=false")
 

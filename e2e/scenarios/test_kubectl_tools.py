@@ -36,7 +36,7 @@ def inflight(service):
 
 
 def slots(service):
-    """What the running engine itself says."""
+    """`max_num_seqs` that the running engine reports."""
     (pod,) = service.pods()
     return service.runtime_config(pod.name)["max_num_seqs"]
 

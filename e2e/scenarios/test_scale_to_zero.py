@@ -1,5 +1,5 @@
-"""A service that sleeps: requests that come at once wake it and are all answered; beyond the bounds they are told when
-to come again."""
+"""A service at zero replicas: requests wake it and are all answered; beyond the bounds they are refused with
+Retry-After."""
 
 import json
 import sys
@@ -30,7 +30,7 @@ def wait_asleep(service):
 
 
 def ask_at_once(service, name, requests, image):
-    """What became of so many requests, each from a client of its own."""
+    """The driver's closing line for so many requests, each from a client of its own."""
     arguments = [f"--clients={requests}", f"--requests={requests}", "--max-tokens=8", "--prompt-words=20"]
     arguments += ["--new-connections", "--patience=200"]
     with driver_pod(service, name, arguments, image=image) as pod:
@@ -54,7 +54,7 @@ def test_fifty_requests_at_once_wake_the_service_and_are_all_answered(namespace,
     wait_asleep(service)
 
 
-def test_requests_beyond_the_bounds_are_refused_with_a_time_to_come_again(namespace, client_image):
+def test_requests_beyond_the_bounds_are_refused_with_retry_after(namespace, client_image):
     service = sleeper(namespace, maxRequests=5)
     wait_asleep(service)
     closing = ask_at_once(service, "bounds", 20, client_image)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.timeout(420)
 
 
 def limits_of(service, pod):
-    """What the pod itself says is in force."""
+    """The limits that the pod reports."""
     config = service.runtime_config(pod.name)
     return config["max_num_seqs"], config["max_num_batched_tokens"]
 

@@ -1,4 +1,4 @@
-"""What cannot work says so, in a sentence a person can act on."""
+"""A service that cannot work says why, in a sentence a person can act on."""
 
 import json
 

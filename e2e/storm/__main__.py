@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from e2e.cluster.progress import Progress, to_stdout
 from e2e.disruptions.stage import node_problem
 from e2e.incluster import script_pod
 from e2e.install import install
+from e2e.namespaces import temporary_namespace
 from e2e.sigterm import exit_on_sigterm
 from e2e.storm.account import Storm, storm_of
 from e2e.storm.watch import Watch, watching
@@ -147,12 +149,12 @@ def storm(options: argparse.Namespace, image: str, say: Progress) -> Storm:
         script_pod(script, arguments, name="storm", image=image, namespace=NAMESPACE) as pod,
         watching(watch),
     ):
-        output = "".join(_told(pod.follow(), say))
+        output = "".join(_with_progress(pod.follow(), say))
     return storm_of(output, options.services, watch.ordered, watch.memory)
 
 
-def _told(pieces: Any, say: Progress) -> Any:
-    """The pieces, while it says how many requests have ended."""
+def _with_progress(pieces: Iterator[str], say: Progress) -> Iterator[str]:
+    """The same pieces; says how many requests have ended."""
     ended = 0
     for piece in pieces:
         if found := piece.count('"outcome"'):
@@ -167,19 +169,9 @@ def run(options: argparse.Namespace) -> Storm:
     if node_problem():
         raise ClusterError("a wake storm needs the local cluster's own node: it reads the memory of processes of pods")
     image = install(say)
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    place = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
-    kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait", "--timeout=5m")
-    kubectl("apply", "-f", "-", input=json.dumps(place))
-    try:
+    with temporary_namespace(NAMESPACE):
         put_to_sleep(options, say)
         return storm(options, image, say)
-    finally:
-        # The pods first: a namespace with pods that drain is looked at again only after half of their grace period.
-        kubectl(
-            "-n", NAMESPACE, "delete", "inferenceservices", "--all", "--cascade=foreground", "--timeout=5m", check=False
-        )
-        kubectl("delete", "namespace", NAMESPACE, "--wait=false", check=False)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -19,6 +19,9 @@ from typing import Any
 
 import httpx
 
+MAX_TOKENS = 8
+"""Of each answer."""
+
 LATE = "the patience was over before a response"
 
 
@@ -33,7 +36,7 @@ async def ask(number: int, options: argparse.Namespace, start: asyncio.Event) ->
     body = {
         "model": name,
         "messages": [{"role": "user", "content": f"Say which number this is: {number}."}],
-        "max_tokens": options.max_tokens,
+        "max_tokens": MAX_TOKENS,
         "stream": True,
     }
     record: dict[str, Any] = {"service": name, "outcome": "lost", "refusals": 0, "first_token": None, "why": LATE}
@@ -106,7 +109,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     line.add_argument("--url", required=True, help="base address of a service, with {} for its number")
     line.add_argument("--services", type=int, default=50, help="how many there are (default 50)")
     line.add_argument("--requests", type=int, default=1, help="to each service (default 1)")
-    line.add_argument("--max-tokens", type=int, default=8, help="of each answer (default 8)")
     line.add_argument("--patience", type=float, default=600, help="longest wait for an answer, seconds (default 600)")
     return line.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""What happens in the cluster during a wake storm: when replicas are ordered, and memory of operator and gateway."""
+"""The cluster during a wake storm: when replicas are ordered, and the memory of operator and gateway."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ MEMORY_SECONDS = 5.0
 
 class Watch:
     """Attributes:
-    ordered: when each service's replica was first seen to be ordered, seconds since the epoch. A replica that the first
-        look sees is none.
+    ordered: when each service's replica was first seen to be ordered, seconds since the epoch. Replicas that the first
+        look finds do not count.
     memory: most resident bytes of the processes of each pod of operator and gateway.
     """
 

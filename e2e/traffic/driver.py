@@ -53,7 +53,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Streamed:
-    """What the client of a streamed answer saw, in seconds; `ended` on the steady clock.
+    """Timing of a streamed answer at its client, in seconds; `ended` on the monotonic clock.
 
     Attributes:
         tpot: mean time per token after the first; None for a single one.

@@ -1,9 +1,9 @@
 """Sends greedy requests to a service at the same time and prints their answers, for a comparison with another run.
 
-    python greedy.py --url http://chat.default.svc --model chat --requests 6 --tokens 150
+    python greedy.py --url http://chat.default.svc --model chat --requests 6
 
 One file that needs httpx alone, so that it runs in any pod that has it. Even-numbered requests stream, odd ones do not.
-Each has a prompt of its own, which depends on its number only, temperature 0, and exactly `--tokens` tokens. Prints
+Each has a prompt of its own, which depends on its number only, temperature 0, and exactly `TOKENS` tokens. Prints
 `{"flowing": N}` once each stream has given N pieces (`--flowing`), and last a line with every answer: text, token ids,
 seconds to the first piece, the longest gap between two pieces. A 503 with Retry-After is obeyed. Exit code 0 when all
 answers are whole, 1 otherwise.
@@ -22,6 +22,12 @@ from typing import Any
 import httpx
 
 TOPICS = ("the sea", "an old clock", "bread", "a train at night", "the moon", "chess", "rain", "a lighthouse")
+
+TOKENS = 150
+"""Of each answer."""
+
+PATIENCE_SECONDS = 180
+"""Longest wait for one answer."""
 
 
 @dataclass
@@ -52,7 +58,7 @@ def body_of(number: int, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "model": options.model,
         "messages": [{"role": "user", "content": f"Story {number}: write about {TOPICS[number % len(TOPICS)]}."}],
-        "max_tokens": options.tokens,
+        "max_tokens": TOKENS,
         "ignore_eos": True,
         "temperature": 0,
         "return_token_ids": True,
@@ -102,7 +108,7 @@ async def ask(
     """Sends one request until it is answered."""
     body, answer, started = body_of(number, options), answers[number], time.monotonic()
     try:
-        async with asyncio.timeout(options.patience):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 async with client.stream("POST", "/v1/chat/completions", json=body) as response:
                     if response.status_code == httpx.codes.OK and body["stream"]:
@@ -121,7 +127,7 @@ async def ask(
                     raise ValueError(f"HTTP {response.status_code}: {content[:200]!r}")
                 await asyncio.sleep(float(wait))
     except TimeoutError:
-        answer.failure = f"no whole answer within {options.patience:g} s"
+        answer.failure = f"no whole answer within {PATIENCE_SECONDS:g} s"
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         answer.failure = f"{type(error).__name__}: {error}"[:200]
 
@@ -138,7 +144,7 @@ async def run(options: argparse.Namespace) -> list[Answer]:
     answers = [Answer(number, number % 2 == 0) for number in range(options.requests)]
     pieces = asyncio.Condition()
     flowing = asyncio.create_task(report_flowing(answers, pieces, options.flowing))
-    limits, timeout = httpx.Limits(max_keepalive_connections=0), httpx.Timeout(options.patience, connect=10)
+    limits, timeout = httpx.Limits(max_keepalive_connections=0), httpx.Timeout(PATIENCE_SECONDS, connect=10)
     async with httpx.AsyncClient(base_url=options.url, limits=limits, timeout=timeout) as client:
         await asyncio.gather(*(ask(client, number, options, answers, pieces) for number in range(options.requests)))
     flowing.cancel()
@@ -150,14 +156,12 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     line = argparse.ArgumentParser(
         description="Send greedy requests at the same time and print their answers.",
-        epilog="example: greedy.py --url http://127.0.0.1:8000 --model smollm2 --requests 4 --tokens 50",
+        epilog="example: greedy.py --url http://127.0.0.1:8000 --model smollm2 --requests 4",
     )
     line.add_argument("--url", required=True, help="base address of the service")
     line.add_argument("--model", required=True, help="served model name")
     line.add_argument("--requests", type=int, default=6, help="requests, all at once (default 6)")
-    line.add_argument("--tokens", type=int, default=150, help="tokens of each answer (default 150)")
     line.add_argument("--flowing", type=int, default=10, help="pieces of each stream before the line (default 10)")
-    line.add_argument("--patience", type=float, default=180, help="longest wait for one answer, seconds (default 180)")
     return line
 
 

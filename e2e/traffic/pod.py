@@ -17,9 +17,9 @@ def driver_pod(service: Service, name: str, arguments: list[str], *, image: str)
     return script_pod(FOLDER / "driver.py", command, name=name, image=image, namespace=service.namespace)
 
 
-def greedy_pod(service: Service, name: str, arguments: list[str], *, image: str) -> AbstractContextManager[ScriptPod]:
-    """Start `greedy.py` with `arguments` against the service."""
-    command = ["--url", service.url, "--model", service.name, *arguments]
+def greedy_pod(service: Service, name: str, *, image: str) -> AbstractContextManager[ScriptPod]:
+    """Start `greedy.py` against the service."""
+    command = ["--url", service.url, "--model", service.name]
     return script_pod(FOLDER / "greedy.py", command, name=name, image=image, namespace=service.namespace)
 
 

@@ -113,15 +113,7 @@ def _relay(arguments: argparse.Namespace) -> int:
 
     sockets = Sockets(arguments.run_dir)
     sockets.run_dir.mkdir(parents=True, exist_ok=True)
-    run.main(
-        run.Settings(
-            listen=sockets.relays,
-            inner=sockets.inner,
-            reports=sockets.reports,
-            processes=arguments.processes,
-            drain_s=arguments.drain_max,
-        )
-    )
+    run.main(run.Settings(sockets, processes=arguments.processes, drain_s=arguments.drain_max))
     return 0
 
 

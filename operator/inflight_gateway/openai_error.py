@@ -14,7 +14,7 @@ _TYPES = {
 }
 
 
-def error_body(status: int, code: str, message: str) -> bytes:
+def error_body(status: int, code: str | None, message: str) -> bytes:
     """The body of an error response. `json` and not msgspec: `message` may quote half a surrogate pair."""
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()

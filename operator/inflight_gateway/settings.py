@@ -41,13 +41,8 @@ class Sockets:
         """HTTP: Envoy's admin interface."""
         return self.run_dir / "admin.sock"
 
-    @property
-    def relays(self) -> Path:
-        """HTTP: the relay; each of its processes has a socket of its own, see `relay`."""
-        return self.run_dir / "relay.sock"
-
     def relay(self, index: int) -> Path:
-        """Relay process `index`, from 0."""
+        """HTTP: relay process `index`, from 0."""
         return self.run_dir / f"relay-{index}.sock"
 
 

@@ -82,7 +82,6 @@ class ServiceConfig:
         max_attempts: maximum replicas for one request.
         api_keys_secret: Secret of the same namespace with the keys; None: no key is required.
         default_limits: of each tenant not listed in `tenants`.
-        can_sleep: scaling.minReplicas is 0.
         inference_pool: other gateways find the service by an InferencePool.
     """
 
@@ -101,7 +100,6 @@ class ServiceConfig:
     api_keys_secret: str | None = None
     tenants: tuple[TenantConfig, ...] = ()
     default_limits: RateLimits = RateLimits()
-    can_sleep: bool = False
     inference_pool: bool = False
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bench.autopilot import measure, options, report
 from bench.autopilot.engine import Engine, _pod, session
-from bench.autopilot.figures import Targets, goodput, latencies, percentile, seconds_until_near
+from bench.autopilot.figures import Targets, goodput, latencies, seconds_until_near
 from bench.autopilot.pilot import Change, Pilot
 from bench.autopilot.report import Fixed, PilotRun, Report
 from bench.autopilot.traffic import Answer, Client, Slice, trace_slice
@@ -60,8 +60,10 @@ def test_near_is_the_begin_of_the_first_whole_window_that_is_good_enough():
 
 def test_a_request_without_a_first_token_is_endless():
     assert latencies([good(0.0), Answer(1.0, None, None, whole=False)], 0.0, 2.0) == (float("inf"), 0.04)
-    assert percentile([], 0.95) is None
-    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+
+
+def test_without_requests_there_are_no_latencies():
+    assert latencies([], 0.0, 2.0) == (None, None)
 
 
 @given(start=QUARTERS, length=QUARTERS)

@@ -6,46 +6,22 @@ import json
 import pytest
 
 from bench.operator import fleet, options
-from bench.operator.figures import Delays, Failover, Machine, Report, SetUp, lines, percentile, phase_figures
+from bench.operator.figures import Delays, Failover, Machine, Report, SetUp, lines, phase_figures
 from bench.operator.plane import OPERATOR_USER, audit_policy, nodes
 from bench.operator.readings import (
     AuditLog,
-    Memory,
     Reading,
-    busy_seconds,
-    cpu_seconds,
-    memory,
     parse_call,
     parse_values,
     writes_by_kind,
 )
+from bench.processes import Memory
 from inflight_operator.api.types import InferenceService
-
-
-def test_a_percentile_is_a_value_that_was_measured():
-    values = [float(one) for one in range(100, 0, -1)]
-    assert percentile(values, 0.5) == 50
-    assert percentile(values, 0.99) == 99
-    assert percentile([7.0], 0.99) == 7
-    assert percentile([], 0.5) is None
 
 
 def test_delays_keep_the_misses_apart():
     assert Delays.of([3.0, None, 1.0]) == Delays(3, 1, 1.0, 3.0, 3.0)
     assert Delays.of([None]) == Delays(1, 1, None, None, None)
-
-
-def test_cpu_time_is_read_behind_a_name_with_blanks_and_parentheses():
-    fields = ["S", *["0"] * 10, "150", "50", *["0"] * 8]
-    assert cpu_seconds(f"1 (a ) b) {' '.join(fields)}") == pytest.approx(2.0)
-
-
-def test_a_machine_is_busy_but_when_idle_or_waiting_for_disks():
-    assert busy_seconds("cpu  100 50 30 9999 888 15 5 0 0 0\ncpu0 1 2 3\n") == pytest.approx(2.0)
-
-
-def test_memory_is_in_bytes():
-    assert memory("Name:\tx\nVmHWM:\t  20 kB\nVmRSS:\t  10 kB\n") == Memory(10240, 20480)
 
 
 def test_values_are_by_name_and_label():

@@ -1,23 +1,18 @@
 """helm and kubectl as a user runs them, and for contract tests a real API server without the CRD."""
 
-import json
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from e2e.cluster.throwaway import apiserver_only
+from e2e.helm import binary
 from tests.contract.api_server import ApiServer
+from tests.contract.kubectl import Kubectl
 
 PROJECT = Path(__file__).parents[2]
 CHART = PROJECT / "helm" / "inflight"
-
-
-def program(name):
-    beside = Path(sys.executable).with_name(name)
-    return str(beside) if beside.exists() else shutil.which(name)
 
 
 class Helm:
@@ -27,7 +22,7 @@ class Helm:
 
     def run(self, *arguments):
         return subprocess.run(
-            [program("helm"), *self.flags, *arguments],
+            [binary(), *self.flags, *arguments],
             capture_output=True,
             text=True,
             timeout=120,
@@ -50,27 +45,8 @@ class Helm:
         return {(o["kind"], o["metadata"]["name"]): o for o in yaml.safe_load_all(done.stdout) if o}
 
 
-class Kubectl:
-    def __init__(self, kubeconfig):
-        self.kubeconfig = kubeconfig
-
-    def run(self, *arguments, stdin=None):
-        return subprocess.run(
-            [program("kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-
-    def ok(self, *arguments, stdin=None):
-        done = self.run(*arguments, stdin=stdin)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def json(self, *arguments):
-        return json.loads(self.ok(*arguments, "-o", "json"))
+class ManifestKubectl(Kubectl):
+    """kubectl that also takes manifests as dicts."""
 
     def create(self, *manifests, flags=()):
         return self.run("create", *flags, "-f", "-", stdin=yaml.safe_dump_all(manifests))
@@ -83,15 +59,13 @@ def helm(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def kubeconfig(tmp_path_factory):
-    from e2e.cluster.throwaway import apiserver_only
-
     with apiserver_only(tmp_path_factory.mktemp("chart-apiserver")) as path:
         yield path
 
 
 @pytest.fixture(scope="session")
 def kubectl(kubeconfig):
-    return Kubectl(kubeconfig)
+    return ManifestKubectl(kubeconfig)
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.contract.definitions import established
+
 PROJECT = Path(__file__).parents[2]
 CHART = PROJECT / "helm" / "inflight"
 SYSTEM = "inflight-system"
@@ -28,7 +30,7 @@ def release(cluster_helm, kubectl):
     kubectl.ok("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=yaml.safe_dump_all(objects))
     done = cluster_helm.run("install", "inflight", str(CHART), "--namespace", SYSTEM, "--set", "replicas=2")
     assert done.returncode == 0, done.stderr
-    kubectl.ok("wait", "--for=condition=Established", "--timeout=30s", f"crd/{CRD}")
+    established(kubectl, CRD)
     yield done
     cluster_helm.run("uninstall", "inflight", "--namespace", SYSTEM)
     kubectl.ok("delete", "crd", CRD, "--ignore-not-found")

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.definitions import established
+
 KUSTOMIZE = Path(__file__).parents[2] / "deploy" / "kustomize"
 SYSTEM = "inflight-system"
 
@@ -16,7 +18,7 @@ def applied(kubectl):
     """The base as a user applies it; gone afterwards, but for the namespace, which nothing here could delete."""
     done = kubectl.run("apply", "--server-side", "-k", str(KUSTOMIZE / "base"))
     assert done.returncode == 0, done.stderr
-    kubectl.ok("wait", "--for=condition=Established", "--timeout=30s", "crd/inferenceservices.inflight.dev")
+    established(kubectl, "inferenceservices.inflight.dev")
     yield done
     kubectl.ok("delete", "--wait=false", "-f", str(KUSTOMIZE / "base" / "inflight.yaml"))
 

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.contract.definitions import established
+
 PROJECT = Path(__file__).parents[2]
 CHART = PROJECT / "helm" / "inflight"
 PREVIOUS = Path(__file__).with_name("previous") / "inflight-0.1.0.tgz"
@@ -36,7 +38,7 @@ def previous(cluster_helm, kubectl):
     )
     assert created.returncode == 0, created.stderr
     cluster_helm.ok("install", "inflight", str(PREVIOUS), "--namespace", NAMESPACE, "--set", "interval=7")
-    kubectl.ok("wait", "--for=condition=Established", "--timeout=30s", f"crd/{CRD}")
+    established(kubectl, CRD)
     service = {
         "apiVersion": "inflight.dev/v1alpha1",
         "kind": "InferenceService",

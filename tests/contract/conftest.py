@@ -1,10 +1,6 @@
 """A real kube-apiserver with the CRD installed, for the whole test session, and a namespace for each test."""
 
-import json
 import secrets
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,36 +12,15 @@ from inflight_operator.apply import KubeApi
 from inflight_operator.connect import load_configuration
 from tests.contract.api_server import ApiServer
 from tests.contract.definitions import established
+from tests.contract.kubectl import Kubectl
 from tests.contract.manifests import service_manifest
 
 PROJECT = Path(__file__).parents[2]
 CRD_FILE = PROJECT / "crds" / "inflight.dev_inferenceservices.yaml"
 
 
-class Kubectl:
-    """kubectl against the test API server, as a user would run it."""
-
-    def __init__(self, kubeconfig):
-        beside = Path(sys.executable).with_name("kubectl")
-        self.program = str(beside) if beside.exists() else shutil.which("kubectl")
-        self.kubeconfig = kubeconfig
-
-    def run(self, *arguments, stdin=None):
-        return subprocess.run(
-            [self.program, "--kubeconfig", str(self.kubeconfig), *arguments],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-
-    def ok(self, *arguments, stdin=None):
-        done = self.run(*arguments, stdin=stdin)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def json(self, *arguments):
-        return json.loads(self.ok(*arguments, "-o", "json"))
+class ManifestKubectl(Kubectl):
+    """kubectl that also takes manifests as dicts."""
 
     def apply(self, *manifests, dry_run=False):
         """`kubectl apply` of manifests; returns the finished process, refused or not."""
@@ -60,7 +35,7 @@ class Kubectl:
 @pytest.fixture(scope="session")
 def kubectl(tmp_path_factory):
     with apiserver_only(tmp_path_factory.mktemp("apiserver")) as kubeconfig:
-        kubectl = Kubectl(kubeconfig)
+        kubectl = ManifestKubectl(kubeconfig)
         kubectl.ok("apply", "--server-side", "-f", str(CRD_FILE))
         established(kubectl, "inferenceservices.inflight.dev")
         yield kubectl

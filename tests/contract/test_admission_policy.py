@@ -7,13 +7,13 @@ changes of it that someone who took over the operator would try.
 import copy
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import yaml
 
+from e2e.helm import binary
 from inflight_operator.api import InferenceService
 from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.render import ChildPlan, Settings, render
@@ -33,10 +33,9 @@ NOT_INSTALLED = ("Deployment", "Pod", "CustomResourceDefinition")
 @pytest.fixture(scope="module")
 def chart(kubectl, tmp_path_factory):
     """The chart's roles and policies, in force; gone afterwards."""
-    helm = Path(sys.executable).with_name("helm")
     rendered = subprocess.run(
         [
-            helm,
+            binary(),
             "template",
             "prod",
             CHART,

@@ -1,15 +1,19 @@
-"""The API server takes the InferencePool, its picker's Service and EndpointSlices, and needs nothing twice."""
+"""The InferencePool, its picker's Service and EndpointSlices, on a real API server with the extension's own CRD."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
+from e2e.cluster import inference_pools
+from e2e.install import have_inference_pools
 from inflight_operator.api import InferenceService
 from inflight_operator.apply import sync_children
 from inflight_operator.apply.children import ChildrenState
 from inflight_operator.apply.difference import needs_apply
+from inflight_operator.observe.pool_view import PoolParent, pool_parents
 from inflight_operator.render import render
-from inflight_operator.render.inference_pool import INFERENCE_POOL_API, pool_port
+from inflight_operator.render.inference_pool import INFERENCE_POOL_API, inference_pool, pool_port
 from inflight_operator.render.plan import GatewayAddress
 from tests.contract.definitions import apis_become, established
 from tests.contract.manifests import service_manifest
@@ -17,102 +21,39 @@ from tests.contract.test_children import PLAN, SETTINGS
 
 pytestmark = pytest.mark.contract
 
-CRD = "inferencepools.inference.networking.k8s.io"
 SERVICE = {"model": {"source": "builtin://smollm2"}, "accelerator": {"count": 0}}
 POOL = {**SERVICE, "gateway": {"enabled": True, "inferencePool": {"enabled": True}}}
+WITH_KEYS = {**SERVICE, "gateway": {**POOL["gateway"], "auth": {"apiKeysSecret": "chat-keys"}}}
 PODS = replace(PLAN, gateway_pods=(GatewayAddress("10.1.0.1"), GatewayAddress("10.1.0.2"), GatewayAddress("fd00::1")))
 KINDS = ("InferencePool", "EndpointSlice", "Service")
+LONGEST_NAME = "n" * 50
 
 
-def number(**more):
-    return {"type": "integer", "format": "int32", "minimum": 1, "maximum": 65535, **more}
+@pytest.fixture(scope="module", autouse=True)
+def definition(kubectl):
+    """The CRD as the local cluster installs it, gone afterwards: other tests expect a server without this API."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INFLIGHT_KUBECONFIG", str(kubectl.kubeconfig))
+        have_inference_pools(print)
+        try:
+            established(kubectl, inference_pools.NAME)
+            yield
+        finally:
+            kubectl.ok("delete", "crd", inference_pools.NAME)
 
 
-PORT = {"type": "object", "required": ["number"], "properties": {"number": number()}}
-SPEC = {
-    "type": "object",
-    "required": ["endpointPickerRef", "selector", "targetPorts"],
-    "properties": {
-        "selector": {
-            "type": "object",
-            "required": ["matchLabels"],
-            "properties": {
-                "matchLabels": {
-                    "type": "object",
-                    "minProperties": 1,
-                    "additionalProperties": {"type": "string", "maxLength": 63},
-                }
-            },
-        },
-        "targetPorts": {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": 8,
-            "items": PORT,
-            "x-kubernetes-list-type": "atomic",
-        },
-        "endpointPickerRef": {
-            "type": "object",
-            "required": ["name"],
-            "properties": {
-                "group": {"type": "string", "default": "", "maxLength": 253},
-                "kind": {"type": "string", "default": "Service", "minLength": 1, "maxLength": 63},
-                "name": {"type": "string", "minLength": 1, "maxLength": 253},
-                "port": PORT,
-                "failureMode": {"type": "string", "default": "FailClose", "enum": ["FailOpen", "FailClose"]},
-            },
-            "x-kubernetes-validations": [
-                {"rule": "self.kind != 'Service' || has(self.port)", "message": "port is required of a Service"}
-            ],
-        },
-    },
-}
-DEFINITION = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": CRD, "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"}},
-    "spec": {
-        "group": "inference.networking.k8s.io",
-        "scope": "Namespaced",
-        "names": {"kind": "InferencePool", "plural": "inferencepools", "singular": "inferencepool"},
-        "versions": [
-            {
-                "name": "v1",
-                "served": True,
-                "storage": True,
-                "subresources": {"status": {}},
-                "schema": {
-                    "openAPIV3Schema": {
-                        "type": "object",
-                        "required": ["spec"],
-                        "properties": {
-                            "spec": SPEC,
-                            "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
-                        },
-                    }
-                },
-            }
-        ],
-    },
-}
-"""The fields, defaults, bounds and rules of release 1.2 of the Gateway API Inference Extension."""
-
-
-@pytest.fixture
-def with_api(kubectl):
-    kubectl.create(DEFINITION)
-    try:
-        established(kubectl, CRD)
-        yield
-    finally:
-        kubectl.ok("delete", "crd", CRD)
+def test_a_cluster_that_has_the_api_keeps_its_own_version(kubectl):
+    kubectl.ok("annotate", "crd", inference_pools.NAME, "inference.networking.k8s.io/bundle-version=v9", "--overwrite")
+    have_inference_pools(print)
+    annotations = kubectl.json("get", "crd", inference_pools.NAME)["metadata"]["annotations"]
+    assert annotations["inference.networking.k8s.io/bundle-version"] == "v9"
 
 
 async def live_of(api, namespace):
     return [one for kind in KINDS for one in await api.list(kind, namespace, "inflight.dev/service=chat")]
 
 
-async def test_the_pool_is_taken_by_the_api_server_and_deleted_when_turned_off(kubectl, api, make, with_api):
+async def test_the_pool_is_taken_by_the_api_server_and_deleted_when_turned_off(api, make):
     available = await apis_become(api, {INFERENCE_POOL_API})
     settings = replace(
         SETTINGS, available_apis=available, gateway_service="gateway.system.svc.cluster.local", endpoint_picker=True
@@ -127,7 +68,9 @@ async def test_the_pool_is_taken_by_the_api_server_and_deleted_when_turned_off(k
         assert not needs_apply(one, live[one["kind"], one["metadata"]["name"]])
     pool = live["InferencePool", "chat"]["spec"]
     assert pool["endpointPickerRef"]["failureMode"] == "FailOpen"
-    assert live["Service", "chat-picker"]["spec"]["clusterIP"] != "None"
+    picker = live["Service", "chat-picker"]["spec"]
+    assert picker["clusterIP"] != "None"
+    assert pool["endpointPickerRef"]["port"]["number"] == picker["ports"][0]["port"]
     ports = live["EndpointSlice", "chat-picker-ipv4"]["ports"]
     assert [one["port"] for one in ports] == [pool_port(namespace, "chat")]
     assert len(live["EndpointSlice", "chat-picker-ipv6"]["endpoints"]) == 1
@@ -136,6 +79,91 @@ async def test_the_pool_is_taken_by_the_api_server_and_deleted_when_turned_off(k
     fewer = [one for one in render(off, PLAN, settings) if one["kind"] in KINDS]
     changes = await sync_children(api, fewer, list(live.values()), state, lambda: 0.0)
     assert set(changes.deleted) == live.keys() - {("Service", "chat"), ("Service", "chat-engines")}
+
+
+@pytest.mark.parametrize(("spec", "name"), [(POOL, "chat"), (WITH_KEYS, "chat"), (POOL, LONGEST_NAME)])
+def test_the_pool_of_every_service_is_accepted_as_it_is(api_server, make, spec, name):
+    wanted = inference_pool(InferenceService.from_dict(make(spec, name)))
+    stored = api_server.create(wanted)["spec"]
+    assert stored == {**wanted["spec"], "appProtocol": "http"}
+
+
+def without_port(spec):
+    del spec["endpointPickerRef"]["port"]
+
+
+def without_picker(spec):
+    del spec["endpointPickerRef"]
+
+
+def without_labels(spec):
+    spec["selector"]["matchLabels"] = {}
+
+
+def with_one_port_twice(spec):
+    spec["targetPorts"] *= 2
+
+
+def with_another_mode(spec):
+    spec["endpointPickerRef"]["failureMode"] = "Retry"
+
+
+def with_a_field_of_an_older_api(spec):
+    spec["targetPortNumber"] = 8000
+
+
+REFUSED = {
+    without_port: "port is required when kind is 'Service'",
+    without_picker: "spec.endpointPickerRef: Required value",
+    without_labels: "should have at least 1 properties",
+    with_one_port_twice: "port number must be unique",
+    with_another_mode: 'supported values: "FailOpen", "FailClose"',
+    with_a_field_of_an_older_api: 'unknown field "spec.targetPortNumber"',
+}
+
+
+@pytest.mark.parametrize("change", REFUSED, ids=lambda change: change.__name__)
+def test_a_pool_that_breaks_a_rule_of_the_api_is_refused(api_server, make, change):
+    pool = inference_pool(InferenceService.from_dict(make(POOL)))
+    change(pool["spec"])
+    answer = api_server.post(pool, dry_run=True)
+    assert answer.is_client_error
+    assert REFUSED[change] in answer.json()["message"]
+
+
+async def test_the_gateways_that_report_on_a_pool_are_read_from_its_status(kubectl, api, api_server, make):
+    service = InferenceService.from_dict(make(POOL))
+    namespace = service.metadata.namespace
+    api_server.create(inference_pool(service))
+    report(kubectl, namespace, parent("front", Accepted="True", ResolvedRefs="True"), parent("back", Accepted="False"))
+    (pool,) = await api.list("InferencePool", namespace)
+    assert pool_parents(pool) == (
+        PoolParent(f"Gateway {namespace}/front"),
+        PoolParent(f"Gateway {namespace}/back", "NotSupportedByParent: no such pools"),
+    )
+
+
+def parent(name, **conditions):
+    """An entry as a gateway writes it; the API server fills in that the parent is a Gateway."""
+    return {
+        "parentRef": {"name": name},
+        "controllerName": "example.com/gateway",
+        "conditions": [
+            {
+                "type": kind,
+                "status": status,
+                "reason": kind if status == "True" else "NotSupportedByParent",
+                "message": "" if status == "True" else "no such pools",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }
+            for kind, status in conditions.items()
+        ],
+    }
+
+
+def report(kubectl, namespace, *parents):
+    patch = json.dumps({"status": {"parents": parents}})
+    kubectl.ok("patch", "inferencepool", "chat", "-n", namespace, "--subresource=status", "--type=merge", "-p", patch)
 
 
 def test_a_pool_needs_the_gateway(kubectl, namespace):

@@ -1,15 +1,13 @@
 """The plain manifest has what the chart renders, and kustomize builds it."""
 
-import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import yaml
 
 from deploy import generated, manifest
 from deploy.chart import ROOT, HelmError, rendered
+from e2e.cluster.kubectl_program import binary
 from inflight_operator import cli, runtime
 from inflight_operator.apply.kube import RESOURCES
 from inflight_operator.handlers import WATCHED_KINDS
@@ -18,9 +16,7 @@ KUSTOMIZE = ROOT / "deploy" / "kustomize"
 
 
 def built(folder):
-    beside = Path(sys.executable).with_name("kubectl")
-    program = str(beside) if beside.exists() else shutil.which("kubectl")
-    done = subprocess.run([program, "kustomize", str(folder)], capture_output=True, text=True, check=False)
+    done = subprocess.run([binary(), "kustomize", str(folder)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(done.stdout)}
 

@@ -11,7 +11,8 @@ from e2e.disruptions import run
 from e2e.disruptions.load import Traffic
 from e2e.disruptions.phases import Phase
 from e2e.disruptions.run import NotRestoredError, run_phase
-from e2e.disruptions.stage import EnginePod, Stage
+from e2e.disruptions.stage import Stage
+from e2e.pods import Pod
 from e2e.service import Service
 
 
@@ -118,7 +119,7 @@ def test_the_row_counts_what_the_gateway_continued_meanwhile(stage, monkeypatch)
 @pytest.mark.parametrize("gateway", [False, True])
 def test_behind_the_gateway_no_kill_of_an_engine_excuses_a_loss(gateway):
     stage = Stage(Service("chat"), "image", lambda line: None, gateway=gateway)
-    pod = EnginePod("chat-a", "uid", "10.0.0.5", "node", ready=True, leaving=False, restarts=0)
+    pod = Pod("chat-a", "uid", "10.0.0.5", "node", ready=True, leaving=False, restarts=0)
     stage.strike(pod, [], signal.SIGKILL, whole=True)
     assert (stage.blow is None) == gateway
     stage.strike_gateway(pod, [], signal.SIGKILL)

@@ -7,14 +7,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from hypothesis import settings
 
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.gateway_stack import GatewayStack
-
-# How long an example takes says how busy the machine is, nothing else.
-settings.register_profile("gateway", deadline=None)
-settings.load_profile("gateway")
 
 
 @pytest.fixture

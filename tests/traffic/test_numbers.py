@@ -2,6 +2,7 @@
 
 from e2e import numbers
 from e2e.numbers import Numbers, numbers_on
+from e2e.pods import Pod
 from e2e.service import Service
 
 PAGE = """# HELP inflight_operator_service_waiting_requests Waiting requests.
@@ -36,10 +37,10 @@ def test_what_the_page_does_not_have_is_unknown_and_not_zero():
 def test_the_operator_pod_that_has_the_numbers_is_found(monkeypatch):
     """A stand-in for kubectl: the first pod does not lead and the second one does."""
 
-    def kubectl(*arguments, check=True):
-        if "pods" in arguments:
-            return '{"items": [{"metadata": {"name": "follows"}}, {"metadata": {"name": "leads"}}]}'
+    def kubectl(*arguments, check):
         return PAGE if "/pods/leads:8080/proxy/metrics" in arguments[-1] else ""
 
+    there = [Pod(name, name, "", "", ready=True, leaving=False, restarts=0) for name in ("follows", "leads")]
+    monkeypatch.setattr(numbers, "pods", lambda namespace, selector: there)
     monkeypatch.setattr(numbers, "kubectl", kubectl)
     assert numbers.numbers(CHAT).max_num_seqs == 16

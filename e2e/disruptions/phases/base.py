@@ -1,4 +1,4 @@
-"""What every phase is."""
+"""The base class of phases."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Phase:
         """Before the traffic."""
 
     def disturb(self, stage: Stage) -> None:
-        """Under traffic; returns when the service is through the worst, or with what was waited for."""
+        """Under traffic; returns when the service has recovered."""
         raise NotImplementedError
 
     def restore(self, stage: Stage) -> None:
-        """Undo what is not the service's own spec, which is restored for every phase."""
+        """Undo all changes outside the service's spec, which `run_phase` restores itself."""

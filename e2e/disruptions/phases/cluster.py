@@ -1,4 +1,4 @@
-"""What the cluster does around the service."""
+"""Disruptions of the cluster around the service."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import time
 from e2e.cluster import ClusterError, kubectl, layout
 from e2e.cluster.node import OwnNode
 from e2e.disruptions.phases.base import Phase
-from e2e.disruptions.stage import GATEWAY, EnginePod, Stage, system_pods
+from e2e.disruptions.stage import GATEWAY, Stage, system_pods
+from e2e.pods import Pod
 
 AWAY_SECONDS = 60
 DRAIN_SECONDS = 20
@@ -41,8 +42,8 @@ class _Drained(Phase):
         """Label selector of the pods."""
         raise NotImplementedError
 
-    def serving(self, stage: Stage) -> list[EnginePod]:
-        """Those of the pods that serve and stay."""
+    def serving(self, stage: Stage) -> list[Pod]:
+        """Those of the pods that serve and are not being deleted."""
         raise NotImplementedError
 
     def disturb(self, stage: Stage) -> None:
@@ -77,7 +78,7 @@ class NodeDrained(_Drained):
     def selector(self, stage: Stage) -> str:
         return f"inflight.dev/service={stage.service.name}"
 
-    def serving(self, stage: Stage) -> list[EnginePod]:
+    def serving(self, stage: Stage) -> list[Pod]:
         return stage.ready_pods()
 
 
@@ -89,5 +90,5 @@ class GatewayDrained(_Drained):
     def selector(self, stage: Stage) -> str:
         return f"app.kubernetes.io/name={GATEWAY}"
 
-    def serving(self, stage: Stage) -> list[EnginePod]:
+    def serving(self, stage: Stage) -> list[Pod]:
         return [pod for pod in system_pods(GATEWAY) if pod.ready]

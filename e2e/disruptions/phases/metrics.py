@@ -1,8 +1,8 @@
-"""A metrics page that goes wrong: in one pod, for the operator alone.
+"""A faulty metrics page of one pod, for the operator alone.
 
-The pod itself stays as it is. In its network namespace what comes from the operator's address is redirected to a
-responder that runs there: `/metrics` is the faulty page, everything else is passed on to the engine. So the operator
-meets the fault at the very address, port and pod that it scrapes, and neither clients nor probes meet it.
+The pod itself does not change. In its network namespace, connections from the operator's address are redirected to a
+responder that runs there: it answers `/metrics` with the faulty page and passes all other requests on to the engine. So
+the operator sees the fault at the address, port and pod that it scrapes, and clients and probes do not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import ClassVar
 from e2e.cluster import host, packages
 from e2e.disruptions import processes
 from e2e.disruptions.phases.base import Phase
-from e2e.disruptions.stage import OPERATOR, EnginePod, Stage, system_pods
+from e2e.disruptions.stage import OPERATOR, Stage, system_pods
+from e2e.pods import Pod
 
 RESPONDER = Path(__file__).resolve().parents[1] / "metrics_page.py"
 TABLE = "inflight_disruption"
@@ -24,7 +25,7 @@ PORTS = {8000: 18000, 8001: 18001}
 """The engine's serving and admin port, and the responder's port for each."""
 
 HOLD_SECONDS = 45
-"""Several looks of the operator, and longer than its Lease may go without renewal."""
+"""Several scrapes of the operator, and longer than the duration of its Lease."""
 
 LIMIT = 16
 """Another `max_num_seqs` than the service's at its start."""
@@ -63,7 +64,7 @@ class _MetricsPage(Phase):
         before = {pod.uid: pod.restarts for pod in system_pods(OPERATOR)}
         self._replace_page(victim, system_pods(OPERATOR))
         began = time.monotonic()
-        # What the operator must go on doing meanwhile: a change of another pod's limits.
+        # The operator must still change the limits of other pods meanwhile.
         stage.apply(tuning={"mode": "Auto", "maxNumSeqs": {"min": LIMIT, "max": LIMIT}})
         stage.wait(
             "the other pod's new limit",
@@ -79,7 +80,7 @@ class _MetricsPage(Phase):
         if any(before.get(pod.uid) != pod.restarts for pod in system_pods(OPERATOR)):
             raise RuntimeError("the operator was restarted")
 
-    def _replace_page(self, victim: EnginePod, operators: list[EnginePod]) -> None:
+    def _replace_page(self, victim: Pod, operators: list[Pod]) -> None:
         # The pause process has the namespace for as long as the pod lives, whatever becomes of the engine.
         self._inside = ["nsenter", f"--net=/proc/{processes.pause_process(victim.uid)}/ns/net"]
         ports = [f"{port}:{to}" for port, to in PORTS.items()]
@@ -91,7 +92,7 @@ class _MetricsPage(Phase):
         host.run([*self._inside, packages.require("nft"), "-f", "-"], script)
 
     def _end_responder(self) -> int:
-        """End it; how many pages it gave out."""
+        """End it; returns the number of pages that it sent."""
         if self._responder is None:
             return 0
         self._responder.terminate()

@@ -1,4 +1,4 @@
-"""Pods of the service that go, by order and without one."""
+"""Pods of the service that are deleted, killed or hang."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import time
 from e2e.cluster import kubectl
 from e2e.disruptions import processes
 from e2e.disruptions.phases.base import Phase
-from e2e.disruptions.stage import REPLICAS, EnginePod, Stage
+from e2e.disruptions.stage import REPLICAS, Stage
+from e2e.pods import Pod
 
 HANG_SECONDS = 75
-"""Longer than the clients' patience: what hangs that long is seen as hanging."""
+"""Longer than the clients' patience, so that requests to a pod that hangs are counted as lost."""
 
 
 class PodDeleted(Phase):
@@ -74,7 +75,7 @@ class PodHung(Phase):
         processes.send(self._stopped, signal.SIGCONT)
 
 
-def _engine(pod: EnginePod) -> int | None:
+def _engine(pod: Pod) -> int | None:
     try:
         return processes.engine_process(pod.uid)
     except LookupError:

@@ -1,4 +1,4 @@
-"""What a user does by changing the resource."""
+"""Changes of the resource by a user."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from starlette.types import Send
 
 from inflight_engine.server.call import Call
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.generation import NO_PIECE, Generation, Piece
+from inflight_engine.server.generation import Generation
+from inflight_engine.server.piece import NO_PIECE, Piece
 from inflight_engine.server.send import raw_headers, send_error
 
 EVENT_STREAM = {

@@ -11,10 +11,12 @@ from fastapi import APIRouter, Request, Response
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.server.call import Call
 from inflight_engine.server.endpoint import ServiceOf, begin
-from inflight_engine.server.generation import Generation, Piece, Timings
+from inflight_engine.server.generation import Generation
 from inflight_engine.server.logprobs import finite
+from inflight_engine.server.piece import Piece
 from inflight_engine.server.respond import GenerationResponse
 from inflight_engine.server.schema import GenerateRequest
+from inflight_engine.server.timings import Timings
 
 router = APIRouter()
 

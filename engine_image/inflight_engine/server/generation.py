@@ -1,26 +1,19 @@
-"""One request in the API process: detokenization, and notification of the client's writer."""
+"""One request in the API process: its tokens and times, and notification of the client's writer."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
 from inflight_engine.output import PromptLogprobs, TokenLogprobs
 from inflight_engine.request import FinishReason, SamplingParams
+from inflight_engine.server.choice_text import ChoiceText, Detokenizer
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.inbox import Inbox
+from inflight_engine.server.piece import NO_PIECE, Piece
 from inflight_engine.server.prompt_scores import PromptScores
-from inflight_engine.server.stop import StopStrings
-
-
-class Detokenizer(Protocol):
-    """Turns the tokens of one request into text; holds back bytes that are not yet a character."""
-
-    def push(self, token_ids: Sequence[int]) -> str: ...
-
-    def flush(self) -> str: ...
+from inflight_engine.server.timings import MAX_PREEMPTIONS, Preempted, Timings
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,72 +75,6 @@ class GenerationRequest:
     earlier: Earlier | None = None
 
 
-class ScoredToken(NamedTuple):
-    """A token of the text with its log-probabilities. `offset`: characters of the text before it."""
-
-    token_id: int
-    offset: int
-    logprobs: TokenLogprobs
-
-
-class Piece(NamedTuple):
-    """A part of a choice.
-
-    Attributes:
-        tokens: those whose text begins in this part, where log-probabilities were asked for.
-        prompt: in the first part, where log-probabilities of the prompt were asked for.
-        num_tokens: of the answer, up to this part: the text of the last ones may come with a later part.
-        logprobs: of the tokens without log-probabilities in an earlier part, if requested.
-    """
-
-    text: str
-    tokens: list[ScoredToken]
-    prompt: PromptScores | None = None
-    num_tokens: int = 0
-    logprobs: Sequence[TokenLogprobs] = ()
-
-    @property
-    def num_scored(self) -> int:
-        """Tokens with log-probabilities."""
-        return len(self.tokens) + (0 if self.prompt is None else len(self.prompt))
-
-    @property
-    def empty(self) -> bool:
-        return not (self.text or self.num_scored)
-
-
-NO_PIECE = Piece("", [])
-
-
-@dataclass(slots=True)
-class Timings:
-    """Seconds on the monotonic clock; None: has not happened."""
-
-    arrived: float
-    admitted: float | None = None
-    first_token: float | None = None
-    finished: float | None = None
-
-
-@dataclass(slots=True)
-class Preempted:
-    """A preemption of a running request. Seconds on the monotonic clock; None: not yet.
-
-    Attributes:
-        began: step in which it lost its slot.
-        resumed: the step in which it had a slot again.
-        next_token: its first token after that.
-    """
-
-    began: float
-    resumed: float | None = None
-    next_token: float | None = None
-
-
-MAX_PREEMPTIONS = 64
-"""Of one generation, whose times are kept: the first ones and the latest."""
-
-
 class Generation:
     """State of one running request.
 
@@ -161,19 +88,13 @@ class Generation:
     """
 
     __slots__ = (
-        "_decoded",
-        "_detokenizer",
         "_inbox",
-        "_let_out",
         "_min_tokens",
-        "_num_decoded",
         "_placed",
         "_prompt_scores",
-        "_stop",
         "_stop_token_ids",
         "_streaming",
         "_text",
-        "_untaken",
         "cached_tokens",
         "counted_tokens",
         "enqueued_at",
@@ -229,20 +150,13 @@ class Generation:
         """When the latest token came."""
         self.timer: asyncio.TimerHandle | None = None
         """The timeout that runs: in the queue, then while it runs."""
-        self._detokenizer = detokenizer
         self._inbox = inbox
         self._streaming = request.streaming
-        self._stop = StopStrings(request.stop)
         self._min_tokens = request.sampling.min_tokens
         self._stop_token_ids = frozenset(request.sampling.stop_token_ids)
-        # Whether each token's position in the text matters.
         self._placed = self.scored or bool(request.stop)
-        # Number of decoded `token_ids`.
-        self._num_decoded = 0
-        self._text = request.echo or ""
-        # Characters of the text: decoded, and of them not held back as a possible stop string.
-        self._decoded = self._let_out = len(self._text)
-        self._untaken: list[ScoredToken] = []
+        """Whether each token's position in the text matters."""
+        self._text = ChoiceText(detokenizer, request.stop, self._stop_token_ids, self._min_tokens, request.echo or "")
         self._prompt_scores = self._no_prompt_scores()
         if request.earlier is not None:
             self._go_on(request.earlier)
@@ -288,7 +202,7 @@ class Generation:
     @property
     def holds_back(self) -> bool:
         """Log-probabilities are waiting for the text of their tokens."""
-        return bool(self._untaken) and self._untaken[-1].offset >= self._let_out
+        return self._text.holds_back
 
     @property
     def time_to_first_token(self) -> float | None:
@@ -319,10 +233,12 @@ class Generation:
             return False
         self.token_ids.append(token_id)
         if self._placed:
-            self._place(token_id, logprobs)
+            if self.scored:
+                self._score(token_id, logprobs)
+            self._text.decode(self.token_ids)
         if self._streaming:
             self._inbox.put(self)
-        return self._stop.found
+        return self._text.stopped
 
     def finish(self, reason: FinishReason, now: float, error: ApiError | None = None) -> None:
         """Finish the request; later events are ignored. `error`: for the client."""
@@ -340,17 +256,13 @@ class Generation:
         """Output that may be sent now and was not taken before; all of the rest when it is done. Nothing before the
         first token, also not an echoed prompt: until then another engine process can restart it."""
         if not (self.token_ids or self.done):
-            return Piece("", [])
-        self._decode()
-        all_out = self.done and not self._stop.found
-        if all_out:
-            self._let_go(self._stop.push(self._detokenizer.flush()))
-            self._let_go(self._stop.flush())
-        text, self._text = self._text, ""
+            return NO_PIECE
+        self._text.decode(self.token_ids)
+        text, tokens = self._text.take(done=self.done)
         # A failed or aborted request may not have computed its whole prompt.
         prompt = self._prompt_scores if self.finish_reason in (None, FinishReason.STOP, FinishReason.LENGTH) else None
         self._prompt_scores = None
-        piece = Piece(text, self._take_tokens(all_out=all_out) if self._untaken else [], prompt, len(self.token_ids))
+        piece = Piece(text, tokens, prompt, len(self.token_ids))
         if self.logprobs and (self.done or not piece.empty):
             piece, self.logprobs = piece._replace(logprobs=self.logprobs), []
         return piece
@@ -360,19 +272,28 @@ class Generation:
         # A stop string ends no answer before `min_tokens`, so the text of the first ones is not searched.
         for token_ids in (earlier.token_ids[: self._min_tokens], earlier.token_ids[self._min_tokens :]):
             self.token_ids += token_ids
-            self._decode()
+            self._text.decode(self.token_ids)
         self.counted_tokens = len(self.token_ids)
         self.finish_reason = earlier.finish_reason or self._end_of_tokens()
         if earlier.written and (self.token_ids or self.done):
-            self._text, self._prompt_scores = "", None
+            self._text.drop()
+            self._prompt_scores = None
         if self.done:
             self.timings.finished = self.timings.arrived
             if not self.written:
                 self._inbox.put(self)
 
+    def _score(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        if logprobs is None:
+            raise AssertionError(f"request {self.request.request_id}: a token came without its log-probabilities")
+        self.logprobs.append(logprobs)
+        # Evaluation harnesses leave out the last entry of an echoed answer, as that of the token they must ask for.
+        if token_id not in self._stop_token_ids or self.request.echo is not None:
+            self._text.score(token_id, logprobs)
+
     def _end_of_tokens(self) -> FinishReason | None:
         """Why no further token is possible; None: one is."""
-        if self._stop.found or (self.token_ids and self.token_ids[-1] in self._stop_token_ids):
+        if self._text.stopped or (self.token_ids and self.token_ids[-1] in self._stop_token_ids):
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.token_ids) >= self.request.sampling.max_tokens else None
 
@@ -380,36 +301,3 @@ class Generation:
         if self.request.sampling.prompt_logprobs is None:
             return None
         return PromptScores(self.request.prompt_token_ids)
-
-    def _take_tokens(self, *, all_out: bool) -> list[ScoredToken]:
-        """Of a stop string, and after it, there are none."""
-        count = len(self._untaken)
-        while not all_out and count and self._untaken[count - 1].offset >= self._let_out:
-            count -= 1
-        taken, self._untaken = self._untaken[:count], self._untaken[count:]
-        return taken
-
-    def _place(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
-        if self.scored:
-            if logprobs is None:
-                raise AssertionError(f"request {self.request.request_id}: a token came without its log-probabilities")
-            self.logprobs.append(logprobs)
-            # Evaluation harnesses leave out the last entry of an echoed answer, as that of the token they must ask for.
-            if token_id not in self._stop_token_ids or self.request.echo is not None:
-                self._untaken.append(ScoredToken(token_id, self._decoded, logprobs))
-        self._decode()
-
-    def _decode(self) -> None:
-        if self._stop.found or self._num_decoded == len(self.token_ids):
-            return
-        new = self.token_ids[self._num_decoded :]
-        self._num_decoded = len(self.token_ids)
-        if not self._stop_token_ids.isdisjoint(new):
-            new = [token_id for token_id in new if token_id not in self._stop_token_ids]
-        decoded = self._detokenizer.push(new)
-        self._decoded += len(decoded)
-        self._let_go(decoded if len(self.token_ids) <= self._min_tokens else self._stop.push(decoded))
-
-    def _let_go(self, text: str) -> None:
-        self._text += text
-        self._let_out += len(text)

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from inflight_engine.server.call import Call
-from inflight_engine.server.generation import Generation, Piece
+from inflight_engine.server.generation import Generation
 from inflight_engine.server.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs, with_prompt
+from inflight_engine.server.piece import Piece
 from inflight_engine.server.prepare import Tokenizer
 from inflight_engine.server.prompt_scores import PromptScores
 

@@ -23,7 +23,8 @@ from inflight_engine.server.event_stream import (
     EventStream,
     Taken,
 )
-from inflight_engine.server.generation import NO_PIECE, Generation
+from inflight_engine.server.generation import Generation
+from inflight_engine.server.piece import NO_PIECE
 from inflight_engine.server.send import raw_headers
 
 PROGRESS_HEADER = "x-inflight-progress"

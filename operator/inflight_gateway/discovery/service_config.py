@@ -38,7 +38,7 @@ def read_service(manifest: dict[str, Any]) -> tuple[ServiceConfig | None, tuple[
     metadata = manifest["metadata"]
     key = ServiceKey(metadata["namespace"], metadata["name"])
     defaults = ServiceConfig(key, metadata["uid"], key.name)
-    engine, slo, scaling = spec.part("engine"), spec.part("slo"), spec.part("scaling")
+    engine, slo = spec.part("engine"), spec.part("slo")
     config = ServiceConfig(
         key=key,
         uid=defaults.uid,
@@ -55,7 +55,6 @@ def read_service(manifest: dict[str, Any]) -> tuple[ServiceConfig | None, tuple[
         api_keys_secret=_api_keys_secret(gateway),
         tenants=_tenants(gateway),
         default_limits=_limits(gateway.part("defaultLimits")),
-        can_sleep=scaling.text("mode", "Operator") == "Operator" and scaling.whole("minReplicas", 1) == 0,
         inference_pool=gateway.part("inferencePool").flag("enabled", False),
     )
     return config, tuple(notes)

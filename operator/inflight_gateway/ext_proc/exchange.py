@@ -92,7 +92,7 @@ class Exchange:
         head: of the request.
         allowed: addresses that another gateway allows for it; None: all.
         guest: the call comes from another gateway, not from the Envoy of this pod.
-        pool: service whose InferencePool the other gateway routes the request to, if it says so.
+        pool: service whose InferencePool the other gateway routes the request to; None: unknown.
     """
 
     def __init__(

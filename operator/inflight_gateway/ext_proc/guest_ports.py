@@ -25,7 +25,7 @@ AGAIN_S = 5.0
 
 
 class GuestPorts:
-    """A port stays open when its last pool is gone: there are few, and its calls are then resolved by their requests.
+    """A port stays open when its last pool is deleted: ports are few, and calls are then resolved by their requests.
 
     Args:
         shared: port that serves all services.
@@ -64,8 +64,8 @@ class GuestPorts:
             await self._open_pools()
 
     async def drain(self, least_s: float, most_s: float) -> None:
-        """Returns when no call is open or the time is over: calls are open until the response to their request ends.
-        New calls are taken for `least_s`, until other gateways know that this pod ends."""
+        """Returns when no call is open, or after `most_s`: calls are open until the response to their request ends.
+        New calls are accepted for `least_s`, until other gateways know that this pod ends."""
         await asyncio.sleep(least_s)
         await asyncio.gather(*(server.stop(max(0.0, most_s - least_s)) for server in self._servers.values()))
 
@@ -91,7 +91,7 @@ class GuestPorts:
                 self._in_use.discard(port)
 
     async def _listen(self, port: int, pool: Callable[[], ServiceKey | None]) -> None:
-        """Args: pool: the service whose pool the port belongs to, now; None: requests tell."""
+        """Args: pool: the service whose pool has the port now; None: it depends on the request."""
         self._servers[port] = await serve_guests(
             port, GuestProcessor(self._parts, self._bodies, pool), self._certificate
         )

@@ -49,13 +49,13 @@ class Bodies:
 
 
 class GuestProcessor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]  # no types
-    """One stream for each request, as in `Processor`. Headers of the request come from a client: those that only relay
-    and picker may set were not removed, so they are ignored.
+    """One stream for each request, as in `Processor`. No proxy has removed the internal headers, so a client may have
+    sent them: they are ignored.
 
     Bodies come whole (mode BUFFERED), or in parts that must be sent back (FULL_DUPLEX_STREAMED).
 
     Args:
-        pool: service whose InferencePool the calls are for; None: each request says it.
+        pool: service whose InferencePool the calls are for; None: it depends on the request.
     """
 
     def __init__(self, parts: Parts, bodies: Bodies, pool: Callable[[], ServiceKey | None]) -> None:

@@ -66,8 +66,8 @@ def _ends(message: Any) -> bool:
 
 
 def allowed(message: Any) -> frozenset[str] | None:
-    """Addresses that another gateway allows for a request, maybe none; None: all. From metadata, as a header may be a
-    client's."""
+    """Addresses that another gateway allows for a request, possibly none; None: all. From metadata: a client may send
+    the header."""
     struct = message.metadata_context.filter_metadata.get(_SUBSET_NAMESPACE)
     if struct is None or SUBSET not in struct.fields:
         return None
@@ -77,7 +77,7 @@ def allowed(message: Any) -> frozenset[str] | None:
 
 
 def _nothing_to_say(kind: str | None) -> Any:
-    """Third-party gateways may send messages that the own Envoy is not configured to send."""
+    """Third-party gateways may send messages that the Envoy of this pod is not configured to send."""
     if kind == "response_headers":
         return ProcessingResponse(response_headers=HeadersResponse())
     if kind in ("request_trailers", "response_trailers"):

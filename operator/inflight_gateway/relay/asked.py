@@ -11,8 +11,8 @@ PATHS = frozenset((b"/v1/chat/completions", b"/v1/completions", b"/v1/generate")
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """Attributes: stream: as sent by the client; the engine validates it. inflight_continuation: the
-    relay's own field, which a client may not set."""
+    """Attributes: stream: as sent by the client; the engine validates it. inflight_continuation: the relay's own field,
+    which a client may not set."""
 
     stream: Any = None
     inflight_continuation: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable
 
 from inflight_gateway import headers as names
 from inflight_gateway.relay.client import Request
 from inflight_gateway.relay.heads import Headers, find, request_head, without
+from inflight_gateway.relay.history import History
 
 _ATTEMPT = names.ATTEMPT.encode()
 _AVOID = names.AVOID.encode()
@@ -19,26 +19,23 @@ _REQUEST_ID = names.REQUEST_ID.encode()
 _READABLE = re.compile(rb"[!-~]{1,128}")
 
 
-def attempt_head(
-    request: Request, request_id: str, length: int, number: int, avoid: Iterable[str], *, progress: bool
-) -> bytes:
+def attempt_head(request: Request, request_id: str, length: int, history: History, *, progress: bool) -> bytes:
     """The head for a body of `length` bytes.
 
     Args:
         request_id: the gateway's own.
-        number: of the attempt, from 1.
-        avoid: endpoints that failed this request.
+        history: of the request, this attempt included.
         progress: ask for progress frames.
     """
     headers = [
         *request.headers,
         (b"content-length", b"%d" % length),
         (_OWN_REQUEST_ID, request_id.encode()),
-        (_ATTEMPT, b"%d" % number),
+        (_ATTEMPT, b"%d" % history.number),
     ]
     if progress:
         headers.append((_PROGRESS, b"1"))
-    avoided = ",".join(avoid)
+    avoided = ",".join(history.avoid)
     if avoided:
         headers.append((_AVOID, avoided.encode("latin-1")))
     return request_head(request.method, request.target, headers)

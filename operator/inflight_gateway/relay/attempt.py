@@ -106,7 +106,7 @@ class Attempt:
         else:
             self._call.pause()
 
-    # Of the inner listener.
+    # Called by the connection to the inner listener.
 
     def head(self, status: int, headers: Headers) -> None:
         self._request = None
@@ -157,7 +157,7 @@ class Attempt:
     def inner_writable(self, *, now: bool) -> None:
         """The body is written at once: it is in memory anyway."""
 
-    # Of time.
+    # Timeouts.
 
     def _overdue_at(self) -> float:
         silent_at = self._heard_at + self._shared.tuning.silence_s

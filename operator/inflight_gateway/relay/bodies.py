@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from inflight_gateway.relay.heads import Headers, find
-
-MAX_BODY_BYTES = 32 * 2**20
-"""Of one generation request, as Envoy's listeners."""
+from inflight_gateway.settings import MAX_BODY_BYTES
 
 MAX_BODIES_BYTES = 256 * 2**20
 """Of all requests in flight, in all processes together: bodies are kept until their answers are complete, to be sent

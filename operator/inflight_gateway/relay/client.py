@@ -107,7 +107,7 @@ class ClientConnection(asyncio.Protocol):
         """Abort the current request."""
         self._transport.abort()
 
-    # The exchange's side.
+    # Called by the exchange.
 
     def start(self, status: int, headers: Headers, length: int | None) -> None:
         """Write the head of the response. `headers` name no length; `length` of the body, None: unknown."""
@@ -166,7 +166,7 @@ class ClientConnection(asyncio.Protocol):
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
-    # The connection's side.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
@@ -206,7 +206,7 @@ class ClientConnection(asyncio.Protocol):
         if self._exchange is not None:
             self._exchange.client_writable(now=True)
 
-    # The parser's side.
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
         if self.busy or self._last:

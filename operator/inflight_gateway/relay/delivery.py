@@ -35,11 +35,11 @@ class Delivery:
         self._last: Frame | None = None
 
     def accepted(self, headers: Headers) -> None:
-        """By an engine, with these headers of a response."""
+        """An engine accepted the request. Args: headers: of its response."""
         self._headers = without(without_internal(end_to_end(headers)), b"content-length")
 
     def take(self, frame: Frame) -> None:
-        """One with data."""
+        """A frame with data."""
         self._last = frame
         self._kept.append(frame.data)
 

@@ -1,12 +1,11 @@
-"""Errors of the relay for clients, in OpenAI's format: `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors of the relay for clients."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
 
-import msgspec
-
+from inflight_gateway.openai_error import error_body
 from inflight_gateway.relay.heads import Headers
 
 
@@ -26,9 +25,7 @@ class ClientError:
     def body(self) -> bytes:
         if self.body_as_is:
             return self.body_as_is
-        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        error = {"message": self.message, "type": kind, "param": None, "code": self.code}
-        return msgspec.json.encode({"error": error})
+        return error_body(self.status, self.code, self.message)
 
     @property
     def event(self) -> bytes:
@@ -55,7 +52,3 @@ def engine_error(status: int, body: bytes) -> ClientError:
 def engine_died(body: bytes) -> bool:
     """Whether an engine's error object says that its engine process died."""
     return b'"engine_failed"' in body
-
-
-_TYPES = {503: "service_unavailable_error", 504: "timeout_error"}
-"""As the engine names them."""

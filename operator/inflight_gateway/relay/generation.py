@@ -14,17 +14,19 @@ from inflight_gateway.relay import asked, decide
 from inflight_gateway.relay.answer import Answer, Ended, Ending
 from inflight_gateway.relay.asking import attempt_head, with_readable_id
 from inflight_gateway.relay.attempt import Attempt
-from inflight_gateway.relay.bodies import CHECKED_BYTES, MAX_BODY_BYTES, Received
+from inflight_gateway.relay.bodies import CHECKED_BYTES, Received
 from inflight_gateway.relay.client import ClientConnection, Request
-from inflight_gateway.relay.decide import Again, Failure, Tried, next_step
+from inflight_gateway.relay.decide import Again, Failure, next_step
 from inflight_gateway.relay.delivery import DONE, Delivery, json_of
 from inflight_gateway.relay.errors import ClientError, engine_died, engine_error
 from inflight_gateway.relay.frames import Frame
 from inflight_gateway.relay.heads import Headers, end_to_end, retry_after_seconds, without, without_internal
+from inflight_gateway.relay.history import History
 from inflight_gateway.relay.key_check import KeyCheck
 from inflight_gateway.relay.passing import start_as_is
 from inflight_gateway.relay.record import Record
 from inflight_gateway.relay.shared import Shared
+from inflight_gateway.settings import MAX_BODY_BYTES
 from inflight_gateway.types import Retried
 
 _TOO_LARGE = ClientError(413, f"the request's body is larger than {MAX_BODY_BYTES >> 20} MiB", "request_too_large")
@@ -44,17 +46,14 @@ class Generation:
         self._attempt: Attempt | None = None
         self._check: KeyCheck | None = None
         self._retry: asyncio.TimerHandle | None = None
-        self._number = 0
-        self._failures = self._deaths = 0
-        self._failed_at = 0.0
-        self._avoid: dict[str, None] = {}
+        self._history = History()
         self._limits = shared.tuning.limits
         self._answer = Answer()
         self._passing = self._blocked = False
         self._record = Record(request)
         self._delivery = Delivery(client, self._record)
 
-    # Of the client.
+    # Called by the connection to the client.
 
     def begin(self) -> None:
         length = self._request.length
@@ -116,7 +115,7 @@ class Generation:
 
     def _ask(self) -> None:
         self._retry = None
-        self._number += 1
+        self._history.begin()
         body = self._body
         if self._answer.has_tokens:
             try:
@@ -124,9 +123,8 @@ class Generation:
             except ValueError:
                 self._refuse(decide.NOT_CONTINUED)
                 return
-        progress = self._asked is not None
         head = attempt_head(
-            self._request, self._record.request_id, len(body), self._number, self._avoid, progress=progress
+            self._request, self._record.request_id, len(body), self._history, progress=self._asked is not None
         )
         self._answer.begin_attempt()
         self._attempt = Attempt(self._shared, self, (head, body), blocked=self._blocked)
@@ -142,7 +140,7 @@ class Generation:
             self._record.attempt(self._attempt.service, self._attempt.endpoint, continued=continued)
             if self._attempt.tries > 1:
                 self._shared.retried(
-                    Retried(self._record.request_id, self._number, self._attempt.endpoint, self._attempt.tries)
+                    Retried(self._record.request_id, self._history.number, self._attempt.endpoint, self._attempt.tries)
                 )
 
     def frames(self, frames: Sequence[Frame], now: float) -> None:
@@ -213,7 +211,7 @@ class Generation:
             self._attempt.cancel()
             self.failed(self._attempt.loss)
             return
-        if self._number == 1 or (status != 503 and not self._answer.has_tokens):
+        if self._history.number == 1 or (status != 503 and not self._answer.has_tokens):
             self._passing = True
             self._record.status = status
             start_as_is(self._client, status, headers)
@@ -245,27 +243,17 @@ class Generation:
             self._end(error="engine_lost")
             self._client.abort()
             return
-        if self._attempt.endpoint:
-            self._avoid[self._attempt.endpoint] = None
-        elif failure is Failure.BUSY:
-            # All other replicas are busy or removed; a failed one may be ready again by then.
-            self._avoid.clear()
         if self._delivery.counts_sent and self._answer.all_finished(self._body):
             # A continuation would repeat the token counts.
             self._client.write(DONE)
             self._end()
             self._client.finish()
             return
-        if failure is not Failure.BUSY:
-            self._failures += 1
-            self._failed_at = now
-        if failure in (Failure.CUT, Failure.DIED) and self._attempt.endpoint and not self._answer.advanced:
-            self._deaths += 1
+        tried = self._history.failed(failure, self._attempt.endpoint, now, advanced=self._answer.advanced)
         self._attempt = None
         self._delivery.forget()
         if not self._answer.has_tokens:
             self._answer = Answer()
-        tried = Tried(self._failures, now - self._failed_at, self._deaths)
         step = next_step(failure, tried, self._limits, retry_after_s=retry_after_s, said=said)
         if isinstance(step, Again) and failure is not Failure.BUSY and not self._shared.budget.retry(now):
             step = decide.OUT_OF_BUDGET

@@ -40,10 +40,10 @@ class ResponseReader(Protocol):
 
 
 class InnerPool:
-    """Attributes: path: socket of the inner listener."""
+    """Args: path: socket of the inner listener."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
+        self._path = path
         self._idle: list[InnerConnection] = []
         self._connecting: set[asyncio.Task[None]] = set()
 
@@ -64,7 +64,7 @@ class InnerPool:
         loop = asyncio.get_running_loop()
         for _ in range(_CONNECT_TRIES):
             try:
-                await loop.create_unix_connection(lambda: connection, self.path)
+                await loop.create_unix_connection(lambda: connection, self._path)
             except OSError as error:
                 if error.errno != errno.EAGAIN:
                     _log.warning("cannot connect to the inner listener: %s", error)
@@ -82,7 +82,7 @@ class InnerPool:
         return True
 
     def remove(self, connection: InnerConnection) -> None:
-        """Whether it may have been closed while idle."""
+        """The connection was closed, possibly while idle."""
         if connection in self._idle:
             self._idle.remove(connection)
 
@@ -111,7 +111,7 @@ class InnerConnection(asyncio.Protocol):
         self._status = 0
         self._used = self._answered = self._no_body = False
 
-    # The call's side.
+    # Called by the owner of the call.
 
     def begin(self, reader: ResponseReader) -> None:
         self._reader = reader
@@ -150,7 +150,7 @@ class InnerConnection(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    # The connection's side.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
@@ -188,7 +188,7 @@ class InnerConnection(asyncio.Protocol):
         if self._reader is not None:
             self._reader.inner_writable(now=True)
 
-    # The parser's side.
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
         self._headers = []

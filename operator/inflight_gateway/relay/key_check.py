@@ -35,7 +35,7 @@ class KeyCheck:
     def cancel(self) -> None:
         self._call.cancel()
 
-    # Of the inner listener.
+    # Called by the connection to the inner listener.
 
     def head(self, status: int, headers: Headers) -> None:
         if status == 401 and find(headers, _CHECK) is not None:

@@ -35,7 +35,7 @@ class PassThrough:
         self._chunked = request.length is None
         self._started = False
 
-    # Of the client.
+    # Called by the connection to the client.
 
     def begin(self) -> None:
         request = self._request
@@ -65,7 +65,7 @@ class PassThrough:
         else:
             self._call.pause()
 
-    # Of the inner listener.
+    # Called by the connection to the inner listener.
 
     def head(self, status: int, headers: Headers) -> None:
         self._started = True

@@ -1,4 +1,4 @@
-"""The report of one generation request, collected while it is served."""
+"""The report on one generation request, collected while it is served."""
 
 from __future__ import annotations
 
@@ -61,7 +61,12 @@ class Record:
         self._longest_gap = 0.0
 
     def attempt(self, service: str, endpoint: str, *, continued: bool) -> None:
-        """An attempt got a response. Args: continued: tokens had been sent before it. Empty: unknown."""
+        """An attempt got a response.
+
+        Args:
+            service, endpoint: empty: unknown.
+            continued: tokens had been sent before.
+        """
         self._service = service or self._service
         if endpoint:
             self._endpoints.append(endpoint)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 from dataclasses import dataclass
-from pathlib import Path
 
 import uvloop
 
@@ -13,27 +12,19 @@ from inflight_gateway.relay.bodies import bodies_bytes_of_one
 from inflight_gateway.relay.shared import Tuning
 from inflight_gateway.relay.supervisor import supervise
 from inflight_gateway.relay.worker import Worker
+from inflight_gateway.settings import Sockets
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Attributes:
-    listen: socket path; worker N listens at it with `-N` before the suffix: `relay.sock` -> `relay-0.sock`.
-    inner: socket of Envoy's inner listener.
-    reports: socket of the picker for reports.
     processes: number of workers.
     drain_s: seconds that requests in flight may take after SIGTERM.
     """
 
-    listen: Path
-    inner: Path
-    reports: Path
+    sockets: Sockets
     processes: int = 1
     drain_s: float = 300.0
-
-
-def worker_socket(listen: Path, worker: int) -> Path:
-    return listen.with_name(f"{listen.stem}-{worker}{listen.suffix}")
 
 
 def main(settings: Settings) -> int:
@@ -47,7 +38,7 @@ async def _serve(settings: Settings, worker: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     tuning = Tuning(max_bodies_bytes=bodies_bytes_of_one(settings.processes))
-    serving = Worker(settings.inner, settings.reports, tuning)
-    await serving.start(worker_socket(settings.listen, worker))
+    serving = Worker(settings.sockets.inner, settings.sockets.reports, tuning)
+    await serving.start(settings.sockets.relay(worker))
     await stop.wait()
     await serving.stop(settings.drain_s)

@@ -57,7 +57,7 @@ class LoadSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """Everything that a full line says."""
+    """The content of a full line."""
 
     services: Mapping[ServiceKey, ServiceLoad]
     endpoints: Mapping[str, SentLoad]
@@ -116,7 +116,7 @@ class ReadLine:
 
 
 def read_line(line: bytes) -> ReadLine:
-    """The opposite of `Loads.line`. Fields that this version does not know are ignored.
+    """The inverse of `Loads.line`. Unknown fields are ignored.
 
     Raises:
         ValueError: not such a line; the message names the field.

@@ -54,6 +54,7 @@ _REJECTIONS = "inflight_admission_rejections_total"
 _FULL = ("queue_full", "class_queue_full", "queue_tokens", "shed")
 """Labels of requests rejected for lack of capacity; others would be rejected by an idle engine as well, or are retried
 at another pod."""
+_COUNTED = frozenset((*_COUNTERS, _REJECTIONS))
 _COST_TERMS = "inflight_step_cost_seconds"
 _COST_CURVE = "inflight_step_cost_curve_seconds"
 _CACHE_CONFIG = "vllm:cache_config_info"
@@ -211,6 +212,7 @@ def parse_metrics(text: str, time: float) -> Sample:
 
     Values of several label sets (engines of one vLLM server) are summed; utilizations and limits take the largest.
     A gauge or counter that is not a finite number counts as missing, a histogram with such a bucket or sum as empty.
+    Counters count whole requests and tokens; a fraction is left out, so that no mean is of less than one.
     Impossible values of limits, capacity, revision (see `MAX_LIMITS`, `MAX_NUMBER`), cost model, output lengths and
     size of the KV cache count as missing.
 
@@ -246,7 +248,7 @@ def parse_metrics(text: str, time: float) -> Sample:
             of_name = buckets[name]
             of_name[bound] = of_name.get(bound, 0.0) + value
         elif name != _REJECTIONS or key in _FULL:
-            values[name].append(value)
+            values[name].append(value // 1 if name in _COUNTED else value)
     if not values["vllm:num_requests_running"]:
         raise MetricsError("vllm:num_requests_running is missing: this is not an engine's metrics page")
     kv_usage = max(values["vllm:kv_cache_usage_perc"], default=0.0)

@@ -45,7 +45,6 @@ def test_every_field():
                 ]
             },
         },
-        "scaling": {"mode": "Operator", "minReplicas": 0},
         "gateway": {
             "enabled": True,
             "continuation": False,
@@ -74,7 +73,6 @@ def test_every_field():
             api_keys_secret="keys",
             tenants=(TenantConfig("acme", 2.5, RateLimits(None, 1000, 3)),),
             default_limits=RateLimits(6),
-            can_sleep=True,
         ),
         (),
     )
@@ -89,11 +87,6 @@ def test_a_service_without_gateway_is_none(spec):
 def test_other_gateways_are_served_where_the_service_has_a_pool(pool, served):
     config, notes = read_service(manifest({"gateway": {"enabled": True, "inferencePool": pool}}))
     assert (config.inference_pool, notes) == (served, ())
-
-
-def test_a_service_whose_replicas_another_scaler_sets_cannot_sleep():
-    spec = {"gateway": {"enabled": True}, "scaling": {"mode": "External", "minReplicas": 0}}
-    assert not read_service(manifest(spec))[0].can_sleep
 
 
 def test_fields_that_cannot_be_read_have_their_default_and_a_note():

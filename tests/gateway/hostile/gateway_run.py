@@ -188,7 +188,7 @@ async def hostile_gateway(folder: Path) -> AsyncIterator[Hostile]:
     stack.services(
         {"name": OPEN, "model": "m", "endpoints": addresses},
         {"name": KEYED, "model": "k", "endpoints": addresses[:1], "api_keys_secret": "keys", "default_limits": limits},
-        {"name": ASLEEP, "model": "z", "endpoints": [], "can_sleep": True},
+        {"name": ASLEEP, "model": "z", "endpoints": []},
         *({"namespace": one, "name": TWICE, "model": "t", "endpoints": addresses} for one in ("a", "b")),
         secrets=[{"namespace": "default", "name": "keys", "data": data}],
     )

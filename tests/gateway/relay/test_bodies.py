@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_gateway.relay.bodies import MAX_BODIES_BYTES, MAX_BODY_BYTES, Bodies, Received, bodies_bytes_of_one
+from inflight_gateway.relay.bodies import MAX_BODIES_BYTES, Bodies, Received, bodies_bytes_of_one
+from inflight_gateway.settings import MAX_BODY_BYTES
 
 MIB = 2**20
 

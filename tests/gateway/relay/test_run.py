@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from inflight_gateway.relay.run import worker_socket
+from inflight_gateway.settings import Sockets
 from tests.gateway.relay.conftest import eventually
 from tests.gateway.relay.fake_engine import Do, frames_for
 from tests.gateway.relay.test_continue import STREAM
@@ -22,9 +22,8 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from inflight_gateway.relay.run import Settings, main
-directory = Path(sys.argv[1])
-sys.exit(main(Settings(directory / "relay.sock", directory / "inner.sock", directory / "reports.sock",
-                       processes=int(sys.argv[2]), drain_s=float(sys.argv[3]))))
+from inflight_gateway.settings import Sockets
+sys.exit(main(Settings(Sockets(Path(sys.argv[1])), processes=int(sys.argv[2]), drain_s=float(sys.argv[3]))))
 """
 
 
@@ -42,7 +41,7 @@ class Program:
             await self.until(lambda worker=worker: self.listens(worker))
 
     def socket(self, worker: int) -> Path:
-        return worker_socket(self.directory / "relay.sock", worker)
+        return Sockets(self.directory).relay(worker)
 
     def workers(self) -> list[int]:
         pid = self.process.pid

@@ -158,7 +158,7 @@ async def test_the_plugin_shows_the_picks_and_the_held_requests_of_the_picker(st
     write(stack, engine, acme="ifk_1")
     await stack.start_all()
     assert (await ask(http, stack, headers=bearer("ifk_1") | {"x-request-id": "r-1"}))[0] == 200
-    stack.services(service("a", model="m", can_sleep=True))
+    stack.services(service("a", model="m"))
 
     async def asleep():
         return not (await stack.state())["endpoints"]

@@ -109,6 +109,13 @@ def test_requests_refused_for_want_of_capacity_are_counted():
     assert parse_metrics(VLLM_PAGE + page, 0.0).refused == 26
 
 
+def test_a_counter_with_a_fraction_counts_what_is_whole():
+    page = "inflight_arrived_requests_total 1e-300\ninflight_arrived_prompt_tokens_total 7.5\n"
+    refused = 'inflight_admission_rejections_total{reason="queue_full"} 0.5\n'
+    sample = parse_metrics(VLLM_PAGE + page + refused, 0.0)
+    assert (sample.arrived, sample.arrived_tokens, sample.refused) == (0, 7, 0)
+
+
 def test_a_page_without_a_cost_model_tells_none():
     sample = parse_metrics(VLLM_PAGE, 0.0)
     assert (sample.cost, sample.cost_error, sample.cost_steps, sample.kv_tokens) == (None, None, 0, None)

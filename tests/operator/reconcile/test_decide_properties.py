@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from inflight_operator.observe.metrics import WANTED, MetricsError, parse_metrics
@@ -299,8 +299,21 @@ def pages(draw):
     return "\n".join(lines) + "\n"
 
 
+A_PART_OF_A_REQUEST = """vllm:num_requests_running 0
+inflight_arrived_requests_total 1e-300
+inflight_arrived_prompt_tokens_total 1
+inflight_output_tokens_mean 1
+inflight_step_cost_curve_seconds{tokens="1"} 0
+inflight_step_cost_curve_seconds{tokens="64"} 0
+inflight_step_cost_curve_seconds{tokens="2048"} 0
+"""
+
+
 @settings(some, max_examples=60)
 @given(specs(), st.lists(pages(), min_size=1, max_size=8))
+@example(
+    {"engine": {"maxNumSeqs": 64, "maxNumBatchedTokens": 2048}}, ["vllm:num_requests_running 0\n", A_PART_OF_A_REQUEST]
+)
 def test_no_page_that_is_parsed_makes_a_decision_fail(spec, texts):
     fleet = RandomFleet(spec)
     fleet.tick(Tick())

@@ -1,0 +1,77 @@
+"""CPU time and memory of processes, from /proc."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(stat: str) -> float:
+    """User and system time of all threads of a process, from the text of /proc/PID/stat (proc(5))."""
+    fields = stat.rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Resident bytes of a process, and the most since `forget_peak`."""
+
+    now: int
+    peak: int
+
+
+def memory(status: str) -> Memory:
+    """From the text of /proc/PID/status."""
+    values = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    now, peak = (int(values[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
+    return Memory(now, peak)
+
+
+def process_cpu(pid: int) -> float:
+    """User and system time of a process, in seconds."""
+    return cpu_seconds(Path(f"/proc/{pid}/stat").read_text())
+
+
+def family_cpu(pid: int) -> float:
+    """User and system time of a process and its living descendants, in seconds."""
+    return sum(process_cpu(each) for each in _family(pid))
+
+
+def family_memory_mib(pid: int) -> float:
+    """Proportional set size of a process and its living descendants."""
+    total = 0
+    for each in _family(pid):
+        rollup = Path(f"/proc/{each}/smaps_rollup").read_text()
+        total += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+    return total / 1024
+
+
+def _family(pid: int) -> Iterator[int]:
+    yield pid
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in children.read_text().split():
+            yield from _family(int(child))
+
+
+def busy_seconds(stat: str) -> float:
+    """User, system and interrupt time of all cores, from the text of /proc/stat (proc(5))."""
+    user, nice, system, _idle, _iowait, irq, softirq = map(int, stat.split("\n", 1)[0].split()[1:8])
+    return (user + nice + system + irq + softirq) / _TICKS
+
+
+def machine_cpu() -> float:
+    """What all cores have worked since the machine's start, in seconds."""
+    return busy_seconds(Path("/proc/stat").read_text())
+
+
+def process_memory(pid: int) -> Memory:
+    return memory(Path(f"/proc/{pid}/status").read_text())
+
+
+def forget_peak(pid: int) -> None:
+    """The peak counts from now on (proc(5), clear_refs)."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
