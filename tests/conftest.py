@@ -1,12 +1,28 @@
+import gc
 import os
+import sys
+
+import pytest
+from hypothesis import settings
 
 # Before anything imports torch: spinning OpenMP threads slow a busy machine down many times over.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-from hypothesis import settings
-
+# Where bytecode may not be written, each of the hundreds of processes of a run compiles all that it imports.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # The same examples each time, so that a change is judged by what it changes; `make fuzz` looks for new ones. How long
 # an example takes says how busy the machine is, nothing else.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("random", deadline=None, print_blob=True)
 settings.load_profile("repeatable")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What is imported for the tests stays, a million objects: no later search for garbage goes through them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()

@@ -26,7 +26,7 @@ from inflight_engine.scheduling.limits import Limits
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MODEL = "builtin://smollm2"
-NUM_REQUESTS = 18
+NUM_REQUESTS = 12
 TEXT = (
     "The harbour was quiet that morning. Three boats had left before dawn and a fourth lay on the mud, waiting for the "
     "tide. Nobody spoke. A dog walked along the wall, looked at the water, and turned back towards the town, where the "
@@ -36,11 +36,11 @@ TEXT = (
 
 @pytest.fixture(scope="module")
 def prompts():
-    """18 prompts of 1 to 200 tokens, all different."""
+    """12 prompts of 1 to 130 tokens, all different."""
     tokenizer = load_tokenizer(resolve(MODEL, "main"))
     text_ids = tokenizer.encode(TEXT * 8)
     rng = random.Random(7)
-    lengths = [1, 2, 15, 16, 17, 200, *(rng.randint(3, 60) for _ in range(NUM_REQUESTS - 6))]
+    lengths = [1, 2, 15, 16, 17, 130, *(rng.randint(3, 60) for _ in range(NUM_REQUESTS - 6))]
     return [text_ids[rng.randrange(40) :][:length] for length in lengths]
 
 
@@ -161,7 +161,7 @@ def test_a_prefix_hit_equals_a_cold_start(prompts, greedy, expected):
     engine, _ = make_engine()
     cold = run(engine, prompts, greedy)
     warm = run(engine, prompts, greedy)
-    assert warm.prefix_hits > cold.prefix_hits + 300, "the second run must find what the first computed"
+    assert warm.prefix_hits > cold.prefix_hits + 200, "the second run must find what the first computed"
     assert (cold.outputs, warm.outputs) == (expected, expected)
 
 
@@ -173,11 +173,11 @@ def test_copies_of_a_prompt_that_are_computed_in_one_step_equal_the_prompt_alone
 
 
 def test_prefix_hits_under_preemption_by_recompute_and_swap_change_no_token(prompts):
-    shared = [prompts[5][:40] + prompt for prompt in prompts[6:18]]
-    greedy = [SamplingParams(max_tokens=16)] * len(shared)
+    shared = [prompts[5][:40] + prompt for prompt in prompts[6:]]
+    greedy = [SamplingParams(max_tokens=10)] * len(shared)
     alone, _ = make_engine(prefix_caching=False)
     cold = run(alone, shared, greedy)
-    engine, _ = make_engine(**SMALL_POOL | {"num_kv_blocks": 80}, swap_space=8 << 20)
+    engine, _ = make_engine(**SMALL_POOL | {"num_kv_blocks": 40}, swap_space=8 << 20)
     result = run(engine, shared, greedy)
     assert result.preemptions > 0
     assert result.prefix_hits > 0
@@ -187,10 +187,10 @@ def test_prefix_hits_under_preemption_by_recompute_and_swap_change_no_token(prom
 def test_log_probabilities_of_prompts_equal_those_of_transformers_whatever_is_cached_or_preempted(reference, prompts):
     import torch
 
-    some = [prompts[5][:150], prompts[5][:100], *prompts[1:4]]
-    engine, _ = make_engine(**SMALL_POOL | {"num_kv_blocks": 64}, preemption="recompute")
+    some = [prompts[5][:70], prompts[5][:50], *prompts[1:4]]
+    engine, _ = make_engine(**SMALL_POOL | {"num_kv_blocks": 36}, preemption="recompute")
     run(engine, some[:1], [SamplingParams(max_tokens=1)])
-    result = run(engine, some, [SamplingParams(max_tokens=12, prompt_logprobs=0)] * len(some))
+    result = run(engine, some, [SamplingParams(max_tokens=6, prompt_logprobs=0)] * len(some))
     assert result.preemptions > 0
     for request_id, prompt in enumerate(some):
         with torch.inference_mode():
@@ -259,6 +259,6 @@ def test_a_seeded_sample_is_the_same_alone_and_in_a_full_batch(prompts):
     ]
     engine, _ = make_engine(prefix_caching=False)
     together = run(engine, prompts, sampling).outputs
-    for index in (0, 1, 4, 6, 7, 8, 16):  # with each of the fields above and without it
+    for index in (0, 1, 6, 7, 8):  # with each of the fields above and without it
         alone = run(engine, prompts[index : index + 1], sampling[index : index + 1]).outputs
         assert alone == [together[index]], f"request {index}"

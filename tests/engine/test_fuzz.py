@@ -10,7 +10,7 @@ from inflight_engine.scheduling.victims import VICTIMS
 from tests.engine import fuzz
 from tests.engine.scheduling.workload import random_fields
 
-STEPS = 100_000
+STEPS = 50_000
 ALWAYS = (
     "starts",
     "idle",

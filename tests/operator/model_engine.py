@@ -5,6 +5,7 @@ that it is `told` to report, with what arrived; with `tells_cache` the size of i
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from inflight_cost.model import CostModel
 from inflight_operator.limits import Limits
@@ -40,15 +41,14 @@ TOKENS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 
 
 class Buckets:
     def __init__(self, bounds):
-        self.bounds, self.counts, self.total = bounds, [0.0] * len(bounds), 0.0
+        self.bounds, self._each, self.total = bounds, [0.0] * len(bounds), 0.0
 
     def observe(self, value, times=1):
         self.total += value * times
-        for index in range(bisect_left(self.bounds, value), len(self.bounds)):
-            self.counts[index] += times
+        self._each[bisect_left(self.bounds, value)] += times
 
     def value(self):
-        return Histogram(self.bounds, tuple(self.counts), self.total)
+        return Histogram(self.bounds, tuple(accumulate(self._each)), self.total)
 
 
 @dataclass

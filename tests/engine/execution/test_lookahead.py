@@ -22,6 +22,13 @@ def model(tmp_path_factory):
     return make_model(folder, "llama-gqa-untied"), folder
 
 
+@pytest.fixture(scope="module", params=[[GREEDY] * 24, mixed_sampling(24)], ids=["greedy", "mixed"])
+def one_by_one(model, request):
+    """Prompts, how they are sampled, and the tokens of steps that wait for each other."""
+    prompts = prompts_for(random.Random(5), 24)
+    return prompts, request.param, Driver(tiny_runner(model[1], num_kv_blocks=1024)).run(prompts, request.param)
+
+
 @pytest.mark.parametrize(
     "company",
     [
@@ -33,11 +40,9 @@ def model(tmp_path_factory):
     ],
     ids=["together", "recomputed", "swapped", "cancelled", "all-of-it"],
 )
-@pytest.mark.parametrize("sampling", [[GREEDY] * 24, mixed_sampling(24)], ids=["greedy", "mixed"])
-def test_random_plans_give_the_tokens_of_steps_taken_one_by_one(model, company, sampling):
+def test_random_plans_give_the_tokens_of_steps_taken_one_by_one(model, one_by_one, company):
     _, folder = model
-    prompts = prompts_for(random.Random(5), 24)
-    expected = Driver(tiny_runner(folder, num_kv_blocks=1024)).run(prompts, sampling)
+    prompts, sampling, expected = one_by_one
     runner = tiny_runner(folder, lookahead=True, num_kv_blocks=1024, swap_space=SWAP_SPACE)
     for seed in range(2):
         driver = Driver(runner, rng=random.Random(seed), **company)

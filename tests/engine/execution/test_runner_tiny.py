@@ -62,6 +62,21 @@ def mixed_sampling(count):
     ]
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A model's folder, requests, and what each gives alone: tokens, and log-probabilities."""
+    folder = tmp_path_factory.mktemp("alone")
+    make_model(folder, "llama-gqa-untied")
+    runner = tiny_runner(folder, num_kv_blocks=1024)
+    prompts, sampling = prompts_for(random.Random(5), 24), mixed_sampling(24)
+    outputs, reports = [], []
+    for prompt, how in zip(prompts, sampling, strict=True):
+        driver = Driver(runner)
+        outputs += driver.run([prompt], how)
+        reports.append(driver.sequences[0].logprobs)
+    return folder, prompts, sampling, outputs, reports
+
+
 @pytest.mark.parametrize(
     "company",
     [
@@ -72,18 +87,11 @@ def mixed_sampling(count):
     ],
     ids=["together", "chunked-recomputed", "chunked-swapped", "prefixes-shared"],
 )
-def test_seeded_sampling_does_not_depend_on_company_chunks_prefixes_or_preemption(tmp_path, company):
-    make_model(tmp_path, "llama-gqa-untied")
-    runner = tiny_runner(tmp_path, num_kv_blocks=1024, swap_space=SWAP_SPACE)
-    prompts = prompts_for(random.Random(5), 24)
-    sampling = mixed_sampling(24)
-    alone, reports = [], []
-    for prompt, how in zip(prompts, sampling, strict=True):
-        driver = Driver(runner)
-        alone += driver.run([prompt], how)
-        reports.append(driver.sequences[0].logprobs)
+def test_seeded_sampling_does_not_depend_on_company_chunks_prefixes_or_preemption(alone, company):
+    folder, prompts, sampling, outputs, reports = alone
+    runner = tiny_runner(folder, num_kv_blocks=1024, swap_space=SWAP_SPACE)
     driver = Driver(runner, rng=random.Random(3), **company)
-    assert driver.run(prompts, sampling) == alone
+    assert driver.run(prompts, sampling) == outputs
     for sequence, expected in zip(driver.sequences, reports, strict=True):
         assert len(sequence.logprobs) == len(expected)
         for report, other in zip(sequence.logprobs, expected, strict=True):

@@ -19,10 +19,11 @@ def test_in_the_interpreter_they_equal_plain_torch(tmp_path):
     names = ("interpreted_ops.py", "sampling/interpreted_gumbel.py", "interpreted_runner.py")
     files = [Path(__file__).parent / name for name in names]
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *map(str, files)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "tests.engine.execution.quick_interpreter", *map(str, files)],
         env=os.environ | {"TRITON_INTERPRET": "1", "INFLIGHT_CPU_KERNELS": "off", "TINY_MODEL": str(tmp_path)},
         stdout=subprocess.PIPE,
         text=True,
+        cwd=Path(__file__).parents[3],
         timeout=200,
         check=False,
     )

@@ -1,4 +1,5 @@
-"""How the CPU threads of a process that computes wait is settled before torch is there, and can be set from outside."""
+"""How the CPU threads of a process that computes wait is settled before torch is there. That it can be set from outside
+is in `test_openmp`."""
 
 import os
 import socket
@@ -11,11 +12,9 @@ import pytest
 from inflight_engine.config import EngineConfig
 
 
-def shown_by(module, arguments, given, **options):
+def shown_by(module, arguments, **options):
     """What the OpenMP library shows of its settings when a process is started."""
     environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"} | {"OMP_DISPLAY_ENV": "true"}
-    if given:
-        environment["OMP_WAIT_POLICY"] = given
     command = [sys.executable, "-m", module, *arguments]
     return subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=120, **options
@@ -23,12 +22,11 @@ def shown_by(module, arguments, given, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
-def test_threads_of_the_engine_process_sleep_while_they_wait_unless_told_otherwise(given, expected):
+def test_threads_of_the_engine_process_sleep_while_they_wait():
     ours, theirs = socket.socketpair()
     with ours, theirs:  # it ends because no configuration comes
-        shown = shown_by("inflight_engine.engine_process", [str(theirs.fileno())], given, pass_fds=[theirs.fileno()])
-    assert f"OMP_WAIT_POLICY = '{expected}'" in shown
+        shown = shown_by("inflight_engine.engine_process", [str(theirs.fileno())], pass_fds=[theirs.fileno()])
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in shown
 
 
 @pytest.mark.slow
@@ -38,7 +36,6 @@ def test_threads_of_a_tensor_parallel_worker_sleep_while_they_wait():
     shown = shown_by(
         "inflight_engine.execution.parallel.worker",
         ["1", "0", str(lifeline), "there", config],
-        None,
         pass_fds=[lifeline],
     )
     os.close(lifeline)

@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import httpx
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,21 +42,30 @@ def calls(draw):
     return path, {**{name: value for name, value in needed.items() if name in PATHS[path].model_fields}, **body}
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(calls(), min_size=5, max_size=20))
-def test_no_body_makes_the_server_fail(batch):
-    async def send():
-        # What is valid waits for an engine that does not answer, and times out.
+@pytest.fixture(scope="module")
+def post():
+    """Sends a body to one server, whose engine does not answer: what is valid waits, and times out."""
+
+    async def client():
         _, _, app = await connected(server_config(queue_timeout=0.01))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://engine") as http:
-            for path, body in batch:
-                content = json.dumps(body)
-                answer = await http.post(path, content=content, headers={"content-type": "application/json"})
-                if answer.status_code == 200:
-                    assert "tokenize" in path
-                    continue
-                assert answer.status_code in (400, 404, 503, 504), (path, content, answer.text)
-                assert answer.json()["error"]["message"]
+        return httpx.AsyncClient(transport=transport, base_url="http://engine")
 
-    asyncio.run(send())
+    with asyncio.Runner() as runner:
+        http = runner.run(client())
+        json_content = {"content-type": "application/json"}
+        yield lambda path, content: runner.run(http.post(path, content=content, headers=json_content))
+        runner.run(http.aclose())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(calls(), min_size=5, max_size=20))
+def test_no_body_makes_the_server_fail(post, batch):
+    for path, body in batch:
+        content = json.dumps(body)
+        answer = post(path, content)
+        if answer.status_code == 200:
+            assert "tokenize" in path
+            continue
+        assert answer.status_code in (400, 404, 503, 504), (path, content, answer.text)
+        assert answer.json()["error"]["message"]

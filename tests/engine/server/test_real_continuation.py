@@ -1,6 +1,8 @@
 """The real model: an answer that is cut and goes on has the tokens, the text and the log-probabilities that it has
 without a cut."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import httpx
 import pytest
 
@@ -37,25 +39,30 @@ def ask(http, body):
     return answer.text
 
 
+def continued(http, body, found, cut):
+    """What is told of an answer that is cut behind a frame, and whenever it is cut again."""
+    kept = Kept([Choice() for _ in range(body.get("n", 1))])
+    kept.read(found[:cut])
+    while not kept.complete:
+        kept.read(frames(ask(http, body | kept.cut())))
+    if not body["stream"]:
+        return whole(kept.whole)
+    return told(kept.data if kept.data[-1:] == ["[DONE]"] else [*kept.data, "[DONE]"], "")
+
+
 @pytest.mark.parametrize(("case", "stream"), [*((case, True) for case in CASES), *((case, False) for case in WHOLE)])
 def test_a_cut_answer_equals_one_without_a_cut(server, case, stream):
     body = {"prompt": PROMPT, "max_tokens": 24, "stream": stream, **CASES[case]}
-    number = body.get("n", 1)
-    with httpx.Client(base_url=server.url, timeout=120) as http:
+    with httpx.Client(base_url=server.url, timeout=120) as http, ThreadPoolExecutor() as together:
         plain = http.post("/v1/completions", json=body, headers={"x-request-id": "one"})
         lines = [line.removeprefix("data: ") for line in plain.text.split("\n\n") if line]
         expected = told(lines, "") if stream else whole(plain.json())
         found = frames(ask(http, body))
         held = [number for number, (comments, data) in enumerate(found, 1) if tells(comments) and data is None]
         assert held or case != "seeded"
-        for cut in sorted({3, len(found) // 2, max(0, len(found) - 4), *held[:1]}):
-            kept = Kept([Choice() for _ in range(number)])
-            kept.read(found[:cut])
-            while not kept.complete:
-                kept.read(frames(ask(http, body | kept.cut())))
-            if stream:
-                kept.data += [] if kept.data[-1:] == ["[DONE]"] else ["[DONE]"]
-            seen = told(kept.data, "") if stream else whole(kept.whole)
+        cuts = sorted({3, len(found) // 2, max(0, len(found) - 4), *held[:1]})
+        # At once: then a step computes a token of each.
+        for cut, seen in zip(cuts, together.map(lambda cut: continued(http, body, found, cut), cuts), strict=True):
             for each in (seen, expected):
                 each.get("usage", {}).pop("prompt_tokens_details", None)  # the prompt may be cached by now
             assert seen == expected, f"cut behind frame {cut} of {len(found)}"

@@ -15,7 +15,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 NUM_CLIENTS = 16
-OUTPUT_TOKENS = 16
+OUTPUT_TOKENS = 10
 LATEST_SECONDS = 60.0
 """After the engine process was lost: until it is ended, and another one is loaded and has computed the rest."""
 

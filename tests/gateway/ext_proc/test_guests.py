@@ -28,7 +28,7 @@ from inflight_gateway.ext_proc.guests import CHUNK_BYTES
 from inflight_gateway.ext_proc.pool import pool_port
 from inflight_gateway.types import ServiceKey
 from tests.gateway.asking import service
-from tests.gateway.gateway_stack import free_port, until
+from tests.gateway.gateway_stack import GatewayStack, free_port, until
 
 KEY = "ifk_" + "a" * 43
 DESTINATION = "x-gateway-destination-endpoint"
@@ -85,18 +85,19 @@ class OtherGateway:
         return await self._call.read()
 
 
-@pytest.fixture
-async def port(stack, request):
-    """Args: request: its parameter is the time in which a picker that drains takes new calls, in seconds."""
-    drain_min = getattr(request, "param", "0.5")
-    entry = json.dumps({"tenant": "acme", "sha256": hashlib.sha256(KEY.encode()).hexdigest()})
-    services = [
-        service("open", model="m", max_attempts=2) | {"endpoints": ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"]},
-        service("keyed", model="k", api_keys_secret="keys") | {"endpoints": ["10.0.0.4:80"]},
-        service(TWIN, model="m2", inference_pool=True) | {"endpoints": ["10.0.0.5:80"]},
-        service(TWIN, model="m2", namespace="other", inference_pool=True) | {"endpoints": ["10.0.0.6:80"]},
-    ]
-    stack.services(*services, secrets=[{"name": "keys", "data": {"k1": entry}}])
+ENTRY = json.dumps({"tenant": "acme", "sha256": hashlib.sha256(KEY.encode()).hexdigest()})
+SECRETS = [{"name": "keys", "data": {"k1": ENTRY}}]
+SERVICES = [
+    service("open", model="m", max_attempts=2) | {"endpoints": ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"]},
+    service("keyed", model="k", api_keys_secret="keys") | {"endpoints": ["10.0.0.4:80"]},
+    service(TWIN, model="m2", inference_pool=True) | {"endpoints": ["10.0.0.5:80"]},
+    service(TWIN, model="m2", namespace="other", inference_pool=True) | {"endpoints": ["10.0.0.6:80"]},
+]
+
+
+async def started(stack, *services, drain_min):
+    """The port for other gateways of a picker. drain_min: seconds in which one that drains takes new calls."""
+    stack.services(*services, secrets=SECRETS)
     for _ in range(5):  # a free port may be another program's a moment later
         port, stack.state_port = free_port(), free_port()
         stack.state_url = f"http://127.0.0.1:{stack.state_port}"
@@ -107,6 +108,25 @@ async def port(stack, request):
         if picker.poll() is None:
             return port
     raise AssertionError(stack.log("picker"))
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A picker of all tests that leave it as it is, and its port."""
+    stack = GatewayStack(tmp_path_factory.mktemp("picker"))
+    try:
+        yield stack, asyncio.run(started(stack, *SERVICES, drain_min="0"))
+    finally:
+        stack.stop_all()
+
+
+@pytest.fixture
+def port(shared):
+    return shared[1]
+
+
+async def in_flight(stack):
+    return sum(one["in_flight"] for one in (await stack.state())["services"])
 
 
 async def picked(port, *messages, authority=None):
@@ -168,9 +188,11 @@ async def test_a_request_does_not_leave_the_pool_that_its_route_names(port):
     assert await picked(pool_port(ServiceKey("other", TWIN)), *elsewhere) == "10.0.0.6:80"
 
 
-async def test_the_port_of_a_pool_opens_when_its_service_comes(port, stack):
+async def test_the_port_of_a_pool_opens_when_its_service_comes(shared):
+    stack, _ = shared
     new = ServiceKey("default", f"new-{secrets.token_hex(4)}")
-    stack.services(service(new.name, model="n", inference_pool=True) | {"endpoints": ["10.0.0.7:80"]})
+    added = service(new.name, model="n", inference_pool=True) | {"endpoints": ["10.0.0.7:80"]}
+    stack.services(*SERVICES, added, secrets=SECRETS)
 
     async def answers():
         try:
@@ -228,7 +250,8 @@ async def test_bodies_that_come_in_parts_are_sent_back_after_the_pick(port, trai
         assert (part.body, part.end_of_stream) == (b"data", True)
 
 
-async def test_requests_count_with_the_status_of_the_engines_response(port, stack):
+async def test_requests_count_with_the_status_of_the_engines_response(shared):
+    stack, port = shared
     async with OtherGateway(port) as other:
         await other.say(head(), body(b'{"model": "m"}'))
         await other.answer()
@@ -249,19 +272,18 @@ async def test_a_refused_body_is_not_sent_back(port):
         assert (await other.answer()).immediate_response.status.code == 404
 
 
-async def test_requests_are_in_flight_until_the_stream_ends(port, stack):
-    async def in_flight():
-        return sum(one["in_flight"] for one in (await stack.state())["services"])
+async def test_requests_are_in_flight_until_the_stream_ends(shared):
+    stack, port = shared
 
+    async def none():
+        return await in_flight(stack) == 0
+
+    await until(none, "the requests of other tests have ended", 5)
     async with OtherGateway(port) as other:
         await other.say(head(), body(b'{"model": "m"}'))
         await other.answer()
         await other.answer()
-        assert await in_flight() == 1
-
-    async def none():
-        return await in_flight() == 0
-
+        assert await in_flight(stack) == 1
     await until(none, "the request has ended", 5)
 
 
@@ -278,8 +300,8 @@ def test_nodes_without_ipv6_are_listened_on_by_ipv4(monkeypatch):
     assert any_address() == "0.0.0.0"
 
 
-@pytest.mark.parametrize("port", ["3"], indirect=True)
-async def test_open_calls_end_before_the_picker_does_and_new_ones_are_taken_for_a_while(port, stack):
+async def test_open_calls_end_before_the_picker_does_and_new_ones_are_taken_for_a_while(stack):
+    port = await started(stack, *SERVICES[:2], drain_min="3")
     picker = stack.processes["picker"]
     async with OtherGateway(port) as other:
         await other.say(head(), body(b'{"model": "m"}'))

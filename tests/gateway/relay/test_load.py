@@ -54,7 +54,7 @@ async def test_a_slow_client_holds_the_engine_back_and_gets_everything(make, los
     assert received == data * count + b"data: [DONE]\n\n"
 
 
-async def test_two_thousand_open_streams_take_little_memory_and_all_end(make):
+async def test_a_thousand_open_streams_take_little_memory_and_all_end(make):
     """Relay, engine and clients are in this process: what is measured is the sum of the three."""
     relay = await make(Tuning(silence_s=60.0))
     frames = frames_for(STREAM)
@@ -84,13 +84,13 @@ async def test_two_thousand_open_streams_take_little_memory_and_all_end(make):
             async with session.post("http://svc/v1/chat/completions", json=STREAM) as response:
                 return await response.read()
 
-        tasks = [asyncio.create_task(one()) for _ in range(2000)]
-        await eventually(lambda: len(relay.engine.seen) == 2000, 60)
+        tasks = [asyncio.create_task(one()) for _ in range(1000)]
+        await eventually(lambda: len(relay.engine.seen) == 1000, 60)
         await asyncio.sleep(0.5)
         grown = resident_bytes() - before
         gate.set()
         answers = await asyncio.gather(*tasks)
-    assert len(set(answers)) <= 2001
+    assert len(set(answers)) <= 1001
     assert all(answer.endswith(b"data: [DONE]\n\n") for answer in answers)
-    assert grown / 2000 < 150_000
+    assert grown / 1000 < 150_000
     assert relay.worker._shared.bodies.kept == 0

@@ -80,7 +80,7 @@ async def test_concurrent_requests_hold_over_both_exactly(pair, engines, http):
 
 async def test_waiting_tenants_get_their_shares_over_both(pair, engines, http):
     engine = await engines("engine", "stream")
-    engine.events, engine.tick = 5, 0.02
+    engine.events, engine.tick = 5, 0.01
     weights = {"acme": 3, "other": 1}
     await start(pair, engine, [{"name": name, "weight": weight} for name, weight in weights.items()], max_num_seqs=4)
     stop = asyncio.Event()

@@ -243,14 +243,14 @@ def test_frequent_scrapes_reach_back_for_the_span():
     assert history.since(0.0).seconds >= 30.0
 
 
-def test_a_history_of_100_000_samples_is_as_large_as_one_of_100():
+def test_a_history_of_20_000_samples_is_as_large_as_one_of_100():
     def size(history):
         packed = (*history.older, history.sums, history.peaks)
         return sum(map(sys.getsizeof, packed)) + sys.getsizeof(history.older)
 
     idle, sizes = make_sample(0.0), []
     history = History.of(idle)
-    for index in range(1, 100_001):
+    for index in range(1, 20_001):
         sample = replace(idle, time=index * 5.0, generation_tokens=index % 1000, running=index % 7)
         history = history.with_sample(sample, 30.0)
         assert len(history.older) <= MAX_SNAPSHOTS

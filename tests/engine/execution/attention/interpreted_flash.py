@@ -1,6 +1,6 @@
 """The backends on FlashAttention's kernels, which need a GPU: stand-ins with their parameters, layouts and conditions
 compute in plain torch what those are documented to compute. The kernel that writes the cache is Triton's, interpreted,
-so `test_triton` runs this file in a process of its own."""
+so `test_triton_interpreted` runs this file in a process of its own."""
 
 import itertools
 import types

@@ -37,22 +37,30 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("row", ROWS)
+FILTERS = [
+    {},
+    {"temperature": 0.5},
+    {"temperature": 2.0},
+    {"top_k": 1},
+    {"top_k": 7},
+    {"top_p": 0.6},
+    {"min_p": 0.2},
+    {"top_k": 9, "top_p": 0.7},
+    {"top_p": 0.9, "min_p": 0.1},
+    {"temperature": 0.7, "top_k": 12, "top_p": 0.8, "min_p": 0.05},
+]
+AMONG_TIES = [{"top_k": 1}, {"top_k": 7}, {"top_p": 0.6}, {"min_p": 0.2}, FILTERS[-1]]
+"""Those that have to cut between equal logits."""
+
+
 @pytest.mark.parametrize(
-    "filters",
+    ("row", "filters"),
     [
-        {},
-        {"temperature": 0.5},
-        {"temperature": 2.0},
-        {"top_k": 1},
-        {"top_k": 7},
-        {"top_p": 0.6},
-        {"min_p": 0.2},
-        {"top_k": 9, "top_p": 0.7},
-        {"top_p": 0.9, "min_p": 0.1},
-        {"temperature": 0.7, "top_k": 12, "top_p": 0.8, "min_p": 0.05},
+        *(("random", filters) for filters in FILTERS),
+        *(("ties", filters) for filters in AMONG_TIES),
+        *(("flat", filters) for filters in ({}, {"top_k": 7}, {"top_p": 0.6})),
     ],
-    ids=lambda filters: "-".join(filters) or "none",
+    ids=lambda each: each if isinstance(each, str) else "-".join(each) or "none",
 )
 def test_every_token_is_drawn_as_often_as_its_probability_says(row, filters):
     sampling = SamplingParams(9, **{"temperature": 1.0, "seed": 11} | filters)

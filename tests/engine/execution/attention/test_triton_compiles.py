@@ -1,5 +1,5 @@
-"""The Triton kernels compile for A100, for smaller chips of its kind, and for Hopper, and fit their shared memory. No
-GPU is needed. `test_triton` runs this file in a process of its own, where Triton does not interpret."""
+"""The Triton kernels of attention compile for A100, for smaller chips of its kind, and for Hopper, and fit their shared
+memory. No GPU is needed."""
 
 import pytest
 import torch
