@@ -27,6 +27,10 @@ AVOID = "x-inflight-avoid"
 ATTEMPT = "x-inflight-attempt"
 """From the relay to the picker: 1 for a request's first try; only the first one is charged to its tenant."""
 
+BODY = "x-inflight-body"
+"""From the relay to the picker: the fields of the body that a pick depends on, see `body.py`. Without it, the picker
+reads the body."""
+
 CHECK_KEY = "x-inflight-check-key"
 """From the relay to the picker, `1`: the request has no body and is not picked for; only its API key is checked. From
 the picker to the relay, `1`: this 401 is the answer of that check."""
@@ -60,6 +64,7 @@ INTERNAL = (
     SERVICE,
     AVOID,
     ATTEMPT,
+    BODY,
     CHECK_KEY,
     ENDPOINT,
     TRIES,
@@ -70,3 +75,6 @@ INTERNAL = (
     TENANT,
     TENANT_SIGNATURE,
 )
+
+FROM_RELAYS = (OWN_REQUEST_ID, AVOID, ATTEMPT, BODY, CHECK_KEY)
+"""To the picker only. Engines refuse a head with a field as long as `BODY` can be."""

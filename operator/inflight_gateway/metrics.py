@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -11,6 +13,8 @@ from prometheus_client.registry import Collector
 
 from inflight_gateway.state.load import ServiceLoad
 from inflight_gateway.types import ENGINES_DIED_CODE, Finished, Pick, Refusal, RequestView, ServiceKey
+
+_Metric = TypeVar("_Metric", Counter, Histogram)
 
 _SERVICE = ("namespace", "service")
 
@@ -31,6 +35,8 @@ class Metrics:
 
     def __init__(self, exists: Callable[[ServiceKey], bool] = lambda _: True) -> None:
         self._exists = exists
+        # Finding a child by its labels takes longer than counting.
+        self._child = cache(_child)
         self.registry = registry = CollectorRegistry()
         self._requests = Counter(
             "inflight_gateway_requests",
@@ -120,7 +126,7 @@ class Metrics:
         )
         self._decision = Histogram(
             "inflight_gateway_pick_duration_seconds",
-            "Time of the picker for a request's body, key, limits and pick, waiting not included.",
+            "Time of the picker for a request's key, limits and pick, waiting not included.",
             buckets=_DECISION,
             registry=registry,
         )
@@ -142,33 +148,34 @@ class Metrics:
     def picked(self, request: RequestView, pick: Pick, held_s: float) -> None:
         if not self._exists(request.service):
             return
-        self._picks.labels(*request.service, pick.reason).inc()
-        self._cached_predicted.labels(*request.service).inc(pick.cached_tokens)
-        self._held.labels(*request.service).observe(held_s)
+        self._child(self._picks, *request.service, pick.reason).inc()
+        self._child(self._cached_predicted, *request.service).inc(pick.cached_tokens)
+        self._child(self._held, *request.service).observe(held_s)
 
     def refused(self, service: ServiceKey | None, refusal: Refusal) -> None:
         if service is None or self._exists(service):
-            self._refusals.labels(*(service or ("", "")), refusal.code).inc()
+            self._child(self._refusals, *(service or ("", "")), refusal.code).inc()
 
     def finished(self, finished: Finished) -> None:
         service = finished.service
         if service.name and not self._exists(service):
             return
-        self._requests.labels(*service, "unknown" if finished.status is None else str(finished.status)).inc()
-        self._attempts.labels(*service).inc(len(finished.endpoints))
-        self._continuations.labels(*service).inc(finished.continuations)
-        self._prompt_tokens.labels(*service).inc(finished.prompt_tokens)
-        self._cached_found.labels(*service).inc(finished.cached_tokens)
+        self._child(self._requests, *service, "unknown" if finished.status is None else str(finished.status)).inc()
+        self._child(self._attempts, *service).inc(len(finished.endpoints))
+        self._child(self._continuations, *service).inc(finished.continuations)
+        self._child(self._prompt_tokens, *service).inc(finished.prompt_tokens)
+        self._child(self._cached_found, *service).inc(finished.cached_tokens)
         if finished.error == ENGINES_DIED_CODE:
-            self._engines_died.labels(*service).inc()
+            self._child(self._engines_died, *service).inc()
         if finished.ttft_s is not None:
-            self._first_token.labels(*service).observe(finished.ttft_s)
-            self._gap.labels(*service).observe(finished.longest_gap_s)
+            self._child(self._first_token, *service).observe(finished.ttft_s)
+            self._child(self._gap, *service).observe(finished.longest_gap_s)
         if finished.status == 200 and finished.e2e_s:
-            self._duration.labels(*service).observe(finished.e2e_s)
+            self._child(self._duration, *service).observe(finished.e2e_s)
 
     def forget(self, service: ServiceKey) -> None:
         """Removes a deleted service."""
+        self._child.cache_clear()
         for metric in self._of_services:
             metric.remove_by_labels(dict(zip(_SERVICE, service, strict=True)))
 
@@ -178,6 +185,10 @@ class Metrics:
 
     def decided(self, seconds: float) -> None:
         self._decision.observe(seconds)
+
+
+def _child(metric: _Metric, *labels: str) -> _Metric:
+    return metric.labels(*labels)
 
 
 class _Loads(Collector):

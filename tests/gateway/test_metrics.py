@@ -26,3 +26,6 @@ def test_events_after_a_service_was_deleted_do_not_bring_its_labels_back():
     assert 'service="gone"' not in page
     assert 'inflight_gateway_picks_total{namespace="ns",reason="only",service="chat"} 2.0' in page
     assert 'inflight_gateway_refusals_total{code="service_not_found",namespace="",service=""} 2.0' in page
+    services.add(GONE)
+    all_events()
+    assert 'inflight_gateway_picks_total{namespace="ns",reason="only",service="gone"} 1.0' in metrics.page().decode()

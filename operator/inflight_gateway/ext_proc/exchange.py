@@ -9,12 +9,12 @@ from itertools import count
 from typing import Any, Protocol
 
 from inflight_gateway.access_log import Course
+from inflight_gateway.body import Body
 from inflight_gateway.catalog import Catalog
 from inflight_gateway.ext_proc import messages
-from inflight_gateway.ext_proc.body import Body, parse
 from inflight_gateway.ext_proc.dispatcher import Dispatcher, Start, none_allowed
 from inflight_gateway.ext_proc.view import Head, view
-from inflight_gateway.headers import ATTEMPT, AVOID, CHECK_KEY, DESTINATION, INTERNAL, OWN_REQUEST_ID, PROGRESS, SUBSET
+from inflight_gateway.headers import CHECK_KEY, DESTINATION, INTERNAL, PROGRESS, SUBSET
 from inflight_gateway.paths import is_hidden
 from inflight_gateway.proxy.names import METADATA
 from inflight_gateway.proxy.routes import RETRY_ON_LOSS
@@ -121,24 +121,22 @@ class Exchange:
         return self._head.attempt
 
     def refusal(self) -> Any | None:
-        """From the head alone: bodies are read only if needed."""
+        """From the head alone: bodies are read only if needed. Where the head is all, `place` follows, and checks the
+        key."""
         if self._head.checks_key:
             return self._check_key()
         if is_hidden(self._head.path):
             return self._refuse(Refusal(404, "not_found", f"the gateway serves no path {self._head.path}"), None)
-        config = self._config(None)
+        config = None if self._head.body is not None else self._config(None)
         if isinstance(config, ServiceConfig):
             tenant = self._parts.gate.check(self._head.headers, config, self._arrived)
             if isinstance(tenant, Refusal):
                 return self._refuse(tenant, config.key)
-        if isinstance(config, Refusal) and self._head.end_of_stream:
-            return self._refuse(config, None)
         return None
 
-    async def place(self, stage: messages.Stage, content: bytes) -> AsyncIterator[Any]:
+    async def place(self, stage: messages.Stage, body: Body, body_bytes: int) -> AsyncIterator[Any]:
         """The response, preceded by a longer timeout if the request has to wait."""
         parts, begin = self._parts, self._parts.clock()
-        body = parse(content) if content else Body()
         config = self._config(body.model)
         if isinstance(config, Refusal):
             yield self._refuse(config, None)
@@ -147,7 +145,7 @@ class Exchange:
         if isinstance(tenant, Refusal):
             yield self._refuse(tenant, config.key)
             return
-        request = view(self._head, body, len(content), config, tenant, self._arrived)
+        request = view(self._head, body, body_bytes, config, tenant, self._arrived)
         if self._allowed is not None and not self._allowed:
             yield self._refuse(none_allowed(config.key), config.key)
             return
@@ -162,7 +160,6 @@ class Exchange:
         outcome = parts.dispatcher.place(
             replace(request, request_id=unique, prefix=body.prefix(tenant)), config, self._allowed or ()
         )
-        del body, content  # freed while the request waits: they may be large
         parts.observer.decided(parts.clock() - begin)
         if isinstance(outcome, asyncio.Future) and not outcome.done():
             yield messages.wait_longer(config.hold.max_wait_s + _HOLD_MARGIN_S)
@@ -244,7 +241,7 @@ class Exchange:
         to_set.append(("x-envoy-max-retries", str(len(endpoints) - 1)))
         if not self._head.relayed:
             to_set.append(("x-envoy-retry-on", RETRY_ON_LOSS))
-        to_remove = [OWN_REQUEST_ID, AVOID, ATTEMPT, *headers.to_remove(config)]
+        to_remove = [*headers.to_remove(config)]
         if not config.continuation:
             # A plain response then: the relay forwards it unchanged.
             to_remove.append(PROGRESS)

@@ -22,6 +22,7 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import (
     TrailersResponse,
 )
 
+from inflight_gateway.body import NO_FIELDS, parse
 from inflight_gateway.ext_proc import messages
 from inflight_gateway.ext_proc.exchange import Exchange, Parts
 from inflight_gateway.ext_proc.server import allowed
@@ -129,9 +130,9 @@ class _Stream:
         if refusal is not None:
             self._answered = True
             yield refusal
-        elif ends:
+        elif head.body is not None:
             self._answered = True
-            async for answer in self._exchange.place("request_headers", b""):
+            async for answer in self._exchange.place("request_headers", head.body, 0):
                 yield answer
         elif not self._duplex:
             yield messages.CONTINUE_HEADERS
@@ -146,7 +147,7 @@ class _Stream:
             return
         if not self._duplex:
             self._answered = True
-            async for answer in self._exchange.place("request_body", part.body):
+            async for answer in self._exchange.place("request_body", parse(part.body) or NO_FIELDS, len(part.body)):
                 yield answer
             return
         self._body += part.body
@@ -169,7 +170,7 @@ class _Stream:
         body = bytes(self._body)
         self._body.clear()
         goes_on = True
-        async for answer in self._exchange.place("request_headers", body):
+        async for answer in self._exchange.place("request_headers", parse(body) or NO_FIELDS, len(body)):
             goes_on = answer.WhichOneof("response") != "immediate_response"
             yield answer
         for begin in _begins(len(body)) if goes_on else ():

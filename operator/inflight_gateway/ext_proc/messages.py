@@ -6,11 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from envoy.config.core.v3.base_pb2 import HeaderValueOption
+from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3.external_processor_pb2 import HeadersResponse, ProcessingResponse
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.json_format import ParseDict
 
 from inflight_gateway.headers import SERVICE
 from inflight_gateway.openai_error import error_body
+from inflight_gateway.proxy.listeners import PROCESSING_MODE
 from inflight_gateway.proxy.names import LONGEST_MESSAGE_TIMEOUT_S
 from inflight_gateway.types import Refusal, ServiceKey
 
@@ -20,7 +23,13 @@ Stage = Literal["request_headers", "request_body"]
 Pairs = Iterable[tuple[str, str]]
 
 CONTINUE_HEADERS = ProcessingResponse(request_headers=HeadersResponse())
-"""The head does not suffice: requests the body."""
+"""For another gateway, which sends the body next."""
+
+SEND_BODY = ProcessingResponse(
+    request_headers=HeadersResponse(),
+    mode_override=ParseDict({**PROCESSING_MODE, "request_body_mode": "BUFFERED"}, ProcessingMode()),
+)
+"""For the Envoy of this pod, which sends bodies only when asked."""
 
 _MESSAGE_CHARACTERS = 2000
 """Of an error: it may quote what a client sent, such as a model of any length."""

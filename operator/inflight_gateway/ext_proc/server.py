@@ -1,4 +1,7 @@
-"""The external processor: one stream for each request, open until its response has ended."""
+"""The external processor: one stream for each request, open until its response has ended.
+
+One message each way for a request whose body a relay has read; others have their body sent, too.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 from envoy.service.ext_proc.v3.external_processor_pb2 import HeadersResponse, ProcessingResponse, TrailersResponse
 
+from inflight_gateway.body import NO_FIELDS, parse
 from inflight_gateway.ext_proc import messages
 from inflight_gateway.ext_proc.exchange import Exchange, Parts
 from inflight_gateway.ext_proc.view import Head, addresses
@@ -40,14 +44,15 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
                     refusal = exchange.refusal()
                     if refusal is not None:
                         yield refusal
-                    elif head.end_of_stream:
-                        async for answer in exchange.place("request_headers", b""):
+                    elif head.body is not None:
+                        async for answer in exchange.place("request_headers", head.body, head.body_bytes):
                             yield answer
                     else:
-                        yield messages.CONTINUE_HEADERS
+                        yield messages.SEND_BODY
                 elif kind == "request_body" and exchange is not None:
-                    answers = exchange.place("request_body", message.request_body.body)
-                    del message  # the body: the stream stays open until the response ends
+                    content = message.request_body.body
+                    answers = exchange.place("request_body", parse(content) or NO_FIELDS, len(content))
+                    del message, content  # the body: the stream stays open until the response ends
                     async for answer in answers:
                         yield answer
                 else:

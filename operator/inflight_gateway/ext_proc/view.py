@@ -5,9 +5,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping
 
-from inflight_gateway.ext_proc.body import Body
-from inflight_gateway.ext_proc.prefix import BLOCK_TOKENS
-from inflight_gateway.headers import ATTEMPT, AVOID, CHECK_KEY, OWN_REQUEST_ID, PROGRESS, REQUEST_ID
+from inflight_gateway.body import NO_FIELDS, Body, from_header
+from inflight_gateway.headers import ATTEMPT, AVOID, BODY, CHECK_KEY, OWN_REQUEST_ID, PROGRESS, REQUEST_ID
+from inflight_gateway.prefix import BLOCK_TOKENS
 from inflight_gateway.types import RequestView, ServiceClass, ServiceConfig
 
 _MOST_ATTEMPTS = 99
@@ -23,15 +23,18 @@ class Head:
 
     Attributes:
         request_id: the relay's own id of the request, or made here. external_id: X-Request-Id.
+        body: its fields, as a relay read them or of no body; None: only the body itself has them.
     """
 
-    __slots__ = ("end_of_stream", "external_id", "headers", "request_id")
+    __slots__ = ("body", "external_id", "headers", "request_id")
 
     def __init__(self, pairs: Iterable[tuple[str, str]], *, end_of_stream: bool) -> None:
-        self.headers: Mapping[str, str] = dict(pairs)
-        self.end_of_stream = end_of_stream
-        self.request_id = self.headers.get(OWN_REQUEST_ID) or uuid.uuid4().hex
-        self.external_id = self.headers.get(REQUEST_ID, "")
+        headers = dict(pairs)
+        fields = headers.pop(BODY, None)
+        self.body = from_header(fields) if fields is not None else NO_FIELDS if end_of_stream else None
+        self.headers: Mapping[str, str] = headers
+        self.request_id = headers.get(OWN_REQUEST_ID) or uuid.uuid4().hex
+        self.external_id = headers.get(REQUEST_ID, "")
 
     @property
     def host(self) -> str:
@@ -57,13 +60,22 @@ class Head:
         return self.headers.get(PROGRESS) == "1"
 
     @property
+    def body_bytes(self) -> int:
+        """0: of unknown length, or none."""
+        return _number(self.headers.get("content-length", ""))
+
+    @property
     def attempt(self) -> int:
-        value = self.headers.get(ATTEMPT, "")
-        return min(int(value), _MOST_ATTEMPTS) if value.isascii() and value.isdigit() and value != "0" else 1
+        return min(_number(self.headers.get(ATTEMPT, "")) or 1, _MOST_ATTEMPTS)
 
     @property
     def avoid(self) -> frozenset[str]:
         return addresses(self.headers.get(AVOID, ""))
+
+
+def _number(text: str) -> int:
+    """0 for all that is no number of up to 64 bits."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
 
 
 def addresses(text: str) -> frozenset[str]:

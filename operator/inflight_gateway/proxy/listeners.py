@@ -8,8 +8,10 @@ from inflight_gateway.headers import (
     DESTINATION,
     ENDPOINT,
     FIRST_TOKEN_WITHIN,
+    FROM_RELAYS,
     MAX_ATTEMPTS,
     PROGRESS,
+    REQUEST_ID,
     SERVICE,
     TRIES,
     UPSTREAM_FAILURE,
@@ -28,6 +30,7 @@ from inflight_gateway.proxy.names import (
     typed,
 )
 from inflight_gateway.settings import MAX_BODY_BYTES, Sockets
+from inflight_gateway.tenants.signature import CREDENTIALS
 
 _INTERNAL_PREFIXES = ("x-inflight-", "x-envoy-", DESTINATION)
 """Of request headers that only the parts of the gateway may set. Envoy obeys its own ones, also of clients where their
@@ -36,6 +39,19 @@ address looks like one of its own network."""
 MAX_KEPT_BYTES = 2**20
 """Of a request's body, kept for another relay until the first one answers; requests with more are sent to one relay
 only. Relays keep whole bodies, and bound their sum."""
+
+PROCESSING_MODE: Json = {
+    "request_header_mode": "SEND",
+    "request_body_mode": "NONE",
+    "response_header_mode": "SKIP",
+    "request_trailer_mode": "SKIP",
+    "response_trailer_mode": "SEND",
+}
+"""The picker asks for the bodies that no relay has read, by an override of this mode. Responses have no trailers in
+HTTP/1; Envoy closes a stream that has nothing more to say, and the picker must learn when a response ends."""
+
+_FOR_PICKER = (":authority", ":path", "content-length", REQUEST_ID, *CREDENTIALS, *FROM_RELAYS, PROGRESS)
+"""Headers of requests that the picker reads."""
 
 _MESSAGE_TIMEOUT = "2s"
 """Without a response of the picker in this time the request continues without it."""
@@ -85,8 +101,9 @@ def inner(sockets: Sockets) -> Json:
         "address": pipe(sockets.inner),
         # Else clients' connections would keep relays out.
         "ignore_global_conn_limit": True,
-        # The picker reads bodies whole, and they are buffered for retries. Not `request_body_buffer_limit` of the
-        # routes: it does not hold where the route that matches before the pick is a direct response.
+        # Bodies are kept while requests wait for the picker, for retries, and where the picker reads them. Not
+        # `request_body_buffer_limit` of the routes: it does not hold where the route that matches before the pick is a
+        # direct response.
         "per_connection_buffer_limit_bytes": MAX_BODY_BYTES,
         "traffic_direction": "OUTBOUND",
         **_http(
@@ -159,7 +176,7 @@ def _outer_routes() -> Json:
 
 
 def _picker_filter() -> Json:
-    """The picker gets the head and the whole body of each request, and its stream stays open until the response ends.
+    """The picker gets the head of each request, and its stream stays open until the response ends.
 
     failure_mode_allow: without it, running responses are aborted when the picker dies.
     """
@@ -167,13 +184,9 @@ def _picker_filter() -> Json:
         "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor",
         grpc_service={"envoy_grpc": {"cluster_name": PICKER}},
         failure_mode_allow=True,
-        processing_mode={
-            "request_header_mode": "SEND",
-            "request_body_mode": "BUFFERED",
-            "response_header_mode": "SKIP",
-            "request_trailer_mode": "SKIP",
-            "response_trailer_mode": "SKIP",
-        },
+        processing_mode=PROCESSING_MODE,
+        allow_mode_override=True,
+        forward_rules={"allowed_headers": {"patterns": [{"exact": name} for name in _FOR_PICKER]}},
         message_timeout=_MESSAGE_TIMEOUT,
         max_message_timeout=f"{LONGEST_MESSAGE_TIMEOUT_S}s",
         mutation_rules={"allow_envoy": True},

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from inflight_gateway.headers import ATTEMPT, DESTINATION, ENDPOINT, FIRST_TOKEN_WITHIN, MAX_ATTEMPTS, SERVICE, TRIES
+from inflight_gateway.headers import (
+    ATTEMPT,
+    DESTINATION,
+    ENDPOINT,
+    FIRST_TOKEN_WITHIN,
+    FROM_RELAYS,
+    MAX_ATTEMPTS,
+    SERVICE,
+    TRIES,
+)
 from inflight_gateway.paths import PUBLIC
 from inflight_gateway.proxy.errors import fixed
 from inflight_gateway.proxy.names import INNER, LONGEST_SILENCE, METADATA, PICKED, Json, header, service_cluster
@@ -35,6 +44,7 @@ def inner_routes(services: Iterable[tuple[ServiceConfig, Iterable[str]]]) -> Jso
             *(_virtual_host(config, sorted(hosts)) for config, hosts in sorted(services, key=lambda one: one[0].key)),
             {"name": "any", "domains": ["*"], "routes": [_picked(), _no_picker()]},
         ],
+        "request_headers_to_remove": [*FROM_RELAYS],
         "response_headers_to_add": [
             header(ENDPOINT, "%UPSTREAM_REMOTE_ADDRESS%"),
             header(TRIES, "%UPSTREAM_REQUEST_ATTEMPT_COUNT%"),

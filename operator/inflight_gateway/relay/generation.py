@@ -10,7 +10,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from inflight_gateway.relay import asked, decide
+from inflight_gateway.body import Body, parse
+from inflight_gateway.relay import decide
 from inflight_gateway.relay.answer import Answer, Ended, Ending
 from inflight_gateway.relay.asking import attempt_head, with_readable_id
 from inflight_gateway.relay.attempt import Attempt
@@ -42,7 +43,7 @@ class Generation:
         self._loop = asyncio.get_running_loop()
         self._received = Received(shared.bodies, request.headers)
         self._body = b""
-        self._asked: asked.Asked | None = None
+        self._fields: Body | None = None
         self._attempt: Attempt | None = None
         self._check: KeyCheck | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -92,11 +93,12 @@ class Generation:
     def body_ended(self) -> None:
         self._stop_check()
         self._body = self._received.whole()
-        self._asked = asked.read(self._body)
-        if self._asked is not None and self._asked.forged:
-            self._refuse(_FORGED)
-            return
-        self._record.stream = self._asked is not None and bool(self._asked.stream)
+        self._fields = parse(self._body)
+        if self._fields is not None:
+            if self._fields.continues:
+                self._refuse(_FORGED)
+                return
+            self._record.stream = self._fields.stream
         self._request.headers = with_readable_id(self._request.headers)
         self._shared.budget.request()
         self._ask()
@@ -116,16 +118,15 @@ class Generation:
     def _ask(self) -> None:
         self._retry = None
         self._history.begin()
-        body = self._body
+        body, fields = self._body, self._fields
         if self._answer.has_tokens:
             try:
                 body = self._answer.continued(body, self._delivery.created or self._record.arrived_unix)
             except ValueError:
                 self._refuse(decide.NOT_CONTINUED)
                 return
-        head = attempt_head(
-            self._request, self._record.request_id, len(body), self._history, progress=self._asked is not None
-        )
+            fields = fields and fields.continued(self._answer.num_tokens)
+        head = attempt_head(self._request, self._record.request_id, len(body), fields, self._history)
         self._answer.begin_attempt()
         self._attempt = Attempt(self._shared, self, (head, body), blocked=self._blocked)
 

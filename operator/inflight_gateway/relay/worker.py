@@ -7,7 +7,7 @@ import contextlib
 import logging
 from pathlib import Path
 
-from inflight_gateway.relay.asked import PATHS
+from inflight_gateway.paths import GENERATING
 from inflight_gateway.relay.bodies import Bodies
 from inflight_gateway.relay.budget import RetryBudget
 from inflight_gateway.relay.client import ClientConnection, Exchange, Request
@@ -18,6 +18,8 @@ from inflight_gateway.relay.reports import Reports
 from inflight_gateway.relay.shared import Shared, Tuning
 
 _log = logging.getLogger(__name__)
+
+_GENERATING = frozenset(path.encode() for path in GENERATING)
 
 BACKLOG = 4096
 """Connections that wait to be accepted: a UNIX socket refuses what comes beyond."""
@@ -73,7 +75,7 @@ class Worker:
             await self._sending
 
     def _begin(self, request: Request, client: ClientConnection) -> Exchange:
-        if request.method == b"POST" and request.path in PATHS:
+        if request.method == b"POST" and request.path in _GENERATING:
             return Generation(self._shared, request, client)
         return PassThrough(self._shared.pool, request, client)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from inflight_gateway.body import NO_FIELDS
 from inflight_gateway.catalog import Catalog, SecretRef
 from inflight_gateway.ext_proc.dispatcher import Dispatcher
 from inflight_gateway.ext_proc.exchange import Exchange, Parts
@@ -82,7 +83,7 @@ class World:
         )
 
         async def place():
-            return [answer async for answer in exchange.place("request_body", b"{}")]
+            return [answer async for answer in exchange.place("request_headers", NO_FIELDS, 0)]
 
         asyncio.run(place())
         return exchange, [endpoint.address for endpoint in exchange._picked]

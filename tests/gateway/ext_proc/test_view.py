@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inflight_gateway.ext_proc.body import Body
+from inflight_gateway.body import NO_FIELDS, Body, to_header
 from inflight_gateway.ext_proc.view import Head, view
 from inflight_gateway.types import ServiceClass, ServiceConfig, ServiceKey
 
@@ -47,10 +47,24 @@ def test_a_try_again_goes_before_first_tries():
     assert request.avoid == {"10.0.0.1:80", "10.0.0.2:80"}
 
 
-@pytest.mark.parametrize("value", ["", "0", "x", "-1", "\u0662", "1.5"])
+@pytest.mark.parametrize("value", ["", "0", "x", "-1", "\u0662", "1.5", "9" * 5000])
 def test_an_attempt_that_is_no_number_is_the_first(value):
     assert seen(x_inflight_attempt=value).attempt == 1
 
 
 def test_a_request_without_an_id_gets_one():
     assert Head([], end_of_stream=True).request_id != Head([], end_of_stream=True).request_id
+
+
+def test_the_fields_that_a_relay_read_are_not_kept_as_text():
+    body = Body("m", stream=True, blocks=b"12345678")
+    head = Head([("x-inflight-body", to_header(body).decode()), ("content-length", "17")], end_of_stream=False)
+    assert (head.body, head.body_bytes) == (body, 17)
+    assert "x-inflight-body" not in head.headers
+    assert Head([("x-inflight-body", "nonsense")], end_of_stream=False).body == NO_FIELDS
+    assert Head([], end_of_stream=False).body is None
+
+
+@pytest.mark.parametrize("value", ["", "x", "-1", "\u0662", "1" * 20, "1" * 5000])
+def test_a_length_that_is_no_number_counts_as_unknown(value):
+    assert Head([("content-length", value)], end_of_stream=False).body_bytes == 0

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_gateway.relay.answer import Answer, Ended, Ending, Usage, num_choices
-from inflight_gateway.relay.asked import read
 
 NEWS = st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 200_000), min_size=1, max_size=5)), max_size=20)
 
@@ -80,12 +79,3 @@ def test_token_ids_that_are_no_numbers_do_not_reach_an_engine():
     answer.take([b't 0 1],"x":[2'])
     with pytest.raises(ValueError, match="not a number"):
         answer.continued(b"{}", 1)
-
-
-def test_what_a_client_asks_for_is_read_where_it_is_json():
-    assert read(b'{"stream": true, "messages": []}').stream is True
-    assert read(b"[]") is None
-    assert read(b"\xff") is None
-    assert read(b'{"a"') is None
-    assert read(b'{"inflight\\u005fcontinuation": null}').forged
-    assert not read(b'{"messages": ["inflight_continuation"]}').forged

@@ -3,10 +3,14 @@ cache.
 
 The gateway has no tokenizer: blocks are of characters, and tokens are estimated. An engine's own blocks differ, but a
 common prefix is common in both.
+
+The relay, which has the body, computes the hashes of the text; the picker, which knows the tenant, makes them the
+tenant's own.
 """
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -20,19 +24,29 @@ BLOCK_TOKENS = 64
 MAX_BLOCKS = 2048
 """Of one prompt: 131,072 tokens. Common text of longer prompts beyond that is ignored."""
 
+HASH_BYTES = 8
+"""Of one block."""
+
 _TOKEN_BYTES = 4
 """Of a token id, as hashed."""
 
 
-def text_prefix(text: str, tenant: str, salt: str) -> tuple[int, ...]:
-    """Of a prompt's canonical text. `tenant`, `salt`: engines share no blocks between different ones."""
-    return _chain(text.encode("utf-8", "surrogatepass"), BLOCK_TOKENS * BYTES_PER_TOKEN, f"text\0{tenant}\0{salt}")
+def text_blocks(text: str, salt: str) -> bytes:
+    """Of a prompt's canonical text: hashes of `HASH_BYTES` each. `salt`: engines share no blocks between different
+    ones."""
+    return _chain(text.encode("utf-8", "surrogatepass"), BLOCK_TOKENS * BYTES_PER_TOKEN, f"text\0{salt}")
 
 
-def token_prefix(token_ids: Sequence[int], tenant: str, salt: str) -> tuple[int, ...]:
+def token_blocks(token_ids: Sequence[int], salt: str) -> bytes:
     """Of a prompt that is a list of token ids."""
     kept = array("I", [token & 0xFFFFFFFF for token in token_ids[: MAX_BLOCKS * BLOCK_TOKENS]])
-    return _chain(kept.tobytes(), BLOCK_TOKENS * _TOKEN_BYTES, f"tokens\0{tenant}\0{salt}")
+    return _chain(kept.tobytes(), BLOCK_TOKENS * _TOKEN_BYTES, f"tokens\0{salt}")
+
+
+def of_tenant(blocks: bytes, tenant: str) -> tuple[int, ...]:
+    """The hashes as numbers; equal ones of one tenant stay equal, and different tenants have none in common."""
+    key = int.from_bytes(blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES).digest(), "little")
+    return tuple(map(key.__xor__, struct.unpack(f"<{len(blocks) // HASH_BYTES}Q", blocks)))
 
 
 def estimated_tokens(text: str) -> int:
@@ -40,11 +54,11 @@ def estimated_tokens(text: str) -> int:
     return max(1, len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
 
 
-def _chain(data: bytes, block_bytes: int, seed: str) -> tuple[int, ...]:
+def _chain(data: bytes, block_bytes: int, seed: str) -> bytes:
     """Whole blocks only; each hash covers all text before it, so that equal hashes mean equal prefixes."""
-    digest = blake2b(seed.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    digest = blake2b(seed.encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES).digest()
     hashes = []
     for start in range(0, min(len(data) // block_bytes, MAX_BLOCKS) * block_bytes, block_bytes):
-        digest = blake2b(data[start : start + block_bytes], digest_size=8, key=digest).digest()
-        hashes.append(int.from_bytes(digest, "little"))
-    return tuple(hashes)
+        digest = blake2b(data[start : start + block_bytes], digest_size=HASH_BYTES, key=digest).digest()
+        hashes.append(digest)
+    return b"".join(hashes)
